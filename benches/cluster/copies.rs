@@ -28,6 +28,12 @@ pub fn make(access: &Access, etcd: &Path, links: Range<usize>) {
     };
     let balancer = read(&namespace(0), "svc-0");
     let target = read(TARGETS, &format!("svc-0-{}-ext", namespace(0)));
+    let uid_of = |text: &str| {
+        let object: Value = serde_json::from_str(text).expect("an object");
+        object["metadata"]["annotations"]["linker.hsj.com/service-uid"].as_str().map(ToOwned::to_owned)
+    };
+    // The external target records the uid of its Service.
+    let recorded = uid_of(&target).expect("the uid of the Service");
     let mut etcd = Connection::unix(etcd);
     let (since, all) = (Instant::now(), links.len());
     let numbers: Vec<usize> = links.collect();
@@ -35,10 +41,11 @@ pub fn make(access: &Access, etcd: &Path, links: Range<usize>) {
         let puts: Vec<Value> = numbers
             .iter()
             .flat_map(|link| {
-                let name = format!("svc-{link}");
+                let (name, service_uid) = (format!("svc-{link}"), uid());
+                let target = target.replace(&recorded, &service_uid);
                 [
-                    put(&namespace(*link), &name, copy(&balancer, *link)),
-                    put(TARGETS, &format!("{name}-{}-ext", namespace(*link)), copy(&target, *link)),
+                    put(&namespace(*link), &name, copy(&balancer, *link, &service_uid)),
+                    put(TARGETS, &format!("{name}-{}-ext", namespace(*link)), copy(&target, *link, &uid())),
                 ]
             })
             .collect();
@@ -64,11 +71,11 @@ fn without_allotments(mut object: Value) -> Value {
     object
 }
 
-fn copy(text: &str, link: usize) -> String {
+fn copy(text: &str, link: usize, uid: &str) -> String {
     text.replace("svc-0", &format!("svc-{link}"))
         .replace("team-0", &namespace(link))
         .replace("the-target", &host(0, link))
-        .replace("the-uid", &uid())
+        .replace("the-uid", uid)
 }
 
 fn uid() -> String {

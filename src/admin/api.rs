@@ -136,8 +136,8 @@ pub fn router(status: Status) -> Router {
         .route("/api/instance", get(instance))
         .route(LINKS_PATH, get(links))
         .with_state(state)
-        .layer(from_fn(with_headers))
         .layer(from_fn(check_host))
+        .layer(from_fn(with_headers))
 }
 
 #[derive(Clone)]

@@ -554,6 +554,7 @@ impl Flags {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let mut flags = Vec::new();
         let mut optional = |flag, value: Option<String>| flags.extend(value.map(|value| (flag, value)));
+        optional("--corefile", path(&self.corefile));
         optional("--kubeconfig", path(&self.kubeconfig));
         optional("--context", self.context.clone());
         optional("--snapshot", path(&self.snapshot));
@@ -583,6 +584,7 @@ impl Flags {
         ]);
         flags.extend(self.hostname_policy.effective());
         flags.extend(self.effective_election());
+        flags.push(("--admin-listen", self.admin_listen.to_string()));
         flags.push(("--log-format", value_name(&self.log_format)));
         flags
     }

@@ -185,6 +185,8 @@ fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
 
 /// Returns the state of a link, and why it isn't `Ready`.
 pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
+    const LEFT_OUT: &str = "a flag leaves the Service out, or lb-linker may not list its namespace; its external target is \
+                            kept";
     const REFUSED: &str = "the Service's status names a target that isn't allowed";
     match link.state {
         // The link of an ExternalTarget without a Service of the same name has no uid.
@@ -192,9 +194,7 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
             (ViewState::Gone, Some("the Service or the ExternalTarget is gone"))
         }
         LinkState::Gone(_) => (ViewState::Gone, Some("the Service is gone")),
-        LinkState::LeftOut => {
-            (ViewState::LeftOut, Some("a flag leaves the Service out; its external target is kept"))
-        }
+        LinkState::LeftOut => (ViewState::LeftOut, Some(LEFT_OUT)),
         LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
         LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
         LinkState::Recreated(_) if link.active_override().is_some_and(|by| by.refused) => {

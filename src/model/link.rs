@@ -405,8 +405,8 @@ impl fmt::Display for LinkChange {
             Some(Link { target: Some(target), state: LinkState::LeftOut, .. }) => {
                 format!("{target} (kept: the Service isn't followed)")
             }
-            Some(Link { target: Some(target), state: LinkState::Stale, .. }) => {
-                let why = if self.after.as_ref().is_some_and(|link| link.refused) {
+            Some(Link { target: Some(target), state: LinkState::Stale, refused, .. }) => {
+                let why = if *refused {
                     "the Service's new target isn't followed"
                 } else {
                     "the Service's status is blank"
@@ -446,6 +446,25 @@ mod tests {
         assert_eq!(both.choose(None), Some(Target::Hostname(a.clone())));
         let only_a = Ingress { hostnames: vec![a.clone()], addresses: vec![] };
         assert_eq!(only_a.choose(Some(&in_use)), Some(Target::Hostname(a)));
+    }
+
+    #[test]
+    fn log_line_of_a_kept_target_has_the_reason_of_its_own_side() {
+        let key = ServiceKey::new("default", "web");
+        let link = |state, refused, name| {
+            let target = Some(Target::Hostname(host(name)));
+            Some(Arc::new(Link { state, refused, target, ..Link::new(key.clone(), "u") }))
+        };
+        let line = |before: &Option<Arc<Link>>, after: &Option<Arc<Link>>| {
+            LinkChange { key: key.clone(), before: before.clone(), after: after.clone() }.to_string()
+        };
+        let denied = link(LinkState::Stale, true, "a.example.");
+        let blank = link(LinkState::Stale, false, "a.example.");
+        let live = link(LinkState::Live, false, "b.example.");
+        let why = "(kept: the Service's new target isn't followed)";
+        assert_eq!(line(&denied, &live), format!("link default/web: a.example {why} → b.example"));
+        let blank_line = "a.example (kept: the Service's status is blank)";
+        assert_eq!(line(&blank, &denied), format!("link default/web: {blank_line} → a.example {why}"));
     }
 
     #[test]

@@ -75,7 +75,10 @@ pub fn report(scan: &Scan) -> Vec<String> {
     );
     section("These Services name a load balancer of this cluster, and can follow it:", rows);
     if scan.exact.is_empty() {
-        lines.push("No ExternalName Service has the hostname of a load balancer of this cluster.".to_owned());
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        lines.push("No ExternalName Service names exactly one load balancer of this cluster.".to_owned());
     } else {
         lines.push(String::new());
         lines.push("The commands for it (or run this command with --apply):".to_owned());

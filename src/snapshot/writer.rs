@@ -155,17 +155,19 @@ impl Writer<'_> {
         let SnapshotContext { path, cluster, selection, policy, store, metrics, .. } = self.context;
         let (begun, current_at) = (Instant::now(), self.current_at());
         let silence = SignedDuration::try_from(current_at.elapsed()).unwrap_or_default();
-        let head = Head {
+        let mut head = Head {
             // Whole seconds, for the user.
             taken: Timestamp::from_second((Timestamp::now() - silence).as_second()).unwrap_or_default(),
             program: env!("CARGO_PKG_VERSION").to_owned(),
             cluster: cluster.borrow().clone(),
             settings: settings(selection, &policy.borrow()),
-            serial: store.full_serial(),
+            serial: 0,
         };
         let (store, file) = (Arc::clone(store), path.clone());
         let written = spawn_blocking(move || -> Result<Encoded, WriteError> {
             let links = store.links();
+            // Read after the links: the serial of a zone must not be older than its links.
+            head.serial = store.full_serial();
             let encoded = encode(&head, || links.iter().map(|link| saved(link)))?;
             file::replace(&file, &encoded.bytes)?;
             Ok(encoded)

@@ -121,6 +121,6 @@ lb-linker needs the permissions of deploy/source/ to change these Services.";
     assert_eq!(report(&scan).join("\n"), expected);
     assert_eq!(
         report(&Scan::default()),
-        ["No ExternalName Service has the hostname of a load balancer of this cluster."]
+        ["No ExternalName Service names exactly one load balancer of this cluster."]
     );
 }
