@@ -116,6 +116,9 @@ impl CacheState {
     ) -> Option<ReceivedReply> {
         let reply = outcome.ok()?;
         if !reply.is_cacheable && replaces_stale(&reply) {
+            if self.outdates_expired(cache_query, &reply) {
+                self.store.remove(&cache_query.key);
+            }
             return Some(self.store_reply(cache_query, mark, reply));
         }
         let truncated = reply.metadata.truncation;
@@ -134,6 +137,21 @@ impl CacheState {
             self.store.remove(&cache_query.key);
         }
         Some(stored)
+    }
+
+    /// Returns whether the expired entry is outdated after an answer that isn't cacheable. A CNAME without its target's
+    /// records doesn't outdate it, because the look-up of the target may have failed.
+    fn outdates_expired(&self, cache_query: &CacheQuery, reply: &Reply) -> bool {
+        let question = &cache_query.upstream_query.query;
+        let message = reply.records.to_wire(&reply.metadata, question, &reply.options);
+        let Some(message) = message.filter(|_| !reply.metadata.truncation) else { return false };
+        let answer = CachedAnswer { metadata: reply.metadata, message };
+        match self.store.classify(&answer, cache_query.upstream_query.dnssec_ok).kind {
+            ResponseKind::Success if !answer.is_empty() => true,
+            _ if self.prefer_positive => false,
+            ResponseKind::Other => answer.metadata.response_code == ResponseCode::NXDomain,
+            _ => true,
+        }
     }
 
     /// Caches the failure if no upstream has answered. A plugin's own failure isn't cached: it doesn't show that the

@@ -145,3 +145,28 @@ async fn prefer_positive_serves_expired_data_before_a_denial() {
         assert_eq!(bench.ask().await, A_60.replace("60", "300"), "{mode}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn better_uncacheable_answer_ends_the_use_of_an_expired_one() {
+    let expired = A_60.replace("60", "0");
+    let alias = reply(ResponseCode::NoError, &["a.example. 9 CNAME b.example."], &[]);
+    for (policy, answer, is_better) in [
+        ("", address(9), true),
+        ("", absence(), true),
+        ("", reply(ResponseCode::NXDomain, &[], &[]), true),
+        ("", failure(), false),
+        // The look-up of the target may have failed.
+        ("", alias, false),
+        ("serve_stale_policy prefer_positive", address(9), true),
+        ("serve_stale_policy prefer_positive", absence(), false),
+    ] {
+        let bench = CacheFixture::new(&format!("cache {{\nserve_stale\n{policy}\n}}"), address(60));
+        bench.ask().await;
+        seconds(60).await;
+        bench.say(Reply { is_cacheable: false, ..answer });
+        assert_eq!(bench.ask().await, expired);
+        settled().await;
+        let next = bench.ask().await;
+        assert_eq!(next != expired, is_better, "{policy:?} {next}");
+    }
+}
