@@ -243,13 +243,10 @@ impl CacheStore {
         let item = |last_good| Arc::new(CacheEntry::new(cacheability, answer.clone(), hits, last_good));
         match cacheability.kind {
             ResponseKind::Success => {
-                let prefer = self.options.prefer_positive;
-                let is_empty = answer.is_empty();
+                let keeps_data = self.options.prefer_positive && answer.is_empty();
                 let last_good =
-                    if prefer && is_empty { success.and_then(CacheEntry::newest_with_data) } else { None };
-                if !(prefer && is_empty) {
-                    self.denial.remove(key);
-                }
+                    if keeps_data { success.and_then(CacheEntry::newest_with_data) } else { None };
+                self.denial.remove(key);
                 let bytes =
                     answer.memory_size() + last_good.as_ref().map_or(0, |good| good.answer.memory_size());
                 self.success.put(key.clone(), item(last_good), bytes)

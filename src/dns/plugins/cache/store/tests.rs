@@ -346,6 +346,17 @@ async fn prefer_positive_keeps_answers_with_data() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn empty_answer_replaces_a_denial_with_prefer_positive() {
+    let cache = CacheStore::new(CacheOptions { prefer_positive: true, ..stale(0) });
+    let key = question("a.example.", RecordType::A).key();
+    put(&cache, &key, &nxdomain());
+    advance(Duration::from_secs(900)).await;
+    put(&cache, &key, &message(OK, &[], &[]));
+    let found = cache.get(&key).map(|found| (found.kind, found.freshness));
+    assert_eq!(found, Some((ResponseKind::Success, Freshness::Fresh)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn keepttl_yields_only_to_a_nonzero_stale_ttl() {
     for (own, later) in [(0, 60), (30, 30)] {
         let stale = ServeStale { max_stale: Duration::from_secs(3600), verify: None, ttl: own };
