@@ -115,15 +115,18 @@ impl CacheState {
         outcome: PluginResult,
     ) -> Option<ReceivedReply> {
         let reply = outcome.ok()?;
+        let has_data = |found: CacheHit| found.kind == ResponseKind::Success && !found.answer.is_empty();
+        // With `prefer_positive`, only data replaces data.
+        let keeps_data = self.prefer_positive && self.store.get(&cache_query.key).is_some_and(has_data);
         if !reply.is_cacheable && replaces_stale(&reply) {
-            if self.outdates_expired(cache_query, &reply) {
+            if self.outdates_expired(cache_query, &reply, keeps_data) {
                 self.store.remove(&cache_query.key);
             }
             return Some(self.store_reply(cache_query, mark, reply));
         }
         let truncated = reply.metadata.truncation;
         let has_answers = reply.records.count(Section::Answer) > 0;
-        if self.prefer_positive {
+        if keeps_data {
             let stored = self.store_reply(cache_query, mark, reply);
             return (stored.kind == ResponseKind::Success && has_answers && !truncated).then_some(stored);
         }
@@ -141,14 +144,14 @@ impl CacheState {
 
     /// Returns whether the expired entry is outdated after an answer that isn't cacheable. A CNAME without its target's
     /// records doesn't outdate it, because the look-up of the target may have failed.
-    fn outdates_expired(&self, cache_query: &CacheQuery, reply: &Reply) -> bool {
+    fn outdates_expired(&self, cache_query: &CacheQuery, reply: &Reply, keeps_data: bool) -> bool {
         let question = &cache_query.upstream_query.query;
         let message = reply.records.to_wire(&reply.metadata, question, &reply.options);
         let Some(message) = message.filter(|_| !reply.metadata.truncation) else { return false };
         let answer = CachedAnswer { metadata: reply.metadata, message };
         match self.store.classify(&answer, cache_query.upstream_query.dnssec_ok).kind {
             ResponseKind::Success if !answer.is_empty() => true,
-            _ if self.prefer_positive => false,
+            _ if keeps_data => false,
             ResponseKind::Other => answer.metadata.response_code == ResponseCode::NXDomain,
             _ => true,
         }

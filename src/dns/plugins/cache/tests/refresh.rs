@@ -147,6 +147,22 @@ async fn prefer_positive_serves_expired_data_before_a_denial() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn prefer_positive_gives_a_fresh_denial_for_an_expired_one() {
+    for (mode, flags) in [("verify", "ra"), ("verify 100ms", "aa,ra")] {
+        let lines = format!("cache {{\nserve_stale 1h {mode}\nserve_stale_policy prefer_positive\n}}");
+        let bench = CacheFixture::new(&lines, absence());
+        bench.ask().await;
+        seconds(60).await;
+        let fresh = bench.ask().await;
+        assert!(fresh.starts_with(&format!("NXDOMAIN {flags} | | example. 60 IN SOA")), "{mode} {fresh}");
+        seconds(60).await;
+        bench.say(reply(ResponseCode::NoError, &[], &[]));
+        assert_eq!(bench.ask().await, format!("NOERROR {flags} | | |"), "{mode}");
+        assert_eq!(bench.ask().await, "NOERROR aa,ra | | |", "{mode}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn better_uncacheable_answer_ends_the_use_of_an_expired_one() {
     let expired = A_60.replace("60", "0");
     let alias = reply(ResponseCode::NoError, &["a.example. 9 CNAME b.example."], &[]);
