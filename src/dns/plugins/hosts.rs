@@ -187,8 +187,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let unsupported = unsupported.is_some();
     setup.builder.warnings.append(&mut warnings);
     if reload.is_zero() {
-        // The plugin `reload` then rebuilds the block if the file changes; a missing file is no error.
-        let _ = setup.read(&path);
+        // The plugin `reload` then rebuilds the block if the file appears or changes.
+        let content = std::fs::read(&path).unwrap_or_default();
+        setup.builder.optional_files.push((path.clone(), content));
     }
     let file = Arc::new(HostsFile::new(path, zones.clone(), reverse, inline));
     let counters = setup.metrics()?;

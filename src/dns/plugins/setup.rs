@@ -81,6 +81,8 @@ pub struct BlockBuilder {
     pub warnings: Vec<CorefileError>,
     /// The files that were read during set-up, and their contents.
     pub files_read: Vec<(PathBuf, Vec<u8>)>,
+    /// The files that may be missing, and their contents during set-up; empty for a missing file.
+    pub optional_files: Vec<(PathBuf, Vec<u8>)>,
 }
 
 /// A function that SIGUSR1 calls: it resets failure state that would otherwise persist.

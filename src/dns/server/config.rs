@@ -41,6 +41,7 @@ pub struct BlockFingerprint {
     zones: Vec<Name>,
     lines: String,
     read: Vec<(PathBuf, Vec<u8>)>,
+    optional: Vec<(PathBuf, Vec<u8>)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -297,10 +298,21 @@ impl BlockFingerprint {
         &self.read
     }
 
+    /// Returns the files of the block that may be missing, and their contents when it was built.
+    #[must_use]
+    pub fn optional_files(&self) -> &[(PathBuf, Vec<u8>)] {
+        &self.optional
+    }
+
     fn new(zones: &[Name], lines: &[Directive], builder: &BlockBuilder) -> Self {
         let mut text = String::new();
         write_lines(&mut text, lines, 0);
-        Self { zones: zones.to_vec(), lines: text, read: builder.files_read.clone() }
+        Self {
+            zones: zones.to_vec(),
+            lines: text,
+            read: builder.files_read.clone(),
+            optional: builder.optional_files.clone(),
+        }
     }
 }
 

@@ -111,6 +111,11 @@ impl Instance {
         self.blocks.iter().flat_map(|live| live.identity.files()).chain(&self.tls_files).cloned().collect()
     }
 
+    /// Returns the files that may be missing, and their contents when their blocks were built.
+    pub(crate) fn optional_files(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        self.blocks.iter().flat_map(|live| live.identity.optional_files()).cloned().collect()
+    }
+
     pub(crate) fn servers(&self) -> watch::Receiver<Servers> {
         self.servers.subscribe()
     }

@@ -190,13 +190,20 @@ impl Reloader {
         let (origin, check_zones, context) =
             (self.origin.clone(), Arc::clone(&self.check_zones), self.context.clone());
         let known = self.last.as_ref().ok().cloned();
-        let files = self.instance.files();
+        let (files, optional_files) = (self.instance.files(), self.instance.optional_files());
         // Reading large files may block.
         spawn_blocking(move || {
             let corefile = origin.read()?;
             let hash = hash(&corefile);
             let is_same = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).is_ok_and(|now| now == *bytes);
-            if !requested && known.as_ref() == Some(&hash) && files.iter().all(is_same) {
+            // While the file is missing, its last content stays in use.
+            let is_changed =
+                |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).is_ok_and(|now| now != *bytes);
+            if !requested
+                && known.as_ref() == Some(&hash)
+                && files.iter().all(is_same)
+                && !optional_files.iter().any(is_changed)
+            {
                 return Ok(LoadedConfig { hash, zones: Vec::new(), configuration: None });
             }
             let zones = corefile.link_zones()?;

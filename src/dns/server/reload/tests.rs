@@ -60,3 +60,24 @@ async fn change_of_a_plugins_file_causes_a_reload() {
     stop.cancel();
     reloader.run(&stop).await.unwrap();
 }
+
+#[tokio::test]
+async fn hosts_file_causes_a_reload_when_it_appears_or_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let hosts = directory.path().join("hosts");
+    let (mut reloader, _corefile) =
+        start(&format!(".:0 {{\nbind 127.0.0.1\nhosts {} {{\nreload 0s\n}}\n}}\n", hosts.display()));
+    let stop = CancellationToken::new();
+    let load = async |reloader: &Reloader| reloader.load(false).await.unwrap().configuration.is_some();
+    assert!(!load(&reloader).await);
+    std::fs::write(&hosts, "192.0.2.1 a\n").unwrap();
+    assert!(load(&reloader).await);
+    reloader.reload(false, &stop).await;
+    assert!(!load(&reloader).await, "the file is in force");
+    std::fs::remove_file(&hosts).unwrap();
+    assert!(!load(&reloader).await, "the last content stays in use");
+    std::fs::write(&hosts, "192.0.2.2 a\n").unwrap();
+    assert!(load(&reloader).await);
+    stop.cancel();
+    reloader.run(&stop).await.unwrap();
+}
