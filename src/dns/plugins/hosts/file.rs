@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use prometheus::{Gauge, GaugeVec, Opts, Registry};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, error};
 
 use super::map::{HostsMap, address_of};
 use crate::dns::message::query::wire_name;
@@ -94,19 +94,8 @@ impl HostsFile {
         if every.is_zero() {
             return;
         }
-        let mut ticks = interval_at(Instant::now() + every, every);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-            let file = Arc::clone(&self);
-            // Reading may block.
-            let read = tokio::task::spawn_blocking(move || file.refresh()).await;
-            match read {
-                Ok(Ok(true)) => self.count(counters),
-                Ok(Ok(false)) => {}
-                Ok(Err(error)) => debug!(path = %self.path.display(), "can't read the hosts file: {error}"),
-                Err(_) => return,
-            }
-        }
+        let file = Arc::clone(&self);
+        poll(&self.path, every, move || file.refresh(), || self.count(counters), stop).await;
     }
 
     /// Reads the file if it has changed, and returns whether it has.
@@ -133,5 +122,27 @@ impl HostsFile {
         counters.entries.with_label_values(&[&*self.path.to_string_lossy()]).set(entries as f64);
         let modified = version.modified.duration_since(UNIX_EPOCH).unwrap_or_default();
         counters.reloaded.set(modified.as_secs_f64());
+    }
+}
+
+/// Calls `refresh` at this interval until `stop` is cancelled, and `on_change` each time it has returned true.
+pub(super) async fn poll(
+    path: &Path,
+    every: Duration,
+    refresh: impl Fn() -> io::Result<bool> + Clone + Send + 'static,
+    on_change: impl Fn(),
+    stop: &CancellationToken,
+) {
+    let mut ticks = interval_at(Instant::now() + every, every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+        // Reading may block.
+        let read = tokio::task::spawn_blocking(refresh.clone()).await;
+        match read {
+            Ok(Ok(true)) => on_change(),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => debug!(path = %path.display(), "can't read the hosts file: {error}"),
+            Err(error) => error!(path = %path.display(), "reading the hosts file failed: {error}"),
+        }
     }
 }

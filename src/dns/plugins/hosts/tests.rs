@@ -1,10 +1,12 @@
-use std::fs;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use std::{fs, io};
 
 use tokio_util::sync::CancellationToken;
 
-use super::file::{FileCounters, HostsFile};
+use super::file::{FileCounters, HostsFile, poll};
 use super::map::HostsMap;
 use crate::dns::message::presentation::parse_name;
 use crate::dns::message::zone_set::ZoneSet;
@@ -182,6 +184,20 @@ async fn changed_file_is_read_again() {
 
     stop.cancel();
     task.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn file_is_read_again_after_a_panic() {
+    let (reads, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
+    let refresh = {
+        let reads = Arc::clone(&reads);
+        move || -> io::Result<bool> {
+            assert_ne!(reads.fetch_add(1, Ordering::Relaxed), 0, "the first read panics");
+            Ok(true)
+        }
+    };
+    poll(Path::new("hosts"), Duration::from_secs(5), refresh, || stop.cancel(), &stop).await;
+    assert_eq!(reads.load(Ordering::Relaxed), 2);
 }
 
 #[tokio::test(start_paused = true)]
