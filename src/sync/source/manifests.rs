@@ -127,6 +127,7 @@ impl ManifestSource {
                 list.into_iter().map(|observed| self.persisted.attach(&self.store, observed)).collect();
             self.unselected.replace(None, unselected, &HashSet::new());
             let changes = self.take_list(list, &kept);
+            object_errors.retain(|key| self.store.get(key).is_some());
             if self.store.is_synced() {
                 log_changes(&self.telemetry, changes);
             } else {
@@ -255,10 +256,10 @@ pub struct ManifestFiles {
     notices: Vec<String>,
 }
 
-/// A file: its present bytes, and the objects of its last valid content.
+/// A file: its bytes as last read, and the objects of its last valid content.
 #[derive(Debug, Default)]
 struct ManifestFile {
-    content: Vec<u8>,
+    content: Option<Vec<u8>>,
     objects: Objects,
     /// Whether the file has ever been valid.
     had_valid_content: bool,
@@ -279,7 +280,7 @@ impl ManifestFiles {
         for path in paths {
             let mut file = before.remove(&path).unwrap_or_default();
             match read_file(&path) {
-                Ok(content) if content == file.content => {}
+                Ok(content) if file.content.as_ref() == Some(&content) => {}
                 Ok(content) => {
                     match parse(&path, &content) {
                         Ok(objects) => (file.objects, file.had_valid_content) = (objects, true),
@@ -289,7 +290,7 @@ impl ManifestFiles {
                             self.errors.extend(errors.map(|error| FileError { error, had_valid_content }));
                         }
                     }
-                    file.content = content;
+                    file.content = Some(content);
                 }
                 // The file was removed after the directory was listed.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,

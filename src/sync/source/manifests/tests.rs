@@ -175,6 +175,15 @@ fn null_means_that_a_field_is_missing() {
 }
 
 #[test]
+fn empty_file_is_valid() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("empty.yaml"), "").unwrap();
+    let mut files = ManifestFiles::default();
+    files.read(directory.path()).unwrap();
+    assert!(!files.unread() && files.errors.is_empty());
+}
+
+#[test]
 fn object_in_two_files_counts_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
