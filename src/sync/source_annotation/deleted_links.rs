@@ -35,6 +35,8 @@ impl DeletedLinks {
     pub(super) fn on_link_change(&mut self, change: &LinkChange, persisted: &PersistedTargets) {
         match (&change.before, &change.after) {
             (_, Some(link)) if !link.is_gone() || link.was_never_seen() => self.look_at(link, persisted),
+            // The Service may exist: a flag or a missing permission has left it out.
+            (Some(link), None) if link.is_left_out() => {}
             (Some(link), _) if !link.is_gone() => {
                 if let Some(target) = link.target.clone() {
                     self.insert(
@@ -110,6 +112,17 @@ mod tests {
         assert_eq!(deleted_links.get(&key), None);
         deleted_links.on_link_change(&change(Some(live()), None), &persisted);
         assert_eq!(deleted_links.get(&key).unwrap().target, target, "the store forgets the link at once");
+    }
+
+    #[test]
+    fn forgotten_link_that_was_left_out_is_no_deleted_one() {
+        let mut deleted_links = DeletedLinks::default();
+        let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
+        let bare = Link::new(ServiceKey::new("shop", "web"), "");
+        let left_out = Link { target: Some(target), state: LinkState::LeftOut, ..bare };
+        let key = left_out.key.clone();
+        deleted_links.on_link_change(&change(Some(left_out), None), &PersistedTargets::default());
+        assert_eq!(deleted_links.get(&key), None);
     }
 
     #[test]
