@@ -1,6 +1,6 @@
 //! Event handlers of the reconciler, for objects in the target namespace and for links.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -79,8 +79,22 @@ impl Reconciler {
         }
     }
 
+    /// Counts the removals that a list shows: the watch may have ended before it reported them.
+    fn count_unlisted_removals(&mut self, kind: ObjectKind, list: &[ObservedObject]) {
+        let listed: HashSet<(&ObjectId, &Uid)> =
+            list.iter().map(|object| (&object.id, &object.uid)).collect();
+        let is_removed =
+            |object: &&ObservedObject| object.id.kind == kind && !listed.contains(&(&object.id, &object.uid));
+        let removed = self.objects.iter().filter(is_removed);
+        let removed: Vec<_> = removed.map(|object| (object.id.clone(), object.uid.clone())).collect();
+        for (id, uid) in &removed {
+            self.count_observed_removal(id, &uid.to_string());
+        }
+    }
+
     fn take_list(&mut self, kind: ObjectKind, list: Vec<ObservedObject>) {
         let (was_listed, could_write) = (self.is_listed(), self.may_write());
+        self.count_unlisted_removals(kind, &list);
         let gone = self.objects.replace(kind, list);
         self.stale_versions.retain(|id, _| id.kind != kind);
         self.listed.insert(kind);

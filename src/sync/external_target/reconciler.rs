@@ -371,6 +371,7 @@ impl Reconciler {
             self.report.forget(&key);
             self.work_queue.forget(&key);
             self.adoption.forget(&key);
+            self.breakers.forget(&key);
             self.context.external_target_states.set(&key, None);
             // The store has no link for an object that exists: add the link again, as the link of a gone Service.
             if self.has_removable_object(&key) {

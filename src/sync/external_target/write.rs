@@ -148,7 +148,8 @@ impl Reconciler {
         match why {
             SkipReason::Unconfirmed(why) => self.unconfirmed(key, why),
             SkipReason::Held(pause) => {
-                if let Some(link) = self.context.store.get(key) {
+                // The leadership may have ended during the look-up.
+                if let Some(link) = self.context.store.get(key).filter(|_| self.may_write()) {
                     self.wait_for_budget(&link, pause);
                 }
             }
@@ -202,8 +203,9 @@ impl Reconciler {
         let WriteResult { key, started_at, write, adopted, confirmed, budget_key, code, result } = written;
         self.report.clear_held_back(&key);
         if let Some(object) = &budget_key {
-            // Without an answer the object may be gone.
-            let refused = result.is_err() && code >= 400 && !matches!(result, Err(WriteError::Gone));
+            // Without an answer, or after an error of the API server, the object may be gone.
+            let refused =
+                result.is_err() && (400..500).contains(&code) && !matches!(result, Err(WriteError::Gone));
             self.deletion_budget.lock().record_result(object, refused);
         }
         let id = write.id();

@@ -398,6 +398,22 @@ async fn failed_look_up_uses_no_deletion_budget() {
     );
 }
 
+#[tokio::test]
+async fn removal_that_only_a_list_shows_uses_the_deletion_budget() {
+    let (mut reconciler, _) = denied();
+    let objects = ["api", "web"].map(|name| ObservedObject::of(&external_target_of(&reconciler, name, "1")));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, objects.to_vec()));
+    reconciler.context.store.delete(&ServiceKey::new("shop", "web"), "web", None);
+    let is_free = |reconciler: &Reconciler, number| {
+        let mut budget = reconciler.deletion_budget.lock();
+        budget.allows(MaxDeletes::Number(number), "shop", "another", 1, Instant::now()).is_ok()
+    };
+    assert!(is_free(&reconciler, 1));
+    // An earlier leader has removed "web"; "api" was removed by hand.
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
+    assert!(!is_free(&reconciler, 1) && is_free(&reconciler, 2));
+}
+
 #[tokio::test(start_paused = true)]
 async fn unlisted_namespace_delays_only_its_own_links() {
     let sent = Arc::new(Mutex::new(Vec::new()));
