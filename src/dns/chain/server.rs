@@ -359,7 +359,8 @@ impl Server {
         }
     }
 
-    /// Returns the block with the longest zone that contains a name.
+    /// Returns the block with the longest zone that contains a name, but for the DS record of a zone that of the zone
+    /// above it.
     fn find(&self, name: &Name, qtype: RecordType) -> Option<&ServedZone> {
         let wire = wire_name(name);
         let mut rest = &*wire;
@@ -369,7 +370,7 @@ impl Server {
                 && let Some(served) = self.blocks.get(rest)
             {
                 // RFC 4035 section 3.1.4.1: the parent zone answers for the DS record of a zone.
-                if qtype != RecordType::DS || own.is_some() {
+                if qtype != RecordType::DS || rest.len() < wire.len() {
                     return Some(served);
                 }
                 own = Some(served);

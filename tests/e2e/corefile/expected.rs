@@ -127,7 +127,8 @@ pub const EXPECTED: &[Expected] = &[
     },
     Expected {
         reason: "A query for the DS of a zone goes to the block of the nearest zone above it (RFC 4035 \
-                 section 3.1.4.1). CoreDNS chooses the block of the farthest zone.",
+                 section 3.1.4.1), and one for the DS of a name in a zone to the block of this zone. CoreDNS \
+                 chooses the block of the farthest zone.",
         at: &[("blocks: the longest zone wins", "*deep.sub.example.org. DS", "flags authority additional")],
     },
     Expected {

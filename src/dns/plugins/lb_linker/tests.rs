@@ -290,6 +290,19 @@ async fn failing_target_is_not_counted_without_its_block() {
 }
 
 #[tokio::test]
+async fn ds_query_leaves_the_block_of_the_zone_only_at_its_origin() {
+    let context = context(&format!("{LINKS}. {{\nwhoami\n}}\n"));
+    for (question, plugin) in [
+        ("web.default.lb.internal. DS", "lb_linker"),
+        ("none.lb.internal. DS", "lb_linker"),
+        ("lb.internal. DS", "whoami"),
+        ("lb.internal. SOA", "lb_linker"),
+    ] {
+        assert_eq!(context.reply(question).await.unwrap().plugin, plugin, "{question}");
+    }
+}
+
+#[tokio::test]
 async fn listeners_of_the_same_blocks_share_a_view() {
     let blocks =
         "lb.internal {\nbind 127.0.0.1 127.0.0.2\nlb_linker\n}\n. {\nbind 127.0.0.1 127.0.0.2\nwhoami\n}\n";
