@@ -12,6 +12,8 @@ use super::tokens::{Position, Token, tokenize};
 const MAX_DEPTH: usize = 32;
 /// The maximum number of imports: a Corefile that exceeds it imports itself.
 const MAX_IMPORTS: usize = 1000;
+/// The maximum length of all imported snippets in bytes: arguments may double it with each import.
+const MAX_IMPORTED_BYTES: usize = 16 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSource {
@@ -62,6 +64,7 @@ pub fn parse(file: &Path, text: &str, sources: &FileSources<'_>) -> Result<Vec<B
         sources,
         snippets: HashMap::new(),
         imports: 0,
+        imported_bytes: 0,
         depth: 0,
         attached_brace: None,
     };
@@ -79,6 +82,7 @@ struct Parser<'a> {
     sources: &'a FileSources<'a>,
     snippets: HashMap<String, Vec<Token>>,
     imports: usize,
+    imported_bytes: usize,
     /// The number of open braces.
     depth: usize,
     /// The position of the first token that ends with a brace: such a brace opens no block.
@@ -281,13 +285,24 @@ impl Parser<'_> {
                 .error(format!("more than {MAX_IMPORTS} imports: does {} import itself?", what.text)));
         }
         let imported = match self.snippets.get(&what.text) {
-            Some(body) => body
-                .iter()
-                .map(|token| with_arguments(token, arguments))
-                .collect::<Result<_, _>>()
-                .map_err(|missing| {
-                    what.position.error(format!("the snippet {} needs an argument for {missing}", what.text))
-                })?,
+            Some(body) => {
+                let mut imported = Vec::with_capacity(body.len());
+                for token in body {
+                    let token = with_arguments(token, arguments).map_err(|missing| {
+                        what.position
+                            .error(format!("the snippet {} needs an argument for {missing}", what.text))
+                    })?;
+                    self.imported_bytes += token.text.len();
+                    if self.imported_bytes > MAX_IMPORTED_BYTES {
+                        return Err(what.position.error(format!(
+                            "the imported snippets have more than {} MiB",
+                            MAX_IMPORTED_BYTES >> 20
+                        )));
+                    }
+                    imported.push(token);
+                }
+                imported
+            }
             None => self.files(what, arguments)?,
         };
         for token in imported.into_iter().rev() {
@@ -353,12 +368,14 @@ impl Parser<'_> {
     }
 }
 
-/// Returns a token of a snippet with `{args.0}` and so on replaced by the arguments of the import. Fails for an
-/// argument that isn't given.
+/// Returns a token of a snippet with `{args.0}` and so on replaced by the arguments of the import. Text beyond
+/// [`MAX_IMPORTED_BYTES`] is left out. Fails for an argument that isn't given.
 fn with_arguments(token: &Token, arguments: &[Token]) -> Result<Token, String> {
     let mut text = String::new();
     let mut rest = &*token.text;
-    while let Some((before, after)) = rest.split_once("{args.") {
+    while let Some((before, after)) = rest.split_once("{args.")
+        && text.len() <= MAX_IMPORTED_BYTES
+    {
         text.push_str(before);
         let reference = after.split_once('}');
         let Some((number, behind)) =

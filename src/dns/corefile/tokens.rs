@@ -25,7 +25,7 @@ pub struct Position {
 impl Token {
     /// Returns whether this token begins a new line after the token `before`.
     pub(super) fn is_below(&self, before: &Self) -> bool {
-        self.position.file != before.position.file || self.position.line > before.last_line
+        self.position.file != before.position.file || self.position.line != before.last_line
     }
 }
 

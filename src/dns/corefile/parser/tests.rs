@@ -171,6 +171,21 @@ fn errors_have_a_message_and_a_position() {
 }
 
 #[test]
+fn arguments_that_double_with_each_import_are_limited() {
+    for body in ["{args.0}{args.0}".to_owned(), "{args.0}".repeat(1000)] {
+        let text = format!("(s) {{\n import s {body}\n}}\n. {{\n import s xx\n}}");
+        let expected = "dir/Corefile:2:9: the imported snippets have more than 16 MiB";
+        assert_eq!(parse_with(&text, &[]).unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn token_after_an_import_begins_a_line() {
+    let text = "(a) {\n import b\n log\n}\n(b) {\n errors\n}\n. {\n import a\n}\n";
+    assert_eq!(parse_with(text, &[]).as_deref(), Ok(". [errors; log]"));
+}
+
+#[test]
 fn nesting_of_braces_is_limited() {
     let deep = |depth: usize| format!(". {{\n{}{}}}", "a {\n".repeat(depth), "}\n".repeat(depth));
     assert!(parse_with(&deep(MAX_DEPTH), &[]).is_ok());
