@@ -31,6 +31,8 @@ const MAX_PIPELINED: usize = 128;
 /// How long the rest of the stream is read after the last query that is answered, until the client closes the
 /// connection.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum number of reads after the stop: a client that sends on and on doesn't delay the stop.
+const MAX_READS_AFTER_STOP: u32 = 128;
 
 pub(super) struct Connection {
     pub client: SocketAddr,
@@ -116,8 +118,23 @@ impl Session {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut stop = pin!(stop);
         let mut idle_timer = pin!(sleep_until(self.last_finished_at + self.connection.limits.idle));
+        // The number of reads left after the stop.
+        let mut last_reads = None;
         loop {
             self.take_queries().await?;
+            // Queries that the kernel has already received were sent before the stop.
+            if let Some(left) = &mut last_reads
+                && self.open
+                && !self.input.has_message()
+            {
+                *left -= 1;
+                let read = futures::poll!(pin!(self.input.fill(&mut reader)));
+                self.open = matches!(&read, Poll::Ready(Ok(1..))) && *left > 0;
+                if let Poll::Ready(read) = read {
+                    read?;
+                    continue;
+                }
+            }
             // Data that the kernel accepts at once needs no timeout.
             let written = futures::poll!(pin!(self.output.write(&mut writer)));
             if let Poll::Ready(written) = written {
@@ -147,14 +164,7 @@ impl Session {
                     }
                     break;
                 }
-                () = &mut stop, if self.open => {
-                    // Queries that the kernel has already received were sent before the stop.
-                    let read = futures::poll!(pin!(self.input.fill(&mut reader)));
-                    self.open = false;
-                    if let Poll::Ready(read) = read {
-                        read?;
-                    }
-                }
+                () = &mut stop, if last_reads.is_none() => last_reads = Some(MAX_READS_AFTER_STOP),
             }
         }
         timeout(self.connection.limits.write, writer.shutdown()).await??;
