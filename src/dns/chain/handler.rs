@@ -21,6 +21,9 @@ use crate::dns::net::{Protocol, unmapped};
 use crate::dns::response_cache::wire_response::WireResponse;
 use crate::metrics::Metrics;
 
+/// The maximum number of bytes of a message in the log after a panic.
+const MAX_LOGGED_BYTES: usize = 512;
+
 /// Answers the messages of a listener, whatever their transport.
 #[derive(Debug)]
 pub struct Handler {
@@ -61,7 +64,8 @@ impl Handler {
         let ends = (unmapped(client), unmapped(local));
         let answering = check_and_answer(server, &message, &ends, protocol);
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|_| {
-            error!("answering a message of {client} panicked: {message:02x?}");
+            let (length, begin) = (message.len(), &message[..message.len().min(MAX_LOGGED_BYTES)]);
+            error!("answering a message of {client} panicked; its first of {length} bytes: {begin:02x?}");
             if debug {
                 process::abort();
             }
