@@ -15,7 +15,8 @@ pub const FAILED: u8 = 1;
 /// The exit code for invalid flags and files.
 pub const BAD_INPUT: u8 = 2;
 
-/// The log filter of `links`, `scan` and `stub`: nothing about single Services, because the output shows their states.
+/// The log filter of `links`, `scan` and `stub`: warnings, but none about single Services, because the output shows
+/// their states.
 const READING_LOG: &str = "warn,lb_linker::sync::k8s::service_log=error,lb_linker::sync::events=error,\
     lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
@@ -43,6 +44,6 @@ pub fn exit_with_error(problem: &str, code: u8) -> ExitCode {
 }
 
 pub fn print_problem(problem: &str) {
-    // Ignore EPIPE: stderr may be closed (`| head`).
+    // Ignore EPIPE: stderr may be closed (`2>&1 | head`).
     let _ = writeln!(std::io::stderr(), "lb-linker: {}", printable(problem, &['\n', '\t']));
 }

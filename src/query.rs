@@ -26,9 +26,9 @@ use crate::model::excerpt::{printable, sentence};
 const DNS_PORT: u16 = 53;
 /// The server that is asked by default: an lb-linker on the same machine, or in the same Pod.
 const DEFAULT_SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DNS_PORT);
-/// The timeout by UDP and by TCP, longer than lb-linker's timeout for upstreams, which is 1.8 s.
+/// The timeout by UDP and by TCP: longer than the 1.8 s that lb-linker waits for the look-up of a link's target.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// The UDP payload size in bytes (DNS flag day 2020).
+/// The advertised UDP payload size in bytes (DNS flag day 2020).
 const MAX_UDP: u16 = 1232;
 
 /// A question, and the server that it is for.

@@ -60,7 +60,7 @@ pub struct Store {
     feed: broadcast::Sender<LinkChange>,
     synced: watch::Sender<bool>,
     owners_known: watch::Sender<bool>,
-    /// Whether the ExternalTargets are listed, or can't be.
+    /// Whether the ExternalTargets are listed, or can't be listed.
     overrides_known: watch::Sender<bool>,
     /// Services that exist but can't be decoded.
     unreadable: DashSet<ServiceKey>,
@@ -151,8 +151,8 @@ impl Store {
         self.unreadable.insert(key.clone());
     }
 
-    /// Records that a Service is deleted or has left the selection. A `uid` other than the link's means an earlier
-    /// Service of the same name, and changes nothing.
+    /// Records that a Service is deleted or has left the selection. If `uid` isn't that of the link, another Service of
+    /// the same name is gone, and the link stays as it is.
     pub fn delete(&self, key: &ServiceKey, uid: &str, resource_version: Option<u64>) -> Option<LinkChange> {
         self.delete_since(key, uid, resource_version, Instant::now())
     }
@@ -253,8 +253,8 @@ impl Store {
         });
     }
 
-    /// Returns whether a default name below a zone, in the form of [`crate::model::names::wire`], may belong to a
-    /// namespace whose Services aren't known. A cut label doesn't tell its namespace.
+    /// Returns whether a name below a zone, in the form of [`crate::model::names::wire`], may be the default name of a
+    /// Service in a namespace whose Services aren't known. A cut label may be of any namespace.
     #[must_use]
     pub fn is_unlisted(&self, relative: &[u8]) -> bool {
         let unlisted = self.unlisted.load();
@@ -267,7 +267,8 @@ impl Store {
         unlisted.iter().any(|namespace| is_of(namespace)) || crate::model::names::may_be_cut(last)
     }
 
-    /// Marks the first complete list as applied: from here on a name that isn't in the store doesn't exist.
+    /// Marks the first complete list as applied: from here on a name that isn't in the store doesn't exist, except for
+    /// names of which [`Store::is_unlisted`] is true.
     pub fn set_synced(&self) {
         // A zone without links needs a serial, too, if the serial is derived from the clock.
         if self.serial.load(Ordering::Relaxed) == 0 {
@@ -293,8 +294,8 @@ impl Store {
     }
 
     /// Applies an external target of an earlier process that was observed later than its Service. A pending Service
-    /// takes the target if the external target was written for that Service, and counts as recreated if it was written
-    /// for a predecessor.
+    /// takes the target if the external target was written for that Service. The Service counts as recreated if the
+    /// external target was written for a predecessor.
     pub fn apply_persisted_target(&self, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
         let mut allocator = self.write();
         let blank = |link: &Arc<Link>| !link.is_gone() && !link.is_left_out() && link.target.is_none();
@@ -351,7 +352,8 @@ impl Store {
         Some(self.upsert(&mut allocator, known, kept))
     }
 
-    /// Adds the link of an earlier process in [`LinkState::LeftOut`], unless the store has a link of this key.
+    /// Adds a link of a snapshot in [`LinkState::LeftOut`]. Returns `None` if the store has a link of this key, or if
+    /// the Service can't be decoded.
     pub fn keep_saved(&self, saved: &Link) -> Option<LinkChange> {
         let mut allocator = self.write();
         if self.contains(&saved.key) || self.unreadable.contains(&saved.key) {
@@ -430,8 +432,8 @@ impl Store {
         self.set_service(&mut allocator, key, None)
     }
 
-    /// Gives the link of a key to an ExternalTarget, or updates its override. The Service of the same name is followed
-    /// beside it, and gets the link back when the override ends. The names of the link stay. Returns `None` if nothing
+    /// Gives the link of a key to an ExternalTarget, or updates its override. The Service of the same name is still
+    /// followed, and gets the link back when the override ends. The names of the link stay. Returns `None` if nothing
     /// changes.
     pub fn set_override(
         &self,
@@ -473,8 +475,8 @@ impl Store {
         Some(self.upsert(&mut allocator, Some(link), after))
     }
 
-    /// Records the link that an external target is labelled for, and the custom hostnames recorded on it: an owner
-    /// keeps its names.
+    /// Records the link that an external target is labelled for, and the custom hostnames recorded on the external
+    /// target: the owner of a name keeps the name.
     pub fn set_owner(&self, object: &str, owner: Option<&ServiceKey>, hostnames: &[Arc<str>]) {
         let mut allocator = self.write();
         let reassigned = allocator.set_owner(object, owner);
@@ -498,7 +500,7 @@ impl Store {
         } = observed;
         self.unreadable.remove(&key);
         let before = self.get(&key);
-        // All maps share the key of the first link.
+        // Reuse the key of the previous link: all maps share its text.
         let key = before.as_ref().map_or(key, |link| link.key.clone());
         let known = before.as_ref().and_then(Link::service_link).cloned();
         // A recreated Service doesn't inherit the target of its predecessor.
@@ -841,7 +843,7 @@ impl Store {
         let _ = self.overrides_known.subscribe().wait_for(|known| *known).await;
     }
 
-    /// Returns the serial of the zone: the low 32 bits of the newest version (RFC 1982 arithmetic).
+    /// Returns the serial of the zone: the low 32 bits of [`Store::full_serial`] (RFC 1982 arithmetic).
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the low 32 bits are what is wanted")]
     pub fn serial(&self) -> u32 {

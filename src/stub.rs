@@ -20,13 +20,13 @@ pub struct Forwarding {
     pub zones: Vec<String>,
     /// `<namespace>/<name>` of the Service.
     pub service: String,
-    /// The cluster IPs of the Service, that of the cluster's main family first.
+    /// The cluster IPs of the Service, in the order of `spec.clusterIPs`.
     pub addresses: Vec<IpAddr>,
     pub port: u16,
 }
 
 impl Forwarding {
-    /// Returns the address that is forwarded to, with the port unless it is 53; empty without an address.
+    /// Returns the first cluster IP, with the port unless it is 53; empty without a cluster IP.
     #[must_use]
     pub fn upstream(&self) -> String {
         self.addresses.first().map_or_else(String::new, |address| endpoint(*address, self.port))

@@ -1,4 +1,4 @@
-//! Watches load balancers into the store, and reconciles the external targets with it.
+//! Watches load balancers, keeps their links in the store, and reconciles the external targets with the store.
 
 pub mod alerts;
 pub mod controller;

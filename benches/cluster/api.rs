@@ -27,14 +27,14 @@ pub struct Access {
 }
 
 impl Access {
-    /// Reads the address and the credentials from a kubeconfig of the harness, which is JSON.
+    /// Reads the address and the credentials from a kubeconfig in JSON, as the harness writes it.
     pub fn of(kubeconfig: &Path) -> Self {
         let text = fs::read_to_string(kubeconfig).expect("a kubeconfig");
-        let config: Value = serde_json::from_str(&text).expect("it is JSON");
+        let config: Value = serde_json::from_str(&text).expect("a kubeconfig in JSON");
         let (cluster, user) = (&config["clusters"][0]["cluster"], &config["users"][0]["user"]);
         let word = |value: &Value| value.as_str().expect("a string").to_owned();
         let authority = CertificateDer::pem_file_iter(word(&cluster["certificate-authority"]))
-            .expect("its certificates can be read");
+            .expect("a CA file that can be read");
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(authority.map(|certificate| certificate.expect("a certificate")));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -138,7 +138,7 @@ impl Connection {
             self.headers,
             body.len()
         );
-        self.stream.write_all(request.as_bytes()).expect("the API server reads");
+        self.stream.write_all(request.as_bytes()).expect("the server reads");
         let head = self.until(b"\r\n\r\n");
         let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
         let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
@@ -160,13 +160,13 @@ impl Connection {
             if let Some(at) = self.buffer.windows(end.len()).position(|window| window == end) {
                 return self.buffer.drain(..at + end.len()).collect();
             }
-            assert!(self.fill(), "the API server has closed the connection");
+            assert!(self.fill(), "the server has closed the connection");
         }
     }
 
     fn take(&mut self, length: usize) -> Vec<u8> {
         while self.buffer.len() < length {
-            assert!(self.fill(), "the API server has closed the connection");
+            assert!(self.fill(), "the server has closed the connection");
         }
         self.buffer.drain(..length).collect()
     }
@@ -184,7 +184,7 @@ impl Connection {
 pub struct Seen {
     pub at: Instant,
     pub namespace: String,
-    /// The Service's `externalName`, or the hostname in its status.
+    /// The hostname in the Service's status, or its `externalName` if there is none.
     pub target: String,
 }
 

@@ -1,4 +1,4 @@
-//! Copies of Services that are written directly to etcd, in the API server's format.
+//! Copies Services directly into etcd, as JSON, which the API server can decode.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -11,16 +11,16 @@ use crate::api::{Access, Connection};
 use crate::dns::host;
 use crate::plane::{TARGETS, namespace, services};
 
-/// The copies in a transaction, of two objects each: etcd allows 128 operations.
+/// The number of links per transaction: each link has two objects, and etcd allows 128 operations.
 const BATCH: usize = 50;
 
-/// Copies the first link and its external target for all links of a range.
+/// Creates the links with these numbers, and their external targets, as copies of link 0 and its external target.
 pub fn make(access: &Access, etcd: &Path, links: Range<usize>) {
     let mut api = access.connect();
     let mut read = |namespace: &str, name: &str| {
         let object = api.json("GET", &format!("{}/{name}", services(namespace)), "");
         let mut text = without_allotments(object).to_string();
-        // The target may be from any change.
+        // Other parts may have changed the target.
         let target =
             text.split('"').find(|word| word.ends_with(".example.com")).expect("a target").to_owned();
         text = text.replace(&target, "the-target");
@@ -57,7 +57,7 @@ pub fn make(access: &Access, etcd: &Path, links: Range<usize>) {
     }
 }
 
-/// Replaces the fields that only the API server may assign: the resource version, the UID, and the cluster IP, which
+/// Removes or replaces the fields that the API server assigns: the resource version, the UID, and the cluster IP, which
 /// must be unique.
 fn without_allotments(mut object: Value) -> Value {
     if let Some(metadata) = object["metadata"].as_object_mut() {

@@ -14,7 +14,7 @@ pub fn host(change: u64, link: usize) -> String {
     )
 }
 
-/// Returns the number of the change that a target is from.
+/// Returns the number of the change that set a target of [`host`].
 pub fn change_of(host: &str) -> Option<u64> {
     host.strip_prefix('n')?.split('.').next()?.parse().ok()
 }
@@ -32,7 +32,8 @@ pub fn question(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// Returns the number of the change that the target in an answer is from, or `None` if the answer has no such CNAME.
+/// Returns the number of the change that set the CNAME target in an answer, or `None` if the answer has no target of
+/// [`host`].
 pub fn answered(answer: &[u8]) -> Option<u64> {
     let count = |at: usize| answer.get(at).copied().unwrap_or(0);
     if answer.len() < 12 || count(5) != 1 || count(7) == 0 {
@@ -70,7 +71,7 @@ impl SerialClient {
         Self { socket, id: 0 }
     }
 
-    /// Sends a query, and returns the number of the change that the answer's target is from.
+    /// Sends a query, and returns the number of the change that set the answer's target, or `None` without an answer.
     pub fn ask(&mut self, question: &mut [u8]) -> Option<u64> {
         self.id = self.id.wrapping_add(1);
         question[..2].copy_from_slice(&self.id.to_be_bytes());
@@ -85,7 +86,7 @@ impl SerialClient {
         }
     }
 
-    /// Repeats a query until the target is from this change.
+    /// Repeats a query until the answer has the target that `change` set. Returns `None` after the timeout.
     pub fn until(&mut self, question: &mut [u8], change: u64, timeout: Duration) -> Option<FirstSeen> {
         let begun = Instant::now();
         let mut first = None;
@@ -107,7 +108,7 @@ impl SerialClient {
 /// The time at which a change was visible in DNS.
 pub struct FirstSeen {
     pub at: Instant,
-    /// The time until the first answer, whatever its content.
+    /// The time until the first query is answered, whatever the answer, or has timed out.
     pub first: Duration,
     /// Whether the first answer had the change.
     pub at_once: bool,

@@ -1,4 +1,5 @@
-//! Many ExternalTargets whose Services get other hostnames at once: the time and the writes until all have them.
+//! Many ExternalTargets whose Services get new hostnames at once: the time and the number of writes until DNS and all
+//! external targets have the new hostnames.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,13 +16,13 @@ const OBJECTS: usize = 2_000;
 /// The time after the changes in which nothing may be written.
 const QUIET: Duration = Duration::from_secs(60);
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// The first change of this part. Other parts may have changed the same Services.
+/// The first change number of this part. Other parts use other numbers for the same Services.
 const FIRST: u64 = 900_000;
 
 pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     plane.grow(OBJECTS);
     let crd = deploy().join("crd");
-    plane.plane.kubectl(&["apply", "-f", crd.to_str().expect("a path of ours")]);
+    plane.plane.kubectl(&["apply", "-f", crd.to_str().expect("a UTF-8 path")]);
     plane.plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
     change(plane, FIRST);
     plane.each(OBJECTS, "ExternalTargets made", |connection, number| {
@@ -92,12 +93,12 @@ fn finish(plane: &Plane, linker: &Linker, change: u64) {
         if written >= OBJECTS {
             return;
         }
-        assert!(Instant::now() < deadline, "{written} external targets have the new hostname");
+        assert!(Instant::now() < deadline, "only {written} external targets have the new hostname");
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Waits until nothing has been written for some seconds.
+/// Waits until nothing has been written for 12 s.
 fn settle(linker: &Linker) {
     let mut before = None;
     while before != Some(writes(linker)) {

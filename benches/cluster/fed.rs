@@ -1,5 +1,5 @@
-//! The part `storm-store`: the load of the part `storm-api` without a cluster. Changes are applied to the store in this
-//! process.
+//! The part `storm-store`: the queries of the part `storm-api` without a cluster. This process applies changes to the
+//! store, at a higher rate.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,13 +32,13 @@ const CHANGES: u32 = 1000;
 const STEP: u64 = 5;
 const COREFILE: &str = "lb.internal {\nprometheus\nlb_linker\n}\n. {\nprometheus\nerrors\n}\n";
 
-/// Serves a store on its own threads, and changes it.
+/// Serves DNS from a store of this process, and measures rounds with and without changes of the store.
 pub fn run(verdicts: &mut Verdicts) {
     let store = Store::new(OnGone::Kept);
     store.replace(None, (0..LINKS).map(|link| observed(link, 0)).collect(), vec![], &HashSet::default());
     store.set_synced();
     let store = Arc::new(store);
-    let site = ServerContext::silent(Arc::clone(&store)).expect("a site");
+    let site = ServerContext::silent(Arc::clone(&store)).expect("a server context");
     let handler = first_handler(COREFILE, &site).expect("a Corefile");
     let runtime = tokio::runtime::Builder::new_multi_thread().thread_name("dns").enable_all().build();
     let runtime = runtime.expect("a runtime");
@@ -48,7 +48,7 @@ pub fn run(verdicts: &mut Verdicts) {
     runtime.spawn(ahead);
     let server = runtime.block_on(async {
         let sockets = udp::bind("127.0.0.1:0".parse().expect("an address")).expect("a socket");
-        let server = sockets[0].local_addr().expect("its address");
+        let server = sockets[0].local_addr().expect("an address of the socket");
         runtime.spawn(udp::serve(sockets, handler, stop.clone()));
         server
     });
@@ -61,14 +61,14 @@ pub fn run(verdicts: &mut Verdicts) {
     let (mut rounds, mut first) = (Vec::new(), 1_000_000);
     for kind in Kind::all() {
         eprintln!("storm fed to the store, a round of 30 s: {}", kind.name());
-        // All threads of this process except the clients.
+        // All running threads of this process except the clients.
         let cpu = || Cpu::of(std::process::id()).without("bench").without("(ended)");
         rounds.push(round(server, kind, cpu, |made, end| {
             let store = Arc::clone(&store);
             let (sender, fed) = channel();
             let feed = move || sender.send(feed(&store, first, &made, end)).expect("the receiver exists");
-            orders.send(Box::new(feed)).expect("the thread lives");
-            fed.recv().expect("the store takes changes")
+            orders.send(Box::new(feed)).expect("the thread runs");
+            fed.recv().expect("the thread sends the number of changes")
         }));
         first += 1_000_000;
     }
@@ -76,7 +76,8 @@ pub fn run(verdicts: &mut Verdicts) {
     report("1,000 changes a second fed to the store", &rounds, verdicts);
 }
 
-/// Applies one change after the other, and sends each change to `made` with its start time.
+/// Applies one change after the other until `end`, and sends each change to `made` with its start time. Returns the
+/// number of changes.
 fn feed(store: &Store, first: u64, made: &Sender<Change>, end: Instant) -> u64 {
     let steps = paced(CHANGES / STEP as u32, end, |step| {
         for number in step * STEP..(step + 1) * STEP {

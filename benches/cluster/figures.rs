@@ -28,7 +28,7 @@ impl Spread {
         self.0.len()
     }
 
-    /// Returns the quantile `share`.
+    /// Returns the quantile `share`, from 0 to 1.
     pub fn at(&self, share: f64) -> f64 {
         let rank = (self.0.len() as f64 * share).ceil() as usize;
         self.0.get(rank.clamp(1, self.0.len().max(1)) - 1).copied().unwrap_or(f64::NAN)
@@ -81,7 +81,7 @@ impl Table {
     }
 }
 
-/// The results for the bounds, printed at the end.
+/// The results of the comparisons with bounds. Each result is printed at once, and again at the end.
 #[derive(Default)]
 pub struct Verdicts(Vec<String>);
 

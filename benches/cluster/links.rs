@@ -38,12 +38,12 @@ pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     verdicts.at_most(&format!("list {LINKS} links from the API server, median"), read.median(), 1000.0, "ms");
 }
 
-/// Lists all links, and returns the time in milliseconds: from the running lb-linker at this address, or from the API
-/// server of a kubeconfig.
+/// Lists all links, from the API server of `kubeconfig` or else from the running lb-linker with the admin address
+/// `admin`. Returns the time in milliseconds.
 fn list(admin: &str, kubeconfig: Option<&Path>) -> f64 {
     let mut arguments = vec!["links", "--target-namespace", TARGETS];
     arguments.extend(
-        kubeconfig.into_iter().flat_map(|path| ["--kubeconfig", path.to_str().expect("a path of ours")]),
+        kubeconfig.into_iter().flat_map(|path| ["--kubeconfig", path.to_str().expect("a UTF-8 path")]),
     );
     let since = Instant::now();
     let output = run_to_end_with(&[("LB_LINKER_ADMIN_LISTEN", admin)], arguments);

@@ -52,14 +52,14 @@ pub struct Outcome {
 }
 
 impl Load {
-    /// Sends these queries in turn, `rate` per second. Steps that were missed are made up for at once.
+    /// Sends these queries in turn, `rate` per second. After a delay, overdue queries are sent at once.
     pub fn start(server: SocketAddr, rate: u32, questions: Vec<Vec<u8>>) -> Self {
         Self::following(server, rate, questions, channel().1)
     }
 
     /// Like [`Self::start`], and looks for changes: the first due queries of a step ask for the changes that haven't
-    /// been seen, one query for each change. They count in `rate`, so the number of queries, and of queries per step,
-    /// is the same with and without changes.
+    /// been seen, one query for each change. These queries count in `rate`, so the number of queries, and of queries
+    /// per step, is the same with and without changes.
     pub fn following(server: SocketAddr, rate: u32, questions: Vec<Vec<u8>>, made: Receiver<Change>) -> Self {
         let socket = Socket::new(Domain::for_address(server), Type::DGRAM, None).expect("a socket");
         // The kernel may limit the size.
@@ -74,7 +74,7 @@ impl Load {
 
     pub fn stop(self) -> Outcome {
         self.over.store(true, Ordering::Relaxed);
-        self.asking.join().expect("it doesn't panic")
+        self.asking.join().expect("the client doesn't panic")
     }
 }
 
@@ -158,7 +158,7 @@ impl Client {
         }
     }
 
-    /// Sends a query for a change that has no outstanding query; returns whether there was one.
+    /// Sends a query for a change that has no outstanding query; returns whether there was such a change.
     fn ask_for_a_change(&mut self) -> bool {
         let waits = |asked: Instant| asked.elapsed() < LOST;
         let idle = |open: &PendingChange| open.asked.is_none_or(|(_, asked)| !waits(asked));
@@ -185,7 +185,7 @@ impl Client {
             let now = Instant::now();
             let id = u16::from_be_bytes([answer[0], answer[1]]);
             self.latency.push(millis(self.moments[usize::from(id)], now));
-            // An answer to a query that counts as lost matches no change.
+            // A repeated query has a new id: a late answer to the first query matches no change.
             let is_asked = |open: &PendingChange| open.asked.is_some_and(|(asked, _)| asked == id);
             let Some(at) = self.open.iter().position(is_asked) else { continue };
             if answered(&answer[..length]).is_some_and(|change| change >= self.open[at].made.change) {

@@ -1,7 +1,7 @@
 //! Latency of lb-linker behind a real kube-apiserver, and its memory: `make bench-cluster`.
 //!
 //! `BENCH_ONLY` selects parts by comma-separated substrings of their names; `BENCH_CHANGES` is the number of changes
-//! that are measured one by one.
+//! that the part `propagation` measures one by one.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -11,7 +11,7 @@ mod dns;
 mod external_targets;
 mod fed;
 mod figures;
-// The e2e tests use the other functions.
+// The e2e tests use the functions of the harness that this benchmark doesn't use.
 #[allow(dead_code)]
 #[path = "../../tests/e2e/harness/mod.rs"]
 mod harness;
@@ -29,7 +29,8 @@ use std::env::var;
 use figures::Verdicts;
 use plane::Plane;
 
-/// The parts in their order: each part may need the objects of earlier parts.
+/// The parts in their order: later parts reuse the objects of earlier parts, and `memory-idle` needs a cluster without
+/// links.
 const PARTS: [&str; 9] = [
     "storm-store",
     "memory-idle",
@@ -48,7 +49,7 @@ fn main() {
     let wanted = |part: &&str| words.is_empty() || words.iter().any(|word| part.contains(word));
     let parts: Vec<&str> = PARTS.into_iter().filter(wanted).collect();
     if parts.is_empty() {
-        eprintln!("BENCH_ONLY is {only:?}, and the parts are {}", PARTS.join(", "));
+        eprintln!("BENCH_ONLY {only:?} matches none of the parts {}", PARTS.join(", "));
         std::process::exit(2);
     }
     let changes = match var("BENCH_CHANGES").map(|number| number.parse()) {

@@ -26,7 +26,7 @@ pub const LINKS: usize = 10_000;
 /// The number of concurrent writers. The API server handles 200 concurrent requests, and needs room for other
 /// clients.
 const WRITERS: usize = 8;
-/// The timeout of everything at the start. 100,000 external targets can be written in that time.
+/// The timeout for the start of a server; lb-linker also writes all external targets in this time.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// A control plane with load balancers.
@@ -52,7 +52,7 @@ pub fn status(link: usize) -> String {
     format!("{}/svc-{link}/status", services(&namespace(link)))
 }
 
-/// Returns the patch that sets a link's target to the target of a change.
+/// Returns the merge patch that sets a link's target to `host(change, link)`.
 pub fn status_patch(change: u64, link: usize) -> String {
     json!({"status": {"loadBalancer": {"ingress": [{"hostname": host(change, link)}]}}}).to_string()
 }
@@ -67,7 +67,7 @@ impl Plane {
         let args = [
             // Enough addresses for 100,000 load balancers: the API server allows no larger range.
             "--service-cluster-ip-range=10.0.0.0/12",
-            // The audit log isn't read here, and costs as much as the requests.
+            // The audit log isn't read here, and writing it costs as much as the requests.
             "--audit-log-path=",
         ];
         let plane = ControlPlane::start(Options {
@@ -138,7 +138,8 @@ impl Plane {
         self.peers = peers;
     }
 
-    /// Calls `work` `number` times, over several connections.
+    /// Calls `work` with each index below `number`, over several connections at once. `what` names the objects in the
+    /// progress messages.
     pub fn each(&self, number: usize, what: &str, work: impl Fn(&mut Connection, usize) + Sync) {
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let since = Instant::now();
@@ -169,7 +170,7 @@ impl Plane {
 
     /// Like [`Self::linker`], with this upstream.
     pub fn linker_with(&self, upstream: &str, args: &[&str]) -> Linker {
-        let kubeconfig = self.kubeconfig.to_str().expect("a path of ours");
+        let kubeconfig = self.kubeconfig.to_str().expect("a UTF-8 path");
         let mut all = vec!["--kubeconfig", kubeconfig, "--target-namespace", TARGETS, "--upstream", upstream];
         all.extend(args);
         Linker::start(all)
@@ -194,7 +195,7 @@ impl Plane {
         }
     }
 
-    /// Returns the number of external targets. A list page with one object has the number of remaining objects.
+    /// Returns the number of external targets: a page with one object tells the number of the remaining objects.
     fn external_targets(&self) -> usize {
         let list = self.access.connect().json("GET", &format!("{}?limit=1", services(TARGETS)), "");
         let rest = list["metadata"]["remainingItemCount"].as_u64().unwrap_or(0);
@@ -211,10 +212,10 @@ impl Plane {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let coredns = runtime.block_on(CoreDns::start(&plugins, ""));
         let (mut asker, mut question) = (SerialClient::new(coredns.address), peer_question(0));
-        // The target may be from any change of another part.
+        // Another part may have changed the target.
         let deadline = Instant::now() + EVENT_TIMEOUT;
         while asker.ask(&mut question).is_none() {
-            assert!(Instant::now() < deadline, "CoreDNS knows no Service");
+            assert!(Instant::now() < deadline, "CoreDNS doesn't answer for the ExternalName Service");
             thread::sleep(Duration::from_millis(20));
         }
         coredns
@@ -226,7 +227,8 @@ pub fn peer_question(peer: usize) -> Vec<u8> {
     question(&format!("ext-{peer}.{PEER}.svc.cluster.local"))
 }
 
-/// Waits until lb-linker is ready, and returns the time at which it was ready.
+/// Asks lb-linker whether it is ready, with the pause `look` between two requests. Returns the time of the first answer
+/// that says so.
 pub fn ready(linker: &Linker, look: Duration) -> Instant {
     let deadline = Instant::now() + EVENT_TIMEOUT;
     loop {

@@ -82,7 +82,8 @@ impl Cpu {
     }
 }
 
-/// Returns `utime` plus `stime`, fields 14 and 15, which follow a name in parentheses.
+/// Returns `utime` plus `stime` in units of 10 ms: fields 14 and 15 of the file. Field 2 is a name in parentheses,
+/// which may have spaces.
 fn ticks(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process that runs");
     let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ').skip(11).take(2);

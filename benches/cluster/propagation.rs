@@ -23,7 +23,7 @@ const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 /// Queries per second to each of the two servers in the second round.
 const QUERIES: u32 = 3000;
-/// The number of names in these queries.
+/// The number of names in the queries to lb-linker; those to CoreDNS have [`PEERS`] names.
 const ASKED: usize = 1000;
 
 /// The measurements of all changes, in milliseconds.
@@ -37,7 +37,7 @@ struct Times {
     watch_events: [Vec<f64>; 2],
     /// The time until the first answer of lb-linker and of CoreDNS.
     first: [Vec<f64>; 2],
-    /// The numbers of changes that the first answer had.
+    /// The number of changes that the first answer already showed, for lb-linker and for CoreDNS.
     at_once: [usize; 2],
 }
 

@@ -9,7 +9,7 @@ const RUNS: usize = 7;
 
 pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     plane.grow(LINKS);
-    // All external targets exist, so no run has anything to write.
+    // Writes all external targets before the measured runs, so that these have nothing to write.
     drop(plane.synced_linker());
     let mut times = [Vec::new(), Vec::new()];
     for run in 1..=RUNS {

@@ -15,7 +15,7 @@ pub const QUERIES: u32 = 20_000;
 /// The number of links that are queried and changed.
 pub const QUERIED_LINKS: usize = 1000;
 pub const ROUND: Duration = Duration::from_secs(30);
-/// The number of rounds without and with changes, in turns.
+/// The number of rounds without changes, and of rounds with changes; they alternate.
 pub const ROUNDS: usize = 2;
 /// Changes per second through the API server, and the number of connections for them.
 const CHANGES: u32 = 200;
@@ -196,7 +196,7 @@ pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
             let mut table = Table::new(&["CPU µs a change, without queries", ""]);
             table.row(&format!("lb-linker, {writes:.0} writes beside the Events"), [each(round.cpu.clone())]);
             table.row(
-                "CoreDNS, which hears of load balancers and ExternalNames",
+                "CoreDNS, which watches load balancers and ExternalNames",
                 [each(theirs().since(&before))],
             );
             table.print(&format!("{} changes", round.changes));
@@ -226,7 +226,6 @@ fn change(plane: &Plane, first: u64, made: &Sender<Change>, end: Instant) -> u64
                 })
             })
             .collect();
-        // A slow API server delays the changers.
         let tell = |timeout: Duration| {
             let Ok(seen) = watch.seen.recv_timeout(timeout) else { return false };
             if let Some(change) = change_of(&seen.target).filter(|change| *change >= first) {
@@ -236,6 +235,7 @@ fn change(plane: &Plane, first: u64, made: &Sender<Change>, end: Instant) -> u64
             }
             true
         };
+        // Waits for the changers, not for `end`: a slow API server delays them.
         while !changers.iter().all(|changer| changer.is_finished()) {
             tell(Duration::from_millis(50));
         }

@@ -8,8 +8,9 @@ use crate::sets::Question;
 
 /// Outstanding queries while answers are checked.
 const WINDOW: usize = 50;
-/// The time after which a query is repeated, and the time after which it fails.
+/// The time after which a query is repeated.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(500);
+/// The time in which all queries of a window must be answered.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 pub struct Client {
@@ -77,7 +78,7 @@ impl Client {
         self.socket.send(message).map(drop)
     }
 
-    /// Waits until the server answers this query correctly.
+    /// Waits until the server answers this query correctly. Fails after 60 s, or once `ended` returns true.
     pub fn wait_for(&self, question: &Question, ended: &mut dyn FnMut() -> bool) -> Result<(), String> {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut last = "no answer".to_owned();

@@ -77,7 +77,7 @@ impl Core {
     pub fn now(core: usize) -> Self {
         let stat = fs::read_to_string("/proc/stat").expect("/proc is mounted");
         let name = format!("cpu{core} ");
-        let line = stat.lines().find_map(|line| line.strip_prefix(&name)).expect("the core is there");
+        let line = stat.lines().find_map(|line| line.strip_prefix(&name)).expect("the core exists");
         // proc(5): user, nice, system, idle, iowait, irq, softirq, steal, in hundredths of a second.
         let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
         Self { idle: Duration::from_millis((ticks[3] + ticks[4] + ticks[7]) * 10), since: Instant::now() }

@@ -19,7 +19,7 @@ pub struct Outcome {
     pub good: f64,
 }
 
-/// Sends the queries of a file repeatedly.
+/// Sends the queries of the file `data` repeatedly for `time`.
 ///
 /// # Errors
 /// If dnsperf fails, with its output.

@@ -42,7 +42,7 @@ ns 3600 IN A 127.0.0.1
             zone,
             "{name}.bench.lb 5 IN CNAME {target}.\n{target}. 60 IN A {address}\n{host}. 60 IN A {address}"
         );
-        records.expect("a string takes everything");
+        records.expect("writing to a string can't fail");
     }
     zone
 }
@@ -104,7 +104,7 @@ zone:
 /// The number of answers that the caches of dnsdist and dnsmasq hold.
 pub const CACHED: usize = 10_000;
 
-/// Returns dnsdist's configuration: one thread, with or without a cache of packets.
+/// Returns dnsdist's configuration: one thread, with or without its packet cache.
 pub fn dnsdist(place: &Place, upstream: SocketAddr, cached: bool) -> String {
     let port = place.port;
     let cache =

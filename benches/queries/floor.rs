@@ -3,7 +3,7 @@
 //! The floor receives batches with recvmmsg, looks up each query in a map of prepared answers, and sends batches with
 //! sendmmsg. It blocks in the kernel until datagrams arrive, and parses no DNS.
 
-#![expect(unsafe_code, reason = "the calls are libc's own, so that nothing is between them and the kernel")]
+#![expect(unsafe_code, reason = "calls libc directly, without the cost of a wrapper")]
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +17,7 @@ use nix::libc::{
 };
 use socket2::{Domain, Socket, Type};
 
-/// The maximum of datagrams per system call.
+/// The maximum number of datagrams per system call.
 const BATCH: usize = 64;
 /// The maximum size of a query or an answer, in bytes.
 const SIZE: usize = 4096;
@@ -35,7 +35,7 @@ type Answers = HashMap<Box<[u8]>, Box<[u8]>>;
 pub fn serve(address: SocketAddr, answers: &Path) -> io::Result<()> {
     let answers = read(answers)?;
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
-    // The bench reserves the port.
+    // The benchmark holds a socket on the port to reserve it.
     socket.set_reuse_port(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
@@ -101,7 +101,6 @@ struct Control([u8; CONTROL]);
 
 impl Batch {
     fn new(wildcard: bool) -> Self {
-        // Check the size constants.
         const { assert!(size_of::<libc::cmsghdr>() + size_of::<in6_pktinfo>() <= CONTROL) };
         Self {
             wildcard,
@@ -111,7 +110,7 @@ impl Batch {
             parts: Box::new(unsafe { zeroed() }),
             peers: Box::new(unsafe { zeroed() }),
             controls: Box::new([Control([0; CONTROL]); BATCH]),
-            buffers: vec![[0; SIZE]; BATCH].try_into().expect("it has that length"),
+            buffers: vec![[0; SIZE]; BATCH].try_into().expect("BATCH buffers"),
         }
     }
 
@@ -146,8 +145,8 @@ impl Batch {
         Ok(self.used)
     }
 
-    /// Replaces each query that has an answer by this answer, and moves it to the front. The header keeps the
-    /// destination address, from which the answer is sent.
+    /// Replaces each query that has an answer by the answer, and moves its header to the front. The header keeps the
+    /// destination address, from which the answer is sent. Returns the number of answers.
     fn look_up(&mut self, received: usize, answers: &Answers) -> usize {
         let mut ready = 0;
         for i in 0..received {

@@ -40,7 +40,7 @@ impl Latencies {
         self.quantile(0.5)
     }
 
-    /// Returns the latency in microseconds that this part of the answers doesn't exceed.
+    /// Returns the latency in microseconds that a share of the answers, from 0 to 1, doesn't exceed.
     pub fn quantile(&self, part: f64) -> f64 {
         let mut each = self.each.clone();
         let at = ((each.len() as f64 * part) as usize).min(each.len().saturating_sub(1));
@@ -124,7 +124,7 @@ impl<'a> Load<'a> {
         self.socket.send(message).map(drop)
     }
 
-    /// Receives an answer, if there is one.
+    /// Receives an answer, if one is available; returns whether it has received one.
     fn receive(&mut self) -> io::Result<bool> {
         let mut buffer = [0; 4096];
         match self.socket.recv(&mut buffer) {

@@ -10,7 +10,7 @@ mod cpu;
 mod dnsperf;
 mod fixtures;
 mod floor;
-#[expect(dead_code, reason = "the tests use the rest of it")]
+#[expect(dead_code, reason = "the e2e tests use the rest of the harness")]
 #[path = "../../tests/e2e/harness/mod.rs"]
 mod harness;
 mod latency;

@@ -52,7 +52,7 @@ pub fn machine(programs: &Programs, dnsperf: &Path) -> String {
     )
 }
 
-/// Returns the line with the version.
+/// Returns the first line with a digit, without the word "version".
 fn version(said: &str) -> Option<String> {
     let line = said.lines().find(|line| line.bytes().any(|byte| byte.is_ascii_digit()))?;
     Some(

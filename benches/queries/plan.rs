@@ -29,9 +29,7 @@ pub struct Plan {
 impl Plan {
     fn from_env() -> Result<Self, String> {
         let number = |name: &str, default: f64| match env::var(name) {
-            Ok(text) => {
-                text.parse::<f64>().map_err(|_| format!("{name} is {text:?}, and has to be a number"))
-            }
+            Ok(text) => text.parse::<f64>().map_err(|_| format!("{name} is {text:?}, but must be a number")),
             Err(_) => Ok(default),
         };
         let only = env::var("BENCH_ONLY").unwrap_or_default().to_lowercase();
@@ -81,11 +79,13 @@ pub fn run() -> Result<(), String> {
     let sets: Vec<(Set, Vec<Server>)> = Set::ALL.into_iter().map(|set| (set, plan.rows(set))).collect();
     let wanted = |server: Server| sets.iter().any(|(_, rows)| rows.contains(&server));
     if sets.iter().all(|(_, rows)| rows.is_empty()) {
-        return Err("BENCH_ONLY chooses nothing: docs/performance.md lists the sets of queries".to_owned());
+        return Err(
+            "BENCH_ONLY matches no set and no row: docs/performance.md lists the sets of queries".to_owned()
+        );
     }
     pin()?;
     let dnsperf =
-        find("dnsperf").ok_or("dnsperf isn't there, and it makes the load: apt-get install dnsperf")?;
+        find("dnsperf").ok_or("dnsperf, which makes the load, isn't installed: apt-get install dnsperf")?;
     let programs = find_peers();
     let temporary =
         DataDir::create().map_err(|error| format!("no directory for the servers' files: {error}"))?;
@@ -153,7 +153,7 @@ fn capture(stage: &Environment, set: Set) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-/// Pins this process and its children to the core of the load, unless they are pinned elsewhere.
+/// Pins this process to the core of the load; its children inherit this, unless they are pinned to another core.
 fn pin() -> Result<(), String> {
     cpu::pin(Pid::from_raw(0), cpu::LOAD)
         .map_err(|error| format!("two cores are needed, one for the servers and one for the load: {error}"))
@@ -163,7 +163,7 @@ fn find_peers() -> Programs {
     let peer = |program: &str, package: &str| {
         let found = find(program);
         if found.is_none() {
-            eprintln!("bench: {program} isn't there, and is left out: apt-get install {package}");
+            eprintln!("bench: {program} isn't installed, and is left out: apt-get install {package}");
         }
         found
     };

@@ -1,4 +1,4 @@
-//! The rounds: each round measures every server once, so that a slow machine slows all servers.
+//! The rounds: each round measures every server once, so that a phase in which the machine is slow affects all servers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::{dnsperf, report};
 
 /// The share of the servers' core that other processes may use, and the share of the load that may be missing.
 const DISTURBED: f64 = 0.1;
-/// The number of attempts at an undisturbed measurement; the least disturbed one is kept.
+/// The maximum number of attempts at an undisturbed measurement; the least disturbed measurement is kept.
 const TRIES: usize = 3;
 
 /// The measurements of a server in a round.
@@ -46,7 +46,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Whether other processes used the core, or delayed the load on its own core.
+    /// Whether other processes used more than [`DISTURBED`] of the servers' core, or more than this share of the load
+    /// is missing.
     pub fn is_disturbed(&self) -> bool {
         let late = self.wanted.is_some_and(|wanted| self.per_second < (1.0 - DISTURBED) * f64::from(wanted));
         self.others > DISTURBED || late
@@ -110,7 +111,11 @@ fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Resul
     })?;
     let wanted = first.iter().filter(|question| !question.is_absent()).count() as f64 / first.len() as f64;
     if (good - wanted).abs() > 0.01 {
-        return Err(format!("{:.1} % are NOERROR, and {:.1} % should be", good * 100.0, wanted * 100.0));
+        return Err(format!(
+            "{:.1} % of the answers are NOERROR, but {:.1} % should be",
+            good * 100.0,
+            wanted * 100.0
+        ));
     }
     let resident = cpu::resident(running.process.id());
     if set == Set::Tcp {

@@ -106,7 +106,7 @@ pub struct Environment {
     pub directory: PathBuf,
     /// The address of the forwarders' upstream.
     pub upstream: SocketAddr,
-    /// The cluster with the ExternalName Services, for CoreDNS's `kubernetes`.
+    /// The kubeconfig of the cluster with the ExternalName Services, for CoreDNS's `kubernetes`.
     pub kubeconfig: Option<PathBuf>,
 }
 

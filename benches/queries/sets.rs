@@ -144,7 +144,7 @@ pub fn host(i: usize) -> String {
 }
 
 pub fn address(i: usize) -> Ipv4Addr {
-    Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 20, 0, 1)) + u32::try_from(i).expect("there are few"))
+    Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 20, 0, 1)) + u32::try_from(i).expect("a small number"))
 }
 
 /// A query, and the expected answer.
@@ -180,7 +180,7 @@ impl Question {
         Self { bytes, kind, absent, alias: ours && !absent }
     }
 
-    /// Returns a query of the mix: mostly A and AAAA, sometimes other types; every other query has EDNS.
+    /// Returns a query of the mix: mostly A and AAAA, sometimes other types; every second query has EDNS.
     fn of_mix(i: usize, names: Names) -> Self {
         let edns = i % 2 == 1;
         // Each group of 40 names has all types: 20 queries with EDNS, and 20 queries of the same types without EDNS.

@@ -7,10 +7,10 @@ use crate::servers::Server;
 use crate::sets::Set;
 use crate::spread::Spread;
 
-/// A round counts for a bound relative to the floor only if the mean latency is at most this multiple of the floor's:
-/// a server that waits for full batches saves CPU time.
+/// A round counts for a bound relative to the floor only if the server's mean latency is at most this multiple of the
+/// floor's: a server that waits for full batches saves CPU time.
 const LATENCY: f64 = 1.2;
-/// The number of rounds that the share of slow answers needs.
+/// The number of rounds that the comparison of latencies with Knot needs.
 const ROUNDS: usize = 15;
 
 /// A bound on the ratio of CPU time per query at saturation.
@@ -24,7 +24,7 @@ struct Bound {
 #[derive(Clone, Copy)]
 enum Limit {
     AtMost(f64),
-    /// A lower value counts only if the difference is larger than the spread.
+    /// Holds only if the upper quartile of the rounds is below the limit, too.
     Below(f64),
     AtLeast(f64),
 }
@@ -113,7 +113,8 @@ impl Limit {
         }
     }
 
-    /// Compares the median with the limit, and for [`Limit::Below`] the middle half of the rounds.
+    /// Compares the median with the limit; for [`Limit::Below`] the upper quartile. If only the quartile on the better
+    /// side reaches the limit, the verdict is "within the spread".
     fn verdict(self, spread: Spread) -> &'static str {
         let (holds, near) = match self {
             Self::AtMost(limit) => (spread.median <= limit, spread.quarter <= limit),

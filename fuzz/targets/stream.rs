@@ -1,5 +1,5 @@
-//! Fuzzes TCP connections with arbitrary bytes, which are sent in two parts; the first byte is the length of the first
-//! part.
+//! Fuzzes TCP connections with arbitrary bytes, which are sent in two parts; the first byte determines where they are
+//! split.
 
 #![no_main]
 

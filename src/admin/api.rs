@@ -34,8 +34,8 @@ const JSON: &str = "application/json";
 /// The beginning of the text of a 503 before the first list.
 pub(super) const NOT_READ: &str = "the load balancers haven't been read yet";
 
-/// The headers of every answer: a browser runs no script but that of the page, shows the page in no frame, and uses a
-/// stored answer only after asking again.
+/// The headers of every answer except the 403 of [`check_host`]: a browser runs no script but that of the page, shows
+/// the page in no frame, and revalidates a stored answer before each use.
 const HEADERS: [(HeaderName, &str); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -115,7 +115,8 @@ impl Status {
 
     /// Returns the ETag of the links at present.
     fn etag(&self) -> String {
-        // The store's zones, which the names of the links have. The zones of a reloaded Corefile reach the store later.
+        // The zones of the store determine the names of the links. After a reload of the Corefile, `self.zones` changes
+        // before them.
         let mut zones = DefaultHasher::new();
         self.store.zones().hash(&mut zones);
         let started = self.history.started().as_nanosecond();
@@ -179,8 +180,8 @@ async fn links(
     }
 }
 
-/// Returns the result of `list`, which runs after all earlier lists have ended. A list keeps the permit to its end, also
-/// if the client has disconnected before.
+/// Returns the result of `list`, which runs after all earlier lists have ended. A list keeps the permit to its end,
+/// even if the client disconnects.
 ///
 /// # Errors
 /// If `list` panics.
@@ -190,7 +191,7 @@ async fn one_at_a_time<T: Send + 'static>(
 ) -> Result<T, JoinError> {
     // Fails only if the semaphore is closed, which never happens.
     let permit = list_permit.acquire_owned().await.ok();
-    // 10,000 links take some 100 ms, in which a thread of the runtime would do nothing else.
+    // A list of 10,000 links takes some 100 ms, which would block a thread of the async runtime.
     spawn_blocking(move || {
         let result = list();
         drop(permit);

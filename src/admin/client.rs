@@ -22,7 +22,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum length of an answer, in bytes: some 200,000 links.
 const MAX_BODY: usize = 64 << 20;
 
-/// A running lb-linker.
+/// A client for the status API of a running lb-linker.
 #[derive(Debug)]
 pub struct InstanceClient {
     address: SocketAddr,
@@ -34,10 +34,10 @@ pub struct InstanceClient {
 /// The reason why the links of an instance can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nothing listens at the address, or the connection timed out.
+    /// No connection could be opened: nothing listens at the address, or the attempt timed out.
     #[error("there is no lb-linker: {0}")]
     Unreachable(io::Error),
-    /// The connection failed, no answer came in time, or the answer isn't one of lb-linker or of this version.
+    /// The open connection failed, no answer came in time, or the answer isn't that of an lb-linker of this version.
     #[error("no answer of an lb-linker of this version: {0}")]
     Foreign(String),
     /// The load balancers haven't been read yet: the text of a 503.
@@ -46,7 +46,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Returns whether nothing listens at the address.
+    /// Returns whether the connection failed, but not by a timeout: nothing listens at the address.
     #[must_use]
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Unreachable(error) if error.kind() != io::ErrorKind::TimedOut)
@@ -63,7 +63,7 @@ impl InstanceClient {
     /// Asks for the links. Returns `None` if they haven't changed since the last call.
     ///
     /// # Errors
-    /// If no lb-linker answers, or it refuses.
+    /// If no lb-linker of this version answers, or it hasn't read the load balancers yet.
     pub async fn links(&mut self) -> Result<Option<LinkListing>, ClientError> {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.address)).await;
         let stream = stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
@@ -75,7 +75,7 @@ impl InstanceClient {
     }
 
     async fn request(&mut self, stream: TcpStream) -> Result<Option<LinkListing>, ClientError> {
-        // The error may have text of the answer.
+        // The text of the error may quote the answer: `sentence` limits its length and escapes it.
         let foreign = |error: &dyn ToString| ClientError::Foreign(sentence(&error.to_string()).to_string());
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| foreign(&error))?;

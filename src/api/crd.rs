@@ -26,7 +26,7 @@ pub fn external_targets() -> CustomResourceDefinition {
 /// - `nullable`: a field without a value is omitted, and isn't `null`;
 /// - `default`: the API server would store it in each object, which then differs from what the user applied;
 /// - `title`: the name of the Rust type;
-/// - the line breaks of comments, inside of paragraphs.
+/// - the line breaks within the paragraphs of a comment.
 fn clean(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     schema.default = None;

@@ -2,7 +2,7 @@
 //! Rust. Also the schemas of lists and maps whose entries have rules or limits.
 //!
 //! The API server estimates the cost of each expression from the maximum sizes in the schema, so every text and list
-//! that a rule reads has one.
+//! that a rule reads has a maximum size.
 
 use kube::core::{Message, Rule, validate};
 use schemars::{Schema, SchemaGenerator, json_schema};
@@ -19,7 +19,7 @@ use crate::model::names::MAX_LABEL;
 pub(super) struct FieldRule {
     expression: &'static str,
     pub(super) message: &'static str,
-    /// The field of the object that is reported, if it isn't the object itself.
+    /// The field that an error names, relative to the value with the rule; `None` for this value itself.
     field: Option<&'static str>,
 }
 
@@ -70,7 +70,8 @@ pub(super) const LABEL_OR_ALL: FieldRule = FieldRule::new(
     "must be the name of a namespace, or *",
 );
 
-/// An address breaks only the rule [`NO_ADDRESS`], and a number only [`NO_NUMBER`], so that there is one message.
+/// An IP address breaks only the rule [`NO_ADDRESS`], and a hostname that ends in a number breaks only [`NO_NUMBER`],
+/// so that there is one message.
 pub(super) const HOSTNAME: FieldRule = FieldRule::new(
     "isIP(self) || \
      self.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)+$')",

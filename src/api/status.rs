@@ -1,7 +1,7 @@
 //! The status of an ExternalTarget.
 //!
 //! No field but those of conditions is required, and states and reasons are plain strings in the schema: the CRD of an
-//! earlier version then takes the status of a later one.
+//! earlier version of lb-linker then accepts the status that a later version writes.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
@@ -11,11 +11,11 @@ use super::external_target::{MAX_ADDRESS, MAX_DNS_NAME, MAX_SOURCES};
 use super::rules;
 use crate::model::names::MAX_LABEL;
 
-/// Maximum number of characters of a message, and of a target as text.
+/// Maximum number of characters of the message of a source, of a target as text, and of the reason of a condition.
 pub const MAX_MESSAGE: usize = 1024;
-/// Maximum number of characters of a state, of the reason of a move, and of the status of a condition.
+/// Maximum number of characters of a state, of the reason of a move, of a UID, and of the status of a condition.
 pub const MAX_WORD: usize = 64;
-/// Maximum number of addresses of the target: those of a Service that are read.
+/// Maximum number of addresses of the target: as many as lb-linker reads from the status of a Service.
 pub const MAX_TARGET_ADDRESSES: usize = 1000;
 /// Maximum number of former targets.
 pub const MAX_HISTORY: usize = 10;

@@ -87,7 +87,7 @@ impl Checker {
         is_valid
     }
 
-    /// The API server counts characters, and calls them bytes.
+    /// The API server counts characters, although its message calls them bytes.
     fn is_short(&mut self, field: &str, text: &str, max_length: usize) -> bool {
         let is_short = text.chars().count() <= max_length;
         self.require(field, is_short, format_args!("may not be more than {max_length} bytes"))

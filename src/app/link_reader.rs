@@ -23,7 +23,7 @@ use crate::store::Store;
 /// The time in which all load balancers, external targets and ExternalTargets have to be read.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A store that is kept in step with its source until this is dropped.
+/// A store that is kept in step with its source until the `LinkReader` is dropped.
 pub struct LinkReader {
     pub store: Arc<Store>,
     /// The URL of the API server; `None` for manifests.

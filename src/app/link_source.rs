@@ -42,8 +42,9 @@ enum Origin {
 }
 
 impl LinkSource {
-    /// Opens the lb-linker at `--admin-listen`. If no lb-linker of this version answers there, or a flag names a cluster
-    /// or manifests, opens the cluster or the manifests. Logs a warning if something else listens there.
+    /// Opens the lb-linker at `--admin-listen`. If no lb-linker of this version answers there, or a flag names a
+    /// cluster or manifests, opens the cluster or the manifests. Logs a warning if it opens the cluster because the
+    /// connection to `--admin-listen` timed out, or another program or version answered.
     ///
     /// # Errors
     /// If the flags can't be used, or the links can't be read.
@@ -73,7 +74,8 @@ impl LinkSource {
         Ok(Self { filter, origin: Origin::Reader { reader, changes, target_namespace } })
     }
 
-    /// Returns the name and the address of the running lb-linker that the links come from.
+    /// Returns the name and the address of the running lb-linker that the links come from; `None` if they come from a
+    /// cluster or from manifests.
     #[must_use]
     pub fn instance(&self) -> Option<(&str, SocketAddr)> {
         match &self.origin {
@@ -96,7 +98,7 @@ impl LinkSource {
     /// Waits until the links may have changed.
     ///
     /// # Errors
-    /// If a running lb-linker doesn't answer any more.
+    /// If the links come from a running lb-linker that doesn't answer any more.
     pub async fn changed(&mut self) -> Result<(), RunError> {
         match &mut self.origin {
             Origin::Instance { address, client, links, .. } => loop {
@@ -110,9 +112,9 @@ impl LinkSource {
                 }
             },
             Origin::Reader { changes, .. } => {
-                // `Lagged` is a change, too, and the reader keeps the sender.
+                // `Lagged` also means a change. `Closed` can't occur, because the store of the reader has the sender.
                 let _ = changes.recv().await;
-                // One list covers all changes until now.
+                // Discard the changes until now: one list covers all of them.
                 while !matches!(changes.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
                 Ok(())
             }

@@ -97,7 +97,7 @@ impl SyncSource {
         }
     }
 
-    /// Returns what the snapshot has to know about the cluster, and about its first list; `None` for manifests.
+    /// Returns the identity of the cluster and the state of the first list, for the snapshot; `None` for manifests.
     pub(super) fn cluster(&self) -> Option<(watch::Receiver<ClusterIdentity>, watch::Receiver<FirstList>)> {
         match self {
             Self::Cluster { identity, first_list, .. } => Some((identity.clone(), first_list.subscribe())),
@@ -110,7 +110,7 @@ impl SyncSource {
         matches!(self, Self::Cluster { .. })
     }
 
-    /// Returns the backend that external targets are written to; `None` if none are written.
+    /// Returns the backend of the external targets; `None` for manifests without `--output`.
     pub(super) fn backend(&self) -> Option<&Backend> {
         match self {
             Self::Cluster { backend, .. } => Some(backend),
@@ -192,7 +192,7 @@ impl SyncSource {
         tasks.spawn(end.run(stop.clone()));
         let telemetry =
             Telemetry { metrics: Arc::clone(&metrics.events), recorder, log: ServiceLog::default() };
-        // Manifests have no leader election, so the first list already counts for the current term.
+        // Manifests aren't listed by an API server, and have no election: they count as listed in the only term.
         let rewinds = Rewinds::default();
         let epoch = ListEpoch { term: leadership.term(), rewinds: rewinds.count() };
         let listed = flags.manifests.is_some().then_some(epoch);
@@ -227,10 +227,10 @@ impl SyncSource {
                 });
             tasks.spawn(writers.track_future(reconciler));
         } else {
-            // No external targets are read, so no source waits for the owners that external targets record.
+            // No external targets are read, so the source must not wait for the owners that they record.
             store.set_owners_known();
         }
-        // With --max-deletes the user allows external targets to be deleted.
+        // With --max-deletes the user allows external targets to be removed even if the first list lacks most Services.
         let keeps_unlisted =
             self.backend().is_some() && flags.sync_mode() != SyncMode::Off && flags.max_deletes.is_none();
         let store = Arc::clone(store);
@@ -465,7 +465,7 @@ impl ShutdownOrder {
     }
 }
 
-/// Runs a source under supervision until `stop`. It begins anew whenever the hostname policy changes.
+/// Runs a source under supervision until `stop`. The source begins anew whenever the hostname policy changes.
 fn supervise_source<F, R>(
     name: &'static str,
     stop: &CancellationToken,
@@ -497,7 +497,7 @@ async fn for_each_policy<F: Future<Output = Result<(), SyncError>>>(
     }
 }
 
-/// Lists everything again whenever the API server has another address.
+/// Has everything listed again whenever the address of the API server changes.
 async fn relist_at_new_address(mut identity: watch::Receiver<ClusterIdentity>, rewinds: Rewinds) {
     let mut known = identity.borrow_and_update().server.clone();
     // The client has the sender, and lives as long as the tasks that use it.

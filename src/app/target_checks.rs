@@ -58,7 +58,7 @@ async fn check(checker: &TargetChecker, host: &Hostname, timeout: Duration) -> T
 }
 
 /// Queries the top-level domain of the name at an upstream that gave the check no answer. An answer shows that the
-/// resolver works.
+/// upstream works.
 async fn probe(
     checker: &TargetChecker,
     name: &Name,

@@ -29,7 +29,7 @@ const WITHOUT_EXTERNAL_TARGETS: &str =
 /// permission is granted, tries a dry-run creation, and looks for the objects of another instance.
 ///
 /// # Errors
-/// If the flags can't be used at all.
+/// If the flags, the Corefile or the directory of manifests can't be used, or no client for the cluster can be made.
 pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, InputError> {
     flags.validate()?;
     flags.upstreams()?;
@@ -102,8 +102,8 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     Ok(check_report)
 }
 
-/// Builds the configuration of the Corefile and discards it. Returns the Corefile's zones of links, the Corefile and its
-/// warnings.
+/// Builds the configuration of the Corefile and discards it. Returns the Corefile's zones of links, the Corefile and
+/// its warnings.
 fn check_corefile(flags: &Flags) -> Result<(Vec<LinkZone>, LoadedCorefile, Vec<CorefileError>), InputError> {
     let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
     let zones = corefile.link_zones()?;

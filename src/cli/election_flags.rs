@@ -88,7 +88,7 @@ impl Flags {
     /// nothing.
     ///
     /// # Errors
-    /// If leader-for-life is set outside a Pod.
+    /// If leader-for-life is set without the variables `POD_NAME` and `POD_NAMESPACE`.
     pub fn election_config(&self) -> Result<Option<ElectionConfig>, ConfigError> {
         self.election_config_in(Environment::detect())
     }
@@ -144,8 +144,8 @@ impl Flags {
         environment.in_cluster && self.kubeconfig.is_none() && self.context.is_none()
     }
 
-    /// Returns the namespace of a Lease that the leader renews: the Pod's namespace, or outside a Pod the target
-    /// namespace.
+    /// Returns the namespace of a Lease that the leader renews: the Pod's namespace, or the target namespace if
+    /// lb-linker doesn't run in the cluster that it uses.
     fn lease_namespace_in(&self, environment: &Environment) -> String {
         let own = environment.pod_namespace.as_ref().or(environment.account_namespace.as_ref());
         own.filter(|_| self.is_own_cluster(environment)).unwrap_or(&self.target_namespace).clone()

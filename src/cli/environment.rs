@@ -7,7 +7,8 @@ use clap::{Args, Command};
 use crate::cli::flags::Flags;
 
 const PREFIX: &str = "LB_LINKER_";
-/// The maximum number of typing errors in a mistyped name. A Corefile may use variables of its own with the same prefix.
+/// The maximum number of typing errors in a mistyped name. Names with more may be for another purpose: Kubernetes sets
+/// variables with this prefix for a Service lb-linker.
 const MAX_TYPOS: usize = 2;
 
 /// Returns a warning for each environment variable of this process whose name is similar to that of a flag, except the

@@ -69,9 +69,9 @@ pub struct Flags {
     #[arg(long, value_name = "NAME", env = "LB_LINKER_CONTEXT", help_heading = "Cluster")]
     pub context: Option<String>,
 
-    /// File in which the links are kept, for DNS after a start without the API server: if it doesn't answer within 2 s, or
-    /// answers 401, 403 or 5xx, DNS answers with them until the load balancers are read. Each replica has a file of its
-    /// own [default: none]
+    /// File in which the links are kept, for DNS after a start without the API server: if the API server doesn't
+    /// answer within 2 s, or answers 401, 403 or 5xx, DNS answers with the links of the file until the load balancers
+    /// are read. Each replica has a file of its own [default: none]
     #[arg(
         long,
         value_name = "PATH",
@@ -194,10 +194,10 @@ pub struct Flags {
     )]
     pub ip_targets: IpTargets,
 
-    /// External targets that may be removed in ten minutes: a number, or "unlimited". While it is set, external targets
-    /// of Services that a flag leaves out are removed too, at this rate: set it for one start only, then remove it
-    /// [default: 10, or a fifth of all external targets if that is more; if a flag leaves out more than half of all
-    /// external targets, these stay]
+    /// External targets that may be removed in ten minutes: a number, or "unlimited". While this flag is set, external
+    /// targets of Services that a flag leaves out are removed too, at this rate: set it for one start only, then
+    /// remove it [default: 10, or a fifth of all external targets if that is more; if a flag leaves out more than half
+    /// of all external targets, these stay]
     #[arg(
         long,
         value_name = "NUMBER",
@@ -401,7 +401,7 @@ pub enum ConfigError {
     ZoneTwice(String),
     #[error("--listen {0} is given twice")]
     ListenTwice(SocketAddr),
-    /// Leader-for-life is set outside a Pod.
+    /// Leader-for-life is set without `POD_NAME` and `POD_NAMESPACE`.
     #[error(
         "--leader-election life works in a Pod only, which the variables POD_NAME and POD_NAMESPACE have to \
          name (deploy/ sets them)"

@@ -112,7 +112,7 @@ pub struct HostnamePolicyFlags {
 // === impl HostnamePolicyFlags ===
 
 impl HostnamePolicyFlags {
-    /// Returns the policy for these zones and for the labels that are reserved in them.
+    /// Returns the policy for names and targets in these zones, with the reserved label of each zone.
     pub(crate) fn hostname_policy(&self, zones: &[LinkZone]) -> HostnamePolicy {
         HostnamePolicy {
             targets: TargetPolicy {
@@ -129,7 +129,7 @@ impl HostnamePolicyFlags {
         }
     }
 
-    /// Returns the flags with their effective values.
+    /// Returns the name and the effective value of each flag, without the flags whose value is empty.
     pub(crate) fn effective(&self) -> Vec<(&'static str, String)> {
         let hosts = |names: &[Name]| names.iter().map(to_presentation).collect::<Vec<_>>().join(",");
         let nets = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");

@@ -84,7 +84,8 @@ impl Flags {
     /// which configures its own upstreams.
     ///
     /// # Errors
-    /// If a file can't be used, or an upstream is one of lb-linker's own listeners.
+    /// If a file can't be used, if `none` stands beside other upstreams, or if an upstream is one of lb-linker's own
+    /// listeners.
     pub fn upstreams(&self) -> Result<Vec<SocketAddr>, ConfigError> {
         if self.corefile.is_some() {
             return Ok(Vec::new());

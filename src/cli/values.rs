@@ -64,7 +64,7 @@ impl ValueEnum for SyncMode {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let (name, help) = match self {
-            Self::On => ("on", "They are written"),
+            Self::On => ("on", "External targets are written"),
             Self::Plan => ("plan", "The writes are only logged"),
             Self::Off => ("off", "Only DNS is answered"),
         };
@@ -79,11 +79,13 @@ impl ValueEnum for OnDelete {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let (name, help) = match self {
-            Self::Delete => ("delete", "It is removed after --delete-delay"),
-            Self::Retain => ("retain", "It stays as it is until the load balancer comes back"),
+            Self::Delete => ("delete", "The external target is removed after --delete-delay"),
+            Self::Retain => {
+                ("retain", "The external target stays unchanged until the load balancer comes back")
+            }
             Self::Tombstone => (
                 "tombstone",
-                "It points at `deleted.<zone>`, which doesn't exist, until the load balancer comes back",
+                "The external target points at `deleted.<zone>`, which doesn't exist, until the load balancer is back",
             ),
         };
         Some(PossibleValue::new(name).help(help))

@@ -20,8 +20,8 @@ pub enum ScanOutput {
     Json,
 }
 
-/// Prints what a scan finds. With `Some(false)` in `apply`, then annotates Services after a question; with
-/// `Some(true)`, without a question.
+/// Prints what a scan finds. If `apply` isn't `None`, then annotates the Services that need it: after a question on
+/// stderr if `apply` is `Some(false)`, without a question if it is `Some(true)`.
 pub async fn scan_cluster(
     flags: Flags,
     namespace: Option<String>,

@@ -83,7 +83,7 @@ fn print(line: &str) {
     let _ = writeln!(std::io::stdout(), "{}", printable(line, &['\t']));
 }
 
-/// Prints the differences, asks, and writes them.
+/// Prints the changes as differences, asks for a confirmation if `ask` is true, and writes the changes.
 async fn write_steps(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
     let mut changes = Vec::new();
     let mut code = ExitCode::SUCCESS;

@@ -1,4 +1,4 @@
-//! Sockets and network interfaces.
+//! Protocols, limits of open files, errors of sockets, and network interfaces.
 
 pub mod interfaces;
 
@@ -35,8 +35,9 @@ pub(crate) fn max_files() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |(soft, _)| soft.try_into().unwrap_or(usize::MAX))
 }
 
-/// The limit of open files that 500 concurrent look-ups of one client need, which is half of `max_concurrent` by
-/// default: each look-up takes a socket, sockets of look-ups are 30 % of the files, and a client may hold half of them.
+/// The limit of open files that 500 concurrent look-ups of one client need, half of the lowest default of
+/// `max_concurrent`: each look-up takes a socket, sockets of look-ups are 30 % of the files, and a client may hold half
+/// of them.
 pub(crate) const RECOMMENDED_FILE_LIMIT: usize = 3400;
 
 /// Returns a percentage of the limit of open files, at least 1. Sockets to upstreams have 60 %

@@ -168,8 +168,8 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
 /// Builds a server block for `zones` from its lines.
 ///
 /// # Errors
-/// Returns the error of the first line with an unknown plugin; without one, that of the first plugin in `ORDER` with an
-/// invalid line.
+/// Returns the error of the first line with an unknown or unsupported plugin. If all plugins are supported, returns the
+/// error of the first plugin in `ORDER` with an invalid line.
 pub fn build(
     lines: &[Directive],
     zones: &[Name],

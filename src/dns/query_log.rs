@@ -18,9 +18,9 @@ use crate::metrics::{MetricGroup, Metrics, registered};
 
 /// The maximum number of lines in the queue; further lines are dropped.
 const QUEUE_CAPACITY: usize = 16_384;
-/// The approximate size of a write, in bytes.
+/// The approximate maximum size of a write, in bytes.
 const BATCH_BYTES: usize = 64 << 10;
-/// The interval between warnings about lost lines.
+/// The minimum interval between warnings about lost lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How long the shutdown waits for the last lines to be written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -197,8 +197,8 @@ impl LineQueue {
             // If the queue was full at the end, `End` isn't in it.
             let first = if is_closing { self.receiver.try_recv().ok() } else { self.receiver.recv().ok() };
             let Some(first) = first else { return };
-            // Read before the queue is drained: lines queued before `closed` was set have to be written, later lines
-            // may be lost.
+            // `closed` is read before the queue is drained: lines queued before `closed` was set have to be written,
+            // later lines may be lost.
             is_closing |= self.shared.closed.load(Ordering::SeqCst);
             batch.clear();
             let (mut next, mut number) = (Some(first), 0);

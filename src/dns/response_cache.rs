@@ -58,7 +58,7 @@ pub struct ResponseCache {
 /// The reason why a query has no cached answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// The cache has no valid answer.
+    /// The cache has no valid answer for this query and client.
     Unknown,
     /// The cached answer is outdated because the links that it depends on have changed; usually the full handler can
     /// answer anew without waiting.
@@ -72,7 +72,7 @@ struct CacheSlot {
     deltas: ThreadDeltas,
     /// The CLOCK used bit: whether the answer was used since the hand last passed.
     is_used: bool,
-    /// The client of the last hit, which is usually also the client of the next one.
+    /// The client of the last hit, which is usually also the client of the next hit.
     client: IpAddr,
     /// The number of hits since the last report, and the time of that report.
     unreported_hits: u32,
@@ -161,7 +161,7 @@ impl ResponseCache {
         self.hit_duration_deltas = duration_deltas(took);
     }
 
-    /// Stores the answer to a client's query under the query's key.
+    /// Stores the answer to a client's query under the query's key, unless there is no room for the answer.
     pub fn insert(&mut self, key: Box<[u8]>, client: IpAddr, mut wire_response: WireResponse, now: Instant) {
         let deltas = self.deltas(&mut wire_response);
         let entry = CacheSlot {
@@ -181,7 +181,7 @@ impl ResponseCache {
         let same = set.iter().position(|place| place.as_deref().is_some_and(is_same));
         let free = || set.iter().position(Option::is_none);
         let at = same.or_else(free).unwrap_or_else(|| {
-            // The first answer whose used bit is clear, or else the first answer of the set.
+            // The first answer with a clear used bit, or else the first answer of the set.
             let unused = set.iter().position(|place| place.as_ref().is_some_and(|entry| !entry.is_used));
             set.iter_mut().flatten().for_each(|entry| entry.is_used = false);
             unused.unwrap_or_default()
@@ -196,7 +196,8 @@ impl ResponseCache {
         }
     }
 
-    /// CLOCK eviction: removes answers that are invalid, or whose used bit is clear, until there is room.
+    /// CLOCK eviction: removes answers that are invalid or have a clear used bit, until there is room. Clears the used
+    /// bits of the answers that stay.
     fn make_room(&mut self, weight: usize, now: Instant) {
         for _ in 0..MAX_CLOCK_STEPS {
             if self.bytes + weight <= self.max_bytes {

@@ -33,7 +33,7 @@ pub fn detail(link: &LinkView, now: i64) -> Vec<String> {
             lines.extend(events.iter().map(|event| event_line(event, now)));
         }
     }
-    // The link may come from another program at `--admin-listen`.
+    // Escape control characters: the link may come from another program that listens at `--admin-listen`.
     lines.iter().map(|line| printable(line, &[])).collect()
 }
 

@@ -15,7 +15,7 @@ use crate::model::link::{Link, LinkChange};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 
-/// The changes that are kept of one link. Older ones are dropped.
+/// The maximum number of changes kept for one link. The oldest change is dropped first.
 const MAX_EVENTS_PER_LINK: usize = 16;
 
 /// The last changes of each link.
@@ -98,7 +98,8 @@ impl History {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Catches up after missed changes. The first change of a link may be missed for good.
+    /// Records missed changes of links that already have a history. The missed first change of a link stays
+    /// unrecorded.
     fn rescan(&self, store: &Store, now: Timestamp) {
         self.events.lock().retain(|key, events| {
             let Some(link) = store.get(key) else { return false };
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn forgotten_link_has_no_history() {
+    fn removed_link_has_no_history() {
         let (store, history) = (Store::new(OnGone::Dropped), history());
         history.add(&apply(&store, 0, Some("a.example.")), at(1));
         history.add(&store.delete(&key(), "uid", None).unwrap(), at(2));
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn rescan_adds_what_was_missed() {
+    fn rescan_records_missed_changes_and_removals() {
         let (store, history) = (Store::new(OnGone::Dropped), history());
         history.add(&apply(&store, 0, Some("a.example.")), at(1));
         history.rescan(&store, at(2));

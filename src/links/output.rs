@@ -22,8 +22,8 @@ pub enum RenderError {
     Yaml(#[from] serde_saphyr::ser::Error),
 }
 
-/// Returns the text to print: a table by default, and the details of a single link with `is_detail`. `now` is in seconds
-/// since 1970.
+/// Returns the text to print. Without a format, it is a table, or the details of the link if `is_detail` is set and
+/// there is only one link. `now` is in seconds since 1970.
 ///
 /// # Errors
 /// If the links can't be represented in the format.

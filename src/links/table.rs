@@ -33,7 +33,7 @@ pub fn table(links: &[LinkView], now: i64, options: TableOptions) -> Vec<String>
     if options.wide {
         columns.extend(["DNS NAMES", "LED BY", "REASON"]);
     }
-    // The links may come from another program at `--admin-listen`.
+    // Escape control characters: the links may come from another program that listens at `--admin-listen`.
     let row = |link| columns.iter().map(|column| printable(&cell(link, column, now), &[])).collect();
     let rows: Vec<Vec<String>> = links.iter().map(row).collect();
     let width = |column: usize| {
@@ -77,7 +77,7 @@ fn cell(link: &LinkView, column: &str, now: i64) -> String {
     }
 }
 
-/// Returns the number of a terminal's colour: green, yellow or red.
+/// Returns the terminal's code (SGR) for green, yellow or red.
 fn color(state: ViewState) -> u8 {
     match state {
         ViewState::Ready => 32,
@@ -88,7 +88,7 @@ fn color(state: ViewState) -> u8 {
     }
 }
 
-/// Aligns the cells of rows in columns.
+/// Returns one line for each row, with the cells aligned in columns.
 #[must_use]
 pub fn columns(rows: &[Vec<&str>]) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or_default();

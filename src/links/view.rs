@@ -34,7 +34,7 @@ pub struct LinkView {
     /// The ExternalTarget that the link belongs to; `None` if it belongs to the Service.
     #[serde(default, rename = "lead", skip_serializing_if = "Option::is_none")]
     pub overridden_by: Option<OverrideView>,
-    /// When the Service was created, if known.
+    /// When a Service or an ExternalTarget of this name was first created, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<Timestamp>,
     /// The last changes that a running lb-linker has recorded, the oldest first; `None` if they aren't known.
@@ -102,10 +102,10 @@ pub enum ViewState {
     /// The status names only targets that aren't allowed, and there was no other target before; or the target policy
     /// denies the target of the ExternalTarget.
     Refused,
-    /// The status names no allowed target any more; DNS answers with the last one.
+    /// The status names no allowed target any more; DNS answers with the last allowed target.
     Kept,
-    /// A flag leaves the Service out since the start, and more than half of all external targets with it. The external
-    /// target is kept.
+    /// The Service hasn't been listed since the start, because a flag leaves it out together with more than half of all
+    /// external targets, or because its namespace can't be listed. The external target is kept.
     LeftOut,
     /// The Service or the ExternalTarget is gone; `--on-delete` decides what happens to its external target.
     Gone,
@@ -141,8 +141,8 @@ pub fn views(store: &Store, target_namespace: &str, filter: &LinkFilter) -> Vec<
     links.iter().map(|link| view(link, store, target_namespace)).collect()
 }
 
-/// Returns the links that differ between two lists: first the removed links, then new and changed links. Each
-/// key stands once in a list.
+/// Returns the links that differ between two lists: first the removed links, then new and changed links. No list may
+/// contain a key twice.
 #[must_use]
 pub fn changes(before: &[LinkView], after: &[LinkView]) -> Vec<LinkView> {
     fn by_key(links: &[LinkView]) -> HashMap<(&str, &str), &LinkView> {
@@ -171,7 +171,7 @@ fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> LinkView {
 }
 
 /// Returns the ExternalTarget that a link belongs to: once the ExternalTarget has announced a target, or if no Service
-/// has the link's name.
+/// has the link's name. `None` if the link belongs to a Service.
 fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
     let (namespace, name) = link.key.parts();
     let source = link.active_override().map(|by| by.source.to_string()).filter(|source| !source.is_empty());
@@ -189,7 +189,7 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
                             kept";
     const REFUSED: &str = "the Service's status names a target that isn't allowed";
     match link.state {
-        // The link of an ExternalTarget without a Service of the same name has no uid.
+        // A link has no uid if it was that of an ExternalTarget alone, or of a Service that was gone before the start.
         LinkState::Gone(_) if link.uid.is_empty() => {
             (ViewState::Gone, Some("the Service or the ExternalTarget is gone"))
         }

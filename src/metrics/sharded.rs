@@ -52,7 +52,7 @@ impl LocalCounters {
         Self(iter::repeat_with(CacheLine::default).take(number.div_ceil(LINE)).collect())
     }
 
-    /// Increments a counter. Only the thread that owns these counters may call this.
+    /// Adds a number to the counter with the index `at`. Only the thread that owns these counters may call this.
     pub fn add(&self, at: usize, number: u64) {
         let cell = self.at(at);
         cell.store(cell.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
@@ -77,12 +77,12 @@ impl ShardedCounters {
         Self { shared: LocalCounters::new(number), own: Mutex::default() }
     }
 
-    /// Increments a counter, from any thread.
+    /// Adds a number to the counter with the index `at`, from any thread.
     pub fn add(&self, at: usize, number: u64) {
         self.shared.at(at).fetch_add(number, Ordering::Relaxed);
     }
 
-    /// Returns a shard for one thread. Its counts remain after the thread has dropped it.
+    /// Returns a new shard for one thread. The counts remain after the thread has dropped the shard.
     #[must_use]
     pub fn own(&self) -> Arc<LocalCounters> {
         let cells = Arc::new(LocalCounters::new(self.shared.len()));
@@ -198,7 +198,7 @@ pub fn counted(labels: Vec<LabelPair>, count: u64) -> Metric {
     metric
 }
 
-/// Returns the family of all metrics with a name; `None` if there are none.
+/// Returns the family with the metrics of one descriptor; `None` if `metrics` is empty.
 #[must_use]
 pub fn family(desc: &Desc, kind: MetricType, metrics: Vec<Metric>) -> Option<MetricFamily> {
     if metrics.is_empty() {

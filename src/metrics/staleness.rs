@@ -16,7 +16,7 @@ use super::{MetricGroup, registered};
 #[derive(Debug)]
 pub struct LastActivity {
     at: Mutex<Instant>,
-    /// Whether the API server refuses the watch for want of a permission.
+    /// Whether the API server refuses the watch because lb-linker lacks a permission.
     is_refused: AtomicBool,
 }
 
@@ -31,7 +31,7 @@ impl LastActivity {
         self.set_refused(false);
     }
 
-    /// Records whether the API server refuses the watch for want of a permission.
+    /// Records whether the API server refuses the watch because lb-linker lacks a permission.
     pub fn set_refused(&self, is_refused: bool) {
         self.is_refused.store(is_refused, Ordering::Relaxed);
     }
@@ -83,8 +83,8 @@ impl Staleness {
         })
     }
 
-    /// Returns the earliest last activity of the watches with these names, for one namespace or for all; `None` without
-    /// such a watch. A refused watch counts only if all watches of its name are refused.
+    /// Returns the earliest last activity of the watches named `<name>` or `<name>/<namespace>`, for each of these
+    /// names; `None` if there is no such watch. A refused watch counts only if all watches of its name are refused.
     #[must_use]
     pub fn least_recent(&self, names: &[&str]) -> Option<Instant> {
         let watches = self.watches.lock();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_watch_doesnt_make_other_ones_stale() {
+    fn refused_watches_count_only_if_all_are_refused() {
         let staleness = Staleness::register(&Registry::new()).unwrap();
         let (a, b, other) = (staleness.watch("one/a"), staleness.watch("one/b"), staleness.watch("two/b"));
         let (at, later) =
@@ -155,10 +155,10 @@ mod tests {
         b.set_refused(true);
         assert_eq!(staleness.least_recent(&["one", "two"]), Some(later));
         a.set_refused(true);
-        assert_eq!(staleness.least_recent(&["one", "two"]), Some(at(&b)), "nothing is current");
+        assert_eq!(staleness.least_recent(&["one", "two"]), Some(at(&b)), "all watches are refused");
         b.note();
         a.set_refused(false);
         *a.at.lock() = later;
-        assert_eq!(staleness.least_recent(&["one"]), Some(at(&b)), "it is followed again");
+        assert_eq!(staleness.least_recent(&["one"]), Some(at(&b)), "the watch isn't refused any more");
     }
 }

@@ -42,7 +42,7 @@ pub fn printable(text: &str, kept: &[char]) -> String {
 pub fn located(place: &str, error: &serde_saphyr::Error) -> String {
     let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
     let text = error.without_snippet().to_string();
-    // The first line ends in the position.
+    // The first line of the error ends with the position.
     let text = text.lines().next().unwrap_or_default();
     let message = text.strip_suffix(&format!(" at line {line}, column {column}")).unwrap_or(text);
     format!("{place}:{line}:{column}: {}", sentence(message))
@@ -86,7 +86,7 @@ pub fn examples<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     text
 }
 
-/// The maximum number of Services in a list for the user, one a line: about one screen.
+/// The maximum number of objects in a list for the user, one per line: about one screen.
 pub(crate) const MAX_LINES: usize = 20;
 
 #[cfg(test)]

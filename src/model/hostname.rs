@@ -30,7 +30,8 @@ impl Hostname {
         })
     }
 
-    /// Returns whether no character has to be escaped (RFC 1035 section 5.1).
+    /// Returns whether the labels consist of letters, digits and hyphens and begin with no hyphen: then no character
+    /// has to be escaped (RFC 1035 section 5.1). `false` for the root.
     fn is_plain(&self) -> bool {
         let plain = |label: &[u8]| {
             let letters = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'-';
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostname_is_its_name_in_lower_case() {
+    fn hostname_converts_to_the_same_name_in_lower_case() {
         let long = format!("{}.{}.example.", "x".repeat(63), "y".repeat(63));
         let odd = [r"a\.b.example.", "*.example.", "_a.b_c.example.", "."];
         for text in ["a.example.", "xn--bcher-kva.example.", &long].into_iter().chain(odd) {

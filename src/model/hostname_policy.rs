@@ -33,8 +33,9 @@ impl HostnamePolicy {
         format!("{}.{zone}", names::DELETED)
     }
 
-    /// Returns the DNS names that a Service requests and may have, without duplicates and in their order, and the
-    /// rejected ones. `annotation` returns the value of an annotation of the Service.
+    /// Returns the DNS names that a Service requests and may have, in their order, without duplicates and default
+    /// names, and a [`Rejection`] for each annotation with names that aren't granted. `annotation` returns the value
+    /// of an annotation of the Service.
     #[must_use]
     pub fn hostnames<'a>(
         &self,
@@ -69,8 +70,8 @@ impl HostnamePolicy {
         (granted, unusable)
     }
 
-    /// Checks a further DNS name of an object. Returns the name in lower case and without a dot at its end; `None` if it
-    /// is one of the object's default names, which need no request.
+    /// Checks a further DNS name of an object. Returns the name in lower case and without a dot at the end; `None` for
+    /// one of the object's default names, which need no request.
     ///
     /// # Errors
     /// The reason why the name is denied.
@@ -98,7 +99,7 @@ impl HostnamePolicy {
         self.targets.zones.iter().filter_map(below).any(|name| own.iter().any(|own| own == name))
     }
 
-    /// Returns the names that a Service of the namespace may still have.
+    /// Returns those of `hostnames` that a Service of the namespace may still have.
     #[must_use]
     pub fn still_granted(&self, namespace: &str, hostnames: Vec<Arc<str>>) -> Vec<Arc<str>> {
         hostnames.into_iter().filter(|name| self.grant(namespace, name).is_ok()).collect()
@@ -198,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn further_name_is_checked_as_in_the_annotation() {
+    fn checked_name_is_lower_case_and_has_no_dot_at_the_end() {
         let check = |name| hostname_policy().check(&ServiceKey::new("default", "web"), name);
         for name in ["shop.default.lb.internal", "Shop.Default.lb.internal", "shop.default.LB.internal."] {
             assert_eq!(check(name), Ok(Some("shop.default.lb.internal".to_owned())), "{name}");

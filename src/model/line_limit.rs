@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// The time span that the limit applies to.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Allows `most` lines per minute, and counts the omitted ones.
+/// Allows `most` lines per minute, and counts the omitted lines.
 #[derive(Debug)]
 pub(crate) struct LineLimit {
     most: usize,

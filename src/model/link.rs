@@ -16,10 +16,11 @@ use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
-/// The rank of a link whose Service was never observed: the last.
+/// [`Link::created`] of a link whose Service was never observed: the last rank for names.
 pub(crate) const RANK_NEVER_OBSERVED: i64 = i64::MAX;
 
-/// The rank of a link whose Service has no creation time: the first. The keys decide between such links.
+/// [`Link::created`] of a link whose Service has no creation time: the first rank for names. The keys decide between
+/// such links.
 pub(crate) const RANK_WITHOUT_CREATION_TIME: i64 = i64::MIN;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -69,7 +70,8 @@ pub struct ObservedService {
     /// Whether a target in the Service's status is invalid, or denied by the target policy.
     pub refused: bool,
     pub has_finalizer: bool,
-    /// The external target that an earlier process left; `None` if this process already has a link for the Service.
+    /// The external target that an earlier process left; `None` if there is none, or if this process already has a link
+    /// for the Service.
     pub persisted: Option<PersistedTarget>,
 }
 
@@ -201,16 +203,17 @@ pub enum IpFamily {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// The Service exists, and its target is known or still pending.
+    /// The Service exists, and its target is known or still pending. Or an ExternalTarget overrides the link, and its
+    /// target isn't withdrawn.
     Live,
-    /// The Service exists, but its status has no allowed target any more: the link keeps the last one.
+    /// The Service exists, but its status has no allowed target any more: the link keeps the last allowed target.
     Stale,
     /// The Service was deleted and recreated, and has no target yet. An existing external target is that of the earlier
     /// Service, which was gone at this time at the latest. Or an ExternalTarget overrides the link, and its target was
-    /// withdrawn at this time.
+    /// withdrawn at this time. Or the override ended at this time at the latest, and the Service has no target yet.
     Recreated(Instant),
-    /// The Service isn't selected, perhaps because of a flag: the target is that of the existing external target, and
-    /// both are kept.
+    /// The Service wasn't listed: a flag may leave it out, or its namespace can't be listed. The link keeps the target
+    /// of the existing external target, or of the snapshot.
     LeftOut,
     /// The Service was gone at this time; the link keeps its names until its external target is deleted.
     Gone(Instant),
@@ -232,19 +235,20 @@ pub struct Link {
     /// Whether one of the link's names already leads to a newer version, or to another link.
     pub(crate) outdated: OutdatedFlag,
     pub state: LinkState,
-    /// The Service's ports. The external target has ports only if the target consists of addresses.
+    /// The ports of the Service with this target. The external target has ports only if the target consists of
+    /// addresses.
     pub ports: Arc<[Port]>,
     /// The custom hostnames that the link holds: other links may hold some of the requested ones.
     pub hostnames: Box<[Arc<str>]>,
-    /// The Service's uid; empty if unknown. For an overridden link that of the Service of the same name.
+    /// The Service's uid; empty if unknown. For an overridden link, the uid of the Service of the same name.
     pub uid: Uid,
-    /// When a Service with this key was first created, in seconds since 1970, as far as known. A name that no link
-    /// owns goes to the oldest of the Services that request it.
+    /// When a Service or an ExternalTarget with this key was first created, in seconds since 1970, or one of the
+    /// `RANK_` constants. A name that no link owns goes to the oldest of the links that request it.
     pub created: i64,
-    /// The name of the external target, if it isn't the default name. No ExternalTarget decides it: see `overridden`.
+    /// The name of the external target, if it isn't the default name. Unrelated to the override by an ExternalTarget.
     pub(crate) external_target_override: Option<Arc<str>>,
     /// The override by an ExternalTarget, if there is one, and the link of the Service itself. Boxed because few links
-    /// have it.
+    /// have an override.
     pub overridden: Option<Box<OverriddenLink>>,
 }
 
@@ -323,7 +327,7 @@ impl Link {
         matches!(self.state, LinkState::Gone(_))
     }
 
-    /// Returns whether the Service isn't selected, so that the target is that of the existing external target.
+    /// Returns whether the link is in [`LinkState::LeftOut`].
     #[must_use]
     pub fn is_left_out(&self) -> bool {
         self.state == LinkState::LeftOut
@@ -331,7 +335,7 @@ impl Link {
 
     /// Returns the time since which the Service of the external target is gone: the link's Service, or its predecessor
     /// of the same name if the recreated Service has no target yet. `None` if that Service isn't gone. For an
-    /// overridden link the time since which its target is withdrawn.
+    /// overridden link, returns the time since which its target is withdrawn.
     #[must_use]
     pub fn service_gone_since(&self) -> Option<Instant> {
         match self.state {
@@ -340,7 +344,7 @@ impl Link {
         }
     }
 
-    /// Returns whether another link holds a name that this one should have: the name of its external target, or a
+    /// Returns whether another link holds a name that this link should have: the name of its external target, or a
     /// custom hostname.
     #[must_use]
     pub fn is_missing_name(&self) -> bool {
@@ -357,7 +361,7 @@ impl Link {
             .is_some_and(|own| **own != *names::earlier_external_target(namespace, name))
     }
 
-    /// Returns when a Service with this key was first created, in seconds since 1970, if known.
+    /// Returns when a Service or an ExternalTarget with this key was first created, in seconds since 1970, if known.
     #[must_use]
     pub fn created_at(&self) -> Option<i64> {
         let is_rank = [RANK_NEVER_OBSERVED, RANK_WITHOUT_CREATION_TIME].contains(&self.created);
@@ -377,7 +381,7 @@ pub struct LinkChange {
     pub key: ServiceKey,
     /// The previous link; `None` if the link is new.
     pub before: Option<Arc<Link>>,
-    /// The current link; `None` if the store has forgotten it.
+    /// The current link; `None` if the store has removed the link.
     pub after: Option<Arc<Link>>,
 }
 

@@ -16,7 +16,7 @@ pub enum Announcement {
     /// Nothing yet: the Service of the same name keeps the link.
     #[default]
     NotYet,
-    /// The last target was withdrawn, or this replica's target policy denies it.
+    /// The last target was withdrawn, or this replica's target policy denies it, or this version can't read it.
     Withdrawn,
     Target(Target),
 }
@@ -34,12 +34,13 @@ pub struct LinkOverride {
     pub service_uid: Uid,
     /// The ports of the Service in use; none for fixed targets.
     pub ports: Arc<[Port]>,
-    /// The settings of the spec. Those of the Service of the same name replace omitted ones while it is a source.
+    /// The settings of the spec. While the Service of the same name is a source, settings that the spec omits are
+    /// those of the Service.
     pub annotations: Annotations,
     /// Whether the target policy denies the announced target, or this version can't read it.
     pub refused: bool,
-    /// Whether the target isn't from a status: the ExternalTarget isn't read yet, or its status is empty. Then nothing
-    /// is written for the link.
+    /// Whether the target isn't from the status of the ExternalTarget, because the ExternalTarget isn't read yet or its
+    /// status has no target. Then nothing is written for the link.
     pub is_provisional: bool,
 }
 
@@ -90,7 +91,8 @@ impl OverriddenLink {
 }
 
 impl Link {
-    /// Returns the link of the Service itself, which differs from the link while an ExternalTarget overrides it.
+    /// Returns the link of the Service itself, which differs from this link while an ExternalTarget overrides it.
+    /// `None` if no Service has the name of an overridden link.
     #[must_use]
     pub fn service_link(self: &Arc<Self>) -> Option<&Arc<Self>> {
         self.overridden.as_ref().map_or(Some(self), |overridden| overridden.service_link.as_ref())
@@ -112,10 +114,11 @@ impl Link {
         Self { target: None, refused: false, overridden: None, state: LinkState::Gone(since), ..self.clone() }
     }
 
-    /// Returns the link of a living Service after the end of the override of `overridden`.
+    /// Returns this link of an existing Service with the state and the names that it has after the end of the override
+    /// of `overridden`.
     pub(crate) fn returned(&self, overridden: &Self) -> Self {
         let state = match self.target {
-            // Until it is written again, the external target has the target that the ExternalTarget announced.
+            // The external target still has the target that the ExternalTarget announced.
             None if overridden.active_override().is_some() => {
                 LinkState::Recreated(overridden.service_gone_since().unwrap_or_else(Instant::now))
             }

@@ -109,7 +109,7 @@ pub fn labels(name: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Splits a name in the form of [`wire`] into its first label and its parent.
+/// Splits a name in the form of [`wire`] into its first label and its parent; `None` for the root.
 #[must_use]
 pub fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = name.split_first()?;
@@ -162,7 +162,7 @@ fn sanitize(name: String) -> String {
 }
 
 /// Returns the SHA-256 hash of a text, or of bytes, in hexadecimal digits. Each version of lb-linker computes the same
-/// one.
+/// hash.
 #[must_use]
 pub fn hash_of(text: impl AsRef<[u8]>) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()

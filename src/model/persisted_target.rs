@@ -8,7 +8,7 @@ use crate::model::uid::Uid;
 /// The external target of a link, as an earlier process left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PersistedTarget {
-    /// The target; `None` if the target policy denies it.
+    /// The target; `None` if the external target has none (as a tombstone), or if the target policy denies it.
     pub target: Option<Target>,
     /// The Service that the external target was written for; another Service of the same name has another target.
     pub owner: TargetOwner,
@@ -16,7 +16,8 @@ pub struct PersistedTarget {
     pub hostnames: Box<[Arc<str>]>,
     /// Whether lb-linker removes the external target when its Service is gone.
     pub is_ours: bool,
-    /// The uid of the ExternalTarget that the external target was written for, if it was written for one.
+    /// The uid of the ExternalTarget that the external target was written for; `None` if it was written for a Service,
+    /// or if the namespace isn't watched.
     pub overridden_by: Option<Uid>,
 }
 
@@ -34,7 +35,8 @@ impl PersistedTarget {
 /// The Service that an external target was written for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetOwner {
-    /// The Service with this uid, as recorded on the external target.
+    /// The Service with this uid, as recorded on the external target. The uid is empty for a fixed target of an
+    /// ExternalTarget.
     Uid(Uid),
     /// A Service created no later than this time, in seconds since 1970: the earlier operator created external targets
     /// after their Services, and deleted both together.

@@ -84,7 +84,7 @@ pub struct ListEntries<'a> {
     /// The first [`MAX_ENTRIES`] entries, without surrounding white space, except entries of more than
     /// [`MAX_ENTRY_BYTES`] bytes.
     pub counted: Vec<&'a str>,
-    /// The number of all other entries.
+    /// The number of the remaining entries, without empty entries.
     pub ignored: usize,
 }
 

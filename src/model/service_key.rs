@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::model::names;
 
-/// The separator of the two parts, which no namespace contains.
+/// The separator of namespace and name, which no namespace contains.
 const SEPARATOR: char = '/';
 
 /// The namespace and the name of a LoadBalancer Service. Ordered by namespace, then name.

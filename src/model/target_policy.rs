@@ -44,7 +44,7 @@ pub enum Denied {
     /// A name without a dot: its meaning depends on the client's search list.
     #[error("a single label isn't a complete name")]
     SingleLabel,
-    /// A name in a zone of links that belongs to a Service of another namespace, which doesn't allow this.
+    /// A name in a zone of links that belongs to a Service of another namespace, which doesn't allow this namespace.
     #[error(
         "it lies in lb-linker's own zone and belongs to Service {owner}, whose annotation linker.hsj.com/allow-from \
          doesn't list namespace {namespace}"
@@ -116,7 +116,7 @@ impl TargetPolicy {
     /// Checks any name of a chain. Names in zones of links also depend on the links.
     ///
     /// # Errors
-    /// If it lies in the cluster's own domain, or is `localhost`.
+    /// If the name lies in the cluster's own domain, or is `localhost` or below it.
     pub fn check_name(&self, name: &Name) -> Result<(), Denied> {
         if name.iter().next_back().is_some_and(|label| label.eq_ignore_ascii_case(b"localhost")) {
             return Err(Denied::Localhost);

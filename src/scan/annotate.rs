@@ -43,7 +43,7 @@ pub async fn annotate(client: &Client, exact: &[ExactMatch], progress: impl Fn(&
             ));
             continue;
         }
-        // The Service is annotated only as it was read: another client may have changed it since.
+        // The patch fails if another client has changed the Service since it was read.
         let metadata = json!({"annotations": {SOURCE: it.load_balancer}, "resourceVersion": it.version});
         let key = format!("{}/{}", it.namespace, it.service);
         match patch(client, &key, metadata).await {

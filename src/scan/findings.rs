@@ -24,29 +24,29 @@ const MIN_DOMAIN_LABELS: usize = 2;
 /// The manager of EndpointSlices that kube-controller-manager makes of Endpoints that were written by hand.
 const MIRRORED: &str = "endpointslicemirroring-controller.k8s.io";
 
-/// What was found.
+/// The findings of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Scan {
     /// ExternalName Services with a hostname in a domain of this cluster's load balancers. No load balancer has the
-    /// hostname now, and DNS says that it doesn't exist, or doesn't tell.
+    /// hostname now, and it doesn't exist in DNS, or DNS doesn't tell whether it exists.
     pub probable: Vec<Stale>,
     /// ExternalName Services whose hostname exactly one load balancer or ExternalTarget has now. A fixed target of an
     /// ExternalTarget counts only for Services of its namespace.
     pub exact: Vec<ExactMatch>,
     /// ExternalName Services whose hostname several load balancers have now.
     pub ambiguous: Vec<Ambiguous>,
-    /// ExternalName Services with the hostname of a source, or of a former target, of an ExternalTarget, and neither
-    /// `exact` nor `ambiguous`: the source isn't in use, or is a fixed target in another namespace.
+    /// ExternalName Services with the hostname of a source, or of a former target, of an ExternalTarget, which are
+    /// neither in `exact` nor in `ambiguous`: the source isn't in use, or is a fixed target in another namespace.
     pub sources: Vec<SourceMatch>,
     /// Objects with the address of a load balancer.
     pub addresses: Vec<AddressMatch>,
-    /// What couldn't be read.
+    /// Sentences about objects that couldn't be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<String>,
 }
 
-/// An ExternalName Service with a hostname that is probably that of a load balancer that is gone.
+/// An ExternalName Service whose hostname probably belonged to a load balancer that is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stale {
@@ -310,7 +310,7 @@ fn domain(hostname: &str) -> Option<&str> {
 }
 
 fn addresses(objects: &Objects, store: &Store, target_namespace: &str) -> Vec<AddressMatch> {
-    // Controllers write the endpoints of Services with a selector.
+    // The endpoints of these Services are written by controllers, not by hand.
     let with_selector: BTreeSet<ServiceKey> = objects
         .services
         .iter()

@@ -8,7 +8,7 @@ use super::findings::{ExactMatch, Scan};
 use crate::links::table::columns;
 use crate::model::rejection::MAX_ENTRIES;
 
-/// Returns the lines of the report. What needs a decision stands first.
+/// Returns the lines of the report. Findings that need a decision come first.
 #[must_use]
 pub fn report(scan: &Scan) -> Vec<String> {
     let mut lines = Vec::new();

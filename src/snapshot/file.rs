@@ -46,7 +46,7 @@ pub fn check_path(path: &Path) -> Result<(), PathError> {
 /// Returns the content of the file; `None` if there is no file. Of a file larger than [`MAX_BYTES`] only the first
 /// `MAX_BYTES` + 1 bytes are read, which `decode` refuses.
 pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    // The open of a pipe would wait for a writer otherwise.
+    // Without O_NONBLOCK, opening a pipe would wait for a writer.
     let opened = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
     let file = match opened {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -75,7 +75,7 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = beside(path, ".tmp");
     let replaced = write_new(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
     if replaced.is_err() {
-        // An incomplete file would take the space that the next try needs.
+        // An incomplete temporary file would take the space that the next try needs.
         let _ = fs::remove_file(&temporary);
     }
     replaced?;
@@ -85,7 +85,7 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // An earlier process may have ended while it wrote.
+    // An earlier process may have ended while it wrote this temporary file.
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_is_replaced_as_a_whole_and_private() {
+    fn replaced_file_is_complete_and_only_the_owner_reads_it() {
         let directory = tempfile::tempdir().unwrap();
         let (path, victim) = (directory.path().join("links"), directory.path().join("victim"));
         fs::write(&victim, "untouched").unwrap();

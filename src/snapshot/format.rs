@@ -55,7 +55,7 @@ pub struct Head {
     pub serial: u64,
 }
 
-/// The flags that decide what is read, and that a link doesn't record.
+/// The flags that select Services and their annotations, and whose effect can't be seen in a saved link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RecordedFlags {
@@ -107,7 +107,7 @@ pub enum SavedTarget {
     Addresses(Vec<IpAddr>),
 }
 
-/// The ExternalTarget that has chosen the target of the link.
+/// The ExternalTarget that overrides a link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct SavedOverride {
@@ -124,7 +124,7 @@ pub struct SavedOverride {
 pub enum FormatError {
     #[error("it is larger than {} MiB", MAX_BYTES >> 20)]
     TooLarge,
-    #[error("it doesn't begin as a snapshot of lb-linker does")]
+    #[error("it doesn't begin with the header of a snapshot")]
     NoSnapshot,
     #[error("its format isn't version {VERSION}, and this lb-linker reads no other version")]
     OtherVersion,
@@ -192,7 +192,8 @@ fn encode_within<I: Iterator<Item = SavedLink>>(
 /// Reads a snapshot.
 ///
 /// # Errors
-/// If the bytes aren't exactly as [`encode`] has returned them, or exceed a limit.
+/// If the bytes are too large, don't begin with a header of this version, don't match their checksum, or have an
+/// invalid line.
 pub fn decode(bytes: &[u8]) -> Result<Snapshot, FormatError> {
     if bytes.len() > MAX_BYTES {
         return Err(FormatError::TooLarge);
@@ -236,14 +237,14 @@ fn read_line<'a, T: Deserialize<'a>>((text, line): (&'a [u8], usize)) -> Result<
 // === impl SavedLink ===
 
 impl SavedLink {
-    /// Returns the link without what can be large; its default names and its external target stay with it.
+    /// Returns the link with only its default names, its rank, and the name of its external target.
     fn names_only(self) -> Self {
         let Self { namespace, service, created, external_target, hostnames, .. } = self;
         let lacks_hostnames = !hostnames.is_empty();
         Self { namespace, service, created, external_target, lacks_hostnames, ..Self::default() }
     }
 
-    /// Checks limits that also hold for links from the API server. Returns the limit that is exceeded, as a clause.
+    /// Checks the names of the objects, and the limits of all fields. Returns the first defect, as a clause.
     fn check(&self) -> Result<(), &'static str> {
         let is_object = |name: &str| name.len() <= MAX_ENTRY_BYTES && name.split('.').all(names::is_label);
         let are_entries = |texts: &[String]| {
@@ -252,9 +253,9 @@ impl SavedLink {
         let by = self.overridden_by.iter().flat_map(|by| [&by.uid, &by.source, &by.service_uid]);
         let mut texts = by.chain([&self.uid]);
         match &self.target {
-            _ if !names::is_label(&self.namespace) => Err("the namespace isn't a label"),
-            _ if !is_object(&self.service) => Err("the Service's name isn't a name"),
-            _ if !is_object(&self.external_target) => Err("the external target's name isn't a name"),
+            _ if !names::is_label(&self.namespace) => Err("the namespace isn't a DNS label"),
+            _ if !is_object(&self.service) => Err("the Service's name isn't a DNS name"),
+            _ if !is_object(&self.external_target) => Err("the external target's name isn't a DNS name"),
             _ if !texts.all(|text| text.len() <= MAX_TEXT_BYTES) => Err("a text is too long"),
             _ if ![&self.hostnames, &self.allow_from].into_iter().all(|it| are_entries(it)) => {
                 Err("a list of names is too long")

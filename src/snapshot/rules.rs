@@ -13,9 +13,9 @@ use crate::sync::source::first_list::FirstList;
 
 /// Time from the start after which DNS answers from the snapshot if the first list isn't complete.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How far in the future a snapshot may be: clocks of machines differ, and are corrected.
+/// How far in the future the time of a snapshot may be: clocks of machines differ, and are corrected.
 const MAX_FUTURE: Duration = Duration::from_secs(300);
-/// Minimum time between two writes.
+/// Minimum pause between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest pause between two writes while the watches live.
 const MAX_RENEWAL: Duration = Duration::from_secs(600);

@@ -74,7 +74,7 @@ fn load(path: PathBuf) -> Loaded {
     }
 }
 
-/// Returns the snapshot, or logs why there is none.
+/// Returns the snapshot, or logs why it can't be used. A missing file isn't logged.
 fn snapshot_or_log(context: &SnapshotContext, loaded: Loaded) -> Option<ReadSnapshot> {
     let path = context.path.display();
     match loaded {
@@ -94,8 +94,8 @@ fn snapshot_or_log(context: &SnapshotContext, loaded: Loaded) -> Option<ReadSnap
     None
 }
 
-/// Returns `true` once the API server has refused the first list, or hasn't completed it until `deadline`; `false` once
-/// the first list is complete.
+/// Returns `true` once the API server has refused the first list or can't produce it, or if the list isn't complete by
+/// `deadline`; `false` once the list is complete.
 async fn is_needed(context: &SnapshotContext, deadline: Instant) -> bool {
     let mut first_list = context.first_list.clone();
     tokio::select! {

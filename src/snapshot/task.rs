@@ -1,4 +1,5 @@
-//! The task of the snapshot: reads it at the start, lets DNS answer with it if need be, and writes it from then on.
+//! The task of the snapshot: reads it at the start, lets DNS answer with it if the first list is late or refused, and
+//! writes it once that list is complete.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -64,7 +64,7 @@ impl NameSetVersion {
         Arc::ptr_eq(&self.generations, &other.generations)
     }
 
-    /// Returns whether the set of names is unchanged since.
+    /// Returns whether the set of names hasn't changed since this version was taken.
     #[must_use]
     pub fn is_current(&self) -> bool {
         // An odd generation was taken during a change: look-ups after it may have seen the names before the change.

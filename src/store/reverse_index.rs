@@ -35,7 +35,7 @@ impl ReverseIndex {
         }
     }
 
-    /// Returns the links that have this address, ordered by namespace and name.
+    /// Returns the keys of the links that have this address, ordered by namespace and name.
     pub(super) fn of(&self, ip: IpAddr) -> Vec<ServiceKey> {
         let all = self.0.read();
         let from = all.range((ip, SMALLEST_KEY.clone())..);

@@ -1,6 +1,6 @@
 //! The links of an earlier process, with which DNS answers until the first complete list.
 //!
-//! They are in a store of their own: everything that writes sees only the store of the watched links.
+//! They are in a store of their own: the code that writes to the cluster sees only the store of the watched links.
 
 use std::borrow::Cow;
 use std::fmt;

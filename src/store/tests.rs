@@ -214,7 +214,7 @@ fn left_out_service_can_be_deleted_and_forgotten() {
 }
 
 #[test]
-fn pending_service_keeps_only_a_predecessors_external_target() {
+fn predecessors_external_target_marks_service_as_recreated() {
     for (written_for, is_predecessors) in [
         (noted("1"), false),
         (noted("0"), true),
@@ -250,7 +250,7 @@ fn pending_service_keeps_only_a_predecessors_external_target() {
 }
 
 #[test]
-fn recreated_pending_service_counts_since_its_predecessors_end() {
+fn recreated_service_keeps_the_end_time_of_its_predecessor() {
     let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert_eq!(outlived_since(&store), None);
@@ -562,8 +562,8 @@ fn store_with_zone() -> Store {
 /// Parts of names that are bound to clash: joined by hyphens they give the same label in many ways.
 const PARTS: [&str; 3] = ["a", "a-a", "a-a-a"];
 
-/// Returns one of several Services with clashing names, and custom hostnames for it, most of which are default names of
-/// other Services.
+/// Returns one of several Services with clashing names, and custom hostnames for it, some of which are default names of
+/// Services.
 fn clashing(random: &mut StdRng) -> (ServiceKey, Vec<Arc<str>>) {
     let mut part = || PARTS[random.random_range(0..PARTS.len())];
     let key = ServiceKey::new(part(), part());
@@ -573,7 +573,7 @@ fn clashing(random: &mut StdRng) -> (ServiceKey, Vec<Arc<str>>) {
     (key, all.iter().filter(|_| random.random_bool(0.5)).map(|name| Arc::from(&**name)).collect())
 }
 
-/// Checks the owner of every name that any link could have.
+/// Checks the owner of every name that a link has by default or requests.
 fn check_names(store: &Store, context: &str) {
     let links = store.links();
     let objects: HashSet<_> = links.iter().map(|link| link.external_target()).collect();

@@ -11,7 +11,7 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
 impl Store {
-    /// Stores a link and publishes it under its names. A new link claims its names first.
+    /// Stores a link and publishes it under its names. A link that is new or has another rank claims its names first.
     pub(super) fn upsert(
         &self,
         allocator: &mut NameAllocator,
@@ -76,7 +76,7 @@ impl Store {
         self.record_change(allocator, &link.key, Some(Arc::clone(link)), None)
     }
 
-    /// Publishes names under their new owners. Intermediate states aren't visible.
+    /// Publishes names under their new owners. Of several changes of a name only the last is published.
     pub(super) fn apply_reassigned(&self, allocator: &mut NameAllocator, changes: Vec<Reassigned>) {
         for change in coalesce(changes) {
             match change {
@@ -143,7 +143,7 @@ impl Store {
         }
     }
 
-    /// Returns the custom hostnames that a link owns, except default names of other links.
+    /// Returns the custom hostnames that a link owns, except those that are the default name of a link.
     fn hostnames_of(&self, allocator: &NameAllocator, key: &ServiceKey) -> Box<[Arc<str>]> {
         let zones = self.zones();
         let free = |name: &str| {

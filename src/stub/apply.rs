@@ -12,10 +12,10 @@ use crate::sync::k8s::errors::describe;
 /// Marks these changes in `managedFields`.
 const FIELD_MANAGER: &str = "lb-linker-stub";
 
-/// Makes a change. Its precondition is the resourceVersion that was read.
+/// Writes a change, with the resourceVersion that was read as the precondition.
 ///
 /// # Errors
-/// One sentence, if the ConfigMap was changed since then, or if the API server refuses or can't be reached.
+/// One sentence, if the ConfigMap was changed since it was read, or if the API server refuses or can't be reached.
 pub async fn write(client: &Client, change: &Change) -> Result<(), String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), KUBE_SYSTEM);
     let name = &change.config_map;

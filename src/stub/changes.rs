@@ -366,7 +366,8 @@ pub(super) fn misdirected(
     })
 }
 
-/// Returns the addresses of CoreDNS as NodeLocal DNSCache names them, without those at which it answers itself.
+/// Returns the upstreams with which a block of NodeLocal DNSCache reaches CoreDNS: the cluster IPs, except those at
+/// which NodeLocal DNSCache itself answers, and the placeholder.
 pub(super) fn cluster_dns(dns: &ClusterDns, node_local: &Corefile<'_>) -> Vec<String> {
     let addresses = DNS_SERVICES.iter().flat_map(|(_, service)| dns.cluster_ips(service));
     let addresses = addresses.map(|address| address.to_string());
@@ -405,7 +406,7 @@ fn lacks_corefile(map: &ConfigMap) -> Step {
     Step::Refused(format!("ConfigMap {KUBE_SYSTEM}/{} has no key {COREFILE}", name(map)))
 }
 
-/// Returns the step that leaves a Corefile with a block for the zones that have no other block.
+/// Returns the step after which lb-linker's block in a Corefile has the zones that have no other block.
 fn step_to_add(
     map: &ConfigMap,
     corefile: &Corefile<'_>,

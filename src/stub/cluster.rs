@@ -130,7 +130,7 @@ pub async fn read(client: &Client, with_workloads: bool) -> (ClusterDns, Vec<Str
         plural: "dnses".to_owned(),
     };
     let operator = match Api::<DynamicObject>::all_with(client.clone(), &kind).get_opt("default").await {
-        // Without OpenShift the kind doesn't exist, and RBAC answers 403 in both cases.
+        // Without OpenShift the kind doesn't exist. Without the permission the answer is 403 on any cluster.
         Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => Ok(None),
         found => found,
     };

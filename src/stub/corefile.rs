@@ -49,7 +49,7 @@ impl<'a> Corefile<'a> {
         Ok(corefile)
     }
 
-    /// Returns whether the Corefile imports other server blocks, as `import custom/*.server`.
+    /// Returns whether the Corefile imports other server blocks, such as by `import custom/*.server`.
     #[must_use]
     pub fn imports_servers(&self) -> bool {
         let tokens = tokenize(&self.file, self.text);
@@ -70,7 +70,7 @@ impl<'a> Corefile<'a> {
         self.blocks.iter().any(|block| block.lines.iter().any(|line| line.name() == "reload"))
     }
 
-    /// Returns the arguments of `bind` in the block for all other names.
+    /// Returns the arguments of `bind` in the root block: the block of the root zone, or else the first block.
     #[must_use]
     pub fn bind(&self) -> Vec<&str> {
         let binds = self.root().into_iter().flat_map(|block| &block.lines);
@@ -80,13 +80,14 @@ impl<'a> Corefile<'a> {
             .collect()
     }
 
-    /// Returns the lines to add: a block that forwards the zones, on the port and addresses of the other blocks.
+    /// Returns the lines to add: a block that forwards the zones, on the port and the `bind` addresses of the root
+    /// block. `by_tcp` lets the block forward by TCP only.
     #[must_use]
     pub fn lines_to_add(&self, forwarding: &Forwarding, by_tcp: bool) -> String {
         lines(forwarding, self.port(), &self.bind(), by_tcp)
     }
 
-    /// Returns the port of the block for all other names.
+    /// Returns the port of the root block.
     fn port(&self) -> &str {
         let root = self.root().and_then(|block| {
             let mut addresses = block.addresses.iter();
@@ -95,7 +96,7 @@ impl<'a> Corefile<'a> {
         root.and_then(|address| port_of(&address.text)).unwrap_or(DNS_PORT)
     }
 
-    /// Returns the blocks of these zones, on the port of the block for all other names.
+    /// Returns the blocks of these zones, on the port of the root block.
     #[must_use]
     pub fn blocks_of(&self, zones: &[String]) -> Vec<ZoneBlock> {
         self.blocks_on(self.port(), zones)
@@ -190,7 +191,7 @@ impl<'a> Corefile<'a> {
         (&self.text[..offset(first - 1)], &self.text[offset(last)..])
     }
 
-    /// Returns the block for all names that no other block serves; the first block if there is none.
+    /// Returns the block of the root zone; the first block if there is none.
     fn root(&self) -> Option<&BlockSource> {
         let has_root = |block: &&BlockSource| block.addresses.iter().any(|address| is_root(&address.text));
         self.blocks.iter().find(has_root).or_else(|| self.blocks.first())
@@ -205,7 +206,7 @@ impl<'a> Corefile<'a> {
     }
 }
 
-/// Returns a block that forwards the zones, between the marker lines.
+/// Returns a block that forwards the zones, between the marker lines. `by_tcp` lets it forward by TCP only.
 #[must_use]
 pub fn lines(forwarding: &Forwarding, port: &str, bind: &[&str], by_tcp: bool) -> String {
     let zones: Vec<String> = forwarding.zones.iter().map(|zone| format!("{zone}:{port}")).collect();

@@ -144,12 +144,12 @@ impl ClusterDns {
         if self.deployments.iter().any(is_stopped) {
             return vec![cloud_dns];
         }
-        // With Cloud DNS, kube-dns usually keeps running: no object tells which of the two Pods use.
+        // With Cloud DNS, kube-dns usually keeps running: no object tells which of the two resolvers the Pods use.
         vec![Part::Resolver(Resolver::GkeKubeDns), cloud_dns]
     }
 }
 
-/// Returns the cluster IPs of a Service, that of the cluster's main family first.
+/// Returns the cluster IPs of a Service, in the order of `spec.clusterIPs`.
 pub fn cluster_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
     let spec = service.spec.as_ref();
     spec.and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten().filter_map(|ip| ip.parse().ok())

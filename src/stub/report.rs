@@ -168,7 +168,7 @@ fn eks(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
          values that the add-on has already have to stand there, too:"
             .to_owned(),
         String::new(),
-        // The number is the indentation: the first line may begin with a space.
+        // The 4 is YAML's indentation indicator: the first line of the Corefile may begin with a space.
         "    corefile: |4".to_owned(),
     ];
     let text = change.after.unwrap_or_default();

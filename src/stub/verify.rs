@@ -78,7 +78,7 @@ pub fn tiers(dns: &ClusterDns, forwarding: &Forwarding, resolv_conf: &str) -> Ve
         .map(|corefile| corefile.bind().iter().filter_map(|address| address.parse().ok()).collect())
         .unwrap_or_default();
     let asked = node_local.iter().find(|address| !address.is_unspecified());
-    // On nodes with NodeLocal DNSCache, it may answer at the address of CoreDNS's Service.
+    // NodeLocal DNSCache may answer at the address of CoreDNS's Service on its nodes.
     let core_dns = DNS_SERVICES.iter().find_map(|(_, service)| {
         let found: Vec<IpAddr> = dns.cluster_ips(service).filter(|ip| !node_local.contains(ip)).collect();
         (!found.is_empty()).then_some(found)

@@ -1,7 +1,8 @@
-//! Keeps the PrometheusRules of ExternalTargets with `spec.alerts`, on the leader.
+//! Keeps the PrometheusRules of ExternalTargets with `spec.alerts` up to date, on the leader.
 //!
-//! Without such an ExternalTarget no request about PrometheusRules is sent, not even discovery. A missing CRD, a
-//! missing permission or a name conflict changes only the condition AlertsReady.
+//! Without such an ExternalTarget, and without a PrometheusRule that has to be removed, no request about
+//! PrometheusRules is sent, not even discovery. A missing CRD, a missing permission or a name conflict changes only the
+//! condition AlertsReady.
 
 mod controller;
 pub mod desired;
@@ -42,7 +43,7 @@ pub struct AlertsContext {
     /// Selects the namespaces.
     pub selection: Arc<Selection>,
     pub sync: SyncMode,
-    /// The ExternalTargets with `spec.alerts`, and how their PrometheusRules stand.
+    /// The requests for PrometheusRules, and the states of these PrometheusRules.
     pub rules: Arc<RuleRequests>,
     /// Metrics of requests to the API server.
     pub api: Arc<ApiMetrics>,
@@ -56,7 +57,7 @@ pub struct AlertsContext {
     pub overrides_listed: watch::Receiver<LinkLists>,
 }
 
-/// Keeps PrometheusRules until `stop` is cancelled.
+/// Keeps PrometheusRules up to date until `stop` is cancelled.
 ///
 /// # Errors
 /// If a feed ends or a task panics, which should never happen.

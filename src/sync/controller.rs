@@ -1,5 +1,4 @@
-//! Work queue, circuit breaker, backoff and supervision, for the controllers of external targets and of source
-//! annotations.
+//! Work queue, circuit breaker, backoff, and supervision of sync tasks, which the controllers share.
 
 pub(crate) mod backoff;
 pub(crate) mod circuit_breaker;

@@ -1,7 +1,7 @@
 //! Leader election: one replica writes; the other replicas watch and answer DNS.
 //!
-//! `elector` makes the decisions and does no I/O. This task sends the requests to the API server. Each writer checks a
-//! [`Leadership`] before it writes. Losing the lease stops the writes and nothing else.
+//! `elector` makes the decisions and does no I/O. [`Election::run`] sends the requests to the API server. Each writer
+//! checks a [`Leadership`] before it writes. Losing the lease stops the writes and nothing else.
 
 mod clock;
 mod elector;
@@ -397,7 +397,11 @@ impl<'a> LeaseClient<'a> {
         };
         if let Err(failure) = release.await {
             let doing = format!("release Lease {}/{name}", self.election.election_config.namespace);
-            warn!("{}; another replica takes it over when it expires", failure.sentence(&doing, ""));
+            warn!(
+                "{}; another replica takes the Lease over after its expiry or, with leader-for-life, after the end of \
+                 this Pod",
+                failure.sentence(&doing, "")
+            );
         }
     }
 

@@ -1,4 +1,4 @@
-//! Kubernetes Events about links, which `kubectl describe service` shows.
+//! Kubernetes Events about Services and ExternalTargets, which `kubectl describe` shows.
 //!
 //! The caller puts an Event into a bounded queue and continues; a separate task sends it. An Event that can't be sent
 //! is dropped: recording never blocks.
@@ -35,11 +35,11 @@ const MAX_NOTE_BYTES: usize = 1024;
 pub enum Reason {
     /// The target of a link has changed.
     TargetChanged,
-    /// The status of the Service names no allowed target any more, and the last one is kept.
+    /// The status of the Service names no allowed target any more, and the last target is kept.
     TargetStale,
     /// The external target was created.
     ExternalTargetCreated,
-    /// A foreign object has become the external target.
+    /// An object that lb-linker hadn't written has become the external target.
     Adopted,
     /// A name belongs to another link or object: the name of the external target, or a requested DNS name.
     Conflict,
@@ -59,7 +59,7 @@ pub enum Reason {
     FailedOver,
     /// A preferred source of an ExternalTarget works again and is in use.
     FailedBack,
-    /// The first target of an ExternalTarget, or a new target of its source in use, was waited for in vain.
+    /// The first target of an ExternalTarget, or a new target of its source in use, hasn't passed a check in time.
     CutoverTimedOut,
     /// The target of an ExternalTarget has failed or was withdrawn, and no source can replace it.
     NoHealthySource,
@@ -245,7 +245,7 @@ struct EventQueue {
 }
 
 /// Queued Events by namespace. The namespaces are served round-robin, so that a namespace with many Events delays no
-/// other.
+/// other namespace.
 #[derive(Debug, Default)]
 struct NamespaceQueues {
     by_namespace: HashMap<Box<str>, VecDeque<QueuedEvent>>,
@@ -362,11 +362,7 @@ mod tests {
         }
         assert_eq!(dropped.get(), 5);
         let queue = recorder.0.unwrap();
-        assert_eq!(
-            &*queue.pop(|_| false).unwrap().event_key.note,
-            "a → 0",
-            "the first one is the first to be sent"
-        );
+        assert_eq!(&*queue.pop(|_| false).unwrap().event_key.note, "a → 0", "the first Event is sent first");
         assert_eq!(std::iter::from_fn(|| queue.pop(|_| false)).count(), QUEUE_CAPACITY / 2 - 1);
     }
 
@@ -422,7 +418,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn next_returns_earlier_and_later_events() {
+    async fn next_returns_events_recorded_before_and_during_the_wait() {
         let (recorder, _) = recorder();
         recorder.record(regarding(), Reason::Removed, "before");
         let queue = recorder.0.clone().unwrap();

@@ -79,7 +79,7 @@ pub struct FailoverContext {
     pub unselected: Arc<UnselectedServices>,
     /// The states of the external targets of overridden links.
     pub external_target_states: Arc<ExternalTargetStates>,
-    /// Requests PrometheusRules, and tells how they stand.
+    /// The requests for PrometheusRules, and the states of the PrometheusRules.
     pub rules: Arc<RuleRequests>,
     /// Decides which targets and DNS names are allowed.
     pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
@@ -245,7 +245,7 @@ impl FailoverController {
         self.queue(key);
     }
 
-    /// Processes all sources again: changes were missed, or the hostname policy has changed.
+    /// Sets all overrides again and queues all decisions: changes were missed, or the hostname policy has changed.
     fn on_any_service(&mut self) {
         for key in self.objects.keys().cloned().collect::<Vec<_>>() {
             self.set_override(&key);

@@ -1,4 +1,4 @@
-//! Test support for several controllers: an API server stub, a policy, and metrics without Events.
+//! Test support for several controllers: an API server stub, a policy, metrics, and telemetry without Events.
 
 use std::convert::Infallible;
 use std::sync::Arc;

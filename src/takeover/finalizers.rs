@@ -1,5 +1,5 @@
-//! Finds and removes the finalizer that the earlier operator, or lb-linker with `--finalizer`, left on load balancers,
-//! and that no controller removes any more.
+//! Finds and removes the finalizer `lb-linker/finalizer` that the earlier operator, or lb-linker with `--finalizer`,
+//! has left on Services.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -27,8 +27,8 @@ use crate::sync::source::selection::Selection;
 
 /// The first and the longest pause before the Services are listed again after an error.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// How long the search waits for the first complete lists, which DNS needs: the search reads all Services a second
-/// time.
+/// The maximum time that the search waits for the first complete lists of the watches. DNS needs these lists, and the
+/// search reads all Services once more.
 const DNS_LISTS_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,9 +36,10 @@ pub struct BlockedService {
     pub key: ServiceKey,
     /// `metadata.uid`.
     pub uid: String,
-    /// Whether the Service is being deleted, and the finalizer blocks this.
+    /// Whether the Service is being deleted: the finalizer blocks the deletion.
     pub stuck: bool,
-    /// The other finalizers: up to three of them, and the number of the remaining ones; empty without other ones.
+    /// The Service's other finalizers as text: up to three, and the number of the remaining ones. Empty if there are
+    /// none.
     pub others: String,
     /// Whether the label selector of the flags selects the Service. The labels may be large, and aren't kept.
     pub is_selected: bool,
@@ -58,7 +59,7 @@ impl BlockedService {
         })
     }
 
-    /// Returns the kubectl command that removes this finalizer and keeps the other ones.
+    /// Returns the kubectl command that removes this finalizer and keeps other finalizers.
     #[must_use]
     pub fn command(&self) -> String {
         let (namespace, name) = self.key.parts();
@@ -71,12 +72,12 @@ fn removal() -> Value {
     json!({"metadata": {"$deleteFromPrimitiveList/finalizers": [FINALIZER]}})
 }
 
-/// Removes the finalizer from this Service, but not from another one that has the same name by now. Returns the Service
-/// after the patch.
+/// Removes the finalizer from this Service, but not from a newer Service with the same name. Returns the Service after
+/// the patch.
 ///
 /// # Errors
 /// If the API server doesn't respond, or refuses the patch: 404 if the Service is gone,
-/// [`is_uid_mismatch`](crate::sync::k8s::errors::is_uid_mismatch) if another one has its name.
+/// [`is_uid_mismatch`](crate::sync::k8s::errors::is_uid_mismatch) if another Service has its name.
 pub async fn remove_finalizer(
     client: &Client,
     bound: &BlockedService,
@@ -136,7 +137,8 @@ fn sort(found: &mut [BlockedService]) {
 
 /// Searches once for Services with the finalizer. Without `--finalizer`, logs these Services. With `--finalizer`
 /// (`is_ours`), adds the Services that aren't load balancers any more to the store, so that the reconciler removes
-/// their finalizer. Logs each kind of error once, and retries with backoff; a refused namespace delays no other one.
+/// their finalizer. Failed lists are retried with backoff; each HTTP code is logged once. A namespace that the API
+/// server refuses to list doesn't delay the other namespaces.
 ///
 /// # Errors
 /// Never; the type is that of a supervised task.
@@ -164,7 +166,7 @@ pub async fn scan(
             };
             missing.push(*place);
             match error.code() {
-                // The pages of the list have expired: lists again.
+                // 410 Gone: the continue token has expired, and the next attempt begins a new list.
                 410 => {}
                 0 => availability.report(&root_cause(&error)),
                 code if logged_codes.insert(code) => {
@@ -188,7 +190,8 @@ pub async fn scan(
     }
 }
 
-/// Logs Services with the finalizer; with `is_ours` adds them to the store.
+/// Without `is_ours`, logs the Services with the finalizer. With `is_ours`, adds to the store the Services that this
+/// lb-linker manages, unless the store has them.
 async fn process(store: &Store, found: &[BlockedService], is_ours: bool) {
     if !is_ours {
         for line in lines(found) {
@@ -198,11 +201,11 @@ async fn process(store: &Store, found: &[BlockedService], is_ours: bool) {
     }
     store.synced().await;
     store.owners_known().await;
-    // The finalizer may belong to another lb-linker with other labels and another target namespace.
+    // The finalizer may belong to another lb-linker with another label selector and another target namespace.
     let belongs = |bound: &BlockedService| bound.is_selected || store.has_external_target(&bound.key);
     for bound in found.iter().filter(|bound| belongs(bound)) {
         if let Some(change) = store.insert_terminating(&bound.key, &bound.uid, true) {
-            info!("link {}: it is no load balancer any more, and still carries {FINALIZER}", change.key);
+            info!("link {}: it isn't a load balancer any more, and still has {FINALIZER}", change.key);
         }
     }
 }

@@ -40,7 +40,7 @@ fn manifest() -> String {
     comment.to_owned() + &yaml(&definition())
 }
 
-/// Returns the definition as a template of Helm, which must not read the `{{` in rules.
+/// Returns the definition as a Helm template. `{{` in the rules is escaped, so that Helm doesn't evaluate it.
 fn template() -> String {
     let definition = definition();
     let spec = yaml(&serde_json::json!({"spec": definition["spec"]})).replace("{{", "{{ \"{{\" }}");
@@ -58,7 +58,7 @@ fn template() -> String {
 }
 
 #[test]
-fn crd_in_deploy_and_in_the_chart_is_that_of_the_program() {
+fn crd_in_deploy_and_in_the_chart_matches_src_api() {
     for (path, expected) in [(MANIFEST, manifest()), (TEMPLATE, template())] {
         if std::env::var_os("LB_LINKER_WRITE_CRD").is_some() {
             std::fs::write(root().join(path), &expected).unwrap();

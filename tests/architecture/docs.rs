@@ -70,14 +70,14 @@ fn section(page: &str, heading: &str) -> String {
     lines.join("\n")
 }
 
-/// Returns the rows of the tables of a section, by cell.
+/// Returns the rows of the tables in a section, each as a list of cells. The first row of each table is its header.
 pub(crate) fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
     let text = section(page, heading);
     let rows = text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     rows.map(|row| row.split(" | ").map(|cell| cell.trim().to_owned()).collect()).collect()
 }
 
-/// Returns the text between the first two backticks of a cell.
+/// Returns the code at the start of a cell, without its backticks; `None` if the cell doesn't begin with code.
 pub(crate) fn code(cell: &str) -> Option<&str> {
     cell.strip_prefix('`')?.split('`').next()
 }
@@ -193,7 +193,7 @@ fn architecture_has_the_folders_in_their_order() {
 }
 
 #[test]
-fn readme_is_short() {
+fn readme_has_at_most_150_lines() {
     assert!(read("README.md").lines().count() <= README_LINES);
 }
 
@@ -217,7 +217,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn links_between_pages_lead_somewhere() {
+fn links_between_pages_name_existing_files_and_headings() {
     let mut pages = files_below(&root().join("docs"), ".md");
     let others = ["README.md", "README.ko.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
     pages.extend(others.map(|page| root().join(page)));

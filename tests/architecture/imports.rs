@@ -10,7 +10,7 @@ use syn::visit::{self, Visit};
 pub struct File {
     /// Other files of the project, as paths below `src`.
     pub uses: BTreeSet<String>,
-    /// The first segments of all other paths: crates, and items that were imported from crates.
+    /// The first segments of all other paths: crates, and also types and other items that are in scope.
     pub crates: BTreeSet<String>,
 }
 
@@ -108,7 +108,7 @@ impl Reader<'_> {
                 let Some(length) = self.module.len().checked_sub(up) else { return };
                 [&self.module[..length], &path[up..]].concat()
             }
-            // The plugin `lb_linker` has the name of the crate.
+            // Checked before the name of the crate, because the module of the plugin `lb_linker` has the same name.
             _ if self.modules.contains_key(&child(&self.module, first)) => [&self.module, path].concat(),
             "lb_linker" => path[1..].to_vec(),
             _ => {
@@ -164,7 +164,7 @@ impl Reader<'_> {
         self.end_of_path(&mut path);
     }
 
-    /// Records the last identifiers of a macro if there are two or more, because these form a path.
+    /// Records the identifiers read so far if they form a path, which has at least two segments; then clears them.
     fn end_of_path(&mut self, path: &mut Module) {
         if path.len() > 1 {
             self.path(path);

@@ -56,7 +56,7 @@ const FOLDERS: [&str; 34] = [
 /// The maximum number of files in an import cycle.
 const MAX_CYCLE: usize = 3;
 
-/// Returns the folder of a file: the longest folder that is a prefix of the file's path.
+/// Returns the folder of a file: the longest folder in [`FOLDERS`] that is a prefix of the file's path, or else `app`.
 fn folder(file: &str) -> &str {
     let path = file.strip_suffix(".rs").unwrap_or(file);
     let contains = |folder: &&&str| {
@@ -71,8 +71,8 @@ fn may_use(user: &str, used: &str) -> bool {
     place(used) <= place(user) && !(top("dns")(user) && top("sync")(used))
 }
 
-/// Returns the plugin that a file belongs to: a folder or a file directly below `dns/plugins`. `setup` isn't a plugin,
-/// but what all plugins are set up with.
+/// Returns the plugin that a file belongs to: a folder or a file directly below `dns/plugins`. `setup` and
+/// `tests` aren't plugins.
 fn plugin(file: &str) -> Option<&str> {
     let path = file.strip_prefix("dns/plugins/")?;
     let name = path.split('/').next()?;
@@ -100,7 +100,7 @@ fn folders_use_only_earlier_folders() {
 }
 
 #[test]
-fn import_cycles_are_small() {
+fn import_cycles_have_at_most_three_files() {
     let files = files();
     let reachable: BTreeMap<&str, BTreeSet<&str>> =
         files.keys().map(|file| (file.as_str(), reachable(&files, file))).collect();
@@ -144,8 +144,8 @@ fn plugins_dont_import_each_other_in_a_circle() {
     assert!(circle.is_empty(), "these plugins import each other in a circle: {circle:?}");
 }
 
-/// The files that may have unsafe code: the UDP front end hands buffers to the kernel, sockets of upstreams are watched
-/// for replies alone, and jemalloc finds its settings by the name of a symbol.
+/// The files that may have unsafe code: the UDP front end passes buffers to the kernel, sockets to upstreams are
+/// registered with the runtime for reading only, and jemalloc finds its settings by the name of a symbol.
 const UNSAFE_FILES: [&str; 3] = ["dns/transport/udp/batch.rs", "dns/upstream/udp_pool.rs", "main.rs"];
 
 #[test]
@@ -163,6 +163,6 @@ fn unsafe_code_is_in_three_files_only() {
     let files: Vec<String> =
         files.map(|path| path.strip_prefix(&src).unwrap().to_str().unwrap().to_owned()).collect();
     assert_eq!(files, UNSAFE_FILES);
-    // Elsewhere it is an error, not a warning that a command line could allow.
+    // In all other files, unsafe code is a compile error.
     assert!(read("Cargo.toml").contains("\nunsafe_code = \"deny\"\n"));
 }

@@ -163,7 +163,7 @@ fn metrics_of_rules_and_dashboard_are_documented() {
 }
 
 #[test]
-fn panels_of_the_dashboard_fit_together() {
+fn dashboard_panels_dont_overlap_and_have_descriptions() {
     let dashboard: Value = serde_json::from_str(&read(DASHBOARD)).unwrap();
     let mut ids = BTreeSet::new();
     let mut taken = BTreeSet::new();

@@ -76,7 +76,7 @@ async fn hostname_and_addresses_alternate_in_the_same_object() {
 }
 
 #[tokio::test]
-async fn addresses_that_no_slice_may_hold_are_left_out() {
+async fn addresses_that_no_endpoint_slice_may_hold_are_left_out() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;
     let allowed = "127.0.0.0/8,169.254.0.0/16,224.0.0.0/24,::1/128,fe80::/10,ff02::/16";
@@ -92,7 +92,7 @@ async fn addresses_that_no_slice_may_hold_are_left_out() {
         slice_holds(&cluster, &target, &format!("{object}-ipv4"), more.as_ref().map(std::slice::from_ref))
             .await;
         slice_holds(&cluster, &target, &format!("{object}-ipv6"), None).await;
-        // DNS answers these addresses, too.
+        // Answers of DNS also contain the addresses that an EndpointSlice may not hold.
         let answer = short(linker.dns, &format!("{service}-{namespace}.lb.internal. AAAA")).await;
         assert_eq!(answer, "::1 fe80::1 ff02::1");
     }
@@ -119,8 +119,8 @@ async fn restart_with_address_targets_causes_no_write() {
     linker.ready().await;
     let answer = short(linker.dns, &format!("web-{namespace}.lb.internal. A")).await;
     assert_eq!(answer, "192.0.2.1 192.0.2.2");
-    // If lb-linker compared the addresses in another order, it would write the first slice before the objects of
-    // `other`.
+    // If lb-linker compared the addresses in another order than the slice's, it would write the slice of `web` before
+    // the objects of `other`.
     cluster.create_load_balancer(&namespace, "other").await;
     cluster.set_ingress(&namespace, "other", &[Ingress::Ip("192.0.2.3")]).await;
     headless(&cluster, &target, &format!("other-{namespace}-ext")).await;
@@ -130,7 +130,7 @@ async fn restart_with_address_targets_causes_no_write() {
 }
 
 #[tokio::test]
-async fn hand_made_cluster_ip_object_of_ours_becomes_headless() {
+async fn cluster_ip_service_with_our_labels_becomes_headless() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;
     let object = format!("web-{namespace}-ext");
@@ -149,7 +149,7 @@ async fn hand_made_cluster_ip_object_of_ours_becomes_headless() {
 }
 
 #[tokio::test]
-async fn addresses_can_be_written_like_the_earlier_operator() {
+async fn ip_targets_external_name_writes_the_ipv4_address() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("addresses").await;
     let args = ["--upstream", "none", "--ip-targets", "external-name"];
@@ -183,7 +183,7 @@ async fn foreign_endpoint_slice_is_reported_until_its_name_is_free() {
     slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
     headless(&cluster, &target, &object).await;
 
-    // A label of lb-linker's EndpointSlice is removed, and the address is changed: both are repaired.
+    // Another client removes a label of lb-linker's EndpointSlice, and changes the address: the address is restored.
     let stolen = json!({"metadata": {"labels": {"original-service-name": null}}, "endpoints": [{"addresses": ["192.0.2.66"]}]});
     api.patch(&format!("{object}-ipv4"), &Default::default(), &kube::api::Patch::Merge(stolen))
         .await
@@ -201,11 +201,11 @@ async fn endpoint_slice_port_without_number_is_repaired() {
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
     slice_holds(&cluster, &target, &slice, Some(&["192.0.2.1"])).await;
     let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), &target);
-    // A port without a number, and one with an invalid number: the API server accepts both.
+    // A port without a number, and a port with an invalid number: the API server accepts both.
     for port in [json!({"name": "any"}), json!({"name": "none", "port": 70000})] {
         let patch = kube::api::Patch::Merge(json!({"ports": [port]}));
         let patched = api.patch(&slice, &Default::default(), &patch).await.unwrap();
-        eventually("the port of the Service", || async {
+        eventually("the port of the EndpointSlice", || async {
             let ports = api.get(&slice).await.unwrap();
             let is_repaired = ports.metadata.resource_version != patched.metadata.resource_version
                 && ports.ports.unwrap_or_default().iter().any(|port| port.port == Some(80));

@@ -19,14 +19,14 @@ use crate::monitoring::{apply_crds, promtool};
 
 const RULES: &str = "monitoring.coreos.com";
 
-/// A control plane of its own with ExternalTargets, and the namespace shop.
+/// A separate control plane with the CRD of ExternalTargets, and the namespace `shop`.
 struct Shop {
     plane: ControlPlane,
     cluster: Cluster,
 }
 
 impl Shop {
-    /// Starts the control plane, with these folders of `deploy/` besides `crd`.
+    /// Starts the control plane, and applies `deploy/`, `deploy/crd/` and these folders of `deploy/`.
     async fn open(folders: &[&str]) -> Self {
         let plane = ControlPlane::start(Options::default());
         apply_deploy(&plane);
@@ -59,7 +59,8 @@ impl Shop {
         Api::namespaced_with(self.cluster.client.clone(), "shop", &ApiResource::from_gvk(&kind))
     }
 
-    /// Creates an ExternalTarget with two fixed sources, which are healthy by themselves.
+    /// Creates an ExternalTarget with two sources that have addresses. Without `spec.check.tcpPort` addresses aren't
+    /// checked, and count as healthy.
     async fn create(&self, name: &str, alerts: Value) {
         let sources = json!([
             {"name": "first", "addresses": ["192.0.2.10"]},
@@ -91,7 +92,7 @@ impl Shop {
         eventually(&format!("condition {kind} of {name} is {expected:?}"), look).await;
     }
 
-    /// Waits until a PrometheusRule has this property, and returns it.
+    /// Waits until a PrometheusRule exists and `is_expected` accepts it, and returns the rule.
     async fn rule(&self, name: &str, what: &str, is_expected: impl Fn(&Value) -> bool) -> Value {
         let look = || async {
             let rule = self.rules().get_opt(name).await.unwrap()?;
@@ -119,13 +120,13 @@ fn alerts_of(rule: &Value) -> Vec<&str> {
     rules.map(|rule| rule["alert"].as_str().unwrap()).collect()
 }
 
-/// Returns whether the labels of a PrometheusRule contain these.
+/// Returns whether a PrometheusRule has these labels. `None` stands for a label that it must not have.
 fn has_labels(rule: &Value, labels: &[(&str, Option<&str>)]) -> bool {
     labels.iter().all(|(name, text)| rule["metadata"]["labels"][name].as_str() == *text)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_is_written_kept_and_removed() {
+async fn prometheus_rule_is_written_restored_and_removed() {
     let shop = Shop::open(&["alerts"]).await;
     apply_crds(&shop.plane);
     let linker = shop.linker(&[]).await;
@@ -145,7 +146,7 @@ async fn rule_is_written_kept_and_removed() {
     assert_eq!(alerts_of(&rule).len(), 3);
     check_rules(&rule["spec"]);
 
-    // What another client changes is written again, and what it adds stays.
+    // lb-linker reverts changes of another client, and keeps the labels that the other client adds.
     let is_restored = |expected: &Value| {
         let (spec, labels) =
             (expected["spec"].clone(), [("release", Some("monitoring")), ("policy", Some("x"))]);
@@ -166,7 +167,7 @@ async fn rule_is_written_kept_and_removed() {
     shop.rules().delete("lb-linker-web", &DeleteParams::default()).await.unwrap();
     shop.rule("lb-linker-web", "created again", |it| it["spec"] == rule["spec"]).await;
 
-    // The spec is followed.
+    // A change of the ExternalTarget's spec changes the rule.
     shop.patch("web", json!({"pin": "second", "alerts": {"ruleLabels": {"release": null, "team": "a"}}}))
         .await;
     let is_followed = |rule: &Value| has_labels(rule, &[("release", None), ("team", Some("a"))]);
@@ -197,7 +198,7 @@ async fn next_leader_removes_the_rule_of_removed_alerts() {
     let written = shop.rule("lb-linker-web", "written", |_| true).await;
     linker.stop();
 
-    // The next leader finds the rule as it should be, and writes only that of another ExternalTarget.
+    // The next leader finds the rule as it should be, and writes only the rule of another ExternalTarget.
     shop.create("other", json!({})).await;
     let mut linker = shop.linker(&[]).await;
     shop.is("other", "AlertsReady", ("True", "RuleWritten")).await;
@@ -227,7 +228,7 @@ async fn garbage_collector_removes_the_rule() {
     shop.rule("lb-linker-stays", "stays", |_| true).await;
     assert!(shop.requests().iter().all(|(verb, _)| verb != "delete"), "{:?}", shop.requests());
 
-    // A rule that was kept belongs to the next ExternalTarget of the name.
+    // A new ExternalTarget with the same name becomes the owner of the orphaned rule.
     let before = shop.rule("lb-linker-stays", "stays", |_| true).await;
     shop.targets().delete("stays", &DeleteParams::orphan()).await.unwrap();
     let is_orphan = |rule: &Value| rule["metadata"]["ownerReferences"].is_null();
@@ -261,7 +262,7 @@ async fn missing_crd_and_permission_delay_only_the_rule() {
     shop.is("web", "AlertsReady", ("False", "Forbidden")).await;
     shop.is("web", "Ready", ("True", "TargetVerified")).await;
     assert_eq!(linker.logged("deploy/alerts/"), 1);
-    // Decisions go on.
+    // The leader goes on deciding about the target.
     shop.patch("web", json!({"pin": "second"})).await;
     let follows = || async {
         let target = shop.targets().get("web").await.unwrap().status?.target?;
@@ -273,7 +274,7 @@ async fn missing_crd_and_permission_delay_only_the_rule() {
     shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
     shop.rule("lb-linker-web", "written", |_| true).await;
 
-    // The CRD goes with its objects, and comes back.
+    // The CRD is deleted with its objects, and installed again.
     shop.plane.kubectl(&["delete", "crd", "prometheusrules.monitoring.coreos.com"]);
     shop.is("web", "AlertsReady", ("False", "PrometheusRuleNotInstalled")).await;
     apply_crds(&shop.plane);
@@ -282,7 +283,7 @@ async fn missing_crd_and_permission_delay_only_the_rule() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_of_removed_alerts_goes_once_the_permission_returns() {
+async fn rule_of_removed_alerts_is_deleted_when_permission_returns() {
     let shop = Shop::open(&["alerts"]).await;
     apply_crds(&shop.plane);
     let mut linker = shop.linker(&[]).await;
@@ -293,7 +294,7 @@ async fn rule_of_removed_alerts_goes_once_the_permission_returns() {
     let linker = shop.linker(&[]).await;
     shop.is("web", "AlertsReady", ("False", "Forbidden")).await;
 
-    // Each of the versions is seen, and decided about, before the next one.
+    // The leader decides about each version of the ExternalTarget before the next patch.
     shop.patch("web", json!({"alerts": null})).await;
     for source in ["second", "first"] {
         shop.patch("web", json!({"pin": source})).await;
@@ -313,7 +314,7 @@ async fn rule_of_removed_alerts_goes_once_the_permission_returns() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permission_in_one_namespace_is_enough_there() {
+async fn permission_in_one_namespace_suffices_for_its_rules() {
     let shop = Shop::open(&[]).await;
     apply_crds(&shop.plane);
     shop.plane.kubectl(&["create", "namespace", "other"]);
@@ -336,7 +337,7 @@ async fn permission_in_one_namespace_is_enough_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn object_of_another_client_is_left_alone() {
+async fn foreign_prometheus_rule_is_left_unchanged() {
     let shop = Shop::open(&["alerts"]).await;
     apply_crds(&shop.plane);
     let foreign = json!({
@@ -355,7 +356,7 @@ async fn object_of_another_client_is_left_alone() {
     shop.is("web", "Ready", ("True", "TargetVerified")).await;
     shop.is("other", "AlertsReady", ("True", "RuleWritten")).await;
     assert_eq!(version(shop.rules().get("lb-linker-web").await.unwrap()), created);
-    // Nor is it deleted with spec.alerts.
+    // lb-linker doesn't delete the foreign rule when spec.alerts is removed.
     shop.patch("web", json!({"alerts": null})).await;
     let is_gone = || async { shop.condition("web", "AlertsReady").await.is_none().then_some(()) };
     eventually("the condition AlertsReady is gone", is_gone).await;
@@ -366,7 +367,7 @@ async fn object_of_another_client_is_left_alone() {
     shop.rules().delete("lb-linker-web", &DeleteParams::default()).await.unwrap();
     shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
 
-    // While another client reverts the writes again and again, lb-linker slows them down.
+    // lb-linker writes more and more seldom while another client reverts its writes.
     let is_filled = |rule: &Value| !alerts_of(rule).is_empty();
     let emptied = Patch::Merge(json!({"spec": {"groups": [{"name": "mine", "rules": []}]}}));
     for _ in 0..11 {
@@ -393,7 +394,7 @@ async fn namespaces_share_a_bounded_rate_of_writes() {
     let first = shop.rule("lb-linker-web00", "written", |_| true).await;
     let begun = Instant::now();
     shop.rule("lb-linker-web23", "written", |_| true).await;
-    // Four in a second: 23 writes after the first one.
+    // lb-linker writes at most four rules per second, and writes 23 more rules of this namespace after the first one.
     assert!(begun.elapsed() >= Duration::from_secs(4), "{:?} after {first}", begun.elapsed());
     let events = shop.plane.audit_events().into_iter();
     let created = events.filter(|event| event.verb == "create" && event.resource == "prometheusrules");
@@ -405,7 +406,7 @@ async fn namespaces_share_a_bounded_rate_of_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn plan_logs_the_rule_and_off_asks_for_nothing() {
+async fn sync_plan_logs_the_rule_and_sync_off_requests_nothing() {
     let shop = Shop::open(&["alerts"]).await;
     apply_crds(&shop.plane);
     shop.create("web", json!({})).await;
@@ -435,7 +436,7 @@ async fn plan_logs_the_rule_and_off_asks_for_nothing() {
     assert_eq!(check("on")[0], missing);
 }
 
-// === The rules by promtool ===
+// === The rules, checked by promtool ===
 
 fn inputs(alerts: Value, pinned: Option<usize>) -> RuleInputs {
     RuleInputs { uid: "u".into(), alerts: serde_json::from_value::<Alerts>(alerts).unwrap(), pinned }
@@ -471,7 +472,7 @@ fn promtool_accepts_rules_with_any_accepted_labels() {
     }
 }
 
-/// Runs `promtool test rules`: which alerts fire at these times with these series, one value each minute.
+/// Asserts with `promtool test rules` which alerts fire at these times. The series have one value per minute.
 fn fires(inputs: &RuleInputs, series: &[(&str, &str, &str)], expected: &[(&str, &[&str])]) {
     let folder = tempfile::tempdir().unwrap();
     let spec = spec(&ServiceKey::new("shop", "web"), inputs);
@@ -519,7 +520,7 @@ fn alerts_fire_after_their_times_and_are_resolved() {
 #[test]
 fn change_of_the_leader_neither_resolves_nor_fires_alerts() {
     let inputs = inputs(json!({}), None);
-    // For three minutes no replica leads; the alerts go on, and the new leader's values count at once.
+    // No replica leads for three minutes: the alerts go on firing, and the new leader's values count at once.
     let gap = [
         ("ready", "a", "0x11 stale _x60"),
         ("ready", "b", "_x15 0x9 1x40"),
@@ -534,7 +535,7 @@ fn change_of_the_leader_neither_resolves_nor_fires_alerts() {
         ("26m", &[]),
     ];
     fires(&inputs, &gap, &expected);
-    // A Ready ExternalTarget fires no alert, also while the series of the former leader are still there.
+    // A Ready ExternalTarget fires no alert, even while the series of the former leader still exist.
     let overlap = [("ready", "a", "1x9 0x2 stale"), ("ready", "b", "_x9 1x60"), ("source", "b", "0x60")];
     fires(&inputs, &overlap, &[("12m", &[]), ("30m", &[])]);
 }

@@ -1,4 +1,5 @@
-//! Requests of load balancers: DNS names by annotation, targets subject to the target policy.
+//! DNS names that load balancers request by annotation, targets that the target policy denies, and the adoption of
+//! ExternalName Services.
 
 use std::time::Duration;
 
@@ -70,7 +71,7 @@ async fn owner_keeps_its_custom_name_over_restarts() {
     assert_eq!(short(linker.dns, &format!("web.{zone}. CNAME")).await, "web.example.com.");
     assert_eq!(short(linker.dns, &format!("old-{zone}. CNAME")).await, "old.example.com.");
     // The external target's annotation records the custom name, but not requested names that belong to other load
-    // balancers, ...
+    // balancers.
     let object = format!("young-{other}-ext");
     let noted = |names: Option<&str>| {
         let (cluster, target, object) = (&cluster, &target, &object);
@@ -88,7 +89,7 @@ async fn owner_keeps_its_custom_name_over_restarts() {
         .line(&format!("link {other}/young: it doesn't get DNS names that another load balancer has"))
         .await;
     noted(Some(&format!("shop.{zone}"))).await;
-    // ... so an older load balancer that requests the name later doesn't get it, before and after a restart.
+    // An older load balancer that requests the name later doesn't get it, before and after a restart.
     request_hostnames(&cluster, &namespace, "old", Some(&format!("shop.{zone}"))).await;
     eventually("two load balancers that lack a requested name", || async {
         (linker.metric("lb_linker_names_lost") == Some(2.0)).then_some(())
@@ -189,7 +190,7 @@ async fn manual_external_name_service_is_adopted_in_place() {
         || async { plane.event_reasons(&namespace).iter().any(|reason| reason == "Adopted").then_some(()) };
     eventually("the Event", reason).await;
 
-    // Removing the labels doesn't end lb-linker's ownership.
+    // lb-linker still owns the Service after its label `managed-by` was removed.
     let stripped = json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": null}}});
     cluster.patch_service(&target, &object, stripped).await;
     eventually("the label", || async {
@@ -198,6 +199,8 @@ async fn manual_external_name_service_is_adopted_in_place() {
     })
     .await;
     cluster.delete_service(&namespace, "web").await;
-    eventually("its end", || async { cluster.get_service(&target, &object).await.is_none().then_some(()) })
-        .await;
+    eventually("the deletion of the external target", || async {
+        cluster.get_service(&target, &object).await.is_none().then_some(())
+    })
+    .await;
 }

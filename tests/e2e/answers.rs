@@ -80,7 +80,7 @@ const LINKS: [(&str, &str); 12] = [
     ("pending", ""),
 ];
 
-/// Removes the SOA's serial, which depends on the clock.
+/// Replaces the serial of each SOA record of lb.internal, which depends on the clock, by `SERIAL`.
 pub(crate) fn without_serial(answer: &str) -> String {
     let parts: Vec<&str> = answer.split(" hostmaster.lb.internal. ").collect();
     parts
@@ -167,7 +167,7 @@ async fn queries_are_answered_by_udp_and_tcp() {
             "No Error aa rd ra | lb.internal. 5 IN NS ns.dns.lb.internal. |  | ns.dns.lb.internal. 5 IN A 127.0.0.1".into(),
         ),
         ("ns.dns.lb.internal. A", "No Error aa rd ra | ns.dns.lb.internal. 5 IN A 127.0.0.1 |  | ".into()),
-        // RFC 8482.
+        // RFC 8482 section 4.1: an answer to ANY may leave out records.
         ("web-default.lb.internal. ANY", "No Error aa rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. |  | ".into()),
         // Zone transfers aren't offered.
         ("lb.internal. AXFR", "Query Refused rd |  |  | ".into()),
@@ -285,8 +285,7 @@ async fn unsupported_messages_are_refused_or_ignored() {
     chaos.queries[0].set_query_class(DNSClass::CH);
     expect(chaos.to_vec().unwrap(), "Query Refused rd |  |  | ").await;
 
-    // RFC 1035 section 7.3: the server ignores responses, and messages that are shorter than a header. It answers the
-    // next query.
+    // The server ignores responses, and messages that are shorter than a header. It answers the next query.
     let mut answer = whole.clone();
     answer[2] |= 0x80;
     assert_eq!(send_udp(server, &answer, Duration::from_millis(200)).await, None);

@@ -39,7 +39,7 @@ async fn unreachable_api_server_at_start_is_retried() {
 }
 
 #[tokio::test]
-async fn missing_right_to_list_is_logged_and_retried() {
+async fn missing_permission_to_list_is_logged_and_retried() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("forbidden").await;
     plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
@@ -83,7 +83,7 @@ async fn missing_target_namespace_is_reported_once() {
 }
 
 #[tokio::test]
-async fn missing_right_to_write_is_reported_once() {
+async fn missing_permission_to_write_is_reported_once() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("no-writes").await;
     plane.kubectl(&[
@@ -155,7 +155,11 @@ async fn changed_or_deleted_external_target_is_repaired() {
     cluster.patch_service(&target, &object, json!({"metadata": {"annotations": {"their": "own"}}})).await;
     cluster.patch_service(&target, &object, json!({"spec": {"externalName": "wrong.example"}})).await;
     let repaired = wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
-    assert_eq!(repaired.metadata.annotations.unwrap()["their"], "own", "what isn't ours stays");
+    assert_eq!(
+        repaired.metadata.annotations.unwrap()["their"],
+        "own",
+        "the annotation of another client stays"
+    );
 
     let headless = json!({"spec": {"type": "ClusterIP", "clusterIP": "None", "externalName": null, "selector": {"a": "b"}}});
     cluster.patch_service(&target, &object, headless).await;
@@ -183,13 +187,15 @@ async fn empty_status_keeps_the_target_and_type_change_removes_it() {
 
     cluster.patch_service(&namespace, "web", json!({"spec": {"type": "ClusterIP"}})).await;
     answers(linker.dns, &question, "Non-Existent Domain").await;
-    eventually("its end", || async { cluster.get_service(&target, &object).await.is_none().then_some(()) })
-        .await;
+    eventually("the deletion of the external target", || async {
+        cluster.get_service(&target, &object).await.is_none().then_some(())
+    })
+    .await;
 }
 
 /// Creates an admission policy that sets the `externalName` of all ExternalName Services in a namespace to
-/// `stubborn.example`. The caller needs a separate control plane: the name of the policy is fixed, so a second one would
-/// replace it.
+/// `stubborn.example`. The caller needs a separate control plane: the name of the policy is fixed, so a second policy
+/// would replace it.
 pub async fn create_overwriting_policy(plane: &ControlPlane, cluster: &Cluster, namespace: &str) {
     let condition =
         format!("object.metadata.namespace == '{namespace}' && object.spec.type == 'ExternalName'");
@@ -228,7 +234,7 @@ async fn policy_that_undoes_writes_causes_no_hot_loop() {
 }
 
 #[tokio::test]
-async fn plan_logs_writes_and_makes_none() {
+async fn sync_plan_logs_writes_and_makes_none() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("plan").await;
     cluster.create_load_balancer(&namespace, "web").await;
@@ -244,7 +250,7 @@ async fn plan_logs_writes_and_makes_none() {
 }
 
 #[tokio::test]
-async fn sync_off_needs_only_the_right_to_read_services() {
+async fn sync_off_needs_only_the_permission_to_read_services() {
     let (plane, cluster, _) = cluster_with_target().await;
     let namespace = cluster.create_namespace("off").await;
     plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "reader"]);

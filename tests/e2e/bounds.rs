@@ -14,7 +14,7 @@ use crate::harness::{apply_deploy, cluster_with_target};
 /// The number of Services that a tenant changes, and the number of changes of each.
 const SERVICES: usize = 10;
 const ROUNDS: usize = 12;
-/// All annotations of an object together may take 256 KiB.
+/// The size of a large annotation in bytes. The API server allows 256 KiB for all annotations of an object together.
 const ANNOTATION: usize = 250_000;
 /// The upper bound of the resident memory, in KiB. `deploy/` allows 256 MiB.
 const MEMORY_LIMIT: usize = 96 * 1024;
@@ -74,12 +74,12 @@ async fn huge_annotations_cost_bounded_memory_log_and_events() {
             let patch = json!({"metadata": {"annotations": annotations}});
             cluster.patch_service(&tenant, &format!("svc-{i}"), patch).await;
         }
-        // The change of another Service isn't delayed.
+        // The changes don't delay the change of a Service in another namespace.
         let host = format!("round-{round}.example.com");
         cluster.set_ingress(&other, "web", &[Ingress::Hostname(&host)]).await;
         answers(linker.dns, &format!("web-{other}.lb.internal. CNAME"), &format!("{host}.")).await;
     }
-    // Its external target has been updated, too; by then the tenant's last change has been processed.
+    // The external target of `web` is updated, too. By then the tenant's last change has been processed.
     crate::recreation::wait_for_external_target(
         &cluster,
         "external-targets",
@@ -142,7 +142,7 @@ async fn thousands_of_ingress_entries_are_bounded() {
     assert!(line.contains(&format!("Service {namespace}/web: ")), "{line}");
     let line = linker.line(&format!("link {namespace}/web: pending → ")).await;
     assert!(line.ends_with("192.0.0.7 and 992 more"), "{line}");
-    // An EndpointSlice holds no more addresses.
+    // An EndpointSlice holds at most 1000 endpoints.
     let slice = format!("web-{namespace}-ext-ipv4");
     let written = || async {
         let ips =

@@ -13,7 +13,7 @@ use crate::harness::scale::scaled;
 use crate::model::disturbed::load::Shared;
 use crate::model::disturbed::{Disturbance, Disturbed, Setup};
 
-/// Replicas of which either can be killed.
+/// Returns the setup of two replicas, either of which may be killed.
 fn setup() -> Setup {
     Setup {
         services: scaled(100, 20),
@@ -26,8 +26,8 @@ fn setup() -> Setup {
     }
 }
 
-/// Ends the load, and returns its figures as text, and the number of failures: wrong answers, and lost queries and
-/// answers without an address, as far as they aren't tolerated.
+/// Ends the load. Returns its figures as text, and the number of failures: the wrong answers, plus the lost queries and
+/// the answers without an address that exceed the tolerated number.
 fn end_load(shared: &Shared, load: JoinHandle<()>) -> (String, usize) {
     shared.stop.store(true, Ordering::Relaxed);
     load.join().unwrap();

@@ -1,4 +1,4 @@
-//! The Helm chart, by Helm 3 and Helm 4, on the real API server.
+//! The Helm chart, rendered by Helm 3 and Helm 4, and installed with the real API server.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::harness::programs::helm;
 use crate::recreation::wait_for_external_target;
 
 pub const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/charts/lb-linker");
-/// The labels that Helm's charts have, and deploy/ hasn't.
+/// The labels that the chart sets and the manifests in deploy/ don't.
 const HELM_LABELS: [&str; 4] = [
     "helm.sh/chart",
     "app.kubernetes.io/managed-by",
@@ -24,7 +24,7 @@ const HELM_LABELS: [&str; 4] = [
     "app.kubernetes.io/version",
 ];
 
-/// Helm with directories of its own.
+/// A Helm program with its own home directory.
 pub struct Helm {
     program: PathBuf,
     home: tempfile::TempDir,
@@ -40,7 +40,7 @@ impl Helm {
         }
     }
 
-    /// Returns the standard output, or the standard error if Helm fails.
+    /// Returns the standard output; if Helm fails, the standard error followed by the standard output.
     fn try_run(&self, args: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.program);
         command.args(args).env_clear().env("PATH", std::env::var_os("PATH").unwrap());
@@ -66,7 +66,7 @@ fn without_cluster() -> [Helm; 2] {
     helm().each_ref().map(|program| Helm::new(program, Path::new("/nonexistent")))
 }
 
-/// Removes what only Helm's charts have, at any depth.
+/// Removes the labels and the annotation that only the chart sets, at any depth.
 fn without_helm(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -162,7 +162,7 @@ fn chart_with_alerts_equals_deploy_alerts() {
 }
 
 #[test]
-fn values_of_crds_leave_out_what_they_name() {
+fn crds_values_leave_out_the_crd_or_the_aggregated_roles() {
     const CRD: &str = "CustomResourceDefinition externaltargets.linker.hsj.com";
     const OWN: [&str; 2] = ["ClusterRole lb-linker-crd", "ClusterRoleBinding lb-linker-crd"];
     const AGGREGATED: [&str; 2] = ["ClusterRole lb-linker-crd-edit", "ClusterRole lb-linker-crd-view"];
@@ -349,7 +349,7 @@ fn chart_values_appear_in_the_rendered_objects() {
     assert_eq!(policy["spec"]["matchConstraints"]["resourceRules"][0]["resourceNames"], json!(["targets"]));
 }
 
-/// Returns the objects of a release, by their kinds and names.
+/// Returns the objects of a release as kubectl names them, such as `namespace/external-targets`.
 fn of_release(plane: &ControlPlane, release: &str) -> Vec<String> {
     let kinds = "deployments,services,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,configmaps,\
                  poddisruptionbudgets,namespaces,validatingadmissionpolicies,validatingadmissionpolicybindings,\
@@ -369,7 +369,7 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     );
     assert!(notes.contains("kubectl -n lb-linker get service lb-linker -o jsonpath"), "{notes}");
 
-    // The permissions suffice.
+    // lb-linker works with the permissions that the chart grants.
     let cluster = plane.cluster().await;
     let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);
     cluster.create_load_balancer("default", "web").await;
@@ -427,7 +427,8 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     let name = "web-default-ext.external-targets.svc.cluster.local. A";
     answers(dns.address, name, "a.example.com. 192.0.2.10").await;
 
-    // The kept namespace and the kept CRD belong to the former release.
+    // The namespace and the CRD that Helm has kept belong to the release lb-linker: only this release can be installed
+    // with them.
     helm.run(&["install", "lb-linker", CHART, "--namespace", "lb-linker"]);
     helm.run(&["uninstall", "lb-linker", "--namespace", "lb-linker"]);
     let other = ["install", "green", CHART, "--namespace=green", "--create-namespace"];

@@ -20,7 +20,7 @@ use crate::harness::dns::{FaultyUpstream, address, error, query, write_message};
 use crate::harness::linker::Linker;
 use crate::harness::{EVENT_TIMEOUT, eventually};
 
-/// Names in this zone are never answered.
+/// The upstream never answers queries for names in this zone, except in [`CUT`] by UDP.
 const SILENT: &str = "silent.example.";
 /// The maximum number of concurrent look-ups with the default flags.
 const MAX_CONCURRENT: usize = 1000;
@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Time after which a query without an answer counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(10);
 
-/// Names in this zone are never answered by TCP, and get truncated answers by UDP.
+/// The upstream never answers queries for names in this zone by TCP, and gives truncated answers by UDP.
 const CUT: &str = "cut.silent.example.";
 
 /// Starts an upstream that answers all names except those in [`SILENT`], with TTL 0.
@@ -236,14 +236,14 @@ async fn flooding_client_leaves_look_ups_and_sockets_to_other_clients() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upstream_sockets_stay_below_60_percent_of_the_files() {
+async fn upstream_sockets_stay_below_60_percent_of_the_file_limit() {
     const FILES: usize = 700;
     let upstream = upstream().await;
     let (linker, directory) = linker(upstream.address, FILES).await;
     linker.line("the process may open 700 files, and 3400 are needed").await;
     let watch = Watch::start(&linker);
     let other = Client::new(loopback(3), linker.dns).await;
-    // A client has queried these links a moment ago.
+    // lb-linker looks up a new target in advance only if the link was queried recently.
     for link in 0..10 {
         other.resolves(&format!("web{link}-default.lb.internal. A")).await;
     }
@@ -256,7 +256,7 @@ async fn upstream_sockets_stay_below_60_percent_of_the_files() {
         sockets.filter(|refused| *refused > 100.0)
     };
     eventually("look-ups without a socket", refused).await;
-    // All sockets for other names are in use, and links still resolve.
+    // All sockets for names that aren't targets of links are in use, and links still resolve.
     for link in 0..10 {
         other.resolves(&format!("web{link}-default.lb.internal. A")).await;
     }
@@ -289,7 +289,7 @@ async fn server_blocks_share_the_limit_of_sockets() {
     const FILES: usize = 800;
     /// The share of a single client: half of 30 %.
     const SHARE: usize = FILES * 15 / 100;
-    /// Sockets that are idle between two queries.
+    /// The maximum number of idle sockets.
     const IDLE: usize = FILES * 10 / 100;
     let upstream = upstream().await;
     let directory = tempfile::tempdir().unwrap();
@@ -309,7 +309,7 @@ async fn server_blocks_share_the_limit_of_sockets() {
             sleep(Duration::from_millis(5)).await;
         }
     }
-    // The log has one line a minute about refused look-ups, perhaps about another limit.
+    // A metric shows the limit that was reached: the log has only one line a minute about refused look-ups.
     let refused = r#"lb_linker_dns_lookups_refused_total{bound="sockets"}"#;
     eventually("a look-up without a socket", || async {
         linker.metric(refused).filter(|count| *count > 0.0)
@@ -368,7 +368,7 @@ async fn single_client_reaches_500_look_ups_and_keeps_them() {
     };
     let client = Client::new(loopback(2), linker.dns).await;
     ask(&client, 0..600, 500).await;
-    // lb-linker repeats each query, because a datagram may be lost; without a spare socket it uses the same one again.
+    // lb-linker repeats each query, because a datagram may be lost: without a spare socket, from the same socket.
     eventually("each question for the second time", || async {
         let mut names = HashMap::new();
         upstream.names().into_iter().for_each(|name| *names.entry(name).or_insert(0) += 1);

@@ -105,7 +105,7 @@ async fn names_outside_the_zones_are_for_listed_clients() {
 }
 
 #[tokio::test]
-async fn mapped_addresses_are_unmapped_before_the_check() {
+async fn ipv4_mapped_addresses_are_unmapped_before_the_check() {
     let upstream = upstream().await;
     let fixture = start(&upstream, &["--listen", "[::]:0"]).await;
     // The harness's own --listen precedes this test's in the log.

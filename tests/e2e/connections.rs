@@ -34,7 +34,7 @@ fn linker() -> (Linker, tempfile::TempDir) {
     (linker, directory)
 }
 
-/// Raises this process's limit of open files to the maximum, and returns it. lb-linker inherits it.
+/// Raises this process's limit of open files to the hard limit, and returns this limit. lb-linker inherits it.
 fn files() -> usize {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
@@ -112,13 +112,13 @@ async fn idle_and_half_sent_connections_lock_no_client_out() {
     let evicted = linker.metric("lb_linker_dns_tcp_evicted_total").unwrap();
     let open = linker.metric("process_open_fds").unwrap();
     eprintln!(
-        "connections: {idle} idle, opened in {opened:.1?}, and {half} half-sent: {open} files open, {evicted} closed \
-         for others, {before} KiB before, at most {most} KiB; then UDP {udp:.1?}, TCP {tcp:.1?}"
+        "connections: {idle} idle, opened in {opened:.1?}, and {half} half-sent: {open} files open, {evicted} \
+         evicted, {before} KiB before, at most {most} KiB; then UDP {udp:.1?}, TCP {tcp:.1?}"
     );
     assert!(most < MAX_RESIDENT, "{most} KiB");
 
-    // The connection that was idle longest is closed, and the newest one stays. On a very slow machine the idle timeout
-    // may close connections before any has to be evicted.
+    // The connection that was idle longest is closed, and the newest connection stays. On a very slow machine the idle
+    // timeout may close connections before any has to be evicted.
     assert!(evicted >= 1.0 || opened > IDLE, "{evicted} in {opened:?}");
     assert_eq!(linker.metric("lb_linker_dns_tcp_refused_total"), Some(0.0));
     if evicted > 0.0 {

@@ -50,7 +50,7 @@ async fn converged_to(cluster: &Cluster, name: &str, host: &str) {
 }
 
 #[tokio::test]
-async fn silent_api_server_doesnt_delay_the_stop() {
+async fn silent_api_server_doesnt_delay_the_shutdown() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;

@@ -5,7 +5,7 @@
 //! an expected difference that no longer occurs.
 //!
 //! With `COREFILE_SUBJECT=coredns` in the environment, CoreDNS is compared with itself. This shows which parts of a
-//! new case vary and must be left out.
+//! new group vary and must be left out.
 
 mod answer;
 mod compare;

@@ -19,11 +19,11 @@ use crate::harness::dns::query;
 use crate::harness::forging::Forger;
 use crate::harness::network::{self, FAR, NEAR, ROUTED};
 
-/// The default send buffer of a socket (net.core.wmem_default).
+/// The default size of a socket's send buffer in bytes (net.core.wmem_default).
 const STOCK_SEND_BUFFER: usize = 212_992;
 
-/// The size of the largest answers: with its headers it fits into a packet of 1,500 bytes, Ethernet's MTU, but not
-/// into one of 1,280.
+/// The maximum size of an answer in bytes: with the headers of IPv6 and UDP an answer of this size fits into 1,500
+/// bytes, Ethernet's MTU, but not into 1,280.
 const LARGE: u16 = 1452;
 
 /// A UDP server on all addresses. It stops on drop.
@@ -70,8 +70,8 @@ impl Served {
     }
 }
 
-/// Sends 100 queries per second from a live host, alternating with 1,500 from addresses of the local network without
-/// a host (dead addresses). Returns the share of the live host's queries without an answer.
+/// Sends 100 queries per second from `client`, a live host, and between them 1,500 per second from `dead` addresses of
+/// the local network that belong to no host. Returns the share of the live host's queries without an answer.
 fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) -> f64 {
     const STEP: Duration = Duration::from_millis(10);
     const STEPS: u16 = 800;
@@ -113,8 +113,8 @@ fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) ->
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
-    if !network::is_own("datagrams::dead_addresses_on_the_link_take_no_answers_from_a_client") {
+async fn queries_from_dead_addresses_cost_a_client_no_answers() {
+    if !network::is_own("datagrams::queries_from_dead_addresses_cost_a_client_no_answers") {
         return;
     }
     let (neighbor, routed, forger) = network::on_far_host(|| {
@@ -125,9 +125,9 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
     // With 12,000 dead addresses each address sends one query. The last client has an address of the local network's
     // prefix, but is behind a router.
     for (dead, client) in [(100, &neighbor), (1, &neighbor), (12_000, &neighbor), (12_000, &routed)] {
-        // A run is inconclusive if the machine was too busy to accept all queries. At most three runs may be repeated
-        // because the neighbor table came only after the send buffer was full: other tests configure networks, too, and
-        // lock the table meanwhile.
+        // A run is repeated if the machine was too busy to accept all queries, or if the server could read the neighbor
+        // table only after its send buffer was full: other tests configure networks at the same time, and lock the
+        // table. The latter is accepted in at most three runs.
         let mut refused_runs = 0;
         let judged = (0..5).find_map(|_| {
             let served = Served::start();
@@ -146,7 +146,7 @@ async fn dead_addresses_on_the_link_take_no_answers_from_a_client() {
         });
         let (loss, unreachable) = judged.expect("a run in which all queries are accepted");
         assert!(loss < 0.05, "{dead} dead addresses, {client:?}: {loss}");
-        assert!(unreachable > 0.0, "{dead}: dead addresses get few answers");
+        assert!(unreachable > 0.0, "{dead} dead addresses: no answer was withheld");
     }
 }
 
@@ -157,7 +157,7 @@ async fn only_this_host_reports_a_client_unreachable() {
     }
     let (client, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
     let served = Served::start();
-    let SocketAddr::V4(living) = client.local_addr().unwrap() else { panic!("it is IPv4") };
+    let SocketAddr::V4(living) = client.local_addr().unwrap() else { panic!("not an IPv4 socket") };
     let question = query("few.example. A").to_vec().unwrap();
     let mut answer = [0; 1232];
     client.set_read_timeout(Some(EVENT_TIMEOUT)).unwrap();
@@ -172,7 +172,7 @@ async fn only_this_host_reports_a_client_unreachable() {
     let dead = SocketAddrV4::new(Ipv4Addr::new(10, 9, 1, 1), 1024);
     let deadline = Instant::now() + EVENT_TIMEOUT;
     while served.dropped("unreachable") == 0.0 {
-        assert!(Instant::now() < deadline, "the address isn't limited");
+        assert!(Instant::now() < deadline, "no answer to the dead address is withheld");
         forger.udp(dead, served.near(), &question);
         thread::sleep(Duration::from_millis(250));
     }
@@ -190,7 +190,7 @@ async fn only_this_host_reports_an_ipv6_client_unreachable() {
     let (client, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.1, 0)).unwrap(), Forger::new()));
     let served = Served::start();
     let near = SocketAddrV6::new(NEAR.1, served.port, 0, 0);
-    let SocketAddr::V6(living) = client.local_addr().unwrap() else { panic!("it is IPv6") };
+    let SocketAddr::V6(living) = client.local_addr().unwrap() else { panic!("not an IPv6 socket") };
     let question = query("few.example. A").to_vec().unwrap();
     let mut answer = [0; 1232];
     client.set_read_timeout(Some(EVENT_TIMEOUT)).unwrap();
@@ -203,7 +203,7 @@ async fn only_this_host_reports_an_ipv6_client_unreachable() {
     let dead = SocketAddrV6::new(Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 1, 1), 1024, 0, 0);
     let deadline = Instant::now() + EVENT_TIMEOUT;
     while served.dropped("unreachable") == 0.0 {
-        assert!(Instant::now() < deadline, "the address isn't limited");
+        assert!(Instant::now() < deadline, "no answer to the dead address is withheld");
         forger.udp6(dead, near, &question);
         thread::sleep(Duration::from_millis(250));
     }
@@ -211,7 +211,7 @@ async fn only_this_host_reports_an_ipv6_client_unreachable() {
     client.recv(&mut answer).expect("an answer to another client");
 }
 
-/// Returns the number of fragments that this host has created (`Ip` and `Ip6` of snmp).
+/// Returns the numbers of IPv4 and IPv6 fragments that this host has created (/proc/net/snmp and /proc/net/snmp6).
 fn fragments() -> (u64, u64) {
     let ipv4 = std::fs::read_to_string("/proc/net/snmp").unwrap();
     let mut rows = ipv4.lines().filter(|line| line.starts_with("Ip:")).map(str::split_whitespace);
@@ -246,10 +246,10 @@ async fn forged_icmp_causes_no_fragmented_answer() {
     }
     let (ipv4, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
     let served = Served::start();
-    let SocketAddr::V4(client) = ipv4.local_addr().unwrap() else { panic!("it is IPv4") };
+    let SocketAddr::V4(client) = ipv4.local_addr().unwrap() else { panic!("not an IPv4 socket") };
     // An ICMP error for the packet of one socket lowers the path MTU for all sockets of the host.
     let plain = UdpSocket::bind((NEAR.0, 0)).unwrap();
-    let SocketAddr::V4(local) = plain.local_addr().unwrap() else { panic!("it is IPv4") };
+    let SocketAddr::V4(local) = plain.local_addr().unwrap() else { panic!("not an IPv4 socket") };
     let fragments_of_plain = || {
         let before = fragments().0;
         plain.send_to(&[0; 1100], client).unwrap();
@@ -281,14 +281,14 @@ async fn forged_icmpv6_causes_no_fragmented_answer() {
     let (ipv6, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.1, 0)).unwrap(), Forger::new()));
     let served = Served::start();
     let near = SocketAddrV6::new(NEAR.1, served.port, 0, 0);
-    let SocketAddr::V6(client) = ipv6.local_addr().unwrap() else { panic!("it is IPv6") };
+    let SocketAddr::V6(client) = ipv6.local_addr().unwrap() else { panic!("not an IPv6 socket") };
     let fragments_of_answer = |name: &str, length: usize| {
         let before = fragments().1;
         assert_eq!(ask_for(name, &ipv6, near.into()), length);
         fragments().1 - before
     };
     let plain = UdpSocket::bind((NEAR.1, 0)).unwrap();
-    let SocketAddr::V6(local) = plain.local_addr().unwrap() else { panic!("it is IPv6") };
+    let SocketAddr::V6(local) = plain.local_addr().unwrap() else { panic!("not an IPv6 socket") };
     let fragments_of_plain = || {
         let before = fragments().1;
         plain.send_to(&[0; 1400], client).unwrap();

@@ -52,7 +52,7 @@ async fn removals_are_limited_by_max_deletes() {
         cluster.delete_service(&namespace, &format!("svc-{i}")).await;
     }
     there_are(&cluster, &target, 5).await;
-    eventually("what is held back", || async {
+    eventually("held removals", || async {
         (linker.metric("lb_linker_deletes_held") == Some(5.0)).then_some(())
     })
     .await;
@@ -74,12 +74,14 @@ async fn removals_are_limited_by_max_deletes() {
     cluster.create_load_balancer(&namespace, &kept).await;
     cluster.set_ingress(&namespace, &kept, &[Ingress::Hostname("back.example.com")]).await;
     answers(linker.dns, &question, "back.example.com.").await;
-    eventually("the rest", || async { (linker.metric("lb_linker_deletes_held") == Some(4.0)).then_some(()) })
-        .await;
+    eventually("one held removal fewer", || async {
+        (linker.metric("lb_linker_deletes_held") == Some(4.0)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn removals_of_a_namespace_hold_none_in_another_one() {
+async fn removals_in_a_namespace_hold_back_none_in_another_one() {
     let (plane, cluster, target) = cluster_with_target().await;
     let busy = cluster.create_namespace("busy").await;
     let quiet = cluster.create_namespace("quiet").await;
@@ -91,7 +93,7 @@ async fn removals_of_a_namespace_hold_none_in_another_one() {
         let patch = json!({"metadata": {"annotations": {"linker.hsj.com/managed": managed}}});
         cluster.patch_service(&busy, "web", patch)
     };
-    // Each opt-out removes another external target.
+    // Each opt-out removes the external target of `web` once more.
     for round in 0..4 {
         set_managed(Value::Null).await;
         cluster.set_ingress(&busy, "web", &[Ingress::Hostname("web.example.com")]).await;
@@ -103,14 +105,15 @@ async fn removals_of_a_namespace_hold_none_in_another_one() {
     }
     let held = |number| {
         let linker = &linker;
-        eventually("what is held back", move || async move {
+        eventually("held removals", move || async move {
             (linker.metric("lb_linker_deletes_held") == Some(number)).then_some(())
         })
     };
     held(1.0).await;
     cluster.delete_service(&quiet, "svc-0").await;
     there_are(&cluster, &target, 3).await;
-    // Of three removals two count in the other namespace, which has made one.
+    // For `quiet`, the three removals in `busy` count as two (half of the limit, rounded up). Together with the removal
+    // of svc-0 the limit is reached.
     cluster.delete_service(&quiet, "svc-1").await;
     held(2.0).await;
     assert_eq!(external_targets(&cluster, &target).await, 3);
@@ -120,7 +123,8 @@ async fn removals_of_a_namespace_hold_none_in_another_one() {
 async fn repeated_restarts_dont_exceed_max_deletes() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("brake").await;
-    // Fewer than half of the external targets are removed: a larger share would be held back for another reason.
+    // Fewer than half of the external targets are removed: at a start that would remove most of them, lb-linker first
+    // looks up the Services.
     balancers(&cluster, &namespace, 20).await;
     let args = three_removals(&namespace);
     let mut linker = Linker::in_cluster(plane, &target, &args);
@@ -132,7 +136,7 @@ async fn repeated_restarts_dont_exceed_max_deletes() {
     for _ in 0..2 {
         linker.kill();
         linker = Linker::in_cluster(plane, &target, &args);
-        eventually("what is held back", || async {
+        eventually("held removals", || async {
             (linker.metric("lb_linker_deletes_held") == Some(5.0)).then_some(())
         })
         .await;
@@ -193,7 +197,7 @@ async fn pending_service_loses_its_predecessors_external_target() {
 }
 
 #[tokio::test]
-async fn target_in_time_keeps_the_predecessors_external_target() {
+async fn target_within_the_delay_keeps_the_external_target() {
     let (plane, cluster, target) = cluster_with_target().await;
     for running in [false, true] {
         let args = ["--upstream", "none", "--delete-delay", "1h"];

@@ -9,7 +9,8 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{CoreDns, answers};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
 
-/// The optional folders that can be applied as they are, without CRDs of another project: see also `monitoring.rs`.
+/// The optional folders that can be applied as they are. The folder `monitoring` needs CRDs of another project: see
+/// `monitoring.rs`.
 const OPTIONAL: [&str; 13] = [
     "alerts",
     "corefile",
@@ -110,7 +111,7 @@ async fn pods_meet_the_restricted_pod_security_standard() {
         let workload = of_kind(&objects, if path == "takeover" { "Job" } else { "Deployment" });
         plane.kubectl_stdin(&create, &pod_of(workload));
     }
-    // The standard is in force.
+    // The API server enforces the standard: it refuses a Pod that runs as root.
     let mut root = of_kind(&objects(&deploy().join("20-deployment.yaml")), "Deployment").clone();
     root["spec"]["template"]["spec"]["securityContext"]["runAsUser"] = 0.into();
     let pod = tempfile::NamedTempFile::new().unwrap();
@@ -122,7 +123,7 @@ async fn pods_meet_the_restricted_pod_security_standard() {
 }
 
 #[tokio::test]
-async fn optional_folders_are_accepted() {
+async fn optional_folders_are_accepted_by_the_api_server() {
     let (plane, _, _) = cluster_with_target().await;
     for folder in OPTIONAL {
         let path = deploy().join(folder);

@@ -89,12 +89,12 @@ grep() { command grep "$@" || true; }
 set -x
 "#;
 
-/// `lb-linker` as the pages use it: on ports that are free, and until it is ready.
+/// A wrapper for the commands of the pages with `lb-linker`: a server gets free ports, and is stopped when it is ready.
 const LB_LINKER: &str = r#"#!/bin/sh
 case "$1" in
 check | scan | takeover) exec "$PROGRAM" "$@" ;;
 stub)
-    # Without a terminal nothing answers the question.
+    # Without a terminal the question can't be answered.
     case "$2" in --apply | --remove) set -- "$@" --yes ;; esac
     exec "$PROGRAM" "$@" ;;
 query) echo "needs a server that still runs: lb-linker $*"; exit 0 ;;
@@ -122,8 +122,8 @@ const EXTERNAL_TARGETS: &str = "docs/external-targets.md";
 
 /// First words of the blocks that are run: programs, and the setting of a variable.
 const RUN: [&str; 6] = ["VARIABLE=", "cat", "kubectl", "helm", "lb-linker", "target/debug/lb-linker"];
-/// First words of the other blocks. `make`, `cargo` and `git` are for a checkout; `cosign`, `curl`, `dig` and `docker`
-/// need a release, nodes or a server that still runs; the rest are parts of files, and output.
+/// First words of the blocks that aren't run. `make`, `cargo` and `git` are for a checkout; `cosign`, `curl`, `dig` and
+/// `docker` need a release, nodes or a server that still runs; the other blocks are parts of files, or output.
 const NOT_RUN: [&str; 19] = [
     "Service:",
     "make",
@@ -207,7 +207,7 @@ fn commands(page: &str) -> String {
     blocks(page).into_iter().filter_map(run).collect()
 }
 
-/// Runs the commands of a page in a directory with what they use of the checkout.
+/// Runs the commands of a page in a directory with links to the folders of the checkout that they use.
 fn run(plane: &ControlPlane, page: &str) {
     let script = commands(page);
     assert!(!script.is_empty(), "{page} has no commands");
@@ -245,7 +245,7 @@ fn run(plane: &ControlPlane, page: &str) {
 }
 
 #[test]
-fn commands_of_the_pages_for_an_installation_work() {
+fn commands_of_pages_for_an_installed_lb_linker_succeed() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     plane.apply(OBJECTS);
@@ -269,7 +269,7 @@ fn commands_of_the_pages_for_an_installation_work() {
 }
 
 #[test]
-fn commands_from_install_to_uninstall_work() {
+fn commands_from_install_to_uninstall_succeed() {
     let plane = ControlPlane::start(Options::default());
     apply_crds(&plane);
     plane.apply(OBJECTS);
@@ -280,7 +280,7 @@ fn commands_from_install_to_uninstall_work() {
 }
 
 #[test]
-fn commands_for_local_clusters_work() {
+fn commands_of_the_page_for_local_clusters_succeed() {
     let plane = ControlPlane::start(Options::default());
     plane.apply(OBJECTS);
     apply_deploy(&plane);
@@ -289,14 +289,14 @@ fn commands_for_local_clusters_work() {
 }
 
 #[test]
-fn commands_of_the_chart_work() {
+fn commands_of_the_readme_of_the_chart_succeed() {
     let plane = ControlPlane::start(Options::default());
     apply_crds(&plane);
     run(&plane, "charts/lb-linker/README.md");
 }
 
 #[test]
-fn every_block_of_the_pages_is_run_or_known() {
+fn every_indented_block_of_the_pages_is_run_or_listed() {
     let this = fs::read_to_string(repository().join("tests/e2e/docs.rs")).unwrap();
     for page in pages() {
         for (first, block) in blocks(&page) {

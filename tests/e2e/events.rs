@@ -119,7 +119,7 @@ async fn events_show_the_history_of_a_load_balancer() {
     assert_eq!(
         event(&plane, &here, "web", expected.last().unwrap()).await.uid,
         uid,
-        "of the one that is gone"
+        "the Event is on the deleted Service"
     );
     assert_eq!(texts(&plane, &here, "web"), expected);
     assert!(texts(&plane, TARGETS, &object).is_empty());
@@ -159,15 +159,16 @@ async fn repeated_event_is_counted_in_a_series() {
         let events = events(&plane, "default", "web");
         (events.len() == 2 && events[0].count == 2).then_some(())
     };
-    eventually("there and back: two Events, one of them twice", again).await;
+    eventually("two Events, one of them with the count 2", again).await;
     plane.kubectl(&["delete", "events", "--all", "-n", "default"]);
-    // lb-linker has sent "b → a" once, and sends the second occurrence as a PATCH of that Event, which is deleted.
+    // lb-linker has sent "b → a" once, and sends the second occurrence as a PATCH of that Event. The Event is deleted,
+    // so lb-linker has to create another one.
     change("a").await;
     event(&plane, "default", "web", back).await;
 }
 
 #[tokio::test]
-async fn name_of_another_link_causes_a_conflict_event() {
+async fn foreign_object_and_lost_name_cause_conflict_events() {
     let (plane, cluster) = own_cluster().await;
     let theirs = json!({
         "metadata": {"name": "web-default-ext", "labels": {"app.kubernetes.io/managed-by": "somebody"}},
@@ -201,7 +202,7 @@ async fn name_of_another_link_causes_a_conflict_event() {
     linker.counts("lb_linker_names_lost", 1.0).await;
     assert!(linker.metric("lb_linker_reconciles_total{result=\"conflict\"}").unwrap() >= 1.0);
 
-    // After a restart these conflicts cause no Events, either.
+    // After a restart these conflicts cause no further Events.
     linker.kill();
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     linker.line("external target external-targets/web-default-ext of link default/web is left alone").await;
@@ -283,7 +284,7 @@ async fn permission_missing_in_some_namespaces_is_logged_once_each() {
     for refused in &namespaces[1..] {
         linker.line(&format!("can't create Events in namespace {refused}")).await;
     }
-    // Alternate between the namespaces for longer than the first pauses.
+    // Change the targets of all namespaces in turn, for longer than the first pauses after a 403.
     changes_are_told_again(&plane, &cluster, &namespaces[0], "web").await;
     let start = Instant::now();
     let mut round = 0;
@@ -314,8 +315,8 @@ async fn permission_missing_in_some_namespaces_is_logged_once_each() {
 
 #[tokio::test]
 async fn events_at_shutdown_are_sent_or_counted() {
-    // FEW exceeds the burst of 50 Events: the other Events are sent at 20 per second, within the two seconds at
-    // shutdown.
+    // FEW exceeds the burst of 50 Events. The remaining 25 are sent at 20 per second, so the two seconds at shutdown
+    // suffice.
     const FEW: usize = 75;
     const TOO_MANY: usize = 250;
     let (plane, cluster) = own_cluster().await;
@@ -352,7 +353,7 @@ async fn events_at_shutdown_are_sent_or_counted() {
             let line = linker.line("Kubernetes Events haven't been sent").await;
             // If the response to the last request is missing, lb-linker counts its Event as not sent.
             let said = [left, left + 1].map(|number| format!("stopping although {number} Kubernetes Events"));
-            assert!(said.iter().any(|said| line.contains(said)), "{line}, of which {left} weren't");
+            assert!(said.iter().any(|said| line.contains(said)), "{left} Events weren't sent: {line}");
         }
     }
 }
@@ -411,7 +412,7 @@ async fn reconciliations_are_counted_and_timed() {
     load_balancer(&cluster, "default", "web", "a.example.com").await;
     wait_for_external_target(&cluster, TARGETS, "web-default-ext", "a.example.com").await;
     eventually("a write", || async { (result("written") == Some(1.0)).then_some(()) }).await;
-    // The watch delivers the written object.
+    // The watch delivers the written object, which causes another reconciliation.
     eventually("a reconciliation without a write", || async { (result("unchanged")? > 0.0).then_some(()) })
         .await;
     cluster.delete_service("default", "web").await;

@@ -164,7 +164,7 @@ async fn stored_spec_is_what_was_applied() {
 }
 
 #[tokio::test]
-async fn status_is_merged_and_leaves_the_generation() {
+async fn status_patch_is_merged_and_keeps_the_generation() {
     let (plane, namespace) = plane_and_namespace().await;
     let api = api(plane, &namespace).await;
     plane.kubectl_stdin(&["apply", "-n", &namespace, "-f", "-"], WEB);
@@ -263,7 +263,7 @@ async fn kubectl_get_prints_source_target_and_state() {
     patch_status(&api, "web", status("busan", host, "True", "leads to busan; seoul: NXDOMAIN")).await;
     patch_status(&api, "fixed", status("seoul", "192.0.2.10,2001:db8::10", "False", "leads to seoul")).await;
 
-    // The header and the rows of this test, which begin with the namespace and end with the age.
+    // Returns the header and the rows of this test, without the first column (namespace) and the last one (age).
     let get = |args: &[&str]| {
         let rows = rows(&plane.kubectl(&[&["get", "-A"], args].concat()));
         let cells = |row: &String| {
@@ -441,7 +441,7 @@ async fn roles_of_kubernetes_select_the_aggregated_roles() {
 }
 
 #[tokio::test]
-async fn check_cluster_names_permissions_where_the_crd_is() {
+async fn check_cluster_lists_permissions_for_an_installed_crd() {
     let (plane, namespace) = plane_and_namespace().await;
     let check = |user: &PathBuf, sync: &str| {
         let output = run_to_end([
@@ -472,7 +472,7 @@ async fn check_cluster_names_permissions_where_the_crd_is() {
 }
 
 #[tokio::test]
-async fn links_and_scan_know_external_targets() {
+async fn links_and_scan_print_external_targets() {
     let (plane, namespace) = plane_and_namespace().await;
     let (api, cluster) = (api(plane, &namespace).await, plane.cluster().await);
     let (current, former) =
@@ -480,7 +480,7 @@ async fn links_and_scan_know_external_targets() {
     let spec = json!({"sources": [{"name": "a", "hostname": current}], "allowFrom": ["elsewhere"]});
     create(&api, "web", spec.clone()).await.unwrap();
     create(&api, "waiting", spec).await.unwrap();
-    // A Service of another namespace may follow the ExternalTarget only while its target is that of a Service.
+    // For Services of other namespaces, `scan` finds an ExternalTarget only if its target comes from a Service.
     let status = json!({"target": {"source": "a", "hostname": current, "display": current, "serviceUID": "of-a"},
         "history": [{"source": "a", "display": former}]});
     patch_status(&api, "web", status).await;
@@ -518,7 +518,7 @@ async fn links_and_scan_know_external_targets() {
 }
 
 #[tokio::test]
-async fn exported_external_target_answers_as_in_the_cluster() {
+async fn exported_external_target_keeps_its_target_in_manifests() {
     let (plane, namespace) = plane_and_namespace().await;
     let (api, cluster) = (api(plane, &namespace).await, plane.cluster().await);
     cluster.create_load_balancer(&namespace, "web").await;

@@ -1,4 +1,4 @@
-//! ExternalTargets: names that fail over, and move only to what works.
+//! ExternalTargets: failover, failback, and changes of the target, which wait until the new target resolves.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -29,8 +29,8 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// All names have the address 192.0.2.1, except the names in `dead`, which don't exist. `*` makes the resolver
-    /// answer SERVFAIL.
+    /// Starts the resolver. All names have the address 192.0.2.1, except the names in `dead`, which don't exist. With
+    /// `*` in `dead` the resolver answers SERVFAIL.
     pub(crate) async fn start(dead: &[&str]) -> Self {
         let dead: Arc<Mutex<HashSet<String>>> =
             Arc::new(Mutex::new(dead.iter().map(ToString::to_string).collect()));
@@ -176,7 +176,7 @@ pub(crate) fn install(plane: &ControlPlane) {
     plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
 }
 
-/// Checks that answers stay as they are for some seconds.
+/// Checks for this number of seconds that all of `linkers` give the expected answer.
 pub(crate) async fn stays(linkers: &[&Linker], question: &str, expected: &str, seconds: u64) {
     let (end, mut tick) =
         (Instant::now() + Duration::from_secs(seconds), interval(Duration::from_millis(200)));
@@ -194,7 +194,7 @@ pub(crate) fn quick() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn crd_installed_under_a_running_program_is_followed() {
+async fn crd_installed_while_lb_linker_runs_takes_effect() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     plane.kubectl(&["create", "namespace", "shop"]);
@@ -233,7 +233,7 @@ async fn crd_installed_under_a_running_program_is_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn takeover_and_return_keep_the_external_target() {
+async fn override_and_its_end_keep_the_external_target() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", "a.example.com").await;
     let linker = shop.linker(&[]).await;
@@ -395,7 +395,7 @@ async fn loop_of_one_object_fails_no_check_of_another_one() {
     let checks = || shop.upstream.resolver.asked("alias.example.com. A").len();
     let before = checks();
     let are_more = || async {
-        // Both wait for the same checks.
+        // Both ExternalTargets use the same checks of alias.example.com.
         assert_eq!(state("web").await, looped);
         assert_eq!(state("other").await, Some((Some(SourceState::Healthy), String::new())));
         (checks() >= before + 4).then_some(())

@@ -334,7 +334,7 @@ async fn statuses_are_followed_without_writes_in_plan_and_off() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permissions_in_one_namespace_suffice_for_it() {
+async fn permissions_in_the_watched_namespace_suffice() {
     let shop = Shop::open(&[]).await;
     shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-crd"]);
     let account = "--serviceaccount=lb-linker:lb-linker";
@@ -361,7 +361,7 @@ async fn refused_namespace_of_a_source_delays_no_failover() {
     let grant = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "shop"}}});
     shop.cluster.patch_service("shop-dr", "web", grant).await;
     let mut linker = shop.linker(&["--watch-namespaces", "shop,shop-dr"]).await;
-    // No link of a Service of this name is taken over.
+    // The namespace shop has no Service `far`: the ExternalTarget replaces no link of a Service.
     let question = "far.shop.lb.internal. CNAME";
     let sources = json!([
         {"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}},
@@ -374,7 +374,7 @@ async fn refused_namespace_of_a_source_delays_no_failover() {
 
     shop.plane.kubectl(&["-n", "shop-dr", "delete", "rolebinding", "lb-linker"]);
     let linker = shop.linker(&["--watch-namespaces", "shop,shop-dr"]).await;
-    // The leader decides, and keeps the target: nothing says that the Service is gone.
+    // The leader keeps the target: without the permission it can't know whether the Service is deleted.
     assert_eq!(shop.condition("far", "Accepted", "False").await, "RefNotPermitted");
     answers(linker.dns, question, "busan.example.com.").await;
     shop.upstream.kill("busan.example.com");

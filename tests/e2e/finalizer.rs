@@ -48,7 +48,10 @@ async fn service_is_deleted_after_its_external_target() {
     let object = |name: &str| format!("{name}-{namespace}-ext");
     cluster.delete_service(&namespace, "web").await;
     is_gone(&cluster, &namespace, "web").await;
-    assert!(cluster.get_service(&target, &object("web")).await.is_none(), "its external target went first");
+    assert!(
+        cluster.get_service(&target, &object("web")).await.is_none(),
+        "the external target is deleted before its Service"
+    );
 
     // The finalizer is also removed from a Service that opts out, or isn't a load balancer any more.
     let managed = json!({"metadata": {"annotations": {"linker.hsj.com/managed": "false"}}});
@@ -77,7 +80,7 @@ async fn service_is_deleted_after_its_external_target() {
 }
 
 #[tokio::test]
-async fn service_waits_for_its_targets_foreign_finalizer() {
+async fn service_waits_for_another_finalizer_of_its_target() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("guarded").await;
     grant_optional(plane, "finalizer", &namespace);
@@ -101,7 +104,7 @@ async fn service_waits_for_its_targets_foreign_finalizer() {
 }
 
 #[tokio::test]
-async fn retained_or_tombstoned_target_doesnt_delay_its_service() {
+async fn retained_or_tombstoned_target_delays_no_service_deletion() {
     let (plane, cluster, target) = cluster_with_target().await;
     for (on_delete, left) in [("retain", "a.example.com"), ("tombstone", "deleted.lb.internal")] {
         let namespace = cluster.create_namespace("guarded").await;
@@ -137,7 +140,7 @@ async fn missing_finalizer_permission_is_logged_once() {
 }
 
 #[tokio::test]
-async fn service_doesnt_wait_for_lb_linker_without_the_flag() {
+async fn service_deletion_isnt_delayed_without_the_flag() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("plain").await;
     let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);

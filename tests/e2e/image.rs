@@ -54,7 +54,7 @@ struct Image {
     directory: tempfile::TempDir,
     /// The configuration: user, entrypoint, labels.
     config: Value,
-    /// The names in the archive.
+    /// The names of the image in the archive.
     tags: Value,
     digest: String,
 }
@@ -103,7 +103,7 @@ impl Image {
         command
     }
 
-    /// Creates what the kubelet mounts into the container.
+    /// Creates the files that the kubelet mounts into the container, and their mount points.
     fn prepare(&self, plane: &ControlPlane) {
         let place = |name: &str| self.directory.path().join(name);
         for directory in
@@ -143,7 +143,7 @@ fn port_of(plane: &ControlPlane) -> String {
     server.as_str().unwrap().rsplit(':').next().unwrap().to_owned()
 }
 
-/// A name server on the other host: the API server's name has this host's address, every other name 192.0.2.10.
+/// A name server on the other host: the API server's name has the address 127.0.0.1, every other name 192.0.2.10.
 fn serve_names(socket: UdpSocket) {
     thread::spawn(move || {
         let mut buffer = [0; 1232];
@@ -189,9 +189,9 @@ fn deployed(plane: &ControlPlane) -> (Vec<String>, Vec<(String, String)>, Value)
 }
 
 #[tokio::test]
-async fn image_runs_as_deploy_says() {
+async fn image_runs_with_the_settings_of_deploy() {
     programs();
-    if !network::is_own_with_users("image::image_runs_as_deploy_says") {
+    if !network::is_own_with_users("image::image_runs_with_the_settings_of_deploy") {
         return;
     }
     serve_names(network::on_far_host(|| UdpSocket::bind((FAR.0, 53)).unwrap()));
@@ -251,7 +251,7 @@ async fn image_runs_as_deploy_says() {
 }
 
 #[test]
-fn image_has_five_files_and_is_built_alike_twice() {
+fn image_has_five_files_and_a_reproducible_build() {
     let image = Image::unpack(&archive());
     assert_eq!(image.tags, json!([format!("docker.io/library/lb-linker:{VERSION}")]));
     assert_eq!(image.config["User"], "65532:65532");
@@ -298,7 +298,7 @@ fn sbom_lists_the_crates_of_the_program() {
     let names: BTreeSet<&str> =
         components.iter().filter_map(|component| component["name"].as_str()).collect();
     assert!(["kube", "hickory-proto", "tokio", "ring"].iter().all(|name| names.contains(name)), "{names:?}");
-    assert!(!names.contains("tempfile"), "it is a dependency of the tests only");
+    assert!(!names.contains("tempfile"), "tempfile is a dependency of the tests only");
     assert!(components.iter().all(|component| !component["licenses"].is_null()));
 }
 

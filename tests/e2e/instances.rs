@@ -79,8 +79,8 @@ async fn instances_dont_touch_each_others_objects() {
     eventually("both objects", || async { (instances(plane, &target) == both).then_some(()) }).await;
     drop((a, b));
 
-    // Neither the first lists nor later watch events make an instance remove another instance's objects: each
-    // instance makes exactly one more write.
+    // Neither the first lists nor later watch events make an instance remove another instance's objects: each new
+    // process makes exactly one write.
     let (a, b) =
         (instance(plane, &target, &namespace, "a", &[]), instance(plane, &target, &namespace, "b", &[]));
     for (linker, name, team) in [(&a, "three", "a"), (&b, "four", "b")] {
@@ -94,7 +94,7 @@ async fn instances_dont_touch_each_others_objects() {
 
     cluster.delete_service(&namespace, "one").await;
     let gone = || async { cluster.get_service(&target, &one).await.is_none().then_some(()) };
-    eventually("the end of what a has written", gone).await;
+    eventually("the removal of the external target of one", gone).await;
     answers(b.dns, &format!("two.{namespace}.lb.internal. A"), "192.0.2.2").await;
     answers(a.dns, &format!("two.{namespace}.lb.internal. A"), "Non-Existent Domain").await;
     let (three, four) = (format!("three-{namespace}-ext"), format!("four-{namespace}-ext"));
@@ -105,7 +105,7 @@ async fn instances_dont_touch_each_others_objects() {
 }
 
 #[tokio::test]
-async fn a_name_of_another_instance_is_a_conflict() {
+async fn name_held_by_another_instance_is_a_conflict() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("clash").await;
     let other = format!("y-{namespace}");
@@ -169,7 +169,7 @@ async fn objects_without_an_instance_are_adopted_slowly() {
     assert!(started.elapsed() > Duration::from_secs(60), "{:?}", started.elapsed());
     let adopted =
         || async { instances(plane, &target).iter().all(|(_, instance)| instance == "of/a").then_some(()) };
-    eventually("the names of the instance", adopted).await;
+    eventually("the annotations of the instance", adopted).await;
     wait_for_writes(&a, 4.0).await;
     assert_eq!(a.logged("WARN"), 0, "{:#?}", a.log());
 }
@@ -227,7 +227,8 @@ async fn instance_mismatch_is_logged_with_both_remedies() {
     drop(linker);
     assert_eq!(versions(&cluster, &target).await.iter().filter(|it| versions_before.contains(it)).count(), 3);
 
-    // Second remedy: the renamed instance adopts the objects of its links at once.
+    // Second remedy: objects without the annotation belong to the renamed instance, which writes the annotation
+    // together with the next target.
     let linker = renamed("new");
     linker.line("belong to the lb-linker instance of/a").await;
     let (_, command) = remedies[1].split_once(' ').unwrap();
@@ -288,7 +289,7 @@ async fn takeover_lists_no_orphans_of_other_instances() {
     let args = ["--watch-namespaces", &namespace, "--upstream", "none", "--prune", "--delete-delay", "0s"];
     let linker = Linker::in_cluster(plane, &target, &args);
     let gone = || async { cluster.get_service(&target, "unmarked").await.is_none().then_some(()) };
-    eventually("the end of the orphan", gone).await;
+    eventually("the removal of the orphan", gone).await;
     assert!(cluster.get_service(&target, "theirs").await.is_some());
     linker.counts("lb_linker_orphans", 0.0).await;
     wait_for_writes(&linker, 1.0).await;

@@ -174,14 +174,14 @@ fn holder(lease: &Lease) -> &str {
     lease.spec.as_ref().unwrap().holder_identity.as_deref().unwrap()
 }
 
-/// Waits until the log has `times` lines that contain `text`.
+/// Waits until the log has at least `times` lines that contain `text`.
 async fn wait_for_log_lines(linker: &Linker, text: &str, times: usize) {
     let enough = || async { (linker.logged(text) >= times).then_some(()) };
     eventually(&format!("{times} times {text:?} in {:#?}", linker.log()), enough).await;
 }
 
 #[tokio::test]
-async fn reload_of_other_zones_keeps_leader_and_lease() {
+async fn reload_with_other_zones_keeps_leader_and_lease() {
     let stage = Fixture::new("zones").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let directory = tempfile::tempdir().unwrap();
@@ -229,7 +229,7 @@ async fn reload_of_other_zones_keeps_leader_and_lease() {
     let of = |spec: LeaseSpec| (spec.holder_identity, spec.lease_transitions, spec.acquire_time);
     assert_eq!(of(after), of(before));
     assert_eq!(linker.logged("leading now as"), 1);
-    assert_eq!(linker.logged("API server http"), 1, "the client stays: {:#?}", linker.log());
+    assert_eq!(linker.logged("API server http"), 1, "a reload keeps the API client: {:#?}", linker.log());
 }
 
 #[tokio::test]
@@ -673,7 +673,7 @@ async fn stale_leaders_object_without_a_link_is_deleted_at_once() {
     create("stale", Some(own - 1)).await;
     let object = stage.object("stale");
     let look = || async { stage.cluster.get_service(&stage.target, &object).await.is_none().then_some(()) };
-    eventually("the end of what the former leader has made", look).await;
+    eventually("the removal of the object of the former leader", look).await;
     a.line(&format!("a former leader has created it in term {}", own - 1)).await;
     // Objects with the current term or without a term wait for --delete-delay and --max-deletes, like any object of a
     // deleted Service.
@@ -692,7 +692,7 @@ async fn stale_leaders_object_without_a_link_is_deleted_at_once() {
 }
 
 #[tokio::test]
-async fn term_starts_above_all_objects_without_election() {
+async fn term_without_election_starts_above_terms_of_objects() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("no-election").await;
     let args = ["--upstream", "none", "--watch-namespaces", &namespace];
@@ -837,7 +837,7 @@ async fn missing_permission_for_the_lease_is_logged_once() {
     assert_eq!(
         complaints,
         ["get leases/other", "update leases/other"].map(missing).concat(),
-        "a create has no name"
+        "RBAC can't limit a create to a name"
     );
 }
 
@@ -922,7 +922,7 @@ async fn leader_for_life_is_succeeded_when_its_pod_ends() {
 }
 
 #[tokio::test]
-async fn leader_for_life_needs_a_pod_and_its_rights() {
+async fn leader_for_life_needs_a_pod_and_permissions() {
     let stage = Fixture::new("no-pod").await;
     let kubeconfig = stage.plane.kubeconfig_for_service_account(&stage.namespace, "a");
     let run = |command: &'static [&'static str], variables: &[(&str, &str)]| {
@@ -957,7 +957,7 @@ async fn leader_for_life_needs_a_pod_and_its_rights() {
 }
 
 #[tokio::test]
-async fn new_leader_keeps_what_a_typo_leaves_out() {
+async fn new_leader_keeps_targets_that_a_typo_leaves_out() {
     let stage = Fixture::new("left-out").await;
     let names = ["one", "two", "three"];
     for name in names {
@@ -1000,7 +1000,7 @@ async fn new_leader_keeps_what_a_typo_leaves_out() {
 }
 
 #[tokio::test]
-async fn follower_with_a_typo_answers_and_removes_nothing() {
+async fn follower_with_a_typo_answers_but_removes_nothing() {
     let stage = Fixture::new("left-out").await;
     stage.grant(&["10-rbac.yaml"], &stage.target);
     let args = ["--leader-election", "lease", "--delete-delay", "0s"];
@@ -1015,8 +1015,8 @@ async fn follower_with_a_typo_answers_and_removes_nothing() {
     for name in ["one", "two"] {
         stage.wait_for_answer(&b, name, &format!("{name}.example.com.")).await;
     }
-    // `b` answers with the external targets that `a` writes, and with NODATA for a new Service that `b` doesn't
-    // select.
+    // `b` answers with the targets in the external targets that `a` writes, and with NODATA for a new Service that `b`
+    // doesn't select.
     stage.set_hostname("one", "new.example.com").await;
     stage.wait_for_answer(&b, "one", "new.example.com.").await;
     stage.set_hostname("three", "three.example.com").await;

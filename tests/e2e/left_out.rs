@@ -47,7 +47,8 @@ impl Fixture {
         stage
     }
 
-    /// Starts an lb-linker that follows this namespace and has no delete delay.
+    /// Starts an lb-linker without a delete delay. It watches the namespace of the load balancers, unless `args` has
+    /// --watch-namespaces.
     fn start(&self, args: &[&str]) -> Linker {
         let watched = ["--watch-namespaces", &self.namespace];
         let watched = if args.contains(&"--watch-namespaces") { &[][..] } else { &watched[..] };
@@ -157,7 +158,7 @@ async fn max_deletes_number_allows_removal_of_left_out_targets() {
 }
 
 #[tokio::test]
-async fn half_of_the_services_left_out_are_removed() {
+async fn targets_are_removed_if_half_of_the_services_are_left_out() {
     let stage = Fixture::with_external_targets(4, &[]).await;
     for i in 0..2 {
         let patch = json!({"metadata": {"labels": {"tier": "db"}}});
@@ -193,7 +194,7 @@ async fn left_out_service_is_followed_again_once_it_is_selected() {
     answers(linker.dns, &stage.question(0), "new.example.com.").await;
     stage.assert_answers(&linker, 1..3).await;
     stage.wait_for_count(3).await;
-    // The external target of a Service that opts out or is deleted is removed.
+    // The external target of a left-out Service is removed when the Service opts out or is deleted.
     annotate(1, json!({"linker.hsj.com/managed": "false"})).await;
     stage.wait_for_count(2).await;
     stage.cluster.delete_service(&stage.namespace, "svc-2").await;
@@ -321,7 +322,7 @@ async fn deleted_namespace_and_typo_are_reported_separately() {
 }
 
 #[tokio::test]
-async fn recreated_services_count_as_gone_at_a_start() {
+async fn recreated_services_count_as_gone_at_the_start() {
     let stage = Fixture::with_external_targets(2, &[]).await;
     let before = stage.objects().await;
     for i in 0..2 {
@@ -386,7 +387,7 @@ async fn plan_logs_what_a_typo_would_remove() {
 }
 
 #[tokio::test]
-async fn failed_lookup_removes_nothing_until_it_succeeds() {
+async fn failed_lookup_of_left_out_services_removes_nothing() {
     let stage = Fixture::with_external_targets(3, &[]).await;
     let before = stage.objects().await;
     stage.cluster.delete_service(&stage.namespace, "svc-0").await;
@@ -448,7 +449,7 @@ async fn finalizers_of_left_out_services_stay() {
     // The finalizer doesn't block the deletion of a left-out Service.
     stage.cluster.delete_service(&stage.namespace, "svc-0").await;
     stage.wait_for_count(1).await;
-    eventually("its end", || async {
+    eventually("the deletion of svc-0", || async {
         stage.cluster.get_service(&stage.namespace, "svc-0").await.is_none().then_some(())
     })
     .await;

@@ -115,7 +115,7 @@ fn watch_that_begins_without_links_prints_the_header() {
 }
 
 #[tokio::test]
-async fn another_program_at_the_address_is_reported() {
+async fn other_program_at_the_admin_address_is_reported() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("passed").await;
     cluster.create_load_balancer(&namespace, "web").await;
@@ -149,7 +149,7 @@ async fn another_program_at_the_address_is_reported() {
         assert_eq!(about_it(&errors), 1, "{errors}");
         assert!(text(&output.stdout).contains("\nweb "), "{}", text(&output.stdout));
     }
-    // Without a program at the address, the cluster is what the user expects.
+    // Without a program at the address, the links are read from the cluster without a message.
     let output = links(HeldPort::take().unwrap().local());
     let errors = text(&output.stderr);
     assert_eq!((output.status.code(), about_it(&errors)), (Some(0), 0), "{errors}");
@@ -189,7 +189,7 @@ async fn links_of_a_running_lb_linker_have_a_history() {
     );
     let from = text(&output.stderr);
     assert!(from.starts_with("from ") && from.ends_with(&format!(", the lb-linker at {admin}\n")), "{from}");
-    // The API server gives the same table.
+    // The links that are read from the API server are the same.
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let kubeconfig = kubeconfig.to_str().unwrap();
     let direct = ["-n", &namespace, "-o", "json", "--target-namespace", &target, "--kubeconfig", kubeconfig];
@@ -225,14 +225,14 @@ async fn watched_links_of_a_running_lb_linker_are_printed() {
     std::fs::remove_file(&path).unwrap();
     let removed = lines.next().unwrap();
     assert!(removed.starts_with("shop ") && removed.contains(" Removed "), "{removed}");
-    // Without the instance there is nothing to watch.
+    // When the lb-linker has stopped, the watch ends with an error.
     linker.stop();
     let errors = BufReader::new(watching.stderr().unwrap()).lines().map(Result::unwrap).last().unwrap();
     assert!(errors.contains("there is no lb-linker"), "{errors}");
 }
 
 #[tokio::test]
-async fn occupied_port_costs_only_the_status_page() {
+async fn occupied_admin_port_disables_only_the_status_page() {
     let held = HeldPort::take().unwrap();
     let taken = TcpListener::bind(held.local()).unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -241,13 +241,13 @@ async fn occupied_port_costs_only_the_status_page() {
     let linker = Linker::start(["--manifests", manifests, "--admin-listen", &address]);
     linker.line("the status page isn't served").await;
     linker.ready().await;
-    // The previous Pod on the network of the host has ended.
+    // The port becomes free, as when the previous Pod with `hostNetwork` has ended.
     drop(taken);
     linker.line("status page on http://").await;
 }
 
 #[test]
-fn status_page_refuses_other_than_loopback_addresses() {
+fn status_page_accepts_only_loopback_addresses() {
     for address in ["0.0.0.0:8053", ":8053", "10.0.0.1:8053", "8053"] {
         let output = run_to_end(["--admin-listen", address]);
         assert_eq!(output.status.code(), Some(2));

@@ -142,8 +142,8 @@ impl Generations {
         Some(generation)
     }
 
-    /// Runs the clients while `change` changes one link after the other at `rate` changes per second, then checks
-    /// that the last target of each link is answered.
+    /// Runs the clients while `change` changes the links in turn, at `rate` changes per second, then checks that the
+    /// last target of each link is answered. `what` names the load in the output.
     async fn run(
         self: &Arc<Self>,
         what: &str,
@@ -324,7 +324,7 @@ async fn starting_replica_never_denies_an_existing_name() {
     let mut count: HashMap<String, usize> = HashMap::new();
     for round in 0..6 {
         let args = ["--upstream", "none", "--delete-delay", "0s"];
-        // The ports are open when `in_cluster` returns, and the store is still empty.
+        // The ports are open when `in_cluster` returns, and the store may still be empty.
         let mut linker = Linker::in_cluster(&plane, "external-targets", &args);
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         socket.connect(linker.dns).await.unwrap();

@@ -144,7 +144,7 @@ async fn only_files_with_our_labels_are_written_or_removed() {
     let linker = start(directory.path(), Some(output.path()));
     linker.line("theirs-default-ext.yaml of link default/theirs is left alone").await;
     eventually("our file", || async { path("ours-default-ext.yaml").exists().then_some(()) }).await;
-    eventually("the orphan's end", || async { (!path("gone-default-ext.yaml").exists()).then_some(()) })
+    eventually("the orphan's removal", || async { (!path("gone-default-ext.yaml").exists()).then_some(()) })
         .await;
     assert_eq!(fs::read_to_string(path("theirs-default-ext.yaml")).unwrap(), "somebody: else's\n");
     assert_eq!(fs::read_to_string(path("notes.yaml")).unwrap(), "not: [even yaml");
@@ -164,7 +164,7 @@ async fn only_files_with_our_labels_are_written_or_removed() {
     }
 
     fs::remove_file(directory.path().join("s.yaml")).unwrap();
-    eventually("its end", || async { (!path("ours-default-ext.yaml").exists()).then_some(()) }).await;
+    eventually("the removal", || async { (!path("ours-default-ext.yaml").exists()).then_some(()) }).await;
     answers(linker.dns, "ours-default.lb.internal. CNAME", "Non-Existent Domain").await;
     let mut left: Vec<_> =
         fs::read_dir(output.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -215,7 +215,7 @@ async fn pipe_among_the_manifests_doesnt_block() {
     assert!(linker.stop().success());
 }
 
-/// YAML scalars for a field of type string. The test runs kubectl to learn which of them it reads as strings.
+/// YAML scalars for a field of type string. The test runs kubectl to learn which of them kubectl reads as strings.
 const SCALARS: &str = "n N y Y yes Yes YES yEs no No NO nO on On ON oN off Off OFF oFF true True TRUE tRUE false False FALSE \
     1 -1 +1 0 -0 00 017 08 0o17 0O17 0x1f 0X1F 0b11 0B11 -0b11 1_000 1_ _1 1__0 0_7 0x_1f 0b_1 0o_7 -1_0 \
     1e3 1E3 1e+3 1e3_0 1_000.5 1.5 1. 0. .5 .5_0 . +.5 1e 1e3.5 1e400 12345678901234567890 123456789012345678901234567890 \
@@ -254,6 +254,7 @@ fn service_with(field: &str, scalar: &str, name: &str) -> String {
 }
 
 /// Writes a Service for each case, and returns for each case whether `lb-linker check` and kubectl accept it.
+/// Of the errors of kubectl only those with the text `fault` count.
 fn accepted(cases: &[(&str, &str)], kubectl: impl Fn(&Path) -> Command, fault: &str) -> Vec<(bool, bool)> {
     let directory = tempfile::tempdir().unwrap();
     for (number, (field, scalar)) in cases.iter().enumerate() {
@@ -336,7 +337,7 @@ fn misread_scalar_is_rejected_with_its_position() {
 }
 
 #[tokio::test]
-async fn deselected_service_is_kept_and_opted_out_service_ends() {
+async fn delete_delay_applies_to_deselection_but_not_to_opt_out() {
     let (directory, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let file = |name: &str| directory.path().join(format!("{name}.yaml"));
     let with = |name: &str, metadata: &str| {
@@ -453,7 +454,7 @@ async fn external_target_without_service_is_removed_with_its_manifest() {
     linker.ready().await;
     fs::remove_file(&path).unwrap();
     answers(linker.dns, "web-default.lb.internal. CNAME", "Non-Existent Domain").await;
-    eventually("its end", || async { (!object.exists()).then_some(()) }).await;
+    eventually("the removal", || async { (!object.exists()).then_some(()) }).await;
 }
 
 #[tokio::test]
@@ -476,7 +477,7 @@ async fn external_target_that_replaces_a_service_leaves_no_gap() {
 }
 
 #[tokio::test]
-async fn status_of_an_external_target_is_the_decision() {
+async fn status_in_a_manifest_determines_the_target() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("xt.yaml");
     let manifest =
@@ -507,7 +508,7 @@ async fn sources_of_other_namespaces_need_a_grant() {
     linker.ready().await;
     linker.line("source seoul: no LoadBalancer Service dr/web lets namespace default follow it").await;
     assert_eq!(short(linker.dns, "web-default.lb.internal. CNAME").await, "No Error");
-    // A Service without a link of its own is a source, too.
+    // A Service without a link of its own can be a source, too.
     let metadata = "annotations: {linker.hsj.com/allow-from: default, linker.hsj.com/managed: 'false'}";
     fs::write(path("service.yaml"), granted(metadata)).unwrap();
     answers(linker.dns, "web-default.lb.internal. CNAME", "dr.example.").await;
@@ -516,7 +517,7 @@ async fn sources_of_other_namespaces_need_a_grant() {
 }
 
 #[tokio::test]
-async fn older_external_target_keeps_a_name_that_two_have() {
+async fn older_external_target_gets_the_shared_name() {
     let directory = tempfile::tempdir().unwrap();
     let object = |namespace: &str, name: &str, created: &str, host: &str| {
         let metadata = format!("{{name: {name}, namespace: {namespace}, creationTimestamp: {created}}}");
@@ -561,7 +562,7 @@ async fn broken_external_target_keeps_its_last_content() {
 }
 
 #[test]
-fn bad_input_is_refused_with_line_and_column() {
+fn invalid_external_target_is_refused_with_line_and_column() {
     let directory = tempfile::tempdir().unwrap();
     let cases = bad_input::cases();
     let path = |number: usize| directory.path().join(format!("{number:03}.json"));
@@ -595,7 +596,7 @@ fn bad_input_is_refused_with_line_and_column() {
 }
 
 #[test]
-fn links_of_manifests_tell_the_external_target() {
+fn links_of_manifests_show_the_external_target() {
     let directory = tempfile::tempdir().unwrap();
     let waiting = external_target("waiting", "").replace("  - {name: fixed, hostname: lb.example.com}\n", "");
     let all = [service("web", "a.example"), external_target("web", "  pin: fixed\n"), waiting];

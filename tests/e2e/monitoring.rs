@@ -189,7 +189,7 @@ impl Stage {
         for name in SERVICES {
             cluster.create_load_balancer(&namespace, name).await;
         }
-        // The namespace is the domain that all its Services may use.
+        // All Services of a namespace may use hostnames in the domain `NAMESPACE.lb.internal`.
         let wanted = json!({"linker.hsj.com/hostname": format!("shared.{namespace}.lb.internal")});
         for name in ["first", "second"] {
             cluster.patch_service(&namespace, name, json!({"metadata": {"annotations": wanted}})).await;
@@ -242,7 +242,7 @@ impl Stage {
         ask_repeatedly_from(Ipv4Addr::new(127, 0, 0, 2).into(), self.linker.dns, &outside).await;
     }
 
-    /// Removes what is wrong, and waits until the metrics say so.
+    /// Removes the causes of the alerts, and waits until the metrics show it.
     async fn mend(&self) {
         for name in &SERVICES[2..] {
             self.cluster.delete_service(&self.namespace, name).await;
@@ -262,7 +262,7 @@ impl Stage {
 async fn alerts_fire_and_are_resolved_with_a_real_lb_linker() {
     let stage = Stage::new().await;
     let failing = query(&format!("failing.{}.lb.internal. A", stage.namespace));
-    // A counter must exist before it can rise.
+    // An alert on the rate of a counter needs a sample from before the increase.
     ask_udp(stage.linker.dns, &failing).await;
     stage.linker.counts("lb_linker_dns_targets_failing", 1.0).await;
     let mut scrapes = Scrapes::default();

@@ -1,4 +1,4 @@
-//! Overload: too many queries, too many changes, too few files, too little memory. Zone answers are lost last, and
+//! Overload: too many queries, too many changes, too few files, too little memory. Answers for the zone fail last, and
 //! lb-linker recovers without a restart.
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -87,7 +87,7 @@ impl ZoneClient {
     }
 }
 
-/// Creates load balancers `svc-0`, `svc-1`, … or changes their hostnames to `host`.
+/// Sets the hostname of the load balancers `svc-0`, `svc-1`, …, and with `create` creates them first.
 async fn set_all(cluster: &Cluster, namespace: &str, number: usize, host: &str, create: bool) {
     let change = async |i: usize| {
         let name = format!("svc-{i}");
@@ -381,7 +381,7 @@ struct MemoryCgroup {
 }
 
 impl MemoryCgroup {
-    /// Returns `None` if none can be created here.
+    /// Creates a cgroup with a limit in bytes. Returns `None` if this machine allows no new cgroup.
     fn create(limit: usize) -> Option<Self> {
         let name = format!("lb-linker-test-{}", std::process::id());
         for (parent, is_v2, file) in [
@@ -389,7 +389,7 @@ impl MemoryCgroup {
             ("/sys/fs/cgroup", true, "memory.max"),
         ] {
             let path = std::path::Path::new(parent).join(&name);
-            // A test process that was killed may have left one.
+            // A test process that was killed may have left a cgroup of this name.
             let _ = std::fs::remove_dir(&path);
             if std::fs::create_dir(&path).is_err() {
                 continue;
@@ -525,7 +525,7 @@ async fn floods_stay_within_the_memory_limit_of_deploy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_tenant_takes_no_metrics_of_another_tenant() {
+async fn large_tenant_loses_its_metrics_before_a_small_tenant() {
     const MANY: usize = 1_000;
     let shop = Shop::open(&[]).await;
     let spec = || {
@@ -540,7 +540,7 @@ async fn large_tenant_takes_no_metrics_of_another_tenant() {
     create(&few, "web").await;
     let names: Vec<String> = (0..MANY).map(|number| format!("t-{number}")).collect();
     futures::stream::iter(&names).for_each_concurrent(16, |name| create(&many, name)).await;
-    // Nothing is written, so that the test costs little.
+    // With `--sync plan` lb-linker writes nothing, which makes the test cheaper.
     let linker = shop.linker(&["--sync", "plan"]).await;
     let exported = |namespace: &str| {
         let label = format!("external_target_namespace=\"{namespace}\"");

@@ -127,7 +127,7 @@ async fn external_target_and_name_are_removed_after_the_delay() {
 }
 
 #[tokio::test]
-async fn service_deleted_while_stopped_is_cleaned_up() {
+async fn service_deleted_while_lb_linker_is_down_is_cleaned_up() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("away").await;
     let object = format!("web-{namespace}-ext");
@@ -139,7 +139,7 @@ async fn service_deleted_while_stopped_is_cleaned_up() {
     linker.kill();
     cluster.delete_service(&namespace, "web").await;
     let _linker = Linker::in_cluster(plane, &target, &args);
-    eventually("its removal", || async {
+    eventually("the removal of the external target", || async {
         cluster.get_service(&target, &object).await.is_none().then_some(())
     })
     .await;
@@ -275,7 +275,7 @@ async fn ttl_annotation_sets_the_ttl_of_the_records() {
         cluster.patch_service(&namespace, "web", patch)
     };
     annotate("60").await;
-    eventually("its own TTL", || async { (ttl().await == Some(60)).then_some(()) }).await;
+    eventually("the TTL of the annotation", || async { (ttl().await == Some(60)).then_some(()) }).await;
     annotate("soon").await;
     let line = linker.line(&format!("Service {namespace}/web: annotation linker.hsj.com/ttl \"soon\"")).await;
     assert!(line.contains("not a number of seconds from 0 to 3600"), "{line}");

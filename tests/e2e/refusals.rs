@@ -71,10 +71,10 @@ async fn objects_denied_by_a_policy_delay_no_other_object() {
         balancer(&cluster, &namespace, &name, &host).await;
         wait_for_external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), &host).await;
     }
-    // The first retry comes after 0.5 s to 1 s. If all rejected objects were retried between two writes of healthy
-    // objects, this number would be higher.
+    // The first retry of an object comes after 0.5 s to 1 s, later retries after longer pauses. Without these pauses
+    // there would be many more rejected writes.
     let tried = writes(&linker, "create", 403);
-    assert!(tried < 15.0 * REFUSED as f64, "{tried} tries");
+    assert!(tried < 15.0 * REFUSED as f64, "{tried} rejected writes");
     assert_eq!(linker.logged("has no Role in it"), 0, "{:#?}", linker.log());
     let line = linker.line("ValidatingAdmissionPolicy").await;
     assert!(line.contains("next try in"), "{line}");
@@ -116,7 +116,7 @@ async fn followers_denied_by_a_policy_delay_no_other_follower() {
 }
 
 #[tokio::test]
-async fn exceeded_quota_delays_no_update_and_is_retried() {
+async fn creates_over_quota_are_retried_and_delay_no_update() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("quota").await;
     let args = ["--upstream", "none", "--watch-namespaces", &namespace];

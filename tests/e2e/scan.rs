@@ -105,7 +105,7 @@ async fn scan_finds_hand_made_services_and_lets_them_follow() {
     let command = "  kubectl -n team-3 annotate service current-1 linker.hsj.com/source=lbs/lb7\n";
     assert!(report.contains(command) && !report.contains("team-4"), "{report}");
 
-    // Without a terminal the question isn't answered.
+    // Standard input is empty, so the question of `--apply` isn't answered.
     let output = scan(&plane, &dns, &["--apply"]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert!(
@@ -126,7 +126,7 @@ async fn scan_finds_hand_made_services_and_lets_them_follow() {
 }
 
 #[tokio::test]
-async fn scan_keeps_what_a_load_balancer_allows() {
+async fn scan_adds_a_namespace_to_allow_from_and_keeps_the_rest() {
     let (plane, cluster) = start_own_cluster().await;
     let (dns, _directory) = start_dns();
     for namespace in ["lbs", "shop"] {
@@ -148,7 +148,7 @@ async fn scan_keeps_what_a_load_balancer_allows() {
 }
 
 #[tokio::test]
-async fn service_that_isnt_allowed_is_left_unannotated() {
+async fn service_isnt_annotated_if_allow_from_is_full() {
     let (plane, cluster) = start_own_cluster().await;
     let (dns, _directory) = start_dns();
     for namespace in ["lbs", "shop"] {
@@ -179,7 +179,7 @@ async fn service_that_isnt_allowed_is_left_unannotated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn undecodable_services_are_named() {
+async fn scan_names_undecodable_services() {
     let (plane, cluster) = start_own_cluster().await;
     let (dns, _directory) = start_dns();
     plane.kubectl(&["create", "namespace", "shop"]);

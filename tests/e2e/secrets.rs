@@ -16,7 +16,7 @@ async fn no_log_and_no_page_contains_a_token_or_a_key() {
     let [certificate, key] = ["tls.crt", "tls.key"].map(|name| certificates.file(name));
     let directory = tempfile::tempdir().unwrap();
     let corefile = directory.path().join("Corefile");
-    // Two blocks: TLS applies to all blocks of a port.
+    // The first block reads the private key; the second block has the plugins that the harness needs.
     let text = format!(
         "tls://lb.internal:0 {{\nbind 127.0.0.1\ntls {} {}\nlb_linker\nlog\nerrors\ndebug\n}}\n\
          lb.internal:0 {{\nbind 127.0.0.1\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\nlb_linker\n}}\n",
@@ -93,7 +93,7 @@ fn errors_about_credentials_dont_repeat_them() {
     }
 }
 
-/// Returns the tokens of a kubeconfig, and the lines of a private key.
+/// Returns the signatures of the tokens in a kubeconfig, and the lines of a private key.
 fn secrets(kubeconfig: &Path, key: &Path) -> Vec<String> {
     let config = std::fs::read_to_string(kubeconfig).unwrap();
     let tokens = config.split(|letter: char| !letter.is_ascii_alphanumeric() && !"._-".contains(letter));

@@ -20,7 +20,7 @@ async fn annotate(cluster: &Cluster, namespace: &str, name: &str, value: Option<
 }
 
 #[tokio::test]
-async fn a_load_balancer_opts_out_and_back_in() {
+async fn opted_out_load_balancer_has_no_link_until_it_opts_in() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("opt-out").await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "0s"]);
@@ -30,8 +30,10 @@ async fn a_load_balancer_opts_out_and_back_in() {
 
     annotate(&cluster, &namespace, "web", Some("false")).await;
     answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "Non-Existent Domain").await;
-    eventually("its end", || async { cluster.get_service(&target, &object).await.is_none().then_some(()) })
-        .await;
+    eventually("the end of the external target", || async {
+        cluster.get_service(&target, &object).await.is_none().then_some(())
+    })
+    .await;
 
     annotate(&cluster, &namespace, "web", None).await;
     wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
@@ -83,7 +85,7 @@ async fn only_watched_namespaces_are_followed() {
         assert_eq!(short(linker.dns, &format!("web-{}.lb.internal. CNAME", namespaces[i])).await, expected);
     }
     cluster.delete_service(&namespaces[0], "web").await;
-    eventually("its end", || async {
+    eventually("the end of the external target", || async {
         cluster.get_service(&target, &object(0)).await.is_none().then_some(())
     })
     .await;
@@ -134,7 +136,7 @@ async fn deselected_service_is_kept_for_the_delete_delay() {
     linker.line(&not_selected("left")).await;
     linker.line(&not_selected("back")).await;
     answers(linker.dns, &question("out"), "Non-Existent Domain").await;
-    eventually("its end", || async {
+    eventually("the end of the external target", || async {
         cluster.get_service(&target, &object("out")).await.is_none().then_some(())
     })
     .await;
@@ -159,14 +161,14 @@ async fn deselected_service_is_kept_for_the_delete_delay() {
     annotate(&cluster, &namespace, "back", None).await;
     linker.line(&not_selected("back")).await;
     answers(linker.dns, &question("back"), "Non-Existent Domain").await;
-    eventually("its end", || async {
+    eventually("the end of the external target", || async {
         cluster.get_service(&target, &object("back")).await.is_none().then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn opted_out_service_drops_its_warnings() {
+async fn opting_out_clears_the_warnings_of_a_service() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("complaints").await;
     let linker =
@@ -182,6 +184,6 @@ async fn opted_out_service_drops_its_warnings() {
     let said = linker.logged(&complaint);
     // The warning is logged again when the Service opts in again.
     annotate(&cluster, &namespace, "web", None).await;
-    eventually("the complaint", || async { (linker.logged(&complaint) > said).then_some(()) }).await;
+    eventually("the repeated warning", || async { (linker.logged(&complaint) > said).then_some(()) }).await;
     linker.counts("lb_linker_targets_refused", 1.0).await;
 }

@@ -36,7 +36,7 @@ async fn corefile_without_lb_linker_needs_no_cluster() {
     let home = tempfile::tempdir().unwrap();
     let corefile = home.path().join("Corefile");
     write_corefile(&corefile, &upstream, "cache 30");
-    // There is neither a kubeconfig in the home directory nor a variable of a Pod.
+    // The home directory has no kubeconfig, and the environment has no variables of a Pod.
     let environment = [("HOME", home.path().to_str().unwrap())];
     let args = ["--corefile", corefile.to_str().unwrap()];
     let checked = run_to_end_with(&environment, [&["check"], &args[..]].concat());
@@ -52,7 +52,7 @@ async fn corefile_without_lb_linker_needs_no_cluster() {
     assert_eq!(linker.logged("API server"), 0, "{:#?}", linker.log());
     assert_eq!(linker.metric("lb_linker_leader"), None);
 
-    // lb_linker can't be added while the process runs: nothing has read load balancers.
+    // The plugin *lb_linker* can't be added by a reload: without it at the start, no load balancers are read.
     write_corefile(&corefile, &upstream, "lb_linker lb.internal");
     linker.signal(Signal::SIGUSR1);
     let line = linker.line("the new Corefile can't be applied").await;
@@ -62,7 +62,7 @@ async fn corefile_without_lb_linker_needs_no_cluster() {
 }
 
 #[tokio::test]
-async fn without_lb_linker_a_flag_still_names_a_cluster() {
+async fn cluster_flag_needs_a_kubeconfig_without_lb_linker() {
     let upstream = CoreDns::start("file db example.com", CLOUD).await;
     let home = tempfile::tempdir().unwrap();
     let corefile = home.path().join("Corefile");
@@ -235,7 +235,7 @@ fn component_adds_the_sidecar_to_labelled_deployments() {
     assert_eq!(spec["initContainers"][1]["name"], "migrate");
     assert_eq!(spec["volumes"].as_array().unwrap().len(), 3);
     assert_eq!(deployed("other"), other["spec"]["template"]["spec"]);
-    // The references to ConfigMaps lead to generated ones.
+    // The references name the generated ConfigMaps.
     for reference in [
         &added["env"][0]["valueFrom"]["configMapKeyRef"]["name"],
         &added["env"][1]["valueFrom"]["configMapKeyRef"]["name"],
@@ -247,7 +247,7 @@ fn component_adds_the_sidecar_to_labelled_deployments() {
 }
 
 #[test]
-fn sidecar_corefiles_are_alike_and_valid() {
+fn sidecar_corefiles_are_identical_and_valid() {
     let component = fs::read_to_string(deploy().join("sidecar/component/Corefile")).unwrap();
     let text = fs::read_to_string(deploy().join("sidecar/pod.yaml")).unwrap();
     let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();

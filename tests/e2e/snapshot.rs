@@ -67,13 +67,13 @@ async fn is_from_snapshot(linker: &Linker, question: &str, expected: &str) {
         assert_eq!(without_foreign_ttls(&show(&answer)), expected, "{question}");
         assert_eq!(ede(&answer), Some(3), "{question}");
     }
-    // The extended error is for clients with EDNS only.
+    // Only clients with EDNS get the extended error.
     let mut plain = message;
     plain.edns = None;
     assert!(ask_udp(linker.dns, &plain).await.edns.is_none());
 }
 
-/// Asks a question without pause until `end`, and checks that each answer is one of these.
+/// Asks a question without pause until `end` is set, and checks that each answer is one of `expected`.
 async fn ask_until(linker: &Linker, question: &'static str, expected: [&'static str; 2], end: &AtomicBool) {
     while !end.load(Ordering::Relaxed) {
         let answer = short(linker.dns, question).await;
@@ -81,12 +81,12 @@ async fn ask_until(linker: &Linker, question: &'static str, expected: [&'static 
     }
 }
 
-/// How the API server doesn't answer.
+/// Why the API server doesn't answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Absence {
-    /// It refuses connections.
+    /// The API server refuses connections.
     Stopped,
-    /// It accepts connections, and doesn't answer.
+    /// The API server accepts connections, but answers no request.
     Silent,
 }
 
@@ -97,7 +97,7 @@ async fn start_without_api_server(absence: Absence) {
     shop.load_balancer("shop", "old", "b.example.com").await;
     shop.cluster.create_load_balancer("shop", "ips").await;
     shop.cluster.set_ingress("shop", "ips", &[Ingress::Ip("192.0.2.7")]).await;
-    // The ExternalTarget announces its second source, because it is pinned to it.
+    // The ExternalTarget announces its second source, because `pin` names this source.
     shop.create(
         "pinned",
         json!({
@@ -150,7 +150,7 @@ async fn start_without_api_server(absence: Absence) {
     let absence_of_ipv6 = ask_udp(linker.dns, &query("ips-shop.lb.internal. AAAA")).await;
     assert_eq!(absence_of_ipv6.metadata.response_code, ResponseCode::NoError);
     assert_eq!((absence_of_ipv6.answers.len(), ede(&absence_of_ipv6)), (0, Some(3)));
-    // Other names may exist.
+    // Names that aren't in the snapshot may exist, so the answer isn't NXDOMAIN.
     for question in ["none-shop.lb.internal. A", "shop.lb.internal. A", "none.shop.lb.internal. CNAME"] {
         let answer = ask_udp(linker.dns, &query(question)).await;
         assert_eq!(answer.metadata.response_code, ResponseCode::ServFail, "{question}");
@@ -236,7 +236,7 @@ async fn forbidden_list_causes_no_write_because_of_a_snapshot() {
     let alias = "web-shop.lb.internal. 5 IN CNAME a.example.com.";
     is_from_snapshot(&linker, "web-shop.lb.internal. CNAME", &format!("No Error aa rd ra | {alias} |  | "))
         .await;
-    // Several tries of the list, each of which could be followed by writes.
+    // lb-linker tries the list several times; writes could follow each try.
     let forbidden = || async {
         let events = shop.plane.audit_events().split_off(before);
         let lists = events.iter().filter(|it| it.is_list() && it.resource == "services" && it.code == 403);
@@ -325,7 +325,7 @@ async fn full_disk_under_the_snapshot_is_survived() {
 }
 
 #[test]
-fn check_names_an_unusable_snapshot() {
+fn check_rejects_unusable_snapshot_flags() {
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = directory.path().join("config");
     let text = "{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: a, user: \

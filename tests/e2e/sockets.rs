@@ -27,7 +27,7 @@ async fn query_connected(server: SocketAddr) {
     socket.send(&query("default.lb.internal. A").to_vec().unwrap()).await.unwrap();
     let mut answer = vec![0; 1232];
     let length =
-        timeout(ANSWER_TIMEOUT, socket.recv(&mut answer)).await.expect("an answer from there").unwrap();
+        timeout(ANSWER_TIMEOUT, socket.recv(&mut answer)).await.expect("an answer of this server").unwrap();
     assert!(show(&Message::from_vec(&answer[..length]).unwrap()).starts_with("Non-Existent Domain"));
 }
 
@@ -106,7 +106,7 @@ async fn datagrams_dropped_by_the_kernel_are_counted() {
     }
     linker.signal(Signal::SIGCONT);
     // The kernel reports the drop counter with the next datagram (SO_RXQ_OVFL).
-    eventually("a count of what was dropped", || async {
+    eventually("a count of dropped datagrams", || async {
         let asked = query("default.lb.internal. A").to_vec().unwrap();
         send_udp(linker.dns, &asked, Duration::from_millis(100)).await;
         linker.metric(dropped).filter(|dropped| *dropped > 0.0)

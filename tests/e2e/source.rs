@@ -16,7 +16,7 @@ use crate::recreation::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
 
-/// Starts a control plane for this test alone, in which lb-linker may write in all namespaces. On the shared control
+/// Starts a control plane for a single test, in which lb-linker may write in all namespaces. On the shared control
 /// plane, every lb-linker would follow Services and record Events in the namespaces of all tests.
 pub(crate) async fn start_own_cluster() -> (ControlPlane, Cluster) {
     let plane = ControlPlane::start(Options::default());
@@ -41,7 +41,8 @@ fn refusal_messages(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<St
     events.iter().map(|item| item["message"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Waits for a TargetRefused Event. Events are sent in order, so all earlier Events have been sent, too.
+/// Waits for a TargetRefused Event of a Service, and returns its message. The Events of a namespace are sent in order,
+/// so all earlier Events of the namespace have been sent, too.
 async fn wait_for_refusal(plane: &ControlPlane, namespace: &str, name: &str) -> String {
     let look = || async { refusal_messages(plane, namespace, name).pop() };
     eventually(&format!("a Warning on {namespace}/{name}"), look).await
@@ -99,7 +100,7 @@ async fn annotated_service_follows_a_link_that_allows_it() {
     for namespace in [&own, &other] {
         wait_for_target(&cluster, namespace, "db", "192.0.2.1").await;
         let service = cluster.get_service(namespace, "db").await.unwrap();
-        assert_eq!(service.metadata.labels.unwrap().len(), 1, "labels aren't ours to write");
+        assert_eq!(service.metadata.labels.unwrap().len(), 1, "lb-linker changes no labels");
         assert_eq!(service.spec.unwrap().type_.as_deref(), Some("ExternalName"));
     }
     // A manual change is repaired, and a source with only an IPv6 address changes nothing.
@@ -125,7 +126,7 @@ async fn follower_of_a_tombstone_points_at_a_missing_name() {
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("a.example.com")]).await;
     follower(&cluster, &own, "db", "web").await;
     wait_for_target(&cluster, &own, "db", "a.example.com").await;
-    // The follower may have been written by another test's lb-linker, before this one has listed the Services.
+    // The lb-linker of another test may have written the follower before the lb-linker of this test lists Services.
     wait_for_external_target(&cluster, &target, &format!("web-{own}-ext"), "a.example.com").await;
     cluster.delete_service(&own, "web").await;
     wait_for_target(&cluster, &own, "db", "deleted.lb.internal").await;
@@ -228,7 +229,7 @@ async fn unwritable_namespace_is_logged_once_and_only_probed() {
 }
 
 #[tokio::test]
-async fn follower_errors_are_reported_once_without_start_events() {
+async fn follower_error_is_logged_once_and_has_no_event_at_start() {
     let (plane, cluster) = start_own_cluster().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
@@ -337,7 +338,7 @@ async fn only_one_follower_probes_an_absent_api_server() {
     tokio::time::sleep(std::time::Duration::from_secs(4)).await;
     // Up to eight requests may have been in flight at once; the pauses between further attempts double from 0.5 s.
     let away = unanswered();
-    assert!(away <= 12.0, "{away} in vain");
+    assert!(away <= 12.0, "{away} PATCHes without an answer");
     plane.start_apiserver();
     let before = patch_count(&plane, &own);
     eventually("the other followers", || async { (patch_count(&plane, &own) >= before + 20).then_some(()) })

@@ -24,7 +24,7 @@ fn manifest(name: &str, hostname: Option<&str>) -> String {
     )
 }
 
-/// A browser with the status page of an lb-linker with these manifests.
+/// A browser that shows the status page of an lb-linker that reads manifests.
 struct Page {
     browser: Browser,
     directory: TempDir,
@@ -44,7 +44,7 @@ impl Page {
         Self { browser, directory, _linker: linker }
     }
 
-    /// Waits until an expression has this value.
+    /// Waits until a JavaScript expression has this value.
     async fn shows(&self, expression: &str, expected: Value) {
         let last = || self.browser.value(expression);
         let what = format!("{expected} as {expression}, which is {}", last());
@@ -65,7 +65,7 @@ impl Page {
     }
 }
 
-/// The names of the Services in the rows of links.
+/// A JavaScript expression for the names of the Services in the rows of links.
 const ROWS: &str = "[...document.querySelectorAll('tr.link')].map((row) => row.children[1].textContent)";
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn status_page_shows_links_and_their_changes() {
     page.shows("document.querySelectorAll('tr.detail time').length", json!(2)).await;
     page.screenshot("3-links");
     assert_eq!(page.browser.console_errors(), Vec::<String>::new());
-    // Nothing is loaded from other hosts.
+    // The page may load nothing from other hosts.
     page.browser.value("document.body.append(Object.assign(new Image(), {src: 'http://192.0.2.1/a.png'}))");
     let refused =
         || async { page.browser.console_errors().into_iter().find(|line| line.contains("Content Security")) };
@@ -93,7 +93,7 @@ async fn status_page_shows_links_and_their_changes() {
 }
 
 #[tokio::test]
-async fn status_page_is_used_with_the_keyboard() {
+async fn keyboard_searches_and_opens_links_on_the_status_page() {
     let page = Page::open(&[manifest("db", None), manifest("web", Some("a.example.com"))].concat()).await;
     page.shows_count("2 links").await;
     page.browser.type_keys("/a.exa");
@@ -111,7 +111,7 @@ async fn status_page_is_used_with_the_keyboard() {
 }
 
 #[tokio::test]
-async fn status_page_shows_500_links() {
+async fn status_page_shows_at_most_500_links() {
     let mut manifests = String::new();
     for i in 0..501 {
         let hostname = (i % 7 != 0).then(|| format!("shop-web-{i}-4-fb5d0.kr.lb.example-cloud.com"));

@@ -98,7 +98,8 @@ impl CoreDns {
         Self { process, config_map, directory }
     }
 
-    /// Mounts the present ConfigMap. SIGUSR1 does what the plugin *reload* does later.
+    /// Writes the present ConfigMap to the Corefile, and sends SIGUSR1, so that CoreDNS reloads it before the
+    /// plugin *reload* would.
     fn reload(&mut self, plane: &ControlPlane) {
         fs::write(self.directory.join("Corefile"), corefile(plane, self.config_map)).unwrap();
         self.process.signal(Signal::SIGUSR1);
@@ -138,7 +139,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     for address in [NODE_LOCAL, KUBE_DNS, KUBE_DNS_UPSTREAM, LB_LINKER[0], LB_LINKER[1]] {
         network::add_loopback_address(address).unwrap();
     }
-    // This file is the test's own: it is mounted over that of the machine.
+    // This file is mounted over the machine's /etc/resolv.conf in the test's own mount namespace.
     assert_eq!(fs::read_to_string("/etc/resolv.conf").unwrap(), "nameserver 127.0.0.1\n");
     fs::write(
         "/etc/resolv.conf",
@@ -193,7 +194,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
                     lb-linker: kube-system/node-local-dns:Corefile has no block for lb.internal\n";
     assert_eq!(err, problems);
 
-    // Without a terminal the question isn't answered.
+    // Standard input is empty, so the question of `--apply` isn't answered.
     let (code, out, err) = text(&stub(&admin, &["--apply"]));
     assert_eq!(code, Some(1), "{out}{err}");
     assert!(out.contains("\n+ lb.internal:53 {\n+     bind 10.0.0.11\n"), "{out}");
@@ -227,7 +228,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     wait_for_answer(LB_LINKER[0], "lb-2.example.com.").await;
     assert_eq!(short(dns(NODE_LOCAL), &format!("{NAME} A")).await, "lb-2.example.com.");
 
-    // The Service is recreated, with another address.
+    // The Service of lb-linker is recreated, with another cluster IP.
     plane.kubectl(&["-n", "lb-linker", "delete", "service", "lb-linker"]);
     plane.apply(&service("lb-linker", "lb-linker", LB_LINKER[1]).to_string());
     drop(linker);

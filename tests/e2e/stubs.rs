@@ -44,7 +44,7 @@ const EXPECTED_LOOKUPS: [Row; 12] = [
     ("both", "any", "192.0.2.20 2001:db8::20", [1, 1]),
     ("both", "ipv4", "192.0.2.20", [1, 0]),
     ("chain", "any", "192.0.2.20 2001:db8::20", [1, 1]),
-    // One of the two answers is NODATA (RFC 2308 section 2.2) with the AA bit; without AA, glibc reports "try again".
+    // The answer to one of the two queries is NODATA (RFC 2308 section 2.2).
     ("four", "any", "192.0.2.10", [1, 1]),
     ("six", "any", "2001:db8::30", [1, 1]),
     ("six", "ipv4", "no address", [1, 0]),
@@ -52,6 +52,7 @@ const EXPECTED_LOOKUPS: [Row; 12] = [
     ("ips", "ipv4", "192.0.2.1", [1, 0]),
     ("half", "ipv4", "192.0.2.40", [1, 0]),
     ("missing", "any", "no address", [1, 1]),
+    // NODATA without CNAME: if neither AA nor RA were set, glibc would report "try again".
     ("pending", "any", "no address", [1, 1]),
     ("absent", "any", "no address", [1, 1]),
 ];

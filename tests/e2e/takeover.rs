@@ -113,8 +113,8 @@ async fn finalizers(cluster: &Cluster, namespace: &str, name: &str) -> Vec<Strin
 struct LegacyObjects {
     /// External targets by name, with their UIDs and expected targets.
     objects: BTreeMap<String, (String, String)>,
-    /// The name and the target of the external target that gets a name with a hash: its Service shares the cut name
-    /// with another Service, which keeps it.
+    /// The name and the target of the external target that gets a name with a hash, because another Service already
+    /// has the cut name.
     hashed: (String, &'static str),
     /// Objects with another owner.
     foreign: Vec<Service>,
@@ -181,7 +181,8 @@ async fn legacy(cluster: &Cluster) -> LegacyObjects {
     assert_eq!(cut, hyphen);
     let made = create_legacy_target(cluster, TARGETS, &cut, ("default", &hyphen), "hyphen.example.com").await;
     kept(made, "hyphen.example.com");
-    // An orphan of a deleted Service. The objects of "stuck" and "held", which are being deleted, are orphans, too.
+    // An orphan of a deleted Service. The external targets of "stuck" and "held" are orphans, too, because these
+    // Services are being deleted.
     create_legacy_target(cluster, TARGETS, "gone-default-ext", ("default", "gone"), "a.example.com").await;
     // Objects with another owner: the first has the name of a load balancer's external target, the second an
     // unrelated name.
@@ -193,7 +194,7 @@ async fn legacy(cluster: &Cluster) -> LegacyObjects {
         let object = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
         strangers.push(cluster.create_service(TARGETS, object).await);
     }
-    // More Services than fit in one list page; most of them are no load balancers.
+    // More Services than fit in the first page of a list; most of them are no load balancers.
     futures::stream::iter(0..150)
         .for_each_concurrent(16, |i| async move {
             let spec = json!({"type": "ExternalName", "externalName": "a.example.com"});
@@ -391,7 +392,7 @@ async fn ip_targets_external_name_keeps_an_address_as_it_is() {
     let args = ["--upstream", "none", "--ip-targets", "external-name"];
     let linker = Linker::in_cluster(plane, &target, &args);
     linker.ready().await;
-    // When the later Service has been written, the existing object has been reconciled.
+    // Links are reconciled in order: when `later` has its external target, `web` has been reconciled, too.
     load_balancer(&cluster, &namespace, "later", Ingress::Ip("192.0.2.2")).await;
     points_at(&cluster, &target, &format!("later-{namespace}-ext"), "192.0.2.2").await;
     let now = cluster.get_service(&target, &object).await.unwrap();
@@ -399,7 +400,7 @@ async fn ip_targets_external_name_keeps_an_address_as_it_is() {
 }
 
 #[tokio::test]
-async fn orphan_ends_when_its_load_balancer_is_selected() {
+async fn external_target_isnt_an_orphan_once_it_has_a_link() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("unselected").await;
     let object = format!("web-{namespace}-ext");

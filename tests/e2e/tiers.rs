@@ -1,6 +1,6 @@
 //! How long clients get the old target, behind the caches of a cluster: NodeLocal DNSCache, CoreDNS, a sidecar.
 //!
-//! docs/sidecar.md has the table that this prints:
+//! docs/sidecar.md has the tables that the first test prints:
 //!
 //!     LB_LINKER_STALE_ROUNDS=9 cargo test --locked --release --test e2e tiers -- --nocapture
 
@@ -29,7 +29,8 @@ const SIDECAR: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// CoreDNS with a stub block, without and with `cache`.
 const STUB: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 1);
 const CACHING_STUB: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 2);
-/// CoreDNS that answers for ExternalName Services, with the times of kubeadm's Corefile and with short ones.
+/// CoreDNS that answers for ExternalName Services, with `ttl 30` and `cache 30` as in kubeadm's Corefile, and with
+/// `ttl 5` and `cache 5`.
 const KUBEADM: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 3);
 const SHORT: Ipv4Addr = Ipv4Addr::new(127, 0, 1, 4);
 /// As KUBEADM, but `cache` leaves out the cluster's names, as in newer Corefiles of kubeadm.
@@ -49,7 +50,7 @@ new  60 IN A 192.0.2.2
 const TTL: Duration = Duration::from_secs(5);
 /// The TTL of external targets in kubeadm's Corefile.
 const LONG_TTL: Duration = Duration::from_secs(30);
-/// What a busy machine may add to a time that a cache keeps.
+/// How much later than the caches allow a client may see the new target, on a busy machine.
 const SLACK: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
@@ -140,7 +141,7 @@ async fn wait_for_port(server: Ipv4Addr) {
         .await;
 }
 
-/// Asks until the server answers with this address, and returns when it did.
+/// Asks until the server answers with this address, and returns the time of that answer. Panics after `limit`.
 async fn first_answer(server: Ipv4Addr, question: String, address: &str, limit: Duration) -> Instant {
     let deadline = Instant::now() + limit;
     loop {
@@ -153,7 +154,7 @@ async fn first_answer(server: Ipv4Addr, question: String, address: &str, limit: 
     }
 }
 
-/// Returns numbers from 0 to 1 that are spread evenly, by the golden ratio.
+/// Returns a number from 0 to 1. The results for consecutive arguments are spread evenly (golden ratio).
 fn spread(number: usize) -> f64 {
     (f64::from(u32::try_from(number).unwrap()) * 0.618_034).fract()
 }
@@ -175,7 +176,7 @@ async fn clients_see_a_new_target_through_each_cache() {
         network::add_loopback_address(address).unwrap();
     }
     let rounds: Option<usize> = env::var("LB_LINKER_STALE_ROUNDS").ok().map(|rounds| rounds.parse().unwrap());
-    // With caches of 30 s a round takes a minute: only for the measurement.
+    // The caches of 30 s are only measured with LB_LINKER_STALE_ROUNDS: each round then takes more than a minute.
     let ways = if rounds.is_some() { [&OURS[..], &EXTERNAL_TARGETS].concat() } else { OURS.to_vec() };
 
     let (plane, cluster, target) = cluster_with_target().await;
@@ -205,7 +206,7 @@ async fn clients_see_a_new_target_through_each_cache() {
     let mut targets = ["old", "new"].into_iter().zip(["192.0.2.1", "192.0.2.2"]).cycle();
     let mut current = targets.next().unwrap();
     for round in 0..rounds.unwrap_or(1) {
-        // All caches have the former target.
+        // Fill all caches with the current target.
         for path in &ways {
             first_answer(path.server, question(path), current.1, EVENT_TIMEOUT).await;
         }
@@ -222,14 +223,14 @@ async fn clients_see_a_new_target_through_each_cache() {
             });
         }
         if rounds.is_some() {
-            // Meanwhile the clients that wait fill each cache several times.
+            // During this pause the waiting clients fill each cache several times.
             sleep(LONG_TTL * 2 + LONG_TTL.mul_f64(spread(round))).await;
         }
         let begin = Instant::now();
         let host = format!("{}.example.com", current.0);
         cluster.set_ingress(&namespace, "web", &[Ingress::Hostname(&host)]).await;
         first_answer(LB_LINKER, format!("{name} A"), current.1, EVENT_TIMEOUT).await;
-        // Where nothing is cached, the next answer has the new target.
+        // On a path without caches, the next answer has the new target.
         for path in ways.iter().filter(|path| path.caches == 0 && !path.external_target) {
             let answer = short(dns(path.server), &question(path)).await;
             assert!(answer.ends_with(current.1), "{}: {answer}", path.name);

@@ -93,7 +93,12 @@ impl Server {
 
     async fn stop(mut self) {
         self.stop.cancel();
-        timeout(EVENT_TIMEOUT, self.serving.join_next()).await.expect("it stops").unwrap().unwrap().unwrap();
+        timeout(EVENT_TIMEOUT, self.serving.join_next())
+            .await
+            .expect("a shutdown")
+            .unwrap()
+            .unwrap()
+            .unwrap();
     }
 }
 
@@ -177,7 +182,7 @@ async fn queries_over_tls_1_2_and_1_3_are_answered_and_counted() {
 }
 
 #[tokio::test]
-async fn slow_answer_delays_no_other_and_is_sent_at_shutdown() {
+async fn slow_answer_delays_no_other_answer_and_is_sent_at_shutdown() {
     let certificates = Certificates::make();
     let upstream = FaultyUpstream::start(|_, _| vec![]).await;
     let server = Server::start(&certificates, false, Some(upstream.address));

@@ -1,4 +1,4 @@
-//! Rolling upgrades from the last version without ExternalTargets, and the way back, under load.
+//! Rolling upgrades from the last version without ExternalTargets, and rollbacks to that version, under load.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -283,11 +283,11 @@ async fn rollback_ends_names_without_a_service_until_the_upgrade() {
     wait_for_external_target(&shop.cluster, "external-targets", name, "alone.example.com").await;
     newer.stop();
 
-    // To the older version it is the external target of a deleted Service.
+    // For the older version, `alone-shop-ext` is the external target of a deleted Service.
     let args = [&shop.replica_args("old")[..], &["--delete-delay", "3s"].map(ToOwned::to_owned)].concat();
     let mut older = Linker::start_version(previous(), args);
     older.ready().await;
-    // NODATA while the external target stands.
+    // NODATA while the external target exists, then NXDOMAIN.
     let answer = short(older.dns, question).await;
     assert!(["No Error", "Non-Existent Domain"].contains(&&*answer), "{answer}");
     eventually("the end of the external target", || async {

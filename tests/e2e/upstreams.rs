@@ -262,13 +262,13 @@ async fn late_answer_is_cached_for_the_next_query() {
     let since = Instant::now();
     let (late, waited) = tokio::join!(
         async { (ask_udp(dns, &link).await, since.elapsed()) },
-        // A query for a name outside the zone may wait longer, as with CoreDNS.
+        // A query for a name outside of the zone may wait longer, as in CoreDNS.
         ask_udp(dns, &other),
     );
     let (late, after) = late;
     assert_eq!(late.metadata.response_code, ResponseCode::ServFail);
     assert_eq!(ede(&late), Some(22));
-    assert!(after < Duration::from_millis(3500), "{after:?}: it doesn't wait for the deadline of 5 s");
+    assert!(after < Duration::from_millis(3500), "{after:?}: the answer is sent before the deadline of 5 s");
     assert_eq!(waited.answers.len(), 1, "{}", show(&waited));
     let since = Instant::now();
     answers(dns, "web-default.lb.internal. A", "a.example.com. 192.0.2.9").await;
@@ -344,7 +344,7 @@ async fn failing_target_is_answered_stale_at_once() {
 }
 
 #[tokio::test]
-async fn stale_answer_is_the_last_answer() {
+async fn stale_answer_repeats_the_last_answer_of_the_upstream() {
     let last = Arc::new(AtomicU8::new(1));
     let known = Arc::clone(&last);
     let upstream = FaultyUpstream::start(move |asked, _| match known.load(Ordering::SeqCst) {
@@ -369,9 +369,7 @@ async fn stale_answer_is_the_last_answer() {
 }
 
 #[tokio::test]
-async fn retry_uses_another_port_and_another_id() {
-    // Two servers share one address, and the network routes each source port to one of them: only a retry from
-    // another port reaches the second server.
+async fn retry_over_udp_uses_another_id() {
     let ids = Arc::new(std::sync::Mutex::new(Vec::new()));
     let seen = Arc::clone(&ids);
     let upstream = FaultyUpstream::start(move |asked, _| {
@@ -533,7 +531,7 @@ async fn health_check_is_answered_while_upstreams_are_silent() {
 }
 
 #[tokio::test]
-async fn do_cd_and_ad_are_forwarded_hop_by_hop_options_are_not() {
+async fn do_cd_and_ad_are_forwarded_but_not_hop_by_hop_options() {
     let upstream = FaultyUpstream::start(|asked, _| {
         let mut answer = address(asked, 9, 60);
         answer.metadata.authentic_data = true;
@@ -632,9 +630,9 @@ async fn new_target_is_prefetched_past_the_cache() {
 }
 
 #[tokio::test]
-async fn endless_cname_chain_fails() {
+async fn cname_loop_of_an_upstream_is_answered_with_servfail() {
     let upstream = FaultyUpstream::start(|asked, _| {
-        // Each name is an alias of a longer name.
+        // The queried name and a longer name are aliases of each other.
         let name = asked.queries[0].name().clone();
         let next = Name::from_ascii("x").unwrap().append_domain(&name).unwrap();
         let mut answer = error(asked, ResponseCode::NoError);
@@ -766,7 +764,7 @@ async fn serve_stale_answers_at_once_or_after_its_timeout() {
         behavior.set(FAILING);
         eventually("a stale answer", async || (ttl().await == 0).then_some(())).await;
         behavior.set(GOOD);
-        eventually("a fresh one", async || (ttl().await == 1).then_some(())).await;
+        eventually("a fresh answer", async || (ttl().await == 1).then_some(())).await;
         behavior.set(SILENT);
         eventually("a stale answer", async || (ttl().await == 0).then_some(())).await;
     }
@@ -830,14 +828,14 @@ async fn tls_upstream_is_used_if_its_certificate_matches() {
     assert!(line.contains("certificate not valid for name \"other.example.net\""), "{line}");
 }
 
-/// An independent DNS library writes the upstream's messages, and compares them with those of lb-linker.
+/// A Go program with the DNS library miekg/dns is both the upstream and the client, and compares the messages of both.
 ///
 /// `LB_LINKER_RECORDS_SEED=7` runs other messages.
 #[tokio::test]
 async fn random_records_pass_by_udp_tcp_and_tls() {
     const MESSAGES: u32 = 300;
     let seed = std::env::var("LB_LINKER_RECORDS_SEED").unwrap_or_else(|_| "1".to_owned());
-    // If the test fails, the end of standard input, or of lb-linker, ends the program.
+    // If the test fails, the program ends, because its standard input is closed or lb-linker has stopped.
     let mut program = Command::new(&go_programs().roundtrip)
         .args(["-seed", &seed, "-messages", &MESSAGES.to_string()])
         .stdin(Stdio::piped())
@@ -869,7 +867,7 @@ async fn random_records_pass_by_udp_tcp_and_tls() {
     output.read_to_string(&mut report).unwrap();
     let status = program.wait().unwrap();
     assert!(status.success(), "LB_LINKER_RECORDS_SEED={seed}: {status}: {report}");
-    // Most of the repeated queries were answered from the cache.
+    // The client repeats the query for each message twice, and many of these queries are answered from the cache.
     for server in [format!("dns://{}", linker.dns), format!("tls://{tls}")] {
         let hits =
             format!(r#"coredns_cache_hits_total{{server="{server}",type="success",view="",zones="."}}"#);

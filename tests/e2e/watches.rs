@@ -87,7 +87,7 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
     for (name, uid) in names.iter().zip(before_restore) {
         let survivor = cluster.get_service(TARGETS, name).await.unwrap();
         let log = linker.log();
-        assert_eq!(survivor.metadata.uid, uid, "{name} was restored with its load balancer: {log:#?}");
+        assert_eq!(survivor.metadata.uid, uid, "{name} isn't recreated after the restore: {log:#?}");
     }
 }
 
@@ -150,7 +150,10 @@ async fn restored_load_balancer_keeps_its_external_target() {
     let cluster = plane.cluster().await;
     let noticed = || async {
         let api = cluster.get_service(TARGETS, "api-default-ext").await;
-        assert!(api.is_some_and(|api| api.metadata.uid == before), "it was restored with its load balancer");
+        assert!(
+            api.is_some_and(|api| api.metadata.uid == before),
+            "the external target isn't recreated after the restore"
+        );
         linker.log().into_iter().find(|line| line.contains(RESTORED))
     };
     let line = eventually("a look at the load balancer", noticed).await;
@@ -166,7 +169,7 @@ async fn restored_load_balancer_keeps_its_external_target() {
 
     // A real deletion is still carried out.
     cluster.delete_service("default", "api").await;
-    eventually("its end", || async {
+    eventually("the end of the external target", || async {
         cluster.get_service(TARGETS, "api-default-ext").await.is_none().then_some(())
     })
     .await;
@@ -364,7 +367,7 @@ async fn lists_of_large_services_take_little_memory() {
         }
         set_target(&cluster, "web-7", "b.example.com").await;
         answers(linker.dns, "web-7-default.lb.internal. CNAME", "b.example.com.").await;
-        // This line comes after all lists, including the list of old finalizers.
+        // This line comes after all lists, including the list for finalizers of the earlier operator.
         linker.line("Service default/bound carries lb-linker/finalizer").await;
         let peak = linker.memory("VmHWM");
         eprintln!("memory: {SERVICES} Services of {bytes} bytes, streamed: {streams}: peak {peak} KiB");
@@ -438,13 +441,13 @@ async fn staleness_of_each_watch_is_reset_by_an_event() {
             cluster.set_ingress(&namespace, "web", &[Ingress::Ip(&address)]).await;
             (age(watch) < before).then_some(())
         };
-        eventually(&format!("a sign of life of {watch}"), &falls).await;
+        eventually(&format!("an event of the watch {watch}"), &falls).await;
     }
 }
 
 #[tokio::test]
 async fn service_missing_from_a_list_is_read_by_name() {
-    /// The states of the API server: all requests work, all requests fail, or watches expire.
+    /// The states of the API server: all requests work, requests for the namespace fail, or its watches expire.
     const WORKS: usize = 0;
     const AWAY: usize = 1;
     const GONE: usize = 2;
@@ -490,7 +493,7 @@ async fn service_missing_from_a_list_is_read_by_name() {
     linker.line(&not_selected("left")).await;
     // The Service that opts out is removed at once, regardless of the delay.
     answers(linker.dns, &question("out"), ABSENT).await;
-    eventually("its end", || async {
+    eventually("the end of the external target", || async {
         cluster.get_service(&target, &object("out")).await.is_none().then_some(())
     })
     .await;

@@ -1,4 +1,4 @@
-//! Outside a Pod, lb-linker logs which cluster it uses, and writes only with an explicit flag.
+//! Outside a Pod, lb-linker logs which cluster it uses, and writes only with an explicit flag or variable.
 
 use serde_json::Value;
 
@@ -79,7 +79,7 @@ async fn plan_names_present_and_future_targets() {
 }
 
 #[tokio::test]
-async fn lb_linker_writes_in_a_pod_or_with_an_election() {
+async fn pod_or_explicit_flag_enables_writes() {
     let (plane, cluster, target) = cluster_with_target().await;
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let kubeconfig = kubeconfig.to_str().unwrap();

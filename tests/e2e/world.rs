@@ -1,4 +1,4 @@
-//! The world around lb-linker changes while it runs: resolvers, credentials, addresses, clocks, interfaces.
+//! Changes in the environment of a running lb-linker: resolvers, credentials, addresses, clocks, interfaces.
 
 mod network;
 
@@ -84,7 +84,7 @@ fn resolver(at: SocketAddr, last: u8) -> AbortOnDropHandle<()> {
     AbortOnDropHandle::new(tokio::spawn(async move {
         let mut asked = [0; 4096];
         loop {
-            // An ICMP error about an earlier answer, or a network that is down, is no reason to end.
+            // The socket reports an ICMP error about an earlier answer, or that the network is down: keep running.
             let Ok((length, client)) = socket.recv_from(&mut asked).await else { continue };
             let Ok(asked) = hickory_proto::op::Message::from_vec(&asked[..length]) else { continue };
             let _ = socket.send_to(&address(&asked, last, 0).to_vec().unwrap(), client).await;
@@ -132,7 +132,7 @@ async fn replaced_resolv_conf_is_followed() {
     follow(1).await;
     replace(&file, &text(2));
     follow(2).await;
-    // Written in place, empty in between.
+    // The file is written in place, and is empty for some time.
     std::fs::write(&file, "").unwrap();
     linker.line("the new configuration from the flags can't be applied").await;
     with_corefile.line("the new Corefile can't be applied").await;
@@ -145,7 +145,8 @@ async fn replaced_resolv_conf_is_followed() {
     follow(1).await;
 }
 
-/// Creates a Secret. Returns a token of lb-linker that is valid as long as the Secret exists, and the CA, as files.
+/// Creates a Secret. Returns the names and contents of two files: a token of lb-linker that is valid as long as the
+/// Secret exists, and the CA.
 async fn credentials(plane: &ControlPlane, secret: &str) -> Vec<(&'static str, String)> {
     let secrets: Api<Secret> = Api::namespaced(plane.admin_client().await, "lb-linker");
     let object = serde_json::from_value(json!({"metadata": {"name": secret}})).unwrap();
@@ -154,7 +155,7 @@ async fn credentials(plane: &ControlPlane, secret: &str) -> Vec<(&'static str, S
     vec![("token", token), ("ca.crt", plane.certificate_authority())]
 }
 
-/// Returns a kubeconfig with the files of a mounted directory.
+/// Returns a kubeconfig for this server that names the token and the CA in a mounted directory.
 fn kubeconfig(server: SocketAddr, mounted: &Mounted) -> String {
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -242,7 +243,7 @@ async fn rotated_token_is_used_before_and_after_its_refusal() {
     let former = Mounted::new(&[("token", token), ("ca.crt", stage.plane.certificate_authority())]);
     let config = stage.kubeconfig.with_extension("former");
     std::fs::write(&config, kubeconfig(stage.plane.address(), &former)).unwrap();
-    // As the kubelet does it: the next token is there long before the previous one ends.
+    // The kubelet, too, writes the next token long before the previous token ends.
     stage.mounted.replace(&credentials(&stage.plane, "two").await);
     stage.linker.line("the credentials for the API server have changed").await;
     revoke(&stage.plane, "one").await;
@@ -254,7 +255,7 @@ async fn rotated_token_is_used_before_and_after_its_refusal() {
     stage.works().await;
     assert_eq!(stage.linker.logged("(401"), 0, "{:#?}", stage.linker.log());
 
-    // The token ends before the next one is there.
+    // The token ends before the next token is written.
     revoke(&stage.plane, "two").await;
     stage.linker.line("doesn't accept lb-linker's credentials (401").await;
     let host = stage.change().await;
@@ -316,7 +317,7 @@ async fn rotated_certificate_of_a_listener_is_served() {
 /// A TCP relay to the API server.
 struct Relay {
     address: SocketAddr,
-    /// The first change silences the connections that are open then, the second one closes them.
+    /// The first change silences the connections that are open at that time, the second change closes them.
     change: watch::Sender<()>,
     _task: AbortOnDropHandle<()>,
 }
@@ -368,7 +369,7 @@ async fn behind_relay() -> (Stage, Relay) {
 async fn kubeconfig_with_another_address_is_followed() {
     let (stage, relay) = behind_relay().await;
     let second = Relay::start(any_port(), stage.plane.address()).await;
-    // Half a file is no reason to stop.
+    // lb-linker ignores an incomplete kubeconfig, and continues.
     std::fs::write(&stage.kubeconfig, "apiVersion: v1\nclusters:\n- name: te").unwrap();
     stage.linker.line("the changed configuration for the API server isn't used").await;
     stage.works().await;
@@ -390,7 +391,8 @@ async fn kubeconfig_with_another_address_is_followed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_fall_silent_are_replaced() {
     let (stage, relay) = behind_relay().await;
-    // As when the address of the Service `kubernetes` leads elsewhere: old connections are silent, new ones work.
+    // Old connections become silent, and new connections work, as after a change of the endpoint behind the Service
+    // `kubernetes`.
     relay.change.send_replace(());
     let begun = Instant::now();
     let host = stage.change().await;
@@ -426,7 +428,7 @@ async fn jumps_of_the_wall_clock_delay_no_failover() {
     shop.create("web", json!({"sources": sources, "check": quick(), "failback": {"mode": "Manual"}})).await;
     shop.announces("web", HOSTS[0]).await;
     let mut at = 0;
-    // Not before the true time, when the API server's certificate isn't valid yet.
+    // The clock is never set to a time before the true time, at which the API server's certificate wasn't valid yet.
     let all = [HOUR, 0, 24 * HOUR, 0];
     for ahead in scaled(&all[..], &all[2..4]) {
         clock.set_wall_clock(*ahead);
@@ -439,12 +441,12 @@ async fn jumps_of_the_wall_clock_delay_no_failover() {
         for linker in [&a, &b] {
             answers(linker.dns, "web.shop.lb.internal. CNAME", &format!("{}.", HOSTS[at])).await;
         }
-        let leader = if b.logged("leading now") == 0 { "a, whose clock this is" } else { "b" };
+        let leader = if b.logged("leading now") == 0 { "a, which has this clock" } else { "b" };
         println!("chaos: wall clock at {ahead:+} s: failover in {:.1?}, led by {leader}", begun.elapsed());
         shop.upstream.revive(HOSTS[1 - at]);
         let condition = shop.condition("web", "Ready", "True").await;
         assert_eq!(condition, "TargetVerified");
-        // A name that is cached stays right.
+        // A cached name is still answered with the right address.
         assert_eq!(short(a.dns, "cached.example.com. A").await, "192.0.2.1");
     }
     // On a busy machine a leader may lose its Lease without any jump.
@@ -453,7 +455,7 @@ async fn jumps_of_the_wall_clock_delay_no_failover() {
         assert_eq!(a.logged("leading now"), 1, "{:#?}", a.log());
     }
 
-    // A leader whose clock was a day ahead has a successor with the right clock.
+    // A leader with a clock that is a day ahead is killed, and a replica with the right clock takes over.
     clock.set_wall_clock(24 * HOUR);
     let begun = Instant::now();
     a.kill();

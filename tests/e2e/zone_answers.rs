@@ -130,7 +130,7 @@ async fn srv_record_follows_its_port_and_its_target() {
     assert_eq!(short(dns, question).await, "0 100 80 a.example.");
     write(service("web", "{hostname: a.example}", &http(8080)));
     answers(dns, question, "0 100 8080 a.example.").await;
-    assert_eq!(fixture.linker.logged("link default/web"), 0, "it isn't a change of the link's target");
+    assert_eq!(fixture.linker.logged("link default/web"), 0, "the link's target is the same");
     write(service("web", "{hostname: b.example}", &http(8080)));
     answers(dns, question, "0 100 8080 b.example.").await;
     write(service("web", "{ip: 192.0.2.1}", &http(8080)));
@@ -183,5 +183,5 @@ async fn name_server_on_all_addresses_has_the_pods_addresses() {
     if std::net::UdpSocket::bind("[::1]:0").is_ok() {
         assert_eq!(name_server("[::]:0", pod_ips).await, glue(&["A 10.1.2.3", "AAAA 2001:db8::3"]));
     }
-    assert_eq!(name_server("127.0.0.1:0", pod_ips).await, glue(&["A 127.0.0.1"]), "it listens nowhere else");
+    assert_eq!(name_server("127.0.0.1:0", pod_ips).await, glue(&["A 127.0.0.1"]), "only loopback");
 }

@@ -20,7 +20,7 @@ const MAX_HOSTNAMES: usize = 100;
 /// Maximum length of a message about a rejected field, in bytes.
 const MAX_MESSAGE: usize = 8192;
 
-/// A store with one zone, and what decides about the objects in it.
+/// A store with one zone, with the policy and the overrides that make links of Services and ExternalTargets.
 pub struct Links {
     store: Arc<Store>,
     policy: HostnamePolicy,

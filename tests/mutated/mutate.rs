@@ -10,8 +10,8 @@ const SPECIAL_VALUES: [u16; 16] =
 /// The maximum size of a generated packet, in bytes.
 const LONGEST: usize = 4096;
 
-/// Returns packet `number`, and a number that selects its client and protocol. Both depend only on `seed` and
-/// `number`.
+/// Returns packet `number`, and a number for further choices of the test, such as the client and the protocol. Both
+/// depend only on `seeds`, `seed` and `number`.
 pub fn packet(seeds: &[Vec<u8>], seed: u64, number: u64) -> (Vec<u8>, usize) {
     let mut rng = SmallRng::seed_from_u64(seed.wrapping_add(number));
     let mut packet = seeds.choose(&mut rng).cloned().unwrap_or_default();

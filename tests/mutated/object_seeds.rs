@@ -101,7 +101,7 @@ pub fn manifests() -> Vec<Seed> {
     ]
 }
 
-/// Returns watches and lists.
+/// Returns watches, and pages of lists.
 pub fn watches() -> Vec<Seed> {
     let event = |kind: &str, object: &str| format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n");
     let bookmark = |annotations: &str| {
@@ -142,7 +142,6 @@ pub fn watches() -> Vec<Seed> {
     texts.map(|(name, text)| (name, text.into_bytes())).into()
 }
 
-/// Returns snapshots.
 pub fn snapshots() -> Vec<Seed> {
     let head = r#"{"taken":"2026-11-25T18:00:00Z","program":"0.1.0","cluster":{"server":"https://10.0.0.1/","authorities":["ab"]},"settings":{"annotatedOnly":false,"selector":"","hostnameAnnotations":[]},"serial":7}"#;
     let link = |name: &str, rest: &str| {

@@ -42,7 +42,7 @@ impl Server {
         let client: SocketAddr = CLIENTS[which / PROTOCOLS.len() % CLIENTS.len()].parse().unwrap();
         let answer = self.runtime.block_on(self.handler.answer(message.to_vec(), client, None, protocol));
         let outcome = if self.handler.server_metrics.panics.get() > 0 {
-            Err("it panicked".to_owned())
+            Err("the handler panicked".to_owned())
         } else {
             check(message, answer.as_ref().map(|answer| &*answer.bytes), protocol)
         };
@@ -194,7 +194,7 @@ fn check_edns(asked: &[u8], question: Option<&Message>, answer: &Message) -> Res
         (Some(question), edns) => {
             ensure(
                 question.edns.is_some() == edns.is_some(),
-                "an answer has OPT if and only if the query has OPT (RFC 6891 section 7)",
+                "an answer has OPT if and only if the query has OPT (RFC 6891 sections 6.1.1 and 7)",
             )?;
             let dnssec_ok = |message: &Message| message.edns.as_ref().map(|edns| edns.flags().dnssec_ok);
             ensure(dnssec_ok(question) == dnssec_ok(answer), "DO is repeated (RFC 3225 section 3)")

@@ -57,7 +57,7 @@ fn ensure(holds: bool, rule: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(rule.to_owned()) }
 }
 
-/// Checks that all used records belong to the chain, and the end of the chain.
+/// Checks that all used records belong to the chain, and that the end of the chain is allowed.
 fn check_chain(
     followed: &CnameChain,
     name: &Name,
@@ -99,7 +99,7 @@ fn check_chain(
     }
 }
 
-/// Checks the answer to a client that spells the name differently, whole and truncated.
+/// Checks the whole and the truncated answers to a client that spells the name in another case than the upstream.
 fn check_passed_on(message: &WireMessage, qtype: RecordType) -> Result<(), String> {
     let query = Query::query(Name::from_ascii("T.eXample.").unwrap(), qtype);
     let counts = message.decode(None).counts();

@@ -20,7 +20,7 @@ use crate::corefile::SOURCES;
 /// The plugins that may be in a block. None of them reads a file or opens a socket.
 const PLUGINS: [&str; 3] = ["rewrite", "template", "whoami"];
 
-/// What every block of rules needs.
+/// The context for server blocks with rules, and the runtime in which they answer.
 pub struct Rules {
     context: ServerContext,
     runtime: Runtime,
@@ -64,7 +64,7 @@ impl Rules {
         // By TCP, so that no answer is truncated.
         let answer = self.runtime.block_on(handler.answer(bytes, client, None, Protocol::Tcp));
         if handler.server_metrics.panics.get() > 0 {
-            return Err("it panicked".to_owned());
+            return Err("the handler panicked".to_owned());
         }
         let answer = answer.ok_or("each query gets an answer")?;
         let answer = Message::from_vec(&answer.bytes).map_err(|error| format!("undecodable: {error}"))?;

@@ -1,11 +1,12 @@
-//! Seeds of the mutations: valid messages, messages with one defect, and the example Corefiles of the documentation.
+//! Seeds of the mutations: valid messages, messages with one defect, TCP streams, the example Corefiles of the
+//! documentation, and rules of *rewrite* and *template*.
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::rdata::{self, CNAME, NS, NULL, SOA};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
-/// The name of a seed's file, and the message.
+/// The name of a seed's file, and its content.
 pub type Seed = (&'static str, Vec<u8>);
 
 fn name(text: &str) -> Name {
@@ -279,7 +280,7 @@ pub fn replies() -> Vec<Seed> {
     errors.extend(b"\x00\x00\x29\x04\xd0\x00\x00\x80\x00\x00\x0a\x00\x0f\x00\x06\x00\x03gone");
     errors.extend(b"\xc0\x0e\x00\x01\x00\x01\x00\x00\x0e\x10\x00\x04\xc0\x00\x02\x02");
     errors[11] = 2;
-    // The zone `internal.` is above ours: its proof may name ours (RFC 4034 section 4.1).
+    // An NSEC record in the answer for the parent zone `internal.` may name `lb.internal.` (RFC 4034 section 4.1).
     let mut parent_soa = soa();
     parent_soa.name = name("internal.");
     let rdata = NULL::with(b"\x01z\x02lb\x08internal\x00\x00\x01\x40".to_vec());
@@ -375,8 +376,7 @@ pub fn streams() -> Vec<Seed> {
     all
 }
 
-/// Returns queries with the rules of a server block: all kinds of rules of *rewrite*, and all options and functions of
-/// *template*.
+/// Returns queries with the rules of a server block: all kinds of rules of *rewrite*, and most options of *template*.
 pub fn rules() -> Vec<Seed> {
     const ADDRESS: &str = "template ANY ANY {\n answer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n";
     let with_address = |query: &str, rule: &str| format!("{query}\n{rule}\n{ADDRESS}").into_bytes();

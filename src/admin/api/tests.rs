@@ -121,7 +121,7 @@ async fn only_loopback_hosts_are_answered() {
 }
 
 #[tokio::test]
-async fn only_get_and_head_are_answered() {
+async fn methods_other_than_get_and_head_are_refused() {
     let api = Api::new();
     for path in ["/", "/api/links", "/api/instance"] {
         for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
@@ -148,7 +148,7 @@ async fn answers_keep_foreign_scripts_and_frames_out() {
 }
 
 #[tokio::test]
-async fn links_are_listed_with_their_history() {
+async fn only_the_list_of_one_service_includes_history() {
     let api = Api::new();
     let _recording = api.record().await;
     let unread = api.ask(get_from("localhost", "/api/links")).await;
@@ -193,7 +193,7 @@ async fn changed_zones_change_the_etag() {
     let api = Api::new();
     api.store.set_synced();
     let before = api.status().etag();
-    // The zones of a reloaded Corefile are known before the store has them, and the names of the links with it.
+    // After a reload of the Corefile, the API has the new zones before the store and the names of the links have them.
     let origin = Name::from_ascii("lb.example.").unwrap();
     api.zones.send_modify(|zones| zones[0].origin = origin.clone());
     assert_eq!(api.status().etag(), before);
@@ -233,7 +233,7 @@ async fn instance_has_leadership_zones_and_start() {
     );
 }
 
-/// Returns the address of a listener, and its task.
+/// Serves a router on loopback. Returns the address, and the task, which ends when it is dropped.
 async fn listening(router: Router, stop: &CancellationToken) -> (SocketAddr, AbortOnDropHandle<()>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -31,7 +31,9 @@ pub(super) async fn dry_run_create(check_report: &mut CheckReport, client: Clien
         return;
     };
     match answer {
-        Ok(_) => check_report.lines.push(format!("yes  external targets are taken in namespace {namespace}")),
+        Ok(_) => {
+            check_report.lines.push(format!("yes  external targets can be created in namespace {namespace}"))
+        }
         Err(kube::Error::Api(status)) if status.code == 404 => check_report.cluster.push(format!(
             "the target namespace {namespace} doesn't exist: kubectl create namespace {namespace}"
         )),

@@ -21,7 +21,7 @@ use crate::sync::k8s::errors::describe;
 /// The timeout of the review of one permission.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// API group, version and plural name, with `/` and the name of the subresource if it is one.
+/// API group, version and plural name; for a subresource followed by `/` and the name of the subresource.
 type Resource = (&'static str, &'static str, &'static str);
 
 const SERVICES: Resource = ("", "v1", "services");
@@ -100,7 +100,8 @@ pub(super) fn needed<'a>(
     }
     if let Some(election_config) = election_config {
         let own = Some(&*election_config.namespace);
-        // RBAC can limit these permissions to the Lease's name, but not create: at creation the name isn't known yet.
+        // RBAC can limit get, update and delete to the Lease's name, but not create: when a creation is authorized, the
+        // name isn't known yet.
         let lease = |permission| RequiredPermission { name: Some(&*election_config.lease), ..permission };
         permissions.extend(["create"].iter().map(permission(LEASES, own, default)));
         permissions.extend(["get", "update"].iter().map(permission(LEASES, own, default)).map(lease));
@@ -157,13 +158,15 @@ fn watched(flags: &Flags) -> Vec<Option<&str>> {
     }
 }
 
-/// Asks the API server whether the CRD of ExternalTargets is installed. `None` if it can't tell; the report says why.
+/// Asks the API server whether the CRD of ExternalTargets is installed. Without an answer, returns `None` and adds the
+/// reason to the report.
 pub(super) async fn has_external_targets(check_report: &mut CheckReport, client: &Client) -> Option<bool> {
     let (group_version, plural) = (ExternalTarget::api_version(&()), ExternalTarget::plural(&()));
     is_installed(check_report, client, &group_version, &plural, "ExternalTargets").await
 }
 
-/// Asks the API server whether the CRD of PrometheusRules is installed. `None` if it can't tell; the report says why.
+/// Asks the API server whether the CRD of PrometheusRules is installed. Without an answer, returns `None` and adds the
+/// reason to the report.
 pub(super) async fn has_prometheus_rules(check_report: &mut CheckReport, client: &Client) -> Option<bool> {
     let (group, version, plural) = PROMETHEUS_RULES;
     is_installed(check_report, client, &format!("{group}/{version}"), plural, "PrometheusRules").await

@@ -98,10 +98,10 @@ fn own_listener_as_upstream_is_refused() {
         assert!(matches!(flags.upstreams(), Err(ConfigError::OwnListener { .. })), "{listen} {upstream}");
     }
     assert!(flags(&["--listen=:5301", "--upstream=127.0.0.1:5302"]).upstreams().is_ok());
-    // A command without listeners may ask an upstream with the address of `--listen`.
+    assert!(flags(&["--listen=:53", "--upstream=192.0.2.1"]).upstreams().is_ok());
+    // `resolvers` is for commands without listeners, so it accepts an upstream with the address of `--listen`.
     let flags_of_scan = flags(&["--upstream=127.0.0.53,tls://192.0.2.1,none"]);
     assert_eq!(flags_of_scan.resolvers().unwrap(), ["127.0.0.53:53".parse().unwrap()]);
-    assert!(flags(&["--listen=:53", "--upstream=192.0.2.1"]).upstreams().is_ok());
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn nested_zones_and_repeated_addresses_are_refused() {
 }
 
 #[test]
-fn tls_upstream_has_an_address_and_a_server_name() {
+fn tls_upstream_needs_an_address_and_may_have_a_server_name() {
     for (text, shown) in [
         ("tls://192.0.2.1", Some("tls://192.0.2.1:853")),
         ("tls://192.0.2.1:8853", Some("tls://192.0.2.1:8853")),
@@ -144,7 +144,7 @@ fn tls_upstream_has_an_address_and_a_server_name() {
 }
 
 #[test]
-fn none_excludes_other_upstreams() {
+fn upstream_none_excludes_other_upstreams() {
     assert!(flags(&["--upstream=none"]).upstreams().unwrap().is_empty());
     assert!(matches!(flags(&["--upstream=none,192.0.2.1"]).upstreams(), Err(ConfigError::NoneAndOthers)));
 }

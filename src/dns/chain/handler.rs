@@ -48,8 +48,8 @@ impl EncodedReply {
 }
 
 impl Handler {
-    /// Answers a client's message, which was sent to the address `local` if that is known; `None` if the message gets
-    /// no reply.
+    /// Answers a client's message. `local` is the address that the message was sent to; `None` means the address of the
+    /// listener. Returns `None` if the message gets no reply.
     pub async fn answer(
         &self,
         message: Vec<u8>,
@@ -111,7 +111,7 @@ async fn check_and_answer(
     Some(EncodedReply { bytes, wire_response: wire_response.map(Box::new) })
 }
 
-/// Returns the request in a message; `None` if the message can't be decoded.
+/// Returns the request in a message; `None` if the message can't be decoded, or hasn't exactly one question.
 fn decode(
     server: Arc<Server>,
     message: &[u8],

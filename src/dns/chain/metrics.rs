@@ -25,7 +25,7 @@ const SIZE_BUCKETS: [u32; 14] =
     [0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16_000, 32_000, 48_000, 64_000];
 
 /// Indices of the counters in [`ZoneMetrics`]. A histogram has its buckets, the `+Inf` bucket, and the sum.
-/// The durations come first, because the function `duration` returns indices from 0 on.
+/// The durations come first, because the function `duration_deltas` returns indices from 0 on.
 const REQUESTS_INDEX: usize = DURATION_COUNTERS;
 const WITH_DO: usize = REQUESTS_INDEX + 4 * (TYPES.len() + 1);
 const REQUEST_SIZES: usize = WITH_DO + 1;
@@ -131,8 +131,8 @@ impl ServerMetrics {
         }
     }
 
-    /// Returns the counters for the queries of a server in a zone. The zone `dropped` stands for the queries outside
-    /// all blocks.
+    /// Returns the counters for the queries of a server in a zone. The zone `dropped` stands for queries that reach no
+    /// plugin: outside all blocks, or of a type or class that is never answered.
     #[must_use]
     pub fn zone_metrics(&self, server: &str, zone: &str) -> Arc<ZoneMetrics> {
         let mut all = self.all_zones.all.lock();
@@ -213,7 +213,8 @@ impl ZoneMetrics {
         Some(MetricDeltas { counters: Arc::clone(&self.counters), adds: adds.into_vec() })
     }
 
-    /// Returns the index of a response's counter. Counts a response without a counter in the map instead.
+    /// Returns the index of a response's counter, counted from [`RESPONSES`]. If the response has no counter, counts it
+    /// in the map, and returns `None`.
     fn response(&self, response: Response) -> Option<usize> {
         let place = |known: &[Response]| known.iter().position(|known| *known == response);
         if let Some(place) = place(&self.responses.read().0) {
@@ -329,7 +330,7 @@ impl ZoneMetrics {
     }
 
     /// Builds a histogram. `sums` has the counts of the buckets, the count of the bucket without a bound, and the sum
-    /// of the observed values as a multiple of `unit`.
+    /// of the observed values as a multiple of `unit`. Returns `None` if nothing was observed.
     #[expect(clippy::cast_precision_loss, reason = "Prometheus has only floating-point numbers")]
     fn histogram(
         &self,

@@ -34,7 +34,8 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Discards cached data about a name, given in wire form and lower case, or about all names.
+    /// Discards cached data about a name, given in wire form without the root octet, in lower case; without a name,
+    /// discards all cached data.
     fn invalidate(&self, _name: Option<&[u8]>) {}
 }
 

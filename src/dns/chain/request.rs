@@ -50,7 +50,7 @@ pub enum Purpose {
     Target {
         /// The maximum age of a cached negative answer.
         absence: Duration,
-        /// Whether a cached answer may be used; otherwise only a cached failure is.
+        /// Whether a cached answer may be used; if not, only a cached failure may be.
         cached: bool,
     },
     /// To check a target: no cache answers the query or stores its answer.
@@ -70,7 +70,7 @@ impl Request {
         uncompressed_length(&self.reply(""), &self.query) + self.edns.as_ref().map_or(0, |_| OPT_LENGTH)
     }
 
-    /// Returns the client that the look-ups of this request are charged to. The client's address is already unmapped.
+    /// Returns the client address that the look-ups of this request are charged to. `self.client` is already unmapped.
     #[must_use]
     pub fn quota_client(&self) -> IpAddr {
         match self.purpose {

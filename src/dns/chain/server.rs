@@ -35,10 +35,11 @@ pub struct Server {
     pub label: String,
     /// The same text for all servers with the same blocks: these servers may share cached answers of upstreams.
     pub view: String,
-    /// Keyed by zone, in wire form and lower case.
+    /// Keyed by zone, in wire form without the root octet, in lower case.
     blocks: HashMap<Box<[u8]>, ServedZone>,
+    /// The length of the longest key of `blocks`.
     longest: usize,
-    /// The zones of links of all blocks, in wire form and lower case.
+    /// The zones of links of all blocks, in the form of the keys of `blocks`.
     link_zones: Vec<Box<[u8]>>,
     /// Whether a plugin can answer classes other than IN.
     other_classes: bool,
@@ -46,14 +47,14 @@ pub struct Server {
     debug: bool,
     /// A number that no other server has.
     number: u64,
-    /// The counters of queries outside all blocks.
+    /// The counters of queries that reach no plugin: outside all blocks, or of a type or class that is never answered.
     dropped: Arc<ZoneMetrics>,
 }
 
-/// The access rules of a block for one look-up of a client.
+/// What the access rules of a block decide about one look-up of a client.
 #[derive(Debug)]
 pub struct Access {
-    /// The clients that the same rules apply to; empty means all clients.
+    /// The decision is the same for clients in all of these scopes; empty means all clients.
     pub clients: Vec<ClientScope>,
     /// Whether the client's query for the name would be denied.
     pub is_denied: bool,
@@ -150,10 +151,12 @@ pub struct ServerBlock {
 // === impl Server ===
 
 impl Server {
-    /// Returns a server of these blocks, each with a zone that it has on this listener.
+    /// Returns a server of blocks, each paired with a zone that the block has on this listener. `label` is the address
+    /// in CoreDNS's notation.
     #[must_use]
     pub fn new(label: String, blocks: &[(Name, Arc<ServerBlock>)], metrics: Arc<ServerMetrics>) -> Self {
-        // Other classes than IN are only for `chaos`, which answers CH, and for `forward`, as in CoreDNS.
+        // As in CoreDNS, queries of classes other than IN are refused unless a block has `chaos`, which answers CH, or
+        // `forward`.
         let other_classes = blocks
             .iter()
             .flat_map(|(_, block)| &block.plugins)
@@ -223,7 +226,8 @@ impl Server {
         answer(request, outcome)
     }
 
-    /// Looks a name up for a request, in the block of this listener that is responsible for the name.
+    /// Looks a name up for a request, in the block of this listener that is responsible for the name. Returns `None` if
+    /// the block gives no reply, or if [`MAX_LOOKUPS_PER_QUERY`] nested look-ups led to the request.
     pub async fn look_up(outer: &Request, query: Query, purpose: Purpose) -> Option<Reply> {
         if outer.depth >= MAX_LOOKUPS_PER_QUERY {
             return None;
@@ -245,7 +249,7 @@ impl Server {
         Some(reply)
     }
 
-    /// Returns the counters of queries outside all blocks.
+    /// Returns the counters of queries that reach no plugin.
     #[must_use]
     pub fn dropped(&self) -> Arc<ZoneMetrics> {
         Arc::clone(&self.dropped)
@@ -262,7 +266,7 @@ impl Server {
         self.debug
     }
 
-    /// Returns a request of lb-linker itself: a prefetch, or a probe of the plugin `loop`.
+    /// Returns a request of lb-linker itself: a prefetch, a check of a target, or a probe of the plugin `loop`.
     #[must_use]
     pub fn internal_request(self: &Arc<Self>, query: Query) -> Request {
         let mut metadata = Message::query().metadata;
@@ -296,7 +300,8 @@ impl Server {
         }
     }
 
-    /// Returns the access rules of the block that is responsible for a name.
+    /// Returns what the access rules of the block that is responsible for a name decide. Outside all blocks, no
+    /// upstream may be asked.
     #[must_use]
     pub fn access(&self, query: &Query, request: &Request, look_up: LookUp) -> Access {
         let Some(served) = self.find(query.name(), query.query_type()) else {
@@ -322,7 +327,7 @@ impl Server {
         self.blocks().any(|(_, block)| block.link_zones.contains(name))
     }
 
-    /// Returns whether a name is that of a zone of links, or contains one.
+    /// Returns whether a name is the origin of a zone of links, or an ancestor of the origin.
     #[must_use]
     pub fn has_link_zones_below(&self, name: &Name) -> bool {
         let mut zones = self.blocks().flat_map(|(_, block)| block.link_zones.all());
@@ -352,7 +357,8 @@ impl Server {
         }
     }
 
-    /// Discards cached data about a name, or about all names.
+    /// Discards the plugins' cached data about a name, as [`Plugin::invalidate`](super::plugin::Plugin::invalidate)
+    /// does.
     pub fn invalidate(&self, name: Option<&[u8]>) {
         for plugin in self.plugins() {
             plugin.invalidate(name);

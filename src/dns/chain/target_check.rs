@@ -1,8 +1,8 @@
-//! The state of a target's check, which the *forward* lines on the way share.
+//! The state of a target's check, which the *forward* lines that its query passes share.
 //!
 //! A check sends the query through the plugins once without an upstream, which finds the upstreams of the *forward* line
-//! that answers, and then once for each upstream: the other plugins change each upstream's answer as they change a
-//! client's.
+//! that answers, and then once for each upstream. So the other plugins change each upstream's answer as they change an
+//! answer for a client.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -23,7 +23,7 @@ pub(crate) const NOT_RESOLVED: &str = "no server block resolves the hostname";
 pub struct TargetResults {
     /// A result for each upstream, or one result without an upstream.
     pub upstreams: Vec<UpstreamResult>,
-    /// The links whose names the hostname is, or leads to.
+    /// The links that have the hostname, or a name in its CNAME chain, as a DNS name.
     pub links: HashSet<ServiceKey>,
 }
 
@@ -43,15 +43,15 @@ pub enum TargetOutcome {
     Failed(String),
     /// The upstream has sent no usable answer. Never part of an [`UpstreamResult`] without an upstream.
     NoAnswer(String),
-    /// No query was sent, because of a limit of lb-linker itself or a changed configuration. Says nothing about the
-    /// target.
+    /// The check says nothing about the target: for example, a limit of lb-linker was reached, the plugins took too
+    /// long, the configuration has changed, or a CNAME leads to other upstreams, which failed.
     NotAsked(String),
 }
 
 #[derive(Debug)]
 pub struct TargetCheck {
     goal: Goal,
-    /// The links whose names the hostname is, or leads to: of all checks of the hostname.
+    /// As [`TargetResults::links`]; all checks of the hostname share this set.
     links: Arc<Mutex<HashSet<ServiceKey>>>,
     timeout: Duration,
     pub(crate) deadline: Instant,
@@ -96,14 +96,14 @@ pub(crate) enum Wait {
 pub(crate) enum CheckStep {
     /// Passes the query to the next plugin.
     PassOn,
-    /// Drops the query: the check has found further upstreams.
+    /// Drops the query: the upstreams of this line are recorded, to be checked one by one.
     Stop,
     Ask(SocketAddr),
     /// Asks the same upstream for the target of a CNAME.
     AskAgain(SocketAddr),
 }
 
-/// The end of a check's way through the plugins, if a *forward* line has ended it.
+/// How a *forward* line has ended a check.
 #[derive(Debug)]
 pub(crate) enum CheckEnd {
     /// The checks to continue with, one for each upstream.
@@ -133,7 +133,7 @@ impl TargetCheck {
         }
     }
 
-    /// Returns the number of the *forward* line, and the upstream.
+    /// Returns the number of the *forward* line, and the upstream; `None` for a probe, or without an upstream.
     pub(crate) fn place(&self) -> Option<(usize, SocketAddr)> {
         match self.goal {
             Goal::Resolve { line, upstream } => Some((line, upstream?)),

@@ -69,7 +69,7 @@ pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
         _ => (rest, scheme.port()),
     };
     if zone.is_empty() {
-        return Err(wrong(format!("{:?} names no zone; for all names it is .:{port}", word.text)));
+        return Err(wrong(format!("{:?} names no zone; the address for all names is .:{port}", word.text)));
     }
     let zones = zones(zone).map_err(wrong)?;
     Ok(zones.into_iter().map(|zone| Address { scheme, zone, port }).collect())
@@ -88,7 +88,7 @@ pub fn zones(text: &str) -> Result<Vec<Name>, String> {
         _ if text.starts_with('(') => "; the name of a snippet stands alone before its brace",
         _ if text.contains(',') => "; white space separates zones",
         _ if text.contains(['{', '}']) => "; a brace has to have white space around it",
-        _ if !text.is_ascii() => "; what isn't ASCII is written as in xn--bcher-kva.example",
+        _ if !text.is_ascii() => "; a name that isn't ASCII has to be written as in xn--bcher-kva.example",
         _ => ", or a network such as 10.0.0.0/8",
     };
     let zone = zone(text).ok_or_else(|| format!("{text:?} isn't a zone{hint}"))?;
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn zones_schemes_ports_and_networks() {
+    fn address_is_parsed_into_zones_scheme_and_port() {
         for (text, expected) in [
             (".", &["Dns . 53"][..]),
             (".:1053", &["Dns . 1053"]),
@@ -172,8 +172,8 @@ mod tests {
             ("10.0.0/24", "Corefile:1:1: \"10.0.0/24\" isn't a zone, or a network such as 10.0.0.0/8"),
             ("10.0.0.0/33", "Corefile:1:1: \"10.0.0.0/33\" isn't a zone, or a network such as 10.0.0.0/8"),
             (r"a\", r#"Corefile:1:1: "a\\" isn't a zone, or a network such as 10.0.0.0/8"#),
-            (":1053", "Corefile:1:1: \":1053\" names no zone; for all names it is .:1053"),
-            ("dns://", "Corefile:1:1: \"dns://\" names no zone; for all names it is .:53"),
+            (":1053", "Corefile:1:1: \":1053\" names no zone; the address for all names is .:1053"),
+            ("dns://", "Corefile:1:1: \"dns://\" names no zone; the address for all names is .:53"),
             ("a,b", "Corefile:1:1: \"a,b\" isn't a zone; white space separates zones"),
             (
                 "(s)",
@@ -182,7 +182,7 @@ mod tests {
             ("{}", "Corefile:1:1: \"{}\" isn't a zone; a brace has to have white space around it"),
             (
                 "bücher.example",
-                "Corefile:1:1: \"bücher.example\" isn't a zone; what isn't ASCII is written as in xn--bcher-kva.example",
+                "Corefile:1:1: \"bücher.example\" isn't a zone; a name that isn't ASCII has to be written as in xn--bcher-kva.example",
             ),
         ] {
             assert_eq!(parse(text), Err(expected.to_owned()), "{text}");

@@ -9,7 +9,7 @@ use hickory_proto::rr::Name;
 use crate::dns::corefile::{self, CorefileError, Directive, Position, Token};
 use crate::dns::message::zone_set::ZoneSet;
 
-/// CoreDNS's limit for a regular expression, in bytes: a longer one could exhaust the memory.
+/// CoreDNS's limit for a regular expression, in bytes: a longer expression could exhaust the memory.
 pub(crate) const MAX_REGEX: usize = 10_000;
 
 /// Returns the zones that the tokens mean.
@@ -156,7 +156,7 @@ impl Directive {
 // === impl Token ===
 
 impl Token {
-    /// Returns an error at this token. An empty token is mostly a variable that isn't set.
+    /// Returns an error at this token, with a hint if the token is empty: the usual cause is a variable that isn't set.
     #[must_use]
     pub fn error(&self, message: impl Into<String>) -> CorefileError {
         let hint = if self.text.is_empty() { "; maybe a variable isn't set" } else { "" };

@@ -10,7 +10,7 @@ use super::tokens::{Position, Token, tokenize};
 
 /// The maximum depth of nested braces: no plugin needs more than three.
 const MAX_DEPTH: usize = 32;
-/// The maximum number of imports: a Corefile that exceeds it imports itself.
+/// The maximum number of imports: a file or snippet that imports itself exceeds it.
 const MAX_IMPORTS: usize = 1000;
 /// The maximum length of all imported snippets in bytes: arguments may double it with each import.
 const MAX_IMPORTED_BYTES: usize = 16 << 20;
@@ -85,12 +85,12 @@ struct Parser<'a> {
     imported_bytes: usize,
     /// The number of open braces.
     depth: usize,
-    /// The position of the first token that ends with a brace: such a brace opens no block.
+    /// The position of the first token such as `errors{`: a brace at the end of a word opens no block.
     attached_brace: Option<Position>,
 }
 
 impl Parser<'_> {
-    /// Reads a server block, or a snippet, for which it returns `None`.
+    /// Reads a server block or a snippet. Returns `None` for a snippet, and for imports without a block.
     fn block(&mut self) -> Result<Option<BlockSource>, CorefileError> {
         let addresses = self.addresses()?;
         let Some(first) = addresses.first() else { return Ok(None) };
@@ -100,7 +100,7 @@ impl Parser<'_> {
             let place = first.position.clone();
             let body = self.snippet(&place)?;
             if self.snippets.insert(name.clone(), body).is_some() {
-                return Err(place.error(format!("the snippet {name} is there already")));
+                return Err(place.error(format!("the snippet {name} is already defined")));
             }
             return Ok(None);
         }
@@ -155,7 +155,7 @@ impl Parser<'_> {
                 return Err(token.position.error("a comma has to follow the address without white space"));
             }
             if another.is_some() && token.text.ends_with(',') {
-                return Err(token.position.error("one comma is enough behind an address"));
+                return Err(token.position.error("one comma is enough after an address"));
             }
             // CoreDNS takes a misplaced `import` for a zone, which is almost certainly a mistake.
             if token.text == "import" {
@@ -172,7 +172,7 @@ impl Parser<'_> {
     /// Reads the tokens of a snippet, up to the closing brace.
     fn snippet(&mut self, name: &Position) -> Result<Vec<Token>, CorefileError> {
         let Some(open) = self.next_if(|token| token.text == "{") else {
-            return Err(name.error("a snippet needs braces around what it holds"));
+            return Err(name.error("a snippet needs braces around its lines"));
         };
         let mut body = Vec::new();
         let mut depth = 1;
@@ -227,7 +227,7 @@ impl Parser<'_> {
                     if self.depth > MAX_DEPTH {
                         return Err(token
                             .position
-                            .error(format!("more than {MAX_DEPTH} braces in each other")));
+                            .error(format!("braces are nested more than {MAX_DEPTH} deep")));
                     }
                     line.block = Some(self.lines(Some(&token))?);
                     self.depth -= 1;
@@ -243,12 +243,12 @@ impl Parser<'_> {
         Ok(line)
     }
 
-    /// Checks that nothing follows a closing brace. CoreDNS would parse the following token as another directive of the
-    /// same plugin.
+    /// Checks that nothing follows a closing brace on its line. CoreDNS would parse the following token as another
+    /// directive of the same plugin.
     fn ends_line(&self) -> Result<(), CorefileError> {
         match self.tokens.front() {
             Some(next) if !self.begins_line() => Err(next.position.error(format!(
-                "{:?} has to stand on a line of its own, behind the closing brace",
+                "{:?} has to stand on a line of its own, after the closing brace",
                 next.text
             ))),
             _ => Ok(()),

@@ -6,7 +6,7 @@ use nix::net::if_::if_nametoindex;
 
 use super::Scheme;
 
-/// Returns the name servers of a resolv.conf file. Unknown lines are ignored, as resolv.conf(5) specifies.
+/// Returns the name servers of a resolv.conf file. Unknown lines and invalid addresses are ignored, as in glibc.
 pub fn nameservers(text: &str) -> impl Iterator<Item = SocketAddr> {
     text.lines()
         .filter_map(|line| line.trim_start().strip_prefix("nameserver"))

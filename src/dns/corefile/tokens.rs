@@ -30,7 +30,7 @@ impl Token {
 }
 
 /// Splits a file into tokens. White space separates tokens that aren't quoted; in quotes, only a quote can be escaped.
-/// A `#`, even inside a token, begins a comment that extends to the end of the line.
+/// A `#`, even inside an unquoted token, begins a comment that extends to the end of the line.
 #[must_use]
 pub fn tokenize(file: &Arc<Path>, text: &str) -> Vec<Token> {
     let mut tokens = Vec::new();
@@ -60,7 +60,7 @@ pub fn tokenize(file: &Arc<Path>, text: &str) -> Vec<Token> {
             }
         } else if c.is_whitespace() {
             comment &= c != '\n';
-            // A carriage return is ignored: it doesn't even end a token.
+            // As in CoreDNS, a carriage return is ignored, and doesn't end a token.
             if c != '\r' {
                 tokens.extend(token.take());
             }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_group_words_and_comments_end_lines() {
+    fn quotes_group_words_and_comments_are_ignored() {
         for (text, expected) in [
             ("\"a b\" c", &["a b", "c"][..]),
             ("a\"b c\"", &["a\"b", "c\""]),

@@ -39,7 +39,7 @@ impl AddressRange {
             .then_some(Self { range: start..end, size })
     }
 
-    /// Shuffles the addresses of the answer; `None` if it is shorter than the message given to [`Self::of`].
+    /// Shuffles the addresses of `answer`; `None` if `answer` ends before the last address record.
     pub(crate) fn shuffle(&self, answer: &mut [u8], random: &mut impl Rng) -> Option<()> {
         let records = answer.get_mut(self.range.clone())?;
         // Fisher-Yates shuffle.

@@ -14,7 +14,7 @@ pub struct Ede {
 }
 
 impl Ede {
-    /// The links aren't known yet: the first list is still to come.
+    /// The links aren't known yet: the first list of load balancers hasn't arrived.
     pub const NOT_READY: Self = Self { code: 14, text: "waiting for the first list of load balancers" };
     /// The target's name can't be resolved because no upstream answers.
     pub const NO_UPSTREAM: Self = Self { code: 22, text: "no upstream has answered" };
@@ -37,7 +37,7 @@ impl Ede {
     /// The client may not ask for names outside the zones (RFC 8914 section 4.19).
     pub const PROHIBITED: Self =
         Self { code: 18, text: "names outside the zones aren't resolved for this client" };
-    /// The targets of links lead back to a link before them.
+    /// A chain of targets is a loop, or needs too many look-ups.
     pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
 
     /// Returns the EDNS option.
@@ -53,7 +53,7 @@ const EDE: u16 = 15;
 const INFO_CODE_SIZE: usize = 2;
 /// The maximum number of extended errors of an upstream that are passed on.
 const MAX_PASSED_ON: usize = 3;
-/// The maximum size of their texts together, in bytes.
+/// The maximum total size of the texts of these errors, in bytes.
 const MAX_TEXT_BYTES: usize = 256;
 
 /// Returns the option of an Extended DNS Error (RFC 8914 section 2).

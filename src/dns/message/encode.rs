@@ -28,7 +28,7 @@ pub use typed::RecordOffsets;
 /// of extended errors are left out if records don't fit beside them (RFC 8914 section 3).
 ///
 /// # Errors
-/// If a record can't be encoded at any size.
+/// If a record's data can't be encoded. Data of more than 64 KiB is no error: the record doesn't fit.
 pub fn encode(
     reply: &Reply,
     question: &Query,
@@ -101,8 +101,8 @@ fn opt_record(edns: &Edns, reply: &Reply) -> Result<Vec<u8>, ProtoError> {
     Ok(bytes)
 }
 
-/// Returns the size of an answer in bytes as CoreDNS counts and logs it: without name compression, whatever the client
-/// accepts, and without OPT. A record that can't be encoded counts as 0.
+/// Returns the size of an answer in bytes as CoreDNS counts and logs it: without name compression, even if the
+/// client accepts less, and without OPT. A record that can't be encoded counts as 0.
 #[must_use]
 pub fn uncompressed_length(reply: &Reply, question: &Query) -> usize {
     if let Some(wire) = reply.records.wire_for(question) {
@@ -222,7 +222,7 @@ mod tests {
             assert_eq!(
                 data(&cut[2..]),
                 data(&answers_in(1232)[..cut.len() - 2]),
-                "the order of the others stays"
+                "the other records keep their order"
             );
         }
     }

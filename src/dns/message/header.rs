@@ -1,4 +1,4 @@
-//! Rules that apply to every message: which messages get a reply, and which replies need no decoding.
+//! Rules that apply to every message: which messages get no reply, and which get an error reply without being decoded.
 
 /// The size of a header in bytes (RFC 1035 section 4.1.1).
 pub(crate) const HEADER: usize = 12;
@@ -6,8 +6,8 @@ pub(crate) const HEADER: usize = 12;
 pub(crate) const QUESTION_NAME: [u8; 2] = [0xc0, HEADER as u8];
 /// The size in bytes that every client accepts by UDP (RFC 1035 section 4.2.1).
 pub(crate) const MIN_UDP: u16 = 512;
-/// The maximum size in bytes that lb-linker sends by UDP, and the size that it advertises: such messages pass every
-/// path without fragmentation (DNS flag day 2020).
+/// The maximum size of a UDP reply in bytes, unless the plugin *bufsize* sets another one, and the size that lb-linker
+/// advertises: nearly every path carries messages of this size unfragmented (DNS flag day 2020).
 pub const MAX_UDP: u16 = 1232;
 
 /// The type of an OPT record (RFC 6891 section 6.1.1).
@@ -23,7 +23,8 @@ pub enum HeaderCheck {
     Drop,
 }
 
-/// Checks only the header. Responses never get a reply, because two servers would reply to each other forever.
+/// Checks a message by its header alone. Responses never get a reply, because two servers would reply to each other
+/// forever.
 #[must_use]
 pub fn check_header(message: &[u8]) -> HeaderCheck {
     const FORMERR: u8 = 1;
@@ -116,7 +117,7 @@ fn after_name(message: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// Returns the bytes of the question, if there is one and it is complete.
+/// Returns the bytes of the question, if the message has exactly one question and it is complete.
 pub(super) fn question(message: &[u8]) -> Option<&[u8]> {
     if message.get(4..6) != Some(&[0, 1]) {
         return None;
@@ -182,7 +183,7 @@ pub(super) mod tests {
         notify[2] |= 4 << 3;
         let HeaderCheck::Reply(reply) = check_header(&notify) else { panic!() };
         let reply = Message::from_vec(&reply).unwrap();
-        assert_eq!(reply.max_payload(), MAX_UDP, "OPT for OPT");
+        assert_eq!(reply.max_payload(), MAX_UDP, "a query with OPT gets OPT");
         assert!(reply.edns.unwrap().flags().dnssec_ok, "RFC 3225 section 3");
 
         let mut two = sent.clone();
@@ -201,7 +202,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_broken_opt_is_answered_with_opt() {
+    fn reply_to_malformed_opt_contains_opt() {
         let mut sent = Message::from_vec(&query("a.example.")).unwrap();
         sent.metadata.checking_disabled = true;
         sent.set_edns(Edns::new());

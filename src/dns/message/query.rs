@@ -78,8 +78,8 @@ impl UpstreamQuery {
 }
 
 impl QueryKey {
-    /// Returns the query as a message for an upstream, with a random id (RFC 5452 section 9.2). Options of the client's
-    /// own hop aren't forwarded: cookies, keepalive and padding are hop-by-hop (RFC 7873 section 5, RFC 7828 section
+    /// Returns the query as a message for an upstream, with a random id (RFC 5452 section 9.2). The client's EDNS
+    /// options aren't forwarded: cookies, keepalive and padding are hop-by-hop (RFC 7873 section 5, RFC 7828 section
     /// 3.2.1, RFC 7830 section 3).
     pub(crate) fn encode(&self, with_edns: bool) -> Vec<u8> {
         const AUTHENTIC_DATA: u8 = 0x20;
@@ -98,7 +98,7 @@ impl QueryKey {
         message
     }
 
-    /// Returns the name in wire form, in lower case.
+    /// Returns the name in wire form without the root octet, in lower case.
     #[must_use]
     pub fn name(&self) -> &[u8] {
         &self.0[NAME..]
@@ -112,7 +112,8 @@ impl QueryKey {
         self.0[FLAGS] & flag != 0
     }
 
-    /// Returns whether the query is for addresses or for HTTPS records, which can replace them (RFC 9460).
+    /// Returns whether the query is for addresses or for HTTPS records, which can contain addresses (RFC 9460 section
+    /// 7.3).
     pub(crate) fn is_common(&self) -> bool {
         matches!(self.qtype(), RecordType::A | RecordType::AAAA | RecordType::HTTPS)
     }
@@ -128,8 +129,8 @@ impl QueryKey {
         self.is_common() || others.contains(&self.qtype())
     }
 
-    /// Returns whether the answer may be cached: an answer to a query without RD contains only what a server happens to
-    /// have cached.
+    /// Returns whether the answer may be cached. A zone transfer may not, and an answer to a query without RD may not,
+    /// because it contains only what a server happens to have cached.
     pub(crate) fn is_cacheable(&self) -> bool {
         self.has(RECURSION_DESIRED) && !is_transfer(self.qtype())
     }
@@ -141,7 +142,7 @@ pub fn is_transfer(qtype: RecordType) -> bool {
     matches!(qtype, RecordType::AXFR | RecordType::IXFR)
 }
 
-/// Returns a name in wire form, in lower case.
+/// Returns a name in wire form without the root octet, in lower case.
 #[must_use]
 pub fn wire_name(name: &Name) -> Box<[u8]> {
     // The capacity is exact, so that the conversion to a box doesn't reallocate.

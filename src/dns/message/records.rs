@@ -28,7 +28,7 @@ pub(super) struct WireRecords {
     pub(super) ttl: Option<u32>,
     /// The last section that is part of the reply.
     pub(super) last: Section,
-    /// The client's spelling of the question's name, if it isn't the message's.
+    /// The client's spelling of the question's name, if it differs from the spelling in the message.
     spelling: Option<Name>,
 }
 
@@ -86,8 +86,8 @@ impl DerefMut for Records {
 }
 
 impl Records {
-    /// Returns the records of a message, for a client that asks for `name`, which equals the name in the message's
-    /// question.
+    /// Returns the records of a message, for a client that asks for `name`, which differs from the name in the
+    /// message's question at most in case.
     #[must_use]
     pub fn of_wire(message: Arc<WireMessage>, name: &Name) -> Self {
         let spelling = (!message.is_spelled(name)).then(|| name.clone());
@@ -189,10 +189,12 @@ impl Records {
         }
     }
 
-    /// Shuffles the addresses of a reply in wire form, and returns their number, 0 if the reply has neither addresses
-    /// nor MX records. Returns `None`, and changes nothing, if the reply isn't in wire form, or if it has addresses or
-    /// MX records, and the answer section isn't CNAME records followed by addresses of one name and one family, the
-    /// authority section has addresses, or the additional section isn't empty.
+    /// Shuffles the addresses of a reply in wire form, and returns their number. Returns 0 if the reply has neither
+    /// addresses nor MX records.
+    ///
+    /// Returns `None`, and changes nothing, if the reply isn't in wire form. For a reply with addresses or MX records,
+    /// returns `None`, too, if the answer section isn't CNAME records followed by addresses of one name and one family,
+    /// if the authority section has addresses, or if the additional section isn't empty.
     pub fn shuffle_wire(&mut self) -> Option<usize> {
         let wire = self.wire.as_mut()?;
         let message = wire.message_until_last();

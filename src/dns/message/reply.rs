@@ -27,7 +27,7 @@ pub struct Reply {
     pub plugin: &'static str,
     /// The time that the answer has spent in a cache.
     pub age: Duration,
-    /// Whether *cache* may store it.
+    /// Whether *cache* may store the reply.
     pub is_cacheable: bool,
     /// The conditions for reusing the answer without calling the plugins; `None` if it can't be reused.
     pub validity: Option<Box<Validity>>,
@@ -36,7 +36,7 @@ pub struct Reply {
 // === impl Reply ===
 
 impl Reply {
-    /// Returns a reply of a plugin without records, which *cache* may store.
+    /// Returns a plugin's reply, without records. *cache* may store the reply.
     #[must_use]
     pub fn new(metadata: Metadata, plugin: &'static str) -> Self {
         Self {

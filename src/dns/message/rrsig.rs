@@ -1,4 +1,5 @@
-//! The validity periods of signatures (RFC 4034 section 3.1). hickory leaves them unparsed.
+//! The validity periods of RRSIG records (RFC 4034 section 3.1), whose data hickory doesn't parse without DNSSEC
+//! support.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -41,12 +42,12 @@ pub(crate) fn type_covered(record: &Record) -> Option<RecordType> {
 /// Returns the current time in the format of signatures: seconds since 1970, modulo 2^32 (RFC 4034 section 3.1.5).
 pub(crate) fn now() -> u32 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    #[expect(clippy::cast_possible_truncation, reason = "that is how they are counted")]
+    #[expect(clippy::cast_possible_truncation, reason = "signature times are modulo 2^32")]
     let now = now as u32;
     now
 }
 
-/// Compares two times in serial number arithmetic (RFC 1982 section 3.2).
+/// Returns whether `one` is at or before `other`, in serial number arithmetic (RFC 1982 section 3.2).
 fn is_before(one: u32, other: u32) -> bool {
     other.wrapping_sub(one) <= u32::MAX / 2
 }

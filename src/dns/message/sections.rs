@@ -7,9 +7,7 @@ use super::validity::Section;
 /// Decoded records, by section.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sections {
-    /// The answer section.
     pub answers: Vec<Record>,
-    /// The authority section.
     pub authorities: Vec<Record>,
     /// The additional section, without OPT.
     pub additionals: Vec<Record>,

@@ -10,7 +10,7 @@ use super::wire::{WireError, WireMessage};
 pub enum UpstreamReply {
     /// An answer, or an error response of the upstream.
     Answer(Box<WireMessage>),
-    /// A truncated answer; an error if the rest can't be used.
+    /// A reply with TC set; `Err` if its records can't be used.
     Truncated(Result<Box<WireMessage>, WireError>),
     /// A reply to the query that isn't accepted.
     Malformed(WireError),
@@ -56,8 +56,9 @@ fn is_same_question(sent: &[u8], repeated: &[u8]) -> bool {
         && sent[name..] == repeated[name..]
 }
 
-/// Returns an error response without a question, and without its records: nothing in it shows which name the records
-/// belong to. NOERROR and NXDOMAIN are statements about a name, so they need the question (RFC 5452 section 9.1).
+/// Returns `reply`, if it is an error response without a question. Its records are left out, because nothing shows
+/// which name they belong to. NOERROR and NXDOMAIN are statements about a name, so they need the question (RFC 5452
+/// section 9.1).
 fn error_without_question(sent: &[u8], reply: &[u8]) -> Option<WireMessage> {
     if reply[4..6] != [0, 0] {
         return None;
@@ -81,7 +82,7 @@ mod tests {
     use crate::dns::message::header::tests::query;
 
     #[test]
-    fn replies_are_classified() {
+    fn reply_is_answer_truncated_cut_malformed_or_mismatch() {
         let sent = query("a.example.");
         let mut answer = sent.clone();
         answer[2] |= 0x80;

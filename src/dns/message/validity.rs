@@ -25,7 +25,7 @@ pub struct Validity {
     /// The version of the set of names at the time of the answer.
     pub names: Option<NameSetVersion>,
     pub cache_entries: Vec<CacheEntryRef>,
-    /// The clients that may get the answer: those in every one of the scopes.
+    /// The answer may be reused for clients in all of these scopes; empty means all clients.
     pub clients: Vec<ClientScope>,
     /// The records with a TTL that counts down; the TTLs of all other records are constant.
     pub countdown: Vec<TtlCountdown>,
@@ -101,7 +101,8 @@ impl Section {
 }
 
 impl CacheEntryUse {
-    /// Returns the use of an entry that is stored now; `hits` are those of the entry that it replaces.
+    /// Returns the use of an entry that is stored at `stored`; `hits` is the number of hits of the replaced entry, or
+    /// 0.
     #[must_use]
     pub fn new(stored: Instant, hits: u32) -> Self {
         Self { stored, hits: AtomicU32::new(hits), last_hit: AtomicU64::new(0) }
@@ -158,7 +159,8 @@ impl CacheEntryRef {
 }
 
 impl Validity {
-    /// Returns the validity of a cached answer with these numbers of records in its sections.
+    /// Returns the validity of a cached answer with these numbers of records in its sections. `countdown` is the start
+    /// of the countdown of all TTLs and the TTL at the start, in seconds; `None` keeps the TTLs constant.
     #[must_use]
     pub fn of_cached(entry: CacheEntryRef, countdown: Option<(Instant, u32)>, sections: [usize; 3]) -> Self {
         let all = Section::ALL.into_iter().zip(sections);
@@ -228,8 +230,8 @@ impl Validity {
         };
     }
 
-    /// Returns the start of the countdown and the TTL, if they are the same for all TTLs that count down and no TTL is
-    /// capped, else `None`; `Some(None)` if no TTL counts down.
+    /// Returns `Some(None)` if no TTL counts down. If all TTLs that count down have the same start and the same TTL at
+    /// the start, and none is capped, returns `Some(Some((start, ttl)))`; otherwise `None`.
     #[must_use]
     pub fn common_countdown(&self) -> Option<Option<(Instant, u32)>> {
         let Some(first) = self.countdown.first() else { return Some(None) };
@@ -239,7 +241,8 @@ impl Validity {
         self.countdown.iter().all(same).then_some(Some((first.since, first.ttl)))
     }
 
-    /// Returns whether nothing that the answer depends on has changed.
+    /// Returns whether the answer may still be reused at `now`: its time isn't over, and nothing that it depends on has
+    /// changed.
     #[must_use]
     pub fn is_valid(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now < until)

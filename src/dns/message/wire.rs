@@ -225,7 +225,7 @@ impl WireMessage {
             section_ends[section as usize] = u16::try_from(records.len()).map_err(|_| WireError::Cut)?;
             uncompressed[section as usize] = u32::try_from(length).unwrap_or(u32::MAX);
         }
-        // Without these records, the message could say that the name has no data (RFC 2308 section 2.2).
+        // Without the removed records, the message could say that the name has no data (RFC 2308 section 2.2).
         let answers = &records[..section_ends[Section::Answer as usize].into()];
         let rtype = |record: &WireRecord| rtype_at(message, record.fixed_start());
         let is_alias = |record| rtype(record).is_some_and(|rtype| is_alias_type(rtype.into()));
@@ -328,7 +328,8 @@ impl WireMessage {
         extended_errors: &[EdnsOption],
     ) -> Option<Self> {
         let name = question.name();
-        // Owners that equal the question have to be pointers to it, so that each client gets its own spelling.
+        // An owner that equals the question's name has to be a pointer to it, so that each client gets its own
+        // spelling.
         let mut sections = Cow::Borrowed(sections);
         let has_other_spelling = |record: &Record| record.name == *name && !same_spelling(&record.name, name);
         if sections.all().into_iter().flatten().any(has_other_spelling) {
@@ -352,7 +353,7 @@ impl WireMessage {
         Query::read(&mut BinDecoder::new(&self.bytes).clone(u16::try_from(HEADER).ok()?)).ok()
     }
 
-    /// Returns whether this is a reply to a question, whatever the spelling of its name (RFC 4343 section 3.1).
+    /// Returns whether this is a reply to a question, whatever the case of its name (RFC 4343 section 3).
     #[must_use]
     pub fn is_for(&self, question: &Query) -> bool {
         let fixed = usize::from(self.question_end) - 4;
@@ -525,7 +526,8 @@ impl WireMessage {
         let answers = self.records_in(Section::Answer).iter();
         let aliases = answers.clone().filter(|record| self.is_alias(record));
         let others = answers.filter(|record| !self.is_alias(record));
-        // Names are compressed by the upstream's spelling of the question, because the client's may change in `out`.
+        // The writer has the upstream's spelling of the question, so that the same names are compressed for each
+        // client's spelling in `out`.
         let mut writer = CompressingWriter::new(self.question_octets());
         let rewrite = |record| self.rewrite(record, ttl, &mut writer, room);
         let offsets = aliases.chain(others).map_while(rewrite).collect();
@@ -563,8 +565,8 @@ impl WireMessage {
     /// Decodes the records. With `spelling`, the question's name gets this spelling, and with it the names that are
     /// compressed by a pointer into the question.
     ///
-    /// A record whose data hickory-proto can't represent exactly becomes `RData::Unknown` with the same data; names in
-    /// it are then written without compression.
+    /// A record of a type that no plugin reads, or whose data hickory-proto can't represent exactly, becomes
+    /// `RData::Unknown` with the same data, in which compressed names are written in full.
     #[must_use]
     pub fn decode(&self, spelling: Option<&Name>) -> Sections {
         self.decode_until(spelling, Section::Additional)
@@ -609,7 +611,7 @@ impl WireMessage {
         wire_name::read_rdata(bytes, self.rtype(record).into(), record.data(), is_stable, part)
     }
 
-    /// Returns the data of a record with its names in full; names that are malformed stay as they are.
+    /// Returns the data of a record with its names in full; data with a malformed name stays unchanged.
     fn expand(&self, bytes: &[u8], record: &WireRecord) -> Vec<u8> {
         let mut expanded = Vec::new();
         match self.read_rdata(bytes, record, |part| part.write(&mut expanded)) {

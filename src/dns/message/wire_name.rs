@@ -103,7 +103,7 @@ struct NameFields {
     strings: usize,
     /// The number of names, which follow one another.
     names: usize,
-    /// Whether the names may be compressed: in the types of RFC 1035 alone (RFC 3597 section 4).
+    /// Whether the names may be compressed: only in the types of RFC 1035 (RFC 3597 section 4).
     may_compress: bool,
 }
 
@@ -130,7 +130,7 @@ fn name_fields(rtype: u16) -> Option<NameFields> {
 pub(super) struct RdataForm {
     /// The length without compression, in octets.
     pub(super) length: usize,
-    /// Whether a name is compressed that mustn't be.
+    /// Whether a name that mustn't be compressed is compressed.
     pub(super) has_forbidden_pointer: bool,
 }
 
@@ -271,7 +271,7 @@ mod tests {
 
     /// RFC 3597 section 4: only the types of RFC 1035 may have compressed names.
     #[test]
-    fn each_type_with_names_is_expanded() {
+    fn names_in_rdata_of_each_type_are_expanded() {
         use RecordType::*;
         let unknown = |number: u16| RecordType::from(number);
         for (rtype, before, names, may_compress) in [
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_rdata_are_expanded() {
+    fn expanded_rdata_has_all_names_in_full() {
         // The name a. at 12, and rdata from 15 on.
         let forms = |rtype: u16, rdata: &[u8]| {
             let message = [&[0; HEADER][..], b"\x01a\x00", rdata].concat();

@@ -8,16 +8,18 @@
 //! matches is allowed. The address is that of the packet: behind a forwarder or a NAT all clients have the same
 //! address. On a dual-stack socket an IPv4 client is matched by its IPv4 address.
 //!
-//! `acl` may be repeated in a block, for other zones or the same ones: the lists are checked from the top, and the
-//! first matching rule decides.
+//! `acl` may be repeated in a block, for the same or other zones: the lines are checked in the order of the Corefile,
+//! and the first matching rule decides.
 //!
 //! The rules also apply to each name in the chain from the target of a link, as if the client had asked for that name:
 //! at a denied name, the answer about the link ends with the CNAME records so far and the extended error 15, Blocked.
 //! If *rewrite* of the block changes such a query, the rules apply to the changed query, as they do for a client's own
-//! query. SRV records come without the addresses that the client may not query.
+//! query; for a name in a zone of *lb_linker*, they also apply to the unchanged query. SRV records come without the
+//! addresses that the client may not query, and are left out if it may query neither the A nor the AAAA records of the
+//! host.
 //!
-//! *clients* controls for which clients names outside the zones are resolved. Every client gets A, AAAA, HTTPS and SVCB
-//! answers for links. For other types a client that isn't listed gets the CNAME alone.
+//! *clients* controls for which clients names outside the zones of *lb_linker* are resolved. Every client gets A, AAAA,
+//! HTTPS and SVCB answers for links. For other types a client that isn't listed gets the CNAME alone.
 //!
 //! Differences from CoreDNS:
 //! - Clients without EDNS get no OPT record (RFC 6891 section 7), and so no extended error.
@@ -183,7 +185,7 @@ impl Acl {
         decide(&self.lists, name, qtype, client)
     }
 
-    /// Returns the clients for which the query is allowed, or the clients for which it is denied.
+    /// Returns the clients for which the query is allowed or, if `are_let_through` is false, denied.
     fn clients(&self, query: &Query, are_let_through: bool) -> ClientScope {
         let (lists, name, qtype) = (Arc::clone(&self.lists), query.name().clone(), query.query_type());
         ClientScope(Arc::new(move |client| {
@@ -192,7 +194,7 @@ impl Acl {
     }
 }
 
-/// Returns the action for a query, and the zone of the deciding rule.
+/// Returns the action for a query, and the zone of the deciding rule; `None` if no rule matches.
 fn decide<'a>(
     lists: &'a [RuleList],
     name: &Name,

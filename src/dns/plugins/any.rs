@@ -4,9 +4,9 @@
 //!
 //! # Description
 //!
-//! A query of type ANY asks for all records of a name. Its answer can be many times as long as the query, which makes
-//! it a weapon against third parties. This plugin answers such a query, for every name, with one HINFO record that
-//! refers to the explanation (RFC 8482 section 4.2), and no later plugin sees the query. Queries of other types pass.
+//! A query of type ANY asks for all records of a name. The answer can be many times as long as the query, which
+//! reflection attacks exploit (RFC 5358). This plugin answers such a query, for every name, with one HINFO record (RFC
+//! 8482 section 4.2), and no later plugin sees the query. Queries of other types go to the next plugin.
 //!
 //! # Syntax
 //!
@@ -73,7 +73,7 @@ mod tests {
     use super::super::tests::support::TestServer;
 
     #[tokio::test]
-    async fn only_any_is_answered_with_hinfo() {
+    async fn only_queries_of_type_any_are_answered_with_hinfo() {
         let context = TestServer::block("whoami\nany");
         assert_eq!(
             context.ask("Example.org. ANY").await,

@@ -8,7 +8,8 @@
 //! lines are merged.
 //!
 //! On one port either all blocks have *bind* or none has it: a block that listens on all addresses and a block that
-//! listens on some would receive each other's queries. CoreDNS leaves the outcome to chance; here the mix is an error.
+//! listens on some would receive each other's queries. In CoreDNS it is undefined which block receives a query; here
+//! such a mix is an error.
 //!
 //! # Syntax
 //!
@@ -19,8 +20,8 @@
 //! ```
 //!
 //! - **ADDRESS|IFACE** is an IP address, or the name of an interface, which stands for its addresses at the time when
-//!   the Corefile is read.
-//! - `except` excludes addresses of this line.
+//!   the Corefile is read, without IPv6 link-local addresses.
+//! - `except` excludes addresses from this line.
 //!
 //! # Examples
 //!

@@ -8,13 +8,13 @@
 //! type and class, with the same DO and CD flags. An answer is kept as long as the shortest TTL in it, within bounds:
 //! from 5 seconds to an hour for a positive answer, from 5 seconds to half an hour for an answer that denies the name
 //! or the type. All records of a message get that one TTL, also when the answer has just arrived. SERVFAIL and NOTIMP
-//! are kept for 5 seconds. The cache doesn't keep truncated answers, transfers, other errors, denials without an SOA
+//! are kept for 5 seconds. The cache doesn't keep truncated answers, transfers, other errors, NXDOMAIN without an SOA
 //! record, NXDOMAIN with records in its answer section, CNAME chains with neither data nor an SOA record at their end,
-//! and, for clients with DO, answers with signatures that have expired.
+//! and, for clients with DO, answers with signatures that have expired, aren't valid yet, or are incomplete.
 //!
 //! An answer from the cache always has AA set, because some clients accept no other answer. Only clients that have set
-//! AD or DO see AD; the queries to the plugins after this one always have AD set. Extended errors are cached with their
-//! answer.
+//! AD or DO see AD; the queries to the plugins after this one always have AD set. An upstream's extended errors are
+//! cached with its answer.
 //!
 //! The cache has two parts, `success` for positive answers and `denial` for all other answers. Each part has room for
 //! 9984 answers by default. A full part evicts answers at random.
@@ -22,9 +22,9 @@
 //! An answer of *template* with the records of its CNAME's target isn't cached if the target is a name of *lb_linker*,
 //! or was looked up through a block with *acl* or *clients*: another client may get another answer.
 //!
-//! Names in a zone of *lb_linker* are never cached; the answers for their targets are. When a target changes, the
-//! cached answers for the old and the new target are dropped. The absence of a target is cached no longer than the
-//! zone's TTL, and no expired answer is given for a target.
+//! Answers of *lb_linker* are never cached; the answers for the targets of links are. When a target changes, the cached
+//! answers for the old and the new target are dropped. For a target, *lb_linker* gets no cached denial that is older
+//! than the zone's TTL, and no expired answer from *cache*.
 //!
 //! Differences from CoreDNS:
 //!
@@ -34,12 +34,12 @@
 //!   happened to have cached, and isn't for clients that set RD.
 //! - If no upstream answers at all, SERVFAIL is cached for one second (RFC 9520), unless `servfail` is 0. A plugin's
 //!   own failure, such as a name that *hosts* doesn't have, is never cached.
-//! - A failure replaces no other answer: a cached SERVFAIL or NOTIMP never hides a better answer that is still valid,
-//!   and an expired failure is never given. CoreDNS protects only positive answers, and only from SERVFAIL.
-//! - The newest answer replaces the older one: a denial replaces a positive answer, and the other way round, in every
-//!   mode but `prefer_positive`. CoreDNS may have both cached, and then gives the denial.
+//! - A failure replaces no answer that may still be given: a cached SERVFAIL or NOTIMP never hides a better answer, and
+//!   an expired failure is never given. CoreDNS protects only positive answers, and only from SERVFAIL.
+//! - The newest answer replaces the older one: a denial replaces a positive answer, and a positive answer a denial, in
+//!   every mode but `prefer_positive`. CoreDNS may have both cached, and then gives the denial.
 //! - An expired answer isn't given any more after an NXDOMAIN answer, even if the NXDOMAIN answer itself can't be
-//!   cached (RFC 8767 section 4).
+//!   cached (RFC 8767 section 4), except with `prefer_positive`.
 //! - A TTL with the top bit set is 0 (RFC 2181 section 8).
 //! - Words after **MINTTL**, which CoreDNS ignores, negative numbers and invalid zones are errors.
 //!
@@ -49,9 +49,9 @@
 //! cache [TTL] [ZONES...] {
 //!     success CAPACITY [TTL] [MINTTL]
 //!     denial CAPACITY [TTL] [MINTTL]
-//!     prefetch AMOUNT [[DURATION] [PERCENTAGE%]]
-//!     serve_stale [DURATION] [immediate [RESPONSE_TTL [FAILURE_RECHECK]]]
-//!     serve_stale [DURATION] [verify [VERIFY_TIMEOUT [RESPONSE_TTL [FAILURE_RECHECK]]]]
+//!     prefetch AMOUNT [DURATION [PERCENTAGE%]]
+//!     serve_stale [DURATION [immediate [RESPONSE_TTL [FAILURE_RECHECK]]]]
+//!     serve_stale [DURATION [verify [VERIFY_TIMEOUT [RESPONSE_TTL [FAILURE_RECHECK]]]]]
 //!     serve_stale_policy prefer_positive
 //!     servfail DURATION
 //!     disable success|denial [ZONES...]
@@ -59,17 +59,18 @@
 //! }
 //! ```
 //!
-//! All arguments and options are optional. The plugin can be there once in a block; if an option is repeated, the last
-//! one counts.
+//! All arguments and options are optional. The plugin can be there only once in a block. If an option is repeated, the
+//! last values count; only `serve_stale_policy` can't be repeated.
 //!
-//! - **TTL** is the longest time for both parts, in seconds, from 1 on. It doesn't extend any time.
+//! - **TTL** is the longest time for both parts, in seconds, from 1 on; it replaces the defaults, an hour and half an
+//!   hour. An answer with a shorter TTL isn't kept longer.
 //! - **ZONES** are the zones with the names to cache; the default is the zones of the block. A network such as
 //!   `10.0.0.0/8` stands for its reverse zones.
 //! - `success` sets the limits of positive answers: **CAPACITY** is the number of answers, rounded down to a multiple
-//!   of 256, at least 1024 (default 9984); **TTL** and **MINTTL** are the longest and the shortest time in seconds
-//!   (default 3600 and 5, or **TTL** from above). With a **MINTTL** of 0, records with a TTL of 0 aren't cached. A
-//!   **MINTTL** above **TTL** has no effect.
-//! - `denial` sets the same limits for the `denial` part; the default **TTL** is 1800.
+//!   of 256, at least 1024 (default 9984); **TTL** and **MINTTL** are the longest and the shortest time in seconds. The
+//!   default of **TTL** is 3600, or the **TTL** after `cache`; the default of **MINTTL** is 5. With a **MINTTL** of 0,
+//!   answers with a TTL of 0 aren't cached. A **MINTTL** above **TTL** counts as **TTL**.
+//! - `denial` sets the same limits for the `denial` part; the default of **TTL** is 1800, or the **TTL** after `cache`.
 //! - `prefetch` refreshes popular answers in the background before they expire. An answer is popular if it was given
 //!   **AMOUNT** times without a gap longer than **DURATION** (default `1m`); an **AMOUNT** of 0 turns prefetching off.
 //!   An answer is refreshed when at most **PERCENTAGE** of its TTL is left, from `10%` to `90%` (default `10%`). At
@@ -78,17 +79,20 @@
 //!   it off). With `immediate`, the default, an expired answer is given at once and refreshed in the background, one
 //!   refresh at a time. With `verify`, the plugins after this one are asked first; the expired answer is given if they
 //!   have no better answer, or none within **VERIFY_TIMEOUT** (default 0: no timeout), in which case the query
-//!   continues in the background. Any untruncated answer with NOERROR or NXDOMAIN is better. **RESPONSE_TTL** is the
-//!   TTL of expired answers, in whole seconds (default 0; RFC 8767 recommends `30s`). After a failed refresh, an answer
-//!   isn't refreshed again for **FAILURE_RECHECK**, `5m` at most; with `verify`, **FAILURE_RECHECK** also limits the
-//!   refreshes of an answer to one at a time (default 0: every client causes a refresh).
+//!   continues in the background. An answer with NOERROR or NXDOMAIN is better, unless it is truncated and has no
+//!   records in its answer section. **RESPONSE_TTL** is the TTL of expired answers, in whole seconds (default 0; RFC
+//!   8767 recommends `30s`). After a failed refresh, an answer isn't refreshed again for **FAILURE_RECHECK**, `5m` at
+//!   most; with `verify`, **FAILURE_RECHECK** also limits the refreshes of an answer to one at a time (default 0: every
+//!   client causes a refresh).
 //! - `serve_stale_policy prefer_positive` prefers a positive answer, expired or not, to a denial: only a newer positive
-//!   answer replaces it, no denial and no failure. It needs `serve_stale`. With this policy a record may be served long
-//!   after it was removed on purpose.
-//! - `servfail` is how long SERVFAIL and NOTIMP are kept (default `5s`, at most `5m`); 0 turns caching of failures off.
-//! - `disable` turns a part off for these zones; without **ZONES**, for all names.
+//!   answer replaces it, no denial and no failure. The option needs `serve_stale`. With this policy a record may be
+//!   served long after it was removed on purpose.
+//! - `servfail` is how long SERVFAIL and NOTIMP are kept (default `5s`, at most `5m`; whole seconds count, and 0 turns
+//!   caching of failures off).
+//! - `disable` turns a part off for the given zones; without **ZONES**, for all names.
 //! - `keepttl` serves cached answers with their original TTL, instead of the remaining TTL. The option is for
-//!   authoritative servers: resolvers that ask this server would keep outdated records.
+//!   authoritative servers: a client or resolver counts the whole TTL from each answer, and so may keep the records of
+//!   another server after they have changed.
 //!
 //! Durations are written like `30s`, `1m30s` or `500ms`.
 //!
@@ -261,7 +265,7 @@ impl Plugin for Cache {
 }
 
 impl Cache {
-    /// Refreshes an entry in the background, unless a refresh of the entry is under way.
+    /// Refreshes an entry in the background, unless a refresh of the entry is under way or has just failed.
     fn refresh(&self, request: &Request, next: Next<'_>, cache_query: &CacheQuery, found: &CacheHit) {
         let is_stale = found.freshness != Freshness::Due;
         self.spawn(|| {
@@ -273,7 +277,7 @@ impl Cache {
                 let mark = shared.invalidated.mark();
                 let outcome = next.serve(&mut request).await;
                 if !is_stale {
-                    // A refresh of an unexpired entry takes any outcome.
+                    // A refresh of an unexpired entry stores any outcome, and never counts as failed.
                     let _ = shared.store_outcome(&cache_query, mark, outcome);
                     place.succeed();
                 } else if shared.store_refreshed(&cache_query, mark, outcome).is_some() {

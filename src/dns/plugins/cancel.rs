@@ -9,7 +9,7 @@
 //!
 //! Differences from CoreDNS:
 //! - In CoreDNS each plugin checks the timeout itself, and most plugins don't. Here all plugins after this one are
-//!   cancelled, and so neither `log` nor `prometheus` sees the query.
+//!   cancelled: `errors` and `log` don't log the query, and `prometheus` doesn't count it.
 //!
 //! # Syntax
 //!

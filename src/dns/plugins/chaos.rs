@@ -12,8 +12,8 @@
 //! | `authors.bind` | the authors, one record for each author, in random order |
 //! | `hostname.bind`, `id.server` | the host's name: in Kubernetes that of the Pod |
 //!
-//! The TTL is 0. All other queries pass. The block's zones have to contain these names, as `.` does. If no block on a
-//! port has `chaos` or `forward`, queries of the class CH get REFUSED.
+//! The TTL is 0. All other queries go to the next plugin. The block's zones have to contain these names, as `.` does.
+//! If no block of a listener has `chaos` or `forward`, queries of the class CH get REFUSED.
 //!
 //! Differences from CoreDNS:
 //! - Without arguments the version and the authors are those of lb-linker.

@@ -9,10 +9,10 @@
 //! extended error 18, Prohibited (RFC 8914), and RA is clear in all answers to them.
 //!
 //! The plugin applies to names outside the zones of *lb_linker*. Every client gets A, AAAA, HTTPS and SVCB answers for
-//! links. For other types a client that isn't listed gets the CNAME alone. The records of targets are looked up through
-//! this block. If *hosts* or *template* of the same block answers for a name in a zone of *lb_linker*, every client
+//! links, even if their targets are looked up through this block. For other types a client that isn't listed gets the
+//! CNAME alone. If *hosts* or *template* of the same block answers for a name in a zone of *lb_linker*, every client
 //! gets that answer, too. The target of a CNAME of *template* counts as a name outside if it is in no such zone. A name
-//! that doesn't exist there, and falls through to the plugins after *lb_linker*, counts as a name outside.
+//! in such a zone that doesn't exist, and falls through to the plugins after *lb_linker*, counts as a name outside.
 //!
 //! The address of a client is that of the packet: behind a forwarder or a NAT all clients have the same address. On a
 //! dual-stack socket an IPv4 client is matched by its IPv4 address. A NodePort or LoadBalancer Service with
@@ -122,7 +122,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         return Err(line.missing_argument("addresses, networks such as 10.0.0.0/8, or any"));
     }
     let nets = match words.iter().find(|word| word.text == ANY) {
-        Some(any) if words.len() > 1 => return Err(any.error("any stands alone: it is all clients")),
+        Some(any) if words.len() > 1 => return Err(any.error("any can't be combined with networks")),
         Some(_) => None,
         None => {
             let nets = words.iter().map(net).collect::<Result<_, _>>()?;
@@ -139,7 +139,8 @@ impl ClientNets {
         self.nets.as_ref().is_none_or(|nets| nets.contains(client))
     }
 
-    /// Returns the clients for which names are resolved, or the clients for which they aren't.
+    /// Returns the clients that are in the allowed networks or, if `allowed` is false, outside of them; `None` for all
+    /// clients.
     fn client_scope(&self, allowed: bool) -> Option<ClientScope> {
         let nets = Arc::clone(self.nets.as_ref()?);
         Some(ClientScope(Arc::new(move |client| nets.contains(client) == allowed)))

@@ -4,8 +4,8 @@
 //!
 //! # Description
 //!
-//! Each error from a plugin after this one is logged as a line on standard output, in the format of CoreDNS: response
-//! code, name and type of the query, and the reason.
+//! Each error that a plugin after this one reports with a reason is logged as a line on standard output, in the format
+//! of CoreDNS: response code, name and type of the query, and the reason.
 //!
 //! ```text
 //! [ERROR] plugin/errors: 2 example.org. A: read udp 10.0.0.1:53->8.8.8.8:53: i/o timeout
@@ -21,7 +21,8 @@
 //! Differences from CoreDNS: most reasons are worded differently. `stacktrace` is rejected: a panic is logged with its
 //! source location, and `RUST_BACKTRACE=1` in the environment adds the backtrace. Lines of the level `debug` are
 //! written only if *debug* is in the same block. In a **REGEXP** `\d`, `\w`, `\s` and `\b` include letters and digits
-//! beyond ASCII; `\Q...\E`, octal numbers (`\012`) and a brace that doesn't begin a count are rejected: write `\{`.
+//! beyond ASCII; `\Q...\E`, octal numbers (`\012`) and a brace that begins no repetition such as `{2,3}` are rejected:
+//! write `\{`.
 //!
 //! # Syntax
 //!
@@ -112,7 +113,7 @@ struct Pattern {
     count: AtomicU64,
     /// Notified by the first error since the last line.
     first: Notify,
-    /// Whether the task has ended that waits for the first error.
+    /// Whether the task that waits for the first error has ended.
     ended: AtomicBool,
 }
 
@@ -142,8 +143,8 @@ fn pattern(option: &Directive) -> Result<Pattern, CorefileError> {
         "consolidate" => {}
         "stacktrace" => {
             return Err(option.error(
-                "CoreDNS's option \"stacktrace\" of errors isn't supported here, RUST_BACKTRACE=1 in the environment \
-                 does the same; supported are consolidate",
+                "CoreDNS's option \"stacktrace\" of errors isn't supported here: RUST_BACKTRACE=1 in the environment \
+                 does the same; errors has the option consolidate",
             ));
         }
         _ => return Err(option.unknown(NAME, &OPTIONS)),
@@ -274,10 +275,7 @@ impl Pattern {
 /// Formats a duration as Go does: `5m0s`, `1.5s`, `250ms`.
 fn format_go_duration(duration: Duration) -> String {
     let (nanos, seconds) = (duration.as_nanos(), duration.as_secs());
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "a minute has fewer nanoseconds than a float has room for"
-    )]
+    #[expect(clippy::cast_precision_loss, reason = "a minute has fewer than 2^53 nanoseconds")]
     let in_units = |unit: u128| (nanos % 60_000_000_000) as f64 / unit as f64;
     let rest = in_units(1_000_000_000);
     match (nanos, seconds) {

@@ -5,10 +5,10 @@
 //! # Description
 //!
 //! Queries for names in a zone go to one of the given upstreams, by UDP, TCP or TLS, and the upstream's answer goes to
-//! the client with all its records, whatever their types; only a record with a malformed compressed name is left out.
-//! If an upstream doesn't answer, the next upstream is asked, until an upstream has answered, the attempts are used up,
-//! or 5 seconds have passed; then the client gets SERVFAIL. An error code is an answer, too, so no other upstream is
-//! asked, unless *failover* names it.
+//! the client with all its records, whatever their types; only a record with a malformed owner, or with a malformed
+//! compressed name in its data, is left out. If an upstream doesn't answer, the next upstream is asked. If the attempts
+//! are used up or 5 seconds have passed without an answer, the client gets SERVFAIL. An error code is an answer, too,
+//! so no other upstream is asked, unless *failover* names the code.
 //!
 //! An upstream that has failed is checked, at once and then every half second until it answers; a healthy upstream
 //! isn't checked. The check is a query (`. NS`) over the same transport, and any answer counts as a success. An
@@ -28,39 +28,41 @@
 //!   query is also repeated from another port. So clients of a resolver with one dead upstream don't time out. A silent
 //!   upstream is checked after 0.4 s, and not only after *read_timeout*. An answer that comes after *read_timeout* is
 //!   still accepted as long as the query waits for other upstreams.
-//! - A truncated UDP answer is requested again by TCP, which CoreDNS does with *prefer_udp* alone, and a server that
+//! - A truncated UDP answer is requested again by TCP, which CoreDNS does only with *prefer_udp*, and a server that
 //!   doesn't support EDNS is asked without EDNS: the cache can then give the whole answer to every client.
 //! - An answer that is still truncated goes only to clients that use UDP, which then repeat the query by TCP. A client
 //!   that uses TCP or TLS gets SERVFAIL.
-//! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text.
-//!   A reply with two OPT records, or signed with TSIG or SIG(0), counts as a failure of the upstream.
+//! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text in
+//!   all. A reply with two OPT records, or signed with TSIG or SIG(0), counts as a failure of the upstream.
 //! - A UDP socket is used for at most 128 queries and one second, for one query at a time, and a retransmission uses a
 //!   new socket, which makes forging answers harder (RFC 5452). CoreDNS uses each socket until it was idle for
-//!   *expire*. An answer that doesn't match the query is ignored, while CoreDNS responds with FORMERR.
-//! - Look-ups and sockets are shared among clients. A look-up counts for the client that it was started for until the
-//!   look-up ends, even if that client has gone. A client, which is an IPv4 or IPv6 address, may have at most half of
-//!   the look-ups that other clients leave free: a single client may have 500 look-ups of `max_concurrent 1000`.
-//!   Further look-ups are refused. Identical queries share a look-up, which counts once. CoreDNS has no limit per
-//!   client.
+//!   *expire*. A UDP answer that doesn't match the query is ignored, while CoreDNS responds with FORMERR.
+//! - The limits of look-ups and sockets are divided among the clients. A look-up counts for the client that it was
+//!   started for until the look-up ends, even if that client has gone. A client, which is an IPv4 or IPv6 address, may
+//!   have at most half of the look-ups that other clients leave free: a single client may have 500 look-ups of
+//!   `max_concurrent 1000`. Further look-ups are refused. Identical queries share a look-up, which counts once. CoreDNS
+//!   has no limit per client.
 //! - Without *max_concurrent*, 1000 to 10,000 concurrent look-ups are allowed: a quarter of the files that the process
 //!   may open. CoreDNS has no limit, and fails when it runs out of sockets. Look-ups of links' targets have a separate
 //!   limit: the same number, but at most the number of sockets for targets (see below), and a tenth of that for types
 //!   other than A, AAAA and HTTPS.
 //! - The upstream sockets of all *forward* lines together are limited to 60 % of the files that the process may open
 //!   (RLIMIT_NOFILE at the start): 30 % for names that clients ask for, 15 % for targets of links, 5 % for health
-//!   checks, and 10 % stay open for later queries. Retransmissions and TCP count, too; while half of these sockets are
-//!   in use, queries are retransmitted from the same port. A look-up without any socket is refused. lb-linker raises
-//!   its limit of open files to the hard limit. Below 3,400 files a single client has fewer than 500 sockets, and a log
-//!   line at the start reports it: raise the hard limit with `ulimit -Hn`, or `LimitNOFILE` in a systemd unit. An
-//!   upstream keeps at most 100 idle connections and 1000 UDP sockets, unless *max_idle_conns* is set.
-//! - Host names in **TO** are resolved after the start, in the background, while lb-linker already answers; a failed
-//!   resolution is repeated until it succeeds.
-//! - Answers for targets of links are taken from the upstream with the best answer, as if *failover* named every error.
-//! - The scope of an IPv6 address (`fe80::1%eth0`) counts, also in a file. CoreDNS drops the scope.
+//!   checks, and 10 % stay open for later queries. Retransmissions and TCP count, too. Retransmissions
+//!   for clients open new sockets only within half of these limits; beyond it, a query is retransmitted from its port.
+//!   A look-up without any socket is refused. lb-linker raises its limit of open files to the hard limit. Below 3,400
+//!   files a single client has fewer than 500 sockets, and a log line at the start reports it: raise the hard limit
+//!   with `ulimit -Hn`, or `LimitNOFILE` in a systemd unit. An upstream keeps at most 100 idle connections and 1000 UDP
+//!   sockets, unless *max_idle_conns* is set.
+//! - Host names in **TO** are resolved once after the start, in the background, while lb-linker already answers; a
+//!   failed resolution is repeated until it succeeds.
+//! - Answers for targets of links are taken from the upstream with the best answer, as if *failover* named every code
+//!   but NXDOMAIN and YXDOMAIN.
+//! - The scope of an IPv6 address (`fe80::1%eth0`) is used, also in a file. CoreDNS drops the scope.
 //! - An upstream that is the block's own listener is rejected; CoreDNS leaves that to *loop*.
 //! - Zone transfers are refused, because their answers may have several messages.
 //! - The query `. NS` is answered within 0.5 s, with SERVFAIL if no upstream has answered by then: a CoreDNS that
-//!   forwards to lb-linker checks it with this query, and gives up after 1 s.
+//!   forwards to lb-linker uses this query as a health check with a timeout of 1 s.
 //! - Upstreams by HTTPS (`https://`) aren't supported, nor is *doh_method*.
 //!
 //! # Syntax
@@ -96,7 +98,7 @@
 //!   `dns://192.0.2.1`), an address with TLS (`tls://192.0.2.1`; the port is 853, and the name in the upstream's
 //!   certificate may be added: `tls://192.0.2.1%dns.example.com:853`), a file with `nameserver` lines
 //!   (`/etc/resolv.conf`; with *reload*, changes of the file take effect), or a host name, for each of its addresses.
-//!   Duplicate addresses count once. An upstream can't be an address that lb-linker itself listens on.
+//!   Duplicate addresses count once. An upstream can't be an address that the same block listens on.
 //! - `except` **ZONES...**: names in these zones go to the next plugin. The option can be repeated.
 //! - `force_tcp`: upstreams are asked by TCP. Without `force_tcp`, a query that came by UDP is sent by UDP first, and a
 //!   query that came by TCP or TLS is sent by TCP.
@@ -118,8 +120,8 @@
 //! - `health_check` **DURATION**: the interval between two checks. The default is 500ms; the minimum is 10ms, and
 //!   shorter intervals are raised to it. With `no_rec` checks are sent without RD; with `domain` **NAME** the check
 //!   asks for the name servers of this name instead of the root.
-//! - `policy`: the upstream that is asked first. `random`, the default, selects any upstream; `round_robin` selects
-//!   each upstream in turn; `sequential` keeps the order of **TO**.
+//! - `policy`: the upstream that is asked first. `random`, the default, selects a random upstream; `round_robin`
+//!   selects each upstream in turn; `sequential` keeps the order of **TO**.
 //! - `failover` **RCODES...**: after an answer with one of these codes (such as `SERVFAIL` or `REFUSED`) the next
 //!   upstream is asked. If all upstreams give such an answer, the client gets the last answer. NOERROR isn't allowed.
 //! - `failfast_all_unhealthy_upstreams`: while all upstreams are down, none is asked, and clients get SERVFAIL.
@@ -127,7 +129,8 @@
 //!   block is asked. In the last line it has no effect.
 //! - `next_on_nodata`: the same for NOERROR with an empty answer section.
 //! - `tls` takes up to three PEM files, relative to *root*: **CA** verifies the upstreams' certificates instead of the
-//!   CAs of the system, and **CERT** and **KEY** are the certificate of lb-linker. TLS 1.2 and 1.3 are supported.
+//!   CAs of the system, and **CERT** and **KEY** are lb-linker's certificate and its key. TLS 1.2 and 1.3 are
+//!   supported.
 //! - `tls_servername` **NAME**: the name that the certificates of all upstreams have to be valid for. Without it, and
 //!   without a name in **TO**, a certificate has to be valid for the address. Not allowed together with a name in
 //!   **TO**.
@@ -141,10 +144,13 @@
 //! - `coredns_forward_max_concurrent_rejects_total{}` - queries refused because of too many concurrent look-ups.
 //! - `lb_linker_dns_lookups_refused_total{bound}` - refused look-ups, by limit: the share of a `client`, the limit for
 //!   `all` clients, or the number of `sockets`. A log line, at most one a minute, names a client.
-//! - `coredns_proxy_request_duration_seconds{proxy_name="forward", to, rcode}` - histogram of the duration of answers.
+//! - `coredns_proxy_request_duration_seconds{proxy_name="forward", to, rcode}` - histogram of the time until the
+//!   answer.
 //! - `coredns_proxy_healthcheck_failures_total{proxy_name="forward", to}` - failed health checks.
-//! - `coredns_proxy_conn_cache_hits_total{proxy_name="forward", to, proto}` - queries that used an open connection.
-//! - `coredns_proxy_conn_cache_misses_total{proxy_name="forward", to, proto}` - queries that needed a new connection.
+//! - `coredns_proxy_conn_cache_hits_total{proxy_name="forward", to, proto}` - queries over an open connection or
+//!   socket.
+//! - `coredns_proxy_conn_cache_misses_total{proxy_name="forward", to, proto}` - queries over a new connection or
+//!   socket.
 //!
 //! `to` is the upstream's address with its port, `rcode` the answer's code, and `proto` is `udp`, `tcp` or `tcp-tls`.
 //!
@@ -325,7 +331,7 @@ impl Forward {
         let (key, client) = (request.upstream_query().key(), request.quota_client());
         let origin = match (&request.purpose, request.protocol) {
             (Purpose::Target { .. } | Purpose::Check(_), _) => {
-                // `lb_linker` shares the look-ups of a target.
+                // `lb_linker` already lets clients share the look-up of a target.
                 let _quota = self.upstreams.admit(LookupOrigin::Chase, key.is_common(), client)?;
                 return self.upstreams.ask(&key, LookupOrigin::Chase, client).await.map(Arc::new);
             }
@@ -416,7 +422,7 @@ fn failure(error: &ForwardError) -> PluginError {
 /// Converts an upstream's answer to a reply for this client.
 ///
 /// # Errors
-/// If the answer is truncated, and the client doesn't use UDP: only a client by UDP repeats its query by TCP.
+/// If the answer is truncated, and the client doesn't use UDP: only a UDP client repeats its query by TCP.
 /// A truncated answer for a target is returned: *lb_linker* checks it for each client.
 fn to_reply(request: &Request, answer: Arc<WireMessage>) -> PluginResult {
     let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =

@@ -8,7 +8,7 @@
 //! the liveness probe of a Pod. Once a second the process queries `/health` itself and measures the duration: slow
 //! answers are a sign of overload.
 //!
-//! One line is enough, because lb-linker is one process.
+//! One line in one block is enough, because `/health` is about the whole process.
 //!
 //! # Syntax
 //!

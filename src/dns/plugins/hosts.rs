@@ -10,15 +10,15 @@
 //!
 //! The file is read again when its size or its modification time changes; this doesn't reload the Corefile.
 //! If **FILE** is missing at the start, lb-linker logs a warning and reads the file when it appears. If the
-//! file is removed later, its last content stays in use.
+//! file is removed later, its last content stays in use. For `reload 0s` see below.
 //!
 //! - A name with addresses, but without records of the queried type, gets an empty answer without an SOA record.
 //! - A name in the zones that has no addresses is passed to the next plugin with `fallthrough`. Without `fallthrough`
 //!   the answer is SERVFAIL, because there is no SOA record for NXDOMAIN.
 //! - A PTR query is answered whatever the zones are, if the address has names; otherwise it is always passed to the
 //!   next plugin. So are queries for names outside of the zones.
-//! - `*.example.org` matches every name with one label before `example.org` that has no address of the same family
-//!   itself. A wildcard has no PTR record.
+//! - `*.example.org` matches every name with one label before `example.org` that itself has no address of the
+//!   wildcard's family. A wildcard has no PTR record.
 //!
 //! ## Differences from CoreDNS
 //!
@@ -50,7 +50,7 @@
 //! - `no_reverse` turns PTR records off.
 //! - `reload` is the interval at which the file is checked for changes: a duration such as `30s`, 5s by default. With
 //!   `0s` the file is read only when the block is built; the plugin *reload* then rebuilds the block if the file
-//!   changes.
+//!   changes or is removed, but doesn't notice a file that was missing when the block was built.
 //! - `fallthrough` passes names without addresses to the next plugin; with zones, only names in these zones.
 //! - `fallthrough_unsupported` passes queries for types other than A, AAAA and PTR to the next plugin, if `fallthrough`
 //!   applies to the name, even if the name has addresses. It needs `fallthrough`.
@@ -59,7 +59,8 @@
 //!
 //! # Metrics
 //!
-//! - `coredns_hosts_entries{hostsfile}`: addresses and names in the file and the Corefile, in both directions.
+//! - `coredns_hosts_entries{hostsfile}`: the addresses of all names in the file and the Corefile, plus the names of all
+//!   addresses; absent until the file has been read.
 //! - `coredns_hosts_reload_timestamp_seconds`: the modification time of the file that was read last, as Unix time.
 //!
 //! # Examples
@@ -138,7 +139,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         [path, zones @ ..] => {
             let file = setup.path(&path.text);
             let warning = check_file(&file)
-                .map_err(|error| path.error(format!("can't look at {}: {error}", file.display())))?;
+                .map_err(|error| path.error(format!("can't access {}: {error}", file.display())))?;
             warnings.extend(warning.map(|warning| path.error(warning)));
             (file, setup.zones_or_own(zones)?)
         }

@@ -5,7 +5,7 @@
 //! # Description
 //!
 //! *import* is allowed wherever a plugin or a server block is allowed, and is replaced before the Corefile is parsed
-//! further. A snippet is a block with a name in parentheses as its only name; the snippet has to precede its imports. A
+//! further. A snippet is a block that has one name in parentheses instead of zones; it has to precede its imports. A
 //! file's path is relative to the importing file. More than a thousand imports are an error, because they are probably
 //! recursive.
 //!
@@ -39,5 +39,5 @@
 //! import conf.d/*.conf
 //! ```
 
-/// The name of the directive in the parser.
+/// The name for lists of plugins; the parser replaces `import` before plugins are set up.
 pub(super) const NAME: &str = "import";

@@ -6,22 +6,23 @@
 //!
 //! Each LoadBalancer Service that lb-linker follows has a name in every zone of this plugin:
 //! `<service>.<namespace>.<zone>`, and `<service>-<namespace>.<zone>` if no other load balancer has that name. A load
-//! balancer with a hostname is a CNAME, a load balancer with addresses has A and AAAA records, and ports have SRV
-//! records. A query for other types than CNAME also gets the records of the CNAME's target: the hostname is looked up
-//! through the server block of the same listener that is responsible for the hostname, so a block with `forward` is
-//! needed for that. With *clients* in that block, every client gets A, AAAA, HTTPS and SVCB answers for links. For
-//! other types a client that isn't listed gets the CNAME alone.
+//! balancer with a hostname has a CNAME record, a load balancer with addresses has A and AAAA records, and ports have
+//! SRV records. A query with RD for other types than CNAME also gets the records of the CNAME's target: the hostname is
+//! looked up through the server block of the same listener that is responsible for the hostname, so a block with
+//! `forward` is needed for that. With *clients* in that block, every client gets A, AAAA, HTTPS and SVCB answers for
+//! links. For other types a client that isn't listed gets the CNAME alone.
 //!
 //! Each name in a chain of CNAME records is checked. A chain ends at a name in the cluster's own domain
-//! (`--cluster-domain`), at `localhost`, at a name of a load balancer in another namespace unless its annotation
-//! `linker.hsj.com/allow-from` lists the namespace of the load balancer that leads to it, and at a name for which an
-//! `acl` of the responsible server block denies the client the query. The answer then has the CNAME records before that
-//! name, no addresses, and the extended error 15, Blocked. SRV, MX, SVCB and HTTPS records with such a host are left
-//! out, and so are addresses that the target policy denies. Addresses in the additional section for SRV and NS records,
-//! and in the hints of SVCB and HTTPS records, are left out if an `acl` denies the client a query for them.
+//! (`--cluster-domain`), at `localhost`, at a name that belongs to a zone itself (`apex`), at a name of a load balancer
+//! in another namespace unless its annotation `linker.hsj.com/allow-from` lists the namespace of the load balancer that
+//! leads to it, and at a name for which an `acl` of the responsible server block denies the client the query. The
+//! answer then has the CNAME records before that name, no addresses, and the extended error 15, Blocked. SRV, MX, SVCB
+//! and HTTPS records with such a host are left out, and so are addresses that the target policy denies. Addresses in
+//! the additional section for SRV and NS records, and in the hints of SVCB and HTTPS records, are left out if an `acl`
+//! denies the client a query for them.
 //!
 //! CoreDNS has no such plugin; *lb_linker* stands where `k8s_external` stands in the order of plugins. `cache` never
-//! caches answers for the names of *lb_linker*, but caches their targets' records under the targets' own names.
+//! caches answers of *lb_linker*, but caches the targets' records under the targets' own names.
 //!
 //! All blocks answer from the same links. A custom hostname (`linker.hsj.com/hostname`) may be in a zone of any block.
 //!
@@ -288,8 +289,8 @@ impl LbLinker {
         self.zones.iter().find_map(|zone| Some((zone, zone.relative(name)?)))
     }
 
-    /// Answers with authority, and resolves a CNAME's target, which a stub resolver can't. Returns whether the queried
-    /// name itself doesn't exist.
+    /// Answers with authority, and resolves a CNAME's target, because a stub resolver doesn't. Returns whether the
+    /// queried name itself doesn't exist.
     async fn answer(&self, request: &Request, reply: &mut Reply, zone: (&Zone, Vec<u8>)) -> bool {
         let mut chase = ChaseState {
             deadline: Instant::now() + CLIENT_TIMEOUT,
@@ -407,8 +408,8 @@ impl LbLinker {
         chase.cap_alias_ttls(reply);
     }
 
-    /// Removes a link's services if their host is denied, or is reached through a denied name. Removes the addresses of
-    /// a service's host or of a zone's name server that the client may not query.
+    /// Removes a link's SRV records if their host is denied, or is reached through a denied name. Removes the addresses
+    /// of an SRV record's host or of a zone's name server that the client may not query.
     fn check_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
         let mut hop_check = HopCheck::default();
         let denial = match self.address_types(request, &answer.hops, &mut hop_check) {
@@ -417,7 +418,7 @@ impl LbLinker {
                 answer.additionals.retain(|record| types.contains(&record.record_type()));
                 (answer.additionals.len() < number).then_some(Denial::Acl)
             }
-            // All services of a link have the same host, so the answer becomes empty.
+            // All SRV records of a link have the same host, so the answer becomes empty.
             Err(denial) if answer.link.is_some() => {
                 let store = Arc::clone(answer.snapshot.as_ref().unwrap_or(&self.store));
                 zone.clear(&store, answer);
@@ -508,7 +509,7 @@ impl LbLinker {
         let is_cut =
             known.reply.metadata.truncation && matches!(chain.end, ChainEnd::Final(_) | ChainEnd::Unresolved);
         if is_cut && request.protocol != Protocol::Udp {
-            // Only a client by UDP repeats its query by TCP.
+            // Only a UDP client repeats its query by TCP.
             reply.metadata.response_code = ResponseCode::ServFail;
             reply.ede = Some(Ede::TARGET_FAILED);
             reply.validity = None;
@@ -586,7 +587,7 @@ impl LbLinker {
 
 /// The state that all look-ups of a query share.
 struct ChaseState {
-    /// The time at which the client gives up.
+    /// The time at which the client gets an answer, even if a look-up is still under way.
     deadline: Instant,
     /// The maximum negative TTL, in seconds.
     negative_ttl: u32,
@@ -650,7 +651,7 @@ fn add_target_dependencies(
         });
     }
     validity.replace_authority(chain.authorities.len(), runs_down, chase.negative_ttl);
-    // The target is a name in a zone of another server block.
+    // The target is a name in a zone of links of another server block.
     if let Some(Serial { store, .. }) = &target_validity.serial {
         validity.serial = soa_position(store, start, &chain.answers, &chain.authorities);
     }

@@ -202,7 +202,7 @@ fn weighted(
         }
         Err(error) => {
             let warning =
-                format!("{} can't be read: {error}; all weights are 1 until it can", path.display());
+                format!("{} can't be read: {error}; all weights are 1 until it can be read", path.display());
             setup.builder.warnings.push(file.error(warning));
             None
         }
@@ -244,7 +244,7 @@ impl Plugin for LoadBalance {
                 }
                 return Ok(reply);
             }
-            // A truncated answer isn't decoded to shuffle it: the client asks for the whole one by TCP.
+            // A truncated answer isn't decoded to shuffle it: the client asks for the whole answer by TCP.
             if self.only_shuffles()
                 && matches!(request.purpose, Purpose::Client)
                 && reply.records.has_longer_answer_than(request.limit())

@@ -152,14 +152,14 @@ impl Plugin for Local {
 }
 
 impl Local {
-    /// Returns whether a name is below `localhost`, or begins with it.
+    /// Returns whether a name is below `localhost`, or begins with the label `localhost` if `localhost_prefix` is on.
     fn is_like_localhost(&self, name: &Name) -> bool {
         let begins_so =
             || name.iter().next().is_some_and(|label| label.eq_ignore_ascii_case(LOCALHOST.as_bytes()));
         name.iter().len() > 1 && (self.localhost.zone_of(name) || (self.has_prefix && begins_so()))
     }
 
-    /// Answers for a name in a zone. A name like `localhost` is its own zone.
+    /// Answers a query for a name in `zone`. For a name like `localhost`, `zone` is the name itself.
     fn answer(&self, request: &Request, zone: &Name) -> Reply {
         let name = request.query.name();
         // The origin keeps the case of the query.
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn localhost_prefix_off_passes_names_on() {
+    async fn localhost_prefix_off_passes_prefixed_names_to_next_plugin() {
         let context = TestServer::block("local {\nlocalhost_prefix off\n}\nwhoami");
         assert!(context.ask("localhost.example.org. A").await.starts_with("NOERROR aa"));
         for question in ["localhost. A", "a.localhost. A"] {

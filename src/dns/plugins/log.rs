@@ -36,7 +36,8 @@
 //! `class` selects the answers that are logged:
 //!
 //! * `success`: an answer with data, a delegation, or an empty NOERROR answer without an SOA record.
-//! * `denial`: the name or the type doesn't exist (NXDOMAIN, or NOERROR with an SOA record and no answer).
+//! * `denial`: the name or the type doesn't exist (NXDOMAIN, or NOERROR with an SOA record; both without records in the
+//!   answer section).
 //! * `error`: all other results, such as SERVFAIL and REFUSED, an answer with expired signatures, or no answer.
 //! * `all`: all of these classes. This is the default.
 //!

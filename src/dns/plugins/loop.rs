@@ -226,7 +226,8 @@ impl Detector {
         }
     }
 
-    /// Sends probes until one is answered, and returns whether there is a loop.
+    /// Sends probes until a probe is answered or has come back, for at most `SEARCH_DURATION`. Returns whether there is
+    /// a loop.
     async fn finds_loop(&self, server: &Arc<Server>) -> bool {
         let until = Instant::now() + SEARCH_DURATION;
         while Instant::now() < until {
@@ -281,7 +282,7 @@ impl Detector {
         }
     }
 
-    /// Counts a returned probe, and reports a loop.
+    /// Counts how often the current probe has passed, and reports a loop if that is too often.
     fn observe(&self, request: &Request) {
         if request.query.query_type() != RecordType::HINFO {
             return;
@@ -459,7 +460,11 @@ mod tests {
         assert!(block.refuses().await);
         assert_eq!(block.after(120).await, ("1, 1 now".to_owned(), 13));
         block.set(UpstreamsState::Answering);
-        assert_eq!(block.after(12).await, ("1, 0 now".to_owned(), 15), "and once more to make sure");
+        assert_eq!(
+            block.after(12).await,
+            ("1, 0 now".to_owned(), 15),
+            "after the end, one more probe finds no loop"
+        );
         assert!(!block.refuses().await);
         assert_eq!(block.after(100).await, ("1, 0 now".to_owned(), 15));
     }
@@ -528,7 +533,7 @@ mod tests {
             .map(|task| tokio::spawn(task(Arc::clone(&context.server), stop.clone())))
             .collect();
         let mut bytes = [0; 512];
-        // Return each probe to the block as a client's query.
+        // Return the first probe to the block twice, as a client's query.
         loop {
             let length = upstream.recv(&mut bytes).await.unwrap();
             let asked = hickory_proto::op::Message::from_vec(&bytes[..length]).unwrap();
@@ -541,7 +546,7 @@ mod tests {
             for _ in 0..2 {
                 let mut request = request.clone();
                 let served = Server::serve(&mut request).now_or_never();
-                assert!(served.is_none(), "it is forwarded: {served:?}");
+                assert!(served.is_none(), "the probe is forwarded: {served:?}");
             }
             break;
         }

@@ -58,7 +58,7 @@ impl Plugin for Minimal {
     }
 }
 
-/// Returns whether an answer needs no other sections: it has data, or is empty without an SOA or NS record.
+/// Returns whether a reply needs only its answer section: the reply has data, or is empty without an SOA or NS record.
 fn is_positive(request: &Request, reply: &Reply) -> bool {
     ResponseType::of(request, reply) == ResponseType::Answer
 }

@@ -6,7 +6,7 @@ use ipnet::{IpNet, Ipv4Net};
 
 use crate::dns::corefile::{CorefileError, Token};
 
-/// Disjoint networks in order.
+/// Disjoint networks, sorted by their first address.
 #[derive(Debug)]
 pub(super) struct Nets(Vec<IpNet>);
 

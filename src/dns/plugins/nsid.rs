@@ -64,7 +64,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let words: Vec<&str> = line.arguments().iter().map(|word| &*word.text).collect();
     let data = if words.is_empty() { hostname() } else { words.join(" ") };
     if data.len() > MAX_BYTES {
-        let long = format!("the identifier has {} bytes, and {MAX_BYTES} is the most", data.len());
+        let long = format!("the identifier has {} bytes, and at most {MAX_BYTES} are allowed", data.len());
         return Err(line.error(long));
     }
     let data = NSIDPayload::new(data).map_err(|error| line.error(error.to_string()))?;
@@ -123,7 +123,7 @@ mod tests {
     fn invalid_lines_are_rejected_with_their_position() {
         let long = format!("nsid {}", "x".repeat(129));
         for (lines, expected) in [
-            (&*long, "Corefile:2:1: the identifier has 129 bytes, and 128 is the most"),
+            (&*long, "Corefile:2:1: the identifier has 129 bytes, and at most 128 are allowed"),
             ("nsid x {\n}", "Corefile:2:1: nsid takes no braces"),
             (
                 "nsid\nnsid",

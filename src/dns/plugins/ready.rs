@@ -21,8 +21,8 @@
 //! ```
 //!
 //! - **ADDRESS** is an IP address or `localhost`, and a port; the default `:8181` means all addresses.
-//! - `monitor` is accepted for compatibility with CoreDNS's Corefiles: a ready plugin stays ready, and so both values
-//!   mean the same.
+//! - `monitor` is accepted for compatibility with CoreDNS's Corefiles, but has no effect: each request to `/ready`
+//!   checks the plugins.
 //!
 //! # Examples
 //!

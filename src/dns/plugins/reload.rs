@@ -73,7 +73,7 @@ mod tests {
     use super::super::tests::support::TestServer;
 
     #[test]
-    fn too_short_durations_are_rejected() {
+    fn invalid_lines_are_rejected_with_their_position() {
         for (lines, expected) in [
             ("reload 1s", "Corefile:2:8: \"1s\" isn't 2s or longer"),
             ("reload 2s 500ms", "Corefile:2:11: \"500ms\" isn't 0, or 1s or longer"),

@@ -16,7 +16,7 @@ pub(super) enum ResponseType {
     Referral,
     /// There are no records of the type.
     NoData,
-    /// The name doesn't exist.
+    /// The name doesn't exist, and there are no records in the answer section.
     NoName,
     /// All other answers, also answers with an invalid signature for clients with DO.
     Other,
@@ -35,7 +35,7 @@ impl ResponseType {
             ResponseCode::NoError if has(RecordType::SOA) => Self::NoData,
             ResponseCode::NoError if has(RecordType::NS) => Self::Referral,
             ResponseCode::NoError => Self::Answer,
-            // NXDOMAIN with records is contradictory.
+            // As in CoreDNS, NXDOMAIN after a CNAME chain isn't `NoName`, although RFC 6604 section 3 allows it.
             ResponseCode::NXDomain if !has_answers => Self::NoName,
             _ => Self::Other,
         }

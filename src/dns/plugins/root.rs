@@ -50,7 +50,7 @@ mod tests {
     use super::super::tests::support::TestServer;
 
     #[test]
-    fn only_a_missing_directory_is_accepted_with_a_warning() {
+    fn missing_directory_is_accepted_and_a_file_is_rejected() {
         for (lines, expected) in [
             ("root", "Corefile:2:1: root needs the path of a directory"),
             ("root a b", "Corefile:2:8: root takes 1 argument at most, and here is \"b\""),

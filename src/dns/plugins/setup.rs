@@ -36,8 +36,8 @@ pub struct ServerContext {
     pub stale_caches: StaleCaches,
     pub upstream_sockets: Arc<SocketBudget>,
     pub metrics: Arc<Metrics>,
-    /// Returns the addresses at which clients reach this process if it listens on these addresses; an empty slice means
-    /// all addresses.
+    /// Returns the addresses at which clients reach this process if it listens on the given addresses; an empty slice
+    /// means all addresses.
     pub own_addresses: fn(&[IpAddr]) -> Vec<IpAddr>,
     /// The queue of the lines that `log` and `errors` write.
     pub query_log: QueryLog,
@@ -74,7 +74,7 @@ pub struct BlockBuilder {
     pub tasks: Vec<Task>,
     pub reload: Option<Reload>,
     /// The upstreams that the Corefile names by address, with their positions: none of them may be a listener of this
-    /// process.
+    /// block.
     pub upstreams: Vec<(SocketAddr, Position)>,
     pub loop_state: Option<Arc<LoopState>>,
     /// Possible mistakes, such as a file that doesn't exist yet and is looked for again later.
@@ -103,7 +103,7 @@ pub struct HttpEndpoint {
 
 #[derive(Clone, Debug)]
 pub struct HttpTls {
-    /// The files that were read, and their contents; the first one is named in the Corefile.
+    /// The files that were read, and their contents; the Corefile names the first file.
     pub files: Vec<(PathBuf, Vec<u8>)>,
     pub config: Arc<ServerConfig>,
 }
@@ -165,7 +165,7 @@ impl ServerContext {
         ))
     }
 
-    /// Returns a context without a query log.
+    /// Returns a context that discards the lines of `log` and `errors`.
     ///
     /// # Errors
     /// Fails if two metrics have the same name.
@@ -243,7 +243,8 @@ impl Setup<'_> {
     /// Adds an HTTP endpoint. The address is the argument of the plugin's only line, or else `default`.
     ///
     /// # Errors
-    /// Fails if the line has other arguments.
+    /// Fails if the plugin has several lines, or if the line has more than one argument, or an argument that isn't an
+    /// address with a port.
     pub fn serve_http(
         &mut self,
         kind: HttpKind,

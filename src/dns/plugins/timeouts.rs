@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_parsed_and_missing_ones_stay_unset() {
+    fn options_are_parsed_and_missing_options_stay_unset() {
         let seconds = |number| Some(Duration::from_secs(number));
         assert_eq!(
             TestServer::builder("timeouts {\nread 1s\nwrite 90\nidle 24h\nmaxtcpqueries 128\n}").timeouts,

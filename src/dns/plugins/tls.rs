@@ -65,7 +65,7 @@ use crate::dns::transport::tls::{ClientAuth, Pem, config};
 const NAME: &str = "tls";
 const FILES: &str = "the files of a certificate and of its key: tls CERT KEY [CA]";
 const OPTIONS: [&str; 1] = ["client_auth"];
-/// CoreDNS's other options.
+/// The options of CoreDNS that aren't supported.
 const LACKING: [&str; 7] = ["keylog", "acme", "email", "ca", "storage", "ca_root", "resolver"];
 const MODES: [(&str, ClientAuth); 5] = [
     ("nocert", ClientAuth::None),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_files_are_accepted_and_part_of_the_block() {
+    fn valid_files_configure_tls_and_are_noted_for_reload() {
         let directory = files();
         let at = directory.path().display();
         for (ca, clients) in [("", "nocert"), ("crt", "require"), ("crt", "verify_if_given")] {
@@ -160,10 +160,10 @@ mod tests {
     }
 
     #[test]
-    fn broken_file_is_named() {
+    fn error_points_at_the_broken_file() {
         let directory = files();
         let at = directory.path().display().to_string();
-        // Returns the index of the file in the error, and the message.
+        // Returns the index of the file that the error points at, and the message.
         let error = |names: &str| {
             let files: Vec<String> = names.split(' ').map(|name| format!("{at}/{name}")).collect();
             let line = format!("tls {}", files.join(" "));

@@ -1,12 +1,12 @@
-//! The key of a query: queries with equal keys, on one transport, get the same answer except for the id and the
-//! case of the name.
+//! The key of a query: queries of one client with equal keys, to one server by one transport, get the same answer
+//! except for the id and the case of the name.
 
 use crate::dns::message::header::{HEADER, MAX_UDP, MIN_UDP};
 
 /// The maximum length of a name in bytes (RFC 1035 section 2.3.4).
 const MAX_NAME: usize = 255;
-/// The size of the fields before the name: flags, type and class, EDNS, size limit, length of the message, and address
-/// family of the client.
+/// The size of the fields before the name, in bytes: flags, type and class, EDNS, size limit, length of the message,
+/// and address family of the client.
 const FIXED: usize = 2 + 4 + 1 + 2 + 2 + 1;
 /// The size of type, class, TTL and data length of an OPT record, in bytes (RFC 6891 section 6.1.2).
 const OPT_FIXED_BYTES: usize = 10;
@@ -79,7 +79,7 @@ impl WireKey {
     }
 }
 
-/// Copies a name in lower case, and returns its length in bytes.
+/// Copies a name in lower case, and returns its length in bytes; `None` if the name is invalid.
 fn read_name(bytes: &[u8], name: &mut [u8]) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_ignored_but_other_options_are_not() {
+    fn cookie_is_not_in_the_key_and_nsid_gives_no_key() {
         let with = |option| key(&edns(|edns| edns.options_mut().insert(option)));
         let cookie = |byte| EdnsOption::Unknown(10, vec![byte; 8]);
         assert!(with(cookie(1)).is_some());

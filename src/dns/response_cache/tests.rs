@@ -1,4 +1,4 @@
-//! A reused answer equals the answer of the full handler at that moment, byte for byte.
+//! Tests that a reused answer equals the answer of the full handler at that moment, byte for byte.
 
 mod model;
 
@@ -79,7 +79,7 @@ impl Served {
         }
     }
 
-    /// Returns the answer of the full handler, which is then cached.
+    /// Returns the answer of the full handler, and caches it if it is reusable.
     async fn ask(&mut self, question: &[u8], client: SocketAddr) -> Vec<u8> {
         let answer = self.handler.answer(question.to_vec(), client, None, self.protocol).await.unwrap();
         let mut key = WireKey::default();
@@ -89,7 +89,7 @@ impl Served {
         answer.bytes
     }
 
-    /// Returns the cached answer.
+    /// Returns the answer of the response cache; `None` if it has no valid answer.
     fn again(&mut self, question: &[u8], client: SocketAddr) -> Option<Vec<u8>> {
         let mut out = [0; 4096];
         let server = self.handler.server.load().number();
@@ -186,7 +186,7 @@ fn respelled(question: &[u8], id: u16, random: &mut StdRng) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cached_answer_equals_that_of_the_full_handler() {
+async fn cached_answer_equals_the_answer_of_the_full_handler() {
     let mut given = 0;
     for seed in 0..60 {
         let random = &mut StdRng::seed_from_u64(seed);
@@ -231,7 +231,7 @@ async fn cached_answer_equals_that_of_the_full_handler() {
             }
         }
     }
-    assert!(given > 1000, "{given} were given again");
+    assert!(given > 1000, "only {given} answers came from the cache");
 }
 
 #[tokio::test(start_paused = true)]
@@ -254,7 +254,7 @@ async fn common_queries_are_answered_from_the_cache() {
     ] {
         for edns in [None, Some((1232, false)), Some((4096, true))] {
             let question = question(7, name, qtype, edns, 0);
-            // The second time, data of upstreams comes from the plugin `cache`.
+            // The second time, the data of the plugin `template` comes from the plugin `cache`.
             served.ask(&question, from).await;
             served.ask(&question, from).await;
             assert!(served.again(&question, from).is_some(), "{name} {qtype} {edns:?}");
@@ -290,7 +290,7 @@ async fn reused_addresses_are_shuffled_and_their_ttl_counts_down() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reused_answers_are_counted_like_fresh_ones() {
+async fn reused_answers_are_counted_like_fresh_answers() {
     for (name, qtype) in [
         ("web.default.lb.internal.", RecordType::A),
         ("web.default.lb.internal.", RecordType::CNAME),
@@ -336,7 +336,7 @@ async fn answers_are_not_reused_for_denied_clients() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_server_of_a_thread_gives_its_own_answers() {
+async fn servers_that_share_a_cache_give_their_own_answers() {
     let [mut one, mut other] = ["192.0.2.1", "192.0.2.2"].map(|target| {
         let served = Served::new("", "");
         served.store.apply(link("web", target, None));
@@ -417,7 +417,7 @@ async fn new_answers_are_cached_after_a_flood() {
     }
     let mut lost = 0;
     for number in 0..100 {
-        // From the first change of a link on, no answer of the flood is valid any more.
+        // After the first change of a link, no answer of the flood is valid.
         served.store.apply(link(&format!("web{number}"), "192.0.2.1", None));
         let wanted = question(7, &format!("web{number}.default.lb.internal."), RecordType::A, None, 0);
         for _ in 0..10 {

@@ -46,8 +46,8 @@ struct TtlGroup {
 }
 
 impl WireResponse {
-    /// Returns the answer to a query in reusable form; `None` if the plugins forbid the reuse, or if the
-    /// changes for a reuse can't be made in wire form.
+    /// Returns the answer to a query in reusable form; `None` if the plugins forbid the reuse, if the answer is longer
+    /// than [`MAX_RESPONSE_BYTES`], or if the changes for a reuse can't be made in wire form.
     #[must_use]
     pub fn new(
         mut reply: Reply,

@@ -75,7 +75,7 @@ impl fmt::Display for ListenAt {
 /// Parses a Corefile with its imports, and builds its blocks. Starts nothing.
 ///
 /// # Errors
-/// At the first invalid position.
+/// Returns an error with the position in the Corefile if the Corefile is invalid.
 pub fn configure(
     file: &Path,
     text: &str,
@@ -88,7 +88,7 @@ pub fn configure(
 /// Builds the blocks of a parsed Corefile. Starts nothing.
 ///
 /// # Errors
-/// At the first invalid position.
+/// Returns an error with the position in the Corefile if the Corefile is invalid.
 pub fn build_blocks(
     file: &Path,
     parsed: &[corefile::BlockSource],
@@ -193,10 +193,10 @@ fn check_http(blocks: &[BuiltBlock]) -> Result<(), CorefileError> {
     Ok(())
 }
 
-/// Adds a zone to the listener at an address, which is added if it is the first zone there.
+/// Adds a zone to the listener at an address. The first zone there also adds the listener.
 ///
 /// # Errors
-/// If another listener on the same port conflicts, or another block has the zone.
+/// If another listener on the same port conflicts, or the listener already has the zone.
 fn add_zone(
     listeners: &mut Vec<Listener>,
     at: ListenAt,
@@ -235,7 +235,7 @@ fn add_zone(
 /// of the blocks.
 ///
 /// # Errors
-/// At the first invalid position.
+/// Returns an error with the position in the Corefile if the Corefile is invalid.
 pub fn first_handler(text: &str, context: &ServerContext) -> Result<Arc<Handler>, CorefileError> {
     let path = Path::new("Corefile");
     let configuration = configure(path, text, &FileSources::SYSTEM, context)?;

@@ -20,7 +20,7 @@ pub(crate) enum CorefileSource {
     BuiltIn(String),
 }
 
-/// A Corefile with all imports, as it was read.
+/// A parsed Corefile, with imports and variables expanded.
 pub(crate) struct LoadedCorefile {
     path: PathBuf,
     blocks: Vec<BlockSource>,

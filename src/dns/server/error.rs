@@ -11,7 +11,7 @@ pub enum ServerError {
     Corefile(#[from] CorefileError),
     #[error("{place}can't listen on {address} by {transport}: {source}{}", hint(source))]
     Listen {
-        /// The position in the Corefile that names the address.
+        /// The position of the address in the Corefile, followed by `: `; empty for the built-in Corefile.
         place: String,
         address: SocketAddr,
         /// `UDP` or `TCP`.
@@ -34,7 +34,7 @@ pub enum ServerError {
 }
 
 impl ServerError {
-    /// Returns whether the Corefile is the cause, rather than a failure at runtime.
+    /// Returns whether the configuration is the cause: the Corefile is invalid, or an address can't be bound.
     #[must_use]
     pub fn is_input(&self) -> bool {
         matches!(self, Self::Corefile(_) | Self::Listen { .. })

@@ -42,7 +42,7 @@ pub(crate) struct Instance {
     /// The tasks of the listeners; a task that ends by itself means a dead listener.
     serving: JoinSet<(u64, String)>,
     next: u64,
-    /// The number and the port of each removed listener that still has replies to send.
+    /// The number and the port of each removed listener whose sockets may still be open.
     draining: Vec<(u64, u16)>,
     tasks: JoinSet<()>,
     pub(crate) reload: Option<Reload>,
@@ -192,7 +192,7 @@ impl Instance {
     }
 
     /// Opens the sockets of a listener. A listener that is about to be removed may still use the port, with another
-    /// address or with TLS.
+    /// address or another scheme.
     fn open_sharing_port(
         &self,
         wanted: &[Listener],
@@ -221,7 +221,7 @@ impl Instance {
                     live.connection_config.store(Arc::new(configuration.connection_config(listener)));
                 }
                 None => {
-                    info!("DNS on {}: not any more", live.bound.address);
+                    info!("DNS on {}: removed", live.bound.address);
                     let port = live.bound.address.port();
                     live.port_reservation.share(port, true);
                     self.draining.push((live.number, port));
@@ -284,8 +284,8 @@ impl Instance {
         self.serving.spawn(async move { (number, ended(tokio::spawn(serving).await)) });
     }
 
-    /// Returns a server of this block alone, for its tasks: the tasks of an unchanged block outlive a reload, and mustn't
-    /// keep replaced blocks alive.
+    /// Returns a server of this block alone, for its tasks: the tasks of an unchanged block outlive a reload, and
+    /// mustn't keep replaced blocks alive.
     fn server_of(&self, block: &Arc<ServerBlock>) -> Arc<Server> {
         let servers = self.servers.borrow();
         let is_own = |other: &Arc<ServerBlock>| Arc::ptr_eq(other, block);
@@ -312,7 +312,7 @@ impl Instance {
         all
     }
 
-    /// Restarts all plugins, including those of unchanged blocks.
+    /// Runs the `on_restart` functions of all blocks, including unchanged blocks.
     pub(crate) fn restart(&self) {
         self.blocks.iter().flat_map(|live| &live.on_restart).for_each(|restart| restart());
     }
@@ -361,7 +361,8 @@ fn ended(how: Result<io::Result<()>, JoinError>) -> String {
     }
 }
 
-/// Sets the log level of DNS to `debug`, or resets it; the plugin `debug` determines which.
+/// Sets the log level of DNS to `debug` if the argument is `true`, or else resets it. The argument is whether a block
+/// has the plugin `debug`.
 pub type SetDebug = Box<dyn Fn(bool) + Send + Sync>;
 
 #[cfg(test)]

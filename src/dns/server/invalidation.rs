@@ -26,8 +26,8 @@ const MAX_CONCURRENT_PREFETCHES: usize = 64;
 /// The current servers, one for each listener.
 pub type Servers = Arc<[Arc<Server>]>;
 
-/// Processes the changes of the store until `stop`. Cached data about the old and the new name is discarded: the new
-/// name of a cloud's load balancer is often looked up before it exists. Prefetches run on the runtime `dns`.
+/// Processes the changes of the store until `stop`. Cached data about the old and the new hostname is discarded: the
+/// new hostname of a cloud's load balancer is often looked up before it exists. Prefetches run on the runtime `dns`.
 pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Handle, stop: CancellationToken) {
     let mut changes = store.subscribe();
     // Changes before a restart of this task may have been missed.
@@ -53,7 +53,7 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
                 }
             }
             Err(RecvError::Lagged(missed)) => {
-                debug!("{missed} changes at once: all cached answers are forgotten");
+                debug!("missed {missed} changes of links: all cached answers are discarded");
                 servers.iter().for_each(|server| server.invalidate(None));
             }
             Err(RecvError::Closed) => return,

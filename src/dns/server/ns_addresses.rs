@@ -9,7 +9,7 @@ use crate::dns::net::interfaces::interfaces;
 /// The variables with the Pod's addresses: all of them, separated by commas (`status.podIPs`), or one.
 const POD_IPS: [&str; 2] = ["POD_IPS", "POD_IP"];
 
-/// Returns the addresses of a server that is bound to these addresses, sorted; an empty list means all addresses.
+/// Returns the addresses of a server that is bound to `bound`, sorted; an empty `bound` means all addresses.
 pub(crate) fn of_this_server(bound: &[IpAddr]) -> Vec<IpAddr> {
     let mut bound: Vec<IpAddr> = bound.iter().map(IpAddr::to_canonical).collect();
     if bound.is_empty() {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_addresses_are_ignored() {
+    fn invalid_pod_ips_are_ignored() {
         assert_eq!(parse("10.1.0.1, 2001:db8::1,,x"), ips("10.1.0.1 2001:db8::1"));
     }
 

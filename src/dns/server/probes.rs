@@ -30,19 +30,19 @@ use crate::metrics::Metrics;
 /// The media type of Prometheus's text format.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The maximum number of connections of one listener. A new connection then closes the oldest one: the connection of a
-/// probe that still waits is among the newest.
+/// The maximum number of connections of one listener. At the maximum, a new connection closes the oldest one. A probe
+/// waits only for seconds, so the connection of a waiting probe is among the newest.
 const MAX_CONNECTIONS: usize = 300;
 /// The same limit in percent of the limit of open files. By default there are four listeners.
 const MAX_PERCENT_OF_FILES: usize = 2;
 
-/// The timeout for a client to finish the TLS handshake, then to send a request, and then to read the reply, as in
-/// CoreDNS.
+/// The timeout for a client to finish the TLS handshake, and then to send a request. Sending the request and reading
+/// the reply may together take twice as long.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 const MAX_HEADER_BYTES: usize = 16 << 10;
 
-/// How long pending requests delay the shutdown.
+/// How long pending requests can delay the stop of a listener.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns the router of `/health`, which never depends on the API server.
@@ -50,8 +50,8 @@ pub fn health() -> Router {
     Router::new().route("/health", get(|| async { "OK" }))
 }
 
-/// Returns the router of `/ready`: 200 once all plugins are ready, with their remarks, until then 503 with the names of
-/// the plugins that aren't.
+/// Returns the router of `/ready`: if all plugins are ready, 200 with the notes of the plugins or `OK`; otherwise 503
+/// with the names of the plugins that aren't ready.
 pub fn ready(servers: watch::Receiver<Servers>) -> Router {
     let answer = move || {
         let (waiting, notes) = (not_ready(&servers.borrow()), notes(&servers.borrow()));
@@ -74,7 +74,7 @@ fn not_ready(servers: &[Arc<Server>]) -> String {
     names.join(",")
 }
 
-/// Returns the distinct remarks of the plugins.
+/// Returns the distinct notes of the plugins, one per line.
 fn notes(servers: &[Arc<Server>]) -> String {
     let mut notes: Vec<String> = plugins(servers).filter_map(|plugin| plugin.note()).collect();
     notes.sort_unstable();
@@ -200,7 +200,7 @@ mod tests {
     /// Reads until the other side closes the connection.
     async fn rest(stream: &mut (impl AsyncRead + Unpin)) -> String {
         let mut bytes = Vec::new();
-        let _ = timeout(Duration::from_secs(60), stream.read_to_end(&mut bytes)).await.expect("an end");
+        let _ = timeout(Duration::from_secs(60), stream.read_to_end(&mut bytes)).await.expect("end of data");
         String::from_utf8(bytes).unwrap()
     }
 
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// Returns a TLS acceptor with a certificate of its own.
+    /// Returns a TLS acceptor with a self-signed certificate.
     fn acceptor() -> TlsAcceptor {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new([]).unwrap().self_signed(&key).unwrap().pem();

@@ -110,7 +110,7 @@ impl Reloader {
         })
     }
 
-    /// Returns the current and future zones of links.
+    /// Returns a receiver of the zones of links, which is notified when a reload changes them.
     pub(crate) fn zones(&self) -> watch::Receiver<Vec<LinkZone>> {
         self.zones.subscribe()
     }
@@ -146,8 +146,8 @@ impl Reloader {
         outcome
     }
 
-    /// Reads and applies the Corefile again. `stop` interrupts the reading, because a file system may not respond. Logs
-    /// an error only once.
+    /// Reads and applies the Corefile again. `stop` interrupts the reading, because a file system may not respond. If
+    /// an error repeats, it is logged and counted again only after SIGUSR1 (`requested`).
     async fn reload(&mut self, requested: bool, stop: &CancellationToken) {
         let Some(loaded) = stop.run_until_cancelled(self.load(requested)).await else { return };
         let outcome = match loaded {
@@ -184,8 +184,8 @@ impl Reloader {
         }
     }
 
-    /// Reads the Corefile and builds its configuration. Without SIGUSR1, skips the latter if the Corefile and the files
-    /// that it names are unchanged.
+    /// Reads the Corefile. Builds its configuration after SIGUSR1 (`requested`), or if the Corefile or a file that its
+    /// plugins read has changed.
     async fn load(&self, requested: bool) -> Result<LoadedConfig, ReloadError> {
         let (origin, check_zones, context) =
             (self.origin.clone(), Arc::clone(&self.check_zones), self.context.clone());

@@ -33,8 +33,8 @@ pub(crate) struct PortReservation {
 // === impl PortReservation ===
 
 impl PortReservation {
-    /// Returns the reservation of a port. It holds a duplicate of the socket, so the port stays bound until the
-    /// reservation is dropped, too.
+    /// Returns the reservation of a port. It holds a duplicate of the socket, so the port stays bound until both the
+    /// socket and the reservation are dropped.
     pub(crate) fn of(port: u16, socket: BorrowedFd<'_>) -> Self {
         // Without the duplicate the port can't be handed over; nothing else depends on it.
         Self { port, socket: socket.try_clone_to_owned().ok() }
@@ -51,8 +51,8 @@ impl PortReservation {
     }
 }
 
-/// Opens the same port for UDP and TCP, or for TLS; port 0 means any free port. `reuse_port` sets SO_REUSEPORT, so that
-/// the port can be shared with a listener of this process that is about to stop.
+/// Opens the same port for UDP and TCP, or a TCP port for TLS; port 0 means any free port. `reuse_port` sets
+/// SO_REUSEPORT, so that the port can be shared with a listener of this process that is about to stop.
 pub(crate) fn open(
     listen: ListenAt,
     place: &Position,

@@ -34,7 +34,7 @@ impl TargetChecker {
         Self { servers, dns }
     }
 
-    /// Checks a hostname without caches, at each upstream of the blocks that a client's chase would take. Returns at
+    /// Checks a hostname, without caches, at each upstream that would be asked for it on behalf of a client. Returns at
     /// least one result; listeners with different blocks may have different results for an upstream.
     pub async fn check(&self, name: &Name, timeout: Duration) -> TargetResults {
         let checks = self.views().into_iter().map(|(server, links)| {
@@ -71,7 +71,7 @@ impl TargetChecker {
     }
 
     /// Asks `upstream`, which a check of `name` has asked before, for the A record of the name `other`, without caches.
-    /// Returns whether an answer has come that a client's chase accepts: not SERVFAIL or REFUSED, for example.
+    /// Returns whether an answer with NOERROR, NXDOMAIN or YXDOMAIN came in time.
     pub async fn is_answering(
         &self,
         name: &Name,
@@ -89,7 +89,7 @@ impl TargetChecker {
         false
     }
 
-    /// Returns a server of each view, and its `lb_linker`, where a client's chase begins.
+    /// Returns one server of each view, and its first `lb_linker`, which resolves the targets of links.
     fn views(&self) -> Vec<(Arc<Server>, Arc<LbLinker>)> {
         let mut views: Vec<(Arc<Server>, Arc<LbLinker>)> = Vec::new();
         for server in &*self.servers.borrow().clone() {
@@ -102,13 +102,13 @@ impl TargetChecker {
         views
     }
 
-    /// Runs a task on the runtime of the sockets; `None` if it has panicked, or at the end of the program.
+    /// Runs a task on the runtime of the sockets; `None` if the task panicked, or if the runtime has ended.
     async fn on_dns<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> Option<T> {
         AbortOnDropHandle::new(self.dns.spawn(task)).await.ok()
     }
 }
 
-/// Returns whether two results are the same. The addresses aren't compared: an upstream may send them in another order.
+/// Returns whether two results are the same. Addresses aren't compared: an upstream may send them in another order.
 fn is_same(one: &UpstreamResult, other: &UpstreamResult) -> bool {
     let are_resolved =
         || [one, other].into_iter().all(|result| matches!(result.outcome, TargetOutcome::Resolved(_)));

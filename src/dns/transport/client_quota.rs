@@ -126,7 +126,7 @@ mod tests {
             |last| -> Vec<QuotaGuard> { std::iter::from_fn(|| shares.acquire(client(last), 1)).collect() };
         let mut all: Vec<Vec<QuotaGuard>> = (1..=3).map(take_all).collect();
         assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [512, 256, 128]);
-        assert!(take_all(1).is_empty(), "it has its share");
+        assert!(take_all(1).is_empty(), "the first client already has its share");
         all.remove(0);
         assert!(take_all(4).len() >= 256, "released units are free for other clients");
         drop(all);
@@ -141,12 +141,12 @@ mod tests {
         assert!(shares.acquire(client(4), 1).is_none());
         drop(all);
         let _one = shares.acquire(client(1), 1).unwrap();
-        assert!(shares.acquire(client(1), 1).is_none(), "it has one, and more would be more than half");
+        assert!(shares.acquire(client(1), 1).is_none(), "two units would be more than half");
         assert_eq!((shares.held_by(client(1)), shares.held_by(client(2))), (1, 0));
     }
 
     #[test]
-    fn spare_shares_are_given_up_to_half_of_the_limit() {
+    fn spare_shares_are_limited_to_half_of_all_units() {
         let shares = ClientQuota::new(100);
         let spare: Vec<QuotaGuard> = std::iter::from_fn(|| shares.acquire_spare(client(1), 1)).collect();
         assert_eq!(spare.len(), 25);

@@ -20,7 +20,8 @@ pub enum DropReason {
     Queue,
     /// The kernel refused to send the answer: the send buffer was full, or there was no route to the client.
     Send,
-    /// The client's address is unreachable, so it gets only one answer per second.
+    /// The client's address is unreachable, and gets only one answer per second; or the address isn't in the neighbor
+    /// table, and the send buffer has no room for an answer that may stay in it.
     Unreachable,
 }
 

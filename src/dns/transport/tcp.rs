@@ -27,7 +27,7 @@ use crate::dns::net::{ACCEPT_RETRY_PAUSE, bind_with, is_fatal, is_out_of_resourc
 
 /// The kernel's limit of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// The size of the kernel's buffers of a connection in bytes, which the kernel doubles. Its default would allow
+/// The size of the kernel's buffers of a connection in bytes, which the kernel doubles. The default would allow
 /// megabytes for a client that sends without end or doesn't read.
 const KERNEL_BUFFER: usize = 16 << 10;
 /// The interval between warnings that connections can't be accepted.
@@ -72,7 +72,7 @@ impl ConnectionLimits {
         }
     }
 
-    /// Returns TCP_USER_TIMEOUT in milliseconds. Twice the write timeout, so that lb-linker closes the connection
+    /// Returns TCP_USER_TIMEOUT in milliseconds: twice the write timeout, so that lb-linker closes the connection
     /// before the kernel does.
     fn tcp_user_timeout_ms(&self) -> u32 {
         u32::try_from((2 * self.write).as_millis()).unwrap_or(u32::MAX)
@@ -166,10 +166,10 @@ async fn serve_one(stream: TcpStream, tls: Option<TlsAcceptor>, connection: Conn
     }
 }
 
-/// The timeouts and limits that a block sets; `None` keeps the default.
+/// The timeouts and limits that a block sets; `None` leaves a limit unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For a client to send the rest of a partial query.
+    /// For a client to send the rest of a partial query, and for a TLS handshake.
     pub read: Option<Duration>,
     /// For a client to read an answer.
     pub write: Option<Duration>,

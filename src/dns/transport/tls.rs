@@ -39,7 +39,7 @@ pub enum TlsError {
         key: PathBuf,
         source: Error,
     },
-    /// A certificate isn't that of a CA.
+    /// A certificate can't be used as a CA's certificate.
     #[error("{}: not a CA's certificate: {source}", file.display())]
     Ca {
         /// The file of the certificate.
@@ -243,7 +243,10 @@ fn chain(pem: Pem<'_>) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     certificates(pem.bytes).map_err(error)
 }
 
-/// Returns the certificates in a file, of which there is at least one.
+/// Returns the certificates in PEM data.
+///
+/// # Errors
+/// If there is no certificate, or a certificate can't be read.
 pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
     let all = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>()?;
     if all.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(all) }
@@ -302,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_mode_accepts_the_expected_clients() {
+    async fn each_client_auth_mode_accepts_the_expected_clients() {
         let (own, other) = (certified(), certified());
         let [ca, certificate, key] = &own;
         for (mode, expected) in [

@@ -41,7 +41,7 @@ use worker::Worker;
 /// The receive buffer of a socket in bytes: enough for short bursts; a larger one would only add delay.
 const RECEIVE_BUFFER: usize = 1 << 20;
 /// The maximum number of queries of a listener that wait for an upstream. Exceeds the `max_concurrent` of the built-in
-/// Corefile, so that it limits only queries that share a look-up there.
+/// Corefile, so that with this Corefile it limits only queries that share a look-up.
 const MAX_PENDING_QUERIES: usize = 4096;
 /// The capacity of each queue from a thread to the full handler, in queries.
 const QUEUE_CAPACITY: usize = 4096;
@@ -49,14 +49,15 @@ const QUEUE_CAPACITY: usize = 4096;
 const CACHE_INSERT_CAPACITY: usize = 1024;
 /// How long a stopped socket still answers queries.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of datagrams that a stopped socket answers; the receive buffer holds fewer.
+/// The number of datagrams after which a stopped socket ends although more arrive, if no query is pending. The receive
+/// buffer holds fewer.
 const MAX_DRAIN_QUERIES: usize = 4096;
-/// The maximum number of threads of a listener: this many can answer more than any network delivers.
+/// The maximum number of threads of a listener: eight threads answer more queries than a host usually receives.
 const MAX_WORKERS: usize = 8;
 
-/// Opens sockets for DNS over UDP at an address, one for each core. SO_REUSEPORT lets the kernel distribute datagrams
-/// among them, and lets a listener that stops keep its sockets at the port for a while. The TCP socket at the same port
-/// keeps other processes out. For port 0, the kernel chooses a port that no other socket has.
+/// Opens sockets for DNS over UDP at an address, one for each core, at most `MAX_WORKERS`. SO_REUSEPORT lets the kernel
+/// distribute datagrams among them, and lets a listener that stops keep its sockets at the port for a while. The TCP
+/// socket at the same port keeps other processes out. For port 0, the kernel chooses a port that no other socket has.
 ///
 /// # Errors
 /// If the address can't be bound.

@@ -1,4 +1,4 @@
-//! The schedule of attempts for one query: the order and the times in which upstreams are queried.
+//! The schedule of attempts for one query: the order in which upstreams are queried, and the times.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -226,9 +226,9 @@ mod tests {
     async fn pending_or_answered_upstream_isnt_asked_again() {
         let mut schedule = schedule(2, usize::MAX);
         assert_eq!(begin(&mut schedule), (1, 0, 0));
-        assert_eq!(begin(&mut schedule), (2, 1, 500), "the first one is silent");
+        assert_eq!(begin(&mut schedule), (2, 1, 500), "the first upstream is silent");
         schedule.record_outcome(2, failure(), Instant::now());
-        assert_eq!(schedule.next(), None, "it's the first one's turn");
+        assert_eq!(schedule.next(), None, "it's the turn of the first upstream, which is pending");
         assert!(schedule.record_outcome(1, Ok(answer()), Instant::now()).is_some());
         assert_eq!(begin(&mut schedule), (3, 1, 100));
         schedule.record_outcome(3, Ok(answer()), Instant::now());
@@ -240,12 +240,12 @@ mod tests {
         let mut schedule = schedule(1, 2);
         begin(&mut schedule);
         schedule.give_up_on_late(Instant::now());
-        assert_eq!(schedule.next(), None, "it isn't late yet");
+        assert_eq!(schedule.next(), None, "the attempt isn't late yet");
         advance(schedule.due().unwrap().saturating_duration_since(Instant::now())).await;
         schedule.give_up_on_late(Instant::now());
         assert!(schedule.error_text().ends_with("i/o timeout"), "{}", schedule.error_text());
         assert_eq!(begin(&mut schedule), (2, 0, 0));
         assert!(schedule.record_outcome(1, Ok(answer()), Instant::now()).is_some());
-        assert!(schedule.is_waiting(), "the second try goes on");
+        assert!(schedule.is_waiting(), "the second attempt is under way");
     }
 }

@@ -23,11 +23,11 @@ pub struct ForwardOptions {
     /// The limits of idle connections and sockets.
     pub pool_config: PoolConfig,
     pub read_timeout: Duration,
-    /// The maximum number of failed attempts for one query; `None` for two with each upstream.
+    /// The maximum number of failed attempts for one query: `None` for two with each upstream, 0 for no limit.
     pub max_attempts: Option<usize>,
-    /// The maximum number of concurrent look-ups for clients' queries, and also of those for targets of links. A client
-    /// may use at most half of the look-ups that other clients leave free. A look-up usually takes a socket for every
-    /// datagram that it sends.
+    /// The maximum number of concurrent look-ups for clients' queries. Look-ups of links' targets have a separate
+    /// limit: the same number, but at most the number of sockets for targets. A client may use at most half of the
+    /// look-ups that other clients leave free. A look-up usually takes a socket for every datagram that it sends.
     pub max_concurrent: usize,
     /// The limit of sockets to all upstreams of the process.
     pub sockets: Arc<SocketBudget>,
@@ -85,14 +85,14 @@ pub struct PoolConfig {
 }
 
 impl Default for PoolConfig {
-    /// Returns CoreDNS's defaults, and limits of the numbers that only bursts of queries exceed.
+    /// Returns CoreDNS's defaults for `idle` and `age`, and numbers that only bursts of queries exceed.
     fn default() -> Self {
         Self { idle: Duration::from_secs(10), age: None, number: 100, sockets: 1000 }
     }
 }
 
 impl PoolConfig {
-    /// Returns whether a connection that is idle since `since` may be reused.
+    /// Returns whether a connection that has been idle since `since` may be reused.
     pub(crate) fn holds(&self, since: Instant, connection: &StreamConnection) -> bool {
         since.elapsed() < self.idle && self.age.is_none_or(|age| connection.opened.elapsed() <= age)
     }

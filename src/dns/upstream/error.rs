@@ -96,7 +96,7 @@ impl ExchangeError {
         self.error.kind() == io::ErrorKind::TimedOut && self.error.raw_os_error().is_none()
     }
 
-    /// Returns the text without the addresses.
+    /// Returns the cause, without the operation and the addresses.
     pub(crate) fn reason(&self) -> String {
         match (self.error.raw_os_error(), self.error.kind()) {
             (Some(errno), _) => {

@@ -226,10 +226,10 @@ impl Attempt<'_> {
         Operation::read(network, local, self.upstream.endpoint.address).failed(error)
     }
 
-    /// Sends the query by UDP, first from an idle socket if there is one, and repeats it until an answer comes. Each
-    /// repetition has another port and another id: several servers may share an address, and the network maps each port
-    /// to one of them, which may be dead. After `reply_timeout` the query isn't repeated any more, but an answer is
-    /// accepted until the deadline.
+    /// Sends the query by UDP, first from an idle socket if there is one, and repeats it until an answer comes. If a
+    /// spare socket is free, a repetition has another port and another id: several servers may share an address, and
+    /// the network maps each port to one of them, which may be dead. After `reply_timeout` the query isn't repeated any
+    /// more, but an answer is accepted until the deadline.
     async fn by_udp(
         &self,
         bytes: &[u8],
@@ -345,8 +345,8 @@ impl Attempt<'_> {
                 self.upstream.pool.close_idle_since(begun);
                 self.over_new(bytes, self.quota.take()).await
             }
-            // Either the other end is gone, or the answer is slow. If it is slow, it comes over the old connection, too,
-            // and the idle connections stay open.
+            // Either the other end is gone, or the answer is slow. If the old connection then answers first, the idle
+            // connections stay open.
             Err(_) => {
                 let permit = self.quota.take_spare();
                 let new = Box::pin(async {

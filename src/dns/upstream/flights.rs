@@ -21,8 +21,9 @@ type ForwardRoute = (QueryKey, LookupOrigin, Option<IpAddr>);
 pub struct ForwardGroup(singleflight::Group<ForwardRoute, (IpAddr, ForwardResult)>);
 
 impl ForwardGroup {
-    /// Starts a look-up at the upstreams, or joins an equal one. The look-up continues if no client waits for it any
-    /// more, so that a client that retries can join it. It uses the quota of the client that started it until it ends.
+    /// Starts a look-up at the upstreams, or joins an equal one. A look-up for which no client waits any more
+    /// continues, so that a client that retries can join it. Until its end a look-up uses the quota of the client that
+    /// started it.
     ///
     /// # Errors
     /// If there is no answer, or this client may not start another look-up.
@@ -64,8 +65,8 @@ impl ForwardGroup {
         flight.wait().await.ok_or_else(defect)
     }
 
-    /// Prevents further clients from joining the look-ups of a name, given in wire form and lower case, or all
-    /// look-ups.
+    /// Prevents further clients from joining the look-ups of a name (in wire form, in lower case and without the root
+    /// label), or of all names if `name` is `None`.
     pub fn forget(&self, name: Option<&[u8]>) {
         self.0.forget(|(key, ..)| name.is_none_or(|name| *key.name() == *name));
     }
@@ -87,7 +88,7 @@ mod tests {
     const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
     #[tokio::test]
-    async fn look_up_counts_for_its_client_until_it_ends() {
+    async fn abandoned_look_up_uses_its_clients_quota_until_its_end() {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let options = ForwardOptions { max_concurrent: 2, ..ForwardOptions::default() };
@@ -101,11 +102,11 @@ mod tests {
             });
             futures::poll!(waiting.as_mut())
         };
-        assert!(look_up("one.", CLIENT).await.is_pending(), "and then the client goes");
+        assert!(look_up("one.", CLIENT).await.is_pending(), "the client stops waiting after this poll");
         let refused = look_up("two.", CLIENT).await;
         let busy = ForwardError::Busy { maximum: 2, own: 1 };
         assert!(matches!(&refused, std::task::Poll::Ready(Err(error)) if *error == busy), "{refused:?}");
-        assert!(look_up("one.", CLIENT).await.is_pending(), "it may join");
+        assert!(look_up("one.", CLIENT).await.is_pending(), "the client may join its own look-up");
         assert!(look_up("two.", [10, 0, 0, 2].into()).await.is_pending());
     }
 
@@ -179,7 +180,7 @@ mod tests {
         }
         assert_eq!(under_way(), [one.clone(), two.clone()]);
         look_up("one.", LookupOrigin::ForwardByTcp).await;
-        assert_eq!(under_way(), [one.clone(), two.clone(), by_tcp], "by TCP it's another query");
+        assert_eq!(under_way(), [one.clone(), two.clone(), by_tcp], "TCP and UDP share no look-up");
         lookups_in_flight.forget(Some(b"\x03one"));
         assert_eq!(under_way(), slice::from_ref(&two));
         look_up("one.", LookupOrigin::Forward).await;

@@ -53,7 +53,7 @@ type UpstreamOrder = SmallVec<[Arc<Upstream>; 2]>;
 impl UpstreamGroup {
     #[must_use]
     pub fn new(endpoints: Vec<UpstreamEndpoint>, options: ForwardOptions) -> Self {
-        // Each look-up needs a socket: with a higher limit, a client's share could exceed all sockets.
+        // Each look-up needs a socket: with a limit above the number of sockets, one client could use all of them.
         let chases = options.max_concurrent.min(options.sockets.of_targets());
         let forward = Self {
             upstreams: ArcSwap::default(),
@@ -110,9 +110,9 @@ impl UpstreamGroup {
     }
 
     /// Sends the query to one upstream, and to another one as soon as an upstream has failed or is silent for half a
-    /// second. The sockets use the quota of `client`. For a client, the first answer with an rcode that isn't in
-    /// `failover` is returned; for a target the first good answer, and an error only if no better answer can come any
-    /// more.
+    /// second. The sockets use the quota of `client`. Returns, for a client's query, the first answer with an rcode
+    /// that isn't in `failover`, or else the last answer; for a target, the first answer with NOERROR, NXDOMAIN or
+    /// YXDOMAIN, or else the most informative one.
     ///
     /// # Errors
     /// If no upstream has answered in time, no upstream can be asked, or no socket is free.
@@ -183,8 +183,8 @@ impl UpstreamGroup {
         self.upstreams.load().iter().find(|upstream| upstream.endpoint.address == address).cloned()
     }
 
-    /// Sends the query of a check to one upstream, even if the upstream is down. Waits first until the number of checks
-    /// of the upstream that are under way is below its limit.
+    /// Sends the query of a check to one upstream, even if the upstream is down. First waits for a permit of the
+    /// upstream's `target_checks`.
     ///
     /// # Errors
     /// If there is no answer: [`ForwardError::Late`] if the upstream is silent until the deadline.
@@ -259,7 +259,7 @@ impl UpstreamGroup {
     }
 }
 
-/// Returns whether an answer that isn't good enough is better than the previous one.
+/// Returns whether an answer that isn't final replaces the previous answer.
 fn is_better(answer: &WireMessage, before: Option<&WireMessage>, origin: LookupOrigin) -> bool {
     // As in CoreDNS, a client gets the last answer.
     origin != LookupOrigin::Chase || rank(answer) > before.map_or(0, rank)

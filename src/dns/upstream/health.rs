@@ -1,4 +1,4 @@
-//! An upstream and its health, which is checked only after a failure.
+//! An upstream and its health, which is checked only after a query that failed or got no answer in time.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::dns::message::query::UpstreamQuery;
 use crate::dns::upstream::config::HealthCheck;
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
-/// The maximum number of concurrent look-ups of one upstream for checks of targets.
+/// The maximum number of concurrent look-ups at one upstream for checks of targets.
 const MAX_TARGET_CHECKS: usize = 128;
 /// The minimum pause between two health checks. With a pause of 0, CoreDNS checks in a busy loop.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
@@ -75,7 +75,7 @@ impl Upstream {
         self.max_fails != 0 && self.fails.load(Ordering::Relaxed) > self.max_fails
     }
 
-    /// Starts health checks, which run until one succeeds, after a query without an answer.
+    /// Starts health checks, which run until one succeeds, unless they already run or `max_fails` is 0.
     pub(crate) fn start_health_checks(self: &Arc<Self>) {
         if self.max_fails == 0 {
             return;

@@ -26,13 +26,13 @@ impl<T> Default for IdlePool<T> {
 }
 
 impl<T: Send + 'static> IdlePool<T> {
-    /// Returns the items, the youngest last.
+    /// Locks the pool and returns its items. `put` appends; a caller may change the order.
     pub(super) fn items(&self) -> MappedMutexGuard<'_, Vec<T>> {
         MutexGuard::map(self.0.lock(), |state| &mut state.items)
     }
 
-    /// Adds an item, if there are fewer than `most`. As long as there are items, a task closes those for which
-    /// `is_over` returns true, once per `interval`.
+    /// Adds the result of `item`, if it is `Some` and the pool has fewer than `most` items. As long as there are
+    /// items, a task closes those for which `is_over` returns true, once per `interval`.
     pub(super) fn put(
         &self,
         most: usize,
@@ -76,7 +76,7 @@ async fn sweep<T>(
             // An item that is added from now on starts another task.
             drop(state.sweep.take().map(AbortOnDropHandle::detach));
         }
-        // Closes the items without the lock, so that look-ups needn't wait.
+        // Unlocks the pool before the items are closed, so that look-ups needn't wait.
         drop(state);
         drop(over);
         if is_done {

@@ -20,9 +20,9 @@ pub struct ForwardMetrics {
     check_failures: IntCounterVec,
     hits: IntCounterVec,
     misses: IntCounterVec,
-    /// Queries for which all upstreams were down.
+    /// Look-ups for which all upstreams were down.
     pub(crate) all_down: IntCounter,
-    /// Queries that were refused because of `max_concurrent`.
+    /// Look-ups that were refused because of `max_concurrent`, also those of targets.
     pub rejects: IntCounter,
     refused: [IntCounter; 3],
 }

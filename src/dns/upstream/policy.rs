@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_policy_has_its_order() {
+    fn each_policy_orders_upstreams_as_in_coredns() {
         let round_robin = AtomicUsize::new(0);
         let order = |policy: SelectionPolicy| {
             let mut items = [1, 2, 3];

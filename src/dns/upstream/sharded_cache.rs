@@ -1,4 +1,4 @@
-//! A map of queries with limits on its size. Evictions are random, so that an attacker can't predict them.
+//! A map from queries to values, with limits on its size. Evictions are random, so that an attacker can't predict them.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +33,7 @@ struct CacheShard<V> {
 }
 
 impl<V: Clone> ShardedCache<V> {
-    /// Returns an empty map for at most `capacity` entries and `bytes` bytes, and for less if the entries are unevenly
+    /// Returns an empty map for at most `capacity` entries and `bytes` bytes. It holds less if the entries are unevenly
     /// distributed over the shards.
     pub(crate) fn new(capacity: usize, bytes: usize) -> Self {
         let shards = (capacity / MIN_SHARD_CAPACITY).clamp(1, SHARDS);
@@ -51,7 +51,8 @@ impl<V: Clone> ShardedCache<V> {
         self.shard(key.name()).values.get(key).map(|(value, _)| value.clone())
     }
 
-    /// Inserts a value of this size, unless it exceeds the limit of a shard. Returns the number of evicted entries.
+    /// Replaces the value of a key by a value of `bytes` bytes. A value that exceeds the limit of a shard isn't stored.
+    /// Returns the number of evicted entries of other keys.
     pub(crate) fn put(&self, key: QueryKey, value: V, bytes: usize) -> usize {
         let mut shard = self.shard(key.name());
         self.change(&mut shard, |shard| {

@@ -15,8 +15,8 @@ use tokio::sync::SetOnce;
 use tokio::time::Instant;
 use tracing::error;
 
-/// A handle of a task that waits for a look-up. The result is a `T`; `None` after a panic, or if the look-up was
-/// abandoned at the end of the process.
+/// A handle of a task that waits for a look-up. The result is a `T`; `None` if the look-up panicked, or was abandoned
+/// at the end of the runtime.
 pub(crate) struct Call<T: Send + 'static> {
     since: Instant,
     role: CallRole<T>,
@@ -105,12 +105,12 @@ where
         self.calls.get(key).map(|calls| calls.join())
     }
 
-    /// Joins the look-up with that key, or starts one: `look_up` returns its future, unless it can't begin. `take` gets
-    /// the result first, unless the key was forgotten meanwhile. A caller that has started the look-up has to await or
+    /// Joins the look-up with this key, or starts the future that `look_up` returns. `take` gets the result before all
+    /// waiting tasks, unless the key was forgotten meanwhile. A caller that has started the look-up has to await or
     /// drop the handle, because other tasks may wait for the result.
     ///
     /// # Errors
-    /// If `look_up` can't begin.
+    /// The error of `look_up`.
     pub(crate) fn join_or_start<F, E>(
         &self,
         key: &K,
@@ -120,7 +120,7 @@ where
     where
         F: Future<Output = T> + Send + 'static,
     {
-        // Usually there is no such entry, and the entry API avoids a second search.
+        // Usually the key has no entry yet, and the entry API avoids a second search.
         let entry = match self.calls.entry(key.clone()) {
             Entry::Occupied(entry) => return Ok(entry.get().join()),
             Entry::Vacant(entry) => entry,
@@ -150,7 +150,8 @@ where
         self.calls.iter().map(|calls| calls.key().clone()).collect()
     }
 
-    /// Prevents further tasks from joining these look-ups, and their results from reaching `take`.
+    /// Prevents further tasks from joining the look-ups whose key `is_meant` accepts, and their results from reaching
+    /// `take`.
     pub(crate) fn forget(&self, is_meant: impl Fn(&K) -> bool) {
         self.calls.retain(|key, _| !is_meant(key));
     }
@@ -173,14 +174,14 @@ impl<K: Eq + Hash, T> EntryGuard<K, T> {
     {
         let Some(result) = &self.result else { return };
         self.remove_entry(result, || take(output));
-        // Fast path: no task has joined, and no task can join any more.
+        // Without the entry no task can join any more; the result is published only if a task has joined.
         if Arc::strong_count(result) > 1 {
             let _ = result.set(Some(output.clone()));
         }
         self.result = None;
     }
 
-    /// Removes the entry from the map, unless it was forgotten and replaced by that of another look-up.
+    /// Removes the entry from the map, unless it was forgotten and replaced by the entry of another look-up.
     fn remove_entry(&self, result: &CallResult<T>, before: impl FnOnce()) {
         self.calls.remove_if(&self.key, |_, calls| {
             let is_ours = Arc::ptr_eq(&calls.result, result);
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_tasks_end_when_the_runtime_does() {
+    fn waiting_task_gets_none_if_no_runtime_is_left() {
         let lookups_in_flight = Group::<u8, u8>::default();
         let Ok(started) = lookups_in_flight.join_or_start(&1, || Ok::<_, Infallible>(pending()), |_| {});
         let joined = lookups_in_flight.in_flight(&1).unwrap();

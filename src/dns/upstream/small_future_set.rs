@@ -1,4 +1,4 @@
-//! A set of concurrent futures, nearly always one, that needs no separate wakers.
+//! A set of concurrent futures, nearly always of only one, that needs no separate wakers.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -22,7 +22,7 @@ impl<F: Future> SmallFutureSet<F> {
         self.0.is_empty()
     }
 
-    /// Waits for the first future that completes, and removes it; `None` if there are none.
+    /// Waits for the first future that completes, and removes it; `None` if the set is empty.
     pub(crate) async fn next(&mut self) -> Option<F::Output> {
         poll_fn(|context| {
             for (at, future) in self.0.iter_mut().enumerate() {
@@ -55,7 +55,7 @@ mod tests {
         few.push(Either::Right(ready(2)));
         assert_eq!(few.next().now_or_never(), Some(Some(1)));
         assert_eq!(few.next().now_or_never(), Some(Some(2)));
-        assert_eq!(few.next().now_or_never(), None, "one goes on");
+        assert_eq!(few.next().now_or_never(), None, "one future is still pending");
         assert!(!few.is_empty());
     }
 }

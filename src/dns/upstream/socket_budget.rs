@@ -35,7 +35,8 @@ pub(crate) enum SocketQuota {
     Checks(Arc<Semaphore>),
 }
 
-/// The permit for one open socket. Must be dropped after the socket, because the drop allows the next socket.
+/// The permit for one open socket. Must be dropped after the socket, because the drop allows another socket to be
+/// opened.
 #[derive(Debug)]
 pub(crate) enum SocketPermit {
     /// For a client's look-up.
@@ -72,7 +73,7 @@ impl SocketBudget {
         SocketQuota::Client(Arc::clone(shares), client)
     }
 
-    /// Returns the number of sockets for look-ups of links' targets.
+    /// Returns the maximum number of sockets for look-ups of links' targets.
     pub(crate) fn of_targets(&self) -> usize {
         self.targets.limit()
     }

@@ -70,8 +70,8 @@ impl StaleCache {
     }
 
     /// Stores an answer that leads from a target back into a zone of links, unless an answer younger than
-    /// `BACK_TO_ZONE_HOLD_OFF` is stored. Such an answer may have no records of the queried type, because these are in
-    /// the zone of links.
+    /// `BACK_TO_ZONE_HOLD_OFF` is stored. An answer that leads back may have no records of the queried type, because
+    /// these are in the zone of links.
     pub fn remember_back_to_zone(&self, key: &QueryKey, reply: &Arc<Reply>) {
         let is_young = |known: &CachedReply| known.since.elapsed() < BACK_TO_ZONE_HOLD_OFF;
         if key.is_relevant() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
@@ -96,15 +96,16 @@ impl StaleCache {
         }
     }
 
-    /// Removes a target that doesn't exist any more, since NXDOMAIN is a valid answer, too (RFC 8767 section 4).
+    /// Removes the answers about a target that doesn't exist any more, for the queried type and all DNSSEC flags:
+    /// NXDOMAIN is a valid answer, too (RFC 8767 section 4).
     pub fn forget(&self, question: &UpstreamQuery) {
         for variant in question.variants() {
             self.0.remove(&variant.key());
         }
     }
 
-    /// Returns the last good answer, if it is less than a day old. An answer to a query with other DNSSEC flags is
-    /// better than none; but a client without CD doesn't get an unvalidated answer (RFC 4035 section 3.2.2).
+    /// Returns the newest good answer that is less than a day old, also if it was for a query with other DNSSEC flags
+    /// (DO and CD). But a client without CD doesn't get an unvalidated answer (RFC 4035 section 3.2.2).
     #[must_use]
     pub fn get(&self, question: &UpstreamQuery) -> Option<StaleEntry> {
         let admissible = question.variants().filter(|it| question.checking_disabled || !it.checking_disabled);

@@ -31,7 +31,7 @@ pub(crate) struct StreamConnection {
 pub(crate) type Stream = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
 impl StreamConnection {
-    /// Returns the connection with another permit, and releases its previous one.
+    /// Returns the connection with another permit, and releases the previous permit.
     pub(crate) fn with(self, permit: SocketPermit) -> Self {
         Self { _permit: permit, ..self }
     }
@@ -55,7 +55,7 @@ impl StreamConnection {
 
 #[derive(Debug)]
 pub(crate) struct StreamPool {
-    /// Each connection, and the time since when it is idle.
+    /// The connections, each with the time since which it is idle; the one that was used last is at the end.
     idle: IdlePool<(Instant, StreamConnection)>,
     pool_config: PoolConfig,
     budget: Arc<SocketBudget>,
@@ -117,7 +117,7 @@ mod tests {
                 sleep(Duration::from_millis(20)).await;
             }
         };
-        timeout(Duration::from_secs(30), wait).await.expect("the permits are free");
+        timeout(Duration::from_secs(30), wait).await.expect("the pool releases its permits");
     }
 
     #[tokio::test(start_paused = true)]
@@ -156,7 +156,7 @@ mod tests {
         drop(ends.pop());
         ends[1].write_all(&[0]).await.unwrap();
         holds(&budget, all, 1).await;
-        let kept = pool.take().expect("the upstream has left one open");
+        let kept = pool.take().expect("the upstream has left one connection open");
         assert_eq!(kept.local(), Some(ends[0].peer_addr().unwrap()));
     }
 
@@ -184,13 +184,13 @@ mod tests {
         let second = connection(&listener).await;
         pool.put(second);
         advance(seconds(9)).await;
-        let kept = pool.take().expect("it is young and was used");
-        assert!(pool.take().is_none(), "there is room for one");
+        let kept = pool.take().expect("the connection is 9 s old and was idle for 9 s");
+        assert!(pool.take().is_none(), "the pool holds one connection");
         pool.put(kept);
         advance(seconds(7)).await;
-        assert!(pool.take().is_none(), "16 s are too old, however it was used");
+        assert!(pool.take().is_none(), "the connection is 16 s old, which is over the limit of 15 s");
         pool.put(connection(&listener).await);
         advance(seconds(10)).await;
-        assert!(pool.take().is_none(), "it wasn't used for 10 s");
+        assert!(pool.take().is_none(), "the connection was idle for 10 s");
     }
 }

@@ -17,7 +17,7 @@ pub enum PemError {
     Unfit(rustls::Error),
 }
 
-/// Returns the CAs in a file.
+/// Returns the CA certificates in a PEM file with this content.
 ///
 /// # Errors
 /// If there are none, or a certificate isn't valid.
@@ -29,8 +29,9 @@ pub fn root_certificates(pem: &[u8]) -> Result<RootCertStore, PemError> {
     Ok(roots)
 }
 
-/// Returns the connector for TLS 1.2 and 1.3 to an upstream. The upstream must prove its name with a certificate of
-/// these CAs, or of those of the system; lb-linker authenticates itself with a certificate and its key, if given.
+/// Returns the connector for TLS 1.2 and 1.3 to an upstream. The upstream must prove its name with a certificate that
+/// a CA in `roots` has issued (`None`: a CA of the system). lb-linker authenticates itself with `identity`, if it is
+/// given: a certificate and its key in PEM.
 ///
 /// # Errors
 /// If the certificate and the key can't be used, or the system has no CAs.

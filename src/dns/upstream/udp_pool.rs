@@ -2,8 +2,8 @@
 //!
 //! A new socket for each query would cost more than the rest of the query. But an attacker that forges answers must not
 //! learn the port (RFC 5452 section 9.2): a socket serves only a limited number of queries, never two at once, and only
-//! for 1 s. So with little traffic each query has a port of its own, and with much traffic one of many at random, so
-//! that knowing the open ports helps little.
+//! for 1 s. So with little traffic each query has a port of its own. With much traffic each query has a random one of
+//! many ports, so that knowing the open ports helps an attacker little.
 
 use std::cell::RefCell;
 use std::io;
@@ -21,8 +21,8 @@ use tokio::time::Instant;
 use super::idle::IdlePool;
 use super::socket_budget::{SocketBudget, SocketPermit};
 
-/// The maximum number of queries from one port. A new socket costs more than a query: spread over 128 queries that is
-/// little, and the age of a port limits an attacker to one second anyway.
+/// The maximum number of queries from one port. A new socket costs more than a query, but its cost is small if 128
+/// queries share it. The maximum age of a socket limits an attacker to one second anyway.
 const MAX_QUERIES_PER_SOCKET: u8 = 128;
 /// The maximum size of an answer in bytes; EDNS advertises less.
 const MAX_DATAGRAM: usize = 4096;
@@ -54,7 +54,7 @@ impl UdpUpstreamSocket {
         if let Some(from) = from {
             bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;
         }
-        // The kernel also chooses the port here.
+        // Without a bound address, the kernel also chooses the local address and port here.
         connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
         let udp = UdpSocket::from(socket);
         let local = udp.local_addr().ok();
@@ -87,7 +87,8 @@ impl UdpUpstreamSocket {
         }
     }
 
-    /// Waits for a datagram, and returns the result of `look` for this datagram. `look` must not receive datagrams.
+    /// Waits for a datagram, and returns the result of `look` for this datagram. `look` must not receive datagrams,
+    /// because all sockets of a thread share a buffer.
     ///
     /// # Errors
     /// If the kernel reports that the port is closed (ICMP), or the socket is broken.
@@ -134,7 +135,7 @@ impl UdpUpstreamSocket {
 }
 
 /// Registers the socket with the runtime for reading.
-#[expect(unsafe_code, reason = "the runtime has no safe way to wait for that alone")]
+#[expect(unsafe_code, reason = "tokio has deprecated the safe functions that register a socket")]
 fn for_reading(udp: UdpSocket) -> io::Result<AsyncFd<UdpSocket>> {
     // SAFETY: the socket always returns the same descriptor, and keeps it open.
     Ok(unsafe { AsyncFd::register_with_interest(udp, Interest::READABLE) }?)
@@ -171,7 +172,7 @@ impl UdpPool {
         if socket.remaining == 0 {
             return;
         }
-        // After a burst of queries there may be many sockets.
+        // Closes the sockets that stay unused after a burst of queries.
         let is_over = |socket: &mut UdpUpstreamSocket, now| !socket.is_young(now);
         self.idle.put(self.number, || Some(socket.with(self.budget.idle()?)), MAX_SOCKET_AGE, is_over);
     }
@@ -206,17 +207,17 @@ mod tests {
         let sockets = sockets(2);
         sockets.put(open(&to));
         for _ in 1..MAX_QUERIES_PER_SOCKET {
-            let used = sockets.take(Instant::now()).expect("it may be used again");
-            assert!(sockets.take(Instant::now()).is_none(), "for one query at a time");
+            let used = sockets.take(Instant::now()).expect("the socket may be used again");
+            assert!(sockets.take(Instant::now()).is_none(), "a socket serves one query at a time");
             sockets.put(used);
         }
         assert!(sockets.take(Instant::now()).is_none());
         for _ in 0..3 {
             sockets.put(open(&to));
         }
-        assert_eq!(sockets.idle.items().len(), 2, "there is room for so many");
+        assert_eq!(sockets.idle.items().len(), 2, "the pool keeps two idle sockets");
         advance(MAX_SOCKET_AGE).await;
-        assert!(sockets.take(Instant::now()).is_none(), "they are too old");
+        assert!(sockets.take(Instant::now()).is_none(), "the sockets are too old");
         assert!(sockets.idle.items().is_empty());
     }
 

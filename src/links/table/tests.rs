@@ -71,7 +71,7 @@ fn wide_table_has_reasons_and_all_names() {
 }
 
 #[test]
-fn color_changes_no_column() {
+fn color_doesnt_move_columns() {
     let plain = table(&links(), NOW, options());
     let colored = table(&links(), NOW, TableOptions { color: true, ..options() });
     assert!(
@@ -85,7 +85,7 @@ fn color_changes_no_column() {
 }
 
 #[test]
-fn single_link_is_described() {
+fn single_link_is_shown_in_detail_with_its_history() {
     let expected = "\
 Service:          default/my-sample-lb
 State:            Ready
@@ -115,7 +115,7 @@ History:
   2m5s      Ready       a.example
 ";
     assert_eq!(described(Some(history)), expected_history);
-    // Services of the same name in several namespaces.
+    // Several links are printed as a table: Services in several namespaces may have the same name.
     assert!(render(&links(), None, true, NOW, options()).unwrap().starts_with("NAMESPACE"));
 }
 
@@ -165,7 +165,7 @@ fn control_characters_are_escaped_in_every_format() {
                 let parsed: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
                 assert_eq!(parsed["items"][0]["target"], HOSTILE);
             }
-            // A line break of the text makes no row.
+            // A line break in a value is escaped, so it begins no new line.
             _ => assert!(
                 !text.contains("2J\n") && text.contains("2J\\r\\n"),
                 "{format:?} {is_detail}: {text:?}"
@@ -175,7 +175,7 @@ fn control_characters_are_escaped_in_every_format() {
 }
 
 #[test]
-fn link_of_an_external_target_is_shown_as_such() {
+fn overridden_link_shows_its_external_target_and_source() {
     let overridden_by = OverrideView {
         kind: OverrideKind::ExternalTarget,
         namespace: "default".to_owned(),

@@ -103,7 +103,7 @@ fn name_of_another_link_is_left_out_and_reported() {
 }
 
 #[test]
-fn link_of_an_external_target_tells_its_source() {
+fn overridden_link_names_its_external_target_and_reason() {
     let store = Store::new(OnGone::Kept).with_zones([&zone()]);
     let key = ServiceKey::new("shop", "web");
     let shown = || {
@@ -133,7 +133,7 @@ fn link_of_an_external_target_tells_its_source() {
 }
 
 #[test]
-fn deleted_external_target_is_told_from_a_deleted_service() {
+fn deleted_external_target_has_a_reason_of_its_own() {
     let store = Store::new(OnGone::Kept).with_zones([&zone()]);
     let key = ServiceKey::new("shop", "web");
     let host = Hostname::from(&Name::from_ascii("b.example.").unwrap());

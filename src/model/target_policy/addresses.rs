@@ -34,7 +34,8 @@ const IPV6: [(Ipv6Net, &str); 7] = [
 
 const CLOUD: &str = "cloud metadata";
 
-/// NAT64 prefixes; the last 32 bits of an address are an IPv4 address (RFC 6052 section 2.1, RFC 8215).
+/// NAT64 prefixes (RFC 6052 section 2.1, RFC 8215). The last 32 bits of an address are read as the IPv4 address: the
+/// form for prefixes of 96 bits (RFC 6052 section 2.2).
 const NAT64: [Ipv6Net; 2] =
     [ipv6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96), ipv6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48)];
 /// The 6to4 prefix, which is followed by the 32 bits of an IPv4 address (RFC 3056 section 2).
@@ -48,7 +49,8 @@ const fn ipv6([a, b, c, d, e, f, g, h]: [u16; 8], length: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(a, b, c, d, e, f, g, h), length)
 }
 
-/// Returns the description of a canonical address that is denied by itself.
+/// Returns the description of a canonical address that is denied; `None` if it is in no denied network. Doesn't check
+/// an embedded address.
 pub(super) fn denied_kind(ip: IpAddr) -> Option<&'static str> {
     match ip {
         IpAddr::V4(ip) => IPV4.iter().find(|(net, _)| net.contains(&ip)).map(|(_, kind)| *kind),

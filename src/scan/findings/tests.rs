@@ -120,7 +120,7 @@ fn external_targets_and_following_services_are_left_out() {
         service("shop", "cluster", json!({"type": "ClusterIP", "externalName": "a.lb.example"})),
     ];
     assert_eq!(found(&store, services), (Scan::default(), Vec::new()));
-    // An object of another name isn't adopted.
+    // A Service in the namespace of external targets isn't one of them if no link's external target has its name.
     let (scan, _) = found(&store, vec![external("external-targets", "database", "a.lb.example")]);
     assert_eq!(scan.exact.len(), 1);
 }
@@ -188,12 +188,12 @@ fn mirrored_slice_is_reported_once_with_its_endpoints() {
     };
     assert_eq!(names(vec![endpoints("addresses")]), ["db"]);
     assert_eq!(names(vec![endpoints("notReadyAddresses")]), ["db"]);
-    // The Endpoints may be forbidden to read.
+    // lb-linker may lack the permission to read Endpoints.
     assert_eq!(names(Vec::new()), ["db-x7k2p"]);
 }
 
 #[test]
-fn hostnames_of_external_targets_are_found() {
+fn hostname_of_a_source_is_found_with_its_external_target() {
     let store = store(&[("shop", "web", "a.lb.example", &[]), ("dr", "web", "b.lb.example", &[])]);
     let announced = Hostname::from(&Name::from_ascii("lb.fixed.example.").unwrap());
     let link_override = LinkOverride {

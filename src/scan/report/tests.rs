@@ -55,7 +55,7 @@ fn external_target_allows_namespaces_in_its_spec() {
 }
 
 #[test]
-fn report_begins_with_what_needs_a_decision() {
+fn report_begins_with_findings_that_need_a_decision() {
     let scan = Scan {
         probable: vec![Stale {
             namespace: "shop".to_owned(),

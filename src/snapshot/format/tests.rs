@@ -84,7 +84,7 @@ fn snapshot(seed: u64) -> (Snapshot, Vec<u8>) {
 }
 
 #[test]
-fn decoded_snapshot_is_the_encoded_one() {
+fn decoding_returns_the_encoded_snapshot() {
     for seed in 0..200 {
         let (snapshot, bytes) = snapshot(seed);
         assert_eq!(decode(&bytes).as_ref(), Ok(&snapshot), "seed {seed}");
@@ -117,13 +117,13 @@ fn damaged_snapshot_is_refused() {
     }
 }
 
-/// Returns the body after the header that belongs to it.
+/// Returns a snapshot with this body: the header, and then the body.
 fn sealed(body: &str) -> Vec<u8> {
     [header(body.as_bytes()).as_bytes(), body.as_bytes()].concat()
 }
 
 #[test]
-fn mutated_lines_with_a_right_checksum_never_panic() {
+fn decoding_mutated_lines_with_valid_checksum_never_panics() {
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let random = &mut StdRng::seed_from_u64(seed);
@@ -161,7 +161,7 @@ fn other_versions_and_other_files_are_told_apart() {
 }
 
 #[test]
-fn values_beyond_the_limits_of_a_cluster_are_refused() {
+fn links_with_invalid_fields_are_refused_and_never_written() {
     let (Snapshot { head, .. }, _) = snapshot(1);
     let head = serde_json::to_string(&head).unwrap();
     let valid = SavedLink {
@@ -179,8 +179,11 @@ fn values_beyond_the_limits_of_a_cluster_are_refused() {
     let ips = |count: usize| Some(SavedTarget::Addresses(vec![IpAddr::from([0; 4]); count]));
     let port = Port { name: None, protocol: String::new(), port: 1, app_protocol: None };
     for (wrong, expected) in [
-        (SavedLink { namespace: "a/b".to_owned(), ..valid.clone() }, "line 3: the namespace isn't a label"),
-        (SavedLink { service: "a/b".to_owned(), ..valid.clone() }, "the Service's name isn't a name"),
+        (
+            SavedLink { namespace: "a/b".to_owned(), ..valid.clone() },
+            "line 3: the namespace isn't a DNS label",
+        ),
+        (SavedLink { service: "a/b".to_owned(), ..valid.clone() }, "the Service's name isn't a DNS name"),
         (SavedLink { external_target: String::new(), ..valid.clone() }, "the external target's name"),
         (SavedLink { uid: "x".repeat(1025), ..valid.clone() }, "a text is too long"),
         (SavedLink { hostnames: vec![long.clone()], ..valid.clone() }, "a list of names is too long"),
@@ -193,7 +196,7 @@ fn values_beyond_the_limits_of_a_cluster_are_refused() {
     ] {
         let error = decoded(&wrong).unwrap_err();
         assert!(error.contains(expected), "{error}");
-        // What is refused is never written.
+        // `encode` writes no link that `decode` refuses.
         let is_named = wrong.clone().names_only().check().is_ok();
         let head: Head = serde_json::from_str(&head).unwrap();
         let encoded = encode(&head, || [wrong.clone()].into_iter()).unwrap();

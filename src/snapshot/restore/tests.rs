@@ -127,7 +127,7 @@ fn store(seed: u64) -> Store {
     store
 }
 
-/// Returns what an answer depends on.
+/// Returns the parts of a link that an answer depends on.
 fn shown(link: &Link) -> String {
     let Link { key, target, annotations, ports, .. } = link;
     let Annotations { ttl, allow_from, .. } = annotations;
@@ -181,7 +181,7 @@ fn contradictory_snapshot_is_restored_without_a_panic() {
 }
 
 #[test]
-fn decision_of_an_external_target_is_restored() {
+fn override_by_an_external_target_is_restored() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("shop", "web");
     store.apply(observed(&key, 1, Some(host("service.example."))));
@@ -244,7 +244,7 @@ fn present_flags_decide_what_is_restored() {
 }
 
 #[test]
-fn odd_hostname_is_left_out_instead_of_changed() {
+fn target_that_would_change_as_text_is_left_out() {
     let store = Store::new(OnGone::Kept);
     let long: &[u8] = &[7; 63];
     let odd: [(&str, &[&[u8]]); 3] =

@@ -50,7 +50,7 @@ fn link(target: &str) -> ObservedService {
 }
 
 impl Fixture {
-    /// Returns a setting with a snapshot of this age in seconds, or without a snapshot.
+    /// Returns a fixture with a snapshot of this age in seconds, or without a snapshot.
     fn new(age: Option<i64>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("links");
@@ -151,7 +151,7 @@ async fn snapshot_is_served_when_the_list_is_refused_or_late() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_list_needs_no_snapshot() {
+async fn snapshot_isnt_served_if_the_first_list_is_in_time() {
     let setting = Fixture::new(Some(60));
     setting.context.store.set_synced();
     setting.context.store.set_overrides_known();
@@ -162,7 +162,7 @@ async fn prompt_list_needs_no_snapshot() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn snapshot_of_the_wrong_time_or_cluster_isnt_served() {
+async fn old_future_or_foreign_snapshot_isnt_served() {
     for (age, server) in [(3700, ""), (-400, ""), (60, "https://other.example")] {
         let mut setting = Fixture::new(Some(age));
         let identity = ClusterIdentity { server: server.to_owned(), authorities: Vec::new() };
@@ -220,7 +220,7 @@ async fn damaged_snapshot_is_set_aside() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pending_change_is_written_at_the_end() {
+async fn pending_change_is_written_before_the_task_stops() {
     let setting = Fixture::new(None);
     setting.context.store.set_synced();
     setting.context.store.set_overrides_known();
@@ -276,7 +276,7 @@ async fn unchanged_links_are_written_again_while_the_watch_lives() {
     let task = setting.start();
     setting.until("a write", |_| setting.written().is_some()).await;
     fs::remove_file(&setting.context.path).unwrap();
-    // The watch has been silent since.
+    // The watch stays silent for an hour, so the snapshot isn't written again.
     sleep(Duration::from_secs(3600)).await;
     assert!(!setting.context.path.exists());
     watch.note();

@@ -1,9 +1,10 @@
 //! Allocates names that several links claim: names of external targets, and the labels `<service>-<namespace>` directly
 //! below a zone.
 //!
-//! The owner of a name keeps it: the link that the existing object of that name is labelled for. A name without an
-//! owner goes to the oldest Service; among Services of the same age, to the first by namespace and name. A link that
-//! loses the name of its external target takes its next candidate.
+//! The owner of a name keeps it. The owner of an external target's name is the link that the existing object of that
+//! name is labelled for; the owner of a label is a link that owns its default external target. A name without an owner
+//! goes to the oldest Service; among Services of the same age, to the first by namespace and name. A link that loses
+//! the name of its external target takes its next candidate.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ pub(crate) enum Reassigned {
     Label(Box<[u8]>, Option<ServiceKey>),
 }
 
-/// Returns the last change of each name and of each link.
+/// Returns only the last change of each label, and of the external target of each link.
 pub(crate) fn coalesce(changes: Vec<Reassigned>) -> Vec<Reassigned> {
     let (mut labels, mut objects) = (HashSet::new(), HashSet::new());
     let mut last: Vec<Reassigned> = changes

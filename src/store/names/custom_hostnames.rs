@@ -13,7 +13,7 @@ use super::claims::{Claim, Claims};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
-/// The names are absolute, in lower case and without the trailing dot.
+/// The requests for custom hostnames, and their owners. Names are absolute, in lower case, without the trailing dot.
 #[derive(Debug, Default)]
 pub(crate) struct CustomHostnames {
     claims: Claims<Arc<str>>,
@@ -21,7 +21,7 @@ pub(crate) struct CustomHostnames {
     /// By external target: the link that it is labelled for, and the names recorded on it.
     recorded: HashMap<Box<str>, (ServiceKey, Vec<Arc<str>>)>,
     /// By name: the link of each external target on which the name is recorded. While one external target replaces
-    /// another, a link is listed twice.
+    /// another, a link may be listed twice.
     recorded_owners: HashMap<Arc<str>, SmallVec<[ServiceKey; 1]>>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct OwnerChange {
 }
 
 impl CustomHostnames {
-    /// Records the names that a link requests; none if the link is gone. Returns the changes.
+    /// Records the names that a link requests; none if the link is removed. Returns the changes.
     pub(crate) fn set_requested(
         &mut self,
         key: &ServiceKey,
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn oldest_requester_owns_a_name_until_it_withdraws() {
+    fn oldest_requester_owns_a_name_until_its_request_ends() {
         let mut custom_hostnames = CustomHostnames::default();
         let shop = names(&["shop.example", "b.example"]);
         assert_eq!(

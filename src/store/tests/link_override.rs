@@ -232,7 +232,7 @@ fn settings_of_an_overridden_link_are_those_of_the_override() {
 }
 
 #[test]
-fn service_keeps_the_link_before_the_first_target() {
+fn service_keeps_the_link_until_the_first_announcement() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     let never = LinkOverride { announced: Announcement::NotYet, ..override_to("c.example.") };
     store.set_override(&web, never.clone(), None);
@@ -343,7 +343,7 @@ fn comparable(link: &Link) -> Link {
 
 static EPOCH: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
 
-/// Returns a link of [`comparable`] without its custom hostnames and the name of its external target.
+/// Returns the link as [`comparable`] does, also without its custom hostnames and the name of its external target.
 fn side(link: &Link) -> Link {
     Link { hostnames: Box::default(), external_target_override: None, ..comparable(link) }
 }

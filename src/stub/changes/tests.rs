@@ -99,7 +99,7 @@ fn value_before_the_first_change_is_kept() {
 }
 
 #[test]
-fn former_block_of_lb_linker_is_no_value_before_the_change() {
+fn former_block_of_lb_linker_isnt_backed_up() {
     const BACKUP_KEY: &str = "lb-linker.server.before-lb-linker";
     let moved = Forwarding { addresses: vec!["10.96.0.99".parse().unwrap()], ..forwarding() };
     let dns = recorded("aks");
@@ -136,7 +136,7 @@ fn former_block_of_lb_linker_is_no_value_before_the_change() {
 }
 
 #[test]
-fn missing_final_line_break_is_restored() {
+fn remove_restores_a_value_without_final_line_break() {
     let mut dns = recorded("kubeadm");
     let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
     corefile.truncate(corefile.trim_end().len());
@@ -205,7 +205,7 @@ fn zone_with_a_block_gets_no_second_block() {
 }
 
 #[test]
-fn port_of_the_corefile_decides_in_imported_files() {
+fn imported_blocks_count_on_the_port_of_the_corefile() {
     let with = |port: u16, zone: &str| {
         let mut dns = recorded("aks");
         let map = dns
@@ -272,7 +272,7 @@ fn hand_made_blocks_arent_changed() {
         matches!(step, Step::Refused(text) if text.starts_with("kube-system/coredns:Corefile:24: ")),
         "{step:?}"
     );
-    // NodeLocal DNSCache may ask CoreDNS.
+    // NodeLocal DNSCache may forward to CoreDNS.
     let by_core_dns = "lb.internal:53 {\n    forward . __PILLAR__CLUSTER__DNS__\n}\n";
     let step = &with("nodelocal", "node-local-dns", COREFILE, by_core_dns)[1];
     assert!(matches!(step, Step::Done(_)), "{step:?}");

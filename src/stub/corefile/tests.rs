@@ -53,7 +53,7 @@ fn block_takes_port_and_bind_of_the_root_block() {
 }
 
 #[test]
-fn port_is_that_of_the_address_for_all_names() {
+fn port_is_that_of_the_root_address_else_the_first() {
     for (text, expected) in [
         ("tls://.:853 .:1053 {\n}\n", "lb.internal:1053"),
         ("corp.example:5353 . {\n}\n", "lb.internal:53"),
@@ -116,7 +116,7 @@ fn blocks_of_zones_tell_where_they_forward() {
         ("a:53 b:53 lb.internal:53 {\n forward lb.internal 192.0.2.1\n}\n", found(1, &["192.0.2.1"], false)),
         ("\nlb.internal {\n forward web.lb.internal 192.0.2.1\n}\n", found(2, &[], false)),
         ("lb.internal {\n errors\n}\n", found(1, &[], false)),
-        // Other ports and transports aren't what the cluster asks.
+        // Pods send queries to no other port, and by no other transport.
         (".:53 {\n}\nlb.internal:5300 {\n forward . 192.0.2.1\n}\n", vec![]),
         ("tls://lb.internal {\n forward . 192.0.2.1\n}\n", vec![]),
         ("https://. {\n whoami\n}\n", vec![]),

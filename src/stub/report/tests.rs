@@ -30,7 +30,7 @@ fn with_output(page: &str) -> (String, Vec<String>) {
 }
 
 #[test]
-fn page_has_what_is_printed_for_each_platform() {
+fn stub_page_has_the_printed_report_of_each_platform() {
     let found = std::fs::read_to_string(page()).unwrap();
     let (made, mut names) = with_output(&found);
     if std::env::var_os("LB_LINKER_WRITE_DOCS").is_some() {
@@ -56,7 +56,7 @@ fn every_resolver_can_be_printed_for_any_cluster() {
 }
 
 #[test]
-fn present_configuration_is_recognized() {
+fn present_gke_and_openshift_configuration_is_recognized() {
     let mut dns = recorded("gke-kube-dns");
     let domains = dns.config_maps[0].data.as_mut().unwrap();
     domains.insert("stubDomains".to_owned(), r#"{"lb.internal": ["10.96.77.7"]}"#.to_owned());

@@ -133,7 +133,7 @@ fn first_wrong_answer_is_named_with_address_and_ttl() {
 }
 
 #[test]
-fn blocks_that_lead_elsewhere_are_found() {
+fn blocks_that_forward_elsewhere_are_reported() {
     let wrong = |name: &str, map: &str, key: &str, text: &str| {
         let mut dns = recorded(name);
         if dns.config_map(map).is_none() {
@@ -185,7 +185,7 @@ fn blocks_that_lead_elsewhere_are_found() {
 }
 
 #[test]
-fn missing_block_alone_is_no_problem() {
+fn missing_block_is_reported_only_on_request() {
     assert_eq!(wrong_blocks(&recorded("kubeadm"), &forwarding(), false), [""; 0]);
 }
 

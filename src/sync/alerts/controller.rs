@@ -31,8 +31,8 @@ use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::refusals::RefusalLog;
 use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, decoded, key_of, list_watch, watch_name};
 
-/// The interval of discovery requests while PrometheusRules can't be watched. Each successful one also starts the
-/// watches again that were forbidden.
+/// The interval of discovery requests while a watch of PrometheusRules isn't running. If the API server serves
+/// PrometheusRules, all such watches start then, also those that were forbidden before.
 pub(super) const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause before another try while another client's object, or an object that is being deleted, has the name.
 const CONFLICT_RETRY: Duration = Duration::from_secs(30);
@@ -88,7 +88,8 @@ pub(super) struct AlertsController {
     pub(super) events: SelectAll<ScopedEvents>,
     /// Whether discovery was asked since the beginning of the term, or since the last tick without open requests.
     has_asked_discovery: bool,
-    /// Whether the API server serves PrometheusRules, by the last answer of discovery since the same time.
+    /// Whether the API server serves PrometheusRules, by the last answer of discovery; `None` before the first answer
+    /// since the same time.
     is_served: Option<bool>,
     pub(super) discoveries: JoinSet<kube::Result<bool>>,
     /// Each key has the fingerprint of its last written request.
@@ -170,7 +171,7 @@ impl AlertsController {
         }
         self.work_queue.changed(key);
         self.work_queue.add(key);
-        // The first ExternalTarget with alerts; afterwards the next tick asks again.
+        // This is the first request; later discovery requests are sent at each tick.
         if !self.has_asked_discovery {
             self.ask_discovery();
         }
@@ -360,7 +361,7 @@ impl AlertsController {
         let Some(scope) = self.scopes.iter().find(|scope| scope.contains(key)) else {
             return Access::Unknown;
         };
-        // An earlier list may contain another specification.
+        // A list of ExternalTargets from another term, or from before a restore, may contain another specification.
         let at = ListEpoch { term: self.term.unwrap_or_default(), rewinds: self.context.rewinds.count() };
         if !self.context.overrides_listed.borrow().covers(key.namespace(), at) {
             return Access::Unknown;
@@ -377,7 +378,7 @@ impl AlertsController {
         self.fair_queue.due(now)
     }
 
-    /// Looks at queued ExternalTargets, and starts writes, up to their limits.
+    /// Reconciles the queued ExternalTargets, and starts writes up to their limits.
     pub(super) fn drain(&mut self) {
         loop {
             while let Some(key) = self.work_queue.next() {
@@ -426,7 +427,8 @@ impl AlertsController {
         self.context.rules.answer(key, request.fingerprint, state);
     }
 
-    /// Returns the write that is missing.
+    /// Returns the write that the request still needs, with the key of the PrometheusRule; `None` if there is none, or
+    /// while the PrometheusRule is being deleted.
     fn change(&self, key: &ServiceKey, request: &RuleRequest) -> Option<(ServiceKey, RuleChange)> {
         let known = self.rules.get(key);
         if known.is_some_and(|known| known.is_terminating) {

@@ -25,9 +25,10 @@ const MAX_NAME: usize = 253;
 const HASH_DIGITS: usize = 16;
 /// The page with a section for each alert.
 const RUNBOOKS: &str = "docs/external-targets.md";
-/// The labels of the alerts that come from the metrics. `cluster` is set where one Prometheus reads several clusters.
+/// The labels by which the expressions group the series, and which the alerts keep. `cluster` is set where one
+/// Prometheus reads several clusters.
 const SERIES: &str = "cluster, external_target_namespace, external_target";
-/// For this time the last values count while no leader exports the metrics. LbLinkerNoLeader fires within it.
+/// How long the last values count while no leader exports the metrics. LbLinkerNoLeader fires before this time ends.
 const LAST_VALUES: &str = "15m";
 /// The alert Flapping counts the changes of the target within this time.
 const FLAPPING_WINDOW: &str = "1h";
@@ -72,8 +73,8 @@ pub(crate) fn rule_name(name: &str) -> String {
     format!("{}-{hash}", cut.trim_end_matches(['-', '.']))
 }
 
-/// Returns the name of the ExternalTarget whose PrometheusRule has this name. A cut name yields the name of no
-/// ExternalTarget.
+/// Returns the name of the ExternalTarget whose PrometheusRule has this name; `None` without the prefix. For a cut name
+/// the result isn't the name of any ExternalTarget.
 pub(super) fn target_name(rule: &str) -> Option<&str> {
     rule.strip_prefix(PREFIX)
 }
@@ -142,7 +143,8 @@ impl DesiredRule {
             && observed.groups == canonical_hash(&self.groups)
     }
 
-    /// Returns a merge patch that makes an object as it should be, if it hasn't changed since.
+    /// Returns a merge patch that turns the observed object into the desired one. The API server refuses it for another
+    /// uid or resourceVersion.
     pub(super) fn patch(&self, observed: &ObservedRule, owner: &str) -> Value {
         let stale = observed.labels.keys().filter(|name| !self.labels.contains_key(*name));
         let stale = stale.map(|name| (name.clone(), Value::Null));
@@ -172,7 +174,7 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
     let (namespace, name) = key.parts();
     let selector =
         format!("{{external_target_namespace={}, external_target={}}}", json!(namespace), json!(name));
-    // After a change of the leader another Pod exports the metrics, and in between none does.
+    // After a change of the leader another Pod exports the metrics, and for a while no Pod does.
     let last = |metric: &str, of_several: &str| {
         let metric = format!("lb_linker_external_target_{metric}{selector}");
         format!(
@@ -244,7 +246,7 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
     ])
 }
 
-/// Returns the labels of an alert: those of the spec, which may replace the severity.
+/// Returns the labels of an alert: `severity`, and the valid labels of `spec.alerts.labels`, which may replace it.
 fn labels_of(alerts: &Alerts, severity: &str) -> BTreeMap<String, String> {
     let is_bounded = |text: &str| text.chars().count() <= MAX_ALERT_LABEL;
     let given = alerts.labels.iter().flatten();

@@ -44,7 +44,7 @@ impl FairQueue {
         is_any_free.then(|| self.next_at.unwrap_or(now))
     }
 
-    /// Takes the next key for a write, if one may begin. [`Self::begin`] counts the write.
+    /// Takes the next key for a write, if a write may begin now. [`Self::begin`] counts the write.
     pub(super) fn take(&mut self, now: Instant) -> Option<ServiceKey> {
         if self.next_at.is_some_and(|at| at > now) {
             return None;
@@ -88,7 +88,8 @@ mod tests {
         ServiceKey::new(namespace, &number.to_string())
     }
 
-    /// Takes keys until none may be written, each [`WRITE_INTERVAL`] after the one before.
+    /// Takes keys, each [`WRITE_INTERVAL`] after the previous key, until no write may begin. With `ends_at_once` each
+    /// write ends before the next one begins.
     fn take_all(queue: &mut FairQueue, now: &mut Instant, ends_at_once: bool) -> Vec<String> {
         let mut taken = Vec::new();
         while queue.due(*now).is_some() {

@@ -18,7 +18,7 @@ const FEED_CAPACITY: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleState {
     Written,
-    /// There is none, and none is wanted.
+    /// No PrometheusRule exists, and none is wanted.
     Absent,
     /// The API server doesn't serve PrometheusRules.
     NotInstalled,
@@ -99,7 +99,7 @@ impl RuleRequests {
             || known.as_ref().is_some_and(|known| match known.rule {
                 RequestedRule::Rule(_) => true,
                 // If the condition was recorded before, the leader has removed it: no rule is left, or the permission
-                // to remove it is missing.
+                // to remove the rule is missing.
                 RequestedRule::NoRule { is_recorded: was_recorded } => !was_recorded && !self.is_settled(key),
             });
         if !is_needed {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_alerts_are_open_until_the_rule_is_absent() {
+    fn removal_request_is_open_until_the_rule_is_absent() {
         let (requests, uid) = (RuleRequests::default(), Uid::from("u"));
         requests.want_none(&web(), &uid, false);
         assert!(requests.get(&web()).is_none() && !requests.is_any_open());
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn earlier_object_of_the_name_asks_for_nothing() {
+    fn request_for_an_earlier_uid_causes_no_removal_request() {
         let requests = RuleRequests::default();
         requests.want(&web(), inputs("old", None));
         requests.want_none(&web(), &"new".into(), false);

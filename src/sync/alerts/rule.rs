@@ -110,8 +110,9 @@ impl ObservedRule {
         Some((key, Self::new(object, owner.uid.as_str().into(), has_exact_owner)))
     }
 
-    /// Returns what is kept of the object with the name of an ExternalTarget's PrometheusRule, if it belongs to an
-    /// ExternalTarget of that name, or if lb-linker has written it and it has lost its owner.
+    /// Returns what is kept of an object that has the name of the PrometheusRule of the ExternalTarget `key`; `None`
+    /// for a foreign object. The object isn't foreign if an ExternalTarget with this key controls it, or if lb-linker
+    /// has written it and it has no controller any more.
     pub(super) fn for_external_target(object: &PrometheusRule, key: &ServiceKey) -> Option<Self> {
         if let Some((owner, observed)) = Self::of(object) {
             return (owner == *key).then_some(observed);

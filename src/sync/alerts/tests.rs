@@ -61,7 +61,7 @@ fn rules(spec: &Value) -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn object_belongs_to_the_external_target() {
+fn rule_has_owner_reference_labels_and_three_alerts() {
     let alerts = json!({"ruleLabels": {"release": "monitoring"}, "labels": {"team": "shop"}});
     let object = serde_json::to_value(desired(alerts).object("web")).unwrap();
     assert_eq!(object["apiVersion"], "monitoring.coreos.com/v1");
@@ -106,7 +106,7 @@ fn object_belongs_to_the_external_target() {
 }
 
 #[test]
-fn for_durations_are_those_of_the_spec_or_the_assumed_ones() {
+fn for_durations_come_from_the_spec_or_are_defaults() {
     for (alerts, not_ready, failed_over) in [
         (json!({}), "5m", "15m"),
         (json!({"notReadyForSeconds": 0, "failedOverForSeconds": 86400}), "0s", "24h"),
@@ -120,7 +120,7 @@ fn for_durations_are_those_of_the_spec_or_the_assumed_ones() {
 }
 
 #[test]
-fn pinned_source_is_the_wanted_one() {
+fn failed_over_alert_expects_the_pinned_or_preferred_source() {
     for (pinned, end) in [(None, ") > 0"), (Some(0), ") > 0"), (Some(2), ") >= 0 != 2")] {
         let rules = rules(&spec(&web(), &inputs(json!({}), pinned)));
         let rule = &rules["LbLinkerExternalTargetFailedOver"];
@@ -201,7 +201,7 @@ fn long_names_stay_valid_and_distinct() {
 }
 
 #[test]
-fn written_object_is_as_desired() {
+fn rule_matches_despite_labels_of_other_clients() {
     let desired = desired(json!({"ruleLabels": {"release": "monitoring"}}));
     let mut object = stored(&desired);
     assert!(desired.matches(&observed(&object)));
@@ -287,7 +287,7 @@ fn object_of_another_owner_is_foreign() {
     assert!(owner(|owner| owner.kind = "Deployment".to_owned()).is_none());
     assert!(owner(|owner| owner.api_version = "example.com/v1".to_owned()).is_none());
     assert!(owner(|owner| owner.name = "other".to_owned()).is_none());
-    // An ExternalTarget of the same name that was deleted: the rule is taken over.
+    // The owner was a deleted ExternalTarget of the same name: the rule is taken over.
     let earlier = owner(|owner| owner.uid = "earlier".to_owned()).unwrap();
     assert!(!desired.matches(&earlier));
     // The garbage collector removes the reference when the owner is deleted with --cascade=orphan.

@@ -12,7 +12,7 @@ use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::watch::{RequestQuery, find};
 
-/// The hint on the manifest that grants the permissions.
+/// The hint in errors: it names the manifest that grants the permissions.
 pub(super) const PERMISSION_HINT: &str = "spec.alerts needs the ClusterRole of deploy/alerts/";
 
 /// A write of the PrometheusRule of an ExternalTarget.
@@ -126,7 +126,7 @@ impl RuleWriter {
                 (code, Ok(outcome))
             }
             Err(error) => match failed(error, &self.availability, request(verb)) {
-                // The watch selects a label, and doesn't show the object that has the name.
+                // The watch selects by label, so it may not show the object that has the name.
                 (code, Err(WriteError::Conflict)) if verb == "create" => match self.find(rule).await {
                     Ok(Some(object)) => (code, Ok(present(&object))),
                     Ok(None) => (code, Err(WriteError::Conflict)),
@@ -137,7 +137,7 @@ impl RuleWriter {
         }
     }
 
-    /// Finds a PrometheusRule by its name. Needs only the permission to list.
+    /// Finds a PrometheusRule by its name; `None` also if it can't be decoded. Needs only the permission to list.
     async fn find(&self, rule: &ServiceKey) -> kube::Result<Option<PrometheusRule>> {
         let query = RequestQuery::named(rule.namespace(), rule.name());
         let found = find::<PrometheusRule>(self.client.clone(), &query).await?;

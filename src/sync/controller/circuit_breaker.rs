@@ -36,8 +36,8 @@ impl<C> Default for CircuitBreakers<C> {
 }
 
 impl<C: Eq + Hash> CircuitBreakers<C> {
-    /// Returns whether a write of all these classes may be made for a key, perhaps as a probe. Otherwise the key waits
-    /// until [`Self::record_success`] or [`Self::next_probe`] returns it.
+    /// Returns whether a write that belongs to all `classes` may be made for a key, perhaps as a probe. Otherwise the
+    /// key waits until [`Self::record_success`] or [`Self::next_probe`] returns it.
     pub(crate) fn admit(&mut self, key: &ServiceKey, classes: &[C]) -> bool {
         for class in classes {
             if let Some(breaker) = self.0.get_mut(class)
@@ -57,7 +57,7 @@ impl<C: Eq + Hash> CircuitBreakers<C> {
     }
 
     /// Opens the breaker of a class, or keeps it open: a write was refused for a reason that may concern the whole
-    /// class. The key waits.
+    /// class. The key waits, and the next probe is made after `at_least` at the earliest.
     pub(crate) fn record_failure(&mut self, class: C, key: &ServiceKey, at_least: Option<Duration>) {
         self.probe_ended(key);
         let breaker = self.0.entry(class).or_insert_with(CircuitBreaker::new);
@@ -90,7 +90,7 @@ impl<C: Eq + Hash> CircuitBreakers<C> {
         }
     }
 
-    /// Returns the next key that may probe its class. A class for which no key waits is forgotten.
+    /// Returns the next key that may probe its class. A class that is due, and for which no key waits, is forgotten.
     pub(crate) fn next_probe(&mut self) -> Option<ServiceKey> {
         let now = Instant::now();
         self.0.retain(|_, breaker| !breaker.is_due(now) || !breaker.waiting.is_empty());
@@ -142,12 +142,12 @@ mod tests {
             breakers.due().await;
             let probe = breakers.next_probe().unwrap();
             assert!(breakers.admit(&probe, &["a"]));
-            assert!(!breakers.admit(&keys[0], &["a"]) || probe == keys[0], "one at a time");
+            assert!(!breakers.admit(&keys[0], &["a"]) || probe == keys[0], "one key probes at a time");
             assert_eq!(breakers.next_probe(), None);
             breakers.record_failure("a", &probe, None);
             probes.push(probe);
         }
-        assert!(keys.iter().all(|key| probes.contains(key)), "they take turns: {probes:?}");
+        assert!(keys.iter().all(|key| probes.contains(key)), "the keys take turns: {probes:?}");
         assert_eq!(breakers.record_success(&"a").len(), 3);
         assert!(keys.iter().all(|key| breakers.admit(key, &["a"])));
     }
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn key_waits_for_any_open_class_until_it_is_forgotten() {
+    async fn key_waits_for_any_of_its_open_classes_unless_forgotten() {
         let mut breakers = CircuitBreakers::default();
         breakers.record_failure("everywhere", &key("1"), None);
         assert!(!breakers.admit(&key("2"), &["everywhere", "a"]));

@@ -26,7 +26,7 @@ pub enum SyncError {
     /// The source of load balancers or the destination of writes can't be used any more.
     #[error("{0}")]
     Source(Box<dyn std::error::Error + Send + Sync>),
-    /// A task that the sync task started panicked.
+    /// The sync task, or a task that it started, panicked.
     #[error("{0}")]
     Panic(#[from] tokio::task::JoinError),
 }

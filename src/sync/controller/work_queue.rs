@@ -22,7 +22,7 @@ const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duratio
 const RETRY_PAUSE_PER_FAILING_LINK: (Duration, Duration) =
     (Duration::from_millis(50), Duration::from_secs(30));
 /// The number of keys, refused because of a limit of the target namespace, that are retried when the write of another
-/// such key succeeds. So the number of retries doubles with each success.
+/// such key succeeds. While all these writes succeed, the number of retries doubles from round to round.
 const MAX_RELEASED_AT_ONCE: usize = 2;
 /// The number of consecutive writes of one desired state above which another client is suspected of reverting them.
 const MAX_UNTHROTTLED_WRITES: u32 = 10;
@@ -104,7 +104,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     // === keys to reconcile ===
 
-    /// Queues a key, unless it is queued or a write for it is under way: the end of the write adds it again.
+    /// Queues a key, unless it is queued or a write for it is under way: when the write ends, the controller has to add
+    /// the key again.
     pub(crate) fn add(&mut self, key: &ServiceKey) {
         if !self.in_flight.contains_key(key) && self.queued.insert(key.clone()) {
             let queue = if self.has_failed(key) { &mut self.retries } else { &mut self.ready };
@@ -112,7 +113,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         }
     }
 
-    /// Queues a key after `pause`, which replaces an earlier timer.
+    /// Queues a key after `pause`. An earlier timer of the key is replaced.
     pub(crate) fn add_after(&mut self, key: ServiceKey, pause: Duration) {
         self.stop_timer(&key);
         let timer = self.timers.insert(key.clone(), pause.min(MAX_TIMER));
@@ -175,7 +176,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.in_flight.remove(key).is_some_and(|write| write.is_superseded)
     }
 
-    /// Records that the desired state of a key has changed: earlier failures don't count any more.
+    /// Records that the desired state of a key has changed: forgets its timer and its failures.
     pub(crate) fn changed(&mut self, key: &ServiceKey) {
         self.stop_timer(key);
         self.succeeded(key);
@@ -222,7 +223,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         }
     }
 
-    /// Returns the keys that have timers, failures or throttled writes.
+    /// Returns the keys that have timers, failures or counted writes. A key may occur more than once.
     pub(crate) fn known(&self) -> impl Iterator<Item = &ServiceKey> {
         self.timer_of.keys().chain(self.failures.keys()).chain(self.throttles.keys())
     }
@@ -235,7 +236,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     // === failures ===
 
-    /// Queues a key again after a write that failed for a reason that other keys may share. Returns the pause.
+    /// Queues a key again, after a pause of `at_least` or longer, because its write failed for a reason that other keys
+    /// may share. Returns the pause.
     pub(crate) fn add_rate_limited(&mut self, key: &ServiceKey, at_least: Option<Duration>) -> Duration {
         let pause = self.back_off(key, at_least);
         if let Some(failure) = self.failures.get_mut(key) {
@@ -244,8 +246,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         pause
     }
 
-    /// Queues a key again after a write that failed for a reason of this key alone. Returns the pause, and whether the
-    /// reason differs from that of the previous failure.
+    /// Queues a key again, after a pause of `at_least` or longer, because its write failed for a reason of this key
+    /// alone. Returns the pause, and whether the reason differs from that of the previous failure.
     pub(crate) fn add_refused(
         &mut self,
         key: &ServiceKey,
@@ -325,7 +327,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         }
     }
 
-    /// Ends all pauses after failures. Queues no key.
+    /// Forgets all failures, and ends the pauses after them. Queues no key.
     pub(crate) fn end_pauses(&mut self) {
         self.limited.clear();
         for key in std::mem::take(&mut self.failures).into_keys() {
@@ -406,7 +408,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pauses_after_failures_grow_to_their_bound_and_end_together() {
+    async fn pauses_after_failures_grow_to_their_bound_until_resume() {
         let (mut work_queue, key) = (WorkQueue::<()>::new(4), key());
         let pauses: Vec<Duration> = (0..12).map(|_| work_queue.add_rate_limited(&key, None)).collect();
         assert!(pauses[0] < Duration::from_secs(2));
@@ -459,7 +461,7 @@ mod tests {
         assert_eq!([work_queue.next(), work_queue.next()], [Some(keys[1].clone()), Some(keys[2].clone())]);
         assert!(!work_queue.is_backing_off(&keys[1]) && work_queue.is_backing_off(&keys[3]));
         work_queue.succeeded_and_release(&keys[3]);
-        assert_eq!(work_queue.next(), None, "the other keys are being tried");
+        assert_eq!(work_queue.next(), None, "no key is limited any more");
     }
 
     #[tokio::test]

@@ -56,7 +56,7 @@ pub(super) mod by_hand {
     pub(crate) fn now() -> BootInstant {
         let start = *START;
         let awake = tokio::time::Instant::now().into_std().saturating_duration_since(start);
-        // Start far from zero: tests subtract from this time.
+        // Start far from zero, like the clock of a machine that has run for days.
         BootInstant(Duration::from_secs(1_000_000) + awake + SUSPENDED.get())
     }
 

@@ -94,7 +94,7 @@ struct ObservedLease {
     lease: Lease,
     /// The time at which this process saw the Lease change, or first saw that it was gone.
     changed: BootInstant,
-    /// Whether the Lease was read since the last wait. After a long stop of this process it may have been renewed.
+    /// Whether the Lease was read since the last wait: during a long stop of this process it may have been renewed.
     fresh: bool,
     /// Whether the Pod that owns the Lease is alive, if known.
     owner_lives: Option<bool>,
@@ -157,7 +157,7 @@ pub(super) struct Elector {
     term: u64,
     /// The highest term in the Lease and on external targets.
     highest: u64,
-    /// The term in the last claim that was written.
+    /// The term in the last claim, until the claim is confirmed.
     claimed: Option<u64>,
     dispute: Dispute,
     /// The time of the last dispute.

@@ -214,7 +214,7 @@ impl Leadership {
     }
 
     /// Sends a request if the lease of `term` is held right now, and drops it at the end of the lease. The caller has
-    /// to read the state that the request is based on beforehand: another leader may have changed it since.
+    /// to base the request on state that was read in this term: an earlier leader may have changed older state.
     ///
     /// # Errors
     /// If the lease isn't held, in which case nothing is sent, or if it ends before the answer arrives.
@@ -337,7 +337,7 @@ mod tests {
         let (connected, connection) = tokio::sync::oneshot::channel::<()>();
         let request = async {
             let _ = connection.await;
-            panic!("it is sent");
+            panic!("the request is sent");
         };
         (connected, request)
     }
@@ -370,7 +370,7 @@ mod tests {
         let mut beyond = pin!(leadership.wait_for_other_term(1));
         assert_eq!(futures::poll!(beyond.as_mut()), Poll::Pending);
         election.send_replace(LeaderStatus { term: 1, held: None });
-        assert_eq!(futures::poll!(beyond.as_mut()), Poll::Pending, "the term is over, no other has begun");
+        assert_eq!(futures::poll!(beyond.as_mut()), Poll::Pending, "no other term has begun");
         election.send_replace(held(2, 10));
         beyond.await;
     }
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn term_without_election_begins_above_all_seen() {
+    async fn term_without_election_is_raised_above_seen_terms() {
         let leadership = Leadership::without_election(100);
         leadership.raise_term_above(99);
         assert_eq!(leadership.term(), 100);
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(futures::poll!(second.as_mut()), Poll::Pending);
         fence.renewal_requested.notified().await;
         fence.confirmed.send_replace(Some(by_hand::now()));
-        assert_eq!((first.await, second.await), (Ok(1), Ok(2)), "they share a renewal");
+        assert_eq!((first.await, second.await), (Ok(1), Ok(2)), "both writes share a renewal");
         assert!(futures::poll!(pin!(fence.renewal_requested.notified())).is_pending());
         // Another replica has the Lease.
         tokio::time::advance(Duration::from_millis(1)).await;

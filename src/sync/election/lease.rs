@@ -16,7 +16,7 @@ pub(super) struct LeaseOwner {
     pub(super) uid: String,
 }
 
-/// Returns the holder of a Lease. An empty holder is none.
+/// Returns the holder of a Lease; `None` if the holder is missing or empty.
 pub(super) fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
 }
@@ -32,7 +32,8 @@ pub(super) fn term(lease: &Lease, now: Timestamp) -> Option<u64> {
     RecordedTerm::of(&lease.metadata, unix(now)).term()
 }
 
-/// Returns the duration of a Lease after its last change; `None` for a Lease that ends with its Pod.
+/// Returns the duration of a Lease after its last change: `usual` if the Lease names none, `None` for a Lease that ends
+/// with its Pod.
 pub(super) fn duration(lease: &Lease, usual: Duration) -> Option<Duration> {
     let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
     match seconds.and_then(|seconds| u64::try_from(seconds).ok()) {

@@ -21,7 +21,7 @@ pub enum RecordedTerm {
     /// No term: an earlier version of lb-linker or another client wrote the object.
     None,
     Term(u64),
-    /// No number, or too far ahead of the clock.
+    /// Not a number, or too far ahead of the clock.
     Unusable,
 }
 

@@ -35,11 +35,11 @@ pub(super) enum EventWrite {
     },
     /// No write yet.
     Nothing,
-    /// No write: the quota of the Event's Service and reason is used up.
+    /// No write: the quota of the Event's object and reason is used up.
     Drop,
 }
 
-/// Maximum number of Events of a reason about a Service in [`REASON_WINDOW`]. A recreated Service counts as the same.
+/// Maximum number of Events of a reason about an object in [`REASON_WINDOW`]. A recreated object counts as the same.
 const MAX_EVENTS_OF_REASON: usize = 10;
 const REASON_WINDOW: Duration = Duration::from_secs(600);
 
@@ -87,8 +87,8 @@ impl SentEvent {
         self.count != sent_count && (sent_count <= 1 || now.duration_since(at) >= SERIES_UPDATE_INTERVAL)
     }
 
-    /// Returns the write for the series that is due now. The second occurrence is sent at once; updates for later ones
-    /// can wait.
+    /// Returns the write for the series that is due now. The second occurrence is sent at once; further updates are at
+    /// least [`SERIES_UPDATE_INTERVAL`] apart.
     fn tell(&mut self, now: Instant) -> EventWrite {
         if !self.is_due(now) {
             return EventWrite::Nothing;
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn event_loop_costs_one_request_a_minute_with_exact_count() {
+    fn repeated_event_costs_a_request_a_minute_with_exact_count() {
         let (mut memory, quota, start) = (EventAggregator::default(), ReasonQuota::default(), Instant::now());
         let looping = event_key("u", Reason::Conflict, "taken");
         let (mut requests, mut sent_count) = (0, 0);
@@ -236,7 +236,7 @@ mod tests {
         }
         assert_eq!(sent_count, 600);
         assert!(memory.due(start + Duration::from_secs(2000)).is_empty());
-        assert!(memory.0.is_empty(), "what is long ago is forgotten");
+        assert!(memory.0.is_empty(), "old series are forgotten");
     }
 
     #[test]

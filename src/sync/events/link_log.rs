@@ -39,7 +39,7 @@ pub(crate) fn log_change(telemetry: &Telemetry, change: &LinkChange) {
     } else if retargeted.is_some() || before != after {
         info!("{change}");
     } else {
-        debug!("link {}: another TTL, other ports or another name", change.key);
+        debug!("link {}: same target; another TTL, other ports, names or settings", change.key);
     }
     let Some(link) = &change.after else { return };
     if let Some(note) = lost_hostnames(change) {

@@ -117,7 +117,7 @@ impl EventPublisher {
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let resumes = known.namespaces.next_to_resume(Instant::now());
-            // At the end each queued Event is tried.
+            // After `stop` each queued Event is tried, also in namespaces that are held.
             let is_held =
                 |namespace: &str| !stop.is_cancelled() && known.namespaces.is_held(namespace, Instant::now());
             let new = tokio::select! {
@@ -195,7 +195,8 @@ impl EventPublisher {
         outcome == SendResult::Sent
     }
 
-    /// Sends an Event, with retries after temporary failures, but without them if the last Event of the namespace failed.
+    /// Sends an Event, with retries after temporary failures. There are no retries if all attempts for the last Event
+    /// of the namespace have failed.
     async fn deliver(
         &self,
         event_key: &EventKey,
@@ -471,7 +472,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn unanswered_event_is_resent_under_its_name_then_given_up() {
+    async fn unanswered_event_is_sent_three_times_and_then_dropped() {
         let (recorder, mut requests, metrics, _tasks) = sender(&[StubResponse::Nothing; MAX_ATTEMPTS]);
         record(&recorder, "first");
         record(&recorder, "second");
@@ -593,7 +594,7 @@ mod tests {
         for _ in 0..MAX_ATTEMPTS {
             assert_eq!(requests.recv().await.unwrap().1, "0");
         }
-        // The last failure is processed, and the namespace is held.
+        // Let the publisher process the last failure: then the namespace is held.
         sleep(Duration::from_millis(1)).await;
         stop.cancel();
         for number in ["1", "2"] {

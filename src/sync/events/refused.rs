@@ -1,4 +1,5 @@
-//! Namespaces that refuse Events, or for which requests fail: each is logged once, and skipped for a while.
+//! Namespaces that refuse Events, or for which requests fail: for a while Events are dropped or wait. The first few
+//! namespaces have log lines of their own.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use tokio::time::Instant;
 use crate::sync::controller::backoff::Backoff;
 use crate::sync::k8s::errors::ThrottledLog;
 
-/// The first and the longest time for which a namespace is skipped.
+/// The first and the longest time for which the Events of a namespace are dropped or wait.
 const NAMESPACE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Maximum number of namespaces with their own log lines: if a permission is missing everywhere, a few lines suffice.
 const MAX_NAMED_NAMESPACES: usize = 10;
@@ -33,7 +34,7 @@ pub(super) struct NamespaceBreakers {
     refused: HashMap<Box<str>, NamespaceBreaker>,
     /// The log for the namespaces without their own log lines.
     unnamed_log: ThrottledLog,
-    /// The log for single rejected Events. The success of another Event doesn't end it.
+    /// The log for single rejected Events. An accepted Event doesn't mark their error as recovered.
     pub(super) single: ThrottledLog,
 }
 
@@ -48,7 +49,7 @@ impl NamespaceBreakers {
         self.refused.get(namespace).is_some_and(|refused| now < refused.not_before && refused.has_failed)
     }
 
-    /// Returns when the next namespace isn't held any more.
+    /// Returns the earliest time at which a held namespace isn't held any more; `None` if no namespace is held.
     pub(super) fn next_to_resume(&self, now: Instant) -> Option<Instant> {
         let held = self.refused.values().filter(|refused| now < refused.not_before && refused.has_failed);
         held.map(|refused| refused.not_before).min()
@@ -59,7 +60,7 @@ impl NamespaceBreakers {
         self.refused.get(namespace).is_some_and(|refused| refused.has_failed)
     }
 
-    /// Records that a namespace refuses all Events. Events of the next time, which grows, are dropped.
+    /// Records that a namespace refuses all Events. Its Events are dropped for a time that grows with each refusal.
     pub(super) fn refuse(&mut self, namespace: &str, now: Instant) {
         let refused = self.entry(namespace, now);
         refused.not_before = now + refused.pauses.next();

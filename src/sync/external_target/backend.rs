@@ -66,7 +66,7 @@ pub enum WriteError {
     /// Another replica leads, or may lead by now.
     #[error(transparent)]
     NotLeading(#[from] NotLeading),
-    /// There was no answer, which has been logged.
+    /// No answer arrived; the reason has been logged.
     #[error("no answer")]
     Unanswered,
     /// A failure that may concern every object of the kind: the namespace or the permission is missing, or the API
@@ -165,8 +165,8 @@ impl Backend {
         }
     }
 
-    /// Makes a write, which leaves `stamp` on the object. Returns the HTTP code for the metrics, and the object
-    /// afterwards, or `None` if the object is gone.
+    /// Makes a write. In a cluster it leaves `stamp` on the object, except for finalizers. Returns the HTTP code for
+    /// the metrics, which is 0 without an answer and for a directory, and the object afterwards; `None` if it is gone.
     pub async fn write(&self, write: Write, stamp: &Stamp) -> (u16, Result<Option<Object>, WriteError>) {
         let (client, availability, namespace) = match self {
             Self::Namespace { client, availability, namespace } => (client.clone(), availability, namespace),
@@ -258,7 +258,8 @@ pub(crate) fn failed<T>(
     (code, Err(sort(error, write_request)))
 }
 
-/// Returns a strategic merge patch, which leaves other finalizers alone. Another uid is refused (422).
+/// Returns a strategic merge patch that adds or removes only our finalizer. The API server refuses it for another uid
+/// (422).
 fn finalizer_patch(uid: &str, add: bool) -> Value {
     let key = if add { "finalizers" } else { "$deleteFromPrimitiveList/finalizers" };
     json!({"metadata": {"uid": uid, key: [FINALIZER]}})
@@ -295,7 +296,7 @@ where
             let left = api.delete(&id.name, &params).await?.left().map(Into::into);
             Ok(left.filter(Object::is_terminating))
         }
-        // Finalizers are written to another namespace.
+        // `Backend::write` sends finalizers itself, to another namespace.
         Write::Finalizer { .. } => Ok(None),
     }
 }

@@ -28,7 +28,7 @@ pub(crate) type WriteClass = (&'static str, ObjectKind, Option<Arc<str>>);
 pub enum Write {
     /// Create this object.
     Create(Object),
-    /// Set our fields of an existing object to those of this object.
+    /// Set the fields of an existing object that are ours to those of `desired`.
     Change {
         desired: Object,
         only: Precondition,
@@ -143,7 +143,7 @@ pub struct Actual<'a> {
     pub other_services: &'a [&'a Service],
     /// The EndpointSlices that are labelled for the link.
     pub slices: &'a [&'a EndpointSlice],
-    /// EndpointSlices with names that the link needs, labelled for another link or for none.
+    /// EndpointSlices with names that the link needs, labelled for another link or for no link.
     pub foreign_slices: &'a [&'a EndpointSlice],
 }
 
@@ -200,13 +200,13 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Inst
     let is_overridden = link.active_override().is_some();
     let settled = match (&step, link.is_gone()) {
         (NextStep::Done, false) | (NextStep::Forget, true) => true,
-        // The Service of that name mustn't wait for the ExternalTarget.
+        // The finalizer of an overridden Service doesn't wait: the external target belongs to the ExternalTarget.
         (NextStep::Wait(_) | NextStep::Conflict { .. }, false) => is_overridden,
         // An external target that stays after the end of its Service is as it should be.
         (NextStep::Done, true) => policy.on_delete != OnDelete::Delete,
         _ => false,
     };
-    // A living Service should have the finalizer; a gone Service, or one beside an ExternalTarget, should not.
+    // An existing Service should have the finalizer; a gone or overridden Service should not.
     let is_wrong = link.has_finalizer == (link.is_gone() || is_overridden);
     if policy.finalizer && settled && is_wrong && !link.uid.is_empty() {
         let (service, uid, add) = (link.key.clone(), link.uid.to_string().into(), !link.has_finalizer);
@@ -229,7 +229,7 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
             };
             match policy.on_delete {
                 OnDelete::Retain => return NextStep::Done,
-                // If the link has got another name, and no object has that name, the tombstone moves to it.
+                // If the link has another name by now, and no object has that name, the tombstone gets that name.
                 OnDelete::Tombstone if ours.is_some() || service.is_some() && actual.named.is_none() => {
                     Desired::tombstone(link, &policy.tombstone)
                 }
@@ -460,8 +460,8 @@ fn remove(kind: ObjectKind, metadata: &ObjectMeta) -> NextStep {
     NextStep::Write(Write::Delete { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
 }
 
-/// Returns the reason why an object that isn't labelled for the link is foreign. An ExternalName Service made by hand
-/// may be adopted, and an object of ours that has lost its labels is taken back.
+/// Returns the reason why an object with the external target's name is foreign; `None` for an ExternalName Service made
+/// by hand, which is adopted, and for an object of ours that has lost its labels, which is taken back.
 fn foreign_reason(object: &Service, own: Option<&str>) -> Option<String> {
     let metadata = &object.metadata;
     if let Some(other) = other_instance(metadata, own) {

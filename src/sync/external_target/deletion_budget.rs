@@ -30,8 +30,9 @@ impl fmt::Display for MaxDeletes {
 
 /// The removals of external targets in the last ten minutes, by any replica.
 ///
-/// Of the removals in another namespace at most half of the limit, rounded up, count: a namespace that uses up the limit
-/// leaves the rest of it to the other namespaces. So up to half as many more may be removed.
+/// For a removal, all removals in the same namespace count, and of those in each other namespace at most half of the
+/// limit, rounded up. So a namespace that has used up the limit leaves half of the limit to the other namespaces, and
+/// all namespaces together may exceed the limit by half.
 #[derive(Debug, Default)]
 pub struct DeletionBudget {
     removals: VecDeque<Removal>,
@@ -65,8 +66,8 @@ impl DeletionBudget {
         }
     }
 
-    /// Returns whether this object of a load balancer in `namespace` may be removed now, with `present` external targets
-    /// left. Doesn't count a removal.
+    /// Returns whether this object of a load balancer in `namespace` may be removed now, with `present` external
+    /// targets left. Doesn't count a removal.
     ///
     /// # Errors
     /// The time to wait; `None` means forever.
@@ -93,7 +94,7 @@ impl DeletionBudget {
         if number < limit {
             return Ok(());
         }
-        // Of the removals in another namespace the oldest don't count.
+        // Of the removals in another namespace only the newest `share` count.
         let mut uncounted: HashMap<_, usize> = HashMap::new();
         let mut counting = self.removals.iter().filter(|Removal { namespace: of, .. }| {
             let number = self.by_namespace.get(of).copied().unwrap_or_default();
@@ -226,7 +227,7 @@ mod tests {
         assert_eq!(ask("a", 0), Ok(()));
         assert_eq!(ask("b", 60), Ok(()));
         assert_eq!(ask("c", 100), Err(Some(Duration::from_secs(500))));
-        assert_eq!(ask("a", 100), Ok(()), "it is tried again and counts once");
+        assert_eq!(ask("a", 100), Ok(()), "a repeated removal counts once");
         assert_eq!(ask("c", 600), Ok(()));
         assert_eq!(ask("d", 601), Err(Some(Duration::from_secs(59))));
         assert_eq!(DeletionBudget::default().reserve(MaxDeletes::Number(0), "a", "a", 2, start), Err(None));
@@ -265,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Returns how many of this many removals each namespace may make, namespace by namespace.
+    /// Returns how many of the `due` removals of each namespace are allowed. The namespaces ask one after another.
     fn removed<const N: usize>(due: [usize; N], max: MaxDeletes) -> [usize; N] {
         let (mut budget, now, mut namespace) = (DeletionBudget::default(), Instant::now(), 0);
         due.map(|number| {
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn removals_of_a_namespace_leave_half_for_the_others() {
+    fn namespace_leaves_half_of_the_limit_to_other_namespaces() {
         assert_eq!(removed([1000, 1], MaxDeletes::Share), [10, 1]);
         for (limit, second) in [(0, 0), (1, 0), (2, 1), (3, 1), (10, 5), (11, 5)] {
             assert_eq!(removed([100; 3], MaxDeletes::Number(limit)), [limit, second, 0], "{limit}");
@@ -301,7 +302,7 @@ mod tests {
         assert_eq!(ask("b", "4", 4), Ok(()));
         assert_eq!(ask("b", "5", 5), Ok(()));
         assert_eq!(ask("b", "6", 10), Err(Some(Duration::from_secs(592))), "two of a's removals don't count");
-        assert_eq!(ask("a", "7", 10), Err(Some(Duration::from_secs(592))), "room for one of six");
+        assert_eq!(ask("a", "7", 10), Err(Some(Duration::from_secs(592))), "three of six must expire");
         assert_eq!(ask("b", "6", 602), Ok(()));
     }
 

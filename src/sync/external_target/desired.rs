@@ -35,7 +35,7 @@ pub fn slice_name(external_target: &str, family: &str) -> String {
     format!("{external_target}-{family}")
 }
 
-/// External target of a load balancer with addresses.
+/// The kind of external target for a load balancer with addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpTargets {
     /// A headless Service with an EndpointSlice for each address family.
@@ -139,9 +139,9 @@ fn slice<'a>(
     }
 }
 
-/// Returns the metadata of an external target. They record the custom hostnames of the link, so that it keeps them
-/// after a restart, and the uid of its Service, because a recreated Service has another target. For an overridden
-/// link they record the uids of the Service in use and of the ExternalTarget.
+/// Returns the metadata of an external target. Its annotations record the custom hostnames of the link, so that the
+/// link keeps them after a restart, and the uid of its Service, because a recreated Service has another target. For an
+/// overridden link they record the uids of the Service in use and of the ExternalTarget.
 fn service_metadata(link: &Link) -> ObjectMeta {
     let hostnames = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
     let uid =
@@ -210,7 +210,7 @@ pub fn slice_differs(actual: &EndpointSlice, desired: &EndpointSlice) -> bool {
         || actual.ports != desired.ports
 }
 
-/// The version of an object that a write is meant for: the API server refuses the write for any other.
+/// The version of an object that a write is meant for: the API server refuses the write for any other version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Precondition {
     pub uid: Option<String>,

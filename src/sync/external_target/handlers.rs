@@ -41,7 +41,7 @@ impl Reconciler {
             ObjectEvent::Unseen => {
                 self.context.store.set_owners_known();
                 if self.context.policy.sync == SyncMode::Off {
-                    // Without the permission to read objects there is nothing to wait for.
+                    // With `--sync off` nothing is written: don't wait for objects that can't be read.
                     self.listed.extend([ObjectKind::Service, ObjectKind::EndpointSlice]);
                 }
             }
@@ -157,7 +157,7 @@ impl Reconciler {
         let objects = self.objects.of_link(key).into_iter();
         let services = objects.filter(|object| object.id.kind == ObjectKind::Service);
         let mut recorded: Vec<Arc<str>> = Vec::new();
-        // A link may have two external targets, of which one is to replace the other.
+        // While its external target is renamed, a link has two external targets.
         for name in services.flat_map(|object| recorded_hostnames(object.annotation(HOSTNAME))) {
             if !recorded.contains(&name) {
                 recorded.push(name);
@@ -166,7 +166,7 @@ impl Reconciler {
         self.context.hostname_policy.borrow().still_granted(key.namespace(), recorded)
     }
 
-    /// Passes the target of an external target of an earlier process to the store.
+    /// Tells the store which target an earlier process has written into an external target.
     fn publish_persisted_target(&self, object: &ObservedObject) {
         let Some(holder) = self.objects.owner_of(object) else { return };
         let written_for = match (object.annotation(SERVICE_UID), object.created) {
@@ -195,7 +195,8 @@ impl Reconciler {
         self.objects.of_link(key).into_iter().find_map(|object| self.target_of(key, object))
     }
 
-    /// Returns the present target of a link's external target, given its Service.
+    /// Returns the present target of a link's external target, if this target is still allowed. `service` is the
+    /// Service in the target namespace.
     fn target_of(&self, key: &ServiceKey, service: &ObservedObject) -> Option<Target> {
         let objects = self.objects.of_link(key).into_iter();
         let objects: Vec<Object> = objects.map(ObservedObject::to_object).collect();
@@ -250,7 +251,8 @@ impl Reconciler {
             && self.objects.of_link(key).iter().any(|object| self.is_removable(object.has_our_field_manager))
     }
 
-    /// Returns whether an object of a gone Service is ours to remove. A foreign object is ours only with `--prune`.
+    /// Returns whether an object may be removed once its load balancer is gone: lb-linker has written it, or `--prune`
+    /// is set.
     pub(crate) fn is_removable(&self, has_our_field_manager: bool) -> bool {
         self.context.policy.prune || has_our_field_manager
     }

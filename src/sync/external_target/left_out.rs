@@ -165,13 +165,13 @@ pub enum Registry {
 }
 
 impl Registry {
-    /// Looks up which of these load balancers exist, regardless of the flags, by a single list of the metadata of all
-    /// load balancers. If only the watched namespaces may be listed, lists each of these, and all other namespaces
-    /// count as `Existing::forbidden`. A watched namespace that an authorizer refuses doesn't stop the look-up in the
-    /// other ones.
+    /// Looks up which of the `wanted` load balancers exist, regardless of the flags, by a single list of the metadata
+    /// of all load balancers. If this list is forbidden and `--watch-namespaces` is set, lists each watched namespace
+    /// of `wanted`; the namespaces that aren't watched count as `Existing::forbidden`. If an authorizer refuses the
+    /// list of a watched namespace, the look-up continues with the next namespace.
     ///
     /// # Errors
-    /// If a list fails otherwise.
+    /// If a list fails for another reason, or the directory can't be read.
     pub async fn look_up(
         &self,
         wanted: &HashSet<ServiceKey>,
@@ -216,7 +216,8 @@ fn managed(metadata: &ObjectMeta) -> Option<&str> {
     metadata.annotations.as_ref()?.get(MANAGED).map(String::as_str)
 }
 
-/// Lists the metadata of the load balancers of a namespace, or of all, page by page.
+/// Adds the `wanted` load balancers of a namespace, or of all namespaces, to `existing`: lists only their metadata,
+/// page by page.
 async fn list(
     client: &Client,
     namespace: Option<&str>,
@@ -240,7 +241,7 @@ async fn list(
         .map_err(|source| ListError { what: in_place("load balancers", namespace), source: Box::new(source) })
 }
 
-/// Returns whether a living Service with this target has an external target.
+/// Returns whether `--ip-targets` allows an external target for a Service with this target.
 #[must_use]
 pub fn is_shown(target: &Target, how: IpTargets) -> bool {
     match (target, how) {
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_of_opted_out_terminating_and_missing_services() {
+    fn verdict_distinguishes_opted_out_from_gone_services() {
         let managed = |value: &str| json!({MANAGED: value});
         let services = [
             json!({"namespace": "shop", "name": "out", "uid": "u", "annotations": managed("false")}),

@@ -13,7 +13,8 @@ pub enum ReconcileResult {
     Unchanged,
     Written,
     /// A write is needed, but isn't made now: because of a delay, a backoff, a limit or `--sync plan`, because another
-    /// replica leads, or because the watch hasn't delivered the object's present state.
+    /// replica leads, or because the watch hasn't delivered the object's present state. Or the external target is kept,
+    /// because a flag leaves its Service out or its namespace can't be listed.
     Waiting,
     /// An object that has the name of the external target or of an EndpointSlice isn't ours.
     Conflict,
@@ -37,9 +38,9 @@ impl ReconcileResult {
 
 #[derive(Debug)]
 pub struct ReconcilerMetrics {
-    /// Links with an external target name that a foreign object has.
+    /// Links that can't be written because a foreign object has the name of their external target or EndpointSlice.
     pub conflicts: IntGauge,
-    /// External targets that lb-linker hasn't written, and whose Services are gone.
+    /// Orphans: external targets that lb-linker has never written and that belong to no selected Service.
     pub orphans: IntGauge,
     /// External targets with a removal held back by the deletion budget.
     pub deletes_held: IntGauge,

@@ -18,7 +18,7 @@ pub struct ObjectCache {
     /// This instance: objects of other instances count as labelled for no link.
     instance: Option<String>,
     all: HashSet<CachedObject>,
-    /// Objects with other names than the default names of their links: nearly none.
+    /// By link, the objects that don't have one of the link's default names. Few links have such objects.
     elsewhere: HashMap<ServiceKey, BTreeSet<ObjectId>>,
     /// The number of links with objects.
     links: usize,
@@ -34,7 +34,7 @@ pub struct ObjectCache {
     listing: HashMap<ObjectKind, HashSet<ObjectId>>,
 }
 
-/// An object with its id as key. Boxed because a hash table has free slots.
+/// An object with its id as key. Boxed so that a free slot of the hash table has only the size of a pointer.
 #[derive(Debug)]
 struct CachedObject(Box<ObservedObject>);
 
@@ -173,7 +173,7 @@ impl ObjectCache {
         self.under_way.insert(id.clone(), PendingWrite::default());
     }
 
-    /// Records that a write was answered, or never will be.
+    /// Records that a write was answered, or that no answer will come.
     pub fn write_ended(&mut self, id: &ObjectId) {
         self.under_way.remove(id);
     }
@@ -201,7 +201,8 @@ impl ObjectCache {
         }
     }
 
-    /// Returns whether an object is newer than the cached one.
+    /// Returns whether [`Self::apply`] changes the cache: the cache has neither this nor a newer version of the object,
+    /// and lb-linker hasn't deleted the object.
     #[must_use]
     pub fn changes_cache(&self, object: &Object) -> bool {
         let id = object.id();
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn newer_version_of_watch_and_write_wins() {
+    fn newer_version_or_other_uid_replaces_the_cached_object() {
         let mut objects = ObjectCache::default();
         let mut version_after = |object| {
             objects.apply(&object);

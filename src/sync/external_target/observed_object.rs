@@ -35,7 +35,7 @@ pub struct ObservedObject {
     pub resource_version: Option<Box<str>>,
     /// The Unix time of the creation in seconds.
     pub created: Option<i64>,
-    /// Boxed like `owner` because few objects have one.
+    /// Boxed, like `owner`, because few objects have these fields.
     deletion_timestamp: Option<Box<Time>>,
     /// The first owner reference.
     owner: Option<Box<OwnerReference>>,

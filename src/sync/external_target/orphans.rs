@@ -1,5 +1,6 @@
-//! Orphans: external targets that lb-linker has never written to, and whose load balancers are gone. The earlier
-//! operator wrote them, or a user set its labels on them, so only the user knows whether they may be removed.
+//! Orphans: external targets that lb-linker has never written, with the labels of a load balancer that is gone or isn't
+//! selected. Either the earlier operator wrote them, or a user set the labels: only the user knows whether they may be
+//! removed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,8 +21,8 @@ use crate::sync::source::selection::Selection;
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Returns the load balancer that a Service in the target namespace is labelled for, if the Service is an orphan as
-/// soon as this load balancer is gone. A Service that is labelled for an unwatched namespace, or that belongs to
-/// another instance than `own`, is never an orphan.
+/// soon as this load balancer is gone. A Service is never an orphan if it is labelled for an unwatched namespace,
+/// belongs to another instance than `own`, was written by lb-linker, or is being deleted.
 #[must_use]
 pub fn orphan_of(metadata: &ObjectMeta, selection: &Selection, own: Option<&str>) -> Option<ServiceKey> {
     link_of_labels(metadata).filter(|key| {
@@ -92,7 +93,7 @@ impl Orphans {
         }
     }
 
-    /// Returns the new orphans to log, and the number of those above the limit.
+    /// Returns the new orphans to log, and the number of new orphans that exceed the limit of log lines.
     fn take_unlogged(&mut self, now: Instant) -> (Vec<(ServiceKey, String)>, usize) {
         if self.unlogged.is_empty() {
             return (Vec::new(), 0);

@@ -57,8 +57,8 @@ impl OutputDirectory {
         self.path.join(format!("{object}.{EXTENSION}"))
     }
 
-    /// Watches the files; each change yields complete lists of both kinds. Ends when the directory can't be watched any
-    /// more.
+    /// Watches the files: yields complete lists of both kinds at the start and after each change. Ends when the
+    /// directory can't be watched or read any more.
     pub fn events(&self) -> impl Stream<Item = ObjectEvent> + Send + use<> {
         let directory = self.clone();
         let changes = self.prepare().and_then(|()| changes(&self.path));
@@ -101,7 +101,7 @@ impl OutputDirectory {
     /// Makes a write. Returns the object afterwards, or `None` if it is gone.
     ///
     /// # Errors
-    /// If the file isn't ours any more, or can't be written.
+    /// If a file to create exists, a file to change or remove isn't ours, or the file can't be written.
     pub async fn write(&self, write: Write) -> Result<Option<Object>, WriteError> {
         let directory = self.clone();
         let done = tokio::task::spawn_blocking(move || directory.write_blocking(&write));

@@ -1,7 +1,8 @@
 //! The reconciler: makes the external targets match the links.
 //!
 //! Level-triggered: after any event the link is reconciled again, and the one write that brings its objects closer to
-//! the desired state is made. At most one write per link is in flight, and the failures of one link delay no other.
+//! the desired state is made. At most one write per link is in flight. A link with failed writes delays no link without
+//! failed writes.
 
 mod adoption;
 pub mod context;
@@ -150,7 +151,8 @@ pub(crate) struct Reconciler {
     adoption: AdoptionQueue,
     pub(crate) former: FormerLeaders,
     pub(crate) contradictions: Contradictions,
-    /// Services that count as gone, with a failed last confirmation.
+    /// Services that count as gone without a confirmation by the API server, and since when an authorizer has refused
+    /// all their look-ups.
     pub(crate) refused_look_ups: HashMap<ServiceKey, LastingRefusal>,
     start_check: StartCheck,
     /// Whether a write or the look-up before it has had no answer since the last successful write.
@@ -248,12 +250,13 @@ impl Reconciler {
     }
 
     /// Returns whether the load balancers of a namespace have been listed in this term and since the last restore of
-    /// etcd.
+    /// etcd, or the namespace isn't watched.
     pub(crate) fn are_links_listed(&self, namespace: &str) -> bool {
         self.context.links_listed.borrow().covers(namespace, self.lists())
     }
 
-    /// Returns whether the load balancers of a watched namespace can't be listed.
+    /// Returns whether the load balancers of a watched namespace have never been listed, or their list in this term, or
+    /// since the last restore of etcd, has failed.
     pub(crate) fn are_links_unlisted(&self, namespace: &str) -> bool {
         self.context.links_listed.borrow().lacks(namespace, self.lists())
     }
@@ -353,7 +356,7 @@ impl Reconciler {
             self.context.metrics.reconciled(ReconcileResult::Failed, now);
             let pause = self.work_queue.add_rate_limited(&key, None);
             error!(
-                "link {key}: its reconciling has panicked, a defect of lb-linker; next try in {pause:.1?}"
+                "link {key}: its reconciliation has panicked, a defect of lb-linker; next try in {pause:.1?}"
             );
         }
     }
@@ -496,7 +499,8 @@ impl Reconciler {
     }
 }
 
-/// Returns the state of the external target of an overridden link.
+/// Returns the state of the external target of an overridden link; `None` if it has no target, or the link isn't
+/// overridden.
 fn external_target_state(link: &Link, step: &NextStep, actual: Actual<'_>) -> Option<ExternalTargetState> {
     link.active_override()?;
     match step {

@@ -30,13 +30,14 @@ impl Default for ExternalTargetStates {
 }
 
 impl ExternalTargetStates {
-    /// Returns the state of the external target of a link; `None` if there is none, or it isn't known.
+    /// Returns the state of the external target of a link; `None` if no ExternalTarget overrides the link, or if it has
+    /// no external target or hasn't been reconciled yet.
     #[must_use]
     pub fn get(&self, key: &ServiceKey) -> Option<ExternalTargetState> {
         self.states.get(key).map(|state| state.clone())
     }
 
-    /// Subscribes to the keys of links whose external target has changed.
+    /// Subscribes to the keys of links when the state of their external target changes.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {
         self.feed.subscribe()

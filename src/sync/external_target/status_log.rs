@@ -36,7 +36,8 @@ pub(crate) struct StatusLog {
     held_back_log: ThrottledLog,
     /// Time until the next removal is allowed; `None` means never.
     next_removal: Option<Duration>,
-    /// Links that have lost the name of their external target, and the links that own it.
+    /// Links with another name for their external target than the default name, and the link that has the default name,
+    /// if it is known.
     names_lost: HashMap<ServiceKey, Option<ServiceKey>>,
     /// Links with a new target, and the target that they had before or that their external target still has.
     previous_targets: HashMap<ServiceKey, Option<Target>>,
@@ -45,13 +46,13 @@ pub(crate) struct StatusLog {
     higher_terms: HashMap<ServiceKey, u64>,
     /// Whether it was logged that another instance owns most objects.
     other_owner: bool,
-    /// Errors that concern all writes of a kind by a verb.
+    /// Errors that concern all writes with this verb to objects of this kind.
     error_logs: HashMap<(&'static str, ObjectKind), ThrottledLog>,
     /// Errors that concern writes of single objects.
     refusals: RefusalLog,
     /// Errors of the look-ups of Services that count as gone.
     look_up_log: ThrottledLog,
-    /// Services that count as gone because they may not be looked up.
+    /// Services that count as gone although the API server refuses every look-up.
     refused_look_up_log: ThrottledLog,
 }
 
@@ -93,7 +94,8 @@ impl StatusLog {
         }
     }
 
-    /// Counts a write that has ended with this HTTP code, and the reconciliation that led to it.
+    /// Counts a write that has ended with this HTTP code, and the reconciliation that led to it, which began at
+    /// `looked_at`.
     pub(crate) fn count(
         &self,
         write: &Write,
@@ -313,7 +315,7 @@ impl StatusLog {
         ));
     }
 
-    /// Records that this process doesn't lead any more: held-back removals are the next leader's.
+    /// Records that this process doesn't lead any more: the next leader decides about held-back removals.
     pub(crate) fn leadership_lost(&mut self) {
         self.held.clear();
         self.set_deletes_held();

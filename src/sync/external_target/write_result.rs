@@ -11,7 +11,7 @@ use crate::sync::k8s::object::Object;
 /// The end of a write that the reconciler has decided on.
 #[derive(Debug)]
 pub(crate) enum WriteEnd {
-    /// The write was sent.
+    /// The write was sent, or wasn't sent because this replica doesn't lead any more.
     Written(WriteResult),
     /// The write was skipped.
     Dropped { key: ServiceKey, write: Write, why: SkipReason },
@@ -27,7 +27,7 @@ pub(crate) enum SkipReason {
     Held(Option<Duration>),
 }
 
-/// A sent write and its result.
+/// A write and its result.
 #[derive(Debug)]
 pub(crate) struct WriteResult {
     pub(super) key: ServiceKey,

@@ -35,7 +35,7 @@ pub enum CheckOutcome {
 pub struct CheckResult {
     /// When the upstreams had answered or timed out. The connection came after that.
     pub at: Timestamp,
-    /// One outcome for each upstream, and one for a failed connection.
+    /// For a hostname one outcome for each upstream, for addresses one pass; one more outcome for a failed connection.
     pub outcomes: Vec<CheckOutcome>,
 }
 
@@ -50,7 +50,7 @@ struct CheckRecord {
     target: Target,
     /// The port that the checks connected to: results for another port, or without one, don't count.
     tcp_port: Option<u16>,
-    /// The count of the results before the newest one, as in [`CheckTally`].
+    /// This field and the next three count the results before the newest one, as in [`CheckTally`].
     passes: usize,
     failures: usize,
     decided: Timestamp,
@@ -70,7 +70,7 @@ pub(super) struct CheckTally<'a> {
     newest: Option<Timestamp>,
     /// When the newest result came that is a pass or a failure; without one, when the checks began.
     pub(super) decided: Option<Timestamp>,
-    /// Why the newest failure failed, if no pass came after it.
+    /// The message of the newest failure, if no pass came after it.
     pub(super) message: Option<&'a str>,
 }
 
@@ -147,7 +147,7 @@ impl CheckRecord {
 // === impl CheckRecords ===
 
 impl CheckRecords {
-    /// Removes the records of all other checks, and begins a record at `now` for each check without one.
+    /// Keeps only the records of these checks, and begins a record at `now` for each check that has none.
     pub fn retain(&mut self, checks: &[PlannedCheck], now: Timestamp) {
         let mut former = std::mem::take(&mut self.records);
         for check in checks {
@@ -172,7 +172,7 @@ impl CheckRecords {
         }
     }
 
-    /// Returns the counted results of a target; without counts if it isn't checked at this port.
+    /// Returns the counted results of a target; an empty tally if the target isn't checked at this port.
     pub(super) fn tally(
         &self,
         target: &Target,
@@ -209,12 +209,12 @@ impl CheckRecords {
 }
 
 /// Returns the next time after `after` for the routine check of a target. Different targets have times that are spread
-/// out over the period; equal targets of several ExternalTargets have the same ones, so that one check is enough.
+/// out over the period; equal targets of several ExternalTargets have the same times, so that one check is enough.
 fn next_slot(target: &Target, after: Timestamp, period: Duration) -> Timestamp {
     let mut hasher = DefaultHasher::new();
     target.to_string().hash(&mut hasher);
     let period = i64::try_from(period.as_millis()).unwrap_or(i64::MAX).max(1);
-    // Halved to fit into the type.
+    // Halved to fit into `i64`.
     let offset = i64::try_from(hasher.finish() / 2).unwrap_or_default().rem_euclid(period);
     let since = (after.as_millisecond() - offset).rem_euclid(period);
     later(after, Duration::from_millis(u64::try_from(period - since).unwrap_or_default()))
@@ -226,7 +226,7 @@ impl CheckTally<'_> {
         self.newest.is_none()
     }
 
-    /// Returns whether the newest check with a verdict passed, at most [`CheckSettings::max_age`] ago.
+    /// Returns whether the newest check with a verdict passed, less than [`CheckSettings::max_age`] ago.
     pub(super) fn passed_recently(&self, settings: &CheckSettings, now: Timestamp) -> bool {
         self.decided.is_some_and(|at| at <= now)
             && self.pass_expires_at(settings).is_some_and(|end| now < end)
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn results_count_while_they_agree() {
+    fn tally_counts_passes_and_failures_in_a_row() {
         let pass = || CheckOutcome::Passed;
         for (results, expected) in [
             (&[][..], (0, 0)),
@@ -394,7 +394,7 @@ mod tests {
                 tcp_port,
                 ..settings()
             };
-            // Each step takes the whole timeout while an upstream or a host is silent.
+            // A step takes the whole timeout if an upstream or a host is silent.
             let mut step = || {
                 let millis = timeout * 1000;
                 Duration::from_millis(if random.random() { millis } else { random.random_range(0..=millis) })

@@ -20,7 +20,7 @@ use super::times::whole_second;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverDecision {
-    /// The status to write, unless it equals the former one. After a write, decide again.
+    /// The decided status, to be written unless the API server has it already.
     pub status: FailoverStatus,
     /// Why the announced target changed, if it changed.
     pub moved: Option<MoveReason>,

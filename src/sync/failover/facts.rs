@@ -30,7 +30,8 @@ pub struct Inputs<'a> {
     pub present_target: Option<(&'a Target, &'a Uid)>,
     /// Whether the external target exists and points at the target of the status.
     pub is_written: bool,
-    /// Whether the Service with this uid exists and lets the namespace follow it, whatever the specification lists.
+    /// Whether the Service with this uid exists and lets the namespace follow it, whatever the specification lists. A
+    /// Service that can be looked up counts as existing until its deletion is confirmed.
     pub is_living: &'a dyn Fn(&Uid) -> bool,
     /// Whether the target policy denies a target.
     pub denied: &'a dyn Fn(&Target) -> bool,
@@ -99,8 +100,9 @@ impl<'a> Facts<'a> {
         self.offered(position).is_some_and(|offered| is_same(offered, target))
     }
 
-    /// Returns why a target must be withdrawn; `None` if it stays. A Service whose status is empty, or names a denied
-    /// target, keeps its last target; so does a Service that the edited specification doesn't name any more.
+    /// Returns why a target must be withdrawn; `None` if it stays. The last target of a Service stays while the status
+    /// of the Service is empty or names a denied target, and after an edit that removes the Service from the
+    /// specification.
     pub(super) fn withdrawal(&self, current: &AnnouncedTarget) -> Option<&'static str> {
         if (self.input.denied)(&current.target) {
             return Some("the target policy denies it");
@@ -136,14 +138,14 @@ impl<'a> Facts<'a> {
         matches!(target, Target::Hostname(_)) || self.tcp_port(target).is_some()
     }
 
-    /// Returns whether a target passes its checks: the newest pass or failure is a pass, and not older than
+    /// Returns whether a target passes its checks: the newest pass or failure is a pass, and younger than
     /// [`super::spec::CheckSettings::max_age`]. A target that isn't checked passes.
     pub(super) fn is_passing(&self, target: &Target) -> bool {
         let settings = &self.input.spec.check;
         !self.is_checked(target) || self.tally(target).passed_recently(settings, self.input.now)
     }
 
-    /// Notes when the newest pass of a target becomes too old.
+    /// Makes [`Self::next`] no later than the time at which the newest pass of a target becomes too old.
     pub(super) fn schedule_pass_expiry(&self, target: &Target) {
         let end = self.tally(target).pass_expires_at(&self.input.spec.check);
         if let Some(end) = end.filter(|_| self.is_checked(target)) {

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn automatic_moves_have_intervals() {
+    fn automatic_moves_keep_their_minimum_intervals() {
         let (over, back) = (MoveReason::FailedOver, MoveReason::FailedBack);
         let none = Timestamp::MIN;
         for (moves, next_over, next_back) in [

@@ -98,7 +98,7 @@ impl MassFailureGuard {
         for (other, _) in self.0.iter().filter(|(other, intent)| *other != key && is_recent(intent)) {
             *by_namespace.entry(other.namespace()).or_default() += 1;
         }
-        // A tenant whose targets fail all the time doesn't hold the failovers of other namespaces.
+        // A namespace with targets that fail all the time doesn't hold the failovers of other namespaces.
         let counted = |(namespace, number): (&str, usize)| match namespace == key.namespace() {
             true => number,
             false => number.min(allowed.div_ceil(2)),
@@ -125,7 +125,7 @@ mod tests {
         ServiceKey::new("shop", &number.to_string())
     }
 
-    /// Returns how many of these ExternalTargets, whose checks have just failed, have to wait.
+    /// Returns how many of these ExternalTargets have to wait if a check of each has just failed.
     fn held(guard: &mut MassFailureGuard, keys: std::ops::Range<usize>, all: usize, second: i64) -> usize {
         keys.filter(|number| !guard.is_allowed(&key(*number), all, at(second), at(second))).count()
     }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn failovers_of_a_namespace_hold_no_single_one_elsewhere() {
+    fn mass_failure_of_a_namespace_allows_a_failover_elsewhere() {
         assert_eq!(made([4, 1], 10), [3, 1]);
         assert_eq!(made([1000, 1], 1000), [200, 1]);
     }
@@ -206,8 +206,8 @@ mod tests {
         assert_eq!(held(&mut guard, 3..4, 10, 30), 0);
     }
 
-    /// Returns whether an ExternalTarget fails over whose target `fails`, or not, and whose other source `passes`, or
-    /// not.
+    /// Returns whether an ExternalTarget fails over at `second`. `fails` tells whether its target fails now, `passes`
+    /// whether the target of its other source passes a check now.
     fn moves(guard: &mut MassFailureGuard, number: usize, second: i64, fails: bool, passes: bool) -> bool {
         let mut harness = Harness::settled(&[("seoul", "a.example"), ("busan", "b.example")]);
         harness.now = at(second);

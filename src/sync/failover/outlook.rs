@@ -8,7 +8,7 @@ use crate::model::link::Target;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedCheck {
     pub target: Target,
-    /// The port that one of the target's addresses must accept a connection at; `None` if only DNS is checked.
+    /// The port at which one of the target's addresses must accept a connection; `None` if only DNS is checked.
     pub tcp_port: Option<u16>,
     pub urgency: Urgency,
 }
@@ -35,8 +35,8 @@ pub(super) struct Outlook<'a> {
 }
 
 impl Outlook<'_> {
-    /// Returns the position of the source in use, and its new target; `None` if it offers none but the announced
-    /// target.
+    /// Returns the position of the source in use, and its new target; `None` if the source offers no target, or still
+    /// the announced one.
     pub(super) fn new_target(&self) -> Option<(usize, &Target)> {
         let current = self.current?;
         let position = self.facts.position_of(&current.source)?;
@@ -66,7 +66,8 @@ impl Outlook<'_> {
             let is_new = !current.verified && facts.tally(&current.target).is_empty();
             // A held failover needs a failure after the hold began.
             let held = if self.is_failover_held { Urgency::Undecided } else { Urgency::Routine };
-            // Of many cutovers at once, the checks of the new targets come first.
+            // In a cutover the old target is checked urgently only after a result of the new target: when many cutovers
+            // begin at once, the checks of the new targets come first.
             let is_needed = new.is_some_and(|(_, new)| !facts.tally(new).is_empty());
             add(&current.target, held.max(awaited(is_new || is_needed)));
         }

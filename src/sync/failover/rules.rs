@@ -8,7 +8,7 @@ use super::spec::{Failback, is_same};
 use super::status::{AnnouncedTarget, FormerTarget, MoveReason, SourceState, SourceStatus};
 use crate::model::link::Target;
 
-/// A source that offers no target, or a target of which no check has had a result, is passed over after this time.
+/// A source is passed over after this time if it offers no target, or if no check of its target has had a result.
 const NO_RESULT: Duration = Duration::from_secs(30);
 
 pub(super) struct Rules<'a> {
@@ -49,7 +49,7 @@ impl Rules<'_> {
             && pin.is_none()
             && let Some(standby) = self.healthy_except(Some(position))
         {
-            // A standby that works is better than a new target of the same source that doesn't.
+            // A healthy standby is better than a new target of the source in use that doesn't pass its checks.
             let may_move = facts.has_passed(next_move(self.history, MoveReason::FailedOver));
             if may_move && !facts.input.is_failover_held {
                 return Choice::Move(standby, MoveReason::FailedOver);
@@ -93,14 +93,14 @@ impl Rules<'_> {
         move_to(back.filter(may_move), MoveReason::FailedBack)
     }
 
-    /// Returns whether this leader has seen `successThreshold` passes: a failback isn't urgent.
+    /// Returns whether this leader has seen `successThreshold` passes in a row: a failback isn't urgent.
     fn has_passes_in_a_row(&self, target: &Target) -> bool {
         let settings = &self.facts.input.spec.check;
         !self.facts.is_checked(target)
             || self.facts.tally(target).passes >= settings.success_threshold as usize
     }
 
-    /// Chooses a target where nothing is announced.
+    /// Chooses a target while none is announced.
     fn first_target(&self) -> Choice {
         let facts = self.facts;
         if let Some(pin) = &facts.input.spec.pin {
@@ -130,13 +130,13 @@ impl Rules<'_> {
     }
 
     /// Returns the most preferred source that works. Each source before it has failed a check, or has had no result for
-    /// [`NO_RESULT`].
+    /// [`NO_RESULT`]. Returns `None` while a more preferred source has to be waited for, and if no source works.
     fn first_in_order(&self, works: impl Fn(usize) -> bool) -> Option<usize> {
         let facts = self.facts;
         let is_passed_over = |position: usize| {
             let has_failed = facts.offered(position).is_some_and(|target| facts.tally(target).failures > 0);
             let since = self.sources[position].since;
-            // The time in the status may be of an earlier leader, whose checks don't count.
+            // The time in the status may be of an earlier leader: the checks of that leader don't count.
             let began = |target| facts.tally(target).decided.unwrap_or(facts.input.now);
             let since = facts.offered(position).map_or(since, |target| since.max(began(target)));
             has_failed || facts.is_over(since, NO_RESULT)

@@ -11,7 +11,7 @@ pub(super) const NOT_CHECKED: &str = "not checked: no tcpPort";
 
 const NOT_CHECKED_YET: &str = "not checked yet";
 
-/// Returns the status of each source while this target is announced. A new leader begins with the former states.
+/// Returns the status of each source while `current` is announced. A new leader begins with the former states.
 pub(super) fn statuses(facts: &Facts<'_>, current: Option<&AnnouncedTarget>) -> Vec<SourceStatus> {
     let is_standby = |position| current.is_some_and(|current| current.source != facts.name(position));
     facts.positions().map(|position| status(facts, position, is_standby(position))).collect()
@@ -26,7 +26,7 @@ fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus 
     let (state, message) = match (offered, &facts.input.offers[position].refusal) {
         (Some(target), _) => checked(facts, is_standby, target, known),
         (None, Some(Refusal { message, .. })) => (SourceState::Refused, message.clone()),
-        // Only `denied` refuses the target, which the caller determines apart from `refusal`.
+        // The offer has a target and no refusal: `Inputs::denied` denies the target.
         (None, None) if facts.input.offers[position].target.is_some() => {
             (SourceState::Refused, "the target policy denies its target".to_owned())
         }

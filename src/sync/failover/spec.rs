@@ -9,10 +9,10 @@ use crate::model::uid::Uid;
 pub struct FailoverSpec {
     /// `metadata.generation`.
     pub generation: i64,
-    /// The distinct, nonempty names of the sources, the preferred one first. None if the specification is invalid.
+    /// The distinct, nonempty names of the sources, the preferred one first. Empty if the specification is invalid.
     pub sources: Vec<String>,
     pub check: CheckSettings,
-    /// `cutover.maxWaitSeconds`: how long a new target is waited for.
+    /// `cutover.maxWaitSeconds`: how long a new target may take until it passes a check.
     pub max_wait: Duration,
     pub failback: Failback,
     pub pin: Option<String>,
@@ -35,7 +35,7 @@ pub struct CheckSettings {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failback {
-    /// Back to a preferred source that has been healthy for this time.
+    /// Back to a source that precedes the source in use, once it has been healthy for this time.
     Automatic {
         after: Duration,
     },
@@ -43,8 +43,8 @@ pub enum Failback {
 }
 
 impl CheckSettings {
-    /// Returns the longest time that a check takes: for the look-up, then for another question to upstreams without an
-    /// answer, and then for the connection.
+    /// Returns the longest time that a check takes: one timeout each for the look-up, for a second question to
+    /// upstreams that gave no answer, and, with a port, for the connection.
     fn longest_check(&self) -> Duration {
         self.timeout.saturating_mul(if self.tcp_port.is_some() { 3 } else { 2 })
     }
@@ -54,13 +54,13 @@ impl CheckSettings {
         self.period.max(self.longest_check())
     }
 
-    /// Returns how old a result may be: the next one comes earlier, whether upstreams answer or not.
+    /// Returns the maximum age of a result: the next check ends before that, even if no upstream answers.
     pub(super) fn max_age(&self) -> Duration {
         self.longest_pause().saturating_add(self.longest_check()).saturating_add(TURN)
     }
 
-    /// Returns the time without a pass or a failure after which a check is late: another check could have ended since
-    /// [`Self::max_age`].
+    /// Returns the time without a pass or a failure after which a check is late: [`Self::max_age`] and the time until
+    /// the start of one more check.
     pub(super) fn late_after(&self) -> Duration {
         self.longest_pause().saturating_add(self.max_age())
     }
@@ -69,7 +69,7 @@ impl CheckSettings {
 /// What a source offers at present.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
-    /// The uid of the Service; empty for fixed targets, and where there is no Service.
+    /// The uid of the Service; empty for fixed targets, and without a permitted Service.
     pub uid: Uid,
     /// The target; `None` while the load balancer is pending, and without a permitted Service.
     pub target: Option<Target>,
@@ -106,7 +106,7 @@ pub struct Refusal {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalReason {
-    /// The Service doesn't exist, or doesn't let the namespace follow it.
+    /// The Service doesn't exist, or doesn't let the namespace of the ExternalTarget follow it.
     RefNotPermitted,
     /// The target policy denies the offered target.
     TargetRefused,
@@ -114,7 +114,7 @@ pub enum RefusalReason {
     CheckRefused,
     /// The hostname policy denies a custom hostname.
     HostnameRefused,
-    /// A name belongs to another object.
+    /// A custom hostname, or the name of the external target, belongs to another object.
     Conflict,
     /// The specification breaks a rule: none of its sources is used.
     InvalidSpec,

@@ -26,8 +26,8 @@ pub struct AnnouncedTarget {
     pub target: Target,
     pub uid: Uid,
     pub since: Timestamp,
-    /// Whether a check of the target has passed, or the target wasn't checked because it consists of addresses without
-    /// a port.
+    /// Whether a check of the target has passed, or the target needs no check: addresses are only checked if the check
+    /// has a port.
     pub verified: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct SourceStatus {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceState {
-    /// The source offers no target, or a target that has been neither healthy nor waited for long enough.
+    /// The source offers no target, or a target that hasn't passed a check yet and doesn't count as unhealthy yet.
     Pending,
     Healthy,
     Unhealthy,
@@ -67,7 +67,7 @@ pub struct FormerTarget {
 pub enum MoveReason {
     /// Nothing was announced before.
     Announced,
-    /// The source names another target, which has passed a check.
+    /// The source in use offers another target, which has passed a check.
     TargetChanged,
     /// A new or a first target hasn't passed a check within `maxWaitSeconds` and is announced unverified.
     CutoverTimedOut,
@@ -141,7 +141,7 @@ pub(super) fn cut(mut message: String) -> String {
 pub fn restore_times(decided: &mut FailoverStatus, written: &FailoverStatus) {
     for condition in &mut decided.conditions {
         let known = written.condition(condition.kind).filter(|known| known.status == condition.status);
-        // A later time is from before the clock was set back.
+        // If the written time is the later one, it was set before the clock was set back.
         condition.since = known.map_or(condition.since, |known| known.since.min(condition.since));
     }
 }

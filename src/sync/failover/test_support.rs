@@ -1,4 +1,4 @@
-//! Short forms for tests.
+//! Helpers for the tests of decisions.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::model::hostname::Hostname;
 use crate::model::link::Target;
 use crate::model::uid::Uid;
 
-/// A time this many seconds after the beginning of the tests.
+/// Returns the time this many seconds after second 0 of the tests.
 pub(super) fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
@@ -177,7 +177,7 @@ impl Harness {
     pub(super) fn record(&mut self, target: &str, outcomes: &[CheckOutcome]) {
         let result = CheckResult { at: self.now, outcomes: outcomes.to_vec() };
         let target = self::target(target);
-        // A check without the right to connect is made without the port.
+        // If connections to the target aren't permitted, its record has no port.
         for tcp_port in [None, self.spec.check.tcp_port].into_iter().collect::<BTreeSet<_>>() {
             self.checks.record(&target, tcp_port, result.clone(), &self.upstreams);
         }
@@ -196,7 +196,7 @@ impl Harness {
         (0..3).for_each(|_| self.fail(target));
     }
 
-    /// The leader ends, and another one begins with the status.
+    /// Replaces the leader by a new one, which knows only the status.
     pub(super) fn restart(&mut self) {
         self.checks = CheckRecords::default();
         self.upstreams = UpstreamAnswers::default();
@@ -218,7 +218,7 @@ impl Harness {
     }
 }
 
-/// The offer of a Service with this uid; the target `""` is none.
+/// Returns the offer of a Service with the uid `name`; `""` as `target` means no target.
 pub(super) fn offer(name: &str, target: &str) -> Offer {
     let target = (!target.is_empty()).then(|| self::target(target));
     Offer { uid: Uid::from(name), target, ..Offer::default() }

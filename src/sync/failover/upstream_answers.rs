@@ -20,8 +20,8 @@ struct LastAnswers {
 }
 
 impl UpstreamAnswers {
-    /// Records an answer that can be used: SERVFAIL and REFUSED, for example, are no answers. Answers may be recorded in
-    /// any order: the answers of a check are recorded when its connections have ended.
+    /// Records an answer that can be used: SERVFAIL and REFUSED, for example, are no answers. Answers may be recorded
+    /// in any order: the answers of a check are recorded when its connections have ended.
     pub fn record(&mut self, upstream: SocketAddr, question: &Hostname, at: Timestamp) {
         let answer = (question.clone(), at);
         let Some(last) = self.0.get_mut(&upstream) else {
@@ -34,7 +34,8 @@ impl UpstreamAnswers {
         }
     }
 
-    /// Forgets answers from before the clock was set back: call it before decisions, and before answers are recorded.
+    /// Forgets the upstreams whose newest answer is later than `now`: the clock was set back. Call this before
+    /// decisions, and before answers are recorded.
     pub fn forget_after(&mut self, now: Timestamp) {
         self.0.retain(|_, last| last.newest.1 <= now);
     }

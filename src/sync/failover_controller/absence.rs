@@ -44,7 +44,7 @@ struct Absence {
     /// The ExternalTargets that announce a target of the Service.
     objects: BTreeSet<ServiceKey>,
     is_confirmed: bool,
-    /// The last look-up that had an answer.
+    /// The Service, if the last look-up with an answer has found it.
     found: Option<FoundService>,
     /// Whether a look-up waits or is under way.
     is_look_up_pending: bool,
@@ -55,9 +55,9 @@ struct Absence {
 
 /// A load balancer that a look-up has found.
 struct FoundService {
-    /// The namespaces that may follow it; `None` if it can't be decoded.
+    /// The namespaces that may follow the load balancer; `None` if it can't be decoded.
     annotations: Option<Annotations>,
-    /// Whether the watch contains it.
+    /// Whether its namespace and its labels are those that the watch selects.
     is_watched: bool,
 }
 
@@ -74,7 +74,8 @@ impl Absence {
         if is_unwatched { REPEAT_UNWATCHED_AFTER } else { REPEAT_AFTER }
     }
 
-    /// Returns whether the Service is gone, or doesn't let a namespace other than its own follow it.
+    /// Returns whether the Service is gone for an ExternalTarget: also if `object` is in another namespace, which the
+    /// Service doesn't let follow it.
     fn is_gone_for(&self, object: &ServiceKey, service: &ServiceKey) -> bool {
         let annotations = self.found.as_ref().and_then(|found| found.annotations.as_ref());
         let namespace = object.namespace();
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn refused_look_up_confirms_after_ten_minutes_only() {
+    async fn refused_look_ups_confirm_the_absence_after_ten_minutes() {
         let (mut absences, client) = (MissingServices::default(), api_server(json!({})));
         let mut look_ups = 0;
         while !look_up(&mut absences, &client, "closed").await.0 {

@@ -53,8 +53,8 @@ impl TargetCheckResult {
         Self { at, outcomes, addresses, answers: Vec::new(), links: HashSet::new() }
     }
 
-    /// Returns the outcomes for one of the ExternalTargets that wait for the check: the hostname mustn't lead back to its
-    /// link.
+    /// Returns the outcomes for one of the ExternalTargets that wait for the check. The check fails if the hostname
+    /// leads back to the link of that ExternalTarget.
     pub(super) fn outcomes_for(&self, waiter: &ServiceKey) -> Vec<CheckOutcome> {
         let mut outcomes = self.outcomes.clone();
         if self.links.contains(waiter) {
@@ -92,9 +92,9 @@ pub(super) async fn check(key: CheckKey, check_dns: CheckDns) -> FinishedCheck {
 /// Connects to the first [`MAX_CONNECTIONS`] different addresses in parallel, and closes the connections.
 ///
 /// # Errors
-/// If no address accepts a connection: the error of the first one.
+/// If no address accepts a connection: the error of the first address.
 async fn connect(addresses: &[IpAddr], port: u16, limit: Duration) -> Result<(), String> {
-    // Several upstreams may have answered the same ones.
+    // Several upstreams may have answered with the same addresses.
     let mut known = HashSet::new();
     let distinct = addresses.iter().filter(|address| known.insert(**address));
     let connections = distinct.take(MAX_CONNECTIONS).map(|address| async move {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn hostname_fails_only_for_targets_that_it_leads_back_to() {
+    fn hostname_fails_only_for_links_that_it_leads_back_to() {
         let links = HashSet::from([ServiceKey::new("shop", "web")]);
         let passed = TargetCheckResult::new(Timestamp::now(), vec![CheckOutcome::Passed], Vec::new());
         let result = TargetCheckResult { links, ..passed };

@@ -67,7 +67,7 @@ const MAX_DECISIONS: usize = 64;
 /// Multiplied by the number of ExternalTargets: the shortest time between two decisions about the same ExternalTarget
 /// after changes of objects and check results. So these cause at most 2,000 decisions a second.
 const DECISION_INTERVAL: Duration = Duration::from_micros(500);
-/// Maximum number of changes that are reported after a write of the status: the newest ones.
+/// Maximum number of Events that are reported after a write of the status; the newest ones are kept.
 const MAX_EVENTS: usize = 16;
 
 /// The state of a term of leadership.
@@ -130,13 +130,13 @@ struct DecisionState {
     /// The status that was sent last; with `--sync plan`, the status that was logged last.
     sent: Option<ExternalTargetStatus>,
     records: CheckRecords,
-    /// The resourceVersion for which the API server has returned a conflict, and since when.
+    /// The resourceVersion for which the API server has returned a conflict, and the time of the conflict.
     stale: Option<(String, Instant)>,
     /// What the decisions since the last write have changed.
     changes: Changes,
-    /// What the write under way contains.
+    /// The changes that the write under way contains.
     in_flight: Changes,
-    /// The refusal that was reported last.
+    /// The reason and the message of the refusal that was reported last.
     refusal: Option<(String, String)>,
     /// When a refusal was logged last.
     refusal_logged: Option<Instant>,
@@ -163,7 +163,7 @@ impl DecisionState {
 struct Changes {
     events: Vec<FailoverEvent>,
     moved: Option<MoveReason>,
-    /// Whether another client has changed the status since: then a failed write is never made.
+    /// Whether another client has changed the status since: then these changes are dropped if the write fails.
     is_void: bool,
 }
 
@@ -177,12 +177,12 @@ impl Changes {
 }
 
 impl DecisionState {
-    /// Processes that the last decision is being written, or is what the API server has.
+    /// Moves the changes to the write that begins, also if the API server has the decided status already.
     fn begin_write(&mut self) {
         self.in_flight = std::mem::take(&mut self.changes);
     }
 
-    /// Processes that the write under way hasn't been made: its changes belong to the next write.
+    /// Processes that the write under way has failed: its changes belong to the next write.
     fn put_back(&mut self) {
         let mut unwritten = std::mem::take(&mut self.in_flight);
         if !unwritten.is_void {
@@ -229,8 +229,8 @@ impl LeaderTerm {
         self.to_write.forget(key);
     }
 
-    /// Queues a decision about one of `all` ExternalTargets. If the last decision about it is recent, the new one
-    /// waits: a tenant whose objects change all the time doesn't delay the work of other tenants.
+    /// Queues a decision about an ExternalTarget; `all` is the number of ExternalTargets. If the last decision about
+    /// this one is recent, the new decision waits: a tenant whose objects change all the time delays no other tenant.
     pub(super) fn queue(&mut self, key: &ServiceKey, all: usize) {
         let interval = DECISION_INTERVAL.saturating_mul(u32::try_from(all).unwrap_or(u32::MAX));
         let last = self.states.get(key).and_then(|state| state.decided_at);
@@ -275,8 +275,8 @@ impl FailoverController {
         let changed = limit.decide(self.objects.keys().map(ServiceKey::namespace), now);
         if before == 0 && limit.left_out() > 0 {
             warn!(
-                "there are more than {MAX_METRICS} ExternalTargets: in the namespaces with the most of them no metrics \
-                 of single ones are exported, and the alerts of spec.alerts don't fire"
+                "there are more than {MAX_METRICS} ExternalTargets: in the namespaces with the most ExternalTargets no \
+                 metrics of single ExternalTargets are exported, and the alerts of spec.alerts don't fire"
             );
         }
         for key in self.objects.keys().filter(|key| changed.contains(key.namespace())) {
@@ -298,7 +298,7 @@ impl FailoverController {
                 Err(_) => {
                     let pause = self.leader.to_decide.add_rate_limited(&key, None);
                     error!(
-                        "ExternalTarget {key}: deciding has panicked, a defect of lb-linker; next try in {pause:.1?}"
+                        "ExternalTarget {key}: the decision panicked, a defect of lb-linker; next try in {pause:.1?}"
                     );
                 }
             }
@@ -520,8 +520,8 @@ impl FailoverController {
         if let Some(pause) = self.leader.to_write.throttled_for(key, &after) {
             return self.leader.to_write.add_within(key, pause);
         }
-        // Urgent are a changed target, a changed spec, and Ready becoming True soon after a move: `kubectl wait` and
-        // GitOps tools wait for these.
+        // A changed target, a changed spec, and Ready becoming True soon after a move are urgent: `kubectl wait` and
+        // GitOps tools wait for them.
         let is_first_ready = is_ready
             && !is_condition_true(&before, "Ready")
             && status
@@ -623,7 +623,7 @@ impl FailoverController {
         );
     }
 
-    /// Reports what the written status has changed, and a new refusal.
+    /// Reports the changes that the written status contains, and a new refusal.
     fn report_changes(&mut self, key: &ServiceKey, written: &ExternalTargetStatus) {
         let Some(state) = self.leader.states.get_mut(key) else { return };
         let Some(followed) = self.objects.get(key) else { return };
@@ -663,7 +663,7 @@ impl FailoverController {
     pub(super) fn checked(&mut self, FinishedCheck { key, result }: FinishedCheck) {
         let (leader, now) = (&mut self.leader, Timestamp::now());
         leader.upstreams.forget_after(now);
-        // An answer from the future came before the clock was set back.
+        // An answer with a later time than now came before the clock was set back.
         for (upstream, question, at) in result.answers.iter().filter(|(_, _, at)| *at <= now) {
             leader.upstreams.record(*upstream, question, *at);
         }
@@ -692,16 +692,16 @@ impl FailoverController {
     }
 }
 
-/// Returns whether a decision needn't wait for the list of this source's namespace: the list is complete, or it is
-/// refused, and the namespace isn't that of the ExternalTarget.
+/// Returns whether a decision needn't wait for the list of the namespace of `service`, a source: the list is complete,
+/// or it is refused and the ExternalTarget is in another namespace.
 fn may_use(listed: &LinkLists, epoch: ListEpoch, object: &ServiceKey, service: &ServiceKey) -> bool {
     let namespace = service.namespace();
     listed.covers(namespace, epoch)
         || *namespace != *object.namespace() && listed.is_refused(namespace, epoch)
 }
 
-/// Returns whether the Service of the announced target, which isn't observed, may exist in a refused namespace: a refusal
-/// doesn't tell. Without its key it may be in each namespace of a source.
+/// Returns whether the Service of the announced target, which the watch lacks, may exist in a namespace whose lists are
+/// refused. If its key isn't known, it may be in the namespace of any source.
 fn may_exist(
     announced: Option<&ServiceKey>,
     mut sources: impl Iterator<Item = ServiceKey>,
@@ -725,8 +725,9 @@ fn target_of(by: &LinkOverride) -> Option<(Target, Uid)> {
     }
 }
 
-/// Returns whether the external target counts as written: it exists and points at the target of the link. Within
-/// [`WRITE_LAG`] after an announcement it may point at another target; then the end of that time is returned, too.
+/// Returns whether the external target counts as written: it exists, and points at the target of the link if a target
+/// is announced. Within [`WRITE_LAG`] after an announcement it may point at another target; then the end of that time
+/// is returned, too.
 fn write_progress(
     object: &ObservedExternalTarget,
     link: Option<&Link>,
@@ -790,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_refused_foreign_namespace_delays_no_decision() {
+    fn refused_list_of_another_namespace_delays_no_decision() {
         let (at, [a, b]) =
             (ListEpoch::default(), ["a", "b"].map(|namespace| ServiceKey::new(namespace, "web")));
         let mut listed = LinkLists::new(&["a", "b"].map(ToOwned::to_owned).into(), None);
@@ -824,7 +825,7 @@ mod tests {
     }
 
     #[test]
-    fn change_by_another_client_voids_what_isnt_written() {
+    fn change_by_another_client_voids_unwritten_changes() {
         let (mut leader, first) = (LeaderTerm::default(), object(&ExternalTargetStatus::default()));
         let key = first.key.clone();
         leader.states.insert(key.clone(), DecisionState::new(&first));

@@ -1,6 +1,6 @@
 //! ExternalTargets of manifests. Without an API server there is no status to write and no leader that checks: a status
-//! in the manifest is the decision. Without one the pinned source is in use, or without a pin the first source that
-//! has a target.
+//! in the manifest is the decision. Without a status the pinned source is in use, or without a pin the first source
+//! that has a target.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl ManifestOverrides {
     /// Applies the overrides by these ExternalTargets, of which no two have the same name, and ends all other
     /// overrides. Returns the changes of links.
     pub fn apply(&self, objects: &[Arc<ExternalTarget>], policy: &HostnamePolicy) -> Vec<LinkChange> {
-        // No checks are made.
+        // Nothing is checked for manifests.
         let tcp_check_namespaces = BTreeSet::new();
         let sources = Sources {
             store: &self.store,
@@ -150,8 +150,9 @@ fn decide(
     (link_override, (!errors.is_empty()).then(|| errors.join("; ")))
 }
 
-/// Returns the override to the pinned source, or without a pin to the first source that has a target. If there is none,
-/// the source in use stays, or the target is withdrawn. `link_override` has no target.
+/// Returns `link_override`, which has no target, with the target of the pinned source, or without a pin of the first
+/// source that has a target. If there is none, the source in use stays while it has a target; else the present target
+/// is withdrawn.
 fn choose(
     followed: &TrackedExternalTarget,
     sources: &Sources<'_>,

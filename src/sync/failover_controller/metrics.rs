@@ -87,7 +87,7 @@ impl FailoverMetrics {
         self.changes.with_label_values(&[key.namespace(), key.name()]).inc();
     }
 
-    /// Removes the metrics of an ExternalTarget that is deleted, or whose CRD is.
+    /// Removes the metrics of an ExternalTarget that is gone, or that gets no metrics of its own any more.
     pub(super) fn remove(&self, key: &ServiceKey) {
         let labels = [key.namespace(), key.name()];
         let _ = self.ready.remove_label_values(&labels);
@@ -95,7 +95,7 @@ impl FailoverMetrics {
         let _ = self.changes.remove_label_values(&labels);
     }
 
-    /// Removes the metrics of all single ExternalTargets: a term has begun or ended.
+    /// Removes the metrics of all single ExternalTargets: a term has begun or ended, or the controller starts.
     pub(super) fn reset(&self) {
         self.ready.reset();
         self.source.reset();

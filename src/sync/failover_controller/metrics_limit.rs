@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 /// Maximum number of ExternalTargets with metrics of their own.
 pub(super) const MAX_METRICS: usize = 1000;
-/// The minimum time between two decisions while there are more: a tenant that creates and deletes ExternalTargets mustn't
-/// make the metrics of other tenants come and go.
+/// The minimum time between two decisions: a tenant that creates and deletes ExternalTargets mustn't make the metrics
+/// of other tenants come and go.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// The namespaces whose ExternalTargets have no metrics of their own, because there are too many.
@@ -29,15 +29,16 @@ impl MetricsLimit {
         self.left_out.len()
     }
 
-    /// Returns whether a decision may be made for this number of ExternalTargets; no more than one in a minute is made.
+    /// Returns whether a decision is due for this number of ExternalTargets: at most one a minute, and none while all
+    /// have metrics and there are at most [`MAX_METRICS`].
     pub(super) fn is_due(&self, objects: usize, now: Instant) -> bool {
         let is_needed = objects > MAX_METRICS || !self.left_out.is_empty();
         is_needed && self.decided_at.is_none_or(|at| now >= at + INTERVAL)
     }
 
-    /// Decides from the namespaces of all ExternalTargets. The namespaces with the fewest ExternalTargets come first, so
-    /// that a tenant with many can't take the metrics of other tenants. Returns the namespaces whose ExternalTargets get
-    /// or lose metrics.
+    /// Decides which namespaces have metrics; `namespaces` has the namespace of each ExternalTarget. The namespaces
+    /// with the fewest ExternalTargets come first, so that a tenant with many can't take the metrics of other tenants.
+    /// Returns the namespaces whose ExternalTargets get or lose metrics.
     pub(super) fn decide<'a>(
         &mut self,
         namespaces: impl Iterator<Item = &'a str>,

@@ -26,7 +26,7 @@ pub(super) struct FormerSource {
 }
 
 impl TrackedExternalTarget {
-    /// Returns the Services that are sources, and the former one whose target is announced.
+    /// Returns the Services that are sources, and the former source whose target is announced.
     pub(super) fn services(&self) -> impl Iterator<Item = ServiceKey> {
         self.object.services().chain(self.former_source.iter().map(|former| former.key.clone()))
     }

@@ -82,8 +82,8 @@ pub(super) fn former_source(followed: &TrackedExternalTarget, sources: &Sources<
     sources.key_of(&uid).map(|key| FormerSource { key, uid }).or(known)
 }
 
-/// Returns the settings of an ExternalTarget, and why the first of its denied custom hostnames is denied. Settings that
-/// the spec omits are those of the Service of the same name while it is a source.
+/// Returns the settings of an ExternalTarget, and why the first denied custom hostname is denied. Settings that the
+/// spec omits are those of the Service of the same name while that Service is a source.
 pub(super) fn annotations(
     object: &ObservedExternalTarget,
     policy: &HostnamePolicy,

@@ -144,7 +144,7 @@ impl PendingDeletions {
         self.unserved.and_then(|(_, until)| until)
     }
 
-    /// Returns since when the API server doesn't serve ExternalTargets; from now on their targets don't stay.
+    /// Ends the time for which the last targets stay. Returns since when the API server doesn't serve ExternalTargets.
     pub(super) fn end_wait(&mut self) -> Option<std::time::Instant> {
         let (since, until) = self.unserved.as_mut()?;
         *until = None;

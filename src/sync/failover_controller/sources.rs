@@ -36,7 +36,7 @@ pub(super) struct SourceService {
     key: ServiceKey,
     pub(super) uid: Uid,
     target: Option<Target>,
-    /// Whether its status names a target that isn't allowed.
+    /// Whether the status of the Service names a target that isn't allowed.
     is_refused: bool,
     pub(super) ports: Arc<[Port]>,
     pub(super) annotations: Annotations,
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_addresses_are_one_as_in_the_status() {
+    fn repeated_addresses_count_once_as_in_the_status() {
         let addresses = json!(["2001:db8::1", "192.0.2.1", "2001:DB8:0::1", "192.0.2.1"]);
         let source = json!({"name": "fixed", "addresses": addresses});
         let target = fixed_target(&serde_json::from_value(source).unwrap()).unwrap();

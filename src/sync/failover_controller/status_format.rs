@@ -27,7 +27,7 @@ use crate::sync::k8s::service::host_name;
 /// The condition that tells whether the PrometheusRule of `spec.alerts` is written, and its metrics are exported.
 pub(super) const ALERTS_READY: &str = "AlertsReady";
 
-/// The conditions in their order. A condition that no decision contains has no type.
+/// The conditions in their order. A condition that no decision contains has no [`ConditionType`].
 const CONDITIONS: [(&str, Option<ConditionType>); 6] = [
     ("Accepted", Some(ConditionType::Accepted)),
     ("Resolved", Some(ConditionType::Resolved)),
@@ -146,7 +146,7 @@ fn add_nulls(object: &mut Value, fields: &[&str]) {
     }
 }
 
-/// Returns a text with at most `most` characters.
+/// Shortens a text to at most `most` characters: then the last one is "…".
 fn cut(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some(_) => text.chars().take(most - 1).chain(['…']).collect(),

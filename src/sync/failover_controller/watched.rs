@@ -44,7 +44,8 @@ pub(super) struct Scope {
     is_listed: bool,
     /// The newest resourceVersion of a list or an event. An older list shows that etcd was restored.
     newest: Option<u64>,
-    /// Whether the permission to list counts as missing: [`REFUSALS_UNTIL_FORBIDDEN`] or more tries in a row were refused.
+    /// Whether the permission to list counts as missing: [`REFUSALS_UNTIL_FORBIDDEN`] or more tries in a row were
+    /// refused.
     is_forbidden: bool,
     /// The number of refused tries in a row.
     refusals: u32,
@@ -103,7 +104,7 @@ impl FailoverController {
             }
         }
         if before.rewinds != rewinds {
-            // Earlier versions may follow.
+            // The restored objects may have earlier versions.
             self.objects.values_mut().for_each(|followed| followed.object.version.clear());
             self.leader.absences.clear();
         }
@@ -336,7 +337,7 @@ impl FailoverController {
         known.is_some_and(|known| known.uid == object.uid && object.revision() < known.revision())
     }
 
-    /// Takes over a version of an ExternalTarget.
+    /// Processes a version of an ExternalTarget that isn't outdated.
     pub(super) fn applied(&mut self, object: ObservedExternalTarget) {
         let key = object.key.clone();
         let before = self.objects.remove(&key);
@@ -365,7 +366,8 @@ impl FailoverController {
         self.queue(&key);
     }
 
-    /// Returns the present override of the link of a key. An ExternalTarget that has lost its status begins with it.
+    /// Returns the present override of the link of a key. An ExternalTarget that has lost its status begins with that
+    /// override.
     pub(super) fn present(&self, key: &ServiceKey) -> Option<LinkOverride> {
         self.context.store.get(key)?.active_override().cloned()
     }
@@ -392,7 +394,7 @@ impl FailoverController {
         }
     }
 
-    /// Gives the link of an ExternalTarget what its status says.
+    /// Sets the override of the link of an ExternalTarget from the status of the ExternalTarget.
     pub(super) fn set_override(&mut self, key: &ServiceKey) {
         let present = self.present(key);
         let Some(followed) = self.objects.get_mut(key) else { return };

@@ -30,10 +30,10 @@ pub struct WriteBudget {
 }
 
 impl WriteBudget {
-    /// Takes a write of an object that isn't urgent.
+    /// Takes a write that isn't urgent from the budget.
     ///
     /// # Errors
-    /// How long to wait, if the limits allow no write now.
+    /// The time to wait, if the limits allow no write now.
     pub fn take(&mut self, key: &ServiceKey, now: Instant) -> Result<(), Duration> {
         self.remove_old(now);
         if let Some(last) = self.last.get(key) {
@@ -44,7 +44,7 @@ impl WriteBudget {
             && let Some((first, _)) = self.counted.front()
         {
             let free = *first + WINDOW;
-            // The namespace counts as waiting until it had the time to try again.
+            // The namespace counts as waiting until it has had time to try again.
             self.waiting.retain(|(_, waiting)| **waiting != *namespace);
             self.waiting.push_front((free + WINDOW, namespace.into()));
             self.waiting.truncate(2);
@@ -106,7 +106,7 @@ mod tests {
         ServiceKey::new(namespace, &number.to_string())
     }
 
-    /// Takes writes of different objects until one is refused.
+    /// Takes writes of different objects until one is refused. Returns the number of writes, and the time to wait.
     fn take_all(budget: &mut WriteBudget, namespace: &str, first: usize, now: Instant) -> (usize, Duration) {
         let taken = (first..).map(|number| budget.take(&key(namespace, number), now));
         let mut taken = taken.enumerate().filter_map(|(number, taken)| Some((number, taken.err()?)));

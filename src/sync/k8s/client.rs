@@ -74,7 +74,7 @@ impl ClientError {
 pub struct ClientConnection {
     pub client: Client,
     pub server: ApiServer,
-    /// The address of the API server may change.
+    /// The identity of the cluster. The address in it may change.
     pub identity: watch::Receiver<ClusterIdentity>,
 }
 
@@ -87,8 +87,8 @@ const MAX_AUTHORITIES: usize = 16;
 pub struct ClusterIdentity {
     /// The URL of the API server, without credentials.
     pub server: String,
-    /// The SHA-256 hashes of the certificates of its authorities, in hexadecimal digits; none if the system's are
-    /// trusted.
+    /// The SHA-256 hashes of the certificates of the cluster's authorities, in hexadecimal digits; none if the system's
+    /// authorities are trusted.
     pub authorities: Vec<String>,
 }
 
@@ -108,8 +108,8 @@ impl ClusterIdentity {
         self.server == other.server && (none || self.authorities.iter().any(is_common))
     }
 
-    /// Returns whether a running process may follow the configuration from this cluster to `other`: it has the same
-    /// address, or another host but a common authority. The path of the URL distinguishes clusters behind one host.
+    /// Returns whether a running process may follow the configuration from this cluster to `other`: both have the same
+    /// address, or a common authority and URLs with the same path, which distinguishes clusters behind one host.
     fn may_become(&self, other: &Self) -> bool {
         let path = |url: &str| {
             let (_, rest) = url.split_once("://").unwrap_or_default();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_the_used_context_are_followed() {
+    fn files_that_a_context_names_are_returned() {
         let kubeconfig = Kubeconfig::from_yaml(
             "clusters:
 - {name: a, cluster: {server: https://192.0.2.1, certificate-authority: /a/ca.crt}}

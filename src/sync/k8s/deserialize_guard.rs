@@ -59,7 +59,7 @@ impl<K: DeserializeOwned> RawDeserializeGuard<K> {
 fn error_without_position(error: &serde_json::Error) -> String {
     let place = format!(" at line {} column {}", error.line(), error.column());
     let text = error.to_string();
-    // The text repeats the values of a wrong type, so it is shortened.
+    // The text repeats a value of the wrong type, so the text is shortened.
     sentence(text.strip_suffix(&place).unwrap_or(&text)).to_string()
 }
 

@@ -1,4 +1,5 @@
-//! Whether the API server serves a resource. Discovery needs no permission.
+//! Whether the API server serves a resource. The default ClusterRole `system:discovery` permits discovery to all
+//! authenticated clients.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResourceList;
 use kube::Client;

@@ -187,8 +187,8 @@ impl LoggedError {
 }
 
 impl ThrottledLog {
-    /// Logs `sentence` and that the request is retried, unless an error with the same HTTP code was logged less than a
-    /// minute ago.
+    /// Logs `sentence` and that the request is retried, unless the limit for this HTTP code is reached (see
+    /// [`ThrottledLog`]).
     pub fn report(&mut self, code: u16, sentence: &str) {
         match self.suppressed(code) {
             None => {}
@@ -199,8 +199,7 @@ impl ThrottledLog {
         }
     }
 
-    /// Logs `sentence` about a request that isn't retried, unless an error with the same HTTP code was logged less than
-    /// a minute ago.
+    /// Logs `sentence` about a request that isn't retried, unless the limit for this HTTP code is reached.
     pub fn refused(&mut self, code: u16, sentence: &str) {
         match self.suppressed(code) {
             None => {}
@@ -209,7 +208,7 @@ impl ThrottledLog {
         }
     }
 
-    /// Logs `sentence` about a pending condition, unless it was logged less than a minute ago.
+    /// Logs `sentence` about a pending condition, at most once a minute until [`Self::recovered`] is called.
     pub fn remind(&mut self, sentence: &str) {
         if self.suppressed(0).is_some() {
             warn!("{sentence}");
@@ -258,7 +257,7 @@ impl ApiAvailability {
         self.lock().report(0, &format!("the API server can't be reached: {cause}"));
     }
 
-    /// Logs that a request was answered, if the previous one wasn't.
+    /// Logs that the API server answers again, if the last logged line said that it can't be reached.
     pub fn report_available(&self) {
         self.lock().recovered("the API server answers again");
     }
@@ -304,7 +303,7 @@ impl WatchLog {
         self.waiting = waiting;
     }
 
-    /// Returns the event, or logs the error of the watch.
+    /// Returns the event. If the watch has failed, logs the error and returns `None`.
     pub fn log_failure<K>(&mut self, item: WatchItem<K>) -> Option<Event<RawDeserializeGuard<K>>> {
         match item {
             Ok(Event::ListBegins) => Some(Event::ListBegins),
@@ -425,7 +424,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_program_for_credentials_is_named_without_its_output() {
+    fn failed_credential_program_is_reported_without_its_output() {
         let program = |command: &str| {
             let kubeconfig = format!(
                 "clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:1'}}}}]

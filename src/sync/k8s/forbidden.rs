@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long an authorizer has to refuse all look-ups of a Service before the deletion event of the watch alone proves
-/// that the Service is gone. Changes of RBAC, and the start of an API server, take less time.
+/// How long an authorizer has to refuse all look-ups of a Service that the watch lacks before the Service counts as
+/// gone. Changes of RBAC, and the start of an API server, take less time.
 const LASTING_AFTER: Duration = Duration::from_secs(600);
 
-/// How long an authorizer has to refuse a namespace before other work goes on without it. An API server that has just
-/// started refuses everything until it has read the roles.
+/// How long an authorizer has to refuse the lists of a namespace before other work goes on without them. An API server
+/// that has just started refuses everything until it has read the roles.
 pub(crate) const REFUSED_AFTER: Duration = Duration::from_secs(60);
 
 /// The part of the API server that refused a request with 403.
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn reason_for_another_request_isnt_an_authorizers() {
+    fn reason_for_another_request_counts_as_admission() {
         let message = format!("services is forbidden: {RBAC}");
         for (verb, resource) in [("patch", "services"), ("create", "service"), ("create", "endpointslices")] {
             assert_eq!(

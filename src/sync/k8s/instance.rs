@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn text_names_both_remedies() {
+    fn text_about_another_owner_names_both_remedies() {
         let found = |other: &str| OtherOwner::find("targets", "a/own", [Some(other)].into_iter()).unwrap();
         let text = found("old/lb-linker").to_string();
         assert!(text.contains("--instance=old/lb-linker;"), "{text}");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn instance_names_are_short_and_plain() {
+    fn instance_name_has_1_to_317_allowed_characters() {
         for name in ["lb-linker/lb-linker", "a", "A_b.c/d", &"x".repeat(317)] {
             assert!(is_name(name), "{name}");
         }

@@ -18,17 +18,17 @@ pub struct LinkLists(BTreeMap<Option<String>, LinkList>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct LinkList {
-    /// The last complete list.
+    /// The epoch of the last complete list.
     complete: Option<ListEpoch>,
-    /// The last failed list.
+    /// The epoch of the last failed list.
     failed: Option<ListEpoch>,
     /// Whether an authorizer has refused all lists for [`super::forbidden::REFUSED_AFTER`].
     is_refused: bool,
 }
 
 impl LinkLists {
-    /// Returns the lists of these namespaces, or of all namespaces if the set is empty: complete ones, or (`None`) such
-    /// that haven't been made yet.
+    /// Returns the lists of these namespaces, or of all namespaces if the set is empty. `complete` is the epoch of
+    /// their last complete list; `None` if nothing has been listed yet.
     #[must_use]
     pub fn new(namespaces: &BTreeSet<String>, complete: impl Into<Option<ListEpoch>>) -> Self {
         let list = LinkList { complete: complete.into(), ..LinkList::default() };
@@ -51,7 +51,8 @@ impl LinkLists {
         std::mem::replace(&mut list.is_refused, is_refused) != is_refused
     }
 
-    /// Returns whether an authorizer refuses the lists of a namespace, also the one for this term and rewind count.
+    /// Returns whether an authorizer refuses the lists of a namespace, including the list for this term and rewind
+    /// count.
     #[must_use]
     pub fn is_refused(&self, namespace: &str, at: ListEpoch) -> bool {
         self.of(namespace)
@@ -77,7 +78,8 @@ impl LinkLists {
         self.of(namespace).is_none_or(|list| list.complete == Some(at))
     }
 
-    /// Returns whether a watched namespace has never been listed, or its list for this term and rewind count has failed.
+    /// Returns whether a watched namespace has never been listed, or its list for this term and rewind count has
+    /// failed.
     #[must_use]
     pub fn lacks(&self, namespace: &str, at: ListEpoch) -> bool {
         self.of(namespace).is_some_and(|LinkList { complete, failed, .. }| {

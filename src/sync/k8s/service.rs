@@ -286,7 +286,8 @@ fn usable(
     (ingress, unusable)
 }
 
-/// Parses a hostname. The API server accepts labels of 64 and more characters, which DNS can't carry.
+/// Parses a hostname to an absolute name in lower case. The API server accepts labels of 64 and more characters, which
+/// DNS can't carry.
 pub(crate) fn host_name(host: &str) -> Result<Name, String> {
     if host.strip_suffix('.').unwrap_or(host).len() > MAX_ENTRY_BYTES {
         return Err(format!("longer than {MAX_ENTRY_BYTES} characters"));
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_annotations_of_ours_are_named() {
+    fn unknown_annotations_with_our_prefix_are_reported() {
         let annotations = json!({"linker.hsj.com/hostnam": "a.lb.internal", TTL: "5", "a.example/b": "c"});
         let (_, rejection) = observe(json!({"metadata": {"annotations": annotations}}));
         let expected = "the annotation \"linker.hsj.com/hostnam\" isn't served: load balancers have \

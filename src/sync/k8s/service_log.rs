@@ -1,4 +1,4 @@
-//! Log lines about single Services: at most 10 in ten minutes for a Service and 200 for a namespace.
+//! Log lines about single objects, such as Services: at most 10 in ten minutes for an object, and 200 for a namespace.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use tracing::warn;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::allowance::{Allowed, KeyedRateLimiter};
 
-/// Maximum numbers of lines about a Service, and about all Services of a namespace, in [`LINES_WINDOW`].
+/// Maximum numbers of lines about an object, and about all objects of a namespace, in [`LINES_WINDOW`].
 const MAX_LINES_PER_SERVICE_AND_NAMESPACE: (usize, usize) = (10, 200);
 
 const LINES_WINDOW: Duration = Duration::from_secs(600);
 
-/// The log lines about Services. All clones share the limits.
+/// Logs lines about single objects. All clones share the limits.
 #[derive(Clone, Debug)]
 pub struct ServiceLog(Arc<Mutex<ServiceLogLimits>>);
 
@@ -36,16 +36,16 @@ impl Default for ServiceLog {
 }
 
 impl ServiceLog {
-    /// Logs a sentence about a Service, at a limited rate. The sentence names the Service.
+    /// Logs a sentence about an object, at a limited rate. The sentence names the object.
     pub fn warn(&self, key: &ServiceKey, sentence: &str) {
         match self.take(key, Instant::now()) {
             (Allowed::No, _) | (_, Allowed::No) => {}
             (_, Allowed::Last) => warn!(
-                "{sentence}; that was the last such line about Services of namespace {} for up to ten minutes",
+                "{sentence}; that was the last such line about objects of namespace {} for up to ten minutes",
                 key.namespace()
             ),
             (Allowed::Last, _) => {
-                warn!("{sentence}; that was the last such line about this Service for up to ten minutes");
+                warn!("{sentence}; that was the last such line about this object for up to ten minutes");
             }
             (Allowed::Yes, Allowed::Yes) => warn!("{sentence}"),
         }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_bounded_by_service_and_by_namespace() {
+    fn lines_per_object_and_per_namespace_are_limited() {
         let (log, now) = (ServiceLog::default(), Instant::now());
         let lines = |namespace: &str, name: &str| {
             let key = ServiceKey::new(namespace, name);

@@ -39,7 +39,8 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
 const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for a list of one object, including the response body.
 const SINGLE_LIST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for which lists aren't streamed after the API server has refused to stream one.
+/// Time for which lists aren't streamed after the API server has refused to stream a list, or has paused within a
+/// streamed list for [`STREAM_IDLE_TIMEOUT`].
 const STREAM_RETRY_INTERVAL: Duration = Duration::from_secs(3600);
 /// The first and the longest pause after a failure.
 const RELIST_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -53,8 +54,8 @@ pub enum WatchError {
     Watch(#[source] kube::Error),
     #[error("the API server has ended the watch: {} {}", .0.code, .0.message)]
     Ended(Box<Status>),
-    /// An event lacks the name or the resourceVersion of its object.
-    #[error("an event without a name or a resourceVersion")]
+    /// An event is malformed, or lacks the namespace, the name or the resourceVersion of its object.
+    #[error("an event without a namespace, a name or a resourceVersion")]
     Unidentified,
 }
 
@@ -483,7 +484,7 @@ where
         };
         let sent = match timeout(STREAM_IDLE_TIMEOUT, events.next()).await {
             Ok(Ok(Some(sent))) => sent,
-            Ok(Ok(None)) => return self.stream_failed(broken("the streamed list has no end")),
+            Ok(Ok(None)) => return self.stream_failed(broken("the streamed list ended too early")),
             Ok(Err(error)) => return self.stream_failed(kube::Error::ReadEvents(error)),
             Err(_) => {
                 // Probably an API server that streams objects but never sends the bookmark at the end.
@@ -493,8 +494,9 @@ where
             }
         };
         match sent {
-            WireEvent::Object(_, object) if identified(&object).is_none() => self
-                .stream_failed(broken("the streamed list has an object without a name or a resourceVersion")),
+            WireEvent::Object(_, object) if identified(&object).is_none() => self.stream_failed(broken(
+                "the streamed list has an object without a namespace, a name or a resourceVersion",
+            )),
             WireEvent::Object(ObjectChange::Deleted, object) => {
                 count.objects = count.objects.saturating_sub(1);
                 deleted.push(object);
@@ -600,7 +602,7 @@ where
                 let version = page.metadata.resource_version.unwrap_or_default();
                 self.on_input(WatchInput::Newest(&version))
             }
-            // The answer contains the newest resourceVersion, but can't be read; a complete list can, in pages.
+            // Unreachable: for a list of one object `Page::read` returns another error.
             Err(PageError::TooLarge) => self.on_input(WatchInput::Silence),
             Err(PageError::Kube(error)) => self.fail(watch_failed(&error), WatchError::List(error)),
         }
@@ -732,7 +734,7 @@ fn broken(what: &'static str) -> kube::Error {
     kube::Error::ReadEvents(io::Error::new(io::ErrorKind::UnexpectedEof, what))
 }
 
-/// Returns the name of a watch of a namespace, or of all, for the metrics.
+/// Returns the name of the watch of a namespace, or of all namespaces, for the metrics.
 pub(crate) fn watch_name(watch: &str, namespace: Option<&str>) -> String {
     namespace.map_or(watch.to_owned(), |namespace| format!("{watch}/{namespace}"))
 }

@@ -173,7 +173,7 @@ impl ServiceWatcher {
     /// Keeps the store in sync with the cluster.
     ///
     /// # Errors
-    /// If a watch ends, which never should happen.
+    /// If a watch ends, which should never happen.
     pub async fn run(self) -> Result<(), SyncError> {
         let namespaces = &self.selection.namespaces;
         let mut scopes: Vec<WatchState> = if namespaces.is_empty() {
@@ -240,7 +240,7 @@ impl ServiceWatcher {
                     }
                     continue;
                 }
-                // Other tasks change links, too: those of ExternalTargets, for example.
+                // Other tasks, such as the controller of ExternalTargets, change links, too.
                 change = feed.recv() => {
                     match change {
                         Ok(change) => self.own_targets().on_link_change(&change, &self.hostname_policy),
@@ -254,7 +254,7 @@ impl ServiceWatcher {
             self.note_first_list(&event);
             scope.note_refusal(&event);
             let Some(event) = scope.watch_log.log_failure(event) else {
-                // After a failure the list starts again.
+                // A failed list starts again from its beginning.
                 scope.listing = false;
                 scope.failed = true;
                 if !scope.listed {
@@ -450,7 +450,7 @@ impl ServiceWatcher {
             return;
         }
         let (listed, missing): (Vec<_>, Vec<_>) = scopes.iter().partition(|scope| scope.listed);
-        // The links of a refused namespace come from its external targets.
+        // The links of a refused namespace come from its external targets, which have to be known, and from a snapshot.
         let starts_without = !listed.is_empty()
             && missing.iter().all(|scope| scope.is_refused())
             && self.store.are_owners_known();
@@ -472,7 +472,8 @@ impl ServiceWatcher {
         log_first_list(&self.store, &self.telemetry, &changes);
     }
 
-    /// Returns the observation for the store, and records Events for its denied parts, except during the first list.
+    /// Returns the observation for the store. Records Events for its denied parts if the rejections are new, except
+    /// during the first list.
     fn observe(&self, service: &Service, object_errors: &mut ObjectErrors) -> ObservedService {
         self.own_targets().track(service, &self.hostname_policy, Some(&self.store));
         let (observed, rejections) = service.observe(&self.hostname_policy, &self.store);
@@ -588,7 +589,7 @@ impl ServiceWatcher {
         let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
         let deleted = Deleted { key: key_of(object), uid, version };
         if self.store.is_unreadable(&deleted.key) {
-            // The Service that can't be decoded is gone; its predecessor, which counted until now, is gone, too.
+            // The Service that can't be decoded is gone; its predecessor, whose link stayed until now, is gone, too.
             self.unselected.remove(&deleted.key);
             if let Some(predecessor) = self.other_live_service(&deleted) {
                 other_services.leaving.start_check(predecessor);
@@ -605,7 +606,8 @@ impl ServiceWatcher {
         }
     }
 
-    /// Returns whether the link of a Service has been left out by the flags since the start of this process.
+    /// Returns whether the link of a Service is from an external target or a snapshot, and this process has never
+    /// observed the Service as selected.
     fn is_left_out(&self, key: &ServiceKey) -> bool {
         self.store.get(key).is_some_and(|link| link.is_left_out())
     }
@@ -739,7 +741,8 @@ async fn wait_for_owners(store: &Store, deadline: &mut Option<Instant>) {
     let _ = tokio::time::timeout_at(deadline, known).await;
 }
 
-/// Logs the invalid or denied parts of a Service. Returns whether they have changed.
+/// Logs the invalid or denied parts of a Service if they are new. Returns whether they are new; `false` if there are
+/// none.
 pub(crate) fn set_rejections(
     object_errors: &mut ObjectErrors,
     key: &ServiceKey,

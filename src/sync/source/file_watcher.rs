@@ -26,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// The reason why a directory can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// The directory can't be read or written.
+    /// The directory, or a file in it, can't be read or written.
     #[error("{}: {source}", path.display())]
     Io {
         /// The directory or file.

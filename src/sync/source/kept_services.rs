@@ -46,7 +46,7 @@ impl KeptServices {
         self.kept.values().filter_map(|(_, since)| since.checked_add(self.delay)).min()
     }
 
-    /// Returns the Services with an expired delay, their uids, and since when they have been kept.
+    /// Removes the Services with an expired delay. Returns their keys, their uids, and since when they have been kept.
     pub(super) fn take_expired(&mut self, now: Instant) -> Vec<(ServiceKey, String, Instant)> {
         let is_over = |since: &Instant| since.checked_add(self.delay).is_some_and(|due| due <= now);
         let over = self.kept.extract_if(|_, (_, since)| is_over(since));

@@ -211,7 +211,7 @@ pub struct ManifestCheck {
     /// The number of Services that would become links.
     pub services: usize,
     pub external_targets: usize,
-    /// The errors, with file, line and column.
+    /// The errors, with the file, and with line and column if known.
     pub errors: Vec<String>,
     /// The objects that are ignored.
     pub notices: Vec<String>,
@@ -250,7 +250,7 @@ pub fn load_balancers(directory: &Path) -> Result<Vec<Service>, DirectoryError> 
 pub struct ManifestFiles {
     by_name: BTreeMap<PathBuf, ManifestFile>,
     twice: BTreeSet<String>,
-    /// The errors of the last read, with file, line and column.
+    /// The errors that haven't been reported yet, with the file, and with line and column if known.
     errors: Vec<FileError>,
     /// The ignored objects that weren't reported before.
     notices: Vec<String>,
@@ -310,7 +310,7 @@ impl ManifestFiles {
         self.by_name.values().any(|file| !file.had_valid_content)
     }
 
-    /// Reports objects that occur in several files: the first file by name counts.
+    /// Reports objects that occur more than once: the first one, in the order of the file names, counts.
     fn report_twice(&mut self) {
         let mut first: HashMap<(&str, ServiceKey), &Path> = HashMap::new();
         let mut twice = BTreeSet::new();
@@ -336,7 +336,7 @@ impl ManifestFiles {
         self.twice = twice;
     }
 
-    /// Returns the load balancers of all files, without duplicates.
+    /// Returns the selected load balancers of all files, without duplicates, and logs their invalid or denied parts.
     fn services(
         &self,
         selection: &Selection,
@@ -364,7 +364,8 @@ impl ManifestFiles {
         services.filter(move |service| seen.insert(service.key()))
     }
 
-    /// Returns the load balancers that aren't selected, which ExternalTargets may have as sources.
+    /// Returns the load balancers that match the label selector but aren't selected: ExternalTargets may have them as
+    /// sources.
     fn unselected(
         &self,
         selection: &Selection,
@@ -585,7 +586,7 @@ fn external_targets_of(
     let (api_version, kind) = (document.value.text("apiVersion"), document.value.text("kind"));
     let assumed = match (api_version, kind) {
         (Some("v1"), Some("List")) => [None; 2],
-        // Its items may omit apiVersion and kind.
+        // The items of an ExternalTargetList may omit apiVersion and kind.
         (_, Some(kind)) if kind.strip_suffix("List") == Some(EXTERNAL_TARGET) => {
             [api_version, Some(EXTERNAL_TARGET)]
         }

@@ -87,8 +87,8 @@ impl<K: Clone + Eq + Hash> Dependents<K> {
 }
 
 impl OwnTargets {
-    /// Tracks a Service and checks it, if its target depends on another Service; returns whether it does. Without a
-    /// store the check is made later.
+    /// Tracks a Service if its target is in our own zones, and checks the target; without a store the check is made
+    /// later. Returns whether the Service is tracked: `false` also if the limits are reached.
     pub(crate) fn track(
         &mut self,
         service: &Service,
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn single_namespace_gets_only_a_share_of_the_room() {
+    fn tracked_services_are_limited_by_namespace_and_by_size() {
         let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         let mut own = OwnTargets::default();
         let mut note = |namespace: &str, name: &str, allow_from: &str| {

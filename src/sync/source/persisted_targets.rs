@@ -19,7 +19,8 @@ pub struct PersistedTargets(Mutex<HashMap<ServiceKey, PersistedTarget>>);
 impl PersistedTargets {
     /// Records an external target that an earlier process wrote. A Service with a blank status when it is first
     /// observed keeps this target, unless the external target was written for an earlier Service of the same name.
-    /// Returns the change of the link if the Services have been listed already.
+    /// Returns the change of the link, if the Services have been listed already, or if an ExternalTarget overrides the
+    /// link.
     pub(crate) fn record(
         &self,
         store: &Store,
@@ -52,7 +53,7 @@ impl PersistedTargets {
 
     /// Processes the end of the first complete list, before DNS answers from it. If the list lacks the Services of most
     /// external targets and `keep` is set, their targets are kept until it is certain whether the Services exist. The
-    /// targets of the namespaces that may not be listed (`refused`) are always kept.
+    /// targets of the namespaces that an authorizer doesn't let lb-linker list (`refused`) are always kept.
     pub(crate) fn on_first_list(&self, store: &Store, keep: bool, refused: &BTreeSet<&str>) {
         let mut targets = self.0.lock();
         // Most entries have been moved into links.
@@ -179,7 +180,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn first_list_that_lacks_most_services_ends_no_target() {
+    fn targets_of_unlisted_services_are_kept_only_with_keep() {
         for keep in [false, true] {
             let (_, store) = after_first_list(keep);
             let mut links = store.links();

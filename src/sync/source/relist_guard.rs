@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(kept(0..20, 0), 0);
         assert_eq!(kept(0..21, 100), 21);
         assert_eq!(kept(0..21, 129), 21, "too soon");
-        assert_eq!(kept(0..31, 130), 10, "ten were in the previous list");
+        assert_eq!(kept(0..31, 130), 10, "only the ten that the previous list contained are kept");
         assert_eq!(kept(21..31, 131), 0, "few enough");
 
         assert_eq!(kept(0..100, 200), 100);

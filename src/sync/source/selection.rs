@@ -17,7 +17,7 @@ pub enum Membership {
     OptedOut,
     /// The Service is a load balancer that isn't selected.
     NotSelected,
-    /// The Service isn't a load balancer, or is being deleted.
+    /// The Service isn't a load balancer, is being deleted, or is an external target.
     Gone,
 }
 

@@ -83,8 +83,8 @@ impl UnselectedServices {
         (services.len(), missing.collect())
     }
 
-    /// Replaces the Services of a namespace (`None`: of all namespaces) by a complete list, except those in `kept`,
-    /// which wait for a second list.
+    /// Replaces the Services of a namespace (`None`: of all namespaces) by a complete list. Services that the list
+    /// lacks are removed, except those in `kept`, which wait for a second list or can't be decoded.
     pub(super) fn replace(
         &self,
         namespace: Option<&str>,

@@ -72,7 +72,8 @@ impl AnnotatedService {
         };
         let Some(target) = &link.target else { return Decision::Leave };
         if link.is_left_out() {
-            // It isn't known which namespaces the Service allows.
+            // The link is from an external target or a snapshot: which namespaces the Service allows may be unknown, or
+            // may have changed.
             return Decision::Leave;
         }
         if !self.is_allowed(&link.annotations) {

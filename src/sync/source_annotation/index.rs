@@ -146,7 +146,7 @@ impl IndexWatchState {
     }
 }
 
-/// The annotated part of a Service. The whole Service, with all its annotations, isn't kept.
+/// The parts of a Service that the index needs. The whole Service, with all its annotations, isn't kept.
 struct ObservedObjects {
     key: ServiceKey,
     uid: Box<str>,
@@ -309,7 +309,7 @@ impl AnnotatedServices {
             }
             Event::Deleted(object) => {
                 let key = key_of(&object);
-                // The deletion of an earlier Service of the same name doesn't concern this one.
+                // The deletion of an earlier Service of the same name doesn't concern its successor.
                 let is_another = |known: &AnnotatedService| known.version.uid != object.uid();
                 if !self.known.get(&key).is_some_and(is_another) {
                     self.forget(&key);
@@ -456,7 +456,7 @@ mod tests {
             [IndexEvent::AnnotationFound, IndexEvent::Answered]
         );
         assert!(!annotated.query(0).metadata_only && annotated.query(1).metadata_only);
-        assert_eq!(annotated.keys().count(), 0, "nothing is known of it yet");
+        assert_eq!(annotated.keys().count(), 0, "the Service isn't known before it is listed in full");
     }
 
     #[tokio::test(start_paused = true)]

@@ -93,7 +93,7 @@ impl SourceAnnotationController {
         if result.is_ok() {
             info!("Service {key}, which follows {source}: {} → {name}", before.name);
         }
-        // The Service is gone: there is nothing to update.
+        // The Service is gone, or has no valid annotation any more: there is nothing to update.
         let Some(known) = self.annotated.get_mut(&key) else { return };
         let unseen = known.version == before.version;
         match result {
@@ -111,7 +111,7 @@ impl SourceAnnotationController {
                 }
                 self.work_queue.add(&key);
             }
-            // Another client's write came first: the watch will deliver the new version.
+            // Another client has changed or deleted the Service first: the watch will deliver that.
             Err(WriteError::Conflict | WriteError::Gone) => {
                 if unseen {
                     self.stale_versions.insert(key.clone(), (before.version, Instant::now()));
@@ -141,7 +141,7 @@ impl SourceAnnotationController {
         }
     }
 
-    /// Schedules the retry of a write that failed for a reason of this Service alone.
+    /// Schedules the retry of a write whose failure opens no circuit breaker.
     fn failed(&mut self, key: &ServiceKey, source: &ServiceKey, reason: &str, at_least: Option<Duration>) {
         let (pause, is_new) = self.work_queue.add_refused(key, at_least, reason);
         self.refusals.report(format_args!("Service {key}, which follows {source}"), reason, pause, is_new);

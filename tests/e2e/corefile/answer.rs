@@ -73,7 +73,8 @@ impl Answer {
         }
     }
 
-    /// Returns the differences of another answer from this one, which is CoreDNS's.
+    /// Returns the differences between this answer, which is CoreDNS's, and the answer of the program under test. TTLs
+    /// may differ by 1 s.
     pub fn differences(&self, other: &Self) -> Vec<Difference> {
         if self.silence != other.silence {
             return vec![difference("silence", self.show(), other.show())];

@@ -208,7 +208,7 @@ pub const GROUPS: &[Group] = &[
             a. A port3 to=127.0.0.9 tcp",
     },
     Group {
-        name: "blocks: the order isn't the file's",
+        name: "blocks: the plugins' order isn't the Corefile's",
         corefile: "
             .:{$PORT} {
                 whoami
@@ -241,6 +241,6 @@ pub const GROUPS: &[Group] = &[
 ];
 
 #[tokio::test]
-async fn the_same_block_answers_as_in_coredns() {
+async fn queries_reach_the_same_server_blocks_as_in_coredns() {
     compare(GROUPS).await;
 }

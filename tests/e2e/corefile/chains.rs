@@ -77,7 +77,7 @@ async fn acl_cuts_a_chain_for_blocked_clients() {
     ] {
         let question = format!("{name}.default.lb.internal. A");
         answers(server.dns(), &question, &format!("{chain} {address}")).await;
-        // The clients take turns: an answer that is cached for one client isn't valid for the other.
+        // The clients take turns: an answer that is cached for one client isn't valid for the other client.
         for _ in 0..2 {
             let allowed = ask_from([127, 0, 0, 1], server.dns(), &question).await;
             assert_eq!(allowed, vec![(vec![address.to_owned()], None); 6], "{name}");
@@ -89,7 +89,8 @@ async fn acl_cuts_a_chain_for_blocked_clients() {
     assert_eq!(server.metric(counter), Some(24.0));
 }
 
-/// The SRV records of `a` point at the target behind `b` and `c`; `d` has addresses of both families.
+/// The targets form a chain from `a` through `b` and `c` to `d`, which has addresses of both families. SRV records of
+/// `a` have the target `d`, because the target of an SRV record must not be an alias (RFC 2782).
 const SERVICES: &str = "
 apiVersion: v1
 kind: Service

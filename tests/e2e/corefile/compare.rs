@@ -28,7 +28,7 @@ const SLOW_QUERY: Duration = Duration::from_millis(500);
 /// Differences by group, query and field.
 type Found = BTreeMap<(String, String, &'static str), Difference>;
 
-/// Sends the queries of all groups to both programs, and fails at unexpected differences.
+/// Sends the queries of all groups to CoreDNS and to the program under test, and compares the answers.
 ///
 /// # Panics
 /// If there is an unexpected difference, or an expected difference is missing.
@@ -50,8 +50,8 @@ pub async fn compare(groups: &[Group]) {
     expected.check();
 }
 
-/// Returns the differences in a group. A busy machine causes only differences of TTLs; in that case the group is
-/// repeated.
+/// Returns the differences in a group. If TTLs differ unexpectedly and a query was slow, the machine was busy: the
+/// group is repeated, up to four times.
 async fn differences_of(upstreams: &Upstreams, group: &Group) -> Found {
     let mut attempts = 0;
     loop {

@@ -12,7 +12,7 @@ pub struct Expected {
     pub reason: &'static str,
     /// The places of the difference; `*` matches any text.
     ///
-    /// - Group, query as in its table, and fields; the name of a repeated query ends in ` #2`.
+    /// - Group, query as in its table, and fields; a repeated query has ` #2`, ` #3` and so on at its end.
     /// - `metrics`, name and labels, and the kind of difference: `lacking`, `more`, `described` or `value`.
     /// - `log`, the line, and the only program that writes the line: `CoreDNS` or `lb-linker`.
     pub at: &'static [(&'static str, &'static str, &'static str)],
@@ -75,7 +75,7 @@ pub const EXPECTED: &[Expected] = &[
             ("all of them", "x.refused.example.org. A", "opt"),
             ("template", "foo.invalid. *", "opt"),
             ("template", "invalid. SOA", "opt"),
-            ("blocks: the order isn't the file's", "* TXT", "opt"),
+            ("blocks: the plugins' order isn't the Corefile's", "* TXT", "opt"),
         ],
     },
     Expected {
@@ -218,7 +218,7 @@ fn page() -> String {
 }
 
 #[test]
-fn the_page_of_differences_matches_the_expected_ones() {
+fn differences_page_matches_the_expected_differences() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/differences.md");
     if std::env::var_os("LB_LINKER_WRITE_DOCS").is_some() {
         std::fs::write(path, page()).unwrap();
@@ -237,7 +237,7 @@ fn all() -> impl Iterator<Item = (At, &'static (&'static str, &'static str, &'st
     EXPECTED.iter().enumerate().flat_map(lines)
 }
 
-/// The expected differences of some groups, and those of them that have occurred.
+/// The expected differences of some groups, and which of these differences have occurred.
 pub struct Expectations<'a> {
     groups: Vec<&'a str>,
     met: BTreeSet<At>,

@@ -61,7 +61,7 @@ fn ask(server: SocketAddr, questions: &[Vec<u8>], answered: &AtomicUsize, over: 
     let mut heard = since;
     loop {
         let due = (since.elapsed().as_secs_f64() * f64::from(RATE / CLIENTS)) as usize;
-        // A delayed client doesn't send the missed queries in a burst.
+        // A delayed client catches up, but never has more than WINDOW outstanding queries.
         if !over.load(Ordering::Relaxed) && under_way < WINDOW && asked < due {
             let mut question = questions[asked % questions.len()].clone();
             let id = asked as u16;

@@ -19,7 +19,7 @@ const COREFILE: &str = r#"
             answer "{{ .Name }} 60 IN A 192.0.2.1"
             rcode NOERROR
         }
-        # The look-up of what is behind it is a question, too.
+        # The look-up of the CNAME's target is a query of its own, which is logged, too.
         template IN A alias.test {
             match ^alias
             answer "{{ .Name }} 60 IN CNAME behind.alias.test"

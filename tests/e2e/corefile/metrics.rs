@@ -217,7 +217,7 @@ fn is_alike(sample: &str) -> bool {
 }
 
 #[tokio::test]
-async fn metrics_have_coredns_s_names_labels_and_values() {
+async fn metrics_have_the_names_labels_and_values_of_coredns() {
     let upstreams = Upstreams::start().await;
     let site = upstreams.name(CorefileDir::new(COREFILE, &[]));
     let (coredns, subject) =
@@ -225,7 +225,7 @@ async fn metrics_have_coredns_s_names_labels_and_values() {
     for question in table(QUESTIONS) {
         tokio::join!(question.ask(&coredns), question.ask(&subject));
     }
-    // CoreDNS counts an answer after it has sent it. If the numbers never agree, the comparison shows which differ.
+    // CoreDNS counts an answer after sending it. If the numbers never agree, the comparison shows which metrics differ.
     let deadline = Instant::now() + EVENT_TIMEOUT / 4;
     let mut pauses = PollPauses::new();
     let [coredns, subject] = loop {

@@ -1,17 +1,17 @@
-//! Queries in a line of text.
+//! Queries written as lines of text.
 //!
-//! `NAME TYPE` and words, separated by blanks:
+//! A line is `NAME TYPE`, followed by any of these words, separated by blanks:
 //!
 //! - a class: `CH`, `HS`, `ANY`, `CLASS7`
 //! - `tcp`: the query is sent over TCP; otherwise over UDP
 //! - `edns`, or `edns=SIZE`: the query has EDNS; `do`, `option=CODE:HEX`, `nsid` and `version=N` add EDNS, too
-//! - `cd`, `ad`; `nord` clears RD
-//! - `opcode=N`
+//! - `cd`, `ad`: the flag is set; `nord`: the flag RD, which is set by default, isn't
+//! - `opcode=N`: another opcode than 0, QUERY
 //! - `from=IP`, `to=IP`: other addresses of the client and the server; `port2`, `port3`: other ports of the server
 //! - `case`: the comparison of the answer is case-sensitive
 //! - `wait=MS`: the pause before the query, in ms
 //! - `silent`: the server must not answer
-//! - `each`: the query is sent in each of [`VARIANTS`]
+//! - `each`, as the last word: the query is sent in each of [`VARIANTS`]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ const VARIANTS: [&str; 11] = [
     "edns=4096 nsid",
 ];
 
-/// How long a server must not answer a query with `silent`.
+/// How long the test waits for an answer to a query with `silent`.
 const SILENCE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
@@ -145,7 +145,7 @@ impl Question {
         message.push(0);
         message.extend([qtype, qclass].into_iter().flat_map(u16::to_be_bytes));
         if let Some((size, flags, version, options)) = edns {
-            // RFC 6891 section 6.1.2.
+            // The OPT record: RFC 6891 section 6.1.2.
             message.extend([0, 0, 41]);
             message.extend(size.to_be_bytes());
             message.extend([0, version]);

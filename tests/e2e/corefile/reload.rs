@@ -134,7 +134,7 @@ async fn replaced_symlink_of_a_config_map_causes_a_reload() {
 }
 
 #[tokio::test]
-async fn sigusr1_reloads_at_once_even_without_the_plugin() {
+async fn sigusr1_reloads_at_once_without_the_plugin_reload() {
     let upstreams = Upstreams::start().await;
     for which in both() {
         let without = |version| corefile(version).replace("reload 2s 1s", "");
@@ -149,7 +149,7 @@ async fn sigusr1_reloads_at_once_even_without_the_plugin() {
         site.write("Corefile", &without("four").replace("errors", "mistakes"));
         server.signal(Signal::SIGUSR1);
         let told = || async { server.log().iter().any(|line| line.contains("mistakes")).then_some(()) };
-        eventually("what is wrong in the log", told).await;
+        eventually("the error in the log", told).await;
         assert_eq!(version(&server).await.as_deref(), Some("three"), "{which:?}");
         assert!(server.is_running());
     }
@@ -245,8 +245,10 @@ async fn tcp_connection_survives_reloads() {
         server.signal(Signal::SIGUSR1);
         becomes(&server, &expected).await;
         write_message(&mut stream, &Question::parse("version. TXT").message).await;
-        let answer =
-            timeout(EVENT_TIMEOUT, read_message(&mut stream)).await.unwrap().expect("it is still open");
+        let answer = timeout(EVENT_TIMEOUT, read_message(&mut stream))
+            .await
+            .unwrap()
+            .expect("the connection is still open");
         let answer = Message::from_vec(&answer).unwrap();
         assert_eq!(answer.answers[0].data.to_string(), expected, "{answer}");
     }

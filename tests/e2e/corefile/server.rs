@@ -105,11 +105,11 @@ impl Server {
         for (name, port) in &ports {
             command.env(name, port.number().to_string());
         }
-        let mut process = Process::spawn(command).expect("it can be started");
+        let mut process = Process::spawn(command).expect("the program can be started");
         let log: Arc<Mutex<Vec<String>>> = Arc::default();
         let mut readers = vec![
-            follow(process.stdout().expect("it is piped"), &log),
-            follow(process.stderr().expect("it is piped"), &log),
+            follow(process.stdout().expect("stdout is piped"), &log),
+            follow(process.stderr().expect("stderr is piped"), &log),
         ];
         let text = fs::read_to_string(site.corefile()).unwrap();
         let mut server = Self { process, log, ports };
@@ -119,7 +119,7 @@ impl Server {
                 let ended = server.process.ended();
                 if ended.is_some() {
                     // The pipes are closed, so the readers end after the last line.
-                    readers.drain(..).for_each(|reader| reader.join().expect("it reads"));
+                    readers.drain(..).for_each(|reader| reader.join().expect("the reader doesn't panic"));
                 }
                 let is_over = ended.is_some() || Instant::now() > deadline;
                 assert!(!is_over, "{which:?} doesn't listen on {name} ({ended:?}): {:#?}", server.log());

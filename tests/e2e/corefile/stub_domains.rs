@@ -108,7 +108,7 @@ async fn coredns_forwards_lb_internal_to_lb_linker() {
 }
 
 #[tokio::test]
-async fn coredns_forwards_to_lb_linker_from_an_unlisted_address() {
+async fn links_resolve_through_a_coredns_that_isnt_in_clients() {
     if Program::subject() == Program::CoreDns {
         return;
     }

@@ -10,7 +10,7 @@ use super::server::{CorefileDir, Program, Server};
 use crate::harness::dns::{FaultyUpstream, address, error};
 use crate::harness::port::HeldPort;
 
-/// The upstreams of all cases, which both programs share.
+/// The upstreams that CoreDNS and the program under test share.
 pub struct Upstreams {
     /// `{$UPSTREAM}`: a real CoreDNS with zones.
     pub coredns: Server,
@@ -28,7 +28,7 @@ impl Upstreams {
         Self { coredns: cloud, faulty: FaultyUpstream::start(odd).await, dead: HeldPort::take().unwrap() }
     }
 
-    /// Sets the variables with the upstreams' addresses for a Corefile.
+    /// Sets the variables of a Corefile that have the upstreams' addresses.
     pub fn name(&self, site: CorefileDir) -> CorefileDir {
         let Self { coredns: cloud, faulty: odd, dead } = self;
         site.with("UPSTREAM", cloud.dns()).with("ODD", odd.address).with("DEAD", dead.local())
@@ -38,7 +38,7 @@ impl Upstreams {
 const CLOUD: &str = r#"
 .:{$PORT} {
     bind 127.0.0.1
-    # As a resolver, it is willing to recurse.
+    # Like the answers of a resolver, all answers have RA.
     header {
         response set ra
     }

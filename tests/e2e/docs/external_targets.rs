@@ -17,11 +17,12 @@ use crate::harness::programs::programs;
 use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, eventually};
 use crate::recreation::wait_for_external_target;
 
-/// What the page calls the load balancers.
+/// The hostnames of the load balancers on the page.
 const SEOUL: &str = "web-4fb5d0.lb.example-cloud.com";
 const BUSAN: &str = "web-dr-77c0d.lb.example-cloud.com";
 
-/// What a controller-manager writes to a quota that is used up, and an ExternalTarget that the quota refuses.
+/// Sets the status of a quota to used up, as a controller-manager does, and creates an ExternalTarget, which the quota
+/// refuses.
 const OVER_QUOTA: &str = r#"
 count='{"count/externaltargets.linker.hsj.com":"20"}'
 kubectl patch resourcequota external-targets -n shop --subresource=status --type=merge \
@@ -89,7 +90,7 @@ fn run(plane: &ControlPlane, commands: &str) -> String {
     text
 }
 
-/// Returns the words of each line, with `AGE` for each age.
+/// Returns the lines with one space between words, and with `AGE` in place of each age.
 fn words(output: &str) -> Vec<String> {
     let age = Regex::new(r"^\d+[smhd](\d+[smh])?$").unwrap();
     let word = |word: &str| if age.is_match(word) { "AGE".to_owned() } else { word.to_owned() };
@@ -116,7 +117,7 @@ async fn run_step(plane: &ControlPlane, step: &Step) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commands_about_external_targets_work() {
+async fn commands_of_the_page_print_the_outputs_on_the_page() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     for namespace in ["shop", "shop-dr"] {
@@ -173,7 +174,7 @@ fn column(page: &str, heading: &str, column: usize) -> BTreeSet<String> {
 }
 
 #[test]
-fn metrics_and_events_are_those_of_the_reference() {
+fn page_has_the_metrics_and_events_of_the_reference() {
     let known = column("docs/reference.md", "### Metrics of lb-linker", 0);
     let known = known.into_iter().filter(|name| name.starts_with("lb_linker_external_target"));
     let events = column("docs/reference.md", "## Events", 0);
@@ -191,7 +192,7 @@ fn metrics_and_events_are_those_of_the_reference() {
 }
 
 #[test]
-fn reasons_of_conditions_are_those_of_the_program() {
+fn page_has_all_condition_reasons_of_the_program() {
     let source = |file: &str| fs::read_to_string(repository().join("src/sync").join(file)).unwrap();
     let conditions = source("failover/conditions.rs");
     let reason = Regex::new(r#""([A-Z][a-z]+[A-Z][A-Za-z]+|Accepted|Unverified)""#).unwrap();
@@ -206,7 +207,7 @@ fn reasons_of_conditions_are_those_of_the_program() {
 }
 
 #[test]
-fn yaml_of_the_page_can_be_read() {
+fn yaml_blocks_of_the_page_are_objects() {
     for block in fenced("yaml") {
         let value: serde_json::Value = serde_saphyr::from_str(&block).unwrap();
         assert!(value.is_object(), "{block}");

@@ -1,5 +1,5 @@
-//! The health check for Argo CD in docs/external-targets.md, run with Debian's Lua on statuses that the decisions about
-//! an ExternalTarget give.
+//! The health check for Argo CD in docs/external-targets.md, run with Debian's Lua on statuses that the function
+//! [`decide`] returns.
 
 use std::fmt::Write;
 use std::process::Command;
@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 
 use super::{EXTERNAL_TARGETS, repository};
 
-/// Runs a script as Argo CD does: `obj` is the object, and of the libraries only the basic one and `table` are open.
-/// Argo CD has Lua 5.1.
+/// Runs a script as Argo CD does, with Lua 5.1: `obj` is the object, and the script can use only `table` and functions
+/// of the basic library.
 const RUNNER: &str = r#"
 local basic = {
   obj = obj, table = table, ipairs = ipairs, pairs = pairs, next = next, type = type,
@@ -40,7 +40,7 @@ pub(super) fn fenced(language: &str) -> Vec<String> {
     page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
-/// Returns the health of an ExternalTarget by the script of the page, and the message.
+/// Returns the health and the message that the script of the page gives for an ExternalTarget.
 pub(super) fn health(object: &Value) -> (String, String) {
     let blocks: Vec<Value> =
         fenced("yaml").iter().map(|block| serde_saphyr::from_str(block).unwrap()).collect();
@@ -158,7 +158,7 @@ impl Decided {
         self.decide();
     }
 
-    /// A check of a hostname ends, with this failure.
+    /// Records a check of a hostname: failed with this message, or passed.
     fn check(&mut self, host: &str, failure: Option<&str>) {
         let outcome =
             failure.map_or(CheckOutcome::Passed, |message| CheckOutcome::Failed(message.to_owned()));
@@ -167,12 +167,12 @@ impl Decided {
         self.decide();
     }
 
-    /// Three checks of a hostname fail.
+    /// Records three failed checks of a hostname.
     fn fail(&mut self, host: &str) {
         (0..3).for_each(|_| self.check(host, Some("NXDOMAIN")));
     }
 
-    /// Returns the object as the API server has it.
+    /// Returns the object as the API server stores it.
     fn object(&self) -> Value {
         let published = Published { service: "external-targets/web-shop-ext", dns_names: &[] };
         let mut spec = json!({"sources": [{"name": "seoul"}, {"name": "busan"}]});
@@ -208,7 +208,7 @@ fn health_check_waits_for_the_status_of_this_generation() {
     is(decided.health(), "Progressing", unseen);
     decided.decide();
     is(decided.health(), "Healthy", "leads to seoul");
-    // A restored object has a status with a higher generation.
+    // After the object was restored from a backup, the status can be that of a higher generation.
     let mut object = decided.object();
     object["metadata"]["generation"] = json!(1);
     is(health(&object), "Progressing", unseen);
@@ -233,7 +233,7 @@ fn health_check_waits_for_the_first_target() {
 }
 
 #[test]
-fn unverified_and_failing_targets_are_degraded() {
+fn unverified_target_is_degraded_after_failed_checks() {
     let mut decided = Decided::new();
     decided.check("a.example", Some("NXDOMAIN"));
     decided.after(301);
@@ -243,7 +243,7 @@ fn unverified_and_failing_targets_are_degraded() {
 }
 
 #[test]
-fn failed_over_is_healthy_with_a_message() {
+fn failed_over_target_is_healthy_with_a_message() {
     let mut decided = Decided::settled();
     decided.fail("a.example");
     is(decided.health(), "Healthy", "leads to busan instead of seoul: NXDOMAIN");
@@ -270,7 +270,7 @@ fn cutover_that_waits_is_healthy_with_a_message() {
 }
 
 #[test]
-fn source_that_is_not_accepted_is_degraded() {
+fn external_target_with_a_refused_source_is_degraded() {
     let mut decided = Decided::settled();
     let message = "source busan: no LoadBalancer Service shop-dr/web lets namespace shop follow it";
     let refusal = Refusal { reason: RefusalReason::RefNotPermitted, message: message.to_owned() };
@@ -280,7 +280,7 @@ fn source_that_is_not_accepted_is_degraded() {
 }
 
 #[test]
-fn pinned_is_healthy_with_a_message() {
+fn pinned_external_target_is_healthy_with_a_message() {
     let mut decided = Decided::settled();
     decided.spec.pin = Some("busan".to_owned());
     decided.spec.generation = 2;

@@ -4,26 +4,26 @@ use serde_json::{Value, json};
 
 use super::control_plane::ControlPlane;
 
-/// The requests about Services that an admission policy applies to.
+/// An admission policy for requests about Services.
 pub struct AdmissionPolicy<'a> {
     /// The name of the policy, and of its binding.
     pub name: &'a str,
     /// The operations, such as `CREATE`.
     pub operations: &'a [&'a str],
-    /// A CEL expression that is true for these requests.
+    /// A CEL expression that is true for the requests to which the policy applies.
     pub condition: &'a str,
 }
 
 impl AdmissionPolicy<'_> {
-    /// Makes the API server refuse the requests for which a validation isn't true: `{"expression": …}`, with `reason`
-    /// and `message` if the test needs them. The policy takes effect a moment later.
+    /// Makes the API server refuse requests for which the CEL expression of `validation` is false. `validation` is
+    /// `{"expression": …}`, perhaps with `reason` and `message`. The policy takes effect a moment later.
     pub fn validate(&self, plane: &ControlPlane, validation: &Value) {
         let spec = json!({"validations": [validation]});
         self.apply(plane, "ValidatingAdmissionPolicy", spec, json!({"validationActions": ["Deny"]}));
     }
 
-    /// Makes the API server apply a CEL expression, such as `Object{…}`, to the objects. The policy takes effect a
-    /// moment later.
+    /// Makes the API server apply the changes of a CEL expression, such as `Object{…}`, to the objects of requests. The
+    /// policy takes effect a moment later.
     pub fn mutate(&self, plane: &ControlPlane, expression: &str) {
         let mutation =
             json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}});

@@ -28,7 +28,7 @@ impl Browser {
     /// If Chromium or ChromeDriver isn't installed.
     pub fn start() -> Self {
         let mut command = Command::new("chromedriver");
-        // With port 0, ChromeDriver takes a port of ::1, and ends if it isn't free on 127.0.0.1, too.
+        // With port 0, ChromeDriver takes a free port of ::1, and exits if that port is in use on 127.0.0.1.
         let port = HeldPort::take().unwrap();
         command.arg(format!("--port={}", port.number())).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = Process::spawn(command)
@@ -68,7 +68,7 @@ impl Browser {
         self.post("/url", &json!({"url": url}));
     }
 
-    /// Sets the colours that pages see as the user's choice: `light` or `dark`.
+    /// Sets the media feature `prefers-color-scheme` for all pages: `light` or `dark`.
     pub fn prefer(&self, scheme: &str) {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.post(
@@ -94,7 +94,8 @@ impl Browser {
         self.post("/actions", &json!({"actions": [keyboard]}));
     }
 
-    /// Clicks on the first element that a CSS selector finds. In one step, because the page may replace the element.
+    /// Clicks on the first element that a CSS selector finds. One script finds and clicks the element, because the page
+    /// may replace the element at any time.
     pub fn click(&self, selector: &str) {
         self.value(&format!("document.querySelector({}).click()", Value::from(selector)));
     }
@@ -119,7 +120,7 @@ impl Drop for Browser {
     }
 }
 
-/// Returns the value of ChromeDriver's answer.
+/// Sends a request to ChromeDriver, and returns the field `value` of the response.
 fn call(driver: SocketAddr, method: &str, path: &str, body: &Value) -> Value {
     let mut answer = request(driver, method, path, body).expect("chromedriver answers");
     let value = answer["value"].take();

@@ -31,17 +31,18 @@ impl ControlPlane {
         self.file("admin.kubeconfig")
     }
 
-    /// Returns a client with all permissions, for the present runtime.
+    /// Returns a client with all permissions, for use in the current Tokio runtime.
     pub async fn admin_client(&self) -> Client {
         client(&self.admin_kubeconfig()).await
     }
 
-    /// Returns the cluster with all permissions, for the present runtime.
+    /// Returns a [`Cluster`] with all permissions, for use in the current Tokio runtime.
     pub async fn cluster(&self) -> Cluster {
         Cluster::new(self.admin_client().await)
     }
 
-    /// Returns a kubeconfig with the permissions of a ServiceAccount, which must exist. Its token is valid for a day.
+    /// Returns the path of a kubeconfig with the permissions of a ServiceAccount, which must exist. The token is valid
+    /// for a day.
     pub fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> PathBuf {
         let token = self.token_for_service_account(namespace, name, None);
         let path = self.file(&format!("{namespace}.{name}.kubeconfig"));
@@ -49,8 +50,8 @@ impl ControlPlane {
         path
     }
 
-    /// Returns a token of a ServiceAccount that is valid for a day, and only as long as this Secret exists, if one is
-    /// given.
+    /// Returns a token of a ServiceAccount. The token is valid for a day; with `secret`, only as long as the Secret of
+    /// this name exists.
     pub fn token_for_service_account(&self, namespace: &str, name: &str, secret: Option<&str>) -> String {
         let bound_object_ref = secret.map(|secret| BoundObjectReference {
             api_version: Some("v1".to_owned()),
@@ -74,8 +75,8 @@ impl ControlPlane {
         })
     }
 
-    /// Runs `work` with a client with all permissions, and waits for it. `work` runs in a separate runtime, so that
-    /// this can be called within another one. Takes a tenth of the processor time of kubectl.
+    /// Runs `work` with a client with all permissions, and waits until `work` ends. `work` has its own thread and
+    /// runtime, because the caller may run in a runtime. A request takes a tenth of the processor time of kubectl.
     fn with_client<T: Send>(&self, work: impl AsyncFnOnce(Client) -> T + Send) -> T {
         let work = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -115,7 +116,7 @@ impl ControlPlane {
     /// Applies the objects of YAML documents by server-side apply, with all permissions.
     ///
     /// # Panics
-    /// If one is refused, with the API server's reason.
+    /// If an object is refused, with the API server's reason.
     pub fn apply(&self, manifests: &str) {
         let objects: Vec<DynamicObject> = serde_saphyr::from_multiple(manifests).expect("objects in YAML");
         self.apply_objects(&objects);
@@ -124,7 +125,7 @@ impl ControlPlane {
     /// Applies these objects by server-side apply, with all permissions.
     ///
     /// # Panics
-    /// If one is refused, with the API server's reason.
+    /// If an object is refused, with the API server's reason.
     pub fn apply_objects(&self, objects: &[DynamicObject]) {
         let params = PatchParams::apply("tests").force();
         self.with_client(async |client| {
@@ -147,7 +148,8 @@ impl ControlPlane {
     /// changed.
     pub fn kubectl_command(&self) -> Command {
         let mut kubectl = Command::new(&programs().kubectl);
-        // A separate home directory: kubectl caches the server's API under its port, and reads settings there.
+        // A separate home directory, because kubectl reads settings there, and caches the server's API by address and
+        // port.
         kubectl.env("HOME", self.file("home")).env("KUBECONFIG", self.admin_kubeconfig());
         kubectl
     }
@@ -235,7 +237,7 @@ impl ControlPlane {
     }
 }
 
-/// Returns a client with the permissions of a kubeconfig, for the present runtime.
+/// Returns a client with the permissions of a kubeconfig, for use in the current Tokio runtime.
 ///
 /// # Panics
 /// If the kubeconfig can't be used.

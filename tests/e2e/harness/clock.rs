@@ -23,7 +23,7 @@ pub struct ShiftedClock {
     stopped: Option<Instant>,
 }
 
-/// The kind of a stop.
+/// Which clocks stop while the process is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// CLOCK_MONOTONIC stops, as in a suspend.

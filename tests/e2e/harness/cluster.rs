@@ -20,7 +20,7 @@ impl Ingress<'_> {
     }
 }
 
-/// A control plane with the permissions of a client. Failed requests panic with the API server's reason.
+/// Access to a control plane with the permissions of `client`. Failed requests panic with the API server's reason.
 #[derive(Clone)]
 pub struct Cluster {
     pub client: Client,

@@ -1,8 +1,8 @@
 //! A kube-apiserver with etcd as child processes on loopback, with RBAC and an audit log.
 //!
 //! There is no controller-manager, except where a test starts one: namespaces are never deleted completely, objects
-//! aren't garbage-collected, and namespaces get no default ServiceAccount. Therefore tests share a control plane and
-//! use their own namespaces.
+//! aren't garbage-collected, and namespaces get no default ServiceAccount. Tests that share a control plane use
+//! their own namespaces.
 
 use std::fs::{self, File};
 use std::io;
@@ -30,10 +30,10 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Additional flags for kube-apiserver; they come last, so they override others.
+    /// Additional flags for kube-apiserver. They are the last ones, so they override the flags of this module.
     pub apiserver_args: Vec<String>,
-    /// Whether Pods get the token of a ServiceAccount, which must exist: a controller-manager would create the default
-    /// one of each namespace.
+    /// Whether the admission plugin ServiceAccount is enabled. With it a Pod needs a ServiceAccount that exists:
+    /// without a controller-manager, namespaces have no default ServiceAccount.
     pub admits_service_accounts: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct ControlPlane {
     data: DataDir,
 }
 
-/// A control plane that ends with the process: statics aren't dropped.
+/// A control plane in a static, which isn't dropped: a function registered with atexit(3) ends it.
 type AtExit = OnceLock<Result<ControlPlane, String>>;
 
 fn end_at_exit(plane: &AtExit) {
@@ -73,7 +73,8 @@ impl ControlPlane {
         Self::start_once(&SHARED, end)
     }
 
-    /// Returns the control plane that the tests of ExternalTargets share: the other tests run without their CRD.
+    /// Returns the control plane that tests of ExternalTargets share. [`ControlPlane::shared`] doesn't have the CRD of
+    /// ExternalTargets.
     ///
     /// # Panics
     /// If it can't be started.
@@ -88,8 +89,8 @@ impl ControlPlane {
     fn start_once(plane: &'static AtExit, end: extern "C" fn()) -> &'static Self {
         let started = plane.get_or_init(|| {
             let started = Self::try_start(Options::default());
-            // SAFETY: `end` has the type that atexit requires and doesn't unwind. It runs in `exit`, after which no
-            // test is waited for, and uses only what a static holds or what it creates itself.
+            // SAFETY: `end` has the type that atexit requires and doesn't unwind. It runs in `exit`, after the last
+            // test, and uses only a static and values that it creates itself.
             #[allow(unsafe_code)]
             let registered = unsafe { nix::libc::atexit(end) };
             assert_eq!(registered, 0, "atexit takes at least 32 functions");
@@ -98,7 +99,7 @@ impl ControlPlane {
         started.as_ref().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Starts a control plane for a test that stops it, changes its flags, or counts all its requests. Blocking.
+    /// Starts a control plane for one test, such as a test that stops the API server or changes its flags. Blocking.
     ///
     /// # Panics
     /// If it can't be started.
@@ -154,7 +155,7 @@ impl ControlPlane {
             "--permit-port-sharing".to_owned(),
             format!("--cert-dir={}", path("certs")),
             "--service-cluster-ip-range=10.0.0.0/16".to_owned(),
-            // The generated TLS key also serves for tokens.
+            // The generated TLS key also signs tokens.
             format!("--service-account-key-file={}", path("certs/apiserver.key")),
             format!("--service-account-signing-key-file={}", path("certs/apiserver.key")),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
@@ -162,10 +163,10 @@ impl ControlPlane {
             "--authorization-mode=RBAC".to_owned(),
             format!("--audit-policy-file={}", path("audit-policy.json")),
             format!("--audit-log-path={}", path("audit.log")),
-            // In megabytes: all in a single file.
+            // In megabytes: a limit so large that the log isn't rotated.
             "--audit-log-maxsize=100000".to_owned(),
-            // The reconciler would enter the API server's address into the Service `kubernetes`, where loopback isn't
-            // allowed.
+            // The reconciler would write the API server's address to the endpoints of the Service `kubernetes`, which
+            // can't be loopback addresses.
             "--endpoint-reconciler-type=none".to_owned(),
         ]);
         if !self.options.admits_service_accounts {
@@ -267,7 +268,7 @@ impl ControlPlane {
         self.port.local()
     }
 
-    /// Returns the certificate of the CA that has signed the API server's certificate.
+    /// Returns, in PEM, the API server's certificate and the certificate of the CA that signed it.
     pub fn certificate_authority(&self) -> String {
         fs::read_to_string(self.file("certs/apiserver.crt")).expect("the API server writes its certificate")
     }

@@ -18,7 +18,7 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Creates a directory, and removes those of processes that were killed or interrupted.
+    /// Creates a directory, and removes the directories of processes that were killed or interrupted.
     ///
     /// # Errors
     /// If the file system refuses.

@@ -46,7 +46,8 @@ pub async fn send_udp(server: SocketAddr, bytes: &[u8], reply_timeout: Duration)
     Some(answer)
 }
 
-/// Sends a query by UDP. A missing answer panics with another message than a wrong answer in [`answers`].
+/// Sends a query by UDP, and returns the answer. The timeout is shorter than that of [`answers`], so that a missing
+/// answer and a wrong answer panic with different messages there.
 pub async fn ask_udp(server: SocketAddr, message: &Message) -> Message {
     let bytes = send_udp(server, &message.to_vec().unwrap(), EVENT_TIMEOUT / 4).await;
     let bytes = bytes.unwrap_or_else(|| panic!("no answer by UDP: {:?}", message.queries));
@@ -62,7 +63,8 @@ pub async fn ask_tcp(server: SocketAddr, message: &Message) -> Message {
     Message::from_vec(&answer).unwrap()
 }
 
-/// Sends a query by UDP and by TCP, several times each from the same socket: a repeated answer may come from a cache.
+/// Sends a query three times by UDP and three times by TCP, with one socket for each protocol, and returns the answers:
+/// a repeated answer may come from a cache.
 pub async fn ask_repeatedly(server: SocketAddr, message: &Message) -> Vec<Message> {
     ask_repeatedly_from(Ipv4Addr::LOCALHOST.into(), server, message).await
 }
@@ -120,7 +122,7 @@ pub fn show(answer: &Message) -> String {
     format!("{} {} | {}", answer.metadata.response_code, flags.join(" "), sections.join(" | "))
 }
 
-/// Removes the TTLs of records of other zones from the result of [`show`]: those of cached records decrease.
+/// Replaces the TTLs of records outside of lb.internal by `TTL` in a result of [`show`]: cached TTLs decrease.
 pub fn without_foreign_ttls(shown: &str) -> String {
     let (mut shown, mut rest) = (String::new(), shown);
     while let Some((before, after)) = rest.split_once(" IN ") {
@@ -132,8 +134,8 @@ pub fn without_foreign_ttls(shown: &str) -> String {
     shown + rest
 }
 
-/// Queries a name and type by UDP, and returns the data of the answer section, with sorted addresses: `a.example.
-/// 192.0.2.1 192.0.2.2`.
+/// Queries a name and type by UDP. Returns the data of the answer section, with sorted addresses at the end, such as
+/// `a.example. 192.0.2.1 192.0.2.2`; if the section is empty, the rcode, such as `No Error`.
 pub async fn short(server: SocketAddr, question: &str) -> String {
     let answer = ask_udp(server, &query(question)).await;
     let addresses = answer.answers.iter().filter_map(|record| record.data.ip_addr());
@@ -207,7 +209,7 @@ impl CoreDns {
         self.process.id()
     }
 
-    /// Starts CoreDNS as the DNS of a cluster, which also knows the cloud provider's names.
+    /// Starts CoreDNS as the DNS of a cluster, which also resolves the cloud provider's names.
     pub async fn of_cluster(plane: &ControlPlane) -> Self {
         let kubeconfig = plane.admin_kubeconfig();
         let plugins = format!(
@@ -259,7 +261,7 @@ pub struct FaultyUpstream {
 
 impl FaultyUpstream {
     /// Starts the upstream. `fault` returns the responses, perhaps none, to a query that arrived by UDP (`false`) or
-    /// TCP.
+    /// TCP (`true`).
     pub async fn start(fault: impl Fn(&Message, bool) -> Vec<Message> + Send + Sync + 'static) -> Self {
         Self::late(Duration::ZERO, fault).await
     }

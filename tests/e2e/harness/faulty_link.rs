@@ -1,4 +1,4 @@
-//! A TCP relay with faults between lb-linker and the API server. It doesn't look into TLS.
+//! A TCP relay with faults between lb-linker and the API server. It doesn't decrypt TLS.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,7 +23,8 @@ pub enum LinkState {
     Up,
     /// Data arrives later, by at least this time.
     Delayed(Duration),
-    /// Connections are accepted, and nothing is ever sent or answered.
+    /// New connections are accepted, and no data is forwarded. A connection that is opened or gets data in this state
+    /// stays dead.
     HalfOpen,
 }
 
@@ -95,7 +96,7 @@ impl FaultyLink {
     }
 }
 
-/// Relays a connection until it is closed or struck.
+/// Relays a connection until it is closed or a fault ends it.
 async fn relay(
     mut client: TcpStream,
     api_server: SocketAddr,

@@ -130,5 +130,5 @@ fn checksum(bytes: &[u8]) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    !u16::try_from(sum).expect("it has been folded")
+    !u16::try_from(sum).expect("the carries are folded")
 }

@@ -7,8 +7,8 @@ use super::process::Process;
 use super::programs::programs;
 
 impl ControlPlane {
-    /// Starts a garbage collector for this control plane, which ends when the process is dropped. It knows only the
-    /// CRDs that are installed by now.
+    /// Starts a garbage collector for this control plane, which ends when the process is dropped. It discovers a CRD
+    /// that is installed later only after up to 30 s.
     ///
     /// # Panics
     /// If it can't be started.

@@ -57,7 +57,7 @@ pub fn run_to_end_with<S: AsRef<OsStr>>(
     command.args(args).stdin(Stdio::null()).output().expect("lb-linker can be started")
 }
 
-/// Returns a command for the program, without variables from the environment of the tests.
+/// Returns a command for the program, without the variables in the environment of the tests that lb-linker reads.
 pub(crate) fn bare() -> Command {
     bare_program(&std::env::var_os("LB_LINKER_TEST_PROGRAM").unwrap_or_else(|| PROGRAM.into()))
 }
@@ -132,7 +132,7 @@ fn with_ports(command: &mut Command) {
 }
 
 impl Linker {
-    /// Starts lb-linker with these arguments and those for its ports, and waits until its ports are open.
+    /// Starts lb-linker with these arguments on free ports, and waits until its ports are open.
     pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Self {
         Self::start_with(&[], args)
     }
@@ -146,8 +146,7 @@ impl Linker {
         Self::start_bare(&[&[("LB_LINKER_SYNC", "on")], variables].concat(), args)
     }
 
-    /// Starts lb-linker with only these environment variables, and these arguments besides those for its ports, and
-    /// waits until its ports are open.
+    /// Like [`Linker::start_with`], without a default that enables writes.
     pub fn start_bare<S: AsRef<OsStr>>(
         variables: &[(&str, &str)],
         args: impl IntoIterator<Item = S>,
@@ -197,7 +196,7 @@ impl Linker {
         Self::spawn(command)
     }
 
-    /// Starts lb-linker on its default ports: only in a network of its own.
+    /// Starts lb-linker on its default ports. Only for use in an isolated network, see [`super::network`].
     pub fn start_on_default_ports<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Self {
         let mut command = bare();
         command.args(args);
@@ -256,7 +255,7 @@ impl Linker {
     /// Like [`Linker::in_cluster`], without a default for `--max-deletes`.
     pub fn in_cluster_as_given(cluster: &ControlPlane, target_namespace: &str, args: &[&str]) -> Self {
         // Every lb-linker writes to the annotated Services of all namespaces that it watches, also to those of tests
-        // that run at the same time. All of these processes write the same, except where load balancers are gone.
+        // that run at the same time. All of these processes write the same values, except for deleted load balancers.
         let is_limited = !args.contains(&"tombstone") || args.contains(&"--watch-namespaces");
         assert!(is_limited, "--on-delete tombstone needs --watch-namespaces in tests");
         let kubeconfig = cluster.kubeconfig_for_service_account("lb-linker", "lb-linker");
@@ -315,13 +314,13 @@ impl Linker {
         page
     }
 
-    /// Waits until a metric has this value: a log line may appear a moment earlier.
+    /// Waits until a metric has this value, because a log line may appear before the metric changes.
     pub async fn counts(&self, name: &str, value: f64) {
         eventually(&format!("{name} {value}"), || async { (self.metric(name) == Some(value)).then_some(()) })
             .await;
     }
 
-    /// Returns the number of attempted writes, except Events, which may be late, and renewals of the Lease.
+    /// Returns the number of attempted writes, except Events, which may be late, and writes of the Lease.
     pub fn writes(&self) -> f64 {
         let page = self.metrics();
         let value = |line: &str| {
@@ -373,7 +372,7 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     get_from(address, "test", path)
 }
 
-/// Returns the status and the body of a path, asked for with this Host header.
+/// Requests a path with this Host header, and returns the status and the body.
 pub(crate) fn get_from(address: SocketAddr, host: &str, path: &str) -> (u16, String) {
     // A wildcard address is reached by the loopback address of either family.
     let loopback = [IpAddr::from(Ipv6Addr::LOCALHOST), IpAddr::from(Ipv4Addr::LOCALHOST)];

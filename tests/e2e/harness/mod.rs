@@ -45,7 +45,7 @@ impl PollPauses {
     }
 }
 
-/// Polls `look` until it returns a value.
+/// Polls `look` until it returns a value. Panics with `what` after [`EVENT_TIMEOUT`].
 pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn() -> F) -> T {
     let deadline = Instant::now() + EVENT_TIMEOUT;
     let mut pauses = PollPauses::new();
@@ -62,8 +62,8 @@ pub fn deploy() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy"))
 }
 
-/// Returns the shared control plane with `deploy/` applied, and a target namespace for one test in which lb-linker has
-/// the permissions of `deploy/`.
+/// Returns the shared control plane with `deploy/` applied, and the name of a new target namespace, in which lb-linker
+/// has the permissions of `deploy/`.
 pub async fn cluster_with_target() -> (&'static ControlPlane, Cluster, String) {
     static DEPLOYED: OnceLock<()> = OnceLock::new();
     let plane = ControlPlane::shared();

@@ -17,10 +17,10 @@ use nix::unistd::geteuid;
 
 use super::EVENT_TIMEOUT;
 
-/// Set in a process that runs in an isolated network.
+/// The environment variable that is set in a process in an isolated network.
 const INSIDE: &str = "LB_LINKER_TEST_NETWORK";
-/// Mounts the files of the directory $0 over the existing ones in /etc. Without a resolv.conf every stub resolver
-/// queries 127.0.0.1, too. The name service cache is hidden, because it would answer from outside.
+/// Mounts files of the directory $0 over the files in /etc that exist: without /etc/resolv.conf stub resolvers query
+/// 127.0.0.1 anyway. Hides the socket of nscd, because nscd resolves names outside of the isolated network.
 const PREPARE: &str = r#"
     for file in resolv.conf nsswitch.conf; do
         [ ! -e "/etc/$file" ] || mount --bind "$0/$file" "/etc/$file"
@@ -38,7 +38,7 @@ pub fn is_own(name: &str) -> bool {
     is_own_in(name, &["--user", "--map-root-user"])
 }
 
-/// Like [`is_own`], as a user who can start programs as other users: as root, or in a namespace with the user ids of
+/// Like [`is_own`], for tests that start programs with other user ids: as root, or in a user namespace with the ids of
 /// /etc/subuid.
 ///
 /// # Panics
@@ -157,7 +157,7 @@ fn await_datagram(from: &UdpSocket, to: &UdpSocket) {
     let address = to.local_addr().expect("the socket is bound");
     let deadline = Instant::now() + EVENT_TIMEOUT;
     loop {
-        // Fails as long as there is no route.
+        // Sending fails as long as there is no route.
         let _ = from.send_to(&[], address);
         if to.recv(&mut [0]).is_ok() {
             return;
@@ -204,7 +204,7 @@ fn add_link(here: &str, there: &str) -> nix::Result<()> {
     ask_kernel(RTM_NEWLINK, CREATE, &[interface_message(0, 0), name(here), info].concat())
 }
 
-/// Enables an interface, with these addresses and their networks.
+/// Enables an interface, and adds these addresses with the prefix lengths 16 and 64.
 fn add_addresses(interface: &str, (ipv4, ipv6): (Ipv4Addr, Ipv6Addr)) -> nix::Result<()> {
     let index = if_nametoindex(interface)?;
     up(index)?;

@@ -37,7 +37,8 @@ impl HeldPort {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
                 Err(error) => return Err(error),
             };
-            // Set after both are bound: until here no other socket can get the number, whatever its options.
+            // These options are set after both sockets are bound: before, no other socket can bind the port, whatever
+            // its options.
             for socket in [&tcp, &udp] {
                 socket.set_reuse_address(true)?;
                 socket.set_reuse_port(true)?;

@@ -1,12 +1,13 @@
 //! The programs that tests start: the test control plane, programs that resolve names, a program that compares records,
-//! actionlint, Helm, promtool and the previous version of lb-linker. They are built from `tests/control-plane/`,
-//! `tests/stubs/`, `tests/go/`, `tests/helm/`, `tests/prometheus/` and `tests/previous/` if they don't exist yet.
+//! actionlint, Helm, promtool and the last version of lb-linker without ExternalTargets. They are built from
+//! `tests/control-plane/`, `tests/stubs/`, `tests/go/`, `tests/helm/`, `tests/prometheus/` and `tests/previous/` if
+//! they don't exist yet.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The programs that tests start.
+/// The programs of the test control plane, and CoreDNS.
 #[derive(Debug)]
 pub struct Programs {
     pub etcd: PathBuf,

@@ -1,4 +1,4 @@
-//! A real API server api_server a proxy that injects faults.
+//! A real API server behind a proxy that injects faults.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ pub enum ApiFault {
 /// Decides about each request by its first line: `GET /api/v1/… HTTP/1.1`.
 pub type ApiFaultInjector = Arc<dyn Fn(&str) -> ApiFault + Send + Sync>;
 
-/// A real API server api_server a proxy. It stops on drop.
+/// A proxy in front of a real API server. It stops on drop.
 pub struct FaultyApi {
     _kubectl: Process,
     _tasks: JoinSet<()>,
@@ -45,7 +45,7 @@ pub struct FaultyApi {
 }
 
 impl FaultyApi {
-    /// Starts the proxy, with all permissions for every client.
+    /// Starts the proxy. Its clients have all permissions without credentials.
     pub async fn start(plane: &ControlPlane, injector: ApiFaultInjector) -> Self {
         // kubectl uses TLS to the API server, and plain HTTP to this proxy.
         let mut command = plane.kubectl_command();

@@ -51,7 +51,7 @@ const NAMESPACE: &str = "soak";
 /// full when `make soak` begins to compare the memory.
 const HOSTS: usize = 200;
 
-/// A setup of replicas.
+/// The size and the options of a [`Disturbed`].
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub services: usize,
@@ -64,7 +64,7 @@ pub struct Setup {
     pub has_survivor: bool,
     /// Whether the clocks of the replicas can be stopped.
     pub has_clocks: bool,
-    /// Whether the audit log is kept as a whole.
+    /// Whether the audit log is kept completely.
     pub keeps_audit_log: bool,
 }
 
@@ -81,7 +81,7 @@ pub enum Disturbance {
     ApiKill,
     LeaderKill,
     LeaderStop,
-    /// The leader is stopped for this time, and so are its clocks.
+    /// The leader and its clocks are stopped for at least this time.
     LeaderSuspend(Stop, Duration),
     LeaseRelease,
     /// A replica is killed and starts again while the API server is away.
@@ -92,7 +92,7 @@ pub enum Disturbance {
 }
 
 impl Disturbance {
-    /// All but those of the clocks.
+    /// All disturbances except `LeaderSuspend`, which needs [`Setup::has_clocks`].
     pub const ALL: [Self; 15] = [
         Self::Nothing,
         Self::Cut,
@@ -163,7 +163,7 @@ async fn upstream(state: &Arc<Mutex<UpstreamState>>) -> FaultyUpstream {
     .await
 }
 
-/// A replica and its way to the API server.
+/// A replica, and the relay between it and the API server.
 pub struct Replica {
     name: &'static str,
     pub link: FaultyLink,
@@ -220,7 +220,7 @@ fn write_corefile(directory: &Path, upstream: &str, cache: u32, more_zones: &str
     std::fs::write(directory.join("Corefile"), corefile).unwrap();
 }
 
-/// Starts a control plane. Its audit log stays small, unless it is to be kept as a whole.
+/// Starts a control plane. Unless `keeps_audit_log`, its audit log is limited to two files of 10 MB.
 fn control_plane(keeps_audit_log: bool) -> ControlPlane {
     let small = ["--audit-log-maxsize=10", "--audit-log-maxbackup=1"].map(ToOwned::to_owned);
     let args = if keeps_audit_log { Vec::new() } else { small.to_vec() };
@@ -248,7 +248,7 @@ pub struct Disturbed {
     pub random: StdRng,
     pub shared: Arc<Shared>,
     subjects: BTreeMap<ServiceKey, usize>,
-    /// The number of each ExternalTarget's name, and whether it exists.
+    /// For each ExternalTarget, its number in the history, and whether the ExternalTarget exists.
     external_targets: Vec<(usize, bool)>,
     upstream: FaultyUpstream,
     upstream_state: Arc<Mutex<UpstreamState>>,
@@ -261,7 +261,7 @@ pub struct Disturbed {
     pub slowest: Duration,
     /// The times from a return of the API server until everything had converged.
     pub converged_after_return: Vec<Duration>,
-    /// The times from the end of a leader until the next one led.
+    /// The times from the end or the stop of a leader until the next replica led.
     pub take_overs: Vec<Duration>,
 }
 
@@ -328,8 +328,8 @@ impl Disturbed {
         of_services.chain(of_targets).collect()
     }
 
-    /// Executes a batch of operations. This disturbance begins amid the batch, and ends after it. Waits until everything
-    /// has converged.
+    /// Executes a batch of operations with a disturbance, which begins amid the batch. Then waits until everything has
+    /// converged.
     pub async fn round(&mut self, disturbance: Disturbance) {
         *self.tally.entry(format!("{disturbance:?}")).or_default() += 1;
         let operations = self.generator.batch(&self.universe, false).operations;
@@ -379,7 +379,8 @@ impl Disturbed {
         self.shared.with(history::History::end_starts);
     }
 
-    /// Changes a target, and returns how long it takes until all replicas answer the new one.
+    /// Changes a target in each namespace, and returns how long it takes until all replicas answer the last of these
+    /// targets.
     pub async fn time_of_change(&mut self) -> Duration {
         let changed = Instant::now();
         self.mark().await;
@@ -470,7 +471,7 @@ impl Disturbed {
                 let snapshot = self.replicas[victim].snapshot();
                 eventually("a snapshot", || async { snapshot.exists().then_some(()) }).await;
                 self.shared.replicas.lock().unwrap()[victim] = None;
-                // By then the load sends no more queries to the replica.
+                // Wait until the load sends no more queries to the replica.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 block_in_place(|| self.plane.stop_apiserver());
                 self.replicas[victim].linker.kill();
@@ -485,7 +486,7 @@ impl Disturbed {
                 *self.tally.entry(format!("{disturbance:?} of the leader")).or_default() +=
                     usize::from(victim == leader);
                 self.shared.replicas.lock().unwrap()[victim] = None;
-                // By then the load sends no more queries to the replica.
+                // Wait until the load sends no more queries to the replica.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 let Replica { linker, clock, .. } = &mut self.replicas[victim];
                 match (disturbance, clock) {
@@ -550,7 +551,7 @@ impl Disturbed {
         let Disturbance::LeaderSuspend(how, duration) = disturbance else {
             self.start_anew(victim).await;
             if self.setup.has_survivor {
-                // So that the leader isn't the same replica for ever.
+                // The Lease becomes free, so that replica 1 can lead again.
                 self.release_lease().await;
             }
             return;
@@ -565,7 +566,7 @@ impl Disturbed {
         eventually("the former leader to follow", || async { (!follower.leads()).then_some(()) }).await;
     }
 
-    /// Starts a replica that has ended, and lets the load ask it.
+    /// Starts a replica that has ended, and lets the load query it again.
     async fn start_anew(&mut self, number: usize) {
         self.shared.with(|history| history.begin_start(number));
         self.replicas[number].start_anew().await;
@@ -579,7 +580,7 @@ impl Disturbed {
         leases.patch("lb-linker", &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// Creates, changes or deletes an ExternalTarget, or lets one of its hostnames die or come back.
+    /// Creates, pins or deletes an ExternalTarget, or makes one of its hostnames NXDOMAIN or resolvable again.
     async fn change_external_target(&mut self) {
         let i = self.random.random_range(0..self.external_targets.len());
         let (number, exists) = self.external_targets[i];
@@ -644,12 +645,12 @@ impl Disturbed {
         }
     }
 
-    /// Waits for convergence, and then expects more of ExternalTargets.
+    /// Waits for convergence, and records the ExternalTargets that have a target by then.
     async fn converge(&mut self, disturbance: Disturbance) {
         let begun = Instant::now();
         self.wait_for_convergence(disturbance).await;
         self.slowest = self.slowest.max(begun.elapsed());
-        // An ExternalTarget for which all replicas answer a target must have one from now on.
+        // An ExternalTarget for which all replicas answer a target must have a target from now on.
         for (i, (number, exists)) in self.external_targets.iter().enumerate() {
             let present = self.shared.with(|history| history.present(*number));
             if let ([State::Announcing(hosts)], true) = (&present[..], exists) {
@@ -673,7 +674,7 @@ impl Disturbed {
         Seen::of(&answer, RecordType::A).0
     }
 
-    /// Returns the answers of the replicas about a name that don't say one of its present states.
+    /// Describes the answers of the replicas that match none of the present states of a name.
     async fn wrong_answers(&self, key: &ServiceKey, present: &[State]) -> Vec<String> {
         let mut wrong = Vec::new();
         for replica in &self.replicas {

@@ -21,7 +21,7 @@ pub struct Universe {
     /// Groups of Services with the same default name.
     groups: Vec<Vec<ServiceKey>>,
     /// One Service in each namespace that changes last: when lb-linker has seen the marker's change, lb-linker has
-    /// seen all earlier changes.
+    /// seen all earlier changes in the namespace.
     pub markers: Vec<ServiceKey>,
     followers: Vec<ServiceKey>,
 }
@@ -348,7 +348,7 @@ impl Generator {
         operations.push(operation);
     }
 
-    /// Returns a hostname that hasn't been used before, or not for `hosts` choices.
+    /// Returns the next hostname; after `hosts` numbers the hostnames repeat.
     fn host(&mut self) -> String {
         self.number += 1;
         format!("lb-{}.example.com", self.number % self.hosts)

@@ -33,7 +33,7 @@ pub enum Action {
     SetHosts(Vec<String>),
     SetAddresses(Vec<IpAddr>),
     Blank,
-    /// A hostname that lb-linker doesn't serve.
+    /// Sets a hostname that lb-linker doesn't accept as a target.
     SetUnservable(String),
     SetPort(u16),
     ChangeType(ServiceType),
@@ -42,7 +42,7 @@ pub enum Action {
     /// Sets the label that the selector excludes.
     Hide,
     Show,
-    /// Deletes a Service that has a foreign finalizer.
+    /// Adds a foreign finalizer to a Service, and deletes the Service.
     Hold,
     /// Removes the foreign finalizer.
     Release,
@@ -79,7 +79,7 @@ impl Action {
         }
     }
 
-    /// Whether lb-linker has to repair something afterwards.
+    /// Returns whether the operation damages or replaces an external target by hand.
     pub fn is_by_hand(&self) -> bool {
         use Action::{DeleteObject, DeleteService, DeleteSlice, Distort, EditSlice, Misdirect, StripSlice};
         matches!(

@@ -107,7 +107,7 @@ impl Model {
 
     /// Applies the rules until the model no longer changes.
     fn settle_objects(&mut self) {
-        // Each round removes a link or renames one, so far fewer rounds suffice.
+        // Each round removes or renames a link, so far fewer rounds suffice.
         for _ in 0..1000 {
             if self.remove_gone() {
                 continue;
@@ -147,8 +147,8 @@ impl Model {
         panic!("the model never stops changing: {self:#?}");
     }
 
-    /// Removes links without a Service and without objects, and the objects of such links as `--on-delete` demands.
-    /// Returns whether a link was removed.
+    /// Removes the objects of links without a Service as `--on-delete` demands, then the links with neither a Service
+    /// nor objects. Returns whether a link was removed.
     fn remove_gone(&mut self) -> bool {
         if self.on_delete == OnDelete::Delete {
             let links = &self.links;

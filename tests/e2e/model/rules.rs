@@ -19,7 +19,8 @@ pub const TOMBSTONE: &str = "deleted.lb.internal";
 #[derive(Clone, Debug)]
 pub struct Link {
     pub uid: String,
-    /// When the first Service of this key was created; `None` if lb-linker has never seen the Service.
+    /// When the first Service of this key that lb-linker has seen was created, in seconds since 1970; `None`
+    /// if lb-linker has seen no Service of this key.
     pub created: Option<i64>,
     pub target: Option<Target>,
     pub gone: bool,

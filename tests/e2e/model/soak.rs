@@ -41,7 +41,7 @@ async fn soak_answers_match_the_model() {
     let mut rounds = 0;
     loop {
         let disturbance = match duration {
-            // One disturbance of each kind.
+            // One disturbance each of the connections, the Corefile, the upstream and the API server.
             None => match [
                 Disturbance::Cut,
                 Disturbance::Reload,

@@ -1,4 +1,4 @@
-//! Networks of one family, an interface that goes away, and replicas behind a Service's address.
+//! Networks with only IPv4 or only IPv6, an interface that goes away, and replicas behind a Service's address.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -96,7 +96,7 @@ async fn default_listeners_work_with_ipv6_only() {
     in_one_family("[::1]:5353".parse().unwrap(), "10.9.0.9:53").await;
 }
 
-/// Adds an interface with the address of lb-linker's host, and that of the upstream and the API server.
+/// Adds an interface with two addresses: `own` for lb-linker, and 10.9.0.2 for the upstream and the API server.
 fn plug_in(own: &str) {
     run("ip", "link add near type veth peer name far");
     run("ip", "link set far up");
@@ -163,7 +163,7 @@ async fn returning_interface_is_used_without_a_restart() {
             println!(
                 "chaos: interface back as {own}: answers after {listens:.1?}, upstream after {resolved:.1?}"
             );
-            // Connections from the former address end after a minute only.
+            // Connections from the former address end only after a minute, which is too long for the short form.
             break;
         }
         answers(at, WEB, &format!("{host}.")).await;
@@ -276,7 +276,7 @@ async fn asked_for(server: SocketAddr, duration: Duration) -> Outcome {
     outcome
 }
 
-/// Asks once from a socket with a fixed port; returns the answer's target.
+/// Asks once from a socket with a fixed port. Returns the answer's target, or `None` if there is no answer within 1 s.
 async fn ask_pinned(socket: &UdpSocket) -> Option<String> {
     let asked = query(WEB);
     socket.send(&asked.to_vec().unwrap()).await.ok()?;
@@ -335,7 +335,7 @@ async fn dead_replica_behind_a_service_loses_few_answers() {
             set_endpoints(&ENDPOINTS[1..]);
             let removed = asked_for(coredns.address, dead_for).await;
             forget_flows(ENDPOINTS[0]);
-            // CoreDNS gives up a query after 5 s, and an unhealthy upstream is checked twice a second.
+            // CoreDNS checks an unhealthy upstream twice a second.
             sleep(Duration::from_secs(1)).await;
             let forgotten = asked_for(coredns.address, dead_for).await;
             println!(

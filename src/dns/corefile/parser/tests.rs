@@ -2,7 +2,7 @@ use std::io;
 
 use crate::dns::corefile::parser::*;
 
-/// Parses a Corefile with these files in its directory, and the variable `A`.
+/// Parses a Corefile with these files in its directory, and the environment variable `A`.
 fn parse_with(text: &str, files: &[(&str, &str)]) -> Result<String, String> {
     let read = |path: &Path| {
         let found = files.iter().find(|(name, _)| Path::new("dir").join(name) == path);
@@ -110,11 +110,11 @@ fn errors_have_a_message_and_a_position() {
         ),
         (
             ". {\n cache {\n } log\n}",
-            "dir/Corefile:3:4: \"log\" has to stand on a line of its own, behind the closing brace",
+            "dir/Corefile:3:4: \"log\" has to stand on a line of its own, after the closing brace",
         ),
         (
             ". {\n cache {\n } }",
-            "dir/Corefile:3:4: \"}\" has to stand on a line of its own, behind the closing brace",
+            "dir/Corefile:3:4: \"}\" has to stand on a line of its own, after the closing brace",
         ),
         (
             "a.example{\n log\n}",
@@ -127,7 +127,7 @@ fn errors_have_a_message_and_a_position() {
         (". {\n errors }\n", "dir/Corefile:2:9: } has to stand at the beginning of a line"),
         ("a, {\n}", "dir/Corefile:1:1: another address has to follow the comma"),
         ("a , b {\n}", "dir/Corefile:1:3: a comma has to follow the address without white space"),
-        ("a,, b {\n}", "dir/Corefile:1:1: one comma is enough behind an address"),
+        ("a,, b {\n}", "dir/Corefile:1:1: one comma is enough after an address"),
         ("a,", "dir/Corefile:1:1: another address has to follow the comma"),
         (
             ". {\n} import none\n",
@@ -157,9 +157,9 @@ fn errors_have_a_message_and_a_position() {
             "(s) {\n log x{args.1}\n}\n. {\n import s a\n}",
             "dir/Corefile:5:9: the snippet s needs an argument for {args.1}",
         ),
-        ("(s)\n errors", "dir/Corefile:1:1: a snippet needs braces around what it holds"),
+        ("(s)\n errors", "dir/Corefile:1:1: a snippet needs braces around its lines"),
         ("(s) {\n errors", "dir/Corefile:1:5: this { isn't closed"),
-        ("(s) {\n}\n(s) {\n}", "dir/Corefile:3:1: the snippet s is there already"),
+        ("(s) {\n}\n(s) {\n}", "dir/Corefile:3:1: the snippet s is already defined"),
         (
             "(s) {\n import s\n}\n. {\n import s\n}",
             "dir/Corefile:2:9: more than 1000 imports: does s import itself?",
@@ -190,5 +190,5 @@ fn nesting_of_braces_is_limited() {
     let deep = |depth: usize| format!(". {{\n{}{}}}", "a {\n".repeat(depth), "}\n".repeat(depth));
     assert!(parse_with(&deep(MAX_DEPTH), &[]).is_ok());
     let refused = parse_with(&deep(100_000), &[]).unwrap_err();
-    assert_eq!(refused, "dir/Corefile:34:3: more than 32 braces in each other");
+    assert_eq!(refused, "dir/Corefile:34:3: braces are nested more than 32 deep");
 }

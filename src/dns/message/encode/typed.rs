@@ -34,7 +34,7 @@ impl RecordOffsets {
 /// Encodes decoded records in at most `room` bytes, followed by the OPT record `opt`, which may be empty.
 ///
 /// # Errors
-/// If a record can't be encoded at any size.
+/// If a record's data can't be encoded. Data of more than 64 KiB is no error: the record doesn't fit.
 pub(in crate::dns::message) fn encode_sections(
     metadata: &Metadata,
     sections: &Sections,

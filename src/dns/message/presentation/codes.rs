@@ -187,7 +187,7 @@ pub fn rcode_text(rcode: ResponseCode) -> Cow<'static, str> {
 
 #[must_use]
 pub fn parse_rcode(name: &str) -> Option<ResponseCode> {
-    // An older name in miekg/dns.
+    // An older name of NOTIMP in miekg/dns.
     let name = if name == "NOTIMPL" { "NOTIMP" } else { name };
     number_of(RCODES, name).map(Into::into)
 }
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_classes_and_codes_have_the_names_of_coredns() {
+    fn types_classes_and_rcodes_have_the_names_of_coredns() {
         let types = [1, 28, 255, 65, 29, 250, 0, 11, 65305, 4711].map(RecordType::from);
         let texts = types.map(|qtype| type_text(qtype).into_owned());
         assert_eq!(
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn types_are_read_by_the_names_that_coredns_knows() {
+    fn types_are_parsed_by_the_names_of_coredns() {
         for (name, number) in
             [("A", Some(1)), ("ANY", Some(255)), ("IXFR", Some(251)), ("HTTPS", Some(65)), ("LOC", Some(29))]
         {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_read_by_name_and_number() {
+    fn classes_are_parsed_by_name_and_number() {
         assert_eq!(parse_class("CS").map(u16::from), Some(2));
         assert_eq!(parse_class("ANY"), Some(DNSClass::ANY));
         assert_eq!(parse_class("CLASS3"), None);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_have_the_names_of_coredns() {
+    fn rcodes_are_formatted_and_parsed_by_the_names_of_coredns() {
         for (name, rcode) in [
             ("NXDOMAIN", ResponseCode::NXDomain),
             ("NOTIMP", ResponseCode::NotImp),

@@ -54,7 +54,7 @@ fn labels(text: &str) -> Option<Vec<Vec<u8>>> {
         rest = after;
         let byte = match byte {
             b'.' => {
-                // A single dot may end the name.
+                // Empty labels are invalid; one dot may end the name.
                 if labels.last().is_none_or(Vec::is_empty) {
                     return None;
                 }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_and_written() {
+    fn names_are_parsed_and_formatted_with_escapes() {
         for (text, expected) in [
             (".", Some(".")),
             ("example", Some("example.")),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_lower_case_and_escaped() {
+    fn lower_name_text_is_lower_case_and_escaped() {
         let name = |labels: &[&[u8]]| lower_name_text(&Name::from_labels(labels.iter().copied()).unwrap());
         assert_eq!(name(&[b"WWW", b"Example"]), "www.example.");
         assert_eq!(name(&[]), ".");

@@ -205,7 +205,7 @@ fn opt_is_removed_wherever_it_is() {
         let message = message.parse().unwrap();
         assert_eq!(data(&message), [(1, vec![192, 0, 2, 1])]);
         assert_eq!(u16::from(message.metadata.response_code), 16);
-        assert_eq!(message.extended_errors.len(), 1, "the cookie is for this hop");
+        assert_eq!(message.extended_errors.len(), 1, "only the extended error is kept, not the cookie");
         let bytes = given(message, "a.example.", 512);
         assert!(Message::from_vec(&bytes).unwrap().edns.is_none());
     }
@@ -246,13 +246,13 @@ fn pointer_into_a_ttl_or_an_address_is_never_passed_on() {
     }
     let forwards = Builder::new().answer(b"\xc0\x0c", 15, b"\x00\x0a\xc0\x3b").answer(ROOT, 16, b"\x00");
     assert_eq!(data(&forwards.parse().unwrap()), [(16, vec![0])]);
-    // Data that is cut, or has no pointer, means the same at every place.
+    // Malformed data without a compression pointer doesn't depend on its position, so the record is kept.
     let opaque = Builder::new().answer(b"\xc0\x0c", 15, b"").answer(b"\xc0\x0c", 5, b"\x40");
     assert_eq!(data(&opaque.parse().unwrap()), [(15, vec![]), (5, vec![0x40])]);
 }
 
 #[test]
-fn record_with_a_malformed_owner_is_removed_alone() {
+fn only_the_record_with_a_malformed_owner_is_removed() {
     let (to_itself, too_long) = (b"\xc0\x1b", [&[63; 64][..]; 4].concat());
     let before = |owner: &[u8]| Builder::new().answer(owner, 1, &[192, 0, 2, 1]);
     let address = |builder: Builder| builder.answer(b"\xc0\x0c", 1, &[192, 0, 2, 2]);
@@ -272,7 +272,7 @@ fn record_with_a_malformed_owner_is_removed_alone() {
     assert_eq!(of_another_name.parse().unwrap_err(), WireError::Incomplete);
     // The end of this owner isn't known.
     assert_eq!(address(before(b"\x40")).parse().unwrap_err(), WireError::Owner);
-    // Other records can't stand for an alias, or for the only address.
+    // An answer that lacks an alias, or its only address, is refused even if other records remain.
     let alias = || Builder::new().answer(b"\xc0\x0c", 5, b"\x01u\xc0\x0e");
     let behind_alias = alias().answer(b"\xc0\x30", 1, &[192, 0, 2, 1]);
     assert_eq!(behind_alias.parse().unwrap_err(), WireError::Incomplete);
@@ -320,7 +320,7 @@ fn message_up_to_a_section_equals_a_message_without_the_rest() {
 }
 
 #[test]
-fn answer_is_cut_at_a_record_and_truncated() {
+fn answer_that_exceeds_the_limit_is_cut_after_a_record() {
     let mut builder = Builder::new();
     for last in 0..40 {
         builder = builder.answer(b"\xc0\x0c", 1, &[192, 0, 2, last]);
@@ -331,7 +331,7 @@ fn answer_is_cut_at_a_record_and_truncated() {
     assert!(cut.metadata.truncation);
     let message = Message::from_vec(&given(whole, "a.example.", 27 + 40 * 16)).unwrap();
     assert_eq!((message.answers.len(), message.additionals.len()), (40, 0));
-    assert!(!message.metadata.truncation, "RFC 2181 section 9");
+    assert!(!message.metadata.truncation, "additional records are left out without TC (RFC 2181 section 9)");
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn addresses_are_shuffled_in_place() {
     let (shuffled, number) = message.with_shuffled_addresses().unwrap();
     assert_eq!(number, 20);
     let (mut all, order) = (data(&message), data(&shuffled));
-    assert_ne!(all, order, "one of 20! orders");
+    assert_ne!(all, order, "the same order has the probability 1 / 20!");
     let mut sorted = order;
     sorted.sort();
     all.sort();

@@ -51,7 +51,7 @@ fn keyword(word: &Token) -> Option<bool> {
     }
 }
 
-/// The merged lists of one kind in a rule.
+/// The types or the networks of a rule, merged from all its `type` or `net` keywords.
 enum ParsedList<T> {
     Missing,
     Some(Vec<T>),
@@ -84,7 +84,7 @@ impl<T> ParsedList<T> {
         Ok(())
     }
 
-    /// Returns the listed items; `None` if the rule matches all items.
+    /// Returns the listed types or networks; `None` if the rule matches all of them.
     fn some(self) -> Option<Vec<T>> {
         match self {
             Self::Some(items) => Some(items),

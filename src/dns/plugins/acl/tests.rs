@@ -64,7 +64,7 @@ async fn types_and_networks_are_parsed_in_all_forms() {
 }
 
 #[tokio::test]
-async fn lists_apply_to_their_zones_from_the_top() {
+async fn acl_lines_apply_to_their_zones_in_order() {
     let context = TestServer::corefile(
         "example.org {\nacl A.example.org b.example.org {\nallow type MX\nblock net 10.0.0.1\n}\n\
          acl {\ndrop type TXT MX\n}\nwhoami\n}\n",
@@ -92,7 +92,7 @@ async fn lists_apply_to_their_zones_from_the_top() {
 }
 
 #[tokio::test]
-async fn clients_with_edns_get_an_extended_error() {
+async fn denied_client_with_edns_gets_an_extended_error() {
     let context = TestServer::block("acl {\nblock type A\nfilter\n}\nwhoami").edns(1232);
     for (question, code) in [("a. A", 15), ("a. MX", 17)] {
         let ede = context.reply(question).await.unwrap().ede.unwrap();

@@ -91,13 +91,13 @@ pub(crate) fn is_referral(message: &WireMessage) -> bool {
 /// An answer as it is cached: for all clients, and in wire form.
 #[derive(Clone, Debug)]
 pub struct CachedAnswer {
-    /// The fields of the answer's header; those of `message` don't count.
+    /// The fields of the answer's header; the header of `message` is ignored.
     pub metadata: Metadata,
     pub message: Arc<WireMessage>,
 }
 
 impl CachedAnswer {
-    /// Returns an answer without records. The bytes of the query serve as its message; `None` if they can't be read.
+    /// Returns an answer without records, whose message is the query; `None` if the query can't be read.
     pub(crate) fn nothing(key: &QueryKey) -> Option<Self> {
         let message = WireMessage::new(&key.encode(false)).ok()?;
         Some(Self { metadata: message.metadata, message: Arc::new(message) })
@@ -174,7 +174,7 @@ impl CacheEntry {
         hits >= prefetch.min_hits && left <= self.threshold(prefetch)
     }
 
-    /// Returns how long the entry is neither expired nor due for a prefetch, even if it is popular.
+    /// Returns how long after `stored` the entry is neither expired nor due for a prefetch, even if it is popular.
     pub(crate) fn fresh_for(&self, prefetch: Option<&Prefetch>) -> Duration {
         let threshold = prefetch.map_or(0, |prefetch| self.threshold(prefetch));
         Duration::from_secs(self.ttl.saturating_sub(threshold).into())
@@ -186,7 +186,7 @@ impl CacheEntry {
         u32::try_from(threshold).unwrap_or(u32::MAX)
     }
 
-    /// Claims the refresh of the entry, unless a refresh is under way or has just failed.
+    /// Claims the refresh of the entry; returns `false` if a refresh is under way or has just failed.
     pub(crate) fn begin_refresh(&self) -> bool {
         self.millis(Instant::now()) >= self.retry_at_ms.load(Ordering::Relaxed)
             && !self.refreshing.swap(true, Ordering::AcqRel)

@@ -6,7 +6,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long an invalidated name is remembered. When it is removed, all older queries count as invalidated.
+/// How long an invalidated name is kept at least, unless there are more than [`MAX_NAMES`]. When the name is removed,
+/// all queries sent before its invalidation count as invalidated.
 const RETENTION: Duration = Duration::from_secs(10);
 const MAX_NAMES: usize = 4096;
 

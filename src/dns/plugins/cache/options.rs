@@ -33,7 +33,8 @@ pub(super) struct ParsedOptions {
     pub(super) zones_without_denial_cache: ZoneSet,
 }
 
-/// Parses the only line of the plugin, with its options. If an option is repeated, the last one counts.
+/// Parses the only line of the plugin, with its options. If an option is repeated, the last values count;
+/// `serve_stale_policy` can't be repeated.
 pub(super) fn parse(setup: &Setup<'_>) -> Result<ParsedOptions, CorefileError> {
     let line = setup.only_line()?;
     let (options, zones) = match line.arguments() {
@@ -84,7 +85,7 @@ pub(super) fn parse(setup: &Setup<'_>) -> Result<ParsedOptions, CorefileError> {
     {
         return Err(policy.error("serve_stale_policy needs serve_stale"));
     }
-    // Without `serve_stale`, `prefer_positive` has no effect.
+    // `serve_stale` with less than a second is off, and then `prefer_positive` has no effect.
     parsed.options.prefer_positive &= parsed.options.serve_stale.is_some();
     Ok(parsed)
 }
@@ -115,7 +116,7 @@ fn bounds(option: &Directive, bounds: &mut CacheLimits) -> Result<(), CorefileEr
     Ok(())
 }
 
-/// Parses `AMOUNT [[DURATION] [PERCENTAGE%]]`.
+/// Parses `AMOUNT [DURATION [PERCENTAGE%]]`.
 fn prefetch(option: &Directive) -> Result<Option<Prefetch>, CorefileError> {
     let arguments = option.at_most(3)?;
     let amount = arguments.first().ok_or_else(|| option.missing_argument("a number of queries"))?;
@@ -131,7 +132,7 @@ fn prefetch(option: &Directive) -> Result<Option<Prefetch>, CorefileError> {
     Ok((amount > 0).then_some(Prefetch { min_hits: amount, window: within, ttl_percent: percentage }))
 }
 
-/// Parses `[DURATION] [immediate [TTL [RECHECK]] | verify [TIMEOUT [TTL [RECHECK]]]]`.
+/// Parses `[DURATION [immediate [TTL [RECHECK]] | verify [TIMEOUT [TTL [RECHECK]]]]]`.
 fn serve_stale(option: &Directive, options: &mut CacheOptions) -> Result<(), CorefileError> {
     let arguments = option.at_most(5)?;
     let up_to = arguments.first().map(Token::duration).transpose()?.unwrap_or(DEFAULT_STALE_FOR);
@@ -165,7 +166,8 @@ fn whole_seconds(word: &Token) -> Result<u32, CorefileError> {
     seconds.ok_or_else(|| word.unexpected("a TTL in whole seconds, such as 30s"))
 }
 
-/// Parses the time for which a failure is cached, or a failed refresh delays the next one; at most 5 minutes.
+/// Parses the time for which a failure is cached, or for which a failed refresh delays the next refresh; at most 5
+/// minutes.
 fn failure_duration(word: &Token) -> Result<Duration, CorefileError> {
     let duration = word.duration()?;
     if duration > MAX_FAILURE { Err(word.unexpected("a duration of at most 5m")) } else { Ok(duration) }

@@ -34,7 +34,8 @@ impl CacheQuery {
         self.upstream_query.query.name()
     }
 
-    /// Returns whether to set AD: only for clients that set AD or DO (RFC 6840 sections 5.7 and 5.8).
+    /// Returns whether to set AD for an answer with this header: only if the answer has AD, and the client set AD or DO
+    /// (RFC 6840 sections 5.7 and 5.8).
     pub(super) fn shows_ad(&self, metadata: &Metadata) -> bool {
         metadata.authentic_data && (self.upstream_query.authentic_data || self.upstream_query.dnssec_ok)
     }
@@ -49,13 +50,13 @@ impl CacheQuery {
         reply.metadata.authoritative = true;
         reply.age = found.age;
         reply.options = found.answer.message.extended_errors.to_vec();
-        // The cached answer was for another client, which may have spelled the name differently (RFC 4343 section 4.1).
+        // The client that caused the cached answer may have spelled the name differently (RFC 4343 section 4.1).
         reply.records = Records::of_wire(Arc::clone(&found.answer.message), self.name());
         reply.records.set_ttl(found.ttl);
         reply
     }
 
-    /// Returns the conditions under which the response cache may reuse this reply.
+    /// Returns the conditions under which the response cache may reuse this reply; `None` if it must not.
     pub(super) fn validity(
         &self,
         request: &Request,

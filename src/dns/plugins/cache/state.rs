@@ -24,8 +24,8 @@ pub(super) struct CacheState {
     pub(super) zones_label: String,
     pub(super) zones_without_success_cache: ZoneSet,
     pub(super) zones_without_denial_cache: ZoneSet,
-    /// Whether `FAILURE_RECHECK` is set, so that an expired entry has one refresh at a time, and no refresh right after
-    /// a failure.
+    /// Whether `FAILURE_RECHECK` is set, so that also with `verify` an expired entry has one refresh at a time, and
+    /// none right after a failed refresh.
     pub(super) has_recheck: bool,
     pub(super) prefer_positive: bool,
     pub(super) invalidated: InvalidatedNames,
@@ -85,7 +85,7 @@ impl CacheState {
         let message = reply.records.to_wire(&reply.metadata, question, &reply.options);
         let Some(message) = message else {
             debug!(
-                "the answer to {} {} isn't cached: it can't be written in 64 KiB",
+                "the answer to {} {} isn't cached: it can't be encoded in 64 KiB",
                 question.name(),
                 question.query_type()
             );
@@ -200,5 +200,5 @@ impl CacheState {
 
 /// Returns the error for a query while the failure of all upstreams is cached (RFC 9520).
 pub(super) fn cached_failure() -> PluginError {
-    PluginError::no_upstream("no upstream has answered just now")
+    PluginError::no_upstream("no upstream answered the same query less than 1 s ago")
 }

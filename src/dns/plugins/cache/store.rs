@@ -60,7 +60,7 @@ pub struct CacheOptions {
     pub success: CacheLimits,
     /// The limits of denials and failures.
     pub denial: CacheLimits,
-    /// How long a failure is kept; zero turns caching of failures off.
+    /// How long a failure is kept; less than a second turns caching of failures off.
     pub servfail: Duration,
     pub prefetch: Option<Prefetch>,
     pub serve_stale: Option<ServeStale>,
@@ -76,7 +76,8 @@ pub struct CacheOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cacheability {
     pub kind: ResponseKind,
-    /// The TTL in seconds. The first client gets the answer with this TTL, too, so that later TTLs don't jump.
+    /// The TTL in seconds. The first client also gets the answer with this TTL, so that the cached answers continue its
+    /// countdown.
     pub ttl: u32,
 }
 
@@ -91,7 +92,7 @@ pub struct CacheStore {
 #[derive(Clone, Debug)]
 pub struct CacheHit {
     pub answer: CachedAnswer,
-    /// The current TTL of all records.
+    /// The current TTL of all records, in seconds.
     pub ttl: u32,
     pub kind: ResponseKind,
     pub age: Duration,
@@ -119,7 +120,8 @@ pub enum Freshness {
     Fresh,
     /// The answer hasn't expired, but is popular and due for a prefetch.
     Due,
-    /// The answer has expired and needs a refresh: in the background, or within this time before the answer is served.
+    /// The answer has expired and needs a refresh. With a timeout, that of `serve_stale verify`, the refresh comes
+    /// first (zero means no timeout); with `None` the answer is served at once, and refreshed in the background.
     Stale(Option<Duration>),
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the cache with a plugin behind it that returns preset results.
+//! Tests of the cache with a next plugin that returns preset results.
 
 mod refresh;
 
@@ -370,7 +370,7 @@ async fn answer_to_a_query_before_invalidation_is_not_stored() {
     bench.context.server.invalidate(None);
     bench.take(Duration::from_secs(1));
     for (forgotten, again) in [(Some("a.example."), 2), (Some("b.example."), 1), (None, 2)] {
-        // Consume the notification of the query before.
+        // Consume the notification of the previous query.
         let _ = bench.source.begun.notified().now_or_never();
         let context = bench.context.clone();
         let asking = tokio::spawn(async move { context.ask("a.example. A").await });
@@ -404,7 +404,7 @@ async fn disable_turns_a_part_off_for_zones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn keepttl_keeps_the_ttl() {
+async fn keepttl_serves_the_original_ttl_until_expiry() {
     let bench = CacheFixture::new("cache {\nkeepttl\n}", address(60));
     bench.ask().await;
     seconds(59).await;

@@ -86,7 +86,7 @@ async fn hosts_and_template_answer_link_zones_for_every_client() {
 }
 
 #[tokio::test]
-async fn alias_of_template_is_followed_for_a_link_of_any_client() {
+async fn template_alias_at_a_target_is_followed_for_every_client() {
     let alias = "template IN A t.example {\nanswer \"{{ .Name }} 60 IN CNAME a.example.\"\n}";
     let context = with_link(&format!(
         "lb.internal {{\nlb_linker\n}}\n. {{\nclients 10.0.0.0/8\n{alias}\n{ANSWER}\n}}\n"
@@ -154,7 +154,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("clients", "1: clients needs addresses, networks such as 10.0.0.0/8, or any"),
         ("clients 10.0.0", "9: \"10.0.0\" isn't an address, or a network such as 10.0.0.0/8"),
         ("clients 10.0.0.0/33", "9: \"10.0.0.0/33\" isn't an address, or a network such as 10.0.0.0/8"),
-        ("clients 10.0.0.0/8 any", "20: any stands alone: it is all clients"),
+        ("clients 10.0.0.0/8 any", "20: any can't be combined with networks"),
         ("clients any {\n}", "1: clients takes no braces"),
     ] {
         assert_eq!(TestServer::error(line), format!("Corefile:2:{error}"));

@@ -124,8 +124,8 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         (
             "errors {\nstacktrace\n}".to_owned(),
-            "3:1: CoreDNS's option \"stacktrace\" of errors isn't supported here, RUST_BACKTRACE=1 in the environment \
-             does the same; supported are consolidate"
+            "3:1: CoreDNS's option \"stacktrace\" of errors isn't supported here: RUST_BACKTRACE=1 in the environment \
+             does the same; errors has the option consolidate"
                 .to_owned(),
         ),
         (

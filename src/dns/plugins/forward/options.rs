@@ -60,7 +60,7 @@ pub(super) struct ParsedOptions {
     pub(super) next_on_nodata: bool,
     pub(super) resolvers: Vec<SocketAddr>,
     pub(super) options: ForwardOptions,
-    /// The upstreams' addresses, with their positions in the Corefile.
+    /// The upstreams that are given by address, with their positions in the Corefile.
     pub(super) addresses: Vec<(SocketAddr, Position)>,
 }
 
@@ -107,7 +107,7 @@ pub(super) fn parse(
     };
     let Some(first) = to.first() else {
         return Err(from.error(format!(
-            "forward needs an upstream behind the zone {:?}: forward {} 192.0.2.1",
+            "forward needs an upstream after the zone {:?}: forward {} 192.0.2.1",
             from.text, from.text
         )));
     };
@@ -189,7 +189,7 @@ impl OptionsParser {
         let options = &mut self.options;
         match line.name() {
             "except" => {
-                for word in line.required_arguments("zones behind it")? {
+                for word in line.required_arguments("zones")? {
                     self.except.extend(addresses(word)?.into_iter().map(|address| address.zone));
                 }
             }
@@ -240,7 +240,7 @@ impl OptionsParser {
                 let codes = rcodes(line)?;
                 if let Some(at) = codes.iter().position(|code| *code == ResponseCode::NoError) {
                     return Err(
-                        line.arguments()[at].error("failover can't be for NOERROR: that is an answer")
+                        line.arguments()[at].error("failover can't name NOERROR, which isn't an error")
                     );
                 }
                 options.failover.extend(codes);
@@ -250,11 +250,8 @@ impl OptionsParser {
                     Some(line.single_argument("an address of this machine")?.parse("an IP address")?);
             }
             "resolver" => {
-                self.resolvers = line
-                    .required_arguments("addresses behind it")?
-                    .iter()
-                    .map(resolver)
-                    .collect::<Result<_, _>>()?;
+                self.resolvers =
+                    line.required_arguments("addresses")?.iter().map(resolver).collect::<Result<_, _>>()?;
             }
             "doh_method" => return Err(line.unsupported(NAME, &OPTIONS)),
             _ => return Err(line.unknown(NAME, &OPTIONS)),
@@ -360,10 +357,10 @@ fn rcodes(line: &Directive) -> Result<Vec<ResponseCode>, CorefileError> {
         parse_rcode(&word.text.to_ascii_uppercase())
             .ok_or_else(|| word.unexpected("a response code such as NXDOMAIN or SERVFAIL"))
     };
-    line.required_arguments("response codes behind it")?.iter().map(code).collect()
+    line.required_arguments("response codes")?.iter().map(code).collect()
 }
 
-/// Parses `health_check DURATION [no_rec] [domain FQDN]`.
+/// Parses `health_check DURATION [no_rec] [domain NAME]`.
 fn health_check(line: &Directive) -> Result<HealthCheck, CorefileError> {
     let [pause, rest @ ..] = line.arguments() else {
         return Err(line.missing_argument("a duration such as 500ms"));
@@ -374,7 +371,7 @@ fn health_check(line: &Directive) -> Result<HealthCheck, CorefileError> {
         match &*word.text {
             "no_rec" => wanted.recursion_desired = false,
             "domain" => {
-                let name = rest.next().ok_or_else(|| word.error("domain needs a name behind it"))?;
+                let name = rest.next().ok_or_else(|| word.error("domain needs a name"))?;
                 let mut domain =
                     Name::from_ascii(&name.text).map_err(|_| name.unexpected("a domain name"))?;
                 domain.set_fqdn(true);

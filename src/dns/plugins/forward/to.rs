@@ -50,7 +50,7 @@ pub(super) fn destinations(word: &Token, setup: &mut Setup<'_>) -> Result<Vec<De
     }
     if text.contains('/') || !text.is_empty() && Path::new(text).is_file() {
         if scheme == Scheme::Tls {
-            return Err(word.error("behind tls:// stands an address or a host's name, and no file"));
+            return Err(word.error("tls:// needs an address or a host's name, not a file"));
         }
         let text = setup.read(Path::new(text)).map_err(|error| word.error(format!("{text}: {error}")))?;
         let at = |address| Destination { scheme, at: AddressOrHost::Address(address), server_name: None };
@@ -101,8 +101,8 @@ impl<'a> Parts<'a> {
                 Ok(plain(SocketAddrV6::new(ip, port, 0, scope).into()))
             }
             (Some(zone), IpAddr::V4(_)) => Err(word.error(format!(
-                "%{zone} stands for a network interface behind an IPv6 address, and for a certificate's name \
-                 with tls://; here it means nothing"
+                "%{zone} is a network interface after an IPv6 address, or a certificate's name with tls://; it isn't \
+                 allowed here"
             ))),
         }
     }
@@ -135,5 +135,5 @@ impl<'a> Parts<'a> {
 
 pub(super) fn server_name(name: &str, word: &Token) -> Result<ServerName<'static>, CorefileError> {
     ServerName::try_from(name.to_owned())
-        .map_err(|_| word.error(format!("{name:?} isn't a name that a certificate can bear")))
+        .map_err(|_| word.error(format!("{name:?} isn't a name that a certificate can have")))
 }

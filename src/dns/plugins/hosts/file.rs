@@ -83,7 +83,8 @@ impl HostsFile {
         [self.map.load().names(address), self.inline.names(address)].concat()
     }
 
-    /// Reads the file whenever it has changed, until `stop` is cancelled; with a zero interval, never.
+    /// Checks the file once per `every`, and reads it if it has changed, until `stop` is cancelled; with a zero
+    /// interval, never. Also sets the metrics.
     pub(super) async fn watch(
         self: Arc<Self>,
         every: Duration,

@@ -19,7 +19,8 @@ pub(super) struct HostsMap {
 }
 
 impl HostsMap {
-    /// Parses lines. Malformed lines are ignored, as other readers of such files do.
+    /// Parses lines. Malformed lines are ignored, as other readers of such files do. With `reverse`, addresses get PTR
+    /// records.
     pub(super) fn parse(text: &str, zones: &ZoneSet, reverse: bool) -> Self {
         let mut map = Self::default();
         for line in text.lines() {
@@ -70,7 +71,7 @@ impl HostsMap {
     }
 }
 
-/// Parses an address without its zone, which is only valid on this machine (RFC 4007 section 11).
+/// Parses an address, and drops its zone (`%eth0`), which is only valid on this machine (RFC 4007 section 11).
 pub(super) fn address(text: &str) -> Option<IpAddr> {
     let address: IpAddr = text.split('%').next()?.parse().ok()?;
     Some(address.to_canonical())

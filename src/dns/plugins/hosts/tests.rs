@@ -35,7 +35,7 @@ fn context(options: &str) -> (TestServer, tempfile::TempDir) {
 }
 
 #[tokio::test]
-async fn file_has_addresses_and_pointers() {
+async fn file_entries_answer_address_and_ptr_queries() {
     let (context, _directory) = context("");
     for (question, expected) in [
         ("example.org. A", "NOERROR aa | example.org. 3600 IN A 10.0.0.1 | |"),
@@ -220,7 +220,7 @@ fn invalid_lines_are_rejected_with_their_position() {
             "Corefile:3:1: hosts can be there only once in a block, and it is on line 2 already",
         ),
         ("hosts /nonexistent a..b", "Corefile:2:20: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
-        ("hosts /etc/hosts/x", "Corefile:2:7: can't look at /etc/hosts/x: Not a directory (os error 20)"),
+        ("hosts /etc/hosts/x", "Corefile:2:7: can't access /etc/hosts/x: Not a directory (os error 20)"),
         (
             "hosts {\nno_revers\n}",
             "Corefile:3:1: hosts has no option \"no_revers\"; it has ttl, no_reverse, reload, fallthrough, \

@@ -18,8 +18,8 @@ use crate::model::hostname::to_presentation;
 /// The rate limit of log lines: when all targets fail, the first lines are enough.
 const MAX_LINES_PER_MINUTE: u32 = 20;
 const LINES_WINDOW: Duration = Duration::from_secs(60);
-/// A target whose last failed look-up is older than this is removed at the end of the next look-up of a target, or at
-/// the next scrape: clients have stopped querying it.
+/// A target whose last failed look-up is older than this is removed, because clients have stopped querying it: when the
+/// look-up of any target ends, or at a scrape, but at most once per `FORGET_INTERVAL`.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_FAILED_TARGETS: usize = 10_000;
@@ -103,7 +103,8 @@ impl FailedTargets {
         Self { state: Mutex::new(state), number }
     }
 
-    /// Records that a target can't be resolved, and logs its first failure.
+    /// Records that a target can't be resolved, and logs its first failure. Ignores queries with DO or CD, and queries
+    /// for other types than A, AAAA and HTTPS.
     pub(crate) fn mark_failed(&self, key: &QueryKey, question: &UpstreamQuery, why: impl fmt::Display) {
         if !key.is_ordinary() {
             return;
@@ -227,7 +228,7 @@ mod tests {
         tokio::time::advance(LINES_WINDOW).await;
         failing.mark_resolved(&question(3).key(), &question(3));
         assert_eq!(lines(), (1, 0));
-        // The other targets aren't queried any more.
+        // From here on only target 4 is queried.
         tokio::time::advance(FORGET_AFTER / 2).await;
         failing.mark_failed(&question(4).key(), &question(4), "why");
         assert_eq!(number.get(), 27);

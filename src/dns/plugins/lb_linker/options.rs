@@ -16,7 +16,8 @@ use crate::model::names;
 const KNOWN: [&str; 5] = ["ttl", "apex", "ns", "reverse", "fallthrough"];
 /// The maximum TTL in seconds: caches keep an old target for that long.
 const MAX_TTL: u32 = 3600;
-/// The maximum length of a zone's name: the labels of a Service and a namespace take the rest of the name's 255 bytes.
+/// The maximum length of a zone's name in characters: the labels of a Service and of a namespace take the rest of the
+/// 255 bytes of a DNS name.
 const MAX_ZONE_LENGTH: usize = 120;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +30,8 @@ pub struct LinkZone {
 /// Returns the distinct zones of a Corefile that contain links' names, in order.
 ///
 /// # Errors
-/// Returns the error of the first invalid line of `lb_linker`, or invalid address of its block.
+/// Fails for an invalid line of `lb_linker`, an invalid address of its block, a zone with different apexes in two
+/// blocks, and a zone that lies in another zone.
 pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError> {
     let mut all: Vec<(LinkZone, &Directive)> = Vec::new();
     for block in blocks {
@@ -44,7 +46,7 @@ pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError
                     None => all.push((LinkZone { origin, apex: options.apex.clone() }, line)),
                     Some(known) if known.apex != options.apex => {
                         return Err(line.error(format!(
-                            "the zone {} has the apex {:?} in another block: it has to be the same",
+                            "the zone {} has the apex {:?} in another block; both blocks need the same apex",
                             to_presentation(&origin),
                             known.apex
                         )));

@@ -1,4 +1,4 @@
-//! Checks whether a hostname resolves at each upstream that a client's chase may ask.
+//! Checks whether a hostname resolves at each upstream that may be asked for it on behalf of a client.
 
 use std::cmp;
 use std::collections::{BTreeSet, HashSet};
@@ -39,10 +39,10 @@ const NO_ADDRESSES: &str = "no addresses";
 type FamilyResult = (Option<SocketAddr>, TargetOutcome);
 
 impl LbLinker {
-    /// Checks a hostname at each upstream of the *forward* line that a client's chase of it would ask, without caches.
-    /// The hostname passes at an upstream if the upstream has an allowed address of either family. ExternalTargets may
-    /// share a check, so the results contain the links that the hostname leads to: each ExternalTarget looks there for
-    /// its own link.
+    /// Checks a hostname, without caches, at each upstream of the *forward* lines that would be asked for it on behalf
+    /// of a client. The hostname passes at an upstream if the upstream has an allowed address of either family.
+    /// ExternalTargets may share a check, so the results contain the links that the hostname leads to: each
+    /// ExternalTarget looks there for its own link.
     pub async fn check_target(&self, server: &Arc<Server>, name: &Name, timeout: Duration) -> TargetResults {
         if let Err(denied) = self.policy.check_name(name) {
             let outcome = TargetOutcome::Failed(bounded(denied.to_string()));
@@ -62,16 +62,16 @@ impl LbLinker {
         TargetResults { upstreams: merged(&v4, &v6), links }
     }
 
-    /// Records the link of a name of a chain, if it is the name of a link.
+    /// Records the link with the name `name`, a name of a chain, if there is such a link.
     pub(super) fn note_link_of(&self, name: &Name, check: &TargetCheck) {
         if let Some(link) = self.store.link_of_host(name) {
             check.note_link(&link.key);
         }
     }
 
-    /// Asks `upstream` for the A record of the name `other`, if a client's chase of `name` would ask this upstream.
-    /// Returns whether an answer has come that a client's chase accepts, `Some(false)` also at the timeout; `None` if
-    /// the upstream can't be asked.
+    /// Asks `upstream` for the A record of the name `other`, if a client's query for `name` would reach this upstream.
+    /// Returns `Some(true)` if the answer is usable, `Some(false)` if it isn't (SERVFAIL, for example) or if the query
+    /// times out, and `None` if the upstream can't be asked.
     pub async fn probe_upstream(
         &self,
         server: &Arc<Server>,
@@ -116,7 +116,7 @@ impl LbLinker {
         while let Some((upstream, end)) = checks.next().await {
             match end {
                 CheckEnd::Found(further) => {
-                    // Several upstreams may pass on to the same line.
+                    // The answers of several upstreams may pass the query on to the same next *forward* line.
                     let new = further.into_iter().filter(|check| begun.insert(check.place()));
                     checks.extend(new.map(|check| self.check_once(server, query, check)));
                 }
@@ -165,7 +165,7 @@ impl LbLinker {
     /// Returns the name in our zones that an answer leads to.
     ///
     /// # Errors
-    /// Returns the outcome if the answer decides it.
+    /// Returns the outcome of the check if the chain doesn't lead to our zones.
     fn judge(
         &self,
         server: &Server,
@@ -259,7 +259,8 @@ fn merged(v4: &[FamilyResult], v6: &[FamilyResult]) -> Vec<UpstreamResult> {
                 TargetOutcome::Resolved(addresses)
             }
             (_, TargetOutcome::Resolved(v6)) => TargetOutcome::Resolved(v6),
-            // NXDOMAIN holds for both families. But some servers answer NXDOMAIN to AAAA for names with A records.
+            // NXDOMAIN for A holds for both families. NXDOMAIN for AAAA doesn't: some servers send it for names with A
+            // records.
             (TargetOutcome::Failed(why), _) if own_v4 && why == NXDOMAIN => TargetOutcome::Failed(why),
             (v4, v6) => cmp::max_by_key(v4, v6, weight),
         };
@@ -278,15 +279,15 @@ fn outcome_at(family: &[FamilyResult], upstream: Option<SocketAddr>) -> Option<T
     };
     best(&|at| at == upstream).or_else(|| {
         best(&|_| true).map(|outcome| match outcome {
-            // This upstream isn't to blame.
+            // Another upstream sent no usable answer; that says nothing about this upstream.
             TargetOutcome::NoAnswer(why) => TargetOutcome::NotAsked(format!("another upstream: {why}")),
             outcome => outcome,
         })
     })
 }
 
-/// Ranks the outcome for one family: the outcome with the higher weight decides. A failure decides only if the outcome
-/// for the other family is known.
+/// Ranks the outcome for one family: the outcome with the higher weight decides. A failure has the lowest weight: it
+/// decides only if the other family has failed, too.
 fn weight(outcome: &TargetOutcome) -> u8 {
     match outcome {
         TargetOutcome::Resolved(_) => 4,

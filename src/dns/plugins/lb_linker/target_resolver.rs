@@ -22,8 +22,8 @@ use crate::dns::plugins::lb_linker::failed_targets::{FailedTargets, FailedTarget
 use crate::dns::upstream::singleflight::{Call, Group};
 use crate::dns::upstream::stale_cache::{STALE_TTL, StaleCache, StaleCaches, StaleEntry};
 
-/// The time limit for a target's look-up while a client waits or a stale answer is available (RFC 8767 section 5): a
-/// CoreDNS that forwards to lb-linker gives up after 2 s.
+/// How long a query waits for the look-ups of targets before the client gets a stale answer or an error: the client
+/// response timer of RFC 8767 section 5. A CoreDNS that forwards to lb-linker gives up after 2 s.
 pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_millis(1800);
 
 /// The resolvers by view. Views don't share a resolver, because each view has its own server blocks, perhaps for its
@@ -52,15 +52,15 @@ type LookupResult = Option<Arc<Reply>>;
 #[derive(Clone, Debug)]
 pub(super) struct Resolved {
     pub(super) reply: Arc<Reply>,
-    /// Whether this is the last known answer, because no upstream answers.
+    /// Whether the reply is the last known answer, because the look-up has failed or isn't complete in time.
     pub(super) stale: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ResolveOptions {
-    /// The time at which the client stops waiting.
+    /// The latest time at which the client gets an answer or an error.
     pub(super) deadline: Instant,
-    /// The maximum age of a cached denial.
+    /// The maximum age of a cached negative answer.
     pub(super) max_negative_age: Duration,
     /// Whether a cached answer is acceptable.
     pub(super) cached: bool,
@@ -82,7 +82,8 @@ impl TargetResolvers {
         Arc::clone(&self.targets.entry(server.view.clone()).or_insert_with(new))
     }
 
-    /// Abandons the look-ups in flight for a name, and removes its failure; `None` stands for all names.
+    /// Abandons the look-ups in flight for a name, and removes the name from the failing targets; `None` stands for all
+    /// names.
     pub(super) fn forget(&self, name: Option<&[u8]>) {
         for targets in &self.targets {
             targets.look_ups.forget(|(key, _)| name.is_none_or(|name| *key.name() == *name));
@@ -98,8 +99,8 @@ impl TargetResolver {
     /// Resolves a target for a request.
     ///
     /// # Errors
-    /// Returns the extended DNS error for the client if there is neither an answer in time nor a stale answer. The
-    /// look-up continues in the background.
+    /// Returns the extended DNS error for the client if the look-up fails, or isn't complete in time, and there is no
+    /// stale answer. A look-up that isn't complete continues in the background.
     pub(super) async fn resolve(
         &self,
         request: &Request,
@@ -172,8 +173,8 @@ impl TargetResolver {
         }
     }
 
-    /// Keeps an answer whose chain leads back to our zones for upstream outages. `outcome_recorder` doesn't store such
-    /// an answer, because it has no records of the queried type.
+    /// Keeps, for upstream outages, an answer whose chain leads back to our zones. `outcome_recorder` doesn't store
+    /// such an answer, because the answer has no records of the queried type.
     pub(super) fn remember(&self, request: &Request, query: &Query, reply: &Arc<Reply>) {
         let question = UpstreamQuery { query: query.clone(), ..request.upstream_query() };
         self.stale_cache.remember_back_to_zone(&question.key(), reply);
@@ -254,15 +255,13 @@ impl TargetResolver {
 
 /// The state of a look-up after its start.
 enum LookupStart {
-    /// The look-up has completed.
     Completed(LookupResult),
-    /// The look-up is in flight.
     InFlight(Call<(IpAddr, LookupResult)>),
 }
 
 fn stale_reply(last: StaleEntry) -> Resolved {
     let mut reply = (*last.reply).clone();
-    // The age is 0 because there is no newer answer.
+    // With age 0 the caller doesn't ask for a newer answer: there is none.
     reply.age = Duration::ZERO;
     for record in reply.records.all_mut().into_iter().flatten() {
         record.ttl = STALE_TTL;
@@ -285,7 +284,7 @@ pub(super) fn is_busy(reply: &Reply) -> bool {
     matches!(reply.ede, Some(Ede::BUSY | Ede::NO_SOCKET))
 }
 
-/// Returns whether an answer may replace a stale one (RFC 8767 section 4).
+/// Returns whether an answer may replace a stale answer (RFC 8767 section 4).
 fn replaces_stale(reply: &Reply) -> bool {
     let metadata = &reply.metadata;
     matches!(metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
@@ -301,7 +300,8 @@ fn is_unresolved(reply: &Reply, question: &UpstreamQuery) -> bool {
     chain_of(reply, question).end == ChainEnd::Unresolved
 }
 
-/// Returns `true` for an answer with data, `false` for a denial; `None` if it can't be cached.
+/// Returns `true` for an answer with data, `false` for NODATA with an SOA record; `None` for answers that can't be
+/// cached. NXDOMAIN is never cached.
 fn cacheable_polarity(reply: &Reply, question: &UpstreamQuery) -> Option<bool> {
     let chain = chain_of(reply, question);
     let qtype = question.query.query_type();
@@ -332,7 +332,7 @@ mod tests {
     use crate::dns::plugins::tests::support::TestServer;
 
     #[tokio::test]
-    async fn quota_of_one_client_does_not_affect_another() {
+    async fn exceeded_quota_of_one_client_does_not_refuse_other_clients() {
         let context =
             TestServer::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
         let gauge = FailedTargetsGauge::new(prometheus::IntGauge::new("failing", "-").unwrap());
@@ -355,7 +355,7 @@ mod tests {
                 cached: true,
             };
             let mut joined = pin!(targets.resolve(&request, &request.query, wanted));
-            assert!(futures::poll!(joined.as_mut()).is_pending(), "it has joined the look-up");
+            assert!(futures::poll!(joined.as_mut()).is_pending(), "the query has joined the look-up");
             end.send(()).unwrap();
             begun.wait().await;
             let answers = joined.await.map(|known| known.reply.records.answers.len());

@@ -25,7 +25,7 @@ fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
 }
 
-/// Returns a Service `web` in `default` with the load balancer `t.example`.
+/// Returns a Service `web` in `default` that has a load balancer with the hostname `t.example`.
 fn web() -> ObservedService {
     ObservedService { resource_version: Some(42), ..link("web", "t.example.") }
 }
@@ -55,7 +55,7 @@ fn context(text: &str) -> TestServer {
 const ALIAS: &str = "web.default.lb.internal. 5 IN CNAME t.example.";
 
 #[tokio::test]
-async fn listeners_with_different_blocks_share_no_targets() {
+async fn listeners_with_different_blocks_share_no_target_records() {
     let text = "lb.internal:53 lb.internal:54 {\nlb_linker\n}\n\
                 .:53 {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n\
                 .:54 {\ntemplate IN A {\nrcode SERVFAIL\n}\n}\n";
@@ -81,7 +81,7 @@ async fn client_denied_by_acl_gets_the_alias_alone() {
 }
 
 #[tokio::test]
-async fn upstream_adds_nothing_about_our_zones_to_a_denial() {
+async fn upstream_records_about_our_zones_are_dropped_from_nxdomain() {
     let upstream = FakeUpstream::start(|asked, _| {
         let mut answer = error(asked, ResponseCode::NXDomain);
         let record = |owner: &str, code, data: &[u8]| {
@@ -187,7 +187,7 @@ async fn slow_look_up_counts_against_the_client_quota() {
 }
 
 #[tokio::test]
-async fn prefetch_without_a_block_is_no_failure() {
+async fn prefetch_without_a_responsible_block_counts_no_failure() {
     let context = context(LINKS);
     let links = LbLinker::all_of(&context.server).remove(0);
     links.prefetch(&context.server, Query::query(name("t.example."), RecordType::A)).await;
@@ -204,7 +204,7 @@ async fn prefetch_fills_the_cache_regardless_of_acl() {
     let hits = || context.metrics("coredns_cache_hits_total{");
     links.prefetch(&context.server, Query::query(name("t.example."), RecordType::A)).await;
     assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
-    // The acl applies to the client.
+    // The acl applies to the client's query.
     let denied = context.clone().from("192.0.2.7").ask("web.default.lb.internal. A").await;
     assert_eq!(denied, format!("NOERROR aa | {ALIAS} | |"));
     assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
@@ -263,7 +263,7 @@ async fn alias_only_denial_and_its_rrsig_have_capped_ttls() {
 }
 
 #[tokio::test]
-async fn target_with_a_fresh_denial_is_looked_up_once() {
+async fn target_with_a_fresh_nodata_answer_is_looked_up_once() {
     let context = context(
         "lb.internal {\nlb_linker {\nttl 0\n}\n}\n. {\nprometheus\n\
          template IN AAAA {\nauthority \"example. 60 IN SOA ns.example. h.example. 1 2 3 4 60\"\n}\n}\n",
@@ -274,7 +274,7 @@ async fn target_with_a_fresh_denial_is_looked_up_once() {
 }
 
 #[tokio::test]
-async fn failing_target_is_not_counted_without_its_block() {
+async fn failing_target_is_not_counted_after_its_plugin_is_dropped() {
     let text = format!("{LINKS}. {{\ntemplate IN A {{\nrcode SERVFAIL\n}}\n}}\n");
     let context = context(&text);
     let answer = show(&context.reply("web.default.lb.internal. A").await.unwrap());

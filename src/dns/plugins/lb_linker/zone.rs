@@ -62,7 +62,7 @@ enum ZoneKind {
     Reverse(Reverse),
 }
 
-/// The name server of a zone, and its default TTL in seconds.
+/// The name server of a zone, and the default TTL of the zone in seconds.
 #[derive(Clone, Debug)]
 struct Authority {
     name_server: Name,
@@ -77,10 +77,10 @@ pub struct ZoneAnswer {
     pub answers: Vec<Record>,
     pub authorities: Vec<Record>,
     pub additionals: Vec<Record>,
-    /// The target of the CNAME in the answer, if the query is for more than the CNAME.
+    /// The target of the CNAME in the answer; `None` for queries of the types CNAME and ANY.
     pub target: Option<Name>,
     pub ede: Option<Ede>,
-    /// The link that has the name, or the service at the name.
+    /// The link that the queried name belongs to, or that has SRV records at the name.
     pub link: Option<Arc<Link>>,
     /// The names that lead to the host of the SRV or NS records in the answer, in order; the host is the last name.
     pub hops: Vec<Hop>,
@@ -157,7 +157,7 @@ impl Zone {
         &self.origin
     }
 
-    /// Returns the zone's TTL in seconds, which also limits how long a denial behind a CNAME of the zone may be cached.
+    /// Returns the zone's TTL in seconds, which is also the maximum negative TTL for the target of a CNAME of the zone.
     #[must_use]
     pub fn ttl(&self) -> u32 {
         self.authority.ttl
@@ -175,7 +175,8 @@ impl Zone {
         if ends_in_origin { names::wire(labels[..below].iter().copied()) } else { None }
     }
 
-    /// Answers a query for `name` of the type `qtype`; `name` keeps the client's case.
+    /// Answers a query of the type `qtype` for `name`, in the client's case; `relative` is the part of `name` that
+    /// [`Self::relative`] returns.
     #[must_use]
     pub fn answer(&self, store: &Store, name: &Name, relative: &[u8], qtype: RecordType) -> ZoneAnswer {
         // Checked before the look-up: a name that is added in between must not get NXDOMAIN.
@@ -184,8 +185,8 @@ impl Zone {
             let present = store.snapshot_links();
             let version = present.as_ref().map(|it| it.store.name_set_version());
             synced = store.is_synced();
-            // The version is read before this check: the end of the snapshot changes the version, so that the answer is
-            // outdated.
+            // The version is read before this check: if the snapshot is removed later, its version changes, and the
+            // answer is outdated.
             let (Some(present), Some(version)) = (present, version) else { break };
             if store.snapshot_links().is_some_and(|now| Arc::ptr_eq(&now, &present)) {
                 snapshot_links = Some((version, Arc::clone(&present.store)));
@@ -220,8 +221,9 @@ impl Zone {
         matches!(self.names, ZoneKind::Reverse(_))
     }
 
-    /// Returns the answer from the links of a snapshot; `None` for a name that the snapshot doesn't have, as that name
-    /// may exist. `version` is the version of the snapshot's names before the check that it is still in use.
+    /// Returns the answer from the links of a snapshot; `None` for a name without data in the snapshot, because the
+    /// name may have data by now. `version` is the version of the snapshot's names before the check that the snapshot
+    /// is still in use.
     fn answer_from_snapshot(
         &self,
         zone_query: &ZoneQuery<'_>,
@@ -379,8 +381,8 @@ pub fn closest_first(zones: &mut [Zone]) {
 // === impl ZoneAnswer ===
 
 impl ZoneAnswer {
-    /// Returns whether the target of a load balancer in `namespace` may be this name. Without a link, only names
-    /// without records may be targets.
+    /// Returns whether the queried name may be the target of a load balancer in `namespace`. A name that belongs to no
+    /// link may be a target only if the answer has no records.
     #[must_use]
     pub fn is_open_to(&self, namespace: &str) -> bool {
         self.link.as_ref().map_or(self.answers.is_empty(), |link| link.is_open_to(namespace))

@@ -120,7 +120,7 @@ async fn only_successful_answers_are_reordered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changed_file_is_loaded_and_an_invalid_one_is_ignored() {
+async fn changed_weight_file_is_loaded_and_invalid_file_is_ignored() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("weights");
     let weights = ArcSwap::from_pointee(Weights::default());
@@ -154,7 +154,7 @@ async fn changed_file_is_loaded_and_an_invalid_one_is_ignored() {
 }
 
 #[tokio::test]
-async fn missing_file_is_awaited_unless_reload_is_off() {
+async fn missing_weight_file_is_an_error_only_if_reload_is_off() {
     let context = TestServer::block("loadbalance weighted /nowhere/weights\nwhoami");
     assert!(context.ask("a. A").await.starts_with("NOERROR aa"));
     let error = TestServer::error("loadbalance weighted /nowhere/weights {\nreload 0s\n}");

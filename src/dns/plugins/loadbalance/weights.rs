@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_parsed_as_in_coredns() {
+    fn weight_files_are_parsed_as_in_coredns() {
         let text = "# weights\n\nwww.Example.org\n 192.0.2.1   3\n192.0.2.2 255\n\nother.\r\n2001:db8::1 2\r\n\
                     www.example.org.\n192.0.2.3 2\n# 192.0.2.4 9\n192.0.2.1 9";
         let weights = Weights::parse(text.as_bytes()).unwrap();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_files_are_rejected_with_the_line() {
+    fn invalid_weight_files_are_rejected_with_the_line() {
         for (text, line, expected) in [
             ("192.0.2.1 3", 1, "a name has to stand above the addresses"),
             ("a\n192.0.2.1", 2, "192.0.2.1 has no weight: a number from 1 to 255 has to follow it"),

@@ -8,7 +8,7 @@ use crate::dns::plugins::response_type::ResponseType;
 pub(super) enum Class {
     /// An answer with data, a referral, or an empty NOERROR answer without an SOA record.
     Success,
-    /// NXDOMAIN or NODATA.
+    /// NXDOMAIN without records in the answer section, or NODATA.
     Denial,
     /// Any other answer, or no answer.
     Error,
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn expired_signatures_are_errors_for_clients_with_do() {
+    fn answers_with_invalid_signatures_are_errors_for_do_clients() {
         let mut context = TestServer::block("whoami").edns(1232);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let (past, future) = (now - 1000, now + 1000);
@@ -94,7 +94,7 @@ mod tests {
             (past, future, true),
             (past - 1, past, false),
             (future, future + 1, false),
-            // Within 68 years, the range of serial number arithmetic.
+            // 34 years before and after now: within the range of serial number arithmetic, 68 years.
             (now - (1 << 30), now + (1 << 30), true),
         ] {
             for dnssec_ok in [false, true] {

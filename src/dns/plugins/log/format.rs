@@ -73,7 +73,7 @@ enum Piece {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LogEntry<'a> {
     pub request: &'a Request,
-    /// The name in the original query.
+    /// The name in the original query, in lower case.
     pub name: &'a str,
     pub reply: Option<&'a Reply>,
     pub duration: Duration,
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn every_label_has_a_placeholder_and_a_name() {
+    fn every_placeholder_is_parsed_and_has_its_json_name() {
         for (placeholder, name, label) in LABELS {
             assert_eq!(Format::parse(placeholder).unwrap().0[1], Piece::Label(name, label));
             assert_eq!(placeholder.trim_matches(['{', '>', '}']), name);

@@ -9,7 +9,7 @@ use crate::dns::net::Protocol;
 use crate::dns::plugins::log::*;
 use crate::dns::plugins::tests::support::TestServer;
 
-/// Sends the query of CoreDNS's example, and returns the log lines.
+/// Sends a query with the ID and the size of CoreDNS's example, and returns the log lines.
 async fn logged(context: &TestServer, question: &str) -> Vec<String> {
     let mut context = context.clone();
     (context.request.metadata.id, context.request.size) = (1234, 41);
@@ -41,7 +41,7 @@ async fn failure_is_logged_with_its_rcode() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn formats_are_applied() {
+async fn placeholders_of_a_format_are_replaced() {
     for (format, expected) in [
         ("{combined}", "10.0.0.1:5353 - 1234 \"A IN a. udp 41 false 512\" NOERROR qr,aa,rd 61 0s \"0\""),
         ("\"{proto} Request: {name} {type} {>id}\"", "udp Request: a. A 1234"),
@@ -109,7 +109,7 @@ fn rsize_is_of_the_whole_answer_and_flags_show_truncation() {
     reply.records.answers = (0..40).map(address).collect();
     assert_eq!(shown(&plain, Some(&reply), format), "qr,tc,rd 699");
     assert_eq!(shown(&large, Some(&reply), format), "qr,rd 699");
-    // 19 bytes for the query, 11 for OPT, 6 for the code of the extended error, 16 for each address.
+    // 19 bytes for the query, 11 for OPT, 6 for the extended error without its text, 16 for each address.
     reply.ede = Some(Ede::STALE);
     for (limit, flags) in [(676, "qr,rd"), (675, "qr,tc,rd")] {
         let request = context.clone().edns(limit).request("a. A");

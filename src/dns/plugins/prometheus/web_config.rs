@@ -112,7 +112,8 @@ pub(super) fn read(setup: &mut Setup<'_>, word: &Token) -> Result<Option<HttpTls
     let (certificate, key) = match (certificate, key) {
         (Some(certificate), Some(key)) => (certificate, key),
         (None, None) if ca.is_none() && clients == ClientAuth::None => {
-            let warning = error("there is no tls_server_config, so metrics are served without TLS");
+            let warning =
+                error("there is no tls_server_config with a certificate, so metrics are served without TLS");
             setup.builder.warnings.push(warning);
             return Ok(None);
         }

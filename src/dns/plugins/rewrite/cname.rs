@@ -19,8 +19,8 @@ pub(super) struct CnameRule {
 }
 
 impl CnameRule {
-    /// Changes the target if the record is a CNAME that the rule matches. The aliases before it stay, and the records
-    /// of the new target replace all other records.
+    /// Changes the target if the record is a CNAME that the rule matches. The CNAME records before this record stay;
+    /// the records of the new target replace all other records of the answer section.
     pub(super) async fn apply(
         &self,
         open: &mut ResponseEditor<'_>,

@@ -1,4 +1,4 @@
-//! Names as text, the form that rules work on.
+//! Names as text: rules are applied to names in this form.
 
 use hickory_proto::rr::Name;
 
@@ -13,7 +13,7 @@ pub(super) fn parse_rewritten(text: &str) -> Result<Name, PluginError> {
     parse_name(text).ok_or_else(|| PluginError::servfail(format!("invalid name after rewrite: {text}")))
 }
 
-/// Returns the form that names are matched in: lower case, with a dot at the end.
+/// Returns a name in the form in which rules match names: in lower case, with a dot at the end.
 pub(super) fn normalize(text: &str) -> String {
     let dot = if is_absolute(text) { "" } else { "." };
     format!("{}{dot}", text.to_lowercase())

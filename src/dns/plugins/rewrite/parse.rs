@@ -98,8 +98,8 @@ impl MatchKind {
             "substring" => Ok(Self::Substring),
             "regex" => Ok(Self::Regex),
             _ => Err(word.error(format!(
-                "{:?} isn't exact, prefix, suffix, substring or regex, one of which has to stand here before so \
-                 many words",
+                "{:?} isn't exact, prefix, suffix, substring or regex; with this number of words, the first has to \
+                 be one of these",
                 word.text
             ))),
         }
@@ -207,8 +207,8 @@ fn name(kind: &Token, arguments: &[&Token]) -> Result<RuleChange, CorefileError>
     Ok(RuleChange::Name(NameChange { from: matching, to, auto, answers }))
 }
 
-/// Parses the words after a name rule: whether names in the answer are changed back, and the other changes of the
-/// answer.
+/// Parses the words after FROM and TO of a name rule. Returns whether names in the answer are changed back (`auto`),
+/// and the other changes of the answer.
 fn answers_of(mut words: &[&Token]) -> Result<(bool, Vec<ResponseRule>), CorefileError> {
     let (mut auto, mut name) = (None, false);
     let mut answers = Vec::new();
@@ -283,7 +283,8 @@ fn regex(text: &str, word: &Token) -> Result<Regex, CorefileError> {
     })
 }
 
-/// Counts groups as CoreDNS does: `{0}` counts, and their numbers aren't checked.
+/// Checks that `to` uses no more groups than the regular expression has. Counts the used groups as CoreDNS does: `{0}`
+/// counts, and the numbers of the groups aren't checked.
 fn check_groups(regex: &Regex, to: &Token) -> Result<(), CorefileError> {
     let used = (0..MAX_GROUPS).filter(|number| to.text.contains(&format!("{{{number}}}"))).count();
     // The first group is the whole match.

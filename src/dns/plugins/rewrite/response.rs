@@ -1,4 +1,4 @@
-//! Applies rules to answers.
+//! Applies the rules for answers.
 
 use std::borrow::Cow;
 

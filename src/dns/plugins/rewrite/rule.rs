@@ -14,7 +14,7 @@ use crate::dns::message::presentation::lower_name_text;
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) change: RuleChange,
-    /// Whether a match of this rule ends the search.
+    /// Whether no further rule is tried if this rule matches.
     pub(super) is_last: bool,
 }
 
@@ -40,7 +40,8 @@ pub(super) enum RuleChange {
 pub(super) struct NameChange {
     pub(super) from: NameMatcher,
     pub(super) to: String,
-    /// Whether the name is changed back in the answer.
+    /// Whether the new name is changed back in the answer. A `suffix` rule with `answer auto` has its changes back in
+    /// `answers` instead.
     pub(super) auto: bool,
     pub(super) answers: Vec<ResponseRule>,
 }
@@ -101,7 +102,7 @@ impl NameChange {
     }
 }
 
-/// Returns the query's name in the form that names are matched in.
+/// Returns the query's name as text in lower case, as name matchers need it.
 fn matched(query: &Query) -> String {
     lower_name_text(query.name())
 }

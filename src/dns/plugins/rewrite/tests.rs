@@ -22,7 +22,8 @@ enum Behind {
     /// Answers with the query, in a TXT record of the queried name.
     Question,
     /// Answers from pairs of `name TYPE` and `RCODE answers | authorities | additionals`, with comma-separated records
-    /// `owner ttl type data`. Queries for the root are dropped, queries for other names fail.
+    /// `owner ttl type data`. The RCODE is `NOERROR`, `NXDOMAIN`, or `TC` for a truncated answer. Queries for the root
+    /// are dropped; queries without a pair fail with SERVFAIL.
     Zone(&'static [(&'static str, &'static str)]),
 }
 
@@ -103,7 +104,7 @@ async fn asked(rules: &str, question: &str) -> String {
 }
 
 #[tokio::test]
-async fn names_are_matched_and_changed() {
+async fn name_rule_changes_matching_names() {
     for (rule, question, asked_for) in [
         ("a.com b.org", "a.com.", "b.org."),
         ("A.com. B.org.", "a.COM.", "b.org."),
@@ -155,7 +156,7 @@ async fn invalid_name_is_an_error_and_restores_the_query() {
 }
 
 #[tokio::test]
-async fn types_and_classes_are_changed() {
+async fn type_and_class_rules_change_the_query() {
     let rules =
         "rewrite continue class HS CH\nrewrite CLASS ch in\nrewrite type ANY HINFO\nrewrite type txt spf";
     for (question, asked_for) in [
@@ -163,7 +164,7 @@ async fn types_and_classes_are_changed() {
         ("a. TXT", "a. IN 99"),
         ("a. A", "a. IN 1"),
         ("a. CH A", "a. IN 1"),
-        // The second rule stops.
+        // The second rule matches, so the rules after it aren't tried.
         ("a. CH ANY", "a. IN 255"),
         ("a. HS ANY", "a. IN 255"),
     ] {
@@ -189,7 +190,7 @@ async fn first_matching_rule_is_the_last_unless_it_continues() {
     ] {
         assert_eq!(asked(rules, question).await, asked_for, "{question}");
     }
-    // A rule for all answers matches every query.
+    // A `cname` rule matches every query.
     assert_eq!(asked("rewrite cname a.b c.d\nrewrite name a.b c.d", "a.b. A").await, "a.b. IN 1");
 }
 

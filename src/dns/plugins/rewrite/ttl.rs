@@ -32,7 +32,7 @@ impl Range {
     }
 }
 
-/// Parses digits without a sign, as Go does here.
+/// Parses a number of 32 bits in digits without a sign, as CoreDNS does with Go's `strconv.ParseUint`.
 fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

@@ -6,7 +6,7 @@ use hickory_proto::serialize::binary::BinEncodable;
 use super::record::{RecordToken, hex, ipv4, ipv6, name, seconds};
 use crate::dns::message::presentation::{type_name, type_text};
 
-/// The limit of a character-string (RFC 1035 section 3.3).
+/// The maximum length of a character-string in bytes (RFC 1035 section 3.3).
 const MAX_STRING: usize = 255;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ enum Field {
     Hex,
 }
 
-/// Returns the fields of a type, in the order in which miekg/dns parses them.
+/// Returns the fields of a type, in the order in which miekg/dns parses them; `None` if the type isn't supported.
 fn fields(rtype: RecordType) -> Option<&'static [Field]> {
     use Field::{Hex, Ipv4, Ipv6, Name, Rest, Seconds, Str, Strings, U8, U16, U32};
     Some(match type_name(rtype)? {
@@ -62,7 +62,7 @@ fn fields(rtype: RecordType) -> Option<&'static [Field]> {
 pub(super) fn write_fields(rtype: RecordType, mut tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     let Some(fields) = fields(rtype) else {
         let name = type_text(rtype);
-        return Err(format!("data of type {name} has to be given as RFC 3597 has it: \\# LENGTH OCTETS"));
+        return Err(format!("data of type {name} has to be in the form of RFC 3597: \\# LENGTH OCTETS"));
     };
     let mut data = Vec::new();
     for field in fields {
@@ -96,7 +96,7 @@ impl Field {
         }
     }
 
-    /// Writes a field that takes one word, or all of `tokens`.
+    /// Appends the field to `data` in wire format. `tokens` is one word, except for `Strings` and `Hex`.
     fn write(self, tokens: &[RecordToken], data: &mut Vec<u8>) -> Result<(), String> {
         let token = &tokens[0];
         match self {

@@ -101,7 +101,7 @@ fn unknown(tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
     if length.text.parse() == Ok(data.len()) {
         Ok(data)
     } else {
-        Err(format!("behind \\# {} there are {} octets", length.text, data.len()))
+        Err(format!("after \\# {} there are {} octets", length.text, data.len()))
     }
 }
 
@@ -154,7 +154,7 @@ pub(super) fn ipv6(token: &RecordToken) -> Result<[u8; 16], String> {
 }
 
 impl RecordToken {
-    /// Returns the text without escapes.
+    /// Returns the text as octets, each escape replaced by the octet that it stands for.
     pub(super) fn octets(&self) -> Result<Vec<u8>, String> {
         let mut octets = Vec::new();
         let mut rest = self.text.as_bytes();
@@ -299,8 +299,8 @@ mod tests {
             ("a. A 192.0.2.1)", "there is a ) without a ("),
             ("a. TXT \"x", "a quote isn't closed"),
             ("$INCLUDE /etc/hosts", "$INCLUDE isn't supported in templates"),
-            ("a. LOC 52 N 4 E 0m", "data of type LOC has to be given as RFC 3597 has it: \\# LENGTH OCTETS"),
-            ("a. TYPE1000 \\# 1 abcd", "behind \\# 1 there are 2 octets"),
+            ("a. LOC 52 N 4 E 0m", "data of type LOC has to be in the form of RFC 3597: \\# LENGTH OCTETS"),
+            ("a. TYPE1000 \\# 1 abcd", "after \\# 1 there are 2 octets"),
             ("a. TYPE1000 \\# 1 abc", "its octets have to be given in two hexadecimal digits each"),
         ] {
             assert_eq!(read(text), format!("error: {expected}"), "{text:?}");

@@ -4,7 +4,7 @@ use hickory_proto::rr::RecordType;
 use crate::dns::chain::server::Server;
 use crate::dns::plugins::tests::support::TestServer;
 
-/// Returns a block with a template.
+/// Returns a server with the plugins *template*, with these arguments and options, and *whoami*.
 fn template(head: &str, lines: &str) -> TestServer {
     TestServer::block(&format!("template {head} {{\n{lines}\n}}\nwhoami"))
 }
@@ -29,7 +29,7 @@ async fn records_are_generated_from_the_query() {
 }
 
 #[tokio::test]
-async fn other_classes_types_zones_and_names_are_skipped() {
+async fn template_is_skipped_if_class_type_or_zone_differs() {
     let plugin = async |head: &str, lines: &str, question: &str| {
         template(head, lines).reply(question).await.unwrap().plugin
     };
@@ -100,7 +100,7 @@ async fn all_sections_rcode_and_extended_error_are_set() {
 }
 
 #[tokio::test]
-async fn servfail_has_no_records_and_a_long_rcode_needs_edns() {
+async fn servfail_has_no_records_and_rcode_above_15_needs_edns() {
     let context = template("ANY ANY", "rcode SERVFAIL\nanswer \"a. A 192.0.2.1\"\nederror 0");
     let reply = context.reply("a. A").await.unwrap();
     assert!(reply.records.answers.is_empty() && reply.options.is_empty());
@@ -133,7 +133,7 @@ async fn cname_target_is_looked_up_for_address_queries() {
 #[tokio::test]
 async fn alias_through_cache_is_followed_for_each_client() {
     let alias = "cache 3600\ntemplate IN ANY alias {\nanswer \"{{ .Name }} 60 IN CNAME www.inner.\"\n}\n";
-    // This template has a CNAME, too, so that its target's records come from a third block.
+    // This template has a CNAME, too, so that the records of the target come from a third block.
     let inner = "cache 3600\ntemplate IN ANY inner {\nanswer \"{{ .Name }} 60 IN CNAME a.end.\"\n}\n";
     let end = "cache 3600\ntemplate IN A end {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n";
     let retarget = "cache 3600\nrewrite cname exact nowhere. a.end.\n\
@@ -226,7 +226,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("template ANY ANY {\nadditional\n}", "Corefile:3:1: additional needs one or more records"),
         (
             "template ANY ANY {\nanswer {{ .Name }} A 192.0.2.1\n}",
-            "Corefile:3:8: in the template, at character 1: this {{ isn't closed by }}: does the record stand in quotes?",
+            "Corefile:3:8: in the template, at character 1: this {{ isn't closed by }}: is the record in quotes?",
         ),
         (
             "template ANY ANY {\nanswer \"{{ .Grup.d }}\"\n}",

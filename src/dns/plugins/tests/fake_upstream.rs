@@ -58,7 +58,7 @@ impl FakeUpstream {
         Self { address, asked, _tasks: tasks }
     }
 
-    /// Starts an upstream that has an A record for each name.
+    /// Starts an upstream that answers every query with the A record 192.0.2.`last`.
     pub(crate) async fn good(last: u8) -> Self {
         Self::start(move |asked, _| Some(address(asked, last))).await
     }
@@ -72,7 +72,8 @@ impl FakeUpstream {
         Self::start(|_, _| None).await
     }
 
-    /// Returns the transports of the queries, `true` for TCP, without health checks and retransmissions.
+    /// Returns the transports of the queries, `true` for TCP, without health checks. Successive queries with the same
+    /// transport count once, because they may be retransmissions.
     pub(crate) fn transports(&self) -> Vec<bool> {
         let asked = self.asked.lock().unwrap();
         let questions = asked.iter().filter(|(asked, _)| asked.queries[0].query_type() != RecordType::NS);

@@ -164,8 +164,8 @@ impl TestServer {
         Server::serve(&mut self.request(question)).await
     }
 
-    /// Sends a query, and returns `RCODE flags | answers | authorities | additionals`, with records in zone file
-    /// syntax, separated by commas: `NOERROR aa | a. 5 IN A 192.0.2.1 | |`.
+    /// Sends a query, and returns `RCODE flags | answers | authorities | additionals`, with records in hickory's text
+    /// form, separated by commas: `NOERROR aa | a. 5 IN A 192.0.2.1 | |`; or `silence` if the query is dropped.
     pub(crate) async fn ask(&self, question: &str) -> String {
         match self.reply(question).await {
             Some(reply) => show(&reply),

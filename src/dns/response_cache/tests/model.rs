@@ -2,7 +2,7 @@
 //! handler, which doesn't use the response cache. Covers SRV, ANY, PTR, wildcards, empty non-terminals, and hostnames
 //! that are names of other links.
 //!
-//! The seeds are fixed; `LB_LINKER_MODEL_SEED=7 cargo test --lib response_cache::tests::model` runs another one.
+//! The seeds are fixed; `LB_LINKER_MODEL_SEED=7 cargo test --lib response_cache::tests::model` runs another seed.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 const SEEDS: std::ops::Range<u64> = 0..60;
 const STEPS: usize = 150;
 
-/// The zones of links. The first zone also has reverse zones.
+/// The zones of links. The block of the first zone also has a reverse zone.
 const ZONES: [&str; 2] = ["lb.internal.", "zone.example."];
 const NAMESPACES: [&str; 3] = ["tenant", "other", "dns"];
 const SERVICES: [&str; 3] = ["a", "b", "a-tenant"];
@@ -36,7 +36,7 @@ const WISHES: [&str; 8] = [
     "b.tenant.lb.internal",
 ];
 
-/// Names that no annotation requests, in addition to the names of links.
+/// Further names that are queried: no annotation requests them, and they are no default names of links.
 const OTHER_NAMES: [&str; 18] = [
     "lb.internal.",
     "tenant.lb.internal.",
@@ -72,7 +72,7 @@ const TYPES: [RecordType; 9] = [
     RecordType::SOA,
 ];
 
-/// Upstream data. Some of the names lead back into the zones of links.
+/// The plugins of the root block. Some of its names lead back into the zones of links.
 const ROOT_BLOCK: &str = "
     acl {
         block net 192.0.2.66
@@ -115,7 +115,7 @@ fn corefile() -> String {
 struct World<'a> {
     random: &'a mut StdRng,
     served: Served,
-    /// The names of all links, with and without labels of services below them.
+    /// The default names of all links, and names of services below them, such as `_http._tcp.` before the name.
     names: Vec<String>,
 }
 
@@ -140,7 +140,7 @@ impl World<'_> {
         ServiceKey::new(namespace, service)
     }
 
-    /// Returns a name, usually that of a link: a host name or a service name.
+    /// Returns a name, usually a name of a link or of a service below it.
     fn name(&mut self) -> String {
         match self.random.random_range(0..10) {
             0..3 => self.names.choose(self.random).cloned().unwrap(),
@@ -294,7 +294,7 @@ fn addresses(texts: &[String]) -> Vec<IpAddr> {
     texts.iter().map(|ip| ip.parse().unwrap()).collect()
 }
 
-/// Returns the kinds of an answer, for the statistics.
+/// Returns the kinds of an answer; the test counts the answers of each kind.
 fn kinds(name: &str, answer: &[u8]) -> Vec<&'static str> {
     let message = Message::from_vec(answer).unwrap();
     let number = |qtype| message.answers.iter().filter(|record| record.record_type() == qtype).count();
@@ -364,7 +364,7 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
                 let show = |bytes: &[u8]| Message::from_vec(bytes).map(|message| message.to_string());
                 assert!(
                     again == full,
-                    "LB_LINKER_MODEL_SEED={seed}, step {step}: {name} {qtype} {from}\nkept: {:?}\nfresh: {:?}\n{}",
+                    "LB_LINKER_MODEL_SEED={seed}, step {step}: {name} {qtype} {from}\ncached: {:?}\nfresh: {:?}\n{}",
                     show(&again),
                     show(&full),
                     changes.join("\n")
@@ -376,8 +376,8 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
     }
 }
 
-/// Compares the cached answer to a query with a fresh one, before and after a change; the first answer must have
-/// been cached.
+/// Checks that the answer to a query is cached, and that a change of the store leaves no outdated answer in the cache.
+/// `differs` says whether the change has an effect on the answer.
 async fn follows(
     served: &mut Served,
     question: (&str, RecordType),
@@ -387,16 +387,16 @@ async fn follows(
     let from = client("10.0.0.1");
     let question = self::question(7, question.0, question.1, Some((1232, false)), 0);
     let before = served.ask(&question, from).await;
-    assert_eq!(served.again(&question, from).as_ref(), Some(&before), "it is kept");
+    assert_eq!(served.again(&question, from).as_ref(), Some(&before), "the answer must be cached");
     change(&served.store);
     let again = served.again(&question, from);
     let after = served.ask(&question, from).await;
     assert_eq!(after != before, differs);
-    assert!(again.is_none_or(|again| again == after), "the kept answer is outdated");
+    assert!(again.is_none_or(|again| again == after), "the cached answer is outdated");
 }
 
 #[tokio::test(start_paused = true)]
-async fn srv_answer_ends_when_the_alias_of_its_target_changes() {
+async fn cached_srv_answer_follows_changes_of_its_target() {
     let mut served = Served::new("", "");
     let https = |observed: ObservedService| {
         let (name, protocol) = (Some("https".to_owned()), "TCP".to_owned());
@@ -414,7 +414,7 @@ async fn srv_answer_ends_when_the_alias_of_its_target_changes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn negative_srv_answer_ends_when_the_port_is_added() {
+async fn cached_negative_srv_answer_ends_when_a_port_is_added() {
     let mut served = Served::new("", "");
     served.store.apply(link("a", "192.0.2.1", None));
     for (name, protocol) in
@@ -430,7 +430,7 @@ async fn negative_srv_answer_ends_when_the_port_is_added() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reused_answer_equals_a_fresh_one_after_any_change() {
+async fn reused_answer_equals_a_fresh_answer_after_any_change() {
     let mut given = BTreeMap::new();
     if let Some(seed) = std::env::var("LB_LINKER_MODEL_SEED").ok().and_then(|seed| seed.parse().ok()) {
         return run(seed, &mut given).await;

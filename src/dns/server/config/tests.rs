@@ -20,7 +20,7 @@ fn listeners(text: &str) -> String {
 }
 
 #[test]
-fn blocks_on_one_port_are_one_server() {
+fn blocks_with_the_same_address_share_a_listener() {
     for (text, expected) in [
         (".\nwhoami", "dns://:53: ."),
         ("a.example b.example:54 {\nwhoami\n}", "dns://:53: a.example.; dns://:54: b.example."),
@@ -62,7 +62,7 @@ fn invalid_configurations_are_refused_with_a_position() {
 }
 
 #[test]
-fn unknown_plugin_is_refused_by_name() {
+fn unknown_plugin_error_lists_or_suggests_plugins() {
     let supported = "acl, any, bind, bufsize, cache, cancel, chaos, clients, debug, errors, forward, health, hosts, \
                      import, lb_linker, loadbalance, local, log, loop, minimal, nsid, prometheus, ready, reload, rewrite, \
                      root, template, timeouts, tls, whoami";

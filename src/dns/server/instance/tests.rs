@@ -62,7 +62,7 @@ async fn ended_tasks_of_removed_blocks_are_freed() {
 }
 
 #[tokio::test]
-async fn replaced_block_is_freed_while_the_task_of_another_runs() {
+async fn replaced_block_is_freed_while_another_blocks_task_runs() {
     let (mut serving, context) = serving();
     let corefile = |plugin: &str| {
         format!("a.:0 {{\nbind 127.0.0.1\n{plugin}\n}}\n.:0 {{\nbind 127.0.0.1\nloop\nwhoami\n}}\n")
@@ -82,7 +82,7 @@ async fn replaced_block_is_freed_while_the_task_of_another_runs() {
 }
 
 #[tokio::test]
-async fn port_is_free_at_once_despite_a_pending_answer() {
+async fn port_of_removed_listener_is_freed_despite_pending_answer() {
     let (mut serving, context) = serving();
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let one = format!("z.:0 {{\nbind 127.0.0.1\nforward . {}\n}}\n", silent.local_addr().unwrap());
@@ -98,7 +98,7 @@ async fn port_is_free_at_once_despite_a_pending_answer() {
     while std::net::TcpListener::bind(address).is_err() {
         yield_now().await;
     }
-    assert_eq!(client.read_u8().now_or_never().map(|read| read.ok()), None, "it still waits for its answer");
+    assert_eq!(client.read_u8().now_or_never().map(|read| read.ok()), None, "the client is waiting");
     drop(silent);
     serving.end().await;
 }
@@ -136,7 +136,7 @@ async fn answers(port: &HeldPort) -> bool {
 }
 
 #[tokio::test]
-async fn listener_changes_its_address_and_back_during_an_answer() {
+async fn queries_are_answered_while_a_listener_changes_address() {
     let (mut serving, context) = serving();
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let upstream = silent.local_addr().unwrap();
@@ -174,7 +174,7 @@ async fn health(address: SocketAddr) -> io::Result<()> {
 }
 
 #[tokio::test]
-async fn http_moves_to_another_address_of_its_port() {
+async fn health_endpoint_moves_to_another_address_of_its_port() {
     let (mut serving, context) = serving();
     let held = HeldPort::take().unwrap();
     let port = held.number();

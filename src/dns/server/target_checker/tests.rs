@@ -61,7 +61,7 @@ fn forward(upstreams: &[&FakeUpstream]) -> String {
     format!("forward . {}", all.join(" "))
 }
 
-/// Checks a hostname, and returns the upstream's number in `upstreams`, or `-`, and the outcome.
+/// Checks a hostname. Returns each result as a text: the upstream's number in `upstreams`, or `-`, and the outcome.
 async fn check_within(
     checker: &TargetChecker,
     host: &str,
@@ -152,7 +152,7 @@ async fn outcomes_of_both_families_are_merged() {
 }
 
 #[tokio::test]
-async fn cache_is_neither_read_nor_written() {
+async fn check_neither_reads_nor_writes_the_cache() {
     let is_gone = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&is_gone);
     let upstream = FakeUpstream::start(move |asked, _| {
@@ -228,7 +228,7 @@ async fn messages_have_at_most_200_characters() {
 }
 
 #[tokio::test]
-async fn chains_are_followed_to_their_addresses() {
+async fn cname_chains_are_followed_to_their_addresses() {
     let (chain, dangling, around, ours, away) = (
         with(&["t.example. 60 CNAME a.example.", "a.example. 60 A 192.0.2.1"]).await,
         with(&["t.example. 60 CNAME a.example."]).await,
@@ -291,7 +291,7 @@ async fn answers_before_forward_have_no_upstream() {
 }
 
 #[tokio::test]
-async fn failure_without_an_upstream_does_not_outrank_silence() {
+async fn failure_without_upstream_doesnt_change_upstream_results() {
     let (silent, failing, gone, good) = (
         FakeUpstream::silent().await,
         FakeUpstream::erring(ResponseCode::ServFail).await,
@@ -394,7 +394,7 @@ async fn first_four_allowed_addresses_are_returned() {
 }
 
 #[tokio::test]
-async fn links_on_the_way_are_returned() {
+async fn links_in_the_cname_chain_are_returned() {
     let (back, indirect, good) = (
         with(&["t.example. 60 CNAME WEB.default.lb.internal.", "WEB.default.lb.internal. 60 A 192.0.2.1"])
             .await,
@@ -418,7 +418,7 @@ async fn links_on_the_way_are_returned() {
 }
 
 #[tokio::test]
-async fn link_on_the_way_resolves_for_other_links() {
+async fn alias_of_a_link_resolves_and_returns_the_link() {
     let upstream = FakeUpstream::start(|asked, _| {
         let is_alias = asked.queries[0].name().to_string() == "alias.example.";
         let records: &[&str] = match is_alias {
@@ -435,7 +435,7 @@ async fn link_on_the_way_resolves_for_other_links() {
 }
 
 #[tokio::test]
-async fn refusal_behind_a_link_is_no_answer() {
+async fn refused_target_of_a_link_counts_as_no_answer() {
     let refusing = FakeUpstream::erring(ResponseCode::Refused).await;
     let (checker, _context) = checker_of(&forward(&[&refusing]));
     let results = check(&checker, "web.default.lb.internal.", &[&refusing]).await;
@@ -443,7 +443,7 @@ async fn refusal_behind_a_link_is_no_answer() {
 }
 
 #[tokio::test]
-async fn names_of_unknown_links_count_as_not_asked() {
+async fn link_name_before_the_first_list_counts_as_not_asked() {
     let upstream = with(&["t.example. 60 CNAME web.default.lb.internal."]).await;
     let context = TestServer::corefile(&format!("{LINKS}. {{\n{}\n}}\n", forward(&[&upstream])));
     let (checker, _servers) = checker(Arc::clone(&context.server));
@@ -455,7 +455,7 @@ async fn names_of_unknown_links_count_as_not_asked() {
 }
 
 #[tokio::test]
-async fn upstream_is_not_blamed_for_other_upstreams() {
+async fn failure_of_other_upstreams_counts_as_not_asked() {
     let upstream = with(&["t.example. 60 CNAME missing.default.lb.internal."]).await;
     let (silent, failing, refusing, good) = (
         FakeUpstream::silent().await,
@@ -623,7 +623,7 @@ async fn upstream_that_is_down_is_asked() {
 }
 
 #[tokio::test]
-async fn exceeded_limit_counts_as_not_asked() {
+async fn exceeded_check_limit_counts_as_not_asked() {
     let silent = FakeUpstream::silent().await;
     let (checker, _context) = checker_of(&format!("{} {{\nmax_concurrent 1\n}}", forward(&[&silent])));
     let results = check_within(&checker, "t.example.", &[&silent], Duration::from_secs(1)).await;
@@ -631,7 +631,7 @@ async fn exceeded_limit_counts_as_not_asked() {
 }
 
 #[tokio::test]
-async fn servers_of_a_reload_are_used() {
+async fn check_uses_the_servers_of_the_last_reload() {
     let (old, new) = (FakeUpstream::good(1).await, FakeUpstream::erring(ResponseCode::NXDomain).await);
     let server = |fake: &FakeUpstream| {
         TestServer::corefile(&format!("{LINKS}. {{\n{}\n}}\n", forward(&[fake]))).server
@@ -673,7 +673,7 @@ async fn probe_asks_one_upstream_for_another_name() {
     }
     assert!(!probe(&failing, TIMEOUT).await);
     assert!(!probe(&silent, Duration::from_secs(1)).await);
-    assert!(!probe(&unused, TIMEOUT).await, "it isn't an upstream of the line");
+    assert!(!probe(&unused, TIMEOUT).await, "the upstream belongs to the line of other.example");
     assert_eq!(unused.count(), 0);
     let asked = answering.asked.lock().unwrap();
     let [(asked, _)] = &asked[..] else { panic!("{asked:?}") };

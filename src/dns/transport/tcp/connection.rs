@@ -1,4 +1,4 @@
-//! A connection: reads queries, and writes answers in any order (RFC 7766 section 6.2.1.1).
+//! A connection: reads queries, and writes answers in any order (RFC 7766 sections 6.2.1.1 and 7).
 
 use std::future::Future;
 use std::io;
@@ -28,8 +28,8 @@ use crate::dns::net::{Protocol, unmapped};
 /// than one). Further queries that would have to wait fail at once, so that they don't delay queries with known
 /// answers.
 const MAX_PIPELINED: usize = 128;
-/// How long the rest of the stream is read after the last query that is answered, until the client closes the
-/// connection.
+/// How long the rest of the stream is read and discarded after the last allowed query, unless the client closes the
+/// connection earlier.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of reads after the stop: a client that sends on and on doesn't delay the stop.
 const MAX_READS_AFTER_STOP: u32 = 128;
@@ -45,10 +45,12 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Serves a connection by plain TCP until the client or `stop` ends it, or it has been idle too long.
+    /// Serves a connection by plain TCP until the client or `stop` ends it, it has been idle too long, or its last
+    /// allowed query is answered.
     ///
     /// # Errors
-    /// If the connection breaks, or the client violates the protocol or a timeout.
+    /// If the connection breaks, the client doesn't finish a query or read an answer in time, or too many bytes of
+    /// large answers are unread.
     pub async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
         let stop = self.stop.clone();
         let mut session = Session::new(self, Protocol::Tcp);
@@ -233,7 +235,7 @@ impl Session {
                     Ok(Some(message)) => message,
                     Ok(None) => break,
                     Err(error) => {
-                        // Where the next query begins isn't known. The queries before it are answered.
+                        // A query that is too long isn't read, so no later query is. Earlier queries get answers.
                         debug!("TCP: connection of {}: {error}", self.connection.client);
                         (self.remaining_queries, self.open) = (0, false);
                         break;
@@ -264,8 +266,8 @@ impl Session {
         Ok(unanswered)
     }
 
-    /// Returns whether the next query may be taken: the limit of queries isn't reached, the query is complete, and there
-    /// is room for its answer.
+    /// Returns whether the next query may be taken: the limit of queries isn't reached, the query is complete, and
+    /// there is room for its answer.
     fn may_take(&self) -> bool {
         self.remaining_queries > 0 && self.input.has_message() && !self.output.is_full()
     }

@@ -22,7 +22,8 @@ const MAX_PERCENT_OF_FILES: usize = 30;
 /// one client, and needs a connection for each pending query.
 ///
 /// An IPv6 client is a whole address, not a /64: in a cluster a /64 is a subnet full of nodes, or all Pods of a node. A
-/// client with a whole /64 can close other clients' idle connections, but can't lock them out.
+/// client with a whole /64 can close other clients' idle connections. At the maximum, new connections of other clients
+/// are refused only while no connection is idle.
 const MAX_CONNECTIONS_OF_CLIENT: usize = 1000;
 /// The maximum number of pending queries, not counting the first of each connection. Exceeds the `max_concurrent` of
 /// the built-in Corefile.
@@ -88,8 +89,9 @@ impl ConnectionLimiter {
         self.metrics.tcp_busy.inc();
     }
 
-    /// Returns a permit for a new connection. If there are too many connections, the connection that has been idle
-    /// longest is closed (RFC 7766 section 6.2.3); `None` if the client has too many connections, or none is idle.
+    /// Returns a permit for a new connection, and the registration by which an eviction aborts its task. If there are
+    /// too many connections, the connection that has been idle longest is evicted (RFC 7766 section 6.2.3). Returns
+    /// `None` if the client has too many connections, or if there are too many and none is idle.
     ///
     /// A connection counts as idle while it has no pending query, even if it has a partial query or an unread answer,
     /// or is in a handshake.
@@ -311,7 +313,7 @@ mod tests {
 
     #[test]
     fn client_has_one_limit_by_ipv4_and_mapped_address() {
-        // With few connections, the limit is a quarter of them.
+        // With a small maximum, the limit of a client is a quarter of it.
         for (max, limit) in [(10 * MAX_CONNECTIONS_OF_CLIENT, MAX_CONNECTIONS_OF_CLIENT), (128, 32)] {
             let places = places(max);
             let mapped: SocketAddr = "[::ffff:10.0.0.1]:5353".parse().unwrap();

@@ -12,7 +12,7 @@ use crate::dns::transport::client_quota::QuotaGuard;
 
 const MAX_QUERY_BYTES: usize = 4096;
 const READ_BYTES: usize = 2048;
-/// No further answers are added to a client's output from this number of unread bytes on.
+/// The number of unwritten bytes from which no further answers are added to a client's output.
 const BATCH_BYTES: usize = 4096;
 
 /// Bytes that were read from a client but not processed yet.
@@ -25,8 +25,8 @@ pub(super) struct ReadBuffer {
 }
 
 impl ReadBuffer {
-    /// Reads at least one byte, and returns their number; 0 means the end of the stream. Dropping the future loses no
-    /// data.
+    /// Waits for data, and returns the number of bytes that were read; 0 means the end of the stream. Dropping the
+    /// future loses no data.
     pub async fn fill(&mut self, reader: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
         self.bytes.drain(..self.consumed);
         self.consumed = 0;
@@ -51,7 +51,7 @@ impl ReadBuffer {
     pub fn first(&self) -> io::Result<Option<&[u8]>> {
         let Some((rest, length)) = self.length() else { return Ok(None) };
         if length > MAX_QUERY_BYTES {
-            return Err(io::Error::other(format!("a query of {length} bytes")));
+            return Err(io::Error::other(format!("a query of {length} bytes is too long")));
         }
         Ok(rest.get(..length))
     }
@@ -71,7 +71,7 @@ impl ReadBuffer {
         self.length().is_some_and(|(rest, length)| rest.len() >= length || length > MAX_QUERY_BYTES)
     }
 
-    /// Returns since when an incomplete message has been arriving.
+    /// Returns since when an incomplete message has been arriving; `None` if there is none.
     pub fn partial_since(&self) -> Option<Instant> {
         self.since.filter(|_| !self.has_message())
     }

@@ -1,5 +1,5 @@
 //! The response cache of a thread for TCP and TLS. Any thread of the runtime may serve a connection, and no thread
-//! waits for another one's cache.
+//! waits for another thread's cache.
 
 use std::cell::RefCell;
 use std::thread::available_parallelism;
@@ -21,7 +21,7 @@ thread_local! {
     static THREAD_CACHE: RefCell<Option<Box<ThreadCache>>> = const { RefCell::new(None) };
 }
 
-/// Calls `work` with the buffers of this thread.
+/// Calls `work` with the response cache and the answer buffer of this thread.
 ///
 /// # Panics
 /// If `work` calls this function.

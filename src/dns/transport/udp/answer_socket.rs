@@ -65,7 +65,7 @@ pub(super) struct AnswerSocket {
     metrics: Arc<TransportMetrics>,
     /// The size of the send buffer, in bytes as the kernel counts them.
     send_buffer: usize,
-    /// The number of datagrams that the kernel had dropped by the last look.
+    /// The number of datagrams that the kernel had dropped when it was last counted.
     queue_drops: AtomicU32,
     icmp_senders: Mutex<IcmpSenders>,
     /// The socket for route look-ups, opened at the first one.
@@ -241,8 +241,8 @@ fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Returns whether an ICMP error with this source address comes from the kernel of this host. The kernel sends a packet
-/// to such an address from the same address, which the connected socket shows.
+/// Returns whether an ICMP error with this source address comes from the kernel of this host. To an address of this
+/// host the kernel sends packets from the same address, which the connected socket shows.
 fn is_local(address: SocketAddr) -> io::Result<bool> {
     let any: IpAddr =
         if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };

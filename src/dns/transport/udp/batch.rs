@@ -89,7 +89,7 @@ impl DatagramBatch {
     /// Receives the datagrams in the receive buffer; with `wait`, waits for the first one. Returns their number.
     ///
     /// # Errors
-    /// If there is no datagram, or the socket is broken.
+    /// If there is no datagram, or the kernel reports an error of the socket.
     pub(super) fn receive(&mut self, socket: BorrowedFd<'_>, wait: bool) -> io::Result<usize> {
         self.clear();
         let flags = if wait { libc::MSG_WAITFORONE } else { libc::MSG_DONTWAIT };
@@ -181,14 +181,14 @@ impl DatagramBatch {
     }
 }
 
-/// An answer to a query of an earlier batch.
+/// An answer that isn't in the buffers of a [`DatagramBatch`].
 pub(super) struct OutgoingDatagram {
     pub(super) peer: Peer,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Sends answers to queries of earlier batches, at most [`BATCH_SIZE`] per system call, and counts answers that the
-/// kernel refuses.
+/// Sends answers that aren't in a [`DatagramBatch`], at most [`BATCH_SIZE`] per system call, and counts answers that
+/// the kernel refuses.
 pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [OutgoingDatagram]) {
     for answers in answers.chunks_mut(BATCH_SIZE) {
         let names: Vec<SockAddr> = answers.iter().map(|answer| answer.peer.address.into()).collect();

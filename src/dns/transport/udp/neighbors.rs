@@ -47,9 +47,9 @@ pub(super) struct SharedTable {
 
 #[derive(Debug, Default)]
 pub(super) struct NeighborTable {
-    /// The state of each address with an entry. Packets to an address in [`INCOMPLETE`] wait in the kernel.
+    /// The state of each address with an entry. Packets to an address in the state [`INCOMPLETE`] wait in the kernel.
     pub(super) states: HashMap<IpAddr, u16>,
-    /// The indices of the interfaces with an address in [`INCOMPLETE`].
+    /// The indices of the interfaces with an address in the state [`INCOMPLETE`].
     pub(super) waiting_interfaces: HashSet<u32>,
     /// Whether the table is complete: a table larger than [`MAX_BYTES`] is truncated.
     pub(super) is_complete: bool,
@@ -141,7 +141,7 @@ impl NeighborTable {
                 return false;
             }
             let Some((interface, address, state)) = entry(message) else { continue };
-            // The same address may be resolved on two links.
+            // The same address may have entries on two interfaces.
             *self.states.entry(address).or_default() |= state;
             if state & INCOMPLETE != 0 {
                 self.waiting_interfaces.insert(interface);

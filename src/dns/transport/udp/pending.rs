@@ -1,4 +1,5 @@
-//! Queries on their way from a worker thread to the handler, and answers on their way back to its cache.
+//! Queries on their way from a worker thread to the full handler, and answers on their way back to the response cache
+//! of the worker.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

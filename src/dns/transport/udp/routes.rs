@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_of_this_host_is_on_no_link() {
+    fn loopback_address_has_no_direct_interface() {
         let kernel = Netlink::open().unwrap();
         for _ in 0..2 {
             assert_eq!(direct_interface(&kernel, IpAddr::from([127, 0, 0, 1])).unwrap(), None);

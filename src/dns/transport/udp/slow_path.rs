@@ -21,8 +21,8 @@ use crate::dns::net::{Protocol, unmapped};
 use crate::dns::transport::client_quota::ClientQuota;
 use crate::dns::transport::metrics::DropReason;
 
-/// The maximum number of queries to read from a queue at a time, and the number of finished queries after which the task
-/// yields.
+/// The maximum number of queries to read from a queue at a time, and the number of finished queries after which the
+/// task yields.
 const MAX_REPLIES_PER_TURN: usize = BATCH_SIZE;
 /// The maximum number of queries about other names to read after queries about links.
 const OTHERS_PER_TURN: usize = MAX_REPLIES_PER_TURN / 8;

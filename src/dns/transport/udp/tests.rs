@@ -82,10 +82,10 @@ async fn waiting_queries_of_a_client_leave_half_of_the_quota() {
     for _ in 0..20 {
         ask(&greedy, SLOW).await;
     }
-    // Queries are processed in order.
+    // The slow path runs on the same thread, and begins all queued queries before this task can receive the answer.
     ask(&greedy, KNOWN).await;
     answered(&greedy).await;
-    assert_eq!(busy(&handler), 12.0, "it has half");
+    assert_eq!(busy(&handler), 12.0, "the client has half of the quota");
     for _ in 0..4 {
         ask(&modest, SLOW).await;
     }
@@ -197,7 +197,7 @@ async fn datagrams_that_the_kernel_drops_are_counted_once() {
     let (handler, _silent) = handler().await;
     let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
     let socket = AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap());
-    // The worker begins anew after a panic, and the kernel goes on counting.
+    // The totals that the kernel reports: unchanged, not reported (0), and beyond 2³².
     for total in [3, 3, 0, 5, u32::MAX, 1] {
         socket.count_queue_drops(total);
     }
@@ -277,7 +277,7 @@ async fn many_queries_do_not_starve_other_tasks() {
     }
     let stop = CancellationToken::new();
     let _serving = AbortOnDropHandle::new(tokio::spawn(serve(sockets, handler, stop)));
-    // With one thread, the datagrams that this task finds at its turn were sent in one batch.
+    // The runtime has one thread, so the datagrams that this task finds were sent since its last turn.
     let at_once = || std::iter::from_fn(|| client.try_recv(&mut [0; 1232]).ok()).count();
     let mut most = 0;
     let all = async {
@@ -299,7 +299,7 @@ fn port_0_is_a_port_that_no_other_socket_has() {
     assert_eq!(ports.len(), sockets.len());
 }
 
-/// A client of the link `web` in `default` at 192.0.2.1, and the handler that answers.
+/// A server of the link `web` in `default` with the target 192.0.2.1, and a client of the server.
 struct TestServer {
     store: Arc<Store>,
     client: UdpSocket,
@@ -334,7 +334,7 @@ async fn changed_link_is_answered_without_the_slow_path_if_possible() {
         let target = format!("192.0.2.{last}");
         store.apply(link("web", &target));
         client.send(&question(NAME)).unwrap();
-        // The only thread of the runtime blocks here, so the full handler can't have taken part.
+        // The only thread of the runtime blocks here, so the slow path can't have taken part.
         let mut answer = [0; 1232];
         let length = client.recv(&mut answer).expect("an answer");
         let answer = Message::from_vec(&answer[..length]).unwrap();

@@ -14,7 +14,7 @@ use super::neighbors::{NeighborTable, RESOLVED};
 
 /// How long an address is limited after the kernel has reported it as unreachable.
 pub(super) const UNREACHABLE_FOR: Duration = Duration::from_secs(10);
-/// How long an address is limited that the kernel is resolving: after three seconds the kernel reports the result.
+/// How long an address that the kernel is resolving is limited: after three seconds the kernel reports the result.
 pub(super) const UNRESOLVED_FOR: Duration = Duration::from_secs(3);
 /// The interval between two answers to a limited address.
 const ANSWER_INTERVAL: Duration = Duration::from_secs(1);
@@ -146,7 +146,7 @@ mod tests {
 
     /// Tests of limited addresses must not look up a route.
     fn known() -> Option<u32> {
-        panic!("the address is limited, or there are no unknown ones")
+        panic!("a route is looked up though the address is limited or known")
     }
 
     /// Returns how many of ten queries per second are answered in each second.
@@ -159,17 +159,17 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_address_gets_one_answer_a_second_for_its_time() {
+    fn limited_address_gets_one_answer_a_second_until_it_expires() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         assert_eq!(answered(&unreachable, DEAD, now, 1), [10]);
         unreachable.limit(DEAD, UNREACHABLE_FOR, now);
         // The address already had its answer of the first second.
         assert_eq!(answered(&unreachable, DEAD, now, 12), [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 10, 10]);
-        assert!(!unreachable.any.load(Ordering::Acquire), "what has expired is gone");
+        assert!(!unreachable.any.load(Ordering::Acquire), "expired limits are removed");
     }
 
     #[test]
-    fn full_send_buffer_stops_answers_to_limited_addresses_alone() {
+    fn full_send_buffer_stops_only_answers_to_limited_addresses() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         unreachable.limit(DEAD, UNREACHABLE_FOR, now);
         assert_eq!(answered(&unreachable, "192.0.2.2".parse().unwrap(), now, 1), [10]);
@@ -196,14 +196,14 @@ mod tests {
         let other = IpAddr::from([192, 0, 2, 2]);
         let is_limited = |address, at| !unreachable.admits(address, at, || true, known);
         unreachable.limit_unresolved(HashSet::from([DEAD, other]), now);
-        assert!(!is_limited(DEAD, now) && !is_limited(other, now), "it may be about to be found");
+        assert!(!is_limited(DEAD, now) && !is_limited(other, now), "one check limits no address");
         let next = now + LOOK;
         unreachable.limit_unresolved(HashSet::from([DEAD]), next);
         assert!(is_limited(DEAD, next) && !is_limited(other, next));
         unreachable.limit_unresolved(HashSet::from([other]), next + LOOK);
         let later = next + 2 * UNRESOLVED_FOR;
         unreachable.limit_unresolved(HashSet::from([other]), later);
-        assert!(!is_limited(other, later), "the look before was too long ago");
+        assert!(!is_limited(other, later), "the previous check was too long ago");
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
         unreachable.limit_unknown(table(DEAD), now);
         assert!(admits(DEAD, false, Some(3), now) && !admits(client, false, Some(3), now));
         assert!(admits(client, false, Some(3), now + UNRESOLVED_FOR));
-        assert!(!unreachable.any.load(Ordering::Acquire), "what has expired is gone");
+        assert!(!unreachable.any.load(Ordering::Acquire), "expired limits are removed");
     }
 
     #[test]

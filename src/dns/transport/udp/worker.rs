@@ -1,5 +1,5 @@
-//! The thread of a socket: answers from the response cache, also after a change of a link, and passes all other
-//! queries to the slow path.
+//! The thread of a socket: answers queries from the response cache, answers queries about a changed link by polling the
+//! full handler once, and passes all other queries to the slow path.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;

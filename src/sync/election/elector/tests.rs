@@ -98,10 +98,10 @@ async fn foreign_lease_unchanged_for_its_duration_is_taken() {
     assert_eq!(look(&mut elector, 2, 1), ElectionStep::Wait(start + seconds(4)));
     // At 4 s the version has changed: the duration counts from then, whatever timestamps the Lease contains.
     assert_eq!(look(&mut elector, 4, 2), ElectionStep::Wait(start + seconds(6)));
-    assert_eq!(look(&mut elector, 18, 2), ElectionStep::Wait(start + seconds(19)), "no longer than it lasts");
+    assert_eq!(look(&mut elector, 18, 2), ElectionStep::Wait(start + seconds(19)), "until the Lease ends");
     assert_eq!(look(&mut elector, 19, 2), ElectionStep::Replace);
     let mine = elector.claim("lb-linker", Timestamp::UNIX_EPOCH);
-    assert_eq!(mine.metadata.resource_version.as_deref(), Some("2"), "never over a newer one");
+    assert_eq!(mine.metadata.resource_version.as_deref(), Some("2"), "a newer version is never overwritten");
     elector.on_written(lease(ME, 3), start + seconds(19), start + seconds(19));
     assert_eq!(elector.take_events(), [LeaderEvent::Gained], "the leader is reported once");
 }
@@ -128,7 +128,7 @@ async fn lease_with_empty_holder_is_taken_at_once() {
 }
 
 #[tokio::test]
-async fn lease_not_renewed_in_time_is_lost_until_another_term() {
+async fn unrenewed_lease_is_lost_and_regained_in_a_new_term() {
     let start = by_hand::now();
     let mut elector = leader(start);
     for at in [2, 4, 6, 8] {
@@ -154,7 +154,7 @@ async fn lease_not_renewed_in_time_is_lost_until_another_term() {
 }
 
 #[tokio::test]
-async fn answer_during_a_stop_of_the_process_gives_no_lease() {
+async fn late_answer_to_a_renewal_does_not_extend_the_lease() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let (sent, now) = (start + seconds(2), start + seconds(60));
@@ -192,7 +192,7 @@ async fn labelled_lease_stays_ours_and_causes_no_hot_loop() {
     elector.on_lease(Some(lease(ME, 7)), now, now);
     assert_eq!(elector.next(now), ElectionStep::Replace);
     elector.conflict(now);
-    assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "the second time in a row");
+    assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "second conflict in a row");
     assert_eq!(elector.next(now + seconds(2)), ElectionStep::Get);
     elector.on_lease(Some(lease(ME, 8)), now, now + seconds(2));
     assert_eq!(elector.next(now + seconds(2)), ElectionStep::Replace);
@@ -228,14 +228,14 @@ async fn vanished_foreign_lease_is_created_after_its_expiry() {
         elector.on_lease(None, now, now);
         assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "{at}");
     }
-    assert_eq!(elector.take_events(), [LeaderEvent::LeaseDeleted("other_2".to_owned())], "said once");
+    assert_eq!(elector.take_events(), [LeaderEvent::LeaseDeleted("other_2".to_owned())], "logged once");
     let now = start + seconds(16);
     assert_eq!(elector.next(now), ElectionStep::Get);
     elector.on_lease(None, now, now);
     assert_eq!(
         elector.next(now),
         ElectionStep::Wait(start + seconds(17)),
-        "no longer than it would have lasted"
+        "the wait ends when the Lease would have ended"
     );
     let now = start + seconds(17);
     assert_eq!(elector.next(now), ElectionStep::Get);
@@ -286,7 +286,7 @@ async fn vanished_lease_without_a_holder_is_created_at_once() {
 }
 
 #[tokio::test]
-async fn lease_vanished_after_its_loss_may_have_been_foreign() {
+async fn lease_that_vanished_after_its_loss_is_awaited_as_foreign() {
     let start = by_hand::now();
     let mut elector = leader(start);
     let late = start + seconds(60);
@@ -315,7 +315,11 @@ async fn vanished_lease_for_life_is_created_after_its_pods_end() {
         for now in [start + seconds(3600), start + seconds(7200)] {
             assert_eq!(elector.next(now), ElectionStep::Get);
             elector.on_lease(None, now, now);
-            assert_eq!(elector.next(now), ElectionStep::GetPod("their-pod".to_owned()), "each time anew");
+            assert_eq!(
+                elector.next(now),
+                ElectionStep::GetPod("their-pod".to_owned()),
+                "the Pod is read each time"
+            );
             elector.on_pod(found.as_ref());
             if is_over {
                 assert_eq!(elector.next(now), ElectionStep::Create, "{found:?}");
@@ -333,7 +337,7 @@ async fn vanished_lease_for_life_is_created_after_its_pods_end() {
 }
 
 #[tokio::test]
-async fn lease_mode_waits_for_a_vanished_leader_of_life_mode() {
+async fn candidate_waits_for_a_vanished_lease_that_a_pod_owned() {
     let start = by_hand::now();
     let mut elector = candidate(start);
     elector.on_lease(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
@@ -364,7 +368,11 @@ async fn failed_request_is_followed_by_the_given_pause() {
     assert_eq!(elector.next(start), ElectionStep::Create);
     elector.failed(seconds(9), seconds(1), start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(9)));
-    assert_eq!(elector.next(start + seconds(9)), ElectionStep::Get, "another replica may have created it");
+    assert_eq!(
+        elector.next(start + seconds(9)),
+        ElectionStep::Get,
+        "another replica may have created the Lease"
+    );
     // The API server may request a longer pause, also from a leader.
     let mut elector = leader(start);
     elector.failed(seconds(9), seconds(4), start);
@@ -386,7 +394,7 @@ async fn lease_is_written_and_released_like_client_go() {
     let expected = json!({"holderIdentity": ME, "leaseDurationSeconds": 15, "leaseTransitions": 0,
         "acquireTime": "2026-02-01T00:00:00.000000Z", "renewTime": "2026-02-01T00:00:00.000000Z"});
     assert_eq!(show(&made), expected);
-    assert_eq!(elector.release(Timestamp::UNIX_EPOCH), None, "it isn't ours yet");
+    assert_eq!(elector.release(Timestamp::UNIX_EPOCH), None, "the Lease isn't held yet");
     elector.on_written(made, start, start);
     let renewed = elector.claim("lb-linker", at("2026-02-01T00:00:02Z"));
     let expected = json!({"holderIdentity": ME, "leaseDurationSeconds": 15, "leaseTransitions": 0,
@@ -478,7 +486,7 @@ async fn lease_for_life_passes_to_the_next_process_of_the_pod() {
 }
 
 #[tokio::test]
-async fn both_kinds_of_leases_respect_each_other() {
+async fn renewed_and_pod_owned_leases_exclude_each_other() {
     let start = by_hand::now();
     let late = start + seconds(3600);
     // A Lease that ends with its Pod has no duration.
@@ -596,7 +604,7 @@ async fn higher_term_on_a_target_triggers_a_lease_read() {
         assert!(matches!(elector.take_events()[0], LeaderEvent::Lost(_)));
     }
 
-    // With leader-for-life, too.
+    // With leader-for-life, too, the term is raised.
     let mut elector = for_life(start);
     elector.on_lease(None, start, start);
     assert_eq!(elector.next(start), ElectionStep::Create);

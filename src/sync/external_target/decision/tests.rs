@@ -363,7 +363,8 @@ fn addresses_become_a_headless_service_and_a_slice_per_family() {
     assert_eq!(slices.as_array().unwrap().len(), 2);
 }
 
-/// Makes one step after the other, like the reconciler, and returns them. [`all_writes`] has to return the same.
+/// Makes the writes one after another, like the reconciler, and returns them. Asserts that [`all_writes`] plans the
+/// same writes.
 fn run(
     link: &Link,
     policy: &SyncPolicy,

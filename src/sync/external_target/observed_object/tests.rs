@@ -96,7 +96,7 @@ fn metadata_changes() -> Vec<(&'static [&'static str], Value)> {
     ]
 }
 
-/// Checks what doesn't depend on the kind of an object.
+/// Checks the fields that [`ObservedObject`] keeps of an object of either kind, and returns the restored object.
 fn check_metadata(object: &Object) -> Object {
     let (observed, before) = (ObservedObject::of(object), object.meta());
     let after = observed.to_object();

@@ -1,5 +1,5 @@
-//! Paces the writes that add this instance's name to objects without one: an upgrade mustn't cause thousands of writes
-//! at once.
+//! Paces the writes that add this instance's name to objects that name no instance: an upgrade mustn't cause thousands
+//! of writes at once.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub(super) const FIRST_DELAY: Duration = Duration::from_secs(60);
 /// Pause between two of these writes.
 const NEXT_DELAY: Duration = Duration::from_secs(1);
 
-/// The links with an object without an instance.
+/// The links with an object that names no instance.
 #[derive(Debug, Default)]
 pub(super) struct AdoptionQueue {
     waiting: BTreeSet<ServiceKey>,

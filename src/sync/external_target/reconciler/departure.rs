@@ -141,7 +141,7 @@ pub(crate) fn is_deletion_reported(link: &Link) -> bool {
 /// Services that count as gone although the API server has them.
 #[derive(Debug, Default)]
 pub(crate) struct Contradictions {
-    /// The resourceVersion of each Service, and since when it has been found.
+    /// The resourceVersion of each Service, and since when look-ups have found this version.
     found: HashMap<ServiceKey, (String, Instant)>,
     /// The time of the last complete relist because of such a Service.
     listed: Option<Instant>,
@@ -159,7 +159,7 @@ pub(crate) enum Remedy {
 }
 
 impl Contradictions {
-    /// Records that the API server has a Service that counts as gone, in this resourceVersion.
+    /// Records that the API server has a Service that counts as gone, in this resourceVersion. Returns the reaction.
     pub(crate) fn note(&mut self, key: &ServiceKey, version: String, now: Instant) -> Remedy {
         let (known, since) = self.found.entry(key.clone()).or_insert_with(|| (version.clone(), now));
         if *known != version {

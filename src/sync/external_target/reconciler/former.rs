@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use crate::sync::external_target::decision::{OnDelete, SyncPolicy};
 
-/// Time within which the watch of load balancers should report the load balancer of a new object: two watches have no
-/// common order.
+/// Time within which the watch of load balancers should report the load balancer of a new object: the events of two
+/// watches have no common order.
 const WATCH_LAG: Duration = Duration::from_secs(1);
 
 /// Objects that a former leader has created after this leader's lists, for Services that don't exist: the former leader
-/// decided on them before it was paused. They are removed without the delay and the deletion budget, which protect
-/// objects that clients may use.
+/// decided on them before it was paused. They are removed after at most [`WATCH_LAG`], and don't count in the deletion
+/// budget: `--delete-delay` and the budget are for objects that clients may use.
 #[derive(Debug, Default)]
 pub(crate) struct FormerLeaders {
     /// The uids of the objects.

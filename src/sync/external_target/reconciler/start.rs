@@ -44,8 +44,9 @@ enum TargetFate {
 
 impl Reconciler {
     /// Checks all external targets, and adds links for external targets without a Service. `begins` is whether this is
-    /// the start or the beginning of a term: if most external targets would then be removed, none is removed before
-    /// a look-up has shown which of their Services exist.
+    /// the start or the beginning of a term: if most external targets would then be removed, the removals of external
+    /// targets without a listed Service are postponed, and a look-up shows which unlisted Services exist.
+    /// `--max-deletes unlimited` prevents both.
     pub(crate) fn check_external_targets(&mut self, begins: bool) {
         let policy = &self.context.policy;
         let begins = begins && policy.sync != SyncMode::Off;
@@ -127,13 +128,13 @@ impl Reconciler {
         }
     }
 
-    /// Returns whether an object that is labelled for a link is ours.
+    /// Returns whether a link has an object that is ours: see [`Self::is_own_object`].
     fn has_own_object(&self, key: &ServiceKey) -> bool {
         self.objects.of_link(key).iter().any(|object| self.is_own_object(key, object.has_our_field_manager))
     }
 
     /// Returns whether an object that is labelled for a link is ours: it has our field manager, or `--prune` is set and
-    /// its namespace is watched.
+    /// the namespace of the link is watched.
     pub(crate) fn is_own_object(&self, key: &ServiceKey, has_our_field_manager: bool) -> bool {
         let is_watched = self.context.selection.watches(key.namespace());
         has_our_field_manager || is_watched && self.context.policy.prune
@@ -324,8 +325,8 @@ impl Reconciler {
     }
 }
 
-/// Looks up which Services exist, and repeats failed look-ups. Returns without the Services of a refused namespace if it
-/// is refused for [`REFUSED_AFTER`].
+/// Looks up which Services exist, and repeats failed look-ups. While an authorizer refuses a namespace, the look-up is
+/// repeated for [`REFUSED_AFTER`]; after that, the result lacks the Services of this namespace.
 async fn look_up_with_retries(
     registry: Registry,
     wanted: HashSet<ServiceKey>,

@@ -18,7 +18,8 @@ pub(super) struct StartCheck {
     pub(super) left_out: BTreeMap<ServiceKey, Option<Flag>>,
     /// Links with an external target that stays longer than `--delete-delay`.
     pub(super) postponed: HashSet<ServiceKey>,
-    /// Links with a Service that is gone or opts out. If its namespace isn't watched, the store has forgotten the link.
+    /// Links that a look-up has ended: the Service is gone, opts out, or is left out by a flag and `--max-deletes` is
+    /// given. If the namespace isn't watched, the store has forgotten the link.
     pub(super) ended: HashSet<ServiceKey>,
     /// The look-up of the links in `look_up_keys`: at most one task.
     pub(super) look_ups: JoinSet<Existing>,
@@ -39,7 +40,7 @@ impl StartCheck {
         self.left_out.get(key) == Some(&Some(Flag::IpTargets))
     }
 
-    /// Updates the state of a link; `None` if the link was forgotten.
+    /// Updates the state of a link. `link` is `None` if the store has forgotten the link.
     pub(super) fn settle(&mut self, key: &ServiceKey, link: Option<&Link>, metrics: &ReconcilerMetrics) {
         let is_alive = |link: &Link| link.service_gone_since().is_none() && !link.is_left_out();
         if link.is_none_or(is_alive) {

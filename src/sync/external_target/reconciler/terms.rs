@@ -11,7 +11,8 @@ use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::k8s::object::{Object, ObjectId};
 
 impl Reconciler {
-    /// Returns the term on an object of this instance; `None` if the term is missing or unusable.
+    /// Returns the term on an object; `None` if the term is missing or unusable, or the object belongs to another
+    /// instance.
     fn term_on(&self, object: &ObservedObject) -> Option<u64> {
         let text = object.annotation(TERM)?;
         let is_ours = !self.objects.is_of_another(object);
@@ -29,7 +30,7 @@ impl Reconciler {
         self.objects.iter().filter_map(|object| self.term_on(object)).max()
     }
 
-    /// At the start of a process without leader election: takes a term above those on all objects.
+    /// At the start of a process without leader election: takes a term above the highest term on any object.
     pub(super) fn begin_term_without_election(&mut self) {
         let leadership = &self.context.leadership;
         if self.context.policy.sync == SyncMode::On && leadership.is_without_election() {
@@ -39,8 +40,8 @@ impl Reconciler {
         }
     }
 
-    /// Processes the term on an object that the watch has reported. `is_new` is whether the object is a new one.
-    /// Records a new object of a former leader that belongs to no link.
+    /// Processes the term on an object that the watch has reported. `is_new` tells whether the cache had no object with
+    /// this uid. Records a new object of a former leader that belongs to no link.
     pub(crate) fn process_object_term(&mut self, object: &Object, is_new: bool) {
         let Some(observed) = self.objects.get(&object.id()) else { return };
         let Some(term) = self.term_on(observed) else { return };

@@ -436,7 +436,7 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     assert!(reconciler.may_write_for(&link));
-    // In the next term the list of the link's namespace has failed.
+    // In this term the list of the link's namespace has failed.
     all.note(Some("shop"), before, true);
     all.note(Some("shop"), now, false);
     links_listed.send_replace(all.clone());

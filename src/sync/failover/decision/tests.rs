@@ -114,7 +114,7 @@ fn new_target_replaces_a_failed_one_after_the_wait() {
 }
 
 #[test]
-fn old_target_is_awaited_after_a_result_of_the_new_one() {
+fn old_target_is_checked_urgently_after_a_result_of_the_new_one() {
     let mut harness = cutover();
     assert_eq!(urgencies(&harness), [Urgency::Routine, Urgency::Awaited]);
     harness.fail("new.example");
@@ -233,7 +233,7 @@ fn standby_that_fails_after_a_hold_is_reported() {
 }
 
 #[test]
-fn target_of_a_removed_source_stays_until_one_is_healthy() {
+fn target_of_a_removed_source_stays_until_a_source_is_healthy() {
     let mut harness = Harness::settled(&SOURCES);
     harness.now = at(40);
     harness.reorder(&["busan", "fixed"]);
@@ -247,7 +247,7 @@ fn target_of_a_removed_source_stays_until_one_is_healthy() {
 }
 
 #[test]
-fn sources_are_awaited_while_the_source_in_use_is_removed() {
+fn removal_of_the_source_in_use_makes_checks_urgent() {
     let mut harness = Harness::settled(&SOURCES);
     harness.now = at(40);
     harness.fail_thrice("c.example");
@@ -296,7 +296,7 @@ fn failover_in_a_cutover_makes_the_new_target_unhealthy() {
 }
 
 #[test]
-fn target_stays_while_a_ready_standby_waits() {
+fn target_stays_while_the_move_to_a_ready_standby_waits() {
     let mut harness = failed_over();
     harness.spec.max_wait = Duration::ZERO;
     harness.spec.failback = Failback::Automatic { after: Duration::ZERO };
@@ -535,7 +535,7 @@ fn wait_for_a_first_target_begins_anew_after_a_withdrawal() {
 }
 
 #[test]
-fn sources_are_awaited_after_a_withdrawal() {
+fn sources_are_checked_urgently_after_a_withdrawal() {
     let mut harness = Harness::settled(&SOURCES);
     harness.now = at(40);
     harness.fail_thrice("c.example");
@@ -548,7 +548,7 @@ fn sources_are_awaited_after_a_withdrawal() {
 }
 
 #[test]
-fn wait_for_a_first_target_says_until_when() {
+fn progressing_tells_the_end_of_the_wait_for_a_first_target() {
     let message = |harness: &Harness| harness.status.condition(Progressing).unwrap().message.clone();
     let mut harness = Harness::new(&[("seoul", "")]);
     harness.decide();
@@ -641,7 +641,7 @@ fn failback_waits_anew_after_a_failure() {
     assert_eq!(harness.announced(), "seoul a.example");
 }
 
-/// Checks both targets every five seconds for ten minutes, and returns when the target changed.
+/// Runs `check` and a decision every five seconds for ten minutes, and returns the seconds at which the target changed.
 fn ten_minutes(mut check: impl FnMut(&mut Harness, i64)) -> Vec<i64> {
     let mut harness = Harness::settled(&SOURCES[..2]);
     harness.edit(|spec| {
@@ -659,7 +659,7 @@ fn ten_minutes(mut check: impl FnMut(&mut Harness, i64)) -> Vec<i64> {
 }
 
 #[test]
-fn source_that_flips_moves_once_a_minute_at_most() {
+fn flipping_source_moves_the_target_once_a_minute_at_most() {
     let moves = ten_minutes(|harness, second| {
         match second / 20 % 2 {
             0 => harness.fail("a.example"),
@@ -738,7 +738,7 @@ fn pinned_source_without_a_target_moves_nothing() {
 }
 
 #[test]
-fn refusal_of_a_pinned_source_is_told() {
+fn progressing_tells_why_a_pinned_source_is_refused() {
     let mut harness = Harness::settled(&SOURCES[..2]);
     harness.edit(|spec| spec.pin = Some("busan".to_owned()));
     harness.denied.push(target("b.example"));
@@ -838,7 +838,7 @@ fn announced_source_that_is_moved_down_and_renamed_is_replaced() {
 // --- Mass failure, leaders, lost statuses
 
 #[test]
-fn held_failover_stays_and_is_degraded() {
+fn held_failover_keeps_the_target_and_is_degraded() {
     let mut harness = Harness::settled(&SOURCES);
     harness.now = at(10);
     harness.fail_thrice("a.example");
@@ -1105,7 +1105,7 @@ fn first_message_of_a_state_stays() {
 }
 
 #[test]
-fn other_addresses_that_arent_shown_are_another_target() {
+fn change_of_an_unshown_address_is_a_new_target() {
     let addresses = |last: u8| (1..=9).chain([last]).map(|number| format!("192.0.2.{number}"));
     let text = |last| addresses(last).collect::<Vec<_>>().join(",");
     let mut harness = Harness::new(&[("fixed", &text(10))]);
@@ -1140,7 +1140,7 @@ fn addresses_in_another_order_are_the_same_target() {
 }
 
 #[test]
-fn messages_are_no_longer_than_the_schema_allows() {
+fn messages_are_cut_to_the_length_of_the_schema() {
     let mut harness = Harness::settled(&SOURCES);
     harness.now = at(10);
     for host in ["a.example", "b.example", "c.example"] {

@@ -15,7 +15,7 @@ fn waiter(namespace: &str) -> ServiceKey {
     ServiceKey::new(namespace, "web")
 }
 
-/// A queue in which each namespace waits for this number of checks, named after the namespace.
+/// A queue in which each namespace waits for this number of checks, which are named after the namespace.
 fn queue(namespaces: &[(&str, usize)]) -> CheckQueue {
     let mut queue = CheckQueue::default();
     for (namespace, number) in namespaces {
@@ -180,7 +180,7 @@ impl World {
         self.under_way.remove(name).unwrap();
     }
 
-    /// Returns the namespaces with a queued check, and those of them that have less than a quarter.
+    /// Returns the namespaces with a queued check, and the subset that has used less than a quarter of each limit.
     fn queued(&self, now: Instant) -> (BTreeSet<&str>, BTreeSet<&str>) {
         let queued = self.waiting.iter().filter(|(name, _)| !self.under_way.contains_key(*name));
         let queued: BTreeSet<&str> =

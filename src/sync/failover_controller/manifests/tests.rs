@@ -156,7 +156,7 @@ fn status_is_the_decision() {
 }
 
 #[test]
-fn end_of_an_external_target_gives_the_link_back() {
+fn removed_external_target_returns_the_link_to_its_service() {
     let manifests = Manifests::new();
     manifests.service("shop", "web", Some("a.example"));
     manifests.web(&with("pin", json!("fixed")), Value::Null);
@@ -169,7 +169,7 @@ fn end_of_an_external_target_gives_the_link_back() {
 }
 
 #[test]
-fn lost_sources_withdraw_and_missing_sources_wait() {
+fn deleted_source_withdraws_and_absent_source_announces_nothing() {
     let manifests = Manifests::new();
     let spec = json!({"sources": [{"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}}]});
     manifests.web(&spec, Value::Null);

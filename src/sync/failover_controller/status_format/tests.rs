@@ -11,7 +11,7 @@ use crate::api::crd::external_targets;
 /// The seeds of the random statuses; a failed test prints its seed.
 const SEEDS: std::ops::Range<u64> = 0..100;
 
-/// The last second that a time can have.
+/// The last second that a [`Timestamp`] can have.
 const LAST_SECOND: i64 = 253_402_207_200;
 
 const FOREIGN_CONDITIONS: [&str; 3] = ["Audited", "example.com/Seen", "Stalled"];
@@ -285,7 +285,7 @@ fn patch_names_each_field_of_the_schema() {
 }
 
 #[test]
-fn conditions_have_their_order_and_a_bound() {
+fn conditions_of_a_patch_are_ordered_and_limited() {
     let condition = |type_: &str| StoredCondition { type_: type_.to_owned(), ..stored_ready() };
     let list = |types: &[&str]| ExternalTargetStatus {
         conditions: types.iter().map(|type_| condition(type_)).collect(),

@@ -325,7 +325,7 @@ current-context: c
     }
 
     #[test]
-    fn copy_of_a_request_has_its_parts() {
+    fn copied_request_keeps_method_uri_and_headers() {
         let request = Request::put("/api").header("a", "b").body(Body::from(b"body".to_vec())).unwrap();
         let copy = copy(&request).unwrap();
         assert_eq!((copy.method().as_str(), copy.uri().path()), ("PUT", "/api"));

@@ -37,7 +37,7 @@ pub(super) enum WatchInput<'a> {
         change: ObjectChange,
     },
     Bookmark(&'a str),
-    /// A watch event lacks the name or the resourceVersion of its object.
+    /// A watch event is malformed, or lacks the namespace, the name or the resourceVersion of its object.
     Unidentified,
     /// The watch was refused, or sent an error, with this HTTP code or 0.
     WatchFailed(u16),
@@ -81,15 +81,17 @@ pub(super) struct WatchProgress {
     /// The number of consecutive watches that ended within [`SHORT_WATCH`], with or without events.
     short: u32,
     failures: u32,
-    /// The number of repeated lists since the last healthy watch.
+    /// The number of lists since the last healthy watch that were caused by a 410, an older resourceVersion or an
+    /// unidentified event.
     restarts: u32,
     /// Whether a watch, or a request for the newest resourceVersion, has failed since the last sign of life: the API
     /// server may have been down during a restore of etcd, and then a watch from a future resourceVersion stays silent.
     may_be_restored: bool,
     /// The number of connections that were refused since the last sign of life.
     refusals: u32,
-    /// Whether a connection was refused since the last sign of life or repeated list: a restarted API server doesn't
-    /// have older resourceVersions, so `restarts` counts from zero again.
+    /// Whether a connection was refused since the last sign of life, or since `restarts` was last counted. A restarted
+    /// API server answers the resourceVersions from before its restart with 410, which is no reason for a longer
+    /// pause: `restarts` counts from zero again.
     was_unreachable: bool,
 }
 
@@ -414,7 +416,7 @@ mod tests {
             (10, WatchInput::WatchEnded, WatchStep::Watch(1)),
         ]);
         run(&[LISTED, BEGAN, failed, (10, WatchInput::Newest("99"), WatchStep::List(1))]);
-        // A watch that has delivered an event meanwhile is sufficient proof.
+        // An event of the watch proves that etcd wasn't restored: the newest version isn't requested.
         run(&[
             LISTED,
             failed,

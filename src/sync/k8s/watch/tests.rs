@@ -76,7 +76,8 @@ impl RequestCounts {
     }
 }
 
-/// Starts an API server stub. `answer` gets the kind of the request, and the number of earlier requests of this kind.
+/// Returns the requests to an API server stub, and a list/watch loop on the stub. `answer` gets the kind of a request,
+/// and the number of earlier requests of this kind.
 fn api_server(
     answer: impl Fn(RequestKind, usize) -> StubResponse + Send + Sync + 'static,
 ) -> (RequestCounts, WatchStream<Service>) {
@@ -187,7 +188,6 @@ async fn modified_object_of_a_streamed_list_counts_once() {
         RequestKind::Stream => {
             open_ended(vec![event("ADDED", "web", "3"), event("MODIFIED", "web", "5"), bookmark("5", true)])
         }
-        // The next list is compared with this one.
         RequestKind::Page => page("5", "", &["web"]),
         RequestKind::Watch => open_ended(vec![]),
     });

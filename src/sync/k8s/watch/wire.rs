@@ -42,7 +42,7 @@ pub enum WireEvent<K> {
         ends_list: bool,
     },
     Error(Box<Status>),
-    /// The event doesn't identify its object.
+    /// The event, or the metadata of its object, can't be decoded.
     Unidentified,
 }
 

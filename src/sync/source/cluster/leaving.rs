@@ -27,7 +27,7 @@ const MAX_CONCURRENT_LOOKUPS: usize = 8;
 /// The first and the longest pause after a failed LIST.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// A Service that was reported as deleted, or that a list lacks.
+/// A Service that was reported as deleted, that a list lacks, or that isn't selected any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Deleted {
     pub(super) key: ServiceKey,
@@ -38,7 +38,7 @@ pub(super) struct Deleted {
 /// A Service with a pending LIST.
 struct PendingLookup {
     deleted: Deleted,
-    /// The number of the call of [`RemovalChecks::start_check`]: answers to an earlier call are ignored.
+    /// The number of this look-up: answers to an earlier look-up of the same key are ignored.
     number: u64,
     /// The time of the LIST; `None` while it is in flight.
     due: Option<Due>,
@@ -167,7 +167,7 @@ impl RemovalChecks {
             Err(error) => {
                 pending.refusal.note(Forbidden::lists_services(&error));
                 if pending.refusal.is_lasting() {
-                    // The permission to list may have gone with its namespace.
+                    // The namespace may have been deleted, together with the permission to list its Services.
                     warn!(
                         "Service {} counts as gone: it has left the watch, and for ten minutes the API server has \
                          refused every LIST of it",
@@ -336,7 +336,7 @@ mod tests {
         assert!(refused.iter().all(|refused| leaving.forget(&refused.key)));
         assert!(leaving.waiting.is_empty());
         assert_eq!(answers(&mut leaving, 300).await, []);
-        assert_eq!(requests.lock().len(), before, "they aren't asked for any more");
+        assert_eq!(requests.lock().len(), before, "forgotten Services aren't looked up any more");
     }
 
     #[tokio::test(start_paused = true)]

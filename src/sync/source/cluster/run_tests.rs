@@ -269,7 +269,7 @@ async fn own_target_is_not_judged_before_the_list_is_complete() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn own_target_is_checked_when_an_external_target_changes() {
+async fn own_target_is_checked_when_an_override_changes() {
     let guest = event("ADDED", "a/guest", "host.b.lb.internal", &json!({}));
     let source = source(vec![vec![guest, list_ends()]]);
     let store = Arc::clone(&source.store);

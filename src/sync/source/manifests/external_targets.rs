@@ -110,7 +110,7 @@ fn is_null(node: &Spanned<Node>) -> bool {
     matches!(node.value, Node::Scalar(Value::Null))
 }
 
-/// A pass through an object.
+/// Reads an object by the schema, and collects what the schema refuses.
 struct Reader<'a> {
     content: &'a SourceText<'a>,
     refused: Vec<Refused>,

@@ -125,7 +125,7 @@ fn values_at<'a>(from: &'a Spanned<Node>, path: &str) -> Vec<&'a Spanned<Node>> 
     })
 }
 
-/// A pass through a document.
+/// Collects the scalars of a document that kubectl reads as another type.
 struct Check<'a> {
     content: &'a SourceText<'a>,
     found: Vec<Misread>,
@@ -147,7 +147,8 @@ impl Check<'_> {
         }
     }
 
-    /// Returns a scalar as spelled, without its quotes; `None` for null.
+    /// Returns the text of a scalar: of a string without its quotes, of any other scalar as the file spells it. `None`
+    /// for null, and for a list or a map.
     fn text<'s>(&'s self, scalar: &'s Spanned<Node>) -> Option<&'s str> {
         match &scalar.value {
             Node::Scalar(Value::Null) | Node::List(_) | Node::Map(_) => None,
@@ -187,7 +188,8 @@ impl Check<'_> {
     }
 }
 
-/// Returns why kubectl doesn't read a string as a string, if it doesn't: the scalar has neither quotes nor a tag.
+/// Returns the error for a scalar that has to be a string, if kubectl reads it as another type, because it has neither
+/// quotes nor a tag. `value` is the text of the scalar.
 pub(super) fn misread_string(
     content: &SourceText<'_>,
     field: &str,

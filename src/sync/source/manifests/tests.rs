@@ -57,7 +57,7 @@ fn external_targets_of_lists_and_documents_are_read() {
         (list(own, "ExternalTargetList", json!([bare])), 1, 0),
         (list("v1", "List", json!([])), 0, 0),
         (format!("{WEB}---\n---\n{item}\n---\n{service}"), 2, 1),
-        // Another resource of the same kind.
+        // The same kind in another API group.
         (item.to_string().replace("linker.hsj.com", "other.example"), 0, 0),
     ] {
         let objects = read(&content).unwrap();
@@ -68,7 +68,7 @@ fn external_targets_of_lists_and_documents_are_read() {
 }
 
 #[test]
-fn bad_input_is_refused_at_its_place() {
+fn invalid_external_target_is_refused_with_its_position() {
     for case in bad_input::cases() {
         let object = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
             "metadata": {"name": case.name}, "spec": case.spec});

@@ -1,4 +1,4 @@
-//! Comparison of every write in the audit log with what was true.
+//! Comparison of the writes in the audit log with the states of the Services at the time of each write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -56,7 +56,7 @@ impl Disturbed {
     }
 }
 
-/// Returns the name of the external target, and what a write makes of it.
+/// Returns the name of the external target, and what it stands for after the write. Returns `None` for other writes.
 fn what_is_written(event: &AuditEvent) -> Option<(String, Seen, RecordType)> {
     let sent = event.request.as_ref();
     let name = match &*event.name {
@@ -69,7 +69,7 @@ fn what_is_written(event: &AuditEvent) -> Option<(String, Seen, RecordType)> {
             let host = sent?["spec"]["externalName"].as_str()?;
             Some((name, Seen::Alias(host.to_owned()), RecordType::A))
         }
-        // An EndpointSlice is also deleted when a Service has no address of its family any more.
+        // The deletion of an EndpointSlice isn't compared: the Service may still have addresses of the other family.
         "endpointslices" if event.verb != "delete" => {
             let (object, qtype) = match name.strip_suffix("-ipv4") {
                 Some(object) => (object, RecordType::A),

@@ -11,7 +11,8 @@ use super::address_of;
 use crate::harness::scale::scaled;
 
 /// A state may be answered for this long after it has ended, while nothing disturbs lb-linker. From the beginning of a
-/// disturbance until this long after all replicas have converged, the states just before it may be answered, too.
+/// disturbance until this long after all replicas have converged, the states just before the disturbance may be
+/// answered, too.
 pub fn bound() -> Duration {
     if std::env::var_os("LB_LINKER_SOAK_MINUTES").is_some() {
         return Duration::from_secs(10);
@@ -20,7 +21,7 @@ pub fn bound() -> Duration {
 }
 /// How long after an outage of the upstream answers may lack an address.
 const AFTER_OUTAGE: Duration = Duration::from_secs(60);
-/// How long after a change a snapshot may lack it.
+/// How long after a change a snapshot may lack the change.
 const SNAPSHOT_DELAY: Duration = Duration::from_secs(5);
 /// How long states are kept after their end.
 const KEPT: Duration = Duration::from_secs(900);
@@ -29,7 +30,7 @@ const KEPT: Duration = Duration::from_secs(900);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     Absent,
-    /// The Service is deleted, and perhaps its external target isn't.
+    /// The Service is deleted; its external target may still exist.
     Gone,
     Pending,
     /// An ExternalTarget with these hostnames. Perhaps none of them is announced yet.
@@ -50,7 +51,7 @@ pub enum Seen {
 }
 
 impl Seen {
-    /// Reads an answer, and returns whether it lacks the address of its alias.
+    /// Returns what an answer says, and whether the answer lacks the address of its alias.
     pub fn of(answer: &Message, qtype: RecordType) -> (Self, bool) {
         let code = answer.metadata.response_code;
         let mut addresses = BTreeSet::new();
@@ -85,7 +86,7 @@ impl Seen {
 }
 
 impl State {
-    /// Returns whether an answer may say this of the state.
+    /// Returns whether an answer to a query of this type may say `seen` in this state.
     pub fn allows(&self, seen: &Seen, qtype: RecordType) -> bool {
         match self {
             Self::Absent => *seen == Seen::NoName,
@@ -125,23 +126,23 @@ struct Entry {
 
 /// A change of a name.
 pub struct Change {
-    /// A state that is left at once.
+    /// A state that the name has only for a moment.
     pub passing: Option<State>,
-    /// Whether replicas may keep an earlier target: any recent one, because a replica that was cut off may have missed
-    /// the last ones.
+    /// Whether replicas may keep an earlier target: any recent target, because a replica without a connection to the
+    /// API server may have missed the latest targets.
     pub keeps_targets: bool,
     /// The state afterwards; `None` if an earlier target is surely kept.
     pub state: Option<State>,
 }
 
-/// A time with an open or a known end.
+/// The beginning of a period, and its end unless the period still lasts.
 type Period = (Instant, Option<Instant>);
 
 /// The states of all names.
 #[derive(Debug, Default)]
 pub struct History {
     entries: Vec<Vec<Entry>>,
-    /// The beginning of a change whose outcome isn't known.
+    /// The beginning of a change whose outcome isn't known yet.
     changing: Option<Instant>,
     disturbances: Vec<Period>,
     outages: Vec<Period>,
@@ -204,12 +205,12 @@ impl History {
         self.end_starts();
     }
 
-    /// Records that a replica starts, which may answer from a snapshot: names that aren't in it get SERVFAIL.
+    /// Records that a replica starts, which may answer from a snapshot: names that the snapshot lacks get SERVFAIL.
     pub fn begin_start(&mut self, replica: usize) {
         self.starts[replica].push((Instant::now(), None));
     }
 
-    /// Records that no replica answers from a snapshot.
+    /// Records that no replica answers from a snapshot any more.
     pub fn end_starts(&mut self) {
         self.starts.iter_mut().for_each(end);
     }
@@ -227,13 +228,13 @@ impl History {
         self.changing.unwrap_or_else(Instant::now)
     }
 
-    /// Returns the earliest end of a state that may still be answered to a query of this time.
+    /// Returns the earliest end of a state that may still be answered to a query sent at this time.
     fn oldest(&self, sent: Instant) -> Instant {
         let disturbed = self.disturbances.iter().rev().find(|period| reaches(period, sent, bound()));
         disturbed.map_or(sent, |(begun, _)| *begun).min(sent) - bound()
     }
 
-    /// Returns whether an answer of a replica may say this.
+    /// Returns whether an answer of a replica may say `seen`.
     pub fn allows(
         &self,
         subject: usize,
@@ -248,7 +249,7 @@ impl History {
     }
 
     /// Returns whether the name may be missing in the snapshot of a replica that has started: at some time of the
-    /// [`SNAPSHOT_DELAY`] before the start it had no target.
+    /// [`SNAPSHOT_DELAY`] before the start the name had no target.
     fn may_lack(&self, subject: usize, replica: usize, sent: Instant) -> bool {
         let starts = self.starts[replica].iter().rev();
         let Some((begun, _)) = starts.into_iter().find(|start| reaches(start, sent, Duration::ZERO)) else {
@@ -261,7 +262,7 @@ impl History {
         is_new || before.any(|entry| !entry.state.has_target())
     }
 
-    /// Returns whether an answer could say this at some time of a period.
+    /// Returns whether an answer could say `seen` at some time of a period.
     pub fn was_true(
         &self,
         subject: usize,
@@ -276,7 +277,8 @@ impl History {
         })
     }
 
-    /// Returns whether a query of this time may lack the address of an alias, because no upstream answered.
+    /// Returns whether the answer to a query sent at this time may lack the address of its alias, because the upstream
+    /// failed.
     pub fn is_outage(&self, sent: Instant) -> bool {
         self.outages.iter().rev().any(|period| reaches(period, sent, AFTER_OUTAGE))
     }

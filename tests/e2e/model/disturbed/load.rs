@@ -20,11 +20,12 @@ const STEP: Duration = Duration::from_millis(1);
 /// The time after which a query counts as lost.
 const LOST: Duration = Duration::from_secs(10);
 const RECEIVE_BUFFER: usize = 1 << 21;
-/// The number of wrong answers that are printed.
+/// The maximum number of wrong answers that are printed, and also of queries without an answer.
 const PRINTED: usize = 100;
 
-/// A name that is asked for.
+/// A Service or an ExternalTarget whose names are queried.
 pub struct Subject {
+    /// The number in the [`History`].
     pub number: usize,
     /// Fully qualified names.
     pub names: Vec<String>,
@@ -34,7 +35,7 @@ pub struct Subject {
 #[derive(Default)]
 pub struct Shared {
     pub history: Mutex<History>,
-    /// The address of each replica, unless it isn't to be asked.
+    /// The address of each replica; `None` while the load sends it no queries.
     pub replicas: Mutex<[Option<SocketAddr>; 2]>,
     pub asked: AtomicUsize,
     pub judged: AtomicUsize,
@@ -63,7 +64,7 @@ struct Question {
     bytes: Vec<u8>,
 }
 
-/// An answer that hasn't been judged.
+/// An answer that hasn't been judged yet.
 struct Answer {
     question: usize,
     replica: usize,
@@ -94,7 +95,7 @@ impl Socket {
     }
 }
 
-/// Starts the load: `rate` queries per second, in turn to each replica.
+/// Starts the load: `rate` queries per second, in turn to each replica with an address.
 pub fn start(shared: &Arc<Shared>, subjects: &[Subject], rate: u32, seed: u64) -> JoinHandle<()> {
     let types = [RecordType::A, RecordType::A, RecordType::AAAA, RecordType::CNAME];
     let mut questions = Vec::new();
@@ -136,7 +137,7 @@ impl Load {
             self.receive();
             self.judge();
         }
-        // Each query to the last sockets is answered, or counts as lost.
+        // Wait until each open query is answered or counts as lost.
         while self.sockets.iter().flatten().any(|socket| !socket.order.is_empty()) {
             thread::sleep(STEP);
             self.receive();
@@ -144,7 +145,7 @@ impl Load {
         self.judge();
     }
 
-    /// Replaces the sockets of replicas with another address.
+    /// Replaces the socket of a replica when the address of the replica has changed.
     fn connect(&mut self) {
         let replicas = *self.shared.replicas.lock().unwrap();
         for (socket, server) in self.sockets.iter_mut().zip(replicas) {

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use crate::harness::linker::get;
 use crate::model::disturbed::load::Shared;
 
-/// The minute with which the last one is compared. Caches are full by then.
+/// The minute with which the end of the run is compared. Caches are full by then.
 const BASE: usize = 10;
 
 #[derive(Clone, Copy, Debug)]
 struct Sample {
+    /// The resident memory in KiB.
     memory: usize,
     /// The anonymous part of the resident memory in KiB. Pages of the program's file aren't part of it: they become
     /// resident when code runs for the first time.
@@ -42,7 +43,7 @@ impl Sample {
     }
 }
 
-/// What was measured, and whether it holds.
+/// Whether the resources stay within the limits, and the measured values as text.
 pub struct Verdict {
     pub holds: bool,
     pub text: String,

@@ -139,7 +139,7 @@ async fn ttls_count_down_until_the_entry_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn do_and_cd_have_separate_entries() {
+async fn queries_with_do_or_cd_have_separate_entries() {
     let cache = CacheStore::new(CacheOptions::default());
     let plain = question("a.example.", RecordType::A);
     put(&cache, &plain.key(), &address(60));
@@ -251,7 +251,7 @@ async fn first_answer_has_the_ttl_of_the_cached_answer() {
 }
 
 #[test]
-fn answer_with_invalid_signature_is_not_kept_for_do() {
+fn answer_with_an_invalid_signature_is_not_cached_with_do() {
     const NOW: u32 = 100;
     let signed = |inception: u32, expiration: u32| {
         let mut rdata = vec![0, 1, 8, 2, 0, 0, 0, 60];
@@ -311,7 +311,7 @@ fn stale(recheck: u64) -> CacheOptions {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_refresh_at_a_time_and_none_after_a_failure() {
+async fn entry_has_one_refresh_at_a_time_and_none_after_a_failure() {
     let cache = CacheStore::new(stale(30));
     let key = question("a.example.", RecordType::A).key();
     put(&cache, &key, &address(60));

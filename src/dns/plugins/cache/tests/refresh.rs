@@ -104,7 +104,7 @@ async fn slow_verification_refreshes_the_entry_for_the_next_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_refresh_waits_for_the_recheck_time() {
+async fn refresh_after_a_failure_waits_for_the_recheck_time() {
     for mode in ["immediate 0s 10s", "verify 0 0s 10s", "verify 100ms 0s 10s"] {
         let bench = CacheFixture::new(&format!("cache {{\nserve_stale 1h {mode}\n}}"), address(60));
         bench.ask().await;
@@ -126,7 +126,7 @@ async fn failed_refresh_waits_for_the_recheck_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prefer_positive_serves_expired_data_before_a_denial() {
+async fn prefer_positive_serves_expired_data_instead_of_a_denial() {
     for mode in ["immediate", "verify", "verify 100ms"] {
         let lines = format!("cache {{\nserve_stale 1h {mode}\nserve_stale_policy prefer_positive\n}}");
         let bench = CacheFixture::new(&lines, address(60));

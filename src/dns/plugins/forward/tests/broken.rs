@@ -12,7 +12,7 @@ const OPTIONS: &str = "except, expire, failfast_all_unhealthy_upstreams, failove
 fn invalid_line_is_rejected_with_its_position() {
     for (line, error) in [
         ("forward", "1: forward needs a zone, and the upstreams: forward . 192.0.2.1".to_owned()),
-        ("forward .", "9: forward needs an upstream behind the zone \".\": forward . 192.0.2.1".to_owned()),
+        ("forward .", "9: forward needs an upstream after the zone \".\": forward . 192.0.2.1".to_owned()),
         ("forward a..b 192.0.2.1", "9: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8".to_owned()),
         (
             "forward . https://192.0.2.1",
@@ -32,16 +32,16 @@ fn invalid_line_is_rejected_with_its_position() {
         ("forward . \"\"", format!("11: \"\" isn't {TO}; maybe a variable isn't set")),
         (
             "forward . 192.0.2.1%eth0",
-            "11: %eth0 stands for a network interface behind an IPv6 address, and for a certificate's name with \
-             tls://; here it means nothing"
+            "11: %eth0 is a network interface after an IPv6 address, or a certificate's name with tls://; it isn't \
+             allowed here"
                 .to_owned(),
         ),
         ("forward . fe80::1%nowhere", "11: there is no network interface \"nowhere\"".to_owned()),
-        ("forward . tls://192.0.2.1%a..b", "11: \"a..b\" isn't a name that a certificate can bear".to_owned()),
+        ("forward . tls://192.0.2.1%a..b", "11: \"a..b\" isn't a name that a certificate can have".to_owned()),
         ("forward . /nowhere/x", "11: /nowhere/x: No such file or directory (os error 2)".to_owned()),
         (
             "forward . tls:///etc/resolv.conf",
-            "11: behind tls:// stands an address or a host's name, and no file".to_owned(),
+            "11: tls:// needs an address or a host's name, not a file".to_owned(),
         ),
     ] {
         assert_eq!(TestServer::error(line), format!("Corefile:2:{error}"), "{line}");
@@ -56,7 +56,7 @@ fn invalid_line_is_rejected_with_its_position() {
 #[test]
 fn invalid_option_is_rejected_with_its_position() {
     for (option, error) in [
-        ("except", "1: except needs zones behind it"),
+        ("except", "1: except needs zones"),
         ("except a..b", "8: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
         ("force_tcp x", "11: force_tcp takes no arguments, and here is \"x\""),
         ("prefer_udp x", "12: prefer_udp takes no arguments, and here is \"x\""),
@@ -73,24 +73,24 @@ fn invalid_option_is_rejected_with_its_position() {
         ("health_check", "1: health_check needs a duration such as 500ms"),
         ("health_check x", "14: \"x\" isn't a duration such as 30s, 1m30s or 500ms"),
         ("health_check 1s rec", "17: \"rec\" isn't an option of health_check: no_rec, or domain and a name"),
-        ("health_check 1s domain", "17: domain needs a name behind it"),
+        ("health_check 1s domain", "17: domain needs a name"),
         ("health_check 1s domain a..b", "24: \"a..b\" isn't a domain name"),
-        ("next", "1: next needs response codes behind it"),
+        ("next", "1: next needs response codes"),
         ("next NODATA", "6: \"NODATA\" isn't a response code such as NXDOMAIN or SERVFAIL"),
         ("next_on_nodata x", "16: next_on_nodata takes no arguments, and here is \"x\""),
-        ("failover SERVFAIL NOERROR", "19: failover can't be for NOERROR: that is an answer"),
+        ("failover SERVFAIL NOERROR", "19: failover can't name NOERROR, which isn't an error"),
         (
             "failfast_all_unhealthy_upstreams x",
             "34: failfast_all_unhealthy_upstreams takes no arguments, and here is \"x\"",
         ),
         ("source_address {$LB_LINKER_UNSET}", "16: \"\" isn't an IP address; maybe a variable isn't set"),
         ("source_address x", "16: \"x\" isn't an IP address"),
-        ("resolver", "1: resolver needs addresses behind it"),
+        ("resolver", "1: resolver needs addresses"),
         ("resolver a.example", "10: \"a.example\" isn't an address such as 192.0.2.1 or 192.0.2.1:53"),
         ("tls a b c d", "11: tls takes 3 arguments at most, and here is \"d\""),
         ("tls /nowhere/ca.pem", "5: /nowhere/ca.pem: No such file or directory (os error 2)"),
         ("tls_servername", "1: tls_servername needs the name in the upstreams' certificates"),
-        ("tls_servername a..b", "16: \"a..b\" isn't a name that a certificate can bear"),
+        ("tls_servername a..b", "16: \"a..b\" isn't a name that a certificate can have"),
         ("policy random {\n}", "1: policy takes no braces"),
     ] {
         let found = TestServer::error(&format!("forward . 192.0.2.1 {{\n{option}\n}}"));

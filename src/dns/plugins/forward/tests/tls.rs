@@ -76,7 +76,7 @@ impl Certificates {
 }
 
 #[tokio::test]
-async fn both_ends_verify_certificates() {
+async fn upstream_and_client_verify_each_others_certificate() {
     let certificates = Certificates::new();
     let (at, _tasks) = certificates.upstream().await;
     let path = |name| certificates.path(name);

@@ -1,4 +1,4 @@
-//! Tests of the target policy at each name of a chain.
+//! Tests of the target policy, `allow-from` and `acl` at each name of a chain.
 
 use super::name;
 use crate::dns::chain::request::Purpose;
@@ -273,7 +273,8 @@ fn with_http(observed: ObservedService) -> ObservedService {
     ObservedService { ports: [Port { name, protocol, port: 80, app_protocol: None }].into(), ..observed }
 }
 
-/// Returns an SRV answer: the records, the extended error, and the addresses in the additional section.
+/// Returns the answer to a query for SRV or NS: the records, the extended error, and the addresses in the additional
+/// section.
 async fn ask_service(context: &TestServer, name: &str) -> String {
     let reply = context.reply(name).await.unwrap();
     assert_eq!(
@@ -405,7 +406,7 @@ async fn acl_of_one_family_applies_to_addresses_for_ns() {
 }
 
 #[tokio::test]
-async fn acl_of_a_later_name_sees_the_rewritten_name() {
+async fn acl_checks_the_rewritten_form_of_each_name_in_a_chain() {
     let text = r#"
 lb.internal {
     rewrite name exact moved.default.lb.internal hidden.default.lb.internal
@@ -529,8 +530,8 @@ async fn denied_addresses_are_left_out_and_counted() {
     assert_eq!(denied(&context, "address"), ["lb_linker_dns_targets_denied_total{reason=\"address\"} 1"]);
 }
 
-/// A later name in our zones is looked up unchanged in the store, but a direct query for the name would be rewritten:
-/// the `acl` has to allow both names.
+/// A name in our zones that a chain leads to is looked up unchanged in the store, but a client's query for the name
+/// would be rewritten: the `acl` has to allow the original name and the rewritten name.
 #[tokio::test]
 async fn acl_checks_the_original_and_the_rewritten_name() {
     let block = "lb.internal {\nrewrite name exact db.prod.lb.internal db.stage.lb.internal\n\

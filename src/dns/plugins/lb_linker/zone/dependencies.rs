@@ -40,8 +40,8 @@ impl<'a> Lookups<'a> {
         let found = self.store.find(name, origin);
         match &found {
             Lookup::Link(link) => {
-                // Each of the two own names of a link belongs to that link until its snapshot is outdated. A custom
-                // hostname gives way to another link's own name, and a wildcard to any closer name.
+                // Each of the two default names of a link belongs to that link until `Link::is_outdated` returns true.
+                // A custom hostname gives way to another link's default name, and a wildcard to any closer name.
                 self.depends_on_names |= !LinkNames::is_own(&link.key, name);
                 self.links.push(Arc::clone(link));
             }

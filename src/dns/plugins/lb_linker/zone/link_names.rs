@@ -16,7 +16,7 @@ pub(super) struct LinkNames {
     origin: Name,
     /// The origin in wire form, as in the store's index.
     wire: Box<[u8]>,
-    /// The label that the zone's own names are below.
+    /// The label directly below the origin that is reserved for the zone's own names.
     apex: Box<str>,
 }
 
@@ -60,7 +60,7 @@ impl LinkNames {
         }
     }
 
-    /// Returns whether a name below the origin is one of a link's two own names, and not a custom hostname.
+    /// Returns whether a name below the origin is one of a link's two default names, and not a custom hostname.
     pub(super) fn is_own(key: &ServiceKey, relative: &[u8]) -> bool {
         [dotted(key), dashed(key)].iter().flatten().any(|own| own == relative)
     }
@@ -71,7 +71,7 @@ impl LinkNames {
     }
 
     /// Returns a name that belongs to this link: `<service>.<namespace>.<zone>`, or `<service>-<namespace>.<zone>` if
-    /// the first name is reserved.
+    /// the first name is reserved. `None` if the link has neither name.
     pub(super) fn name_of(&self, lookups: &mut Lookups<'_>, link: &Link) -> Option<Name> {
         let mut leads_back = |relative: &Vec<u8>| {
             let reserved = names::labels(relative).last().is_none_or(|top| self.is_reserved(top));

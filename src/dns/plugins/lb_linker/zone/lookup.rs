@@ -33,7 +33,7 @@ pub(super) enum Node {
     Service { link: Arc<Link>, ports: Vec<u16> },
     /// A reverse name, with the links that have this address.
     Pointers(Vec<Arc<Link>>),
-    /// An empty non-terminal: a name without data that exists because of the names below it (RFC 8020 section 2).
+    /// An empty non-terminal: a name without data that exists because of the names below it (RFC 4592 section 2.2.2).
     Empty,
     /// A name that doesn't exist.
     Nothing,
@@ -44,8 +44,9 @@ pub(super) enum Node {
 // === impl Node ===
 
 impl Node {
-    /// Returns whether the owner or the data of the name may change once all links are known. An unambiguous name
-    /// always belongs to its Service; other names belong to the owners that external targets record.
+    /// Returns whether the owner or the data of the name may change once all links are known, except that PTR records
+    /// may be added. `<service>.<namespace>` always belongs to its Service; the owner of any other name is certain only
+    /// once all links are known.
     pub(super) fn may_change(&self, relative: &[u8]) -> bool {
         match self {
             Self::Apex(_) | Self::Empty | Self::Nothing => true,
@@ -55,10 +56,10 @@ impl Node {
         }
     }
 
-    /// Returns whether the link of the name has an override but perhaps no data of its Service, such as ports and TTL,
-    /// and the link of a snapshot has these data: an ExternalTarget, or the external target that an earlier process
-    /// wrote, may be read before the Service. If the targets differ, that of the override is newer and is used, except
-    /// in SRV answers, which would lack the ports.
+    /// Returns whether the snapshot `saved` has to answer instead of a link with an override. An ExternalTarget, or the
+    /// external target that an earlier process wrote, may be read before the Service: the link then has a target, but
+    /// not the ports and the TTL of the Service, which the snapshot has. If the two targets differ, the target of the
+    /// override is newer and is used, except for SRV queries: their answer would have no ports.
     pub(super) fn is_incomplete(&self, saved: &Store, qtype: RecordType) -> bool {
         let (Self::Link(link) | Self::Service { link, .. }) = self else { return false };
         link.active_override().is_some()
@@ -68,7 +69,7 @@ impl Node {
             })
     }
 
-    /// Returns whether the name belongs to a link with a target, whatever other links there are.
+    /// Returns whether the name belongs to a link with a known target, or is a reverse name with links.
     pub(super) fn has_data(&self) -> bool {
         match self {
             Self::Link(link) | Self::Service { link, .. } => is_final(link),
@@ -78,7 +79,7 @@ impl Node {
     }
 }
 
-/// Returns whether the target of a link is known.
+/// Returns whether the target of a link is known, and its Service isn't gone.
 fn is_final(link: &Link) -> bool {
     link.target.is_some() && !link.is_gone()
 }

@@ -14,7 +14,7 @@ use super::records::{addresses, record};
 use super::{Hop, Zone, ZoneAnswer, ZoneKind};
 use crate::model::link::{Link, Target};
 
-/// A link has only one host, so there is nothing to choose. The values are CoreDNS's.
+/// A link has only one host, so priority and weight have no effect. CoreDNS uses the same values.
 const PRIORITY: u16 = 0;
 const WEIGHT: u16 = 100;
 
@@ -103,6 +103,6 @@ struct SrvTarget {
     /// The host's addresses if the host is a name in this zone, and their TTL in seconds.
     ips: Vec<IpAddr>,
     own_ttl: u32,
-    /// The TTL of the SRV records: the lowest TTL of the aliases.
+    /// The TTL of the SRV records: the lowest TTL of the queried link and of the aliases.
     ttl: u32,
 }

@@ -49,7 +49,7 @@ fn asking(names: &[&str], link: ObservedService) -> ObservedService {
     ObservedService { annotations: Annotations { hostnames, ..link.annotations }, ..link }
 }
 
-/// Adds ports, each as `name/protocol/number`; a port without a name begins with the slash.
+/// Adds ports, each as `name/protocol/number`; a port without a name begins with a slash.
 fn with_ports(ports: &[&str], link: ObservedService) -> ObservedService {
     let port = |text: &&str| {
         let [name, protocol, number] = text.split('/').collect::<Vec<_>>()[..] else { panic!("{text}") };
@@ -174,7 +174,7 @@ fn queries_have_the_answers_of_the_rfcs() {
         ("x.dns.lb.internal. A", "NXDOMAIN"),
         ("x.ns.dns.lb.internal. A", "NXDOMAIN"),
         ("hostmaster.lb.internal. A", "NXDOMAIN"),
-        // RFC 8552 section 1.1: no host has such a name.
+        // Reserved names: labels that begin with `_` (RFC 8552 section 1.1), and `deleted`.
         ("_tcp.lb.internal. SRV", "NXDOMAIN"),
         ("deleted.lb.internal. A", "NXDOMAIN"),
         ("x.deleted.lb.internal. CNAME", "NXDOMAIN"),
@@ -193,7 +193,7 @@ fn queries_have_the_answers_of_the_rfcs() {
         ),
         ("lb.internal. A", "NODATA"),
         ("lb.internal. SRV", "NODATA"),
-        // RFC 4035 section 3.1.4.1: an unsigned zone denies the DS record, which would be in the parent zone.
+        // RFC 4035 section 3.1.4.1: DS records are in the parent zone, so the zone itself answers NODATA.
         ("lb.internal. DS", "NODATA"),
     ];
     check(&zone(), &store(), SOA_RECORD, &table);
@@ -214,10 +214,10 @@ fn wildcard_matches_only_names_that_do_not_exist() {
         // Section 2.2.1: the asterisk also matches several labels.
         ("x.y.w.lb.internal. A", "NoError | x.y.w.lb.internal. 5 IN A 192.0.2.1 |  | "),
         ("x.alias.lb.internal. A", "NoError → a.example. | x.alias.lb.internal. 5 IN CNAME a.example. |  | "),
-        // Section 2.2.1: a type that the wildcard doesn't have is NODATA, not NXDOMAIN.
+        // Section 2.2.1: for a type that the wildcard doesn't have, the answer is NODATA, not NXDOMAIN.
         ("x.w.lb.internal. MX", "NODATA"),
         ("x.w.lb.internal. AAAA", "NODATA"),
-        // Only a link's own names have services.
+        // Only a link's default names have SRV records.
         ("x.w.lb.internal. SRV", "NODATA"),
         ("sub.w.lb.internal. SRV", "NODATA"),
         ("_http._tcp.x.w.lb.internal. SRV", "NXDOMAIN"),
@@ -264,7 +264,7 @@ fn ttl_and_apex_label_are_configurable() {
         ("web.k8s.lb.internal. A", "NXDOMAIN"),
         ("web-k8s.lb.internal. A", "NoError | web-k8s.lb.internal. 30 IN A 192.0.2.1 |  | "),
         ("six.default.lb.internal. AAAA", "NoError | six.default.lb.internal. 5 IN AAAA 2001:db8::6 |  | "),
-        // RFC 2308 section 5: a denial is cached as long as the SOA, whatever the link's own TTL.
+        // RFC 2308 section 5: a negative answer is cached for the TTL of the SOA, not for the link's own TTL.
         ("six.default.lb.internal. A", "NODATA"),
         (
             "lb.internal. NS",
@@ -280,7 +280,7 @@ fn ttl_and_apex_label_are_configurable() {
 
 /// The zone's own names are below `dns`, so links in a namespace `dns` only have their dashed names.
 #[test]
-fn namespace_named_as_the_apex_has_no_names_below_it() {
+fn namespace_named_as_the_apex_has_only_dashed_names() {
     let store = store_of(vec![link("dns", "web", &["a.example."], &[])]);
     let table = [
         ("web.dns.lb.internal. CNAME", "NXDOMAIN"),
@@ -290,7 +290,7 @@ fn namespace_named_as_the_apex_has_no_names_below_it() {
 }
 
 #[test]
-fn ttl_of_a_link_does_not_apply_to_denials() {
+fn ttl_of_a_link_does_not_apply_to_negative_answers() {
     let store = store();
     store.apply(with_ttl(60, link("default", "host", &["a.example."], &[])));
     store.apply(with_ttl(0, link("default", "six", &[], &["2001:db8::6"])));
@@ -318,13 +318,16 @@ fn absent_name_of_an_unlisted_namespace_gets_servfail() {
 }
 
 #[test]
-fn before_the_first_list_only_final_names_are_answered() {
+fn only_names_with_final_data_are_answered_before_first_list() {
     let store = Store::new(OnGone::Kept);
     let not_ready = "ServFail EDE 14 |  |  | ";
     for question in ["web-default.lb.internal. A", "lb.internal. SOA"] {
         assert_eq!(ask(&store, question), not_ready);
     }
-    assert!(ask(&store, "deleted.lb.internal. A").starts_with("NXDomain"), "never depends on links");
+    assert!(
+        ask(&store, "deleted.lb.internal. A").starts_with("NXDomain"),
+        "`deleted` never depends on links"
+    );
     store.apply(link("default", "web", &["a.example."], &[]));
     store.apply(link("default", "pending", &[], &[]));
     let wild = ObservedService {
@@ -333,7 +336,7 @@ fn before_the_first_list_only_final_names_are_answered() {
     };
     store.apply(wild);
     assert!(ask(&store, "web.default.lb.internal. CNAME").starts_with("NoError | web.default"));
-    // Another link may turn out to own the name, and a pending link's last target isn't loaded yet.
+    // Another link may turn out to own the name, and the last known target of a pending link isn't read yet.
     for question in [
         "web-default.lb.internal. A",
         "x-y-z.lb.internal. A",
@@ -345,7 +348,7 @@ fn before_the_first_list_only_final_names_are_answered() {
 }
 
 #[test]
-fn name_added_during_a_look_up_is_never_denied() {
+fn name_added_during_a_look_up_never_gets_nxdomain() {
     let zone = zone();
     let qname = name("web.default.lb.internal.");
     let relative = zone.relative(&qname).unwrap();

@@ -12,8 +12,8 @@ use super::super::super::tests::support::TestServer;
 
 const FILES: &str = "cert_file: crt\n  key_file: key\n  ";
 
-/// A web configuration, beside a certificate and its key in `crt` and `key`, another certificate in `other`, and no PEM
-/// in `junk`.
+/// A directory for a web configuration, with a certificate and its key in `crt` and `key`, another certificate in
+/// `other`, and text without PEM in `junk`.
 struct Site {
     directory: TempDir,
 }
@@ -64,7 +64,7 @@ impl Site {
         text.replace(&self.path(""), "").replace("Corefile:3:5: ", "")
     }
 
-    /// Returns the TLS version and the cipher suite of a connection with a client that has both versions.
+    /// Returns the TLS version and the cipher suite of a connection with a client that supports TLS 1.2 and TLS 1.3.
     async fn negotiated(&self, server: Arc<ServerConfig>) -> String {
         let mut roots = RootCertStore::empty();
         roots.add(PemObject::from_pem_file(self.path("crt")).unwrap()).unwrap();
@@ -87,7 +87,7 @@ impl Site {
 }
 
 #[tokio::test]
-async fn options_of_tls_take_effect() {
+async fn tls_server_config_options_take_effect() {
     let site = Site::new();
     let ecdsa = "TLS_ECDHE_ECDSA_WITH";
     for (options, expected) in [
@@ -157,7 +157,7 @@ fn client_authentication_has_the_names_of_go() {
 }
 
 #[test]
-fn file_without_tls_causes_a_warning() {
+fn file_without_a_certificate_causes_a_warning() {
     let site = Site::new();
     for web in [
         "",
@@ -167,7 +167,8 @@ fn file_without_tls_causes_a_warning() {
     ] {
         let (tls, warnings) = site.read(web);
         assert!(tls.is_none(), "{web}");
-        let warning = "web.yml: there is no tls_server_config, so metrics are served without TLS";
+        let warning =
+            "web.yml: there is no tls_server_config with a certificate, so metrics are served without TLS";
         assert_eq!(warnings, [warning], "{web}");
     }
 }

@@ -32,7 +32,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         (" name a.com", "2:9: name needs FROM and TO"),
         (
             " name a.com b.com c.com",
-            "2:14: \"a.com\" isn't exact, prefix, suffix, substring or regex, one of which has to stand here before so many words",
+            "2:14: \"a.com\" isn't exact, prefix, suffix, substring or regex; with this number of words, the first has to be one of these",
         ),
         (
             " name substring a.com b.com c.com",
@@ -87,7 +87,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         (" name regex a b answer name a b auto", "2:40: answer auto and answer name exclude each other"),
         (
             " name a b answer auto",
-            "2:14: \"a\" isn't exact, prefix, suffix, substring or regex, one of which has to stand here before so many words",
+            "2:14: \"a\" isn't exact, prefix, suffix, substring or regex; with this number of words, the first has to be one of these",
         ),
         (" type a", "2:9: type needs FROM and TO"),
         (" type any a a", "2:20: \"a\" is too much for type: each rule has a line or braces of its own"),
@@ -104,7 +104,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         (
             " ttl from a.b 5",
-            "2:13: \"from\" isn't exact, prefix, suffix, substring or regex, one of which has to stand here before so many words",
+            "2:13: \"from\" isn't exact, prefix, suffix, substring or regex; with this number of words, the first has to be one of these",
         ),
         (" ttl regex [ 5", "2:19: \"[\" isn't a regular expression: unclosed character class"),
         (
@@ -132,7 +132,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         (" cname a", "2:9: cname needs FROM and TO"),
         (
             " cname from a b",
-            "2:15: \"from\" isn't exact, prefix, suffix, substring or regex, one of which has to stand here before so many words",
+            "2:15: \"from\" isn't exact, prefix, suffix, substring or regex; with this number of words, the first has to be one of these",
         ),
         (
             " cname exact a b c",

@@ -47,7 +47,7 @@ async fn names_change_back_only_with_exact_or_answer() {
             "NOERROR | z.b.org. 5 IN CNAME y.b.org., y.b.org. 5 IN A 10.0.0.1 | b.org. 5 IN NS ns.b.org. | \
              ns.b.org. 5 IN A 10.0.0.2",
         ),
-        // All names with the suffix.
+        // `suffix` changes all names back that end with the new suffix.
         (
             "suffix .com .b.org answer auto",
             "x.com. A",
@@ -114,7 +114,7 @@ const VALUES: &[(&str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn values_are_changed_in_the_types_with_one_name() {
+async fn names_in_record_data_are_changed_except_in_txt() {
     for rules in [
         r"rewrite name regex (.*)\.domain\.uk {1}.cluster.local answer name (.*)\.cluster\.local {1}.domain.uk answer value (.*)\.cluster\.local {1}.domain.uk",
         r"rewrite continue {

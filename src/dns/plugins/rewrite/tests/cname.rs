@@ -49,7 +49,7 @@ async fn target_and_the_records_after_it_are_replaced() {
             "Big.example. A",
             "NOERROR | Big.example. 5 IN CNAME DEF.example., DEF.example. 5 IN A 1.2.3.4",
         ),
-        // The RCODE and the other sections stay.
+        // The RCODE, the authority section and the additional section stay.
         (
             "prefix chat.ai bard",
             "chat.example. A",
@@ -62,7 +62,7 @@ async fn target_and_the_records_after_it_are_replaced() {
             "NOERROR | chat.example. 20 IN CNAME bard.cdn.example., bard.cdn.example. 1800 IN A 9.7.2.1, \
              bard.cdn.example. 1800 IN A 9.7.2.2 | example. 9 IN NS ns.example. | ns.example. 9 IN A 9.9.9.9",
         ),
-        // The dot at the end is optional, but a suffix without it doesn't match.
+        // TO needs no dot at the end; a `suffix` without the dot doesn't match.
         (
             r"regex (.*)\.EX.*\. xyz.example",
             "abc.example. A",
@@ -132,7 +132,7 @@ async fn look_up_of_a_target_has_the_changed_type() {
 }
 
 #[tokio::test]
-async fn loop_of_targets_ends() {
+async fn loop_of_cname_targets_ends_after_eight_look_ups() {
     let reply =
         context("rewrite cname loop.cdn loop.example", Behind::Zone(ZONE)).reply("loop.example. A").await;
     // Eight changed CNAMEs, and the unchanged answer of the eighth look-up: a CNAME and an address.

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::run::MAX_LENGTH;
 use super::value::Value;
 
-/// The maximum width: no record needs more, and a template must not fill the memory with zeros.
+/// The maximum width and precision: no record needs more, and a template must not fill the memory with zeros.
 const MAX_WIDTH: usize = 1000;
 
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Verb {
             let number = if length == 0 { Ok(0) } else { text[..length].parse() };
             match number {
                 Ok(number) if number <= MAX_WIDTH => Ok((number, length)),
-                _ => Err(wrong(format!("a width of more than {MAX_WIDTH}"))),
+                _ => Err(wrong(format!("a width or precision of more than {MAX_WIDTH}"))),
             }
         };
         let (width, length) = number(rest)?;
@@ -162,7 +162,7 @@ impl Verb {
             ('q', Value::Str(text)) => quoted(text),
             ('v', Value::Bool(is_true)) => is_true.to_string(),
             ('v', Value::None) => "<nil>".to_owned(),
-            // The verb, the flags and the width are for each element.
+            // The verb, the flags and the width apply to each element.
             (_, Value::Strings(list)) => {
                 let elements: Vec<String> =
                     list.iter().map(|text| self.write(&Value::Str(text.into()))).collect::<Result<_, _>>()?;

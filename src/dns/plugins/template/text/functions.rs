@@ -47,7 +47,7 @@ pub(super) fn check_call(command: &Command, is_fed: bool) -> Result<(), String> 
 /// Calls a function, except for `and` and `or`, which evaluate their arguments lazily.
 ///
 /// # Errors
-/// Fails if the function fails.
+/// Fails if an argument has a type or a value that the function can't handle.
 pub(super) fn call<'a>(function: Function, arguments: &[Value<'a>]) -> Result<Value<'a>, String> {
     // `check_call` has checked the number of arguments.
     let [first, rest @ ..] = arguments else { return Err("no arguments".to_owned()) };
@@ -105,7 +105,8 @@ fn incomparable(one: &Value<'_>, other: &Value<'_>) -> String {
     format!("{} and {} can't be compared", one.kind_name(), other.kind_name())
 }
 
-/// Returns an integer of any type, so that signed and unsigned numbers can be compared.
+/// Converts a signed or unsigned integer to `i128`, so that integers of both types can be compared; `None` for values
+/// of other types.
 fn integer(value: &Value<'_>) -> Option<i128> {
     match value {
         Value::Int(number) => Some((*number).into()),

@@ -1,6 +1,7 @@
 //! Parses strings and numbers in Go's syntax.
 
-/// Parses a string that begins with a quote. Returns the string, and its length in bytes with quotes.
+/// Parses a string literal at the start of `text`. Returns the string, and the length of the literal in bytes, with its
+/// quotes.
 ///
 /// # Errors
 /// Fails if the string isn't closed, or has an unknown escape.
@@ -34,10 +35,11 @@ pub(super) fn string(text: &str) -> Result<(String, usize), String> {
     Err(OPEN.to_owned())
 }
 
-/// Parses a number with an optional sign. Returns the number, and its length in bytes.
+/// Parses a number with an optional sign at the start of `text`. Returns the number, and the length of the literal in
+/// bytes.
 ///
 /// # Errors
-/// Fails if the text isn't a decimal or hexadecimal integer of 64 bits.
+/// Fails if the literal isn't a decimal or hexadecimal integer of 64 bits.
 pub(super) fn number(text: &str) -> Result<(i64, usize), String> {
     let sign = usize::from(text.starts_with(['+', '-']));
     let rest = &text[sign..];
@@ -46,7 +48,7 @@ pub(super) fn number(text: &str) -> Result<(i64, usize), String> {
     let written = &text[..length];
     let wrong = || {
         format!(
-            "{written:?} isn't a number here: numbers are whole, in decimal or, behind 0x, hexadecimal digits"
+            "{written:?} isn't a number here: numbers are integers, in decimal digits or, after 0x, hexadecimal digits"
         )
     };
     let digits = &written[sign..];

@@ -8,7 +8,7 @@ const MAX_DEPTH: usize = 50;
 /// The white space that Go trims.
 pub(super) const SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
 
-/// The parser of a template. Its errors are at [`Parser::place`].
+/// The parser of a template. After an error, [`Parser::place`] returns the position of the error.
 pub(super) struct Parser<'t> {
     pub(super) text: &'t str,
     pub(super) at: usize,
@@ -129,7 +129,7 @@ impl<'t> Parser<'t> {
             self.skip_space();
         } else if self.rest().is_empty() {
             self.begin = self.open;
-            return Err("this {{ isn't closed by }}: does the record stand in quotes?".to_owned());
+            return Err("this {{ isn't closed by }}: is the record in quotes?".to_owned());
         } else {
             return Ok(false);
         }
@@ -151,7 +151,7 @@ impl<'t> Parser<'t> {
                     return Ok(Err(Ending::ElseIf));
                 }
                 self.begin = self.at;
-                return Err(format!("nothing but }}}} can follow {keyword}, or if can follow else"));
+                return Err("only }} can follow end, and only }} or if can follow else".to_owned());
             }
             _ => {
                 let mark = self.variables.len();
@@ -223,7 +223,7 @@ impl<'t> Parser<'t> {
         Ok(Node::Range { over, body, otherwise })
     }
 
-    /// Parses from `else` to the end, unless `end` was already parsed.
+    /// Parses from `else` to `end`, unless `ending` says that `end` was already parsed.
     fn otherwise(&mut self, ending: Ending, begin: usize, name: &str) -> Parsed<Option<Vec<Node>>> {
         let (nodes, ending) = match ending {
             Ending::End => return Ok(None),
@@ -251,7 +251,7 @@ impl<'t> Parser<'t> {
     pub(super) fn nest(&mut self) -> Parsed<()> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(format!("more than {MAX_DEPTH} parentheses, ifs and ranges in each other"));
+            return Err(format!("more than {MAX_DEPTH} nested parentheses, ifs and ranges"));
         }
         Ok(())
     }

@@ -38,7 +38,8 @@ impl Parser<'_> {
         Ok(pipe)
     }
 
-    /// Parses `$x :=`, `$x =`, or `$i, $v :=`, if it is next.
+    /// Parses `$x :=`, `$x =`, `$i, $v :=` or `$i, $v =`, if it is next. Returns the variables, and whether the sign is
+    /// `=`.
     fn declaration(&mut self, most: usize) -> Parsed<(Vec<String>, bool)> {
         self.skip_space();
         let start = self.at;
@@ -158,7 +159,7 @@ impl Parser<'_> {
                     .to_owned())
             }
             c if c.is_alphabetic() || c == '_' => self.named(identifier(rest)),
-            c => Err(format!("{c:?} begins nothing that could stand here")),
+            c => Err(format!("no expression begins with {c:?}")),
         }
     }
 
@@ -205,8 +206,8 @@ impl Parser<'_> {
         self.variables.iter().rev().find(|(known, _)| known == name).map(|(_, kind)| *kind)
     }
 
-    /// Sets the type of a variable. After an assignment of another type the type is unknown, because the branch with
-    /// the assignment may not be taken.
+    /// Sets the type of a variable. After an assignment (`again`) of another type the type is unknown, because the
+    /// branch with the assignment may not be taken.
     pub(super) fn set_kind(&mut self, name: &str, kind: Option<ValueKind>, again: bool) {
         if let Some((_, known)) = self.variables.iter_mut().rev().find(|(known, _)| known == name) {
             *known = kind.filter(|_| !again || *known == kind);

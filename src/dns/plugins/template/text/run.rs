@@ -4,8 +4,8 @@ use super::functions::call;
 use super::node::{Command, Function, Node, Pipe, Word};
 use super::value::{Data, Value};
 
-/// The maximum length of the result: a message has 64 KiB (RFC 1035 section 4.2.2), and the text form of an octet has
-/// four characters at most.
+/// The maximum length of the result in bytes: a message has at most 64 KiB (RFC 1035 section 4.2.2), and the text form
+/// of an octet at most four characters.
 pub(super) const MAX_LENGTH: usize = 4 * 65_536;
 
 pub(super) struct Runner<'a> {
@@ -137,7 +137,7 @@ impl<'a> Runner<'a> {
     fn word(&mut self, word: &Word, dot: &Value<'a>) -> Result<Value<'a>, String> {
         let (value, fields): (Value<'a>, &[String]) = match word {
             Word::Dot => return Ok(dot.clone()),
-            // The parser rejects a function without arguments as an operand.
+            // The parser rejects a function as an operand, unless the function is in parentheses.
             Word::Function(function) => return Err(format!("{} needs arguments", function.name())),
             Word::Str(text, _) => return Ok(Value::Str(text.clone().into())),
             Word::Int(number, _) => return Ok(Value::Int(*number)),

@@ -253,7 +253,7 @@ impl<'a> Value<'a> {
     /// Formats the value as Go does.
     ///
     /// # Errors
-    /// Fails unless the value is a string, a bool, a number or a collection of strings.
+    /// Fails for the data of templates, the message, a question and the list of questions.
     pub(super) fn print(&self) -> Result<Cow<'a, str>, String> {
         Ok(match self {
             Self::None => "<no value>".into(),

@@ -20,7 +20,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const IO_TIMEOUT: Duration = Duration::from_secs(5);
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);
 
-/// Returns a handler that forwards queries about other names to that upstream.
+/// Returns a handler of the zone `lb.internal`, which forwards queries for other names to `upstream`, if any.
 fn handler(upstream: Option<SocketAddr>) -> Arc<Handler> {
     let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     let forward = upstream.map(|upstream| format!(". {{\nforward . {upstream}\n}}\n")).unwrap_or_default();
@@ -35,7 +35,7 @@ fn connection(stop: &CancellationToken) -> Connection {
     Connection { client: CLIENT, local: None, limits, handler, permit: place, stop: stop.clone() }
 }
 
-/// Returns a connection with two ends that each buffer this many bytes.
+/// Serves a connection whose two ends each buffer `bytes` bytes. Returns the client's end, the task and the stop token.
 fn connected(bytes: usize) -> (DuplexStream, JoinHandle<io::Result<()>>, CancellationToken) {
     limited(bytes, ConnectionLimits::default())
 }
@@ -161,7 +161,7 @@ async fn repeated_query_gets_the_current_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_partial_query_ends_after_5_seconds() {
+async fn slow_partial_query_closes_the_connection_after_5_seconds() {
     for whole_ones in 0..2 {
         let (mut client, serving, _stop) = connected(4096);
         for _ in 0..whole_ones {
@@ -174,7 +174,7 @@ async fn slow_partial_query_ends_after_5_seconds() {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         };
-        let ended = tokio::select! { ended = serving => ended.unwrap(), () = drip => panic!("it drips on") };
+        let ended = tokio::select! { ended = serving => ended.unwrap(), () = drip => panic!("not closed") };
         assert!(is_timeout(ended));
         assert_eq!(start.elapsed().as_secs(), IO_TIMEOUT.as_secs());
     }
@@ -250,7 +250,7 @@ fn unanswerable() -> Vec<Vec<u8>> {
 #[tokio::test(start_paused = true)]
 async fn unanswerable_messages_do_not_prevent_the_idle_timeout() {
     for frame in unanswerable() {
-        // Complete messages, and partial ones that never end.
+        // Complete messages; then, with shift 1, writes that each end with the first byte of the next message.
         for shift in 0..2 {
             let (mut client, serving, _stop) = connected(4096);
             let start = Instant::now();
@@ -261,7 +261,7 @@ async fn unanswerable_messages_do_not_prevent_the_idle_timeout() {
                     let next = [&frame[shift..], &frame[..shift]].concat();
                     client.write_all(&next).await.unwrap_or_default();
                 }
-                panic!("it babbles on");
+                panic!("not closed");
             };
             let ended =
                 tokio::select! { ended = serving => ended.unwrap(), () = keep_sending => unreachable!() };
@@ -291,13 +291,14 @@ async fn unanswerable_messages_do_not_prevent_eviction() {
         (client, tokio::spawn(Abortable::new(connection.serve(server), registration)))
     };
     let ((mut first, first_serving), (mut second, _second_serving)) = (connect(1), connect(2));
-    // A valid query moves the client to the end of the queue; garbage doesn't.
+    // A valid query moves its connection to the end of the queue of idle connections; a message without a reply
+    // doesn't.
     second.write_all(&framed()).await.unwrap();
     read_answer(&mut second).await;
     first.write_all(&unanswerable().concat()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let _third = connect(3);
-    assert!(first_serving.await.unwrap().is_err(), "it had to go");
+    assert!(first_serving.await.unwrap().is_err(), "the first connection is evicted");
     second.write_all(&framed()).await.unwrap();
     read_answer(&mut second).await;
 }
@@ -324,7 +325,7 @@ async fn waiting_queries_do_not_delay_known_answers() {
     }
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert_eq!(metrics.tcp_busy.get(), 2);
-    // The other queries keep waiting, and are answered in the end.
+    // The first `max` queries keep waiting, and are answered in the end.
     client.shutdown().await.unwrap();
     for _ in 0..max {
         read_answer(&mut client).await;
@@ -383,7 +384,7 @@ async fn slow_reader_gets_every_answer() {
     serving.await.unwrap().unwrap();
 }
 
-/// Sends answers of these sizes to a client that reads this many bytes per second, and returns the result.
+/// Sends answers of `sizes` bytes to a client that reads `bytes_per_second`. Returns the result of the connection.
 async fn given(sizes: &[usize], bytes_per_second: usize) -> io::Result<()> {
     let (mut client, server) = duplex(64);
     let mut session = Session::new(connection(&CancellationToken::new()), Protocol::Tcp);
@@ -464,7 +465,7 @@ async fn a_handshake_that_does_not_end_is_cut_off_after_5_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn plain_query_to_a_tls_listener_ends_at_once() {
+async fn plain_query_to_a_tls_listener_closes_the_connection() {
     let (mut client, serving, _stop) = handshaking(ConnectionLimits::default());
     let start = Instant::now();
     client.write_all(&framed()).await.unwrap();

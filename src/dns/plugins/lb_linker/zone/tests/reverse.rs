@@ -36,7 +36,7 @@ fn network_is_split_into_reverse_zones_at_label_boundaries() {
         assert_eq!(origins(net), expected, "{net}");
     }
     assert_eq!(origins("172.16.0.0/12").len(), 16);
-    assert_eq!(origins("128.0.0.0/1").len(), 128, "the most that there can be");
+    assert_eq!(origins("128.0.0.0/1").len(), 128, "the maximum number of zones");
     assert_eq!(origins("2001:db8::1/128")[0].len(), 32 * 2 + "ip6.arpa.".len());
 }
 
@@ -105,14 +105,14 @@ fn address_has_pointers_to_its_load_balancers() {
     ];
     check(&reverse("192.0.0.0/16"), &store, &apex, &table);
 
-    // A label that is valid on the wire, but not in text.
+    // `+1` is a valid label in wire form, but `Name::from_ascii` rejects it.
     let plus = Name::from_labels(["+1", "2", "0", "192", "in-addr", "arpa"].map(str::as_bytes)).unwrap();
     let answer = reverse("192.0.2.0/24").answer(&store, &plus, b"\x02+1", RecordType::PTR);
     assert_eq!(answer.rcode, ResponseCode::NXDomain);
 }
 
 #[test]
-fn ipv6_address_has_pointers() {
+fn ipv6_address_has_a_pointer_to_its_load_balancer() {
     let store = store_of(vec![link("default", "six", &[], &["2001:db8::a:1"])]);
     let address = "1.0.0.0.a.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.b.d.0.1.0.0.2.ip6.arpa.";
     let upper = address.to_ascii_uppercase();
@@ -150,7 +150,7 @@ fn zone_of_one_address_has_its_pointer_at_the_apex() {
 }
 
 #[test]
-fn before_the_first_list_no_address_is_denied() {
+fn unknown_address_gets_servfail_before_the_first_list() {
     let store = Store::new(OnGone::Kept);
     let zone = reverse("192.0.2.0/24");
     store.apply(link("default", "ips", &[], &["192.0.2.1"]));
@@ -159,7 +159,7 @@ fn before_the_first_list_no_address_is_denied() {
         assert_eq!(ask_in(&zone, &store, question), "ServFail EDE 14 |  |  | ", "{question}");
     }
     let answer = ask_in(&zone, &store, "x.2.0.192.in-addr.arpa. PTR");
-    assert!(answer.starts_with("NXDomain"), "no link changes that: {answer}");
+    assert!(answer.starts_with("NXDomain"), "no link can have this name: {answer}");
 }
 
 #[test]

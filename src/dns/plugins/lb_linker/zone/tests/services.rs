@@ -3,7 +3,7 @@
 use crate::dns::plugins::lb_linker::zone::tests::*;
 
 #[test]
-fn services_are_found_by_port_and_protocol() {
+fn srv_records_are_found_by_port_name_and_protocol() {
     let ports = ["http/TCP/80", "https/TCP/443", "quic/UDP/443", "assoc/SCTP/9000"];
     let store = store_of(vec![
         with_ports(&ports, link("default", "ips", &[], &["192.0.2.1", "2001:db8::1"])),
@@ -72,7 +72,7 @@ fn services_are_found_by_port_and_protocol() {
 }
 
 #[test]
-fn every_port_is_a_service_at_address_names() {
+fn names_of_a_link_with_addresses_have_srv_for_every_port() {
     let ports = ["dns/UDP/53", "dns-tcp/TCP/53", "/TCP/853"];
     let store = store_of(vec![
         with_ports(&ports, link("default", "ips", &[], &["192.0.2.1"])),
@@ -97,7 +97,7 @@ fn every_port_is_a_service_at_address_names() {
             "host.default.lb.internal. SRV",
             "NoError → a.example. | host.default.lb.internal. 5 IN CNAME a.example. |  | ",
         ),
-        // The only name of this link.
+        // This is the only name of the link, because `six.dns` is reserved.
         (
             "six-dns.lb.internal. SRV",
             &services("six-dns.lb.internal.", "six-dns.lb.internal.", "AAAA 2001:db8::6"),
@@ -120,7 +120,7 @@ fn too_long_port_name_has_no_srv_record() {
 }
 
 #[test]
-fn services_are_removed_with_their_load_balancer() {
+fn srv_records_are_removed_with_their_load_balancer() {
     let store = store_of(vec![with_ports(&["http/TCP/80"], link("default", "web", &["a.example."], &[]))]);
     let key = ServiceKey::new("default", "web");
     let question = "_http._tcp.web.default.lb.internal. SRV";
@@ -132,7 +132,7 @@ fn services_are_removed_with_their_load_balancer() {
 }
 
 #[test]
-fn unknown_service_is_not_denied_before_the_first_list() {
+fn unknown_srv_name_gets_servfail_before_the_first_list() {
     let store = Store::new(OnGone::Kept);
     store.apply(with_ports(&["http/TCP/80"], link("default", "web", &["a.example."], &[])));
     assert!(ask(&store, "_http._tcp.web.default.lb.internal. SRV").contains("SRV 0 100 80 a.example."));
@@ -165,7 +165,7 @@ fn srv_target_is_no_alias_of_this_zone() {
     // A CNAME loop: the number of steps is limited.
     assert!(ask(&store, "_http._tcp.egg.default.lb.internal. SRV").starts_with("NoError | _http._tcp.egg"));
 
-    // Each rrset has its own TTL; the TTL of the SRV rrset is the lowest TTL of the aliases.
+    // The SRV rrset has the lowest TTL of the link and of the aliases; the address rrset of the host has its own TTL.
     let store = store_of(vec![
         with_ttl(3600, with_ports(&ports, link("default", "src", &["end.default.lb.internal."], &[]))),
         with_ttl(1, with_ports(&[], link("default", "end", &[], &["192.0.2.1"]))),

@@ -34,7 +34,7 @@ fn links() -> Vec<ObservedService> {
             asking(&["x.lb.internal", "*.y.lb.internal"], link("default", "ask", &[], &["192.0.2.7"])),
         ),
         link("default", "pending", &[], &[]),
-        // Both Services have the short name `a-a-a`. The older Service owns it, and has no target.
+        // Both Services have the dashed name `a-a-a`. The older Service owns this name, and has no target.
         ObservedService { created: Some(1), ..link("a", "a-a", &[], &[]) },
         ObservedService { created: Some(2), ..link("a-a", "a", &["b.example."], &[]) },
     ]
@@ -115,7 +115,7 @@ fn newer_override_precedes_the_snapshot_except_in_srv_answers() {
         |prefix: &str, ip: &str| format!("NoError{prefix} | ips.default.lb.internal. 5 IN A {ip} |  | ");
     assert_eq!(overridden("192.0.2.9", "ips.default.lb.internal. A"), answer("", "192.0.2.9"));
     assert_eq!(overridden("192.0.2.1", "ips.default.lb.internal. A"), answer(" EDE 3", "192.0.2.1"));
-    // The ports are those of a Service that isn't listed yet.
+    // Only the snapshot has the ports: the Service isn't listed yet.
     for ip in ["192.0.2.9", "192.0.2.1"] {
         let services = overridden(ip, "ips.default.lb.internal. SRV");
         assert!(
@@ -132,7 +132,7 @@ fn is_current(answer: &ZoneAnswer) -> bool {
 }
 
 #[test]
-fn answers_from_a_snapshot_end_with_the_first_list() {
+fn snapshot_answers_are_not_reused_after_a_change() {
     type Change = fn(&Store, &Arc<SnapshotLinks>);
     let changes: [(&str, Change); 4] = [
         ("the first list", |store, _| store.set_synced()),

@@ -1,5 +1,5 @@
-//! Compares the templates of this module with those of Go's `text/template`, executed as in CoreDNS by the program in
-//! `tests/go`: fixed templates for each feature, and generated templates.
+//! Compares the results of templates with those of Go's `text/template`, which the program in `tests/go` executes as
+//! CoreDNS does: fixed templates for each feature, and generated templates.
 //!
 //! The seeds are fixed; `LB_LINKER_TEMPLATE_SEED=7 cargo test --lib template::text::tests::differential` runs only the
 //! template of another seed.
@@ -41,15 +41,15 @@ struct Run {
 enum Difference {
     /// The template gives the same results here and in Go: texts, or errors.
     None,
-    /// As `None`, and the first query fails.
+    /// As `None`, and the first query fails here and in Go.
     BothFail,
     /// The template is rejected here and by Go.
     BothReject,
     /// The template is rejected with this error here, and Go fails for each query.
     Earlier(String),
-    /// The template is rejected with this error here, and Go accepts it.
+    /// The template is rejected with this error here, and Go executes it for at least one query.
     Rejected(String),
-    /// `printf` fails here with this error, and Go writes `%!` and the reason into its result.
+    /// `printf` fails here with this error, and Go writes a text, usually with `%!` and the reason.
     BadVerb(String),
     /// The template fails here with this error for a query, and Go executes it.
     Fails(String),
@@ -189,7 +189,7 @@ fn differences(templates: Vec<String>) -> Vec<(String, Difference)> {
     templates.into_iter().zip(found).collect()
 }
 
-/// Checks that all templates have the same difference.
+/// Checks that the difference of each template is expected.
 fn check(templates: &[&str], is_expected: impl Fn(&Difference) -> bool) {
     let templates = templates.iter().map(|text| (*text).to_owned()).collect();
     let wrong: Vec<_> = differences(templates).into_iter().filter(|(_, found)| !is_expected(found)).collect();
@@ -243,7 +243,7 @@ fn unsupported_values_fail_with_the_reason() {
 
 /// Returns whether a difference of a generated template is one of the documented differences.
 fn is_documented(generated: &Generated, found: &Difference) -> bool {
-    // Errors of expressions that Go doesn't execute for each query.
+    // Errors about types, in expressions that Go supports, or doesn't execute for each query.
     let of_types = ["can't be written", "the format of this printf is for", "range goes over"];
     let of_features = ["supported", "isn't a number here"];
     let of_mutations = [

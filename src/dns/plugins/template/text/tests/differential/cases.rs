@@ -386,7 +386,7 @@ pub(super) const EARLIER: &[&str] = &[
     "{{ (len .Name).a }}",
 ];
 
-/// Templates whose `printf` fails here, while Go writes `%!` and the reason into the text.
+/// Templates with a `printf` that fails here, while Go writes `%!` and the reason into the text.
 pub(super) const BAD_VERBS: &[&str] = &[
     "{{ printf \"%d\" .Type }}",
     "{{ printf \"%d\" .Match }}",
@@ -399,7 +399,7 @@ pub(super) const BAD_VERBS: &[&str] = &[
     "{{ printf (printf \"%%d\") }}",
 ];
 
-/// Templates that Go executes, and that fail here with a part of an error: their values aren't supported.
+/// Templates that Go executes, and that fail here because their values aren't supported; each with a part of the error.
 pub(super) const UNSUPPORTED_VALUES: &[(&str, &str)] = &[
     ("{{ eq .Question .Question }}", "the question and the question can't be compared"),
     ("{{ index .Message.Question 0 }}", "the question can't be written"),
@@ -409,7 +409,7 @@ pub(super) const UNSUPPORTED_VALUES: &[(&str, &str)] = &[
     ("{{ range (or .Question.Qtype) }}a{{ end }}", "range can't go over an unsigned int"),
 ];
 
-/// Templates that Go executes, and that are rejected here with a part of an error.
+/// Templates that Go executes, and that are rejected here; each with a part of the error.
 pub(super) const REJECTED: &[(&str, &str)] = &[
     ("{{ with .Type }}{{ . }}{{ end }}", "Go's with isn't supported"),
     ("{{ range .Match }}{{ break }}{{ end }}", "Go's break isn't supported"),
@@ -446,7 +446,7 @@ pub(super) const REJECTED: &[(&str, &str)] = &[
     ("{{ printf \"%[1]d\" 1 }}", "isn't supported by printf here"),
     ("{{ printf \"%.2d\" 1 }}", "a precision in %.2d isn't supported"),
     ("{{ printf \"%+v\" 1 }}", "the flag + in %+v isn't supported"),
-    ("{{ printf \"%2000d\" 1 }}", "a width of more than 1000 in %2000d isn't supported"),
+    ("{{ printf \"%2000d\" 1 }}", "a width or precision of more than 1000 in %2000d isn't supported"),
     ("{{ printf \"%5%\" }}", "isn't supported by printf here"),
     ("{{ printf \"%\" }}", "a verb has to follow the % of a format"),
     ("{{ printf \"%d\" }}", "the format of this printf is for 1 values, and here are 0"),
@@ -468,7 +468,7 @@ pub(super) const REJECTED: &[(&str, &str)] = &[
     ("{{ ($x := 1) }}", "there is no variable $x"),
     // In Go, `else` sees the variables of the other branch, which have no values.
     ("{{ if true }}{{ $x := 1 }}{{ else }}{{ $x }}{{ end }}", "there is no variable $x"),
-    // In Go, a missing group has any field.
+    // In Go, a field of a missing group is a missing value, too.
     ("{{ .Group.none.a }}", "a string has no fields"),
     // Go reports these errors only for queries that execute the expression.
     ("{{ if false }}{{ .Nome }}{{ end }}", "the data of templates has no field .Nome here"),

@@ -56,7 +56,7 @@ const UNSIGNED: [&str; 4] =
     ["$.Question.Qtype", "$.Message.Id", "(index $.Message.Question 0).Qclass", "$.Question.Qclass"];
 const BOOLS: [&str; 5] =
     ["true", "false", "$.Message.RecursionDesired", "$.Message.Response", "$.Message.Truncated"];
-/// Parts of mutations.
+/// The texts that a mutation inserts.
 const TOKENS: [&str; 40] = [
     "{{",
     "}}",
@@ -103,7 +103,7 @@ const TOKENS: [&str; 40] = [
 #[derive(Debug)]
 pub(super) struct Generated {
     pub(super) text: String,
-    /// Whether the template has features of Go that aren't supported here.
+    /// Whether the template may have features of Go that aren't supported here.
     pub(super) is_wide: bool,
     /// Whether characters were removed, repeated or inserted.
     pub(super) is_mutated: bool,
