@@ -85,7 +85,7 @@ pub const TTL_SECONDS: Bounds = (0, 3600);
 #[x_kube(validation = rules::PIN)]
 pub struct ExternalTargetSpec {
     /// The sources of the target, the preferred one first: 1 to 8. The DNS names lead to the target of one source. They
-    /// move to another source when that one fails, and only to a source that passes its checks.
+    /// move to another source when the source in use fails, and only to a source that passes its checks.
     #[schemars(length(min = 1, max = MAX_SOURCES))]
     #[x_kube(validation = rules::UNIQUE_NAMES, merge_strategy = ListMerge::Atomic)]
     pub sources: Vec<Source>,
@@ -105,7 +105,7 @@ pub struct ExternalTargetSpec {
     #[schemars(length(max = MAX_LABEL))]
     pub pin: Option<String>,
     /// Further DNS names of the target, in the zones of lb-linker: 100 at most. The first label may be a *. An empty
-    /// list means none. If this field is missing, those of the annotation linker.hsj.com/hostname of the Service with
+    /// list means none. If this field is missing, the hostnames of the annotation linker.hsj.com/hostname of the Service with
     /// the name of the ExternalTarget apply while that Service is a source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "rules::hostnames_schema")]

@@ -97,7 +97,7 @@ pub struct HostnamePolicyFlags {
 
     /// Exceptions from the built-in list of denied networks and from --denied-nets, but not from --target-nets,
     /// separated by commas; for example 127.0.0.0/8 for minikube tunnel. External targets never hold loopback and
-    /// link-local addresses, because the API server refuses them there: only DNS answers them [default: none]
+    /// link-local addresses, because the API server refuses them there: only DNS answers contain them [default: none]
     #[arg(
         long,
         value_name = "NETS",

@@ -411,7 +411,7 @@ impl fmt::Display for LinkChange {
             }
             Some(Link { target: Some(target), state: LinkState::Stale, refused, .. }) => {
                 let why = if *refused {
-                    "the Service's new target isn't followed"
+                    "the Service's new target isn't allowed"
                 } else {
                     "the Service's status is blank"
                 };
@@ -465,7 +465,7 @@ mod tests {
         let denied = link(LinkState::Stale, true, "a.example.");
         let blank = link(LinkState::Stale, false, "a.example.");
         let live = link(LinkState::Live, false, "b.example.");
-        let why = "(kept: the Service's new target isn't followed)";
+        let why = "(kept: the Service's new target isn't allowed)";
         assert_eq!(line(&denied, &live), format!("link default/web: a.example {why} → b.example"));
         let blank_line = "a.example (kept: the Service's status is blank)";
         assert_eq!(line(&blank, &denied), format!("link default/web: {blank_line} → a.example {why}"));

@@ -171,7 +171,9 @@ pub async fn scan(
                 0 => availability.report(&root_cause(&error)),
                 code if logged_codes.insert(code) => {
                     let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
-                    warn!("looking for the earlier operator's finalizers: {sentence}; trying again later");
+                    warn!(
+                        "looking for Services with a finalizer of lb-linker: {sentence}; trying again later"
+                    );
                 }
                 _ => {}
             }

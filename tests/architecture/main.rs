@@ -83,7 +83,8 @@ fn plugin(file: &str) -> Option<&str> {
 /// Returns the files that a file uses, directly or indirectly.
 fn reachable<'a>(files: &'a BTreeMap<String, File>, start: &'a str) -> BTreeSet<&'a str> {
     let (mut seen, mut open) = (BTreeSet::new(), vec![start]);
-    while let Some(file) = open.pop().and_then(|file| files.get(file)) {
+    while let Some(file) = open.pop() {
+        let Some(file) = files.get(file) else { continue };
         open.extend(file.uses.iter().map(String::as_str).filter(|used| seen.insert(*used)));
     }
     seen

@@ -189,6 +189,8 @@ async fn foreign_endpoint_slice_is_reported_until_its_name_is_free() {
         .await
         .unwrap();
     slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
+    let slice = api.get(&format!("{object}-ipv4")).await.unwrap();
+    assert!(slice.metadata.labels.unwrap_or_default().contains_key("original-service-name"));
 }
 
 #[tokio::test]

@@ -129,7 +129,7 @@ async fn only_the_first_100_hostnames_of_a_service_are_served() {
 }
 
 #[tokio::test]
-async fn thousands_of_ingress_entries_are_bounded() {
+async fn only_the_first_1000_ingress_entries_are_used() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("ingress").await;
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);

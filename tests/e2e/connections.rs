@@ -133,7 +133,8 @@ async fn idle_and_half_sent_connections_lock_no_client_out() {
 #[tokio::test]
 async fn client_has_at_most_1000_connections() {
     let files = files();
-    if files < 8 * MAX_OF_A_CLIENT {
+    // A client has a quarter of the connections, which are 30 % of the files.
+    if files < 14 * MAX_OF_A_CLIENT {
         eprintln!("connections: only {files} files may be open: nothing is tested");
         return;
     }
@@ -161,7 +162,7 @@ async fn client_has_at_most_1000_connections() {
 }
 
 #[tokio::test]
-async fn clients_that_never_read_are_closed_and_use_no_memory() {
+async fn clients_that_never_read_are_closed_in_bounded_memory() {
     const CLIENTS: usize = 200;
     let (linker, _directory) = linker();
     linker.ready().await;

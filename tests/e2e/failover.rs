@@ -351,7 +351,9 @@ async fn failed_target_is_replaced_until_it_works_again() {
     answers(linker.dns, "web.shop.lb.internal. CNAME", "busan.example.com.").await;
     wait_for_external_target(&shop.cluster, "external-targets", "web-shop-ext", "busan.example.com").await;
     assert_eq!(shop.condition("web", "Degraded", "True").await, "FailedOver");
-    assert!(shop.plane.event_reasons("shop").contains(&"FailedOver".to_owned()));
+    let is_sent =
+        || async { shop.plane.event_reasons("shop").contains(&"FailedOver".to_owned()).then_some(()) };
+    eventually("the Event FailedOver", is_sent).await;
 
     shop.upstream.revive("seoul.example.com");
     // A failback is allowed a minute after the failover.
@@ -491,7 +493,7 @@ async fn target_stays_when_the_status_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn targets_outlive_the_crd_and_a_missing_permission() {
+async fn target_stays_without_permission_and_goes_with_the_crd() {
     let shop = Shop::open(&[]).await;
     let mut linker = shop.linker(&["--delete-delay", "5s"]).await;
     shop.create("web", json!({"sources": [{"name": "fixed", "hostname": "a.example.com"}]})).await;

@@ -102,7 +102,7 @@ async fn assert_no_stale_status(how: Option<Stop>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_leaders_cutover_is_finished_by_the_next_one() {
+async fn next_leader_finishes_the_cutover_of_a_killed_leader() {
     let shop = Shop::open(&["new.example.com"]).await;
     shop.load_balancer("shop", "web", "old.example.com").await;
     let mut a = shop.replica("a", &[]);
@@ -208,7 +208,7 @@ async fn target_stays_although_a_list_lacks_its_service() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn first_refusals_after_a_start_withdraw_no_name() {
+async fn refusals_of_a_starting_api_server_withdraw_no_name() {
     let shop = Shop::open(&[]).await;
     // An API server that has just started refuses requests, because it hasn't read the roles yet.
     let (is_away, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));

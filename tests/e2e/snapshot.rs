@@ -205,7 +205,7 @@ async fn start_with_silent_api_server_answers_from_the_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn forbidden_list_causes_no_write_because_of_a_snapshot() {
+async fn snapshot_causes_no_write_while_the_list_is_forbidden() {
     let shop = Shop::open(&[]).await;
     let file = SnapshotFile::new(&shop);
     shop.load_balancer("shop", "web", "a.example.com").await;
@@ -279,7 +279,7 @@ async fn damaged_snapshot_is_set_aside_at_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn full_disk_under_the_snapshot_is_survived() {
+async fn full_disk_keeps_the_last_snapshot_and_delays_no_sync() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", "a.example.com").await;
     let directory = tempfile::tempdir().unwrap();

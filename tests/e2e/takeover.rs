@@ -491,15 +491,16 @@ async fn missing_permission_to_list_services_is_logged_once() {
     let args = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target];
     let watched = ["--upstream", "none", "--watch-namespaces", &namespace];
     let linker = Linker::start([&args[..], &watched].concat());
-    let line =
-        linker.line("looking for the earlier operator's finalizers: can't list Services in namespace").await;
+    let line = linker
+        .line("looking for Services with a finalizer of lb-linker: can't list Services in namespace")
+        .await;
     assert!(line.contains("ClusterRole of deploy/"), "{line}");
 
     let subject = format!("--serviceaccount={namespace}:nobody");
     let bind = ["-n", &namespace, "create", "rolebinding", "nobody", "--clusterrole=lb-linker", &subject];
     plane.kubectl(&bind);
     linker.line(&format!("Service {namespace}/web carries {FINALIZER} and will get stuck")).await;
-    assert_eq!(linker.logged("looking for the earlier operator's finalizers"), 1, "{:#?}", linker.log());
+    assert_eq!(linker.logged("looking for Services with a finalizer of lb-linker"), 1, "{:#?}", linker.log());
     cluster.patch_service(&namespace, "web", json!({"metadata": {"finalizers": null}})).await;
 }
 

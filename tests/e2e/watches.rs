@@ -223,7 +223,7 @@ async fn forbidden_namespace_delays_only_its_own_writes() {
 }
 
 #[tokio::test]
-async fn namespace_refused_since_the_start_delays_no_other_one() {
+async fn namespace_forbidden_since_start_delays_no_other_namespace() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;

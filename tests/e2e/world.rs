@@ -237,7 +237,7 @@ impl Stage {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rotated_token_is_used_before_and_after_its_refusal() {
+async fn new_token_is_used_before_and_after_the_old_token_ends() {
     let stage = Stage::start(async |plane| plane.address()).await;
     let token = std::fs::read_to_string(stage.mounted.file("token")).unwrap();
     let former = Mounted::new(&[("token", token), ("ca.crt", stage.plane.certificate_authority())]);

@@ -423,6 +423,12 @@ pub fn rules() -> Vec<Seed> {
             ),
         ),
         (
+            "functions",
+            plain(
+                "ab-12.example.org A\ntemplate IN A example.org {\n match \"^(?P<n>[a-z]+)-([0-9]+)[.]\"\n answer \"{{ .Name }} 60 IN A {{- $n := .Group.n -}} {{ if and (eq (len $n) 2) (not (eq $n `x`)) }} {{ printf `%d.%v.%s` 192 0 `2` }}.{{ index .Match 2 | printf `%s` }}{{ else if or (gt (len $n) 9) false }}192.0.2.1{{ else }}{{ $n | len | printf `192.0.2.%d` }}{{ end -}}\"\n}\n",
+            ),
+        ),
+        (
             "hexadecimal",
             plain(
                 "host-0a0b0c0d.example.org A\ntemplate IN A {\n match \"^host-(..)(..)(..)(..)[.]\"\n answer \"{{ .Name }} A {{ range $i, $hex := .Match }}{{ if $i }}{{ if gt $i 1 }}.{{ end }}{{ parseInt $hex 16 8 }}{{ end }}{{ end }}\"\n}\n",

@@ -408,7 +408,7 @@ impl Forward {
     }
 }
 
-const LOOP: Ede = Ede { code: 0, text: "what is forwarded comes back" };
+const LOOP: Ede = Ede { code: 0, text: "forwarded queries come back" };
 
 /// Returns the error for a client whose query no upstream has answered.
 fn failure(error: &ForwardError) -> PluginError {

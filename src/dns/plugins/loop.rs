@@ -552,7 +552,7 @@ mod tests {
         }
         let reply = context.reply("www.example. A").await.unwrap();
         assert_eq!(reply.metadata.response_code, ResponseCode::ServFail);
-        assert_eq!(reply.ede.unwrap().text, "what is forwarded comes back");
+        assert_eq!(reply.ede.unwrap().text, "forwarded queries come back");
         assert_eq!(context.metrics("loops_total"), ["lb_linker_dns_loops_total 1"]);
         assert_eq!(context.lines().len(), 1, "the error of the client's query");
         let check = Arc::new(TargetCheck::new(Arc::default(), Duration::from_secs(5)));

@@ -49,7 +49,7 @@ pub(crate) fn log_change(telemetry: &Telemetry, change: &LinkChange) {
     if let (Some(target), Some(LinkState::Stale)) = (&link.target, after)
         && before != after
     {
-        let why = if link.refused { "the new target isn't followed" } else { "the status is blank" };
+        let why = if link.refused { "the new target isn't allowed" } else { "the status is blank" };
         let note = format!("{why}; {target} stays the target");
         telemetry.recorder.about(link, Reason::TargetStale, &note);
     }
