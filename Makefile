@@ -76,7 +76,7 @@ lint: has-rust ## check format, lock files, lints, documentation, and the licens
 docs: has-rust ## generate docs/plugins.md, docs/differences.md, outputs in docs/stub.md, copies of deploy/monitoring/files/
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet plugins::tests::manuals
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet stub::report
-	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test e2e --quiet the_page_of_differences
+	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test e2e --quiet differences_page
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test architecture --quiet copies_of_rules_and_dashboard
 
 crd: ## write the CRD of ExternalTargets, deploy/crd/crd.yaml and the template of the chart, from src/api/

@@ -105,8 +105,8 @@ pub struct ExternalTargetSpec {
     #[schemars(length(max = MAX_LABEL))]
     pub pin: Option<String>,
     /// Further DNS names of the target, in the zones of lb-linker: 100 at most. The first label may be a *. An empty
-    /// list means none. If this field is missing, the hostnames of the annotation linker.hsj.com/hostname of the Service with
-    /// the name of the ExternalTarget apply while that Service is a source.
+    /// list means none. If this field is missing, the hostnames of the annotation linker.hsj.com/hostname of the Service
+    /// with the name of the ExternalTarget apply while that Service is a source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "rules::hostnames_schema")]
     pub hostnames: Option<Vec<String>>,

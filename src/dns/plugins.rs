@@ -21,8 +21,9 @@
 //! }
 //! ```
 //!
-//! - A server block serves one or more zones. Blocks on the same port form one server; the block with the longest zone that
-//!   contains the queried name answers. The order of the lines in a block doesn't matter: plugins have a fixed order.
+//! - A server block serves one or more zones. Blocks on the same port form one server; the block with the longest zone
+//!   that contains the queried name answers. The order of the lines in a block doesn't matter: plugins have a fixed
+//!   order.
 //! - **SCHEME** is `dns`, by UDP and TCP, or `tls`. **PORT** is 53 by default, or 853 with TLS; 0 is any free port. A
 //!   network in CIDR form, such as 10.0.0.0/8, stands for its reverse zones.
 //! - Words are separated by white space; a word in double quotes may contain white space, and `\"`. A comment is from

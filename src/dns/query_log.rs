@@ -194,7 +194,8 @@ impl LineQueue {
         let mut batch = Vec::new();
         let mut is_closing = false;
         loop {
-            // If the queue was full at the end, `End` isn't in it.
+            // If the queue was full at the end, `End` isn't in it. A full queue is more than one batch, so that `closed`
+            // is read again.
             let first = if is_closing { self.receiver.try_recv().ok() } else { self.receiver.recv().ok() };
             let Some(first) = first else { return };
             // `closed` is read before the queue is drained: lines queued before `closed` was set have to be written,

@@ -59,11 +59,12 @@ pub fn dashed_label(namespace: &str, service: &str) -> String {
     cut_with_hash(&label, namespace, service, HASH_DIGITS[0])
 }
 
-/// Returns whether a label directly below a zone may be one that [`dashed_label`] has cut: it ends in a hash.
+/// Returns whether a label directly below a zone may be one that [`dashed_label`] has cut: it ends in a hash, and is as
+/// long as a label may be, but for a few hyphens that were in front of the hash.
 #[must_use]
 pub fn may_be_cut(label: &[u8]) -> bool {
     let Some((prefix, hash)) = label.split_last_chunk::<{ HASH_DIGITS[0] }>() else { return false };
-    prefix.ends_with(b"-") && hash.iter().all(u8::is_ascii_hexdigit)
+    label.len() > MAX_LABEL - 8 && prefix.ends_with(b"-") && hash.iter().all(u8::is_ascii_hexdigit)
 }
 
 /// Returns whether `text` is an RFC 1123 label, as Kubernetes requires: 1 to 63 lower-case letters, digits and hyphens,
@@ -223,10 +224,10 @@ mod tests {
         let cut = dashed_label(&"n".repeat(32), &"s".repeat(31));
         assert_eq!(cut.len(), 63);
         assert_ne!(cut, dashed_label(&"n".repeat(33), &"s".repeat(31)));
-        assert!(
-            may_be_cut(cut.as_bytes()) && may_be_cut(dashed_label("namespace-a", &"-".repeat(60)).as_bytes())
-        );
-        assert!(!may_be_cut(b"my-sample-lb-default") && !may_be_cut(b"1234abcd"));
+        assert!(may_be_cut(cut.as_bytes()));
+        let after_hyphens = dashed_label("namespace", &format!("{}--{}", "s".repeat(52), "t".repeat(9)));
+        assert!(after_hyphens.len() < MAX_LABEL && may_be_cut(after_hyphens.as_bytes()), "{after_hyphens}");
+        assert!(!may_be_cut(b"my-sample-lb-default") && !may_be_cut(b"web-pr-1a2b3c4d"));
     }
 
     #[test]

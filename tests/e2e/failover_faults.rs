@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use hickory_proto::rr::RData;
@@ -449,13 +449,15 @@ async fn simultaneous_changes_cost_few_writes() {
     all().for_each_concurrent(16, |number| set(number, "old")).await;
     all_have("old").await;
 
-    let before = writes();
+    let (before, since) = (writes(), Instant::now());
     all().for_each_concurrent(16, |number| set(number, "new")).await;
     all_have("new").await;
     let after = writes();
+    // A status is written once in ten seconds: if the external targets take longer, it is written again with each.
+    let max = if since.elapsed() < Duration::from_secs(60) { OBJECTS * 5 / 4 } else { OBJECTS * 2 };
     let (statuses, targets) = (after.0 - before.0, after.1 - before.1);
     println!("{OBJECTS} changed targets: {statuses} writes of statuses, {targets} of external targets");
-    assert!(statuses <= OBJECTS * 5 / 4 && targets <= OBJECTS * 21 / 20, "{statuses}, {targets}");
+    assert!(statuses <= max && targets <= OBJECTS * 21 / 20, "{statuses}, {targets}");
     // A target that is announced and written causes no write later.
     tokio::time::sleep(Duration::from_secs(12)).await;
     assert_eq!(writes(), after);

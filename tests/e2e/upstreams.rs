@@ -475,18 +475,19 @@ async fn failed_upstream_is_skipped_until_it_answers_again() {
     let upstreams = format!("{},{}", flaky.address, good.address);
     let fixture = fixture(&WEB, &["--upstream", &upstreams]).await;
     behavior.set(SILENT);
-    let ask = |i: usize| async move { short(fixture.linker.dns, &format!("n{i}.example. A")).await };
+    let dns = fixture.linker.dns;
+    let ask = |i: usize| async move { answers(dns, &format!("n{i}.example. A"), "192.0.2.10").await };
     let down = format!("upstream {} fails health checks: read udp", flaky.address);
     let mut asked = 0;
     // lb-linker sends some queries to the silent upstream first; 0.5 s later the other upstream answers them.
     while fixture.linker.logged(&down) == 0 {
         asked += 1;
         assert!(asked < 500, "{:#?}", fixture.linker.log());
-        assert_eq!(ask(asked).await, "192.0.2.10");
+        ask(asked).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     for i in 1000..1050 {
-        assert_eq!(ask(i).await, "192.0.2.10");
+        ask(i).await;
         assert!(
             flaky.asked(&format!("n{i}.example. A")).is_empty(),
             "an upstream that is down gets no queries"
@@ -499,7 +500,7 @@ async fn failed_upstream_is_skipped_until_it_answers_again() {
     while flaky.asked(&format!("n{i}.example. A")).is_empty() {
         i += 1;
         assert!(i < 2100, "the recovered upstream gets no queries");
-        assert_eq!(ask(i).await, "192.0.2.10");
+        ask(i).await;
     }
     assert_eq!(fixture.linker.logged(&down), 1);
 }
@@ -594,10 +595,19 @@ async fn flood_of_slow_names_is_refused_and_the_zone_answers() {
     }
     // REFUSED, as CoreDNS's `forward` answers at max_concurrent. The other queries wait for the silent upstream for
     // some seconds.
-    let mut buffer = [0; 1232];
-    let length = timeout(EVENT_TIMEOUT, socket.recv(&mut buffer)).await.expect("a refusal").unwrap();
-    let answer = Message::from_vec(&buffer[..length]).unwrap();
-    assert_eq!(answer.metadata.response_code, ResponseCode::Refused, "{}", show(&answer));
+    let refusal = async {
+        let mut buffer = [0; 1232];
+        loop {
+            let length = socket.recv(&mut buffer).await.unwrap();
+            let answer = Message::from_vec(&buffer[..length]).unwrap();
+            // On a very busy machine the first look-ups may have ended before.
+            match answer.metadata.response_code {
+                ResponseCode::Refused => break,
+                rcode => assert_eq!(rcode, ResponseCode::ServFail, "{}", show(&answer)),
+            }
+        }
+    };
+    timeout(EVENT_TIMEOUT, refusal).await.expect("a refusal");
     assert_eq!(short(dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.9");
     crate::harness::dns::write_message(&mut flood, &query("web-default.lb.internal. A").to_vec().unwrap())
         .await;

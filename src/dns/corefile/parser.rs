@@ -12,7 +12,7 @@ use super::tokens::{Position, Token, tokenize};
 const MAX_DEPTH: usize = 32;
 /// The maximum number of imports: a file or snippet that imports itself exceeds it.
 const MAX_IMPORTS: usize = 1000;
-/// The maximum length of all imported snippets in bytes: arguments may double it with each import.
+/// The maximum size of the tokens of all imported snippets in bytes: arguments may double it with each import.
 const MAX_IMPORTED_BYTES: usize = 16 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -292,7 +292,7 @@ impl Parser<'_> {
                         what.position
                             .error(format!("the snippet {} needs an argument for {missing}", what.text))
                     })?;
-                    self.imported_bytes += token.text.len();
+                    self.imported_bytes += size_of::<Token>() + token.text.len();
                     if self.imported_bytes > MAX_IMPORTED_BYTES {
                         return Err(what.position.error(format!(
                             "the imported snippets have more than {} MiB",

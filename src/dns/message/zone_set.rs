@@ -16,7 +16,7 @@ impl ZoneSet {
     /// Returns the longest zone that contains a name.
     #[must_use]
     pub fn closest(&self, name: &Name) -> Option<&Name> {
-        self.0.iter().filter(|zone| zone.zone_of(name)).max_by_key(|zone| zone.num_labels())
+        self.0.iter().filter(|zone| zone.zone_of(name)).max_by_key(|zone| zone.iter().len())
     }
 
     #[must_use]

@@ -50,7 +50,7 @@
 //! - `no_reverse` turns PTR records off.
 //! - `reload` is the interval at which the file is checked for changes: a duration such as `30s`, 5s by default. With
 //!   `0s` the file is read only when the block is built; the plugin *reload* then rebuilds the block if the file
-//!   changes or is removed, but doesn't notice a file that was missing when the block was built.
+//!   appears or changes. If the file is removed, its last content stays in use until the block is rebuilt.
 //! - `fallthrough` passes names without addresses to the next plugin; with zones, only names in these zones.
 //! - `fallthrough_unsupported` passes queries for types other than A, AAAA and PTR to the next plugin, if `fallthrough`
 //!   applies to the name, even if the name has addresses. It needs `fallthrough`.

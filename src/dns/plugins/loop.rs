@@ -246,11 +246,13 @@ impl Detector {
             sleep(LOOP_PAUSE).await;
             match self.probe(server).await {
                 ProbeResult::Returned => silent = 0,
-                ProbeResult::Answered => return self.end("an upstream answers"),
+                ProbeResult::Answered => {
+                    return self.end("an upstream answers; forward answers again in this block");
+                }
                 ProbeResult::Silent => silent += 1,
             }
         }
-        self.end("queries don't come back any more");
+        self.end("queries don't come back any more; forward answers again in this block");
     }
 
     /// Sends a probe with a new name: the previous name may be cached, or its query still in flight.

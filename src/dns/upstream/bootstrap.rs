@@ -155,7 +155,7 @@ async fn addresses(
         ..ForwardOptions::default()
     };
     let resolver = UpstreamGroup::new(endpoints, options);
-    let (mut ips, mut failure) = (Vec::new(), None);
+    let mut ips = Vec::new();
     for qtype in [RecordType::A, RecordType::AAAA] {
         let question = UpstreamQuery::recursive(name.clone(), qtype).key();
         match resolver.ask(&question, LookupOrigin::Chase, INTERNAL_ADDRESS).await {
@@ -166,12 +166,10 @@ async fn addresses(
                     _ => None,
                 }))
             }
-            Err(error) => failure = Some(error),
+            // The addresses of the other family are enough.
+            Err(_) if !ips.is_empty() => {}
+            Err(error) => return Err(io::Error::other(error)),
         }
     }
-    // The addresses of one family are enough.
-    match failure {
-        Some(error) if ips.is_empty() => Err(io::Error::other(error)),
-        _ => Ok(ips),
-    }
+    Ok(ips)
 }

@@ -100,8 +100,8 @@ pub(super) struct AlertsController {
     planned: HashMap<ServiceKey, u64>,
     object_errors: ObjectErrors,
     discovery_log: ThrottledLog,
-    /// The log of writes that fail for a reason that other writes may share.
-    write_log: ThrottledLog,
+    /// The logs, by namespace, of writes that fail for a reason that other writes there share.
+    write_logs: HashMap<Box<str>, ThrottledLog>,
     refusals: RefusalLog,
     /// Limits the lines about writes that another client reverts.
     reverted: LineLimit,
@@ -136,7 +136,7 @@ impl AlertsController {
             planned: HashMap::new(),
             object_errors: ObjectErrors::of_kind("PrometheusRule"),
             discovery_log: ThrottledLog::default(),
-            write_log: ThrottledLog::default(),
+            write_logs: HashMap::new(),
             refusals: RefusalLog::default(),
             reverted: LineLimit::new(MAX_REVERTED_LINES),
             context,
@@ -509,7 +509,11 @@ impl AlertsController {
                 self.work_queue.add_rate_limited(&key, None);
             }
             Ok(outcome) => {
-                self.write_log.recovered("PrometheusRules can be written again");
+                if let Some(mut write_log) = self.write_logs.remove(key.namespace()) {
+                    let namespace = key.namespace();
+                    write_log
+                        .recovered(&format!("PrometheusRules in namespace {namespace} can be written again"));
+                }
                 match outcome {
                     Outcome::Present(observed) => self.observed(&key, *observed),
                     Outcome::Absent | Outcome::Foreign => drop(self.rules.remove(&key)),
@@ -539,7 +543,7 @@ impl AlertsController {
                 if code == 404 {
                     self.ask_discovery();
                 } else {
-                    self.write_log.report(code, &message);
+                    self.write_logs.entry(key.namespace().into()).or_default().report(code, &message);
                 }
                 if code == 403 {
                     self.context.rules.answer(&key, fingerprint, RuleState::Forbidden(message));

@@ -81,6 +81,9 @@ impl Reconciler {
 
     /// Counts the removals that a list shows: the watch may have ended before it reported them.
     fn count_unlisted_removals(&mut self, kind: ObjectKind, list: &[ObservedObject]) {
+        if kind != ObjectKind::Service {
+            return;
+        }
         let listed: HashSet<(&ObjectId, &Uid)> =
             list.iter().map(|object| (&object.id, &object.uid)).collect();
         let is_removed =

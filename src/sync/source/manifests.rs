@@ -123,11 +123,12 @@ impl ManifestSource {
             if !self.store.is_synced() && unread {
                 continue;
             }
+            let listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
             let list =
                 list.into_iter().map(|observed| self.persisted.attach(&self.store, observed)).collect();
             self.unselected.replace(None, unselected, &HashSet::new());
+            object_errors.retain(|key| listed.contains(key));
             let changes = self.take_list(list, &kept);
-            object_errors.retain(|key| self.store.get(key).is_some());
             if self.store.is_synced() {
                 log_changes(&self.telemetry, changes);
             } else {

@@ -129,7 +129,11 @@ pub const EXPECTED: &[Expected] = &[
         reason: "A query for the DS of a zone goes to the block of the nearest zone above it (RFC 4035 \
                  section 3.1.4.1), and one for the DS of a name in a zone to the block of this zone. CoreDNS \
                  chooses the block of the farthest zone.",
-        at: &[("blocks: the longest zone wins", "*deep.sub.example.org. DS", "flags answer authority additional")],
+        at: &[(
+            "blocks: the longest zone wins",
+            "*deep.sub.example.org. DS",
+            "flags answer authority additional",
+        )],
     },
     Expected {
         reason: "There are no metrics of Go's runtime (`go_*`).",

@@ -23,7 +23,7 @@ use super::process::Process;
 use super::programs::programs;
 
 /// Timeout for each step of a start, which takes 2 to 3 s on an idle machine.
-const READY_TIMEOUT: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Maximum time for a kube-apiserver to exit after SIGTERM. It waits for requests, but not for watches.
 const STOP_GRACE: Duration = Duration::from_secs(5);

@@ -121,6 +121,8 @@ impl CacheState {
         if !reply.is_cacheable && replaces_stale(&reply) {
             if self.outdates_expired(cache_query, &reply, keeps_data) {
                 self.store.remove(&cache_query.key);
+            } else if keeps_data {
+                return None;
             }
             return Some(self.store_reply(cache_query, mark, reply));
         }

@@ -39,7 +39,10 @@ impl FailedTargetsGauge {
     /// Returns an empty set that counts in this gauge.
     pub(crate) fn new_set(&self) -> Arc<FailedTargets> {
         let set = Arc::new(FailedTargets::new(self.gauge.clone()));
-        self.sets.lock().push(Arc::downgrade(&set));
+        let mut sets = self.sets.lock();
+        sets.retain(|set| set.strong_count() > 0);
+        sets.push(Arc::downgrade(&set));
+        drop(sets);
         set
     }
 }

@@ -31,8 +31,6 @@ const MAX_PIPELINED: usize = 128;
 /// How long the rest of the stream is read and discarded after the last allowed query, unless the client closes the
 /// connection earlier.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The maximum number of reads after the stop: a client that sends on and on doesn't delay the stop.
-const MAX_READS_AFTER_STOP: u32 = 128;
 
 pub(super) struct Connection {
     pub client: SocketAddr,
@@ -120,18 +118,18 @@ impl Session {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut stop = pin!(stop);
         let mut idle_timer = pin!(sleep_until(self.last_finished_at + self.connection.limits.idle));
-        // The number of reads left after the stop.
-        let mut last_reads = None;
+        // The time after which nothing more is read, once the stop has begun.
+        let mut last_read_at = None;
         loop {
             self.take_queries().await?;
             // Queries that the kernel has already received were sent before the stop.
-            if let Some(left) = &mut last_reads
+            if let Some(last_read_at) = last_read_at
                 && self.open
                 && !self.input.has_message()
             {
-                *left -= 1;
-                let read = futures::poll!(pin!(self.input.fill(&mut reader)));
-                self.open = matches!(&read, Poll::Ready(Ok(1..))) && *left > 0;
+                // Regardless of tokio's budget for this task, which would look like the end of the data.
+                let read = futures::poll!(pin!(unconstrained(self.input.fill(&mut reader))));
+                self.open = matches!(&read, Poll::Ready(Ok(1..))) && Instant::now() < last_read_at;
                 if let Poll::Ready(read) = read {
                     read?;
                     continue;
@@ -166,7 +164,9 @@ impl Session {
                     }
                     break;
                 }
-                () = &mut stop, if last_reads.is_none() => last_reads = Some(MAX_READS_AFTER_STOP),
+                () = &mut stop, if last_read_at.is_none() => {
+                    last_read_at = Some(Instant::now() + self.connection.limits.write);
+                }
             }
         }
         timeout(self.connection.limits.write, writer.shutdown()).await??;
