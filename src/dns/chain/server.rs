@@ -227,7 +227,7 @@ impl Server {
     }
 
     /// Looks a name up for a request, in the block of this listener that is responsible for the name. Returns `None` if
-    /// the block gives no reply, or if [`MAX_LOOKUPS_PER_QUERY`] nested look-ups led to the request.
+    /// the block gives no reply, or if 8 nested look-ups led to the request.
     pub async fn look_up(outer: &Request, query: Query, purpose: Purpose) -> Option<Reply> {
         if outer.depth >= MAX_LOOKUPS_PER_QUERY {
             return None;

@@ -38,6 +38,8 @@
 //!   an expired failure is never given. CoreDNS protects only positive answers, and only from SERVFAIL.
 //! - The newest answer replaces the older one: a denial replaces a positive answer, and a positive answer a denial, in
 //!   every mode but `prefer_positive`. CoreDNS may have both cached, and then gives the denial.
+//! - With `prefer_positive`, an answer without records replaces a denial, and a denial an expired denial. CoreDNS goes
+//!   on giving the old denial.
 //! - An expired answer isn't given any more after an NXDOMAIN answer, even if the NXDOMAIN answer itself can't be
 //!   cached (RFC 8767 section 4), except with `prefer_positive`.
 //! - A TTL with the top bit set is 0 (RFC 2181 section 8).
