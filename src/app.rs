@@ -26,8 +26,8 @@ use tracing::{info, warn};
 
 use crate::admin;
 use crate::admin::api::Status;
-use crate::cli::environment::mistyped_variables;
 use crate::cli::flags::{Flags, WITHOUT_LINKS};
+use crate::cli::mistyped_variables::mistyped_variables;
 use crate::dns::net::{RECOMMENDED_FILE_LIMIT, max_files};
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
@@ -55,14 +55,14 @@ use target_checks::check_dns;
 pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> Result<(), RunError> {
     flags.validate()?;
     flags.upstreams()?;
-    let origin = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile());
-    let corefile = origin.read()?;
+    let corefile_source = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile());
+    let corefile = corefile_source.read()?;
     let zones = corefile.link_zones()?;
     flags.check_zones(&zones)?;
     let hostname_policy = flags.hostname_policy(&zones);
     let mistyped = mistyped_variables(corefile.variables());
     raise_file_limit();
-    let sync = SyncRuntime::start().map_err(RunError::Thread)?;
+    let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
     let source =
         if flags.reads_links(&zones) { Some(sync.open(flags.clone(), zones.clone()).await?) } else { None };
     let store = Arc::new(store_for(&zones, source.as_ref()));
@@ -77,7 +77,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         None => None,
     };
     // Dropped when this function returns: the drop flushes the query log.
-    let _writer = queue.write_to(io::stdout()).map_err(RunError::Lines)?;
+    let _writer = queue.write_to(io::stdout()).map_err(RunError::QueryLogThread)?;
     let version = env!("CARGO_PKG_VERSION");
     let greeting = if source.is_some() {
         format!("lb-linker {version}: links in {}", names_of(&zones))
@@ -85,7 +85,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         format!("lb-linker {version}: {WITHOUT_LINKS}")
     };
     let check_zones = zone_check(flags.clone(), source.is_some());
-    let reloader = Reloader::start(origin, corefile, check_zones, zones, context, set_debug)?;
+    let reloader = Reloader::start(corefile_source, corefile, check_zones, zones, context, set_debug)?;
     info!("{greeting}");
     for warning in mistyped {
         warn!("{warning}");

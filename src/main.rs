@@ -318,12 +318,12 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
         // Ignore EPIPE: stdout may be closed (`| head`).
         let _ = writeln!(out, "{}", printable(line, &['\t']));
     }
-    for problem in check_report.input.iter().chain(&check_report.cluster) {
+    for problem in check_report.input_errors.iter().chain(&check_report.cluster_errors) {
         print_problem(problem);
     }
-    if !check_report.input.is_empty() {
+    if !check_report.input_errors.is_empty() {
         ExitCode::from(BAD_INPUT)
-    } else if !check_report.cluster.is_empty() {
+    } else if !check_report.cluster_errors.is_empty() {
         ExitCode::from(FAILED)
     } else {
         ExitCode::SUCCESS

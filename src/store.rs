@@ -121,7 +121,7 @@ impl Store {
     pub fn set_zones<'a>(&self, zones: impl IntoIterator<Item = &'a Name>) {
         let mut allocator = self.write();
         *self.zones.write() = origins(zones);
-        self.index.names.increment();
+        self.index.name_set.increment();
         for link in self.links() {
             self.refresh_hostnames(&mut allocator, &link.key);
         }
@@ -277,7 +277,7 @@ impl Store {
         self.synced.send_replace(true);
         // Reused answers from before the first list, and those from a snapshot, are invalid from here on.
         let _writer = self.write();
-        self.index.names.increment();
+        self.index.name_set.increment();
         self.replace_snapshot_links(None);
     }
 
@@ -324,7 +324,7 @@ impl Store {
     /// a link in [`LinkState::LeftOut`], or changes the link of a Service that this process has never observed. `uid`
     /// is the Service's, or empty if unknown. Returns `None` if nothing changes, and for a link that an ExternalTarget
     /// overrides.
-    pub fn keep_left_out(
+    pub fn insert_left_out(
         &self,
         key: &ServiceKey,
         uid: Uid,
@@ -333,7 +333,7 @@ impl Store {
     ) -> Option<LinkChange> {
         let mut allocator = self.write();
         let known = self.get(key);
-        if known.as_ref().is_some_and(|link| !link.was_never_seen()) || self.unreadable.contains(key) {
+        if known.as_ref().is_some_and(|link| !link.was_never_observed()) || self.unreadable.contains(key) {
             return None;
         }
         let same = known.as_ref().filter(|link| link.is_left_out() && link.uid == uid);
@@ -354,7 +354,7 @@ impl Store {
 
     /// Adds a link of a snapshot in [`LinkState::LeftOut`]. Returns `None` if the store has a link of this key, or if
     /// the Service can't be decoded.
-    pub fn keep_saved(&self, saved: &Link) -> Option<LinkChange> {
+    pub fn insert_from_snapshot(&self, saved: &Link) -> Option<LinkChange> {
         let mut allocator = self.write();
         if self.contains(&saved.key) || self.unreadable.contains(&saved.key) {
             return None;
@@ -468,9 +468,9 @@ impl Store {
             self.advance_serial(resource_version);
         }
         let after = match link.service_link().filter(|service| !service.is_gone()) {
-            Some(service) => service.returned(&link),
+            Some(service) => service.after_override(&link),
             None if self.on_gone == OnGone::Dropped => return Some(self.remove(&mut allocator, &link)),
-            None => link.ended(since),
+            None => link.to_gone(since),
         };
         Some(self.upsert(&mut allocator, Some(link), after))
     }
@@ -574,7 +574,7 @@ impl Store {
         since: Instant,
     ) -> Option<LinkChange> {
         let service = self.service_link(key)?;
-        self.set_service(allocator, key, (self.on_gone == OnGone::Kept).then(|| service.ended(since)))
+        self.set_service(allocator, key, (self.on_gone == OnGone::Kept).then(|| service.to_gone(since)))
     }
 
     /// Sets or removes the link of a Service. If an ExternalTarget overrides the link, the Service stays behind the
@@ -618,7 +618,7 @@ impl Store {
     ) -> LinkChange {
         let change = LinkChange { key: key.clone(), before, after };
         self.advance_serial(None);
-        self.outdate_snapshot_links();
+        self.invalidate_snapshot_answers();
         match &mut allocator.pending_changes {
             Some(queued) => queued.push(change.clone()),
             // The send fails if there are no subscribers, which is fine.
@@ -629,7 +629,7 @@ impl Store {
 
     /// Records that a link was published without a change for the feed.
     fn count_silent_update(&self) {
-        self.outdate_snapshot_links();
+        self.invalidate_snapshot_answers();
         self.silent_updates.send_modify(|count| *count = count.wrapping_add(1));
     }
 
@@ -758,7 +758,7 @@ impl Store {
     /// depend on it.
     #[must_use]
     pub fn name_set_version(&self) -> NameSetVersion {
-        self.index.names.current()
+        self.index.name_set.current()
     }
 
     /// Returns the links that have this target address, ordered by namespace and name.

@@ -24,17 +24,18 @@ use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::{FINALIZER, LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::selection::Selection;
-use crate::takeover::finalizers::{BlockedService, list_blocked, remove_finalizer};
+use crate::takeover::finalizers::{ServiceWithFinalizer, list_services_with_finalizer, remove_finalizer};
 
 /// The maximum number of concurrent patches, each on a connection of its own.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT_PATCHES: usize = 8;
 /// The pauses before the retries of a request after temporary API errors. There is one retry for each pause.
-const PAUSES: [Duration; 3] = [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
+const RETRY_PAUSES: [Duration; 3] =
+    [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
 /// The number of Services between two progress messages.
-const PROGRESS: usize = 500;
+const PROGRESS_INTERVAL: usize = 500;
 /// The number of external targets in one command, so that a shell accepts the line and users can read it.
-const PER_COMMAND: usize = 20;
-const RIGHTS: &str = "deploy/takeover/ grants the permissions";
+const MAX_ORPHANS_PER_COMMAND: usize = 20;
+const PERMISSION_HINT: &str = "deploy/takeover/ grants the permissions";
 
 #[derive(Debug, Default)]
 pub struct TakeoverReport {
@@ -63,10 +64,10 @@ pub async fn takeover(
     match find(&client, &selection, &progress).await {
         Ok(found) => {
             let namespaces = &selection.namespaces;
-            free_all(&client, namespaces, found, dry_run, &progress, &mut outcome).await
+            remove_all(&client, namespaces, found, dry_run, &progress, &mut outcome).await
         }
         Err(error) => {
-            outcome.problems.push(error.explain(RIGHTS));
+            outcome.problems.push(error.explain(PERMISSION_HINT));
             if error.code() == 0 {
                 // The API server doesn't respond.
                 return Ok(outcome);
@@ -76,7 +77,7 @@ pub async fn takeover(
     let namespace = &flags.target_namespace;
     match orphans(&client, namespace, &selection, &flags.instance()).await {
         Ok(orphans) => outcome.lines.extend(orphan_lines(namespace, &orphans)),
-        Err(error) => outcome.problems.push(error.explain(RIGHTS)),
+        Err(error) => outcome.problems.push(error.explain(PERMISSION_HINT)),
     }
     Ok(outcome)
 }
@@ -85,14 +86,14 @@ async fn find(
     client: &Client,
     selection: &Selection,
     progress: &impl Fn(&str),
-) -> Result<Vec<BlockedService>, ListError> {
+) -> Result<Vec<ServiceWithFinalizer>, ListError> {
     let code = |error: &ListError| error.code();
     retry(code, || async {
         let mut looked_at = 0;
-        list_blocked(client, selection, |services| {
-            let before = looked_at / PROGRESS;
+        list_services_with_finalizer(client, selection, |services| {
+            let before = looked_at / PROGRESS_INTERVAL;
             looked_at += services;
-            if looked_at / PROGRESS > before {
+            if looked_at / PROGRESS_INTERVAL > before {
                 progress(&format!("Services looked at: {looked_at}"));
             }
         })
@@ -101,10 +102,10 @@ async fn find(
     .await
 }
 
-async fn free_all(
+async fn remove_all(
     client: &Client,
     namespaces: &BTreeSet<String>,
-    found: Vec<BlockedService>,
+    found: Vec<ServiceWithFinalizer>,
     dry_run: bool,
     progress: &impl Fn(&str),
     outcome: &mut TakeoverReport,
@@ -120,22 +121,22 @@ async fn free_all(
     let mut rows = BTreeMap::new();
     let mut forbidden = None;
     let freed = futures::stream::iter(found).map(|bound| async move {
-        let freed = if dry_run { Freed::NotTried } else { free_one(client, &bound).await };
+        let freed = if dry_run { RemovalResult::NotTried } else { remove_one(client, &bound).await };
         (bound, freed)
     });
-    let mut freed = std::pin::pin!(freed.buffer_unordered(AT_ONCE));
+    let mut freed = std::pin::pin!(freed.buffer_unordered(MAX_CONCURRENT_PATCHES));
     while let Some((bound, freed)) = freed.next().await {
         done += 1;
-        if done % PROGRESS == 0 && !dry_run {
+        if done % PROGRESS_INTERVAL == 0 && !dry_run {
             progress(&format!("Services done: {done} of {number}"));
         }
-        if let Freed::Failed { forbidden: by_rbac, .. } = &freed {
+        if let RemovalResult::Failed { forbidden: by_rbac, .. } = &freed {
             failed += 1;
             if let Some(sentence) = by_rbac {
                 forbidden.get_or_insert_with(|| sentence.clone());
             }
         }
-        let state = if bound.stuck { "stuck in deletion" } else { "in use" };
+        let state = if bound.blocks_deletion { "stuck in deletion" } else { "in use" };
         rows.insert(bound.key.clone(), (state, freed.to_string()));
     }
     outcome.lines.extend(table(&rows));
@@ -149,7 +150,7 @@ async fn free_all(
 }
 
 #[derive(Debug)]
-enum Freed {
+enum RemovalResult {
     /// The Service exists, without the finalizer.
     Free,
     Deleted,
@@ -164,7 +165,7 @@ enum Freed {
     },
 }
 
-impl std::fmt::Display for Freed {
+impl std::fmt::Display for RemovalResult {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Free => f.write_str("freed"),
@@ -176,30 +177,30 @@ impl std::fmt::Display for Freed {
     }
 }
 
-async fn free_one(client: &Client, bound: &BlockedService) -> Freed {
-    let freed = retry(code, || remove_finalizer(client, bound)).await;
+async fn remove_one(client: &Client, service: &ServiceWithFinalizer) -> RemovalResult {
+    let freed = retry(code, || remove_finalizer(client, service)).await;
     match freed {
-        Ok(_) if bound.stuck && bound.others.is_empty() => Freed::Deleted,
+        Ok(_) if service.blocks_deletion && service.other_finalizers.is_empty() => RemovalResult::Deleted,
         Ok(service) if service.metadata.deletion_timestamp.is_some() => {
             let others = service.metadata.finalizers.unwrap_or_default();
-            if others.is_empty() { Freed::Deleted } else { Freed::HeldBy(others) }
+            if others.is_empty() { RemovalResult::Deleted } else { RemovalResult::HeldBy(others) }
         }
-        Ok(_) => Freed::Free,
+        Ok(_) => RemovalResult::Free,
         Err(error) => match code(&error) {
-            404 => Freed::Deleted,
+            404 => RemovalResult::Deleted,
             403 if Forbidden::of(&error, "patch", "services") == Some(Forbidden::Authorizer) => {
-                let namespace = &bound.key.namespace();
+                let namespace = &service.key.namespace();
                 let doing = format!("patch Services in namespace {namespace}");
-                Freed::Failed {
+                RemovalResult::Failed {
                     reason: format!("no permission to patch Services in namespace {namespace}"),
-                    forbidden: Some(describe(&error, &doing, RIGHTS)),
+                    forbidden: Some(describe(&error, &doing, PERMISSION_HINT)),
                 }
             }
-            _ if is_uid_mismatch(&error) => Freed::Failed {
+            _ if is_uid_mismatch(&error) => RemovalResult::Failed {
                 reason: "another Service has its name by now; run this again".to_owned(),
                 forbidden: None,
             },
-            _ => Freed::Failed { reason: describe(&error, "patch it", ""), forbidden: None },
+            _ => RemovalResult::Failed { reason: describe(&error, "patch it", ""), forbidden: None },
         },
     }
 }
@@ -217,7 +218,7 @@ async fn retry<T, E, F: Future<Output = Result<T, E>>>(
     code: impl Fn(&E) -> u16,
     request: impl Fn() -> F,
 ) -> Result<T, E> {
-    for pause in PAUSES {
+    for pause in RETRY_PAUSES {
         match request().await {
             Err(error) if matches!(code(&error), 0 | 409 | 410 | 429 | 500..) => {
                 tokio::time::sleep(pause).await
@@ -303,7 +304,9 @@ fn orphan_lines(namespace: &str, orphans: &BTreeMap<String, ServiceKey>) -> Vec<
     lines.push(String::new());
     lines.push("To remove them (or run lb-linker with --prune):".to_owned());
     let names: Vec<&str> = orphans.keys().map(String::as_str).collect();
-    lines.extend(names.chunks(PER_COMMAND).map(|names| format!("  {}", removal_command(namespace, names))));
+    lines.extend(
+        names.chunks(MAX_ORPHANS_PER_COMMAND).map(|names| format!("  {}", removal_command(namespace, names))),
+    );
     lines
 }
 
@@ -314,10 +317,10 @@ mod tests {
     #[test]
     fn table_column_fits_the_longest_name() {
         let rows = BTreeMap::from([
-            (ServiceKey::new("shop", "web"), ("in use", Freed::Free.to_string())),
+            (ServiceKey::new("shop", "web"), ("in use", RemovalResult::Free.to_string())),
             (
                 ServiceKey::new("shop", "an-older-one"),
-                ("stuck in deletion", Freed::HeldBy(vec!["a/b".to_owned()]).to_string()),
+                ("stuck in deletion", RemovalResult::HeldBy(vec!["a/b".to_owned()]).to_string()),
             ),
         ]);
         assert_eq!(

@@ -19,7 +19,7 @@ pub fn make(access: &Access, etcd: &Path, links: Range<usize>) {
     let mut api = access.connect();
     let mut read = |namespace: &str, name: &str| {
         let object = api.json("GET", &format!("{}/{name}", services(namespace)), "");
-        let mut text = without_allotments(object).to_string();
+        let mut text = without_assigned_fields(object).to_string();
         // Other parts may have changed the target.
         let target =
             text.split('"').find(|word| word.ends_with(".example.com")).expect("a target").to_owned();
@@ -59,7 +59,7 @@ pub fn make(access: &Access, etcd: &Path, links: Range<usize>) {
 
 /// Removes or replaces the fields that the API server assigns: the resource version, the UID, and the cluster IP, which
 /// must be unique.
-fn without_allotments(mut object: Value) -> Value {
+fn without_assigned_fields(mut object: Value) -> Value {
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("resourceVersion");
         metadata.insert("uid".to_owned(), "the-uid".into());

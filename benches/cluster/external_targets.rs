@@ -22,8 +22,8 @@ const FIRST: u64 = 900_000;
 pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     plane.grow(OBJECTS);
     let crd = deploy().join("crd");
-    plane.plane.kubectl(&["apply", "-f", crd.to_str().expect("a UTF-8 path")]);
-    plane.plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
+    plane.control_plane.kubectl(&["apply", "-f", crd.to_str().expect("a UTF-8 path")]);
+    plane.control_plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
     change(plane, FIRST);
     plane.each(OBJECTS, "ExternalTargets made", |connection, number| {
         let source = json!({"name": "only", "service": {"name": format!("svc-{number}")}});

@@ -55,9 +55,9 @@ pub fn run(verdicts: &mut Verdicts) {
     check(server, LINKS);
     // One thread makes the changes of all rounds, because the CPU time of an ended thread is no longer listed under
     // its name.
-    let (orders, inbox) = channel::<Box<dyn FnOnce() + Send>>();
-    let obey = move || inbox.into_iter().for_each(|order| order());
-    Builder::new().name("feed".to_owned()).spawn(obey).expect("a thread");
+    let (jobs, inbox) = channel::<Box<dyn FnOnce() + Send>>();
+    let run_jobs = move || inbox.into_iter().for_each(|job| job());
+    Builder::new().name("feed".to_owned()).spawn(run_jobs).expect("a thread");
     let (mut rounds, mut first) = (Vec::new(), 1_000_000);
     for kind in Kind::all() {
         eprintln!("storm fed to the store, a round of 30 s: {}", kind.name());
@@ -67,7 +67,7 @@ pub fn run(verdicts: &mut Verdicts) {
             let store = Arc::clone(&store);
             let (sender, fed) = channel();
             let feed = move || sender.send(feed(&store, first, &made, end)).expect("the receiver exists");
-            orders.send(Box::new(feed)).expect("the thread runs");
+            jobs.send(Box::new(feed)).expect("the thread runs");
             fed.recv().expect("the thread sends the number of changes")
         }));
         first += 1_000_000;

@@ -61,9 +61,10 @@ fn main() {
         }
     };
     let mut verdicts = Verdicts::default();
-    let (fed, parts): (Vec<&str>, Vec<&str>) = parts.into_iter().partition(|part| *part == "storm-store");
+    let (store_storm, parts): (Vec<&str>, Vec<&str>) =
+        parts.into_iter().partition(|part| *part == "storm-store");
     // This part needs no control plane, which would use CPU time.
-    if !fed.is_empty() {
+    if !store_storm.is_empty() {
         eprintln!("--- storm-store");
         fed::run(&mut verdicts);
     }

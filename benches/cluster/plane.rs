@@ -31,7 +31,7 @@ const EVENT_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// A control plane with load balancers.
 pub struct Plane {
-    pub plane: ControlPlane,
+    pub control_plane: ControlPlane,
     pub access: Access,
     kubeconfig: PathBuf,
     links: usize,
@@ -70,18 +70,18 @@ impl Plane {
             // The audit log isn't read here, and writing it costs as much as the requests.
             "--audit-log-path=",
         ];
-        let plane = ControlPlane::start(Options {
+        let control_plane = ControlPlane::start(Options {
             apiserver_args: args.map(str::to_owned).to_vec(),
             ..Options::default()
         });
-        apply_deploy(&plane);
-        let access = Access::of(&plane.admin_kubeconfig());
+        apply_deploy(&control_plane);
+        let access = Access::of(&control_plane.admin_kubeconfig());
         for name in (0..NAMESPACES).map(namespace).chain([PEER.to_owned()]) {
             let namespace = json!({"metadata": {"name": name}}).to_string();
             access.connect().must("POST", "/api/v1/namespaces", &namespace);
         }
-        let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
-        Self { plane, access, kubeconfig, links: 0, peers: 0 }
+        let kubeconfig = control_plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+        Self { control_plane, access, kubeconfig, links: 0, peers: 0 }
     }
 
     /// Returns a kubeconfig with lb-linker's permissions.
@@ -117,7 +117,7 @@ impl Plane {
     /// Creates links, with their external targets, as copies in etcd until there are `links`. The API server counts
     /// all allocated addresses at each allocation, so 100,000 requests would take hours.
     pub fn multiply(&mut self, links: usize) {
-        copies::make(&self.access, &self.plane.etcd_socket(), self.links..links);
+        copies::make(&self.access, &self.control_plane.etcd_socket(), self.links..links);
         self.links = links;
     }
 
@@ -204,7 +204,7 @@ impl Plane {
 
     /// Starts CoreDNS with the plugin `kubernetes`, and waits until it serves the ExternalName Services.
     pub fn coredns(&self) -> CoreDns {
-        let kubeconfig = self.plane.admin_kubeconfig();
+        let kubeconfig = self.control_plane.admin_kubeconfig();
         let plugins = format!(
             "prometheus 127.0.0.1:0\nkubernetes cluster.local {{\nkubeconfig {} test\n}}",
             kubeconfig.display()

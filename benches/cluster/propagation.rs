@@ -42,9 +42,9 @@ struct Times {
 }
 
 impl Times {
-    fn first(&mut self, whose: usize, reached: &FirstSeen) {
-        self.first[whose].push(reached.first.as_secs_f64() * 1e3);
-        self.at_once[whose] += usize::from(reached.at_once);
+    fn record_first(&mut self, server: usize, reached: &FirstSeen) {
+        self.first[server].push(reached.first.as_secs_f64() * 1e3);
+        self.at_once[server] += usize::from(reached.at_once);
     }
 }
 
@@ -97,7 +97,7 @@ fn measure(
                 let seen = theirs.until(&mut peer_question(peer), *change, EVENT_TIMEOUT);
                 let seen = seen.expect("CoreDNS answers the new target");
                 times.coredns.push(millis(answered, seen.at));
-                times.first(1, &seen);
+                times.record_first(1, &seen);
                 times.watch_events[1].push(millis(answered, wait_for_event(&names.seen, PEER, *change)));
             } else {
                 // Spread the changes over all links.
@@ -106,7 +106,7 @@ fn measure(
                 let seen = ours.until(&mut link_question(link), *change, EVENT_TIMEOUT);
                 let seen = seen.expect("lb-linker answers the new target");
                 times.ours.push(millis(answered, seen.at));
-                times.first(0, &seen);
+                times.record_first(0, &seen);
                 times.watch_events[0]
                     .push(millis(answered, wait_for_event(&balancers.seen, &namespace(link), *change)));
                 times.written.push(millis(answered, wait_for_event(&names.seen, TARGETS, *change)));

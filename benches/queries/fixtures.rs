@@ -68,14 +68,14 @@ pub fn write_answers(path: &Path, questions: &[Question], answers: &[Vec<u8>]) -
 }
 
 /// The directory and the port of a name server.
-pub struct Place<'a> {
+pub struct ServerFiles<'a> {
     pub directory: &'a Path,
     pub port: u16,
 }
 
 /// Returns Knot's configuration: one thread each for UDP and TCP, no journal.
-pub fn knot(place: &Place) -> String {
-    let Place { directory, port } = place;
+pub fn knot(files: &ServerFiles) -> String {
+    let ServerFiles { directory, port } = files;
     let directory = directory.display();
     format!(
         "server:
@@ -105,8 +105,8 @@ zone:
 pub const CACHED: usize = 10_000;
 
 /// Returns dnsdist's configuration: one thread, with or without its packet cache.
-pub fn dnsdist(place: &Place, upstream: SocketAddr, cached: bool) -> String {
-    let port = place.port;
+pub fn dnsdist(files: &ServerFiles, upstream: SocketAddr, cached: bool) -> String {
+    let port = files.port;
     let cache =
         if cached { format!("getPool(\"\"):setCache(newPacketCache({CACHED}))\n") } else { String::new() };
     format!(
@@ -119,8 +119,8 @@ newServer(\"{upstream}\"):setUp()
 
 /// Returns Unbound's configuration: one thread, no validation, and all names from the upstream. Without a cache, every
 /// TTL is 0.
-pub fn unbound(place: &Place, upstream: SocketAddr, cached: bool) -> String {
-    let Place { directory, port } = place;
+pub fn unbound(files: &ServerFiles, upstream: SocketAddr, cached: bool) -> String {
+    let ServerFiles { directory, port } = files;
     let (directory, ip, upstream_port) = (directory.display(), upstream.ip(), upstream.port());
     let cache = if cached { "" } else { "    cache-max-ttl: 0\n    cache-max-negative-ttl: 0\n" };
     format!(
@@ -148,8 +148,8 @@ forward-zone:
 }
 
 /// Returns NSD's configuration: one server process, and no rate limit, because all queries come from one client.
-pub fn nsd(place: &Place) -> String {
-    let Place { directory, port } = place;
+pub fn nsd(files: &ServerFiles) -> String {
+    let ServerFiles { directory, port } = files;
     let directory = directory.display();
     format!(
         "server:

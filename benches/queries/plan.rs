@@ -19,14 +19,14 @@ use crate::sets::{NAMES, Names, Set, service, target};
 use crate::{cpu, fixtures, page, report, verdicts};
 
 /// The settings from the environment.
-pub struct Plan {
+pub struct Settings {
     pub rounds: usize,
     pub time: Duration,
     only: Vec<String>,
     write: bool,
 }
 
-impl Plan {
+impl Settings {
     fn from_env() -> Result<Self, String> {
         let number = |name: &str, default: f64| match env::var(name) {
             Ok(text) => text.parse::<f64>().map_err(|_| format!("{name} is {text:?}, but must be a number")),
@@ -70,13 +70,13 @@ fn chosen(word: &str, name: &str, names: &[&str]) -> bool {
 }
 
 pub fn run() -> Result<(), String> {
-    let plan = Plan::from_env()?;
-    if plan.write && !plan.only.is_empty() {
+    let settings = Settings::from_env()?;
+    if settings.write && !settings.only.is_empty() {
         return Err(
             "BENCH_WRITE writes all tables, but BENCH_ONLY selects some of them: don't set both".to_owned()
         );
     }
-    let sets: Vec<(Set, Vec<Server>)> = Set::ALL.into_iter().map(|set| (set, plan.rows(set))).collect();
+    let sets: Vec<(Set, Vec<Server>)> = Set::ALL.into_iter().map(|set| (set, settings.rows(set))).collect();
     let wanted = |server: Server| sets.iter().any(|(_, rows)| rows.contains(&server));
     if sets.iter().all(|(_, rows)| rows.is_empty()) {
         return Err(
@@ -113,7 +113,7 @@ pub fn run() -> Result<(), String> {
         if rows.is_empty() || !possible {
             continue;
         }
-        let measured = measure(&stage, &plan, &dnsperf, set, &rows);
+        let measured = measure(&stage, &settings, &dnsperf, set, &rows);
         let tables = report::tables(&measured);
         println!("{tables}");
         text += &format!("{tables}\n");
@@ -121,7 +121,7 @@ pub fn run() -> Result<(), String> {
     }
     let verdicts: String = verdicts::lines(&all).iter().map(|line| format!("- {line}\n")).collect();
     println!("{verdicts}");
-    if plan.write {
+    if settings.write {
         let machine = page::machine(&stage.programs, &dnsperf);
         page::write(&format!("{machine}\n{text}### Bounds\n\n{verdicts}"))?;
     }
@@ -129,7 +129,7 @@ pub fn run() -> Result<(), String> {
     if problems == 0 { Ok(()) } else { Err(format!("{problems} rows of the tables are missing, see above")) }
 }
 
-fn measure(stage: &Environment, plan: &Plan, dnsperf: &Path, set: Set, rows: &[Server]) -> Measured {
+fn measure(stage: &Environment, settings: &Settings, dnsperf: &Path, set: Set, rows: &[Server]) -> Measured {
     let mut measured = Measured::new(set);
     let mut running = Vec::new();
     for &server in rows {
@@ -139,7 +139,7 @@ fn measure(stage: &Environment, plan: &Plan, dnsperf: &Path, set: Set, rows: &[S
             Err(problem) => measured.leave_out(server, &problem),
         }
     }
-    measured.run(plan, dnsperf, running);
+    measured.run(settings, dnsperf, running);
     measured.problems.iter().for_each(|problem| eprintln!("bench: {problem}"));
     measured
 }

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, stderr};
 
 use crate::latency::Latencies;
-use crate::rounds::{Load, Measured, Sample};
+use crate::rounds::{LoadResult, Measured, Sample};
 use crate::servers::Server;
 use crate::spread::Spread;
 
@@ -47,7 +47,7 @@ pub fn tables(measured: &Measured) -> String {
 }
 
 fn saturated(server: Server, samples: &[Sample]) -> Vec<String> {
-    let loads: Vec<Load> = samples.iter().map(|sample| sample.saturated).collect();
+    let loads: Vec<LoadResult> = samples.iter().map(|sample| sample.saturated).collect();
     let crowded = pool(samples.iter().filter_map(|sample| sample.saturated_latencies.as_ref()));
     let mean = Spread::of(loads.iter().map(|load| load.mean)).map(|mean| mean.median);
     let mut cells = load(server, &loads);
@@ -60,7 +60,7 @@ fn saturated(server: Server, samples: &[Sample]) -> Vec<String> {
 }
 
 fn paced(server: Server, samples: &[Sample]) -> Vec<String> {
-    let loads: Vec<Load> = samples.iter().filter_map(|sample| Some(sample.paced.as_ref()?.0)).collect();
+    let loads: Vec<LoadResult> = samples.iter().filter_map(|sample| Some(sample.paced.as_ref()?.0)).collect();
     let pooled = pool(samples.iter().filter_map(|sample| Some(&sample.paced.as_ref()?.1)));
     let mut cells = load(server, &loads);
     cells.push(whole(pooled.as_ref().map(Latencies::mean)));
@@ -75,8 +75,8 @@ pub fn pool<'a>(rounds: impl Iterator<Item = &'a Latencies>) -> Option<Latencies
     all
 }
 
-fn load(server: Server, loads: &[Load]) -> Vec<String> {
-    let median = |value: fn(&Load) -> f64| Spread::of(loads.iter().map(value));
+fn load(server: Server, loads: &[LoadResult]) -> Vec<String> {
+    let median = |value: fn(&LoadResult) -> f64| Spread::of(loads.iter().map(value));
     let percent =
         |spread: Option<Spread>| spread.map_or_else(String::new, |s| format!("{:.0} %", s.median * 100.0));
     let cpu = median(|load| load.cpu);
@@ -85,7 +85,7 @@ fn load(server: Server, loads: &[Load]) -> Vec<String> {
         cpu.map_or_else(String::new, |cpu| format!("{:.2}", cpu.median)),
         cpu.map_or_else(String::new, |cpu| format!("{:.2}-{:.2}", cpu.low, cpu.high)),
         percent(median(|load| load.busy)),
-        percent(median(|load| load.others)),
+        percent(median(|load| load.other_processes)),
         whole(median(|load| load.per_second).map(|spread| spread.median)),
     ]
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::client::Client;
 use crate::cpu::{self, Core};
 use crate::latency::{self, Latencies};
-use crate::plan::Plan;
+use crate::plan::Settings;
 use crate::servers::{Running, Server};
 use crate::sets::{NAMES, Set};
 use crate::{dnsperf, report};
@@ -20,23 +20,23 @@ const TRIES: usize = 3;
 /// The measurements of a server in a round.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    pub saturated: Load,
+    pub saturated: LoadResult,
     /// Latencies at saturation.
     pub saturated_latencies: Option<Latencies>,
     /// The cost and the latencies at [`Set::rate`].
-    pub paced: Option<(Load, Latencies)>,
+    pub paced: Option<(LoadResult, Latencies)>,
     /// Resident memory in kilobytes.
     pub resident: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
+pub struct LoadResult {
     /// Microseconds of CPU per query.
     pub cpu: f64,
     /// The share of the time in which the core was busy with any process.
     pub busy: f64,
     /// The share of the time in which the core was busy with other processes.
-    pub others: f64,
+    pub other_processes: f64,
     pub per_second: f64,
     /// Mean latency in microseconds.
     pub mean: f64,
@@ -45,12 +45,12 @@ pub struct Load {
     wanted: Option<u32>,
 }
 
-impl Load {
+impl LoadResult {
     /// Whether other processes used more than [`DISTURBED`] of the servers' core, or more than this share of the load
     /// is missing.
     pub fn is_disturbed(&self) -> bool {
         let late = self.wanted.is_some_and(|wanted| self.per_second < (1.0 - DISTURBED) * f64::from(wanted));
-        self.others > DISTURBED || late
+        self.other_processes > DISTURBED || late
     }
 }
 
@@ -70,10 +70,10 @@ impl Measured {
     }
 
     /// Measures running servers. A server that fails is removed together with its earlier samples.
-    pub fn run(&mut self, plan: &Plan, dnsperf: &Path, mut running: Vec<Running>) {
-        for round in 0..plan.rounds {
-            report::progress(&format!("{}: round {} of {}", self.set.name(), round + 1, plan.rounds));
-            running.retain(|running| match measure(plan.time, dnsperf, self.set, running) {
+    pub fn run(&mut self, settings: &Settings, dnsperf: &Path, mut running: Vec<Running>) {
+        for round in 0..settings.rounds {
+            report::progress(&format!("{}: round {} of {}", self.set.name(), round + 1, settings.rounds));
+            running.retain(|running| match measure(settings.time, dnsperf, self.set, running) {
                 Ok(sample) => {
                     self.rows.entry(running.server).or_default().push(sample);
                     true
@@ -103,11 +103,11 @@ fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Resul
     // Check the answers before each measurement, which also fills the caches.
     let first = &running.questions[..running.questions.len().min(NAMES)];
     Client::new(running.address).map_err(text)?.ask_all(first)?;
-    let (saturated, good) = quiet(|| {
+    let (saturated, good) = measure_undisturbed(|| {
         let meter = Meter::start(running);
         let outcome = dnsperf::run(dnsperf, running.address, &running.data, set == Set::Tcp, time)?;
         let load = meter.stop(outcome.answered, outcome.mean, outcome.lost);
-        Ok((Load { per_second: outcome.per_second, ..load }, outcome.good))
+        Ok((LoadResult { per_second: outcome.per_second, ..load }, outcome.good))
     })?;
     let wanted = first.iter().filter(|question| !question.is_absent()).count() as f64 / first.len() as f64;
     if (good - wanted).abs() > 0.01 {
@@ -122,24 +122,26 @@ fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Resul
         return Ok(Sample { saturated, saturated_latencies: None, paced: None, resident });
     }
     let crowded = latency::saturated(running.address, &running.questions, time / 4).map_err(text)?;
-    let paced = quiet(|| {
+    let paced = measure_undisturbed(|| {
         let meter = Meter::start(running);
         let paced = latency::paced(running.address, &running.questions, set.rate(), time).map_err(text)?;
         let load = meter.stop(paced.each.len() as f64, paced.mean(), paced.lost as f64);
-        Ok((Load { wanted: Some(set.rate()), ..load }, paced))
+        Ok((LoadResult { wanted: Some(set.rate()), ..load }, paced))
     })?;
     Ok(Sample { saturated, saturated_latencies: Some(crowded), paced: Some(paced), resident })
 }
 
 /// Measures until a measurement is undisturbed, at most [`TRIES`] times.
-fn quiet<T>(measure: impl Fn() -> Result<(Load, T), String>) -> Result<(Load, T), String> {
+fn measure_undisturbed<T>(
+    measure: impl Fn() -> Result<(LoadResult, T), String>,
+) -> Result<(LoadResult, T), String> {
     let mut best = measure()?;
     for _ in 1..TRIES {
         if !best.0.is_disturbed() {
             break;
         }
         let again = measure()?;
-        if !again.0.is_disturbed() || again.0.others < best.0.others {
+        if !again.0.is_disturbed() || again.0.other_processes < best.0.other_processes {
             best = again;
         }
     }
@@ -160,11 +162,19 @@ impl Meter {
         Self { pid, used: cpu::used(pid), core: Core::now(cpu::SERVER), since: Instant::now() }
     }
 
-    fn stop(self, answered: f64, mean: f64, lost: f64) -> Load {
+    fn stop(self, answered: f64, mean: f64, lost: f64) -> LoadResult {
         let used = cpu::used(self.pid) - self.used;
         let seconds = self.since.elapsed().as_secs_f64();
         let busy = Core::busy_since(self.core, cpu::SERVER);
-        let others = (busy - used / 1e6 / seconds).max(0.0);
-        Load { cpu: used / answered, busy, others, per_second: answered / seconds, mean, lost, wanted: None }
+        let other_processes = (busy - used / 1e6 / seconds).max(0.0);
+        LoadResult {
+            cpu: used / answered,
+            busy,
+            other_processes,
+            per_second: answered / seconds,
+            mean,
+            lost,
+            wanted: None,
+        }
     }
 }

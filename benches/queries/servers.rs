@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::client::Client;
 use crate::cpu;
-use crate::fixtures::{self, Place};
+use crate::fixtures::{self, ServerFiles};
 use crate::harness::linker;
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
@@ -127,7 +127,7 @@ struct Ports {
     metrics: SocketAddr,
     /// The sockets that reserve the ports.
     _held: Vec<HeldPort>,
-    _beside: Option<(UdpSocket, TcpListener)>,
+    _on_other_address: Option<(UdpSocket, TcpListener)>,
 }
 
 impl Ports {
@@ -135,17 +135,27 @@ impl Ports {
     fn take(server: Server) -> io::Result<Self> {
         let metrics = HeldPort::take()?;
         if matches!(server, Server::Nsd | Server::Dnsmasq) {
-            let (dns, beside) = take_beside()?;
-            return Ok(Self { dns, metrics: metrics.local(), _held: vec![metrics], _beside: Some(beside) });
+            let (dns, on_other_address) = reserve_on_other_address()?;
+            return Ok(Self {
+                dns,
+                metrics: metrics.local(),
+                _held: vec![metrics],
+                _on_other_address: Some(on_other_address),
+            });
         }
         let dns = HeldPort::take()?;
-        Ok(Self { dns: dns.local(), metrics: metrics.local(), _held: vec![dns, metrics], _beside: None })
+        Ok(Self {
+            dns: dns.local(),
+            metrics: metrics.local(),
+            _held: vec![dns, metrics],
+            _on_other_address: None,
+        })
     }
 }
 
 /// Reserves a port on 127.0.0.2 for a server on 127.0.0.1 that doesn't set SO_REUSEPORT: NSD with one process, dnsmasq.
 /// The kernel then assigns the port to no socket that is bound to every address.
-fn take_beside() -> io::Result<(SocketAddr, (UdpSocket, TcpListener))> {
+fn reserve_on_other_address() -> io::Result<(SocketAddr, (UdpSocket, TcpListener))> {
     let reserve = || -> io::Result<_> {
         let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = udp.local_addr()?;
@@ -192,7 +202,7 @@ impl Environment {
     /// Returns the command of a server, and writes its files.
     fn command(&self, server: Server, set: Set, directory: &Path, ports: &Ports) -> io::Result<Command> {
         let port = ports.dns.port();
-        let place = &Place { directory, port };
+        let files = &ServerFiles { directory, port };
         let program = self.programs.of(server).ok_or(io::ErrorKind::NotFound)?;
         let mut command = Command::new(program);
         let host = if set.anywhere() { "[::]" } else { "127.0.0.1" };
@@ -222,20 +232,20 @@ impl Environment {
             }
             Server::Knot => {
                 write("zone", fixtures::zone())?;
-                write("knot.conf", fixtures::knot(place))?;
+                write("knot.conf", fixtures::knot(files))?;
                 command.arg("-c").arg(directory.join("knot.conf"));
             }
             Server::Nsd => {
                 write("zone", fixtures::zone())?;
-                write("nsd.conf", fixtures::nsd(place))?;
+                write("nsd.conf", fixtures::nsd(files))?;
                 command.arg("-d").arg("-c").arg(directory.join("nsd.conf"));
             }
             Server::Dnsdist => {
-                write("dnsdist.conf", fixtures::dnsdist(place, self.upstream, set == Set::Cached))?;
+                write("dnsdist.conf", fixtures::dnsdist(files, self.upstream, set == Set::Cached))?;
                 command.args(["--supervised", "--disable-syslog", "-C"]).arg(directory.join("dnsdist.conf"));
             }
             Server::Unbound => {
-                write("unbound.conf", fixtures::unbound(place, self.upstream, set == Set::Cached))?;
+                write("unbound.conf", fixtures::unbound(files, self.upstream, set == Set::Cached))?;
                 command.arg("-d").arg("-c").arg(directory.join("unbound.conf"));
             }
             Server::Dnsmasq => {
@@ -300,7 +310,7 @@ impl Environment {
 pub fn start_upstream(program: &Path, directory: &Path, port: u16) -> io::Result<Process> {
     fs::create_dir_all(directory)?;
     fs::write(directory.join("zone"), fixtures::zone())?;
-    fs::write(directory.join("knot.conf"), fixtures::knot(&Place { directory, port }))?;
+    fs::write(directory.join("knot.conf"), fixtures::knot(&ServerFiles { directory, port }))?;
     let mut command = Command::new(program);
     command.arg("-c").arg(directory.join("knot.conf"));
     spawn(&command, cpu::LOAD, directory)

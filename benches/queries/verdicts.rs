@@ -16,8 +16,8 @@ const ROUNDS: usize = 15;
 /// A bound on the ratio of CPU time per query at saturation.
 struct Bound {
     set: Set,
-    of: Server,
-    by: Server,
+    server: Server,
+    baseline: Server,
     limit: Limit,
 }
 
@@ -32,8 +32,8 @@ enum Limit {
 const BOUNDS: [Bound; 15] = {
     use Limit::{AtLeast, AtMost, Below};
     use Server::*;
-    const fn bound(set: Set, of: Server, by: Server, limit: Limit) -> Bound {
-        Bound { set, of, by, limit }
+    const fn bound(set: Set, server: Server, baseline: Server, limit: Limit) -> Bound {
+        Bound { set, server, baseline, limit }
     }
     [
         bound(Set::Cname, Linker, Floor, AtMost(1.10)),
@@ -65,22 +65,23 @@ pub fn lines(all: &[Measured]) -> Vec<String> {
 impl Bound {
     fn line(&self, all: &[Measured]) -> Option<String> {
         let measured = all.iter().find(|measured| measured.set == self.set)?;
-        let (of, by) = (measured.rows.get(&self.of)?, measured.rows.get(&self.by)?);
-        let rounds: Vec<(&Sample, &Sample)> = of.iter().zip(by).collect();
-        let calm: Vec<_> = rounds.iter().copied().filter(|(of, by)| is_calm(of) && is_calm(by)).collect();
+        let (server, baseline) = (measured.rows.get(&self.server)?, measured.rows.get(&self.baseline)?);
+        let rounds: Vec<(&Sample, &Sample)> = server.iter().zip(baseline).collect();
+        let undisturbed: Vec<_> =
+            rounds.iter().copied().filter(|(of, by)| is_undisturbed(of) && is_undisturbed(by)).collect();
         let counted: Vec<_> =
-            calm.iter().copied().filter(|(of, by)| self.answers_without_batching(of, by)).collect();
+            undisturbed.iter().copied().filter(|(of, by)| self.answers_without_batching(of, by)).collect();
         let ratios = |rounds: &[(&Sample, &Sample)]| {
             Spread::of(rounds.iter().map(|(of, by)| of.saturated.cpu / by.saturated.cpu))
         };
         // Without counted rounds, report the ratio of the undisturbed rounds, or of all rounds.
-        let spread = ratios(&counted).or_else(|| ratios(&calm)).or_else(|| ratios(&rounds))?;
-        let verdict = match (calm.is_empty(), counted.is_empty()) {
+        let spread = ratios(&counted).or_else(|| ratios(&undisturbed)).or_else(|| ratios(&rounds))?;
+        let verdict = match (undisturbed.is_empty(), counted.is_empty()) {
             (true, _) => "not known",
             (false, true) => "falls short",
             (false, false) => self.limit.verdict(spread),
         };
-        let (of, by, set) = (self.of.name(), self.by.name(), self.set.name());
+        let (of, by, set) = (self.server.name(), self.baseline.name(), self.set.name());
         Some(format!(
             "{verdict}: {set}: CPU per query, {of} : {by} = {:.2} ({:.2}-{:.2}), {}; {} of {} rounds undisturbed, {} \
              count",
@@ -88,7 +89,7 @@ impl Bound {
             spread.low,
             spread.high,
             self.limit.text(),
-            calm.len(),
+            undisturbed.len(),
             rounds.len(),
             counted.len(),
         ))
@@ -96,11 +97,11 @@ impl Bound {
 
     /// Whether the server hasn't delayed answers to fill batches.
     fn answers_without_batching(&self, of: &Sample, by: &Sample) -> bool {
-        self.by != Server::Floor || of.saturated.mean <= LATENCY * by.saturated.mean
+        self.baseline != Server::Floor || of.saturated.mean <= LATENCY * by.saturated.mean
     }
 }
 
-fn is_calm(sample: &Sample) -> bool {
+fn is_undisturbed(sample: &Sample) -> bool {
     !sample.saturated.is_disturbed() && sample.saturated.lost == 0.0
 }
 
@@ -135,7 +136,7 @@ fn latency(all: &[Measured]) -> Vec<String> {
     let row = |server: Server| rows.and_then(|rows| rows.get(&server));
     let (Some(ours), Some(theirs)) = (row(Server::Linker), row(Server::Knot)) else { return Vec::new() };
     let rounds: Vec<(&Latencies, &Latencies)> =
-        ours.iter().zip(theirs).filter_map(|pair| calm(pair)).collect();
+        ours.iter().zip(theirs).filter_map(|pair| undisturbed_latencies(pair)).collect();
     let all = (pool(rounds.iter().map(|(our, _)| *our)), pool(rounds.iter().map(|(_, their)| *their)));
     let (Some(our), Some(their)) = all else {
         return vec!["not known: cname at 20,000 q/s: other processes disturbed every round".to_owned()];
@@ -167,7 +168,7 @@ fn forwarding_latency(all: &[Measured]) -> Vec<String> {
     let Some(measured) = all.iter().find(|measured| measured.set == Set::Uncached) else { return Vec::new() };
     let row = |server: Server| measured.rows.get(&server);
     let (Some(ours), Some(theirs)) = (row(Server::Linker), row(Server::Dnsdist)) else { return Vec::new() };
-    let rounds: Vec<_> = ours.iter().zip(theirs).filter_map(calm).collect();
+    let rounds: Vec<_> = ours.iter().zip(theirs).filter_map(undisturbed_latencies).collect();
     let all = (pool(rounds.iter().map(|(our, _)| *our)), pool(rounds.iter().map(|(_, their)| *their)));
     let rate = Set::Uncached.rate();
     let (Some(our), Some(their)) = all else {
@@ -187,7 +188,9 @@ fn forwarding_latency(all: &[Measured]) -> Vec<String> {
 }
 
 /// Returns the latencies of a round in which no other process disturbed the two servers.
-fn calm<'a>((our, their): (&'a Sample, &'a Sample)) -> Option<(&'a Latencies, &'a Latencies)> {
+fn undisturbed_latencies<'a>(
+    (our, their): (&'a Sample, &'a Sample),
+) -> Option<(&'a Latencies, &'a Latencies)> {
     let (our, their) = (our.paced.as_ref()?, their.paced.as_ref()?);
     (!our.0.is_disturbed() && !their.0.is_disturbed()).then_some((&our.1, &their.1))
 }

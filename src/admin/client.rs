@@ -39,10 +39,10 @@ pub enum ClientError {
     Unreachable(io::Error),
     /// The open connection failed, no answer came in time, or the answer isn't that of an lb-linker of this version.
     #[error("no answer of an lb-linker of this version: {0}")]
-    Foreign(String),
+    UnexpectedAnswer(String),
     /// The load balancers haven't been read yet: the text of a 503.
     #[error("{0}")]
-    Refused(String),
+    NotReady(String),
 }
 
 impl ClientError {
@@ -70,13 +70,17 @@ impl InstanceClient {
         let stream = stream.map_err(ClientError::Unreachable)?;
         match timeout(REQUEST_TIMEOUT, self.request(stream)).await {
             Ok(answer) => answer,
-            Err(_) => Err(ClientError::Foreign(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()))),
+            Err(_) => Err(ClientError::UnexpectedAnswer(format!(
+                "no answer within {} s",
+                REQUEST_TIMEOUT.as_secs()
+            ))),
         }
     }
 
     async fn request(&mut self, stream: TcpStream) -> Result<Option<LinkListing>, ClientError> {
         // The text of the error may quote the answer: `sentence` limits its length and escapes it.
-        let foreign = |error: &dyn ToString| ClientError::Foreign(sentence(&error.to_string()).to_string());
+        let foreign =
+            |error: &dyn ToString| ClientError::UnexpectedAnswer(sentence(&error.to_string()).to_string());
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| foreign(&error))?;
         // A failure of the connection is reported by the request.
@@ -93,7 +97,7 @@ impl InstanceClient {
             StatusCode::NOT_MODIFIED if self.etag.is_some() => return Ok(None),
             StatusCode::OK => {}
             StatusCode::SERVICE_UNAVAILABLE if body.starts_with(NOT_READ.as_bytes()) => {
-                return Err(ClientError::Refused(
+                return Err(ClientError::NotReady(
                     sentence(String::from_utf8_lossy(&body).trim_end()).to_string(),
                 ));
             }

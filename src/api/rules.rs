@@ -11,7 +11,7 @@ use serde_json::json;
 use super::external_target::{
     MAX_ADDRESS, MAX_ADDRESSES, MAX_ALERT_LABEL, MAX_DNS_NAME, MAX_LABELS, MAX_NAMES,
 };
-use super::status::{MAX_CONDITIONS, MAX_MESSAGE, MAX_WORD};
+use super::status::{MAX_CONDITIONS, MAX_MESSAGE, MAX_STATE_TEXT};
 use crate::model::names::MAX_LABEL;
 
 /// A CEL expression, and the message if it is false.
@@ -101,7 +101,7 @@ pub(super) const ALERT_LABELS: FieldRule = FieldRule::new(
 
 /// Alertmanager distinguishes alerts by their labels: the alerts of one tenant must not have the labels of another
 /// tenant's alerts.
-pub(super) const OWN_LABELS: FieldRule = FieldRule::new(
+pub(super) const RESERVED_ALERT_LABELS: FieldRule = FieldRule::new(
     "self.all(name, !(name in ['alertname', 'cluster', 'external_target', 'external_target_namespace']))",
     "alertname, cluster, external_target and external_target_namespace are set by lb-linker",
 );
@@ -145,7 +145,7 @@ pub(super) fn object_labels_schema(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn alert_labels_schema(_: &mut SchemaGenerator) -> Schema {
-    with_rule(with_rule(labels_schema(MAX_ALERT_LABEL), ALERT_LABELS), OWN_LABELS)
+    with_rule(with_rule(labels_schema(MAX_ALERT_LABEL), ALERT_LABELS), RESERVED_ALERT_LABELS)
 }
 
 fn labels_schema(max_length: usize) -> Schema {
@@ -189,7 +189,7 @@ pub(super) fn conditions_schema(generator: &mut SchemaGenerator) -> Schema {
             "required": ["lastTransitionTime", "message", "reason", "status", "type"],
             "properties": {
                 "type": text("The name of the condition.", 316),
-                "status": text("True, False or Unknown.", MAX_WORD),
+                "status": text("True, False or Unknown.", MAX_STATE_TEXT),
                 "reason": text("The reason for the status of the condition, as one word.", MAX_MESSAGE),
                 "message": text("The reason for the status of the condition, for people; it may be empty.", 32_768),
                 "lastTransitionTime": time,

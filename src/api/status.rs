@@ -14,7 +14,7 @@ use crate::model::names::MAX_LABEL;
 /// Maximum number of characters of the message of a source, of a target as text, and of the reason of a condition.
 pub const MAX_MESSAGE: usize = 1024;
 /// Maximum number of characters of a state, of the reason of a move, of a UID, and of the status of a condition.
-pub const MAX_WORD: usize = 64;
+pub const MAX_STATE_TEXT: usize = 64;
 /// Maximum number of addresses of the target: as many as lb-linker reads from the status of a Service.
 pub const MAX_TARGET_ADDRESSES: usize = 1000;
 /// Maximum number of former targets.
@@ -79,7 +79,7 @@ pub struct CurrentTarget {
     pub display: String,
     /// The uid of the Service, if the source is one.
     #[serde(rename = "serviceUID", skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = MAX_WORD))]
+    #[schemars(length(max = MAX_STATE_TEXT))]
     pub service_uid: Option<String>,
     /// The time since which the DNS names lead to this target.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,7 +100,7 @@ pub struct SourceStatus {
     /// Pending: it has no target yet, or wasn't checked yet. Healthy or Unhealthy: it passes or fails its checks.
     /// Refused: it isn't permitted.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>", length(max = MAX_WORD))]
+    #[schemars(with = "Option<String>", length(max = MAX_STATE_TEXT))]
     pub state: Option<SourceState>,
     /// The target that the source has, as text.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -174,6 +174,6 @@ pub struct FormerTarget {
     pub until: Option<Time>,
     /// Why the DNS names moved away from this target, such as FailedOver.
     #[serde(skip_serializing_if = "String::is_empty")]
-    #[schemars(length(max = MAX_WORD))]
+    #[schemars(length(max = MAX_STATE_TEXT))]
     pub reason: String,
 }

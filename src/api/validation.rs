@@ -38,16 +38,16 @@ pub fn validate(name: &str, spec: &ExternalTargetSpec) -> Result<(), Vec<Invalid
         checker.refuse("spec.failback.mode", "supported values: \"Automatic\", \"Manual\"");
     }
     if let Some(pin) = &spec.pin
-        && checker.is_short("spec.pin", pin, MAX_LABEL)
+        && checker.check_length("spec.pin", pin, MAX_LABEL)
     {
         let is_source = spec.sources.iter().any(|source| source.name == *pin);
         checker.require("spec.pin", is_source, rules::PIN.message);
     }
     checker.list("spec.hostnames", spec.hostnames.as_deref(), MAX_NAMES, |checker, field, name| {
-        checker.is_short(field, name, MAX_DNS_NAME);
+        checker.check_length(field, name, MAX_DNS_NAME);
     });
     checker.list("spec.allowFrom", spec.allow_from.as_deref(), MAX_NAMES, |checker, field, namespace| {
-        if checker.is_short(field, namespace, MAX_LABEL) {
+        if checker.check_length(field, namespace, MAX_LABEL) {
             let is_name = namespace == "*" || is_label(namespace);
             checker.require(field, is_name, rules::LABEL_OR_ALL.message);
         }
@@ -61,8 +61,8 @@ pub fn validate(name: &str, spec: &ExternalTargetSpec) -> Result<(), Vec<Invalid
         if checker.labels("spec.alerts.labels", alerts.labels.as_ref(), MAX_ALERT_LABEL) {
             let are_usable = alerts.labels.iter().flatten().all(|(name, text)| is_alert_label(name, text));
             checker.require("spec.alerts.labels", are_usable, rules::ALERT_LABELS.message);
-            let are_free = alerts.labels.iter().flatten().all(|(name, _)| !is_own_label(name));
-            checker.require("spec.alerts.labels", are_free, rules::OWN_LABELS.message);
+            let are_free = alerts.labels.iter().flatten().all(|(name, _)| !is_reserved_alert_label(name));
+            checker.require("spec.alerts.labels", are_free, rules::RESERVED_ALERT_LABELS.message);
         }
     }
     if checker.invalid.is_empty() { Ok(()) } else { Err(checker.invalid) }
@@ -88,16 +88,16 @@ impl Checker {
     }
 
     /// The API server counts characters, although its message calls them bytes.
-    fn is_short(&mut self, field: &str, text: &str, max_length: usize) -> bool {
+    fn check_length(&mut self, field: &str, text: &str, max_length: usize) -> bool {
         let is_short = text.chars().count() <= max_length;
         self.require(field, is_short, format_args!("may not be more than {max_length} bytes"))
     }
 
-    fn has_few(&mut self, field: &str, number: usize, max: usize) -> bool {
+    fn check_count(&mut self, field: &str, number: usize, max: usize) -> bool {
         self.require(field, number <= max, format_args!("must have at most {max} items"))
     }
 
-    fn is_within(&mut self, field: &str, number: Option<i32>, (min, max): Bounds) {
+    fn check_range(&mut self, field: &str, number: Option<i32>, (min, max): Bounds) {
         let Some(number) = number else { return };
         self.require(field, number >= min, format_args!("should be greater than or equal to {min}"));
         self.require(field, number <= max, format_args!("should be less than or equal to {max}"));
@@ -111,7 +111,7 @@ impl Checker {
         check: impl Fn(&mut Self, &str, &str),
     ) {
         let entries = entries.unwrap_or_default();
-        if self.has_few(field, entries.len(), max) {
+        if self.check_count(field, entries.len(), max) {
             for (i, entry) in entries.iter().enumerate() {
                 check(self, &format!("{field}[{i}]"), entry);
             }
@@ -120,9 +120,9 @@ impl Checker {
 
     fn labels(&mut self, field: &str, labels: Option<&BTreeMap<String, String>>, max_length: usize) -> bool {
         let Some(labels) = labels else { return true };
-        self.has_few(field, labels.len(), MAX_LABELS)
+        self.check_count(field, labels.len(), MAX_LABELS)
             && labels.iter().fold(true, |valid, (name, text)| {
-                self.is_short(&format!("{field}.{name}"), text, max_length) && valid
+                self.check_length(&format!("{field}.{name}"), text, max_length) && valid
             })
     }
 
@@ -144,14 +144,14 @@ impl Checker {
             ("spec.alerts.notReadyForSeconds", not_ready_for, WAIT_SECONDS),
             ("spec.alerts.failedOverForSeconds", failed_over_for, WAIT_SECONDS),
         ] {
-            self.is_within(field, number, bounds);
+            self.check_range(field, number, bounds);
         }
     }
 
     fn sources(&mut self, sources: &[Source]) {
         let field = "spec.sources";
         self.require(field, !sources.is_empty(), "should have at least 1 items");
-        if !self.has_few(field, sources.len(), MAX_SOURCES) {
+        if !self.check_count(field, sources.len(), MAX_SOURCES) {
             return;
         }
         let names: BTreeSet<&str> = sources.iter().map(|source| &*source.name).collect();
@@ -180,7 +180,7 @@ impl Checker {
         let is_empty = addresses.as_ref().is_some_and(Vec::is_empty);
         self.require(&field, !is_empty, "should have at least 1 items");
         self.list(&field, addresses.as_deref(), MAX_ADDRESSES, |checker, field, address| {
-            if checker.is_short(field, address, MAX_ADDRESS) {
+            if checker.check_length(field, address, MAX_ADDRESS) {
                 let message = format_args!("{} {}", value(address), rules::ADDRESS.message);
                 checker.require(field, is_target_address(address), message);
             }
@@ -188,13 +188,13 @@ impl Checker {
     }
 
     fn label(&mut self, field: &str, text: &str) {
-        if self.is_short(field, text, MAX_LABEL) {
+        if self.check_length(field, text, MAX_LABEL) {
             self.require(field, is_label(text), rules::LABEL.message);
         }
     }
 
     fn hostname(&mut self, field: &str, hostname: &str) {
-        if !self.is_short(field, hostname, MAX_DNS_NAME) {
+        if !self.check_length(field, hostname, MAX_DNS_NAME) {
             return;
         }
         let is_address = parse_address(hostname).is_some();
@@ -238,7 +238,7 @@ pub(crate) fn is_alert_label(name: &str, text: &str) -> bool {
 }
 
 /// Returns whether lb-linker sets this label of an alert.
-pub(crate) fn is_own_label(name: &str) -> bool {
+pub(crate) fn is_reserved_alert_label(name: &str) -> bool {
     ["alertname", "cluster", "external_target", "external_target_namespace"].contains(&name)
 }
 

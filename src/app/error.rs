@@ -21,10 +21,10 @@ pub enum RunError {
     Server(#[from] ServerError),
     /// The thread that writes the query log can't be started.
     #[error("the thread that writes the query log can't be started: {0}")]
-    Lines(io::Error),
+    QueryLogThread(io::Error),
     /// The sync thread can't be started, or has panicked while it opened the source of links.
     #[error("the sync thread can't be started, or has panicked: {0}")]
-    Thread(io::Error),
+    SyncThread(io::Error),
     /// `lb-linker links` couldn't read the load balancers in time.
     #[error("the load balancers weren't read within {} s: see the warnings above", .0.as_secs())]
     LinksNotRead(Duration),
@@ -40,7 +40,9 @@ impl RunError {
         match self {
             Self::Input(error) => error.is_input(),
             Self::Server(error) => error.is_input(),
-            Self::Lines(_) | Self::Thread(_) | Self::LinksNotRead(_) | Self::Instance { .. } => false,
+            Self::QueryLogThread(_) | Self::SyncThread(_) | Self::LinksNotRead(_) | Self::Instance { .. } => {
+                false
+            }
         }
     }
 }

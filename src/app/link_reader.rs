@@ -59,7 +59,7 @@ impl LinkReader {
     pub async fn open(flags: Flags) -> Result<Self, RunError> {
         let flags = flags.read_only();
         let zones = read_zones(&flags)?;
-        let sync = SyncRuntime::start().map_err(RunError::Thread)?;
+        let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
         let source = sync.open(flags.clone(), zones.clone()).await?;
         let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());
         let store = Arc::new(store_for(&zones, Some(&source)));

@@ -23,10 +23,10 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// A source of the links that a filter selects.
 pub struct LinkSource {
     filter: LinkFilter,
-    origin: Origin,
+    origin: OpenSource,
 }
 
-enum Origin {
+enum OpenSource {
     /// A running lb-linker, with the links of its last answer.
     Instance {
         address: SocketAddr,
@@ -58,9 +58,12 @@ impl LinkSource {
                 Ok(listing) => {
                     let (name, links) =
                         listing.map(|listing| (listing.instance, listing.items)).unwrap_or_default();
-                    return Ok(Self { filter, origin: Origin::Instance { address, client, name, links } });
+                    return Ok(Self {
+                        filter,
+                        origin: OpenSource::Instance { address, client, name, links },
+                    });
                 }
-                Err(error @ ClientError::Refused(_)) => return Err(RunError::Instance { address, error }),
+                Err(error @ ClientError::NotReady(_)) => return Err(RunError::Instance { address, error }),
                 Err(error) if error.is_absent() => {}
                 Err(error) => foreign = Some(format!("--admin-listen {address}: {error}")),
             }
@@ -71,7 +74,7 @@ impl LinkSource {
             warn!("{foreign}; the links are read from API server {} instead", sentence(server));
         }
         let changes = reader.store.subscribe();
-        Ok(Self { filter, origin: Origin::Reader { reader, changes, target_namespace } })
+        Ok(Self { filter, origin: OpenSource::Reader { reader, changes, target_namespace } })
     }
 
     /// Returns the name and the address of the running lb-linker that the links come from; `None` if they come from a
@@ -79,8 +82,8 @@ impl LinkSource {
     #[must_use]
     pub fn instance(&self) -> Option<(&str, SocketAddr)> {
         match &self.origin {
-            Origin::Instance { address, name, .. } => Some((name, *address)),
-            Origin::Reader { .. } => None,
+            OpenSource::Instance { address, name, .. } => Some((name, *address)),
+            OpenSource::Reader { .. } => None,
         }
     }
 
@@ -88,8 +91,8 @@ impl LinkSource {
     #[must_use]
     pub fn links(&self) -> Vec<LinkView> {
         match &self.origin {
-            Origin::Instance { links, .. } => links.clone(),
-            Origin::Reader { reader, target_namespace, .. } => {
+            OpenSource::Instance { links, .. } => links.clone(),
+            OpenSource::Reader { reader, target_namespace, .. } => {
                 views(&reader.store, target_namespace, &self.filter)
             }
         }
@@ -101,7 +104,7 @@ impl LinkSource {
     /// If the links come from a running lb-linker that doesn't answer any more.
     pub async fn changed(&mut self) -> Result<(), RunError> {
         match &mut self.origin {
-            Origin::Instance { address, client, links, .. } => loop {
+            OpenSource::Instance { address, client, links, .. } => loop {
                 sleep(POLL_INTERVAL).await;
                 let listing = client.links().await;
                 if let Some(listing) =
@@ -111,7 +114,7 @@ impl LinkSource {
                     return Ok(());
                 }
             },
-            Origin::Reader { changes, .. } => {
+            OpenSource::Reader { changes, .. } => {
                 // `Lagged` also means a change. `Closed` can't occur, because the store of the reader has the sender.
                 let _ = changes.recv().await;
                 // Discard the changes until now: one list covers all of them.

@@ -38,7 +38,7 @@ impl SyncRuntime {
     pub(super) async fn open(&self, flags: Flags, zones: Vec<LinkZone>) -> Result<SyncSource, RunError> {
         let opened = self.runtime.spawn(async move { SyncSource::open(&flags, &zones).await });
         // The runtime lives as long as `self`, so the only possible `JoinError` is a panic.
-        opened.await.unwrap_or_else(|error| Err(RunError::Thread(error.into())))
+        opened.await.unwrap_or_else(|error| Err(RunError::SyncThread(error.into())))
     }
 
     pub(super) fn runtime(&self) -> &Handle {

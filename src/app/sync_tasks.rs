@@ -21,11 +21,11 @@ use crate::sync::alerts::{self, AlertsContext};
 use crate::sync::controller::supervisor::{SyncError, supervise};
 use crate::sync::election::term::unix_now;
 use crate::sync::election::{Election, ElectionConfig, KnownLeader, Leadership};
-use crate::sync::events::link_log::Telemetry;
+use crate::sync::events::link_log::LinkReporter;
 use crate::sync::events::{self, Recorder};
 use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::decision::SyncMode;
-use crate::sync::external_target::left_out::Registry;
+use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler;
 use crate::sync::external_target::states::ExternalTargetStates;
@@ -34,9 +34,9 @@ use crate::sync::failover_controller::manifests::ManifestOverrides;
 use crate::sync::failover_controller::{self, FailoverContext};
 use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect};
 use crate::sync::k8s::errors::ApiAvailability;
-use crate::sync::k8s::listed::{LinkLists, ListEpoch};
-use crate::sync::k8s::rewinds::Rewinds;
-use crate::sync::k8s::service_log::ServiceLog;
+use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::k8s::object_log::ObjectLog;
+use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::first_list::FirstList;
 use crate::sync::source::manifests::{self, ManifestSource};
@@ -118,11 +118,11 @@ impl SyncSource {
         }
     }
 
-    /// Returns the registry that tells which Services exist.
-    fn registry(&self, flags: &Flags) -> Registry {
+    /// Returns the look-up that tells which Services exist.
+    fn service_lookup(&self, flags: &Flags) -> ServiceLookup {
         match self {
-            Self::Cluster { client, .. } => Registry::Cluster(client.clone()),
-            Self::Manifests { .. } => Registry::Manifests(flags.manifests.clone().unwrap_or_default()),
+            Self::Cluster { client, .. } => ServiceLookup::Cluster(client.clone()),
+            Self::Manifests { .. } => ServiceLookup::Manifests(flags.manifests.clone().unwrap_or_default()),
         }
     }
 
@@ -190,13 +190,13 @@ impl SyncSource {
         let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
         let writers = end.writers.clone();
         tasks.spawn(end.run(stop.clone()));
-        let telemetry =
-            Telemetry { metrics: Arc::clone(&metrics.events), recorder, log: ServiceLog::default() };
+        let link_reporter =
+            LinkReporter { metrics: Arc::clone(&metrics.events), recorder, log: ObjectLog::default() };
         // Manifests aren't listed by an API server, and have no election: they count as listed in the only term.
-        let rewinds = Rewinds::default();
+        let rewinds = RestoreCounter::default();
         let epoch = ListEpoch { term: leadership.term(), rewinds: rewinds.count() };
         let listed = flags.manifests.is_some().then_some(epoch);
-        let listed = LinkLists::new(&selection.namespaces, listed);
+        let listed = CompletedLists::new(&selection.namespaces, listed);
         let (listed, overrides_listed) = (watch::Sender::new(listed.clone()), watch::Sender::new(listed));
         let persisted = Arc::<PersistedTargets>::default();
         let (unselected, external_target_states) =
@@ -207,11 +207,11 @@ impl SyncSource {
                 persisted: Arc::clone(&persisted),
                 external_target_states: Arc::clone(&external_target_states),
                 backend: backend.clone(),
-                registry: self.registry(flags),
+                service_lookup: self.service_lookup(flags),
                 selection: Arc::clone(&selection),
                 hostname_policy: hostname_policy.clone(),
                 policy: policy(),
-                telemetry: telemetry.clone(),
+                link_reporter: link_reporter.clone(),
                 metrics: Arc::clone(&metrics.reconciler),
                 api: Arc::clone(&metrics.api),
                 staleness: Arc::clone(&metrics.staleness),
@@ -248,7 +248,7 @@ impl SyncSource {
                         selection: Arc::clone(&selection),
                         policy: policy(),
                         hostname_policy: hostname_policy.clone(),
-                        telemetry: telemetry.clone(),
+                        link_reporter: link_reporter.clone(),
                         api: Arc::clone(&metrics.api),
                         staleness: Arc::clone(&metrics.staleness),
                         leadership: leadership.clone(),
@@ -264,16 +264,16 @@ impl SyncSource {
                     tasks.spawn(writers.track_future(annotation_controller));
                     let (client, availability) = (client.clone(), availability.clone());
                     let (selection, until) = (Arc::clone(&selection), stop.clone());
-                    let (store, is_ours) = (Arc::clone(&store), flags.finalizer);
+                    let (store, sets_finalizer) = (Arc::clone(&store), flags.finalizer);
                     let name = "the search for finalizers";
                     tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
                         let selection = Arc::clone(&selection);
-                        let look = finalizers::scan(
+                        let look = finalizers::search_finalizers(
                             client.clone(),
                             availability.clone(),
                             selection,
                             Arc::clone(&store),
-                            is_ours,
+                            sets_finalizer,
                         );
                         until_stopped(until.clone(), look)
                     }));
@@ -316,7 +316,7 @@ impl SyncSource {
                         .cloned()
                         .collect(),
                     check_dns,
-                    telemetry: telemetry.clone(),
+                    link_reporter: link_reporter.clone(),
                     metrics: Arc::clone(&metrics.failover),
                     api: Arc::clone(&metrics.api),
                     staleness: Arc::clone(&metrics.staleness),
@@ -340,7 +340,7 @@ impl SyncSource {
                     delete_delay: flags.effective_delete_delay(),
                     store,
                     persisted,
-                    telemetry,
+                    link_reporter,
                     metrics: Arc::clone(&metrics.watch),
                     staleness: Arc::clone(&metrics.staleness),
                     leadership,
@@ -375,7 +375,7 @@ impl SyncSource {
                     persisted,
                     unselected,
                     apply_overrides: Arc::new(move |objects, policy| overrides.apply(objects, policy)),
-                    telemetry,
+                    link_reporter,
                     files: Arc::default(),
                     keeps_unlisted,
                     delete_delay: flags.effective_delete_delay(),
@@ -498,7 +498,7 @@ async fn for_each_policy<F: Future<Output = Result<(), SyncError>>>(
 }
 
 /// Has everything listed again whenever the address of the API server changes.
-async fn relist_at_new_address(mut identity: watch::Receiver<ClusterIdentity>, rewinds: Rewinds) {
+async fn relist_at_new_address(mut identity: watch::Receiver<ClusterIdentity>, rewinds: RestoreCounter) {
     let mut known = identity.borrow_and_update().server.clone();
     // The client has the sender, and lives as long as the tasks that use it.
     while identity.changed().await.is_ok() {

@@ -49,7 +49,7 @@ async fn check(checker: &TargetChecker, host: &Hostname, timeout: Duration) -> T
                 unanswered.push(upstream);
                 outcomes.push(CheckOutcome::NoAnswer { upstream, message });
             }
-            (TargetOutcome::NoAnswer(_), None) | (TargetOutcome::NotAsked(_), _) => {}
+            (TargetOutcome::NoAnswer(_), None) | (TargetOutcome::Inconclusive(_), _) => {}
         }
     }
     let probes = unanswered.into_iter().map(|upstream| probe(checker, &name, upstream, timeout));

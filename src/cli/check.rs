@@ -8,9 +8,9 @@ pub(crate) mod report;
 use std::sync::Arc;
 
 use crate::cli::check::report::CheckReport;
-use crate::cli::environment::mistyped_variables;
 use crate::cli::error::InputError;
 use crate::cli::flags::{Flags, WITHOUT_LINKS};
+use crate::cli::mistyped_variables::mistyped_variables;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
@@ -35,18 +35,18 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     flags.upstreams()?;
     let (zones, corefile, warnings) = &check_corefile(flags)?;
     let mut check_report = CheckReport::default();
-    check_report.input.extend(mistyped_variables(corefile.variables()));
+    check_report.input_errors.extend(mistyped_variables(corefile.variables()));
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     check_report.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
     if let Some(path) = &flags.snapshot {
-        check_report.input.extend(check_path(path).err().map(|error| format!("--snapshot {error}")));
+        check_report.input_errors.extend(check_path(path).err().map(|error| format!("--snapshot {error}")));
     }
     let reads_links = flags.reads_links(zones);
     let notice = if reads_links { flags.sync_notice() } else { Some(WITHOUT_LINKS) };
     check_report.lines.extend(notice.map(ToOwned::to_owned));
     // `check` reports warnings of the Corefile as problems; `run` only logs them.
-    check_report.input.extend(warnings.iter().map(ToString::to_string));
+    check_report.input_errors.extend(warnings.iter().map(ToString::to_string));
     check_report.lines.push(String::new());
     check_report.lines.extend(corefile.text().lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
@@ -60,7 +60,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
                 .push(format!("ExternalTargets in {}: {external_targets}", directory.display()));
         }
         check_report.lines.extend(checked.notices);
-        check_report.input.extend(checked.errors);
+        check_report.input_errors.extend(checked.errors);
     } else if !reads_links {
         // Without links no permission is needed.
     } else if ask_cluster {

@@ -125,9 +125,9 @@ impl Flags {
     }
 
     fn sync_mode_in(&self, environment: &Environment) -> SyncMode {
-        let meant =
+        let writes_by_default =
             environment.in_cluster || self.election.leader_election.is_some() || self.manifests.is_some();
-        self.sync.unwrap_or(if meant { SyncMode::On } else { SyncMode::Plan })
+        self.sync.unwrap_or(if writes_by_default { SyncMode::On } else { SyncMode::Plan })
     }
 
     /// Returns the notice that nothing is written, if the reason is only that no flag enables writes.

@@ -123,7 +123,7 @@ impl HostnamePolicyFlags {
                 denied_nets: self.denied_nets.clone(),
                 allowed_nets: self.allowed_nets.clone(),
             },
-            apexes: zones.iter().map(|zone| zone.apex.clone()).collect(),
+            reserved_labels: zones.iter().map(|zone| zone.apex.clone()).collect(),
             hostname_annotations: self.hostname_annotations.clone(),
             hostname_namespaces: self.hostname_namespaces.iter().cloned().collect(),
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use kube::core::{Expression, Selector};
 
 /// The error message, with an example of the syntax.
-const GRAMMAR: &str = "not a label selector such as app=web,tier!=db,env in (a,b),!legacy";
+const SELECTOR_ERROR: &str = "not a label selector such as app=web,tier!=db,env in (a,b),!legacy";
 
 pub(crate) fn selector(text: &str) -> Result<Selector, &'static str> {
     let mut rest = text.trim();
@@ -14,16 +14,16 @@ pub(crate) fn selector(text: &str) -> Result<Selector, &'static str> {
         // A comma inside parentheses separates values, not requirements.
         let closed = rest.find('(').filter(|open| rest.find(',').is_none_or(|comma| *open < comma));
         let from = match closed {
-            Some(open) => open + rest[open..].find(')').ok_or(GRAMMAR)?,
+            Some(open) => open + rest[open..].find(')').ok_or(SELECTOR_ERROR)?,
             None => 0,
         };
         let (requirement, tail) = match rest[from..].find(',') {
             Some(comma) => (&rest[..from + comma], Some(&rest[from + comma + 1..])),
             None => (rest, None),
         };
-        expressions.push(expression(requirement.trim()).ok_or(GRAMMAR)?);
+        expressions.push(expression(requirement.trim()).ok_or(SELECTOR_ERROR)?);
         rest = match tail {
-            Some(tail) if tail.trim().is_empty() => return Err(GRAMMAR),
+            Some(tail) if tail.trim().is_empty() => return Err(SELECTOR_ERROR),
             Some(tail) => tail.trim(),
             None => "",
         };

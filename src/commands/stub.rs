@@ -11,7 +11,7 @@ use lb_linker::links::view::views;
 use lb_linker::model::excerpt::printable;
 use lb_linker::model::hostname::to_presentation;
 use lb_linker::stub::apply::write;
-use lb_linker::stub::changes::{Step, diff, to_apply, to_remove};
+use lb_linker::stub::changes::{PlannedChange, diff, to_apply, to_remove};
 use lb_linker::stub::cluster::{forwarding, read};
 use lb_linker::stub::platform::{ClusterDns, KUBE_SYSTEM, Resolver};
 use lb_linker::stub::report::report;
@@ -84,16 +84,16 @@ fn print(line: &str) {
 }
 
 /// Prints the changes as differences, asks for a confirmation if `ask` is true, and writes the changes.
-async fn write_steps(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
+async fn write_steps(client: &Client, steps: Vec<PlannedChange>, ask: bool) -> ExitCode {
     let mut changes = Vec::new();
     let mut code = ExitCode::SUCCESS;
     for step in steps {
         match step {
-            Step::Change(change) => {
+            PlannedChange::Change(change) => {
                 diff(&change).iter().for_each(|line| print(line));
                 changes.push(change);
             }
-            Step::Managed { change, by } => {
+            PlannedChange::Managed { change, by } => {
                 code = exit_with_error(
                     &format!(
                         "ConfigMap {KUBE_SYSTEM}/{} is managed by {by}, which would undo a change: change what {by} \
@@ -103,8 +103,8 @@ async fn write_steps(client: &Client, steps: Vec<Step>, ask: bool) -> ExitCode {
                     FAILED,
                 );
             }
-            Step::Done(text) => print(&text),
-            Step::Refused(text) => code = exit_with_error(&text, FAILED),
+            PlannedChange::Done(text) => print(&text),
+            PlannedChange::Refused(text) => code = exit_with_error(&text, FAILED),
         }
     }
     if changes.is_empty() {
@@ -147,7 +147,7 @@ async fn verify_zones(
     for zone in &reader.zones {
         let expected = verify::expected(&links, zone);
         print(&expected.to_string());
-        let asked = verify::ask(verify::tiers(dns, forwarding, &resolv_conf), &expected).await;
+        let asked = verify::ask(verify::resolver_hops(dns, forwarding, &resolv_conf), &expected).await;
         verify::table(&asked).iter().for_each(|line| print(line));
         problems.extend(verify::problem(&expected, &asked));
     }

@@ -50,7 +50,7 @@ pub struct ResponseCache {
     /// The CLOCK hand: the set that is searched next for evictable answers.
     clock_hand: usize,
     /// This thread's shards of all counters that answers increment, keyed by the address of the counters.
-    cells: HashMap<usize, (Arc<ShardedCounters>, Arc<LocalCounters>)>,
+    local_counters: HashMap<usize, (Arc<ShardedCounters>, Arc<LocalCounters>)>,
     /// The increments of the duration metrics for a hit, from the average duration of recent hits.
     hit_duration_deltas: [(usize, u64); 2],
 }
@@ -59,7 +59,7 @@ pub struct ResponseCache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
     /// The cache has no valid answer for this query and client.
-    Unknown,
+    NotCached,
     /// The cached answer is outdated because the links that it depends on have changed; usually the full handler can
     /// answer anew without waiting.
     Outdated,
@@ -100,7 +100,7 @@ impl ResponseCache {
             random: SmallRng::from_rng(&mut rand::rng()),
             bytes: 0,
             clock_hand: 0,
-            cells: HashMap::new(),
+            local_counters: HashMap::new(),
             hit_duration_deltas: duration_deltas(Duration::ZERO),
         }
     }
@@ -118,27 +118,27 @@ impl ResponseCache {
     /// If the full handler has to answer.
     pub fn answer(
         &mut self,
-        question: &[u8],
+        query: &[u8],
         client: IpAddr,
         server: u64,
         now: Instant,
         out: &mut [u8],
     ) -> Result<usize, Miss> {
-        if !self.key.read(question, client.is_ipv6()) {
-            return Err(Miss::Unknown);
+        if !self.key.read(query, client.is_ipv6()) {
+            return Err(Miss::NotCached);
         }
         let key = self.key.as_bytes();
-        let set = &mut self.sets[place_of(&self.hasher, key, self.sets.len())];
+        let set = &mut self.sets[set_index(&self.hasher, key, self.sets.len())];
         let is_it =
             |place: &&mut Option<Box<CacheSlot>>| place.as_ref().is_some_and(|e| e.is_of(key, server));
-        let place = set.iter_mut().find(is_it).ok_or(Miss::Unknown)?;
-        let entry = place.as_deref_mut().ok_or(Miss::Unknown)?;
-        if !entry.wire_response.is_case_independent && !self.key.is_lower_case(question) {
-            return Err(Miss::Unknown);
+        let place = set.iter_mut().find(is_it).ok_or(Miss::NotCached)?;
+        let entry = place.as_deref_mut().ok_or(Miss::NotCached)?;
+        if !entry.wire_response.is_case_independent && !self.key.is_lower_case(query) {
+            return Err(Miss::NotCached);
         }
         if !entry.wire_response.validity.is_valid(now) {
             let miss =
-                if entry.wire_response.validity.is_outdated() { Miss::Outdated } else { Miss::Unknown };
+                if entry.wire_response.validity.is_outdated() { Miss::Outdated } else { Miss::NotCached };
             entry.report_hits(now);
             self.bytes -= entry.weight();
             *place = None;
@@ -146,12 +146,12 @@ impl ResponseCache {
         }
         if entry.client != client {
             if !entry.wire_response.is_for(client) {
-                return Err(Miss::Unknown);
+                return Err(Miss::NotCached);
             }
             entry.client = client;
         }
-        let written = entry.wire_response.write(question, self.key.name_length(), now, &mut self.random, out);
-        let length = written.ok_or(Miss::Unknown)?;
+        let written = entry.wire_response.write(query, self.key.name_length(), now, &mut self.random, out);
+        let length = written.ok_or(Miss::NotCached)?;
         entry.record_hit(now, &self.hit_duration_deltas);
         Ok(length)
     }
@@ -175,7 +175,7 @@ impl ResponseCache {
         };
         let weight = entry.weight();
         self.make_room(weight, now);
-        let place = place_of(&self.hasher, &entry.key, self.sets.len());
+        let place = set_index(&self.hasher, &entry.key, self.sets.len());
         let set = &mut self.sets[place];
         let is_same = |other: &CacheSlot| other.is_of(&entry.key, entry.wire_response.server);
         let same = set.iter().position(|place| place.as_deref().is_some_and(is_same));
@@ -222,27 +222,28 @@ impl ResponseCache {
         let mut adds = Vec::new();
         let mut durations = Vec::new();
         for deltas in std::mem::take(&mut wire_response.validity.query_metrics) {
-            let cells = self.cells_of(&deltas.counters);
+            let local_counters = self.local_counters(&deltas.counters);
             let places =
                 deltas.adds.iter().filter_map(|(at, number)| Some((u16::try_from(*at).ok()?, *number)));
-            adds.push((Arc::clone(&cells), places.collect()));
-            durations.push(cells);
+            adds.push((Arc::clone(&local_counters), places.collect()));
+            durations.push(local_counters);
         }
         for counter in std::mem::take(&mut wire_response.validity.counters) {
-            adds.push((self.cells_of(&counter), Box::from([(0, 1)])));
+            adds.push((self.local_counters(&counter), Box::from([(0, 1)])));
         }
         ThreadDeltas { adds: adds.into(), durations: durations.into() }
     }
 
-    fn cells_of(&mut self, counters: &Arc<ShardedCounters>) -> Arc<LocalCounters> {
+    fn local_counters(&mut self, counters: &Arc<ShardedCounters>) -> Arc<LocalCounters> {
         let place = Arc::as_ptr(counters).addr();
-        let (_, cells) = self.cells.entry(place).or_insert_with(|| (Arc::clone(counters), counters.own()));
-        Arc::clone(cells)
+        let (_, local_counters) =
+            self.local_counters.entry(place).or_insert_with(|| (Arc::clone(counters), counters.new_shard()));
+        Arc::clone(local_counters)
     }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
-fn place_of(hasher: &RandomState, key: &[u8], sets: usize) -> usize {
+fn set_index(hasher: &RandomState, key: &[u8], sets: usize) -> usize {
     hasher.hash_one(key) as usize & (sets - 1)
 }
 
@@ -263,11 +264,11 @@ impl CacheSlot {
     /// Updates the metrics, the used bit and the hit counts for a hit.
     fn record_hit(&mut self, now: Instant, took: &[(usize, u64)]) {
         self.is_used = true;
-        for (cells, adds) in &self.deltas.adds {
-            adds.iter().for_each(|(at, number)| cells.add(usize::from(*at), *number));
+        for (local_counters, adds) in &self.deltas.adds {
+            adds.iter().for_each(|(at, number)| local_counters.add(usize::from(*at), *number));
         }
-        for cells in &self.deltas.durations {
-            took.iter().for_each(|(at, number)| cells.add(*at, *number));
+        for local_counters in &self.deltas.durations {
+            took.iter().for_each(|(at, number)| local_counters.add(*at, *number));
         }
         let validity = &self.wire_response.validity;
         if let Some(family) = validity.family {

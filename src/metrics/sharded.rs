@@ -33,7 +33,7 @@ pub fn duration_deltas(took: Duration) -> [(usize, u64); 2] {
 #[derive(Debug)]
 pub struct ShardedCounters {
     shared: LocalCounters,
-    own: Mutex<Vec<Arc<LocalCounters>>>,
+    shards: Mutex<Vec<Arc<LocalCounters>>>,
 }
 
 /// The counters of one thread, or the shared counters of all threads without a shard of their own.
@@ -52,10 +52,10 @@ impl LocalCounters {
         Self(iter::repeat_with(CacheLine::default).take(number.div_ceil(LINE)).collect())
     }
 
-    /// Adds a number to the counter with the index `at`. Only the thread that owns these counters may call this.
-    pub fn add(&self, at: usize, number: u64) {
-        let cell = self.at(at);
-        cell.store(cell.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
+    /// Adds a number to the counter at `index`. Only the thread that owns these counters may call this.
+    pub fn add(&self, index: usize, delta: u64) {
+        let cell = self.at(index);
+        cell.store(cell.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Relaxed);
     }
 
     fn at(&self, at: usize) -> &AtomicU64 {
@@ -74,17 +74,17 @@ impl LocalCounters {
 impl ShardedCounters {
     #[must_use]
     pub fn new(number: usize) -> Self {
-        Self { shared: LocalCounters::new(number), own: Mutex::default() }
+        Self { shared: LocalCounters::new(number), shards: Mutex::default() }
     }
 
-    /// Adds a number to the counter with the index `at`, from any thread.
-    pub fn add(&self, at: usize, number: u64) {
-        self.shared.at(at).fetch_add(number, Ordering::Relaxed);
+    /// Adds a number to the counter at `index`, from any thread.
+    pub fn add(&self, index: usize, delta: u64) {
+        self.shared.at(index).fetch_add(delta, Ordering::Relaxed);
     }
 
     /// Returns a new shard for one thread. The counts remain after the thread has dropped the shard.
     #[must_use]
-    pub fn own(&self) -> Arc<LocalCounters> {
+    pub fn new_shard(&self) -> Arc<LocalCounters> {
         let cells = Arc::new(LocalCounters::new(self.shared.len()));
         self.lock().push(Arc::clone(&cells));
         cells
@@ -93,8 +93,8 @@ impl ShardedCounters {
     /// Returns the sum of each counter over all shards.
     #[must_use]
     pub fn sums(&self) -> Vec<u64> {
-        let mut own = self.lock();
-        own.retain(|cells| {
+        let mut shards = self.lock();
+        shards.retain(|cells| {
             let in_use = Arc::strong_count(cells) > 1;
             if !in_use {
                 // Synchronizes with the drop of the shard by its thread, so that all its counts are visible.
@@ -103,12 +103,12 @@ impl ShardedCounters {
             }
             in_use
         });
-        let sum = |at| own.iter().map(|cells| cells.get(at)).sum::<u64>();
+        let sum = |at| shards.iter().map(|cells| cells.get(at)).sum::<u64>();
         (0..self.shared.len()).map(|at| self.shared.get(at) + sum(at)).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<LocalCounters>>> {
-        self.own.lock()
+        self.shards.lock()
     }
 }
 
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn counts_of_threads_are_summed_and_outlive_the_threads() {
         let spread = ShardedCounters::new(10);
-        let (one, other) = (spread.own(), spread.own());
+        let (one, other) = (spread.new_shard(), spread.new_shard());
         spread.add(0, 1);
         one.add(0, 2);
         other.add(9, 4);
@@ -240,7 +240,7 @@ mod tests {
         let counter = counters.with(&["z", "k"]);
         assert!(registry.gather().is_empty());
         counter.add(0, 2);
-        counters.with(&["z", "k"]).own().add(0, 3);
+        counters.with(&["z", "k"]).new_shard().add(0, 3);
         let page = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
         assert!(page.contains("asked_total{kind=\"k\",zone=\"z\"} 5\n"), "{page}");
     }

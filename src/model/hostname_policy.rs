@@ -16,7 +16,7 @@ pub const HOSTNAME: &str = "linker.hsj.com/hostname";
 pub struct HostnamePolicy {
     pub targets: TargetPolicy,
     /// The labels below the zones that are reserved for the zones' own records; empty means [`names::RESERVED_LABEL`].
-    pub apexes: Vec<String>,
+    pub reserved_labels: Vec<String>,
     /// Further annotations with DNS names, in addition to [`HOSTNAME`].
     pub hostname_annotations: Vec<String>,
     /// The namespaces in which Services may request any name in the zones; `*` for all.
@@ -46,26 +46,26 @@ impl HostnamePolicy {
         let annotations = [HOSTNAME].into_iter().chain(self.hostname_annotations.iter().map(String::as_str));
         for name in annotations {
             let Some(text) = annotation(name) else { continue };
-            let ListEntries { counted, ignored } = ListEntries::of(text);
+            let ListEntries { accepted, ignored } = ListEntries::of(text);
             let mut rejection =
                 Rejection::new(RejectedField::Hostname, format!("the DNS name in annotation {name}"));
             rejection.ignore(ignored, ListEntries::LIMIT);
-            for name in counted {
+            for name in accepted {
                 let lower = in_stored_form(name);
-                if granted.iter().any(|known| **known == *lower) || self.is_own(key, &lower) {
+                if granted.iter().any(|known| **known == *lower) || self.is_default_name(key, &lower) {
                     continue;
                 }
                 let outcome = if granted.len() < MAX_ENTRIES {
-                    self.grant(key.namespace(), &lower)
+                    self.check_granted(key.namespace(), &lower)
                 } else {
                     Err(format!("a Service may have {MAX_ENTRIES} names at most"))
                 };
                 match outcome {
                     Ok(()) => granted.push(lower.into()),
-                    Err(why) => rejection.refuse(name, &why),
+                    Err(why) => rejection.reject(name, &why),
                 }
             }
-            unusable.extend(rejection.into_complaint());
+            unusable.extend(rejection.non_empty());
         }
         (granted, unusable)
     }
@@ -77,22 +77,23 @@ impl HostnamePolicy {
     /// The reason why the name is denied.
     pub fn check(&self, key: &ServiceKey, name: &str) -> Result<Option<String>, String> {
         let name = in_stored_form(name);
-        if self.is_own(key, &name) {
+        if self.is_default_name(key, &name) {
             return Ok(None);
         }
-        self.grant(key.namespace(), &name).map(|()| Some(name))
+        self.check_granted(key.namespace(), &name).map(|()| Some(name))
     }
 
     /// Returns whether the domain `label` directly below a zone, including all names below it, is reserved. A name that
     /// is reserved in one zone is reserved in all, because zones may be added and removed.
     fn is_reserved(&self, label: &str) -> bool {
         let default = [names::RESERVED_LABEL.to_owned()];
-        let apexes = if self.apexes.is_empty() { &default[..] } else { &self.apexes };
-        apexes.iter().any(|apex| names::is_reserved(label.as_bytes(), apex.as_bytes()))
+        let reserved_labels =
+            if self.reserved_labels.is_empty() { &default[..] } else { &self.reserved_labels };
+        reserved_labels.iter().any(|apex| names::is_reserved(label.as_bytes(), apex.as_bytes()))
     }
 
     /// Returns whether a name is a default name of the Service, even if another Service holds it.
-    fn is_own(&self, key: &ServiceKey, name: &str) -> bool {
+    fn is_default_name(&self, key: &ServiceKey, name: &str) -> bool {
         let below = |zone| name.strip_suffix(&*to_presentation(zone))?.strip_suffix('.');
         let own =
             [format!("{}.{}", key.name(), key.namespace()), names::dashed_label(key.namespace(), key.name())];
@@ -102,11 +103,11 @@ impl HostnamePolicy {
     /// Returns those of `hostnames` that a Service of the namespace may still have.
     #[must_use]
     pub fn still_granted(&self, namespace: &str, hostnames: Vec<Arc<str>>) -> Vec<Arc<str>> {
-        hostnames.into_iter().filter(|name| self.grant(namespace, name).is_ok()).collect()
+        hostnames.into_iter().filter(|name| self.check_granted(namespace, name).is_ok()).collect()
     }
 
     /// Checks whether a Service of the namespace may have a name, given in lower case.
-    fn grant(&self, namespace: &str, name: &str) -> Result<(), String> {
+    fn check_granted(&self, namespace: &str, name: &str) -> Result<(), String> {
         let labels: Vec<&str> = name.split('.').collect();
         let plain = if labels[0] == "*" { &labels[1..] } else { &labels[..] };
         if name.len() > MAX_ENTRY_BYTES || !plain.iter().all(|label| is_name_label(label)) {
@@ -149,7 +150,7 @@ impl HostnamePolicy {
 /// Returns the custom hostnames in the value of an external target's annotation [`HOSTNAME`].
 #[must_use]
 pub fn recorded_hostnames(annotation: Option<&str>) -> Vec<Arc<str>> {
-    annotation.into_iter().flat_map(|names| ListEntries::of(names).counted).map(Into::into).collect()
+    annotation.into_iter().flat_map(|names| ListEntries::of(names).accepted).map(Into::into).collect()
 }
 
 /// Returns a requested name as links have it: in lower case and without a dot at its end.

@@ -370,7 +370,7 @@ impl Link {
 
     /// Returns whether this process has never observed the Service, but only its external target.
     #[must_use]
-    pub fn was_never_seen(&self) -> bool {
+    pub fn was_never_observed(&self) -> bool {
         self.created == RANK_NEVER_OBSERVED
     }
 }

@@ -108,7 +108,7 @@ impl Link {
     }
 
     /// Returns the link without target after the end of its Service, or of its override.
-    pub(crate) fn ended(&self, since: Instant) -> Self {
+    pub(crate) fn to_gone(&self, since: Instant) -> Self {
         // The external target may be that of a predecessor: count the delay from the end of the predecessor.
         let since = self.service_gone_since().map_or(since, |outlived| outlived.min(since));
         Self { target: None, refused: false, overridden: None, state: LinkState::Gone(since), ..self.clone() }
@@ -116,7 +116,7 @@ impl Link {
 
     /// Returns this link of an existing Service with the state and the names that it has after the end of the override
     /// of `overridden`.
-    pub(crate) fn returned(&self, overridden: &Self) -> Self {
+    pub(crate) fn after_override(&self, overridden: &Self) -> Self {
         let state = match self.target {
             // The external target still has the target that the ExternalTarget announced.
             None if overridden.active_override().is_some() => {

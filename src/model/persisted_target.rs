@@ -15,7 +15,7 @@ pub struct PersistedTarget {
     /// The custom hostnames recorded on the external target that the hostname policy still allows.
     pub hostnames: Box<[Arc<str>]>,
     /// Whether lb-linker removes the external target when its Service is gone.
-    pub is_ours: bool,
+    pub is_removable: bool,
     /// The uid of the ExternalTarget that the external target was written for; `None` if it was written for a Service,
     /// or if the namespace isn't watched.
     pub overridden_by: Option<Uid>,
@@ -70,7 +70,7 @@ mod tests {
             target: None,
             owner,
             hostnames: Box::default(),
-            is_ours: true,
+            is_removable: true,
             overridden_by: None,
         };
         assert!(last.uid().is_empty());

@@ -20,7 +20,7 @@ pub enum RejectedField {
 /// The rejected values of one field or annotation of a Service, and the reasons: three examples and a count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    pub subject: RejectedField,
+    pub kind: RejectedField,
     field: String,
     /// Rejected values as they are displayed, and the reason for each.
     examples: Vec<(String, String)>,
@@ -32,11 +32,11 @@ pub struct Rejection {
 impl Rejection {
     /// Returns an empty rejection for a field or annotation.
     #[must_use]
-    pub fn new(subject: RejectedField, field: impl Into<String>) -> Self {
-        Self { subject, field: field.into(), examples: Vec::new(), refused: 0, ignored: (0, "") }
+    pub fn new(kind: RejectedField, field: impl Into<String>) -> Self {
+        Self { kind, field: field.into(), examples: Vec::new(), refused: 0, ignored: (0, "") }
     }
 
-    pub fn refuse(&mut self, text: &str, why: &str) {
+    pub fn reject(&mut self, text: &str, why: &str) {
         self.refused += 1;
         if self.examples.len() < MAX_EXAMPLES {
             self.examples.push((value(text).to_string(), sentence(why).to_string()));
@@ -49,12 +49,12 @@ impl Rejection {
     }
 
     #[must_use]
-    pub fn refuses(&self) -> bool {
+    pub fn has_rejected(&self) -> bool {
         self.refused > 0
     }
 
     #[must_use]
-    pub fn into_complaint(self) -> Option<Self> {
+    pub fn non_empty(self) -> Option<Self> {
         (self.refused > 0 || self.ignored.0 > 0).then_some(self)
     }
 }
@@ -83,7 +83,7 @@ impl fmt::Display for Rejection {
 pub struct ListEntries<'a> {
     /// The first [`MAX_ENTRIES`] entries, without surrounding white space, except entries of more than
     /// [`MAX_ENTRY_BYTES`] bytes.
-    pub counted: Vec<&'a str>,
+    pub accepted: Vec<&'a str>,
     /// The number of the remaining entries, without empty entries.
     pub ignored: usize,
 }
@@ -95,18 +95,18 @@ impl<'a> ListEntries<'a> {
     /// Splits the value of an annotation. Skips empty entries.
     #[must_use]
     pub fn of(text: &'a str) -> Self {
-        let (mut counted, mut ignored) = (Vec::new(), 0);
+        let (mut accepted, mut ignored) = (Vec::new(), 0);
         let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
         for (i, entry) in entries.enumerate() {
             // The final dot of an absolute name doesn't count.
             let length = entry.strip_suffix('.').unwrap_or(entry).len();
             if i < MAX_ENTRIES && length <= MAX_ENTRY_BYTES {
-                counted.push(entry);
+                accepted.push(entry);
             } else {
                 ignored += 1;
             }
         }
-        Self { counted, ignored }
+        Self { accepted, ignored }
     }
 }
 
@@ -120,25 +120,25 @@ mod tests {
         let text = format!(" a ,,{}, {}.,{}", name(253), name(253), name(254));
         let absolute = format!("{}.", name(253));
         let longest = name(253);
-        let expected = ListEntries { counted: vec!["a", &longest, &absolute], ignored: 1 };
+        let expected = ListEntries { accepted: vec!["a", &longest, &absolute], ignored: 1 };
         assert_eq!(ListEntries::of(&text), expected);
         let many = (0..14_000).map(|i| i.to_string()).collect::<Vec<_>>().join(",");
         let entries = ListEntries::of(&many);
-        assert_eq!((entries.counted.len(), entries.ignored), (100, 13_900));
-        assert_eq!(entries.counted[99], "99");
+        assert_eq!((entries.accepted.len(), entries.ignored), (100, 13_900));
+        assert_eq!(entries.accepted[99], "99");
         let long_first = format!("{},{many}", name(300));
-        assert_eq!(ListEntries::of(&long_first).counted.len(), 99, "the first 100, whatever they are");
+        assert_eq!(ListEntries::of(&long_first).accepted.len(), 99, "the first 100, whatever they are");
         assert_eq!(ListEntries::of(&",".repeat(200_000)).ignored, 0);
     }
 
     #[test]
     fn rejection_has_three_examples_and_a_count() {
         let mut rejection = Rejection::new(RejectedField::Hostname, "the annotation");
-        assert_eq!(rejection.clone().into_complaint(), None);
-        rejection.refuse("a", "no");
+        assert_eq!(rejection.clone().non_empty(), None);
+        rejection.reject("a", "no");
         assert_eq!(rejection.to_string(), "the annotation \"a\" isn't served: no");
         for _ in 0..10_000 {
-            rejection.refuse(&"\n".repeat(250_000), &"y".repeat(250_000));
+            rejection.reject(&"\n".repeat(250_000), &"y".repeat(250_000));
         }
         let text = rejection.to_string();
         assert!(text.ends_with("; and 9998 more") && text.len() < 2500, "{text}");
@@ -147,6 +147,6 @@ mod tests {
         ignored.ignore(7, ListEntries::LIMIT);
         let expected =
             "the annotation: entries that are ignored: 7; the first 100 count, of at most 253 bytes each";
-        assert_eq!(ignored.into_complaint().unwrap().to_string(), expected);
+        assert_eq!(ignored.non_empty().unwrap().to_string(), expected);
     }
 }

@@ -67,7 +67,7 @@ async fn allow(client: &Client, load_balancer: &str, namespaces: &[&str]) -> Res
         namespaces.iter().copied().filter(|namespace| !all.contains(namespace)).collect();
     all.extend(missing);
     let text = all.join(",");
-    let counted = ListEntries::of(&text).counted;
+    let counted = ListEntries::of(&text).accepted;
     if !namespaces.iter().all(|namespace| counted.contains(namespace)) {
         return Err(format!(
             "Service {load_balancer}: {ALLOW_FROM} would have {} entries, and lb-linker ignores all but the first \

@@ -199,7 +199,7 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
     let domains: HashSet<&str> = of_services.filter_map(|(hostname, _)| domain(hostname)).collect();
     let (mut scan, mut candidates) = (Scan::default(), Vec::new());
     for service in &objects.services {
-        let Some(external_name) = hand_made_name(service, store, target_namespace) else { continue };
+        let Some(external_name) = unmanaged_external_name(service, store, target_namespace) else { continue };
         let (namespace, service_name) =
             (service.key().namespace().to_owned(), service.key().name().to_owned());
         let all = owners.get(&external_name).map(Vec::as_slice).unwrap_or_default();
@@ -291,7 +291,7 @@ fn hostnames_of_sources(
 
 /// Returns the hostname of an ExternalName Service that was written by hand: the Service isn't an external target,
 /// doesn't become one by its name, and doesn't follow a load balancer yet. `None` for any other Service.
-fn hand_made_name(service: &Service, store: &Store, target_namespace: &str) -> Option<String> {
+fn unmanaged_external_name(service: &Service, store: &Store, target_namespace: &str) -> Option<String> {
     let key = service.key();
     let is_adopted = key.namespace() == target_namespace && !store.claimants(key.name()).is_empty();
     let is_kept =

@@ -53,7 +53,7 @@ pub(super) fn hostname(text: &str) -> Option<Hostname> {
 }
 
 /// Returns the flags that a snapshot records.
-pub(crate) fn settings(selection: &Selection, policy: &HostnamePolicy) -> RecordedFlags {
+pub(crate) fn recorded_flags(selection: &Selection, policy: &HostnamePolicy) -> RecordedFlags {
     let mut hostname_annotations = policy.hostname_annotations.clone();
     hostname_annotations.sort_unstable();
     RecordedFlags {

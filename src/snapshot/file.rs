@@ -63,7 +63,7 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Appends `.damaged` to the name of a file, and replaces an earlier file of that name. Returns the new path.
-pub(super) fn set_aside(path: &Path) -> io::Result<PathBuf> {
+pub(super) fn rename_damaged(path: &Path) -> io::Result<PathBuf> {
     let aside = beside(path, ".damaged");
     fs::rename(path, &aside)?;
     Ok(aside)
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
         for content in ["old", "new"] {
             fs::write(&path, content).unwrap();
-            let aside = set_aside(&path).unwrap();
+            let aside = rename_damaged(&path).unwrap();
             assert_eq!(fs::read_to_string(aside).unwrap(), content);
         }
     }

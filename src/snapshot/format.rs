@@ -50,7 +50,8 @@ pub struct Head {
     /// The version of the program.
     pub program: String,
     pub cluster: ClusterIdentity,
-    pub settings: RecordedFlags,
+    #[serde(rename = "settings")]
+    pub recorded_flags: RecordedFlags,
     /// The serial of the zones.
     pub serial: u64,
 }

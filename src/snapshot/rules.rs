@@ -12,7 +12,7 @@ use crate::sync::k8s::client::ClusterIdentity;
 use crate::sync::source::first_list::FirstList;
 
 /// Time from the start after which DNS answers from the snapshot if the first list isn't complete.
-pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How far in the future the time of a snapshot may be: clocks of machines differ, and are corrected.
 const MAX_FUTURE: Duration = Duration::from_secs(300);
 /// Minimum pause between two writes.
@@ -56,7 +56,7 @@ pub(super) fn check(head: &Head, cluster: &ClusterIdentity, now: &RecordedFlags)
     if !head.cluster.is_same(cluster) {
         return Err(Unusable::OtherCluster(head.cluster.server.clone()));
     }
-    let then = &head.settings;
+    let then = &head.recorded_flags;
     let is_within = (then.annotated_only || !now.annotated_only)
         && (now.selector.is_empty() || now.selector == then.selector)
         && now.hostname_annotations == then.hostname_annotations;
@@ -121,7 +121,7 @@ mod tests {
                 taken: NOW,
                 program: String::new(),
                 cluster: cluster.clone(),
-                settings: then.clone(),
+                recorded_flags: then.clone(),
                 serial: 0,
             };
             check(&head, &cluster, now).is_ok()

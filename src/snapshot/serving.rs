@@ -10,11 +10,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use super::contents::settings;
+use super::contents::recorded_flags;
 use super::file;
 use super::format::{FormatError, Snapshot, decode};
 use super::restore::{Restored, restore};
-use super::rules::{self, ANSWER_TIMEOUT};
+use super::rules::{self, FIRST_LIST_TIMEOUT};
 use super::task::SnapshotContext;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::snapshot_links::{Age, SnapshotLinks};
@@ -47,7 +47,7 @@ struct ReadSnapshot {
 /// # Errors
 /// If a task on another thread panics.
 pub(super) async fn until_first_list(context: &SnapshotContext) -> Result<bool, SyncError> {
-    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let deadline = Instant::now() + FIRST_LIST_TIMEOUT;
     let path = context.path.clone();
     let loaded = spawn_blocking(move || load(path)).await?;
     let mut has_overrides = false;
@@ -70,7 +70,7 @@ fn load(path: PathBuf) -> Loaded {
     };
     match decode(&bytes) {
         Ok(snapshot) => Loaded::Snapshot(ReadSnapshot { bytes, snapshot }),
-        Err(why) => Loaded::Damaged { why, aside: file::set_aside(&path) },
+        Err(why) => Loaded::Damaged { why, aside: file::rename_damaged(&path) },
     }
 }
 
@@ -113,7 +113,7 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
     let SnapshotContext { path, max_age, cluster, selection, store, .. } = context;
     let (mut first_list, mut policy) = (context.first_list.clone(), context.policy.clone());
     let (path, taken) = (path.display(), snapshot.head.taken);
-    let age = rules::check(&snapshot.head, &cluster.borrow(), &settings(selection, &policy.borrow()))
+    let age = rules::check(&snapshot.head, &cluster.borrow(), &recorded_flags(selection, &policy.borrow()))
         .and_then(|()| rules::age(taken, Timestamp::now(), *max_age));
     let age = match age {
         Ok(age) => age,

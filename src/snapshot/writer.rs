@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::contents::{saved, settings};
+use super::contents::{recorded_flags, saved};
 use super::file;
 use super::format::{Encoded, FormatError, Head, encode};
 use super::rules::{pause_after, renewal};
@@ -160,7 +160,7 @@ impl Writer<'_> {
             taken: Timestamp::from_second((Timestamp::now() - silence).as_second()).unwrap_or_default(),
             program: env!("CARGO_PKG_VERSION").to_owned(),
             cluster: cluster.borrow().clone(),
-            settings: settings(selection, &policy.borrow()),
+            recorded_flags: recorded_flags(selection, &policy.borrow()),
             serial: 0,
         };
         let (store, file) = (Arc::clone(store), path.clone());

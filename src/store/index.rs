@@ -44,7 +44,7 @@ pub(super) struct Index {
     /// The custom hostnames, as absolute names.
     pub(super) custom_hostnames: NameTree,
     pub(super) addresses: ReverseIndex,
-    pub(super) names: NameSetCounter,
+    pub(super) name_set: NameSetCounter,
 }
 
 #[derive(Debug)]
@@ -97,12 +97,12 @@ impl Drop for ChangeGuard<'_> {
 
 impl Default for Index {
     fn default() -> Self {
-        let names = NameSetCounter::default();
+        let name_set = NameSetCounter::default();
         Self {
-            default_names: NameTree::new(&names),
-            custom_hostnames: NameTree::new(&names),
+            default_names: NameTree::new(&name_set),
+            custom_hostnames: NameTree::new(&name_set),
             addresses: ReverseIndex::default(),
-            names,
+            name_set,
         }
     }
 }

@@ -39,7 +39,7 @@ impl LinkMetrics {
         })
     }
 
-    fn count(&self) {
+    fn update(&self) {
         let mut count = [("live", 0), ("pending", 0), ("stale", 0), ("left_out", 0), ("gone", 0)];
         let (mut refused, mut lost) = (0, 0);
         for link in self.store.links() {
@@ -73,7 +73,7 @@ impl Collector for LinkMetrics {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        self.count();
+        self.update();
         let counts = [&self.names_lost, &self.targets_refused, &self.snapshot_age];
         counts.into_iter().flat_map(Collector::collect).chain(self.links.collect()).collect()
     }

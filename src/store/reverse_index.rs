@@ -163,7 +163,7 @@ mod tests {
                                 target: Some(target),
                                 owner: written_for,
                                 hostnames: Box::default(),
-                                is_ours: true,
+                                is_removable: true,
                                 overridden_by: None,
                             },
                         );

@@ -48,8 +48,8 @@ impl SnapshotLinks {
     }
 
     /// Invalidates all answers that were made from these links.
-    fn outdate(&self) {
-        self.store.index.names.increment();
+    fn invalidate(&self) {
+        self.store.index.name_set.increment();
     }
 }
 
@@ -91,15 +91,15 @@ impl Store {
     /// Replaces the links of the snapshot. The caller holds the lock of writers.
     pub(super) fn replace_snapshot_links(&self, snapshot_links: Option<Arc<SnapshotLinks>>) {
         if let Some(before) = self.snapshot_links.swap(snapshot_links) {
-            before.outdate();
+            before.invalidate();
         }
     }
 
     /// Invalidates answers from the snapshot, because a link from the watch replaces one of its links. The caller holds the
     /// lock of writers.
-    pub(super) fn outdate_snapshot_links(&self) {
+    pub(super) fn invalidate_snapshot_answers(&self) {
         if let Some(snapshot_links) = &*self.snapshot_links.load() {
-            snapshot_links.outdate();
+            snapshot_links.invalidate();
         }
     }
 

@@ -95,7 +95,7 @@ fn last(host: &str, written_for: TargetOwner) -> PersistedTarget {
         target,
         owner: written_for,
         hostnames: Box::default(),
-        is_ours: true,
+        is_removable: true,
         overridden_by: None,
     }
 }
@@ -153,8 +153,8 @@ fn left_out_service_keeps_its_names_and_target_through_lists() {
     let web = key("web");
     let host = Some(Target::Hostname(host("a.example.")));
     let names = || vec![Arc::from("shop.default.lb.internal")];
-    assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_some());
-    assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_none(), "nothing changes");
+    assert!(store.insert_left_out(&web, "1".into(), host.clone(), names()).is_some());
+    assert!(store.insert_left_out(&web, "1".into(), host.clone(), names()).is_none(), "nothing changes");
     for name in [&["web-default"][..], &["web", "default"], &["shop", "default"]] {
         assert_eq!(target(&store, name).as_deref(), Some("a.example"));
     }
@@ -169,10 +169,10 @@ fn left_out_service_keeps_its_names_and_target_through_lists() {
     // recorded, each Service of the name counts as the same.
     store.apply(seen("default", "web", "1", &[]));
     assert_eq!(store.get(&web).unwrap().state, LinkState::Stale);
-    assert!(store.keep_left_out(&web, "1".into(), host.clone(), names()).is_none(), "it is followed");
+    assert!(store.insert_left_out(&web, "1".into(), host.clone(), names()).is_none(), "it is followed");
     for (noted, uid, expected) in [("1", "1", "a.example"), ("", "2", "a.example"), ("1", "2", "pending")] {
         let store = Store::new(OnGone::Kept);
-        store.keep_left_out(&web, noted.into(), host.clone(), vec![]);
+        store.insert_left_out(&web, noted.into(), host.clone(), vec![]);
         store.apply(seen("default", "web", uid, &[]));
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some(expected), "{noted:?} {uid}");
     }
@@ -184,7 +184,7 @@ fn left_out_service_can_be_deleted_and_forgotten() {
     let left_out = || {
         let store = Store::new(OnGone::Kept);
         store.insert_gone(&key("web"), vec![]);
-        assert!(store.keep_left_out(&key("web"), "1".into(), host.clone(), vec![]).is_some());
+        assert!(store.insert_left_out(&key("web"), "1".into(), host.clone(), vec![]).is_some());
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
         store
     };
@@ -209,7 +209,7 @@ fn left_out_service_can_be_deleted_and_forgotten() {
     // A link that becomes left out still records our finalizer.
     let store = Store::new(OnGone::Kept);
     store.insert_terminating(&key("web"), "1", true);
-    store.keep_left_out(&key("web"), "1".into(), host.clone(), vec![]);
+    store.insert_left_out(&key("web"), "1".into(), host.clone(), vec![]);
     assert!(store.get(&key("web")).unwrap().has_finalizer);
 }
 

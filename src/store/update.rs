@@ -51,10 +51,10 @@ impl Store {
             self.index.addresses.remove(&before, Some(link));
         }
         if let Some(dotted) = dotted_name(&link.key) {
-            self.set_own(allocator, &dotted, Some(Arc::clone(link)));
+            self.set_default_name(allocator, &dotted, Some(Arc::clone(link)));
         }
         if let Some(label) = link.key.label().filter(|_| allocator.has_label(&link.key)) {
-            self.set_own(allocator, &label, Some(Arc::clone(link)));
+            self.set_default_name(allocator, &label, Some(Arc::clone(link)));
         }
         for name in link.hostnames.iter().filter_map(|name| custom_hostnames::wire(name)) {
             self.index.custom_hostnames.set(&name, Some(Arc::clone(link)));
@@ -67,7 +67,7 @@ impl Store {
         self.apply_reassigned(allocator, reassigned);
         let passed = allocator.custom_hostnames.set_requested(&link.key, link.created, &[]);
         if let Some(dotted) = dotted_name(&link.key) {
-            self.set_own(allocator, &dotted, None);
+            self.set_default_name(allocator, &dotted, None);
         }
         if let Some((_, before)) = self.links.remove(&link.key) {
             self.index.addresses.remove(&before, None);
@@ -82,7 +82,7 @@ impl Store {
             match change {
                 Reassigned::Label(label, owner) => {
                     let owner = owner.and_then(|key| self.get(&key));
-                    self.set_own(allocator, &label, owner);
+                    self.set_default_name(allocator, &label, owner);
                 }
                 Reassigned::Object(key, external_target) => {
                     if let Some(link) =
@@ -112,7 +112,7 @@ impl Store {
 
     /// Maps a default name to a link, or removes the name. A link with an equal custom hostname loses or gets that
     /// hostname.
-    fn set_own(&self, allocator: &mut NameAllocator, name: &[u8], link: Option<Arc<Link>>) {
+    fn set_default_name(&self, allocator: &mut NameAllocator, name: &[u8], link: Option<Arc<Link>>) {
         let owner = link.as_ref().map(|link| link.key.clone());
         let before = self.index.default_names.set(name, link);
         let is_changed = before.is_some() != owner.is_some();

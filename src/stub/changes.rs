@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::Forwarding;
 use super::corefile::{Corefile, ZoneBlock};
 use super::platform::{
-    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES, KUBE_DNS, KUBE_SYSTEM, Part, Resolver,
-    manager,
+    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES, DnsComponent, KUBE_DNS, KUBE_SYSTEM,
+    Resolver, manager,
 };
 use crate::dns::corefile::CorefileError;
 
@@ -56,7 +56,7 @@ pub enum Backup {
 
 /// What is to be done with a ConfigMap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum PlannedChange {
     Change(Change),
     /// Another tool manages the ConfigMap, and would undo the change.
     Managed {
@@ -78,29 +78,29 @@ impl Change {
 
 /// Returns what `--apply` does.
 #[must_use]
-pub fn to_apply(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
+pub fn to_apply(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<PlannedChange> {
     let (mut steps, mut is_by_hand) = (Vec::new(), false);
     for part in dns.parts() {
         match part {
-            Part::Resolver(Resolver::CoreDns | Resolver::Eks | Resolver::Aks | Resolver::K3s) => {
+            DnsComponent::Resolver(Resolver::CoreDns | Resolver::Eks | Resolver::Aks | Resolver::K3s) => {
                 steps.extend(core_dns(dns, forwarding));
             }
-            Part::Resolver(Resolver::NodeLocal) => steps.extend(node_local(dns, forwarding)),
+            DnsComponent::Resolver(Resolver::NodeLocal) => steps.extend(node_local(dns, forwarding)),
             // The ConfigMaps of kubespray belong to the parts CoreDNS and NodeLocal.
-            Part::Resolver(Resolver::Kubespray) => {}
-            Part::Resolver(
+            DnsComponent::Resolver(Resolver::Kubespray) => {}
+            DnsComponent::Resolver(
                 Resolver::GkeKubeDns | Resolver::OpenShift | Resolver::Dnsmasq | Resolver::SystemdResolved,
             )
-            | Part::Unsupported(_) => is_by_hand = true,
+            | DnsComponent::Unsupported(_) => is_by_hand = true,
         }
     }
     if steps.is_empty() && is_by_hand {
-        steps.push(Step::Refused(
+        steps.push(PlannedChange::Refused(
             "this cluster DNS isn't configured by a ConfigMap of CoreDNS; `lb-linker stub` prints what to do"
                 .to_owned(),
         ));
     } else if steps.is_empty() {
-        steps.push(Step::Refused(format!(
+        steps.push(PlannedChange::Refused(format!(
             "neither ConfigMap {KUBE_SYSTEM}/{COREDNS} nor one of NodeLocal DNSCache was found; `lb-linker stub` prints \
              what to do"
         )));
@@ -110,23 +110,27 @@ pub fn to_apply(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<Step> {
 
 /// Returns what is to be done with CoreDNS; `None` if its ConfigMap doesn't exist.
 #[must_use]
-pub fn core_dns(dns: &ClusterDns, forwarding: &Forwarding) -> Option<Step> {
+pub fn core_dns(dns: &ClusterDns, forwarding: &Forwarding) -> Option<PlannedChange> {
     let map = dns.config_map(COREDNS)?;
-    Some(try_core_dns(dns, map, forwarding).unwrap_or_else(|error| Step::Refused(error.to_string())))
+    Some(try_core_dns(dns, map, forwarding).unwrap_or_else(|error| PlannedChange::Refused(error.to_string())))
 }
 
-fn try_core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> Result<Step, CorefileError> {
+fn try_core_dns(
+    dns: &ClusterDns,
+    map: &ConfigMap,
+    forwarding: &Forwarding,
+) -> Result<PlannedChange, CorefileError> {
     let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
-    let corefile = Corefile::parse(&place(map, COREFILE), text)?;
+    let corefile = Corefile::parse(&file_name(map, COREFILE), text)?;
     let imports = corefile.imports_servers();
     let mut foreign = if imports { custom_blocks(dns, &corefile, forwarding)? } else { Blocks::default() };
     // Blocks that were added before the Corefile had the import stay where they are.
-    if !imports || corefile.has_ours() {
+    if !imports || corefile.has_own_block() {
         return step_to_add(map, &corefile, forwarding, foreign, false);
     }
-    foreign.extend(&place(map, COREFILE), corefile.blocks_of(&forwarding.zones));
+    foreign.extend(&file_name(map, COREFILE), corefile.blocks_of(&forwarding.zones));
     let wanted = match foreign.missing(forwarding) {
-        Err(wrong) => return Ok(Step::Refused(wrong)),
+        Err(wrong) => return Ok(PlannedChange::Refused(wrong)),
         Ok(zones) => Forwarding { zones, ..forwarding.clone() },
     };
     let absent = config_map(COREDNS_CUSTOM);
@@ -149,28 +153,28 @@ fn try_core_dns(dns: &ClusterDns, map: &ConfigMap, forwarding: &Forwarding) -> R
 
 /// Returns what is to be done with NodeLocal DNSCache; `None` if it has no ConfigMap.
 #[must_use]
-pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<Step> {
+pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<PlannedChange> {
     let map = dns.node_local()?;
     let step = || {
         let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
-        let corefile = Corefile::parse(&place(map, COREFILE), text)?;
+        let corefile = Corefile::parse(&file_name(map, COREFILE), text)?;
         let mut blocks = Blocks { accepted_upstreams: cluster_dns(dns, &corefile), ..Blocks::default() };
         // node-cache makes a block of its own for each of these domains.
         blocks.found.extend(stub_domains(dns, &forwarding.zones));
         step_to_add(map, &corefile, forwarding, blocks, true)
     };
-    Some(step().unwrap_or_else(|error: CorefileError| Step::Refused(error.to_string())))
+    Some(step().unwrap_or_else(|error: CorefileError| PlannedChange::Refused(error.to_string())))
 }
 
 /// Returns what `--remove` does.
 #[must_use]
-pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<Step> {
+pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<PlannedChange> {
     let mut steps = Vec::new();
     for map in [dns.config_map(COREDNS), dns.node_local()].into_iter().flatten() {
         let Some(before) = value(map, COREFILE) else { continue };
         steps.extend(
             steps_to_remove(map, before, zones)
-                .unwrap_or_else(|error| vec![Step::Refused(error.to_string())]),
+                .unwrap_or_else(|error| vec![PlannedChange::Refused(error.to_string())]),
         );
     }
     if let Some(map) = dns.config_map(COREDNS_CUSTOM)
@@ -181,7 +185,7 @@ pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<Step> {
         steps.push(step_of(map, SERVER_KEY, former_servers(map), String::new(), false, restart));
     }
     if steps.is_empty() {
-        steps.push(Step::Done(
+        steps.push(PlannedChange::Done(
             "no ConfigMap of the cluster DNS has a block of lb-linker; what was added by hand has to be taken out by hand"
                 .to_owned(),
         ));
@@ -192,16 +196,20 @@ pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<Step> {
 /// Returns the text in [`SERVER_KEY`] before the first change, without a block of lb-linker.
 fn former_servers(map: &ConfigMap) -> Option<String> {
     let backup = value(map, &format!("{SERVER_KEY}{BACKUP}"))?;
-    let rest = Corefile::parse(SERVER_KEY, backup).and_then(|corefile| corefile.without());
+    let rest = Corefile::parse(SERVER_KEY, backup).and_then(|corefile| corefile.without_block());
     Some(rest.unwrap_or_else(|_| backup.to_owned())).filter(|rest| !rest.trim().is_empty())
 }
 
-fn steps_to_remove(map: &ConfigMap, before: &str, zones: &[String]) -> Result<Vec<Step>, CorefileError> {
-    let corefile = Corefile::parse(&place(map, COREFILE), before)?;
-    let removed = corefile.without()?;
+fn steps_to_remove(
+    map: &ConfigMap,
+    before: &str,
+    zones: &[String],
+) -> Result<Vec<PlannedChange>, CorefileError> {
+    let corefile = Corefile::parse(&file_name(map, COREFILE), before)?;
+    let removed = corefile.without_block()?;
     let backup = value(map, &format!("{COREFILE}{BACKUP}"));
     let mut steps = Vec::new();
-    if corefile.has_ours() || backup.is_some() {
+    if corefile.has_own_block() || backup.is_some() {
         // The value before the first change may have had no final line break.
         let former = backup.filter(|backup| backup.trim_end() == removed.trim_end());
         let after = former.map_or(removed, ToOwned::to_owned);
@@ -210,9 +218,9 @@ fn steps_to_remove(map: &ConfigMap, before: &str, zones: &[String]) -> Result<Ve
     }
     let blocks = corefile.blocks_of(zones).into_iter();
     steps.extend(blocks.filter(|block| !block.is_ours).map(|ZoneBlock { zone, line, .. }| {
-        Step::Refused(format!(
+        PlannedChange::Refused(format!(
             "{}:{line}: the block of zone {zone} has no marker lines of lb-linker around it: remove it by hand",
-            place(map, COREFILE)
+            file_name(map, COREFILE)
         ))
     }));
     Ok(steps)
@@ -266,7 +274,8 @@ impl Blocks {
     /// Returns a sentence about each block that forwards elsewhere.
     pub(super) fn wrong(&self, forwarding: &Forwarding) -> impl Iterator<Item = String> {
         let blocks = self.found.iter();
-        blocks.filter_map(|(place, block)| misdirected(place, block, forwarding, &self.accepted_upstreams))
+        blocks
+            .filter_map(|(place, block)| wrong_upstreams(place, block, forwarding, &self.accepted_upstreams))
     }
 
     /// Returns the zones that no block has.
@@ -348,7 +357,7 @@ pub(super) fn operator_zones(dns: &ClusterDns, zones: &[String]) -> Vec<(String,
 }
 
 /// Returns what is wrong with the block at a place; `None` if it forwards to lb-linker, or to one of `also`.
-pub(super) fn misdirected(
+pub(super) fn wrong_upstreams(
     place: &str,
     block: &ZoneBlock,
     forwarding: &Forwarding,
@@ -377,7 +386,7 @@ pub(super) fn cluster_dns(dns: &ClusterDns, node_local: &Corefile<'_>) -> Vec<St
 }
 
 /// Returns the file name of a key in messages, such as `kube-system/coredns:Corefile`.
-pub(super) fn place(map: &ConfigMap, key: &str) -> String {
+pub(super) fn file_name(map: &ConfigMap, key: &str) -> String {
     format!("{KUBE_SYSTEM}/{}:{key}", name(map))
 }
 
@@ -402,8 +411,8 @@ fn name(map: &ConfigMap) -> &str {
     map.metadata.name.as_deref().unwrap_or_default()
 }
 
-fn lacks_corefile(map: &ConfigMap) -> Step {
-    Step::Refused(format!("ConfigMap {KUBE_SYSTEM}/{} has no key {COREFILE}", name(map)))
+fn lacks_corefile(map: &ConfigMap) -> PlannedChange {
+    PlannedChange::Refused(format!("ConfigMap {KUBE_SYSTEM}/{} has no key {COREFILE}", name(map)))
 }
 
 /// Returns the step after which lb-linker's block in a Corefile has the zones that have no other block.
@@ -413,20 +422,20 @@ fn step_to_add(
     forwarding: &Forwarding,
     mut blocks: Blocks,
     is_node_local: bool,
-) -> Result<Step, CorefileError> {
+) -> Result<PlannedChange, CorefileError> {
     let workload = workload(map);
     let mut of_corefile = corefile.blocks_of(&forwarding.zones);
     of_corefile.retain(|block| !block.is_ours);
-    blocks.extend(&place(map, COREFILE), of_corefile);
+    blocks.extend(&file_name(map, COREFILE), of_corefile);
     let wanted = match blocks.missing(forwarding) {
-        Err(wrong) => return Ok(Step::Refused(wrong)),
+        Err(wrong) => return Ok(PlannedChange::Refused(wrong)),
         Ok(zones) => Forwarding { zones, ..forwarding.clone() },
     };
     let (lines, after) = if wanted.zones.is_empty() {
-        (String::new(), corefile.without()?)
+        (String::new(), corefile.without_block()?)
     } else {
         let lines = corefile.lines_to_add(&wanted, is_node_local);
-        let after = corefile.with(&lines)?;
+        let after = corefile.with_block(&lines)?;
         (lines, after)
     };
     Ok(if value(map, COREFILE) == Some(&after) {
@@ -436,8 +445,8 @@ fn step_to_add(
     })
 }
 
-fn done(place: &str, forwarding: &Forwarding) -> Step {
-    Step::Done(format!("ConfigMap {place} forwards {} already", forwarding.zones.join(", ")))
+fn done(place: &str, forwarding: &Forwarding) -> PlannedChange {
+    PlannedChange::Done(format!("ConfigMap {place} forwards {} already", forwarding.zones.join(", ")))
 }
 
 /// Returns the command that restarts the Pods, unless the Corefile has *reload*, which also reads imported files again.
@@ -449,8 +458,8 @@ fn restart(corefile: &Corefile<'_>, workload: &str) -> Option<String> {
 /// lb-linker's, because a change replaces all of it.
 fn is_changed_already(key: &str, text: &str) -> bool {
     let Ok(corefile) = Corefile::parse(key, text) else { return false };
-    let rest = corefile.without();
-    corefile.has_ours() && (key != SERVER_KEY || rest.is_ok_and(|rest| rest.trim().is_empty()))
+    let rest = corefile.without_block();
+    corefile.has_own_block() && (key != SERVER_KEY || rest.is_ok_and(|rest| rest.trim().is_empty()))
 }
 
 fn step_of(
@@ -460,7 +469,7 @@ fn step_of(
     lines: String,
     is_added: bool,
     restart: Option<String>,
-) -> Step {
+) -> PlannedChange {
     let has_backup = value(map, &format!("{key}{BACKUP}")).is_some();
     let before = value(map, key).map(ToOwned::to_owned);
     let is_foreign = before.as_deref().is_some_and(|text| !is_changed_already(key, text));
@@ -481,8 +490,8 @@ fn step_of(
         restart,
     };
     match manager(&map.metadata) {
-        Some(by) => Step::Managed { change, by },
-        None => Step::Change(change),
+        Some(by) => PlannedChange::Managed { change, by },
+        None => PlannedChange::Change(change),
     }
 }
 

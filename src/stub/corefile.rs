@@ -21,7 +21,7 @@ pub struct Corefile<'a> {
     text: &'a str,
     blocks: Vec<BlockSource>,
     /// The line numbers of the two markers, from 1.
-    ours: Option<(usize, usize)>,
+    own_lines: Option<(usize, usize)>,
 }
 
 /// The server block of a zone.
@@ -43,8 +43,8 @@ impl<'a> Corefile<'a> {
     pub fn parse(name: &str, text: &'a str) -> Result<Self, CorefileError> {
         let file: Arc<Path> = Path::new(name).into();
         let blocks = parse(&file, text, &WITHOUT_FILES)?;
-        let ours = markers(&file, text)?;
-        let corefile = Self { file, text, blocks, ours };
+        let own_lines = markers(&file, text)?;
+        let corefile = Self { file, text, blocks, own_lines };
         corefile.check_ours()?;
         Ok(corefile)
     }
@@ -120,17 +120,17 @@ impl<'a> Corefile<'a> {
 
     /// Returns whether the Corefile has lines that lb-linker has added.
     #[must_use]
-    pub fn has_ours(&self) -> bool {
-        self.ours.is_some()
+    pub fn has_own_block(&self) -> bool {
+        self.own_lines.is_some()
     }
 
     /// Returns the text with these lines instead of lb-linker's present ones, or at the end.
     ///
     /// # Errors
     /// If the result isn't the former Corefile with this block instead of lb-linker's present block.
-    pub fn with(&self, lines: &str) -> Result<String, CorefileError> {
-        let (before, after) = self.without_ours();
-        let text = if self.ours.is_some() || before.is_empty() || before.ends_with('\n') {
+    pub fn with_block(&self, lines: &str) -> Result<String, CorefileError> {
+        let (before, after) = self.around_own_block();
+        let text = if self.own_lines.is_some() || before.is_empty() || before.ends_with('\n') {
             format!("{before}{lines}{after}")
         } else {
             format!("{before}\n{lines}{after}")
@@ -143,8 +143,8 @@ impl<'a> Corefile<'a> {
     ///
     /// # Errors
     /// If the result isn't the former Corefile without lb-linker's blocks.
-    pub fn without(&self) -> Result<String, CorefileError> {
-        let (before, after) = self.without_ours();
+    pub fn without_block(&self) -> Result<String, CorefileError> {
+        let (before, after) = self.around_own_block();
         let text = format!("{before}{after}");
         self.check(&text, &[])?;
         Ok(text)
@@ -152,7 +152,7 @@ impl<'a> Corefile<'a> {
 
     /// Checks that one block stands between the markers, and has only directives that lb-linker writes.
     fn check_ours(&self) -> Result<(), CorefileError> {
-        let Some((first, _)) = self.ours else { return Ok(()) };
+        let Some((first, _)) = self.own_lines else { return Ok(()) };
         let mut blocks = self.blocks.iter().filter(|block| self.is_ours(block));
         let is_made = |block: &BlockSource| {
             block.lines.iter().all(|line| matches!(line.name(), "bind" | "errors" | "forward"))
@@ -177,7 +177,7 @@ impl<'a> Corefile<'a> {
         if expected == found {
             return Ok(());
         }
-        let line = self.ours.map_or_else(|| self.text.lines().count(), |(first, _)| first);
+        let line = self.own_lines.map_or_else(|| self.text.lines().count(), |(first, _)| first);
         Err(self.position(line.max(1)).error(
             "a block at this place would change other blocks: put braces around each block, and lb-linker's two \
              marker lines around its own block only",
@@ -185,8 +185,8 @@ impl<'a> Corefile<'a> {
     }
 
     /// Returns the text before and after lb-linker's lines.
-    fn without_ours(&self) -> (&'a str, &'a str) {
-        let Some((first, last)) = self.ours else { return (self.text, "") };
+    fn around_own_block(&self) -> (&'a str, &'a str) {
+        let Some((first, last)) = self.own_lines else { return (self.text, "") };
         let offset = |lines: usize| self.text.split_inclusive('\n').take(lines).map(str::len).sum::<usize>();
         (&self.text[..offset(first - 1)], &self.text[offset(last)..])
     }
@@ -198,7 +198,7 @@ impl<'a> Corefile<'a> {
     }
 
     fn is_ours(&self, block: &BlockSource) -> bool {
-        self.ours.is_some_and(|(first, last)| (first..=last).contains(&line_of(block)))
+        self.own_lines.is_some_and(|(first, last)| (first..=last).contains(&line_of(block)))
     }
 
     fn position(&self, line: usize) -> Position {

@@ -71,7 +71,7 @@ pub enum Unsupported {
 
 /// A part of the DNS of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum DnsComponent {
     Resolver(Resolver),
     Unsupported(Unsupported),
 }
@@ -96,9 +96,9 @@ impl ClusterDns {
 
     /// Returns the parts of the DNS of this cluster; empty if none is known.
     #[must_use]
-    pub fn parts(&self) -> Vec<Part> {
+    pub fn parts(&self) -> Vec<DnsComponent> {
         if self.dns_operator.is_some() {
-            return vec![Part::Resolver(Resolver::OpenShift)];
+            return vec![DnsComponent::Resolver(Resolver::OpenShift)];
         }
         if self.server_version.contains("-gke.") {
             return self.gke();
@@ -110,42 +110,42 @@ impl ClusterDns {
         let mut parts = Vec::new();
         if self.server_version.contains("-eks-") {
             if core_dns.is_some() {
-                parts.push(Part::Resolver(Resolver::Eks));
+                parts.push(DnsComponent::Resolver(Resolver::Eks));
             }
             if core_dns.is_none() || self.nodes.iter().any(is_eks_auto_mode) {
-                parts.push(Part::Unsupported(Unsupported::EksAutoMode));
+                parts.push(DnsComponent::Unsupported(Unsupported::EksAutoMode));
             }
         } else if self.server_version.contains("+k3s") {
-            parts.push(Part::Resolver(Resolver::K3s));
+            parts.push(DnsComponent::Resolver(Resolver::K3s));
         } else if imports && core_dns.is_some_and(|map| is_reconciled(&map.metadata)) {
-            parts.push(Part::Resolver(Resolver::Aks));
+            parts.push(DnsComponent::Resolver(Resolver::Aks));
         } else {
             if self.config_map(NODE_LOCAL[1]).is_some() {
-                parts.push(Part::Resolver(Resolver::Kubespray));
+                parts.push(DnsComponent::Resolver(Resolver::Kubespray));
             }
             if core_dns.is_some() {
-                parts.push(Part::Resolver(Resolver::CoreDns));
+                parts.push(DnsComponent::Resolver(Resolver::CoreDns));
             }
         }
         if self.node_local().is_some() {
-            parts.push(Part::Resolver(Resolver::NodeLocal));
+            parts.push(DnsComponent::Resolver(Resolver::NodeLocal));
         }
         parts
     }
 
-    fn gke(&self) -> Vec<Part> {
+    fn gke(&self) -> Vec<DnsComponent> {
         // Nodes of Autopilot are named gk3-….
         if !self.nodes.is_empty() && self.nodes.iter().all(|node| node.name_any().starts_with("gk3-")) {
-            return vec![Part::Unsupported(Unsupported::GkeAutopilot)];
+            return vec![DnsComponent::Unsupported(Unsupported::GkeAutopilot)];
         }
         let replicas = |it: &Deployment| it.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
         let is_stopped = |it: &Deployment| it.name_any() == KUBE_DNS && replicas(it) == 0;
-        let cloud_dns = Part::Unsupported(Unsupported::GkeCloudDns);
+        let cloud_dns = DnsComponent::Unsupported(Unsupported::GkeCloudDns);
         if self.deployments.iter().any(is_stopped) {
             return vec![cloud_dns];
         }
         // With Cloud DNS, kube-dns usually keeps running: no object tells which of the two resolvers the Pods use.
-        vec![Part::Resolver(Resolver::GkeKubeDns), cloud_dns]
+        vec![DnsComponent::Resolver(Resolver::GkeKubeDns), cloud_dns]
     }
 }
 

@@ -4,11 +4,12 @@ use serde_json::{Map, Value, json};
 
 use super::Forwarding;
 use super::changes::{
-    Change, OPERATOR_SERVER, SERVER_KEY, Step, core_dns, misdirected, node_local, operator_zones, value,
+    Change, OPERATOR_SERVER, PlannedChange, SERVER_KEY, core_dns, node_local, operator_zones, value,
+    wrong_upstreams,
 };
 use super::corefile::{DNS_PORT, lines};
 use super::platform::{
-    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, KUBE_DNS, KUBE_SYSTEM, NODE_LOCAL, Part, Resolver,
+    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DnsComponent, KUBE_DNS, KUBE_SYSTEM, NODE_LOCAL, Resolver,
     Unsupported,
 };
 
@@ -24,7 +25,7 @@ pub fn report(dns: &ClusterDns, forwarding: &Forwarding, wanted: Option<Resolver
         forwarding.upstream(),
         forwarding.service
     )];
-    let parts = wanted.map_or_else(|| dns.parts(), |resolver| vec![Part::Resolver(resolver)]);
+    let parts = wanted.map_or_else(|| dns.parts(), |resolver| vec![DnsComponent::Resolver(resolver)]);
     if parts.is_empty() {
         report.push(String::new());
         report.push(
@@ -38,8 +39,8 @@ pub fn report(dns: &ClusterDns, forwarding: &Forwarding, wanted: Option<Resolver
     for part in parts {
         report.push(String::new());
         report.extend(match part {
-            Part::Resolver(resolver) => section(dns, forwarding, resolver),
-            Part::Unsupported(unsupported) => cant_forward(unsupported),
+            DnsComponent::Resolver(resolver) => section(dns, forwarding, resolver),
+            DnsComponent::Unsupported(unsupported) => cant_forward(unsupported),
         });
     }
     report.iter().flat_map(|line| wrapped(line)).collect()
@@ -90,9 +91,9 @@ fn of_core_dns(title: &str, config_map: &str, dns: &ClusterDns, forwarding: &For
     }
 }
 
-fn of_step(title: &str, step: Step) -> Vec<String> {
+fn of_step(title: &str, step: PlannedChange) -> Vec<String> {
     match step {
-        Step::Change(change) => {
+        PlannedChange::Change(change) => {
             let mut section = block(title, &change);
             section.extend([String::new(), "`lb-linker stub --apply` writes it.".to_owned()]);
             if let Some(restart) = change.restart {
@@ -103,7 +104,7 @@ fn of_step(title: &str, step: Step) -> Vec<String> {
             }
             section
         }
-        Step::Managed { change, by } => {
+        PlannedChange::Managed { change, by } => {
             let mut section = block(title, &change);
             section.push(String::new());
             section.push(format!(
@@ -111,8 +112,8 @@ fn of_step(title: &str, step: Step) -> Vec<String> {
             ));
             section
         }
-        Step::Done(text) => vec![format!("{title}: {text}.")],
-        Step::Refused(text) => vec![format!("{title}: {text}.")],
+        PlannedChange::Done(text) => vec![format!("{title}: {text}.")],
+        PlannedChange::Refused(text) => vec![format!("{title}: {text}.")],
     }
 }
 
@@ -158,7 +159,11 @@ fn by_hand(title: &str, config_map: &str, lines: &str) -> Vec<String> {
 
 fn eks(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
     let change = match core_dns(dns, forwarding) {
-        Some(Step::Change(change) | Step::Managed { change, .. }) if change.key == COREFILE => change,
+        Some(PlannedChange::Change(change) | PlannedChange::Managed { change, .. })
+            if change.key == COREFILE =>
+        {
+            change
+        }
         Some(step) => return of_step("EKS", step),
         None => return by_hand("EKS", COREDNS, &lines(forwarding, DNS_PORT, &[], false)),
     };
@@ -265,7 +270,7 @@ fn gke(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
 fn open_shift(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
     let found = operator_zones(dns, &forwarding.zones);
     let foreign = found.iter().filter(|(_, block)| !block.is_ours);
-    let wrong = foreign.clone().find_map(|(place, block)| misdirected(place, block, forwarding, &[]));
+    let wrong = foreign.clone().find_map(|(place, block)| wrong_upstreams(place, block, forwarding, &[]));
     if let Some(wrong) = wrong {
         return vec![format!("OpenShift: {wrong}: correct it with `oc edit dns.operator/default`.")];
     }
@@ -273,7 +278,7 @@ fn open_shift(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
     let zones: Vec<&String> = forwarding.zones.iter().filter(|zone| !has_server(zone)).collect();
     let is_right = |zone: &&String| {
         let mut own = found.iter().filter(|(_, block)| block.is_ours && block.zone == **zone);
-        own.any(|(place, block)| misdirected(place, block, forwarding, &[]).is_none())
+        own.any(|(place, block)| wrong_upstreams(place, block, forwarding, &[]).is_none())
     };
     if zones.iter().all(is_right) {
         let zones = forwarding.zones.join(", ");

@@ -9,7 +9,9 @@ use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, RecordType};
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use super::changes::{Blocks, SERVER_KEY, cluster_dns, imported, operator_zones, place, stub_domains, value};
+use super::changes::{
+    Blocks, SERVER_KEY, cluster_dns, file_name, imported, operator_zones, stub_domains, value,
+};
 use super::corefile::Corefile;
 use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES};
 use super::{DNS_PORT, Forwarding};
@@ -26,7 +28,7 @@ const SOA: &str = "SOA";
 
 /// A resolver on the way from a Pod to lb-linker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tier {
+pub struct ResolverHop {
     pub name: &'static str,
     pub server: SocketAddr,
 }
@@ -54,7 +56,7 @@ impl fmt::Display for Expected {
 
 /// What a resolver has answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct ResolverAnswer {
     pub rcode: ResponseCode,
     /// The data of the records of the name.
     pub data: Vec<String>,
@@ -63,18 +65,18 @@ pub struct Seen {
 }
 
 /// A resolver with its answer, or the reason why there is none.
-pub type Asked = (Tier, Result<Seen, String>);
+pub type QueriedResolver = (ResolverHop, Result<ResolverAnswer, String>);
 
 /// Returns the resolvers in the order from lb-linker to a Pod. `resolv_conf` is the text of `/etc/resolv.conf`, which
 /// names a resolver of Pods only if it has the search domains of Pods.
 #[must_use]
-pub fn tiers(dns: &ClusterDns, forwarding: &Forwarding, resolv_conf: &str) -> Vec<Tier> {
-    let tier = |name, address: IpAddr, port| Tier { name, server: SocketAddr::new(address, port) };
-    let mut tiers: Vec<Tier> =
-        forwarding.addresses.iter().map(|&address| tier(LB_LINKER, address, forwarding.port)).collect();
+pub fn resolver_hops(dns: &ClusterDns, forwarding: &Forwarding, resolv_conf: &str) -> Vec<ResolverHop> {
+    let hop = |name, address: IpAddr, port| ResolverHop { name, server: SocketAddr::new(address, port) };
+    let mut hops: Vec<ResolverHop> =
+        forwarding.addresses.iter().map(|&address| hop(LB_LINKER, address, forwarding.port)).collect();
     let node_local: Vec<IpAddr> = dns
         .node_local()
-        .and_then(|map| Corefile::parse(&place(map, COREFILE), value(map, COREFILE)?).ok())
+        .and_then(|map| Corefile::parse(&file_name(map, COREFILE), value(map, COREFILE)?).ok())
         .map(|corefile| corefile.bind().iter().filter_map(|address| address.parse().ok()).collect())
         .unwrap_or_default();
     let asked = node_local.iter().find(|address| !address.is_unspecified());
@@ -83,16 +85,18 @@ pub fn tiers(dns: &ClusterDns, forwarding: &Forwarding, resolv_conf: &str) -> Ve
         let found: Vec<IpAddr> = dns.cluster_ips(service).filter(|ip| !node_local.contains(ip)).collect();
         (!found.is_empty()).then_some(found)
     });
-    tiers.extend(core_dns.into_iter().flatten().map(|address| tier("cluster DNS", address, DNS_PORT)));
-    tiers.extend(asked.map(|&address| tier("NodeLocal DNSCache", address, DNS_PORT)));
+    hops.extend(core_dns.into_iter().flatten().map(|address| hop("cluster DNS", address, DNS_PORT)));
+    hops.extend(asked.map(|&address| hop("NodeLocal DNSCache", address, DNS_PORT)));
     let has_pod_domains = resolv_conf.lines().any(|line| {
         let mut words = line.split_whitespace();
         words.next() == Some("search") && words.any(|domain| domain.starts_with("svc."))
     });
     if has_pod_domains {
-        tiers.extend(nameservers(resolv_conf).map(|server| Tier { name: "resolver of this Pod", server }));
+        hops.extend(
+            nameservers(resolv_conf).map(|server| ResolverHop { name: "resolver of this Pod", server }),
+        );
     }
-    tiers
+    hops
 }
 
 /// Returns the name in a zone that the resolvers are asked for, with its type and target: a DNS name of the first ready
@@ -121,22 +125,22 @@ pub fn expected(links: &[LinkView], zone: &LinkZone) -> Expected {
 }
 
 /// Asks all resolvers for a name, at the same time.
-pub async fn ask(tiers: Vec<Tier>, expected: &Expected) -> Vec<Asked> {
-    join_all(tiers.into_iter().map(|tier| async move {
-        let question = Question { server: tier.server, name: expected.name.clone(), qtype: expected.qtype };
+pub async fn ask(hops: Vec<ResolverHop>, expected: &Expected) -> Vec<QueriedResolver> {
+    join_all(hops.into_iter().map(|hop| async move {
+        let question = Question { server: hop.server, name: expected.name.clone(), qtype: expected.qtype };
         let seen = match question.ask().await {
             Ok(answer) => {
                 let sections = answer.sections();
                 let first = sections.answers.first().or(sections.authorities.first());
                 let of_name = sections.answers.iter().filter(|record| record.name == expected.name);
                 let data = of_name.filter_map(|record| text(&record.data)).collect();
-                Ok(Seen { rcode: answer.rcode(), data, ttl: first.map(|record| record.ttl) })
+                Ok(ResolverAnswer { rcode: answer.rcode(), data, ttl: first.map(|record| record.ttl) })
             }
             Err(QueryError::Timeout { .. }) => Err("no answer".to_owned()),
             Err(QueryError::Io { source, .. }) => Err(source.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        (tier, seen)
+        (hop, seen)
     }))
     .await
 }
@@ -154,7 +158,7 @@ fn text(data: &RData) -> Option<String> {
 
 /// Returns the lines of the table of answers.
 #[must_use]
-pub fn table(asked: &[Asked]) -> Vec<String> {
+pub fn table(asked: &[QueriedResolver]) -> Vec<String> {
     let cells: Vec<[String; 3]> = asked
         .iter()
         .map(|(tier, seen)| {
@@ -171,7 +175,7 @@ pub fn table(asked: &[Asked]) -> Vec<String> {
 
 /// Returns what is wrong: the first wrong answer on the way from lb-linker to a Pod.
 #[must_use]
-pub fn problem(expected: &Expected, asked: &[Asked]) -> Option<String> {
+pub fn problem(expected: &Expected, asked: &[QueriedResolver]) -> Option<String> {
     if asked.iter().all(|(_, seen)| seen.is_err()) {
         return Some(
             "none of these addresses answers from here: run the command in a Pod, such as by kubectl -n lb-linker exec \
@@ -188,13 +192,13 @@ pub fn problem(expected: &Expected, asked: &[Asked]) -> Option<String> {
     Some(format!("{} at {} answers wrongly: {}{ttl}", tier.name, address(tier.server), answer(seen)))
 }
 
-fn is_right(expected: &Expected, seen: &Result<Seen, String>) -> bool {
+fn is_right(expected: &Expected, seen: &Result<ResolverAnswer, String>) -> bool {
     let Ok(seen) = seen else { return false };
     let known = |data: &String| expected.data.iter().any(|one| one.eq_ignore_ascii_case(data));
     !seen.data.is_empty() && seen.data.iter().all(known)
 }
 
-fn answer(seen: &Result<Seen, String>) -> String {
+fn answer(seen: &Result<ResolverAnswer, String>) -> String {
     match seen {
         Ok(seen) if !seen.data.is_empty() => seen.data.join(","),
         Ok(seen) if seen.rcode == ResponseCode::NoError => "no records".to_owned(),
@@ -215,7 +219,7 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
     let mut wrong = Vec::new();
     let own = dns
         .config_map(COREDNS_CUSTOM)
-        .and_then(|map| Some((place(map, SERVER_KEY), value(map, SERVER_KEY)?)));
+        .and_then(|map| Some((file_name(map, SERVER_KEY), value(map, SERVER_KEY)?)));
     let core_dns = dns.config_map(COREDNS).and_then(corefile_of);
     let node_local = dns.node_local().and_then(corefile_of);
     let imported: Vec<(String, &str)> = imported(dns).chain(own).collect();
@@ -260,7 +264,7 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
 }
 
 fn corefile_of(map: &ConfigMap) -> Option<(String, &str)> {
-    Some((place(map, COREFILE), value(map, COREFILE)?))
+    Some((file_name(map, COREFILE), value(map, COREFILE)?))
 }
 
 #[cfg(test)]

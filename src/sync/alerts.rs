@@ -26,9 +26,9 @@ use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use super::election::Leadership;
 use super::external_target::decision::SyncMode;
 use super::k8s::errors::ApiAvailability;
-use super::k8s::listed::LinkLists;
+use super::k8s::listed::CompletedLists;
 use super::k8s::metrics::ApiMetrics;
-use super::k8s::rewinds::Rewinds;
+use super::k8s::rewinds::RestoreCounter;
 use super::k8s::watch::sleep_until_opt;
 use super::source::selection::Selection;
 use crate::metrics::staleness::Staleness;
@@ -52,9 +52,9 @@ pub struct AlertsContext {
     /// Whether this replica may write, and in which term.
     pub leadership: Leadership,
     /// Counts restores of etcd to an earlier revision.
-    pub rewinds: Rewinds,
+    pub rewinds: RestoreCounter,
     /// The namespaces with a complete list of ExternalTargets.
-    pub overrides_listed: watch::Receiver<LinkLists>,
+    pub overrides_listed: watch::Receiver<CompletedLists>,
 }
 
 /// Keeps PrometheusRules up to date until `stop` is cancelled.

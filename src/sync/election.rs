@@ -367,7 +367,7 @@ impl<'a> LeaseClient<'a> {
             Ok(_) => 200,
             Err(failure) => failure.code(),
         };
-        self.election.api.wrote(verb, "Lease", code);
+        self.election.api.count_write(verb, "Lease", code);
     }
 
     /// Releases the Lease, so that another replica can take over at once.

@@ -6,8 +6,8 @@
 mod aggregator;
 pub mod link_log;
 pub mod metrics;
+mod namespace_breakers;
 mod publisher;
-mod refused;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;

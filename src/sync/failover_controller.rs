@@ -37,13 +37,13 @@ use tokio_util::sync::CancellationToken;
 use super::alerts::requests::RuleRequests;
 use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use super::election::Leadership;
-use super::events::link_log::Telemetry;
+use super::events::link_log::LinkReporter;
 use super::external_target::decision::SyncPolicy;
 use super::external_target::states::ExternalTargetStates;
 use super::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
-use super::k8s::listed::{LinkLists, ListEpoch};
+use super::k8s::listed::{CompletedLists, ListEpoch};
 use super::k8s::metrics::ApiMetrics;
-use super::k8s::rewinds::Rewinds;
+use super::k8s::rewinds::RestoreCounter;
 use super::k8s::watch::sleep_until_opt;
 use super::source::relist_guard::RelistGuard;
 use super::source::selection::Selection;
@@ -65,7 +65,7 @@ const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of changes that are processed at once.
 const MAX_BATCH: usize = 1024;
 /// Maximum time that the first discovery request waits until the external targets are listed.
-const OWNERS_TIMEOUT: Duration = Duration::from_secs(10);
+const EXTERNAL_TARGETS_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 pub struct FailoverContext {
@@ -89,7 +89,7 @@ pub struct FailoverContext {
     /// The namespaces in which fixed targets may be checked by TCP; `*` for all.
     pub tcp_check_namespaces: BTreeSet<String>,
     pub check_dns: CheckDns,
-    pub telemetry: Telemetry,
+    pub link_reporter: LinkReporter,
     pub metrics: Arc<FailoverMetrics>,
     /// Metrics of requests to the API server.
     pub api: Arc<ApiMetrics>,
@@ -98,11 +98,11 @@ pub struct FailoverContext {
     /// Whether this replica may write, and in which term.
     pub leadership: Leadership,
     /// Counts restores of etcd to an earlier revision.
-    pub rewinds: Rewinds,
+    pub rewinds: RestoreCounter,
     /// The namespaces with a complete list of load balancers.
-    pub links_listed: watch::Receiver<LinkLists>,
+    pub links_listed: watch::Receiver<CompletedLists>,
     /// Tracks the complete lists of ExternalTargets.
-    pub overrides_listed: watch::Sender<LinkLists>,
+    pub overrides_listed: watch::Sender<CompletedLists>,
 }
 
 struct FailoverController {
@@ -140,7 +140,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Read the external targets first: until an ExternalTarget is read, DNS answers with the target of its external
     // target.
-    let owners = timeout(OWNERS_TIMEOUT, context.store.owners_known());
+    let owners = timeout(EXTERNAL_TARGETS_LIST_TIMEOUT, context.store.owners_known());
     let begin = async { tokio::join!(context.leadership.settled(), owners) };
     if stop.run_until_cancelled(begin).await.is_none() {
         return Ok(());
@@ -165,11 +165,11 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             }
             change = feed.recv() => match batch(change, &mut feed, |change| change.key)? {
                 Some(keys) => keys.iter().for_each(|key| controller.on_service(key)),
-                None => controller.on_any_service(),
+                None => controller.refresh_all(),
             },
             key = services.recv() => match batch(key, &mut services, |key| key)? {
                 Some(keys) => keys.iter().for_each(|key| controller.on_service(key)),
-                None => controller.on_any_service(),
+                None => controller.refresh_all(),
             },
             key = external_targets.recv() => match batch(key, &mut external_targets, |key| key)? {
                 Some(keys) => keys.iter().for_each(|key| controller.queue(key)),
@@ -181,10 +181,10 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
             () = leadership.changed() => controller.refresh_term(),
-            () = term.wait_for_other_term(controller.lists.term) => controller.list_anew(),
-            () = rewinds.wait_for_change(controller.lists.rewinds) => controller.list_anew(),
+            () = term.wait_for_other_term(controller.lists.term) => controller.relist(),
+            () = rewinds.wait_for_change(controller.lists.rewinds) => controller.relist(),
             Ok(()) = links_listed.changed() => controller.refresh_term(),
-            Ok(()) = hostname_policy.changed() => controller.on_any_service(),
+            Ok(()) = hostname_policy.changed() => controller.refresh_all(),
             _ = controller.leader.to_decide.due() => {}
             _ = controller.leader.to_write.due() => {}
             () = sleep_until_opt(checks_due) => {}
@@ -246,7 +246,7 @@ impl FailoverController {
     }
 
     /// Sets all overrides again and queues all decisions: changes were missed, or the hostname policy has changed.
-    fn on_any_service(&mut self) {
+    fn refresh_all(&mut self) {
         for key in self.objects.keys().cloned().collect::<Vec<_>>() {
             self.set_override(&key);
         }

@@ -1,6 +1,5 @@
 //! The Kubernetes API: types, client, watches and errors.
 
-pub(crate) mod allowance;
 pub mod client;
 pub mod deserialize_guard;
 pub(crate) mod discovery;
@@ -12,8 +11,9 @@ pub(crate) mod labels;
 pub mod listed;
 pub mod metrics;
 pub mod object;
+pub(crate) mod object_log;
+pub(crate) mod rate_limiter;
 pub(crate) mod refusals;
 pub mod rewinds;
 pub mod service;
-pub(crate) mod service_log;
 pub mod watch;

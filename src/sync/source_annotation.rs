@@ -26,15 +26,15 @@ use super::controller::circuit_breaker::CircuitBreakers;
 use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use super::controller::work_queue::WorkQueue;
 use super::election::Leadership;
-use super::events::link_log::Telemetry;
+use super::events::link_log::LinkReporter;
 use super::events::{Reason, Regarding};
 use super::external_target::decision::{SyncMode, SyncPolicy};
 use super::external_target::desired::Precondition;
 use super::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
 use super::k8s::labels::SOURCE;
-use super::k8s::listed::{LinkLists, ListEpoch};
-use super::k8s::refusals::RefusalLog;
-use super::k8s::rewinds::Rewinds;
+use super::k8s::listed::{CompletedLists, ListEpoch};
+use super::k8s::refusals::FailedWriteLog;
+use super::k8s::rewinds::RestoreCounter;
 use super::k8s::service::Service;
 use super::k8s::watch::{WatchItem, list_watch, watch_name};
 use super::source::persisted_targets::PersistedTargets;
@@ -48,7 +48,7 @@ use crate::sync::k8s::metrics::ApiMetrics;
 use decision::{AnnotatedService, Decision};
 use deleted_links::DeletedLinks;
 use index::{AnnotatedServices, FORBIDDEN_RETRY, IndexEvent};
-use write::{WritePlace, WriteResult};
+use write::{WriteClass, WriteResult};
 
 /// Maximum number of concurrent writes.
 const MAX_WRITES: usize = 8;
@@ -66,16 +66,16 @@ pub struct SourceAnnotationContext {
     pub selection: Arc<Selection>,
     pub policy: SyncPolicy,
     pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
-    pub telemetry: Telemetry,
+    pub link_reporter: LinkReporter,
     pub api: Arc<ApiMetrics>,
     /// Tracks the age of the watches' data.
     pub staleness: Arc<Staleness>,
     /// The permission to write.
     pub leadership: Leadership,
     /// Tracks the complete lists of load balancers.
-    pub links_listed: watch::Receiver<LinkLists>,
+    pub links_listed: watch::Receiver<CompletedLists>,
     /// Counts restores of etcd.
-    pub rewinds: Rewinds,
+    pub rewinds: RestoreCounter,
 }
 
 /// Runs until `stop` is cancelled. Only the leader writes.
@@ -188,10 +188,10 @@ struct SourceAnnotationController {
     writes: JoinSet<WriteResult>,
     /// The queue of annotated Services. Its type parameter is the wanted `spec.externalName`.
     work_queue: WorkQueue<String>,
-    breakers: CircuitBreakers<WritePlace>,
+    breakers: CircuitBreakers<WriteClass>,
     /// Log of the refusals of each namespace.
     error_logs: HashMap<Arc<str>, ThrottledLog>,
-    refusals: RefusalLog,
+    refusals: FailedWriteLog,
     /// The versions of annotated Services for which the API server has returned a conflict, and since when.
     stale_versions: HashMap<ServiceKey, (Precondition, Instant)>,
     planned: HashMap<ServiceKey, String>,
@@ -218,7 +218,7 @@ impl SourceAnnotationController {
             work_queue: WorkQueue::new(MAX_WRITES),
             breakers: CircuitBreakers::default(),
             error_logs: HashMap::new(),
-            refusals: RefusalLog::default(),
+            refusals: FailedWriteLog::default(),
             stale_versions: HashMap::new(),
             planned: HashMap::new(),
             initial_pass: HashSet::new(),
@@ -256,7 +256,7 @@ impl SourceAnnotationController {
         let mut anew = None;
         for index_event in self.annotated.on_watch_item(number, event, &mut self.memory.object_errors) {
             match index_event {
-                IndexEvent::Answered => self.can_write(&WritePlace::Everywhere),
+                IndexEvent::Answered => self.can_write(&WriteClass::Everywhere),
                 IndexEvent::Rewound(what) if self.is_current() => self.context.rewinds.record_restore(&what),
                 // Another watch has noticed the restore, or this replica doesn't lead any more.
                 IndexEvent::Rewound(_) => {}
@@ -398,7 +398,7 @@ impl SourceAnnotationController {
 
     fn report_object_error(&mut self, key: &ServiceKey, uid: &str, why: &str, is_news: bool) {
         if self.memory.object_errors.set(key, Some(why.to_owned())) && is_news {
-            self.context.telemetry.recorder.record(Regarding::new(key, uid), Reason::TargetRefused, why);
+            self.context.link_reporter.recorder.record(Regarding::new(key, uid), Reason::TargetRefused, why);
         }
     }
 }

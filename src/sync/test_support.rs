@@ -1,4 +1,4 @@
-//! Test support for several controllers: an API server stub, a policy, metrics, and telemetry without Events.
+//! Test support for several controllers: an API server stub, a policy, metrics, and a link reporter without Events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 
 use crate::metrics::{MetricGroup, Metrics};
 use crate::sync::events::Recorder;
-use crate::sync::events::link_log::Telemetry;
+use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::decision::{OnDelete, SyncMode, SyncPolicy};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::IpTargets;
-use crate::sync::k8s::service_log::ServiceLog;
+use crate::sync::k8s::object_log::ObjectLog;
 
 /// Returns a client for an API server stub that answers each request with this HTTP code and JSON.
 pub(crate) fn client(answer: impl Fn(&Request<Sent>) -> (u16, Value) + Send + Sync + 'static) -> Client {
@@ -69,7 +69,7 @@ pub(crate) fn metrics<F: MetricGroup>() -> Arc<F> {
     Metrics::new().unwrap().group().unwrap()
 }
 
-/// Returns telemetry that drops all Events.
-pub(crate) fn telemetry() -> Telemetry {
-    Telemetry { metrics: metrics(), recorder: Recorder::none(), log: ServiceLog::default() }
+/// Returns a link reporter that drops all Events.
+pub(crate) fn link_reporter() -> LinkReporter {
+    LinkReporter { metrics: metrics(), recorder: Recorder::none(), log: ObjectLog::default() }
 }

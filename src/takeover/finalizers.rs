@@ -32,29 +32,34 @@ const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::f
 const DNS_LISTS_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockedService {
+pub struct ServiceWithFinalizer {
     pub key: ServiceKey,
     /// `metadata.uid`.
     pub uid: String,
     /// Whether the Service is being deleted: the finalizer blocks the deletion.
-    pub stuck: bool,
+    pub blocks_deletion: bool,
     /// The Service's other finalizers as text: up to three, and the number of the remaining ones. Empty if there are
     /// none.
-    pub others: String,
+    pub other_finalizers: String,
     /// Whether the label selector of the flags selects the Service. The labels may be large, and aren't kept.
     pub is_selected: bool,
 }
 
-impl BlockedService {
+impl ServiceWithFinalizer {
     fn of(metadata: &ObjectMeta, selection: &Selection) -> Option<Self> {
         let finalizers = metadata.finalizers.iter().flatten();
-        let (ours, others): (Vec<_>, Vec<_>) = finalizers.partition(|finalizer| *finalizer == FINALIZER);
+        let (ours, other_finalizers): (Vec<_>, Vec<_>) =
+            finalizers.partition(|finalizer| *finalizer == FINALIZER);
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         (!ours.is_empty()).then(|| Self {
             key: ServiceKey::new(&text(&metadata.namespace), &text(&metadata.name)),
             uid: text(&metadata.uid),
-            stuck: metadata.deletion_timestamp.is_some(),
-            others: if others.is_empty() { String::new() } else { examples(others) },
+            blocks_deletion: metadata.deletion_timestamp.is_some(),
+            other_finalizers: if other_finalizers.is_empty() {
+                String::new()
+            } else {
+                examples(other_finalizers)
+            },
             is_selected: selection.matches_labels(metadata),
         })
     }
@@ -80,39 +85,39 @@ fn removal() -> Value {
 /// [`is_uid_mismatch`](crate::sync::k8s::errors::is_uid_mismatch) if another Service has its name.
 pub async fn remove_finalizer(
     client: &Client,
-    bound: &BlockedService,
+    service: &ServiceWithFinalizer,
 ) -> kube::Result<PartialObjectMeta<Service>> {
-    let api: Api<Service> = Api::namespaced(client.clone(), bound.key.namespace());
+    let api: Api<Service> = Api::namespaced(client.clone(), service.key.namespace());
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
     let mut patch = removal();
-    patch["metadata"]["uid"] = bound.uid.as_str().into();
-    api.patch_metadata(bound.key.name(), &params, &Patch::Strategic(patch)).await
+    patch["metadata"]["uid"] = service.uid.as_str().into();
+    api.patch_metadata(service.key.name(), &params, &Patch::Strategic(patch)).await
 }
 
-/// Lists the Services with the finalizer in the watched namespaces; calls `looked_at` with the number of Services of
+/// Lists the Services with the finalizer in the watched namespaces; calls `on_page` with the number of Services of
 /// each page. There is no field selector for finalizers, so this reads the metadata of all Services.
 ///
 /// # Errors
 /// If a page can't be read.
-pub async fn list_blocked(
+pub async fn list_services_with_finalizer(
     client: &Client,
     selection: &Selection,
-    mut looked_at: impl FnMut(usize),
-) -> Result<Vec<BlockedService>, ListError> {
+    mut on_page: impl FnMut(usize),
+) -> Result<Vec<ServiceWithFinalizer>, ListError> {
     let mut found = Vec::new();
     for place in watch_scopes(&selection.namespaces) {
-        found.extend(list_blocked_in(client, place, selection, &mut looked_at).await?);
+        found.extend(list_services_with_finalizer_in(client, place, selection, &mut on_page).await?);
     }
     sort(&mut found);
     Ok(found)
 }
 
-async fn list_blocked_in(
+async fn list_services_with_finalizer_in(
     client: &Client,
     place: Option<&str>,
     selection: &Selection,
-    looked_at: &mut impl FnMut(usize),
-) -> Result<Vec<BlockedService>, ListError> {
+    on_page: &mut impl FnMut(usize),
+) -> Result<Vec<ServiceWithFinalizer>, ListError> {
     let mut found = Vec::new();
     let query = RequestQuery {
         namespace: place.map(ToOwned::to_owned),
@@ -120,9 +125,9 @@ async fn list_blocked_in(
         ..RequestQuery::default()
     };
     let on_page = |page: Vec<RawDeserializeGuard<Service>>| {
-        looked_at(page.len());
+        on_page(page.len());
         let metadata = page.iter().map(Resource::meta);
-        found.extend(metadata.filter_map(|metadata| BlockedService::of(metadata, selection)));
+        found.extend(metadata.filter_map(|metadata| ServiceWithFinalizer::of(metadata, selection)));
     };
     list_pages(client.clone(), &query, on_page)
         .await
@@ -131,23 +136,23 @@ async fn list_blocked_in(
 }
 
 /// Services with a blocked deletion come first.
-fn sort(found: &mut [BlockedService]) {
-    found.sort_by(|a, b| (Reverse(a.stuck), &a.key).cmp(&(Reverse(b.stuck), &b.key)));
+fn sort(found: &mut [ServiceWithFinalizer]) {
+    found.sort_by(|a, b| (Reverse(a.blocks_deletion), &a.key).cmp(&(Reverse(b.blocks_deletion), &b.key)));
 }
 
 /// Searches once for Services with the finalizer. Without `--finalizer`, logs these Services. With `--finalizer`
-/// (`is_ours`), adds the Services that aren't load balancers any more to the store, so that the reconciler removes
-/// their finalizer. Failed lists are retried with backoff; each HTTP code is logged once. A namespace that the API
-/// server refuses to list doesn't delay the other namespaces.
+/// (`sets_finalizer`), adds the Services that aren't load balancers any more to the store, so that the reconciler
+/// removes their finalizer. Failed lists are retried with backoff; each HTTP code is logged once. A namespace that the
+/// API server refuses to list doesn't delay the other namespaces.
 ///
 /// # Errors
 /// Never; the type is that of a supervised task.
-pub async fn scan(
+pub async fn search_finalizers(
     client: Client,
     availability: ApiAvailability,
     selection: Arc<Selection>,
     store: Arc<Store>,
-    is_ours: bool,
+    sets_finalizer: bool,
 ) -> Result<(), SyncError> {
     let _ = tokio::time::timeout(DNS_LISTS_TIMEOUT, store.synced()).await;
     let mut pauses = Backoff::new(RETRY_BACKOFF);
@@ -157,7 +162,8 @@ pub async fn scan(
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         let mut waiting = places.iter();
         while let Some(place) = waiting.next() {
-            let error = match list_blocked_in(&client, *place, &selection, &mut |_| {}).await {
+            let error = match list_services_with_finalizer_in(&client, *place, &selection, &mut |_| {}).await
+            {
                 Ok(blocked) => {
                     found.extend(blocked);
                     continue;
@@ -183,7 +189,7 @@ pub async fn scan(
             }
         }
         sort(&mut found);
-        process(&store, &found, is_ours).await;
+        process(&store, &found, sets_finalizer).await;
         if missing.is_empty() {
             return Ok(());
         }
@@ -192,10 +198,10 @@ pub async fn scan(
     }
 }
 
-/// Without `is_ours`, logs the Services with the finalizer. With `is_ours`, adds to the store the Services that this
-/// lb-linker manages, unless the store has them.
-async fn process(store: &Store, found: &[BlockedService], is_ours: bool) {
-    if !is_ours {
+/// Without `sets_finalizer`, logs the Services with the finalizer. With `sets_finalizer`, adds to the store the
+/// Services that this lb-linker manages, unless the store has them.
+async fn process(store: &Store, found: &[ServiceWithFinalizer], sets_finalizer: bool) {
+    if !sets_finalizer {
         for line in lines(found) {
             warn!("{line}");
         }
@@ -204,20 +210,21 @@ async fn process(store: &Store, found: &[BlockedService], is_ours: bool) {
     store.synced().await;
     store.owners_known().await;
     // The finalizer may belong to another lb-linker with another label selector and another target namespace.
-    let belongs = |bound: &BlockedService| bound.is_selected || store.has_external_target(&bound.key);
-    for bound in found.iter().filter(|bound| belongs(bound)) {
-        if let Some(change) = store.insert_terminating(&bound.key, &bound.uid, true) {
+    let belongs =
+        |service: &ServiceWithFinalizer| service.is_selected || store.has_external_target(&service.key);
+    for service in found.iter().filter(|bound| belongs(bound)) {
+        if let Some(change) = store.insert_terminating(&service.key, &service.uid, true) {
             info!("link {}: it isn't a load balancer any more, and still has {FINALIZER}", change.key);
         }
     }
 }
 
 /// Returns the lines for the log, at most about one screen.
-fn lines(found: &[BlockedService]) -> Vec<String> {
+fn lines(found: &[ServiceWithFinalizer]) -> Vec<String> {
     if found.is_empty() {
         return Vec::new();
     }
-    let stuck = found.iter().filter(|bound| bound.stuck).count();
+    let stuck = found.iter().filter(|bound| bound.blocks_deletion).count();
     let mut lines = vec![format!(
         "the finalizer {FINALIZER}, of the earlier operator or of --finalizer, was left behind: Services that carry \
          it: {}, stuck in deletion: {stuck}; `lb-linker takeover` frees them all (deploy/takeover/ runs it in the \
@@ -225,16 +232,16 @@ fn lines(found: &[BlockedService]) -> Vec<String> {
         found.len()
     )];
     lines.extend(found.iter().take(MAX_LINES).map(|bound| {
-        let state = if bound.stuck {
+        let state = if bound.blocks_deletion {
             format!("is stuck in deletion: it carries {FINALIZER}")
         } else {
             format!("carries {FINALIZER} and will get stuck when it is deleted")
         };
-        let others = match &*bound.others {
+        let other_finalizers = match &*bound.other_finalizers {
             "" => String::new(),
             others => format!(" (other finalizers: {others})"),
         };
-        format!("Service {} {state}{others}; to free it: {}", bound.key, bound.command())
+        format!("Service {} {state}{other_finalizers}; to free it: {}", bound.key, bound.command())
     }));
     if found.len() > MAX_LINES {
         lines.push(format!("and {} more Services with {FINALIZER}", found.len() - MAX_LINES));
@@ -259,8 +266,8 @@ mod tests {
         .unwrap()
     }
 
-    fn blocked(finalizers: &[&str], deleted: bool) -> Option<BlockedService> {
-        BlockedService::of(&service(finalizers, deleted).metadata, &Selection::default())
+    fn blocked(finalizers: &[&str], deleted: bool) -> Option<ServiceWithFinalizer> {
+        ServiceWithFinalizer::of(&service(finalizers, deleted).metadata, &Selection::default())
     }
 
     #[test]
@@ -268,10 +275,10 @@ mod tests {
         assert_eq!(blocked(&[], true), None);
         assert_eq!(blocked(&["lb-linker/other"], true), None);
         let bound = blocked(&["a/b", FINALIZER, "c/d"], true).unwrap();
-        assert!(bound.stuck);
-        assert_eq!(bound.others, "a/b, c/d");
+        assert!(bound.blocks_deletion);
+        assert_eq!(bound.other_finalizers, "a/b, c/d");
         assert!(bound.is_selected);
-        assert!(!blocked(&[FINALIZER], false).unwrap().stuck);
+        assert!(!blocked(&[FINALIZER], false).unwrap().blocks_deletion);
     }
 
     #[tokio::test(start_paused = true)]
@@ -293,7 +300,8 @@ mod tests {
         store.set_synced();
         store.set_owners_known();
         let (mut feed, availability) = (store.subscribe(), ApiAvailability::default());
-        let search = tokio::spawn(scan(client, availability, selection, Arc::clone(&store), true));
+        let search =
+            tokio::spawn(search_finalizers(client, availability, selection, Arc::clone(&store), true));
         let mut next = async || timeout(Duration::from_secs(60), feed.recv()).await.unwrap().unwrap().key;
         assert_eq!(next().await, ServiceKey::new("b", "web"));
         is_refused.store(false, Ordering::Relaxed);
@@ -304,7 +312,8 @@ mod tests {
     #[test]
     fn log_names_services_with_commands_up_to_a_limit() {
         assert!(lines(&[]).is_empty());
-        let found: Vec<BlockedService> = (0..45).filter_map(|i| blocked(&[FINALIZER], i % 2 == 0)).collect();
+        let found: Vec<ServiceWithFinalizer> =
+            (0..45).filter_map(|i| blocked(&[FINALIZER], i % 2 == 0)).collect();
         let lines = lines(&found);
         assert_eq!(lines.len(), 22);
         assert!(lines[0].contains("carry it: 45, stuck in deletion: 23"), "{}", lines[0]);

@@ -16,13 +16,13 @@ async fn slice(cluster: &Cluster, namespace: &str, name: &str) -> Option<Vec<Str
     Some(slice.endpoints.into_iter().flatten().flat_map(|endpoint| endpoint.addresses).collect())
 }
 
-async fn slice_holds(cluster: &Cluster, namespace: &str, name: &str, expected: Option<&[&str]>) {
+async fn wait_for_slice(cluster: &Cluster, namespace: &str, name: &str, expected: Option<&[&str]>) {
     let expected = expected.map(|ips| ips.iter().map(|ip| (*ip).to_owned()).collect::<Vec<_>>());
     let look = || async { (slice(cluster, namespace, name).await == expected).then_some(()) };
     eventually(&format!("{name} with {expected:?}"), look).await;
 }
 
-async fn headless(cluster: &Cluster, namespace: &str, name: &str) -> String {
+async fn wait_for_headless(cluster: &Cluster, namespace: &str, name: &str) -> String {
     let look = || async {
         let service = cluster.get_service(namespace, name).await?;
         let spec = service.spec?;
@@ -49,29 +49,29 @@ async fn hostname_and_addresses_alternate_in_the_same_object() {
         Ingress::Ip("169.254.1.1"),
     ];
     cluster.set_ingress(&namespace, "web", &both).await;
-    let uid = headless(&cluster, &target, &object).await;
-    slice_holds(&cluster, &target, &ipv4, Some(&["192.0.2.1", "192.0.2.2"])).await;
-    slice_holds(&cluster, &target, &ipv6, Some(&["2001:db8::1"])).await;
+    let uid = wait_for_headless(&cluster, &target, &object).await;
+    wait_for_slice(&cluster, &target, &ipv4, Some(&["192.0.2.1", "192.0.2.2"])).await;
+    wait_for_slice(&cluster, &target, &ipv6, Some(&["2001:db8::1"])).await;
 
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
     let named = wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     assert_eq!(named.metadata.uid.as_deref(), Some(&*uid), "the object stays the same");
-    slice_holds(&cluster, &target, &ipv4, None).await;
-    slice_holds(&cluster, &target, &ipv6, None).await;
+    wait_for_slice(&cluster, &target, &ipv4, None).await;
+    wait_for_slice(&cluster, &target, &ipv6, None).await;
 
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.9")]).await;
-    assert_eq!(headless(&cluster, &target, &object).await, uid);
-    slice_holds(&cluster, &target, &ipv4, Some(&["192.0.2.9"])).await;
-    slice_holds(&cluster, &target, &ipv6, None).await;
+    assert_eq!(wait_for_headless(&cluster, &target, &object).await, uid);
+    wait_for_slice(&cluster, &target, &ipv4, Some(&["192.0.2.9"])).await;
+    wait_for_slice(&cluster, &target, &ipv6, None).await;
     assert_eq!(short(linker.dns, &format!("web-{namespace}.lb.internal. A")).await, "192.0.2.9");
 
     // A slice that is deleted by hand is restored.
     let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), &target);
     api.delete(&ipv4, &Default::default()).await.unwrap();
-    slice_holds(&cluster, &target, &ipv4, Some(&["192.0.2.9"])).await;
+    wait_for_slice(&cluster, &target, &ipv4, Some(&["192.0.2.9"])).await;
 
     cluster.delete_service(&namespace, "web").await;
-    slice_holds(&cluster, &target, &ipv4, None).await;
+    wait_for_slice(&cluster, &target, &ipv4, None).await;
     assert!(cluster.get_service(&target, &object).await.is_none());
 }
 
@@ -88,10 +88,10 @@ async fn addresses_that_no_endpoint_slice_may_hold_are_left_out() {
         let ips: Vec<Ingress<'_>> = denied.into_iter().chain(more).map(Ingress::Ip).collect();
         cluster.set_ingress(&namespace, service, &ips).await;
         let object = format!("{service}-{namespace}-ext");
-        headless(&cluster, &target, &object).await;
-        slice_holds(&cluster, &target, &format!("{object}-ipv4"), more.as_ref().map(std::slice::from_ref))
+        wait_for_headless(&cluster, &target, &object).await;
+        wait_for_slice(&cluster, &target, &format!("{object}-ipv4"), more.as_ref().map(std::slice::from_ref))
             .await;
-        slice_holds(&cluster, &target, &format!("{object}-ipv6"), None).await;
+        wait_for_slice(&cluster, &target, &format!("{object}-ipv6"), None).await;
         // Answers of DNS also contain the addresses that an EndpointSlice may not hold.
         let answer = short(linker.dns, &format!("{service}-{namespace}.lb.internal. AAAA")).await;
         assert_eq!(answer, "::1 fe80::1 ff02::1");
@@ -108,9 +108,9 @@ async fn restart_with_address_targets_causes_no_write() {
     let mut linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.2"), Ingress::Ip("192.0.2.1")]).await;
-    headless(&cluster, &target, &object).await;
+    wait_for_headless(&cluster, &target, &object).await;
     let (slice, ips) = (format!("{object}-ipv4"), ["192.0.2.2", "192.0.2.1"]);
-    slice_holds(&cluster, &target, &slice, Some(&ips)).await;
+    wait_for_slice(&cluster, &target, &slice, Some(&ips)).await;
     linker.kill();
     let before = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
 
@@ -123,8 +123,8 @@ async fn restart_with_address_targets_causes_no_write() {
     // the objects of `other`.
     cluster.create_load_balancer(&namespace, "other").await;
     cluster.set_ingress(&namespace, "other", &[Ingress::Ip("192.0.2.3")]).await;
-    headless(&cluster, &target, &format!("other-{namespace}-ext")).await;
-    slice_holds(&cluster, &target, &slice, Some(&ips)).await;
+    wait_for_headless(&cluster, &target, &format!("other-{namespace}-ext")).await;
+    wait_for_slice(&cluster, &target, &slice, Some(&ips)).await;
     let after = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
     assert_eq!(before, after);
 }
@@ -145,7 +145,7 @@ async fn cluster_ip_service_with_our_labels_becomes_headless() {
     let _linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
-    assert_eq!(Some(headless(&cluster, &target, &object).await), made.metadata.uid);
+    assert_eq!(Some(wait_for_headless(&cluster, &target, &object).await), made.metadata.uid);
 }
 
 #[tokio::test]
@@ -177,18 +177,18 @@ async fn foreign_endpoint_slice_is_reported_until_its_name_is_free() {
         .line(&format!("external target {target}/{object}-ipv4 of link {namespace}/web is left alone"))
         .await;
     linker.counts("lb_linker_conflicts", 1.0).await;
-    slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.66"])).await;
+    wait_for_slice(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.66"])).await;
 
     api.delete(&format!("{object}-ipv4"), &Default::default()).await.unwrap();
-    slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
-    headless(&cluster, &target, &object).await;
+    wait_for_slice(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
+    wait_for_headless(&cluster, &target, &object).await;
 
     // Another client removes a label of lb-linker's EndpointSlice, and changes the address: the address is restored.
     let stolen = json!({"metadata": {"labels": {"original-service-name": null}}, "endpoints": [{"addresses": ["192.0.2.66"]}]});
     api.patch(&format!("{object}-ipv4"), &Default::default(), &kube::api::Patch::Merge(stolen))
         .await
         .unwrap();
-    slice_holds(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
+    wait_for_slice(&cluster, &target, &format!("{object}-ipv4"), Some(&["192.0.2.1"])).await;
     let slice = api.get(&format!("{object}-ipv4")).await.unwrap();
     assert!(slice.metadata.labels.unwrap_or_default().contains_key("original-service-name"));
 }
@@ -201,7 +201,7 @@ async fn endpoint_slice_port_without_number_is_repaired() {
     let _linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
-    slice_holds(&cluster, &target, &slice, Some(&["192.0.2.1"])).await;
+    wait_for_slice(&cluster, &target, &slice, Some(&["192.0.2.1"])).await;
     let api: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), &target);
     // A port without a number, and a port with an invalid number: the API server accepts both.
     for port in [json!({"name": "any"}), json!({"name": "none", "port": 70000})] {
@@ -216,5 +216,5 @@ async fn endpoint_slice_port_without_number_is_repaired() {
         .await;
     }
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.9")]).await;
-    slice_holds(&cluster, &target, &slice, Some(&["192.0.2.9"])).await;
+    wait_for_slice(&cluster, &target, &slice, Some(&["192.0.2.9"])).await;
 }

@@ -84,7 +84,7 @@ impl Shop {
     }
 
     /// Waits until a condition has this status and reason.
-    async fn is(&self, name: &str, kind: &str, expected: (&str, &str)) {
+    async fn wait_for_condition(&self, name: &str, kind: &str, expected: (&str, &str)) {
         let look = || async {
             let (status, reason, _) = self.condition(name, kind).await?;
             ((&*status, &*reason) == expected).then_some(())
@@ -93,7 +93,7 @@ impl Shop {
     }
 
     /// Waits until a PrometheusRule exists and `is_expected` accepts it, and returns the rule.
-    async fn rule(&self, name: &str, what: &str, is_expected: impl Fn(&Value) -> bool) -> Value {
+    async fn wait_for_rule(&self, name: &str, what: &str, is_expected: impl Fn(&Value) -> bool) -> Value {
         let look = || async {
             let rule = self.rules().get_opt(name).await.unwrap()?;
             let rule = serde_json::to_value(rule).unwrap();
@@ -131,14 +131,14 @@ async fn prometheus_rule_is_written_restored_and_removed() {
     apply_crds(&shop.plane);
     let linker = shop.linker(&[]).await;
     shop.create("plain", Value::Null).await;
-    shop.is("plain", "Ready", ("True", "TargetVerified")).await;
+    shop.wait_for_condition("plain", "Ready", ("True", "TargetVerified")).await;
     assert_eq!(shop.requests(), BTreeSet::new(), "no ExternalTarget has spec.alerts");
 
     let alerts = json!({"ruleLabels": {"release": "monitoring"}, "labels": {"team": "shop"}});
     shop.create("web", alerts).await;
-    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
-    shop.is("web", "Ready", ("True", "TargetVerified")).await;
-    let rule = shop.rule("lb-linker-web", "written", |_| true).await;
+    shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.wait_for_condition("web", "Ready", ("True", "TargetVerified")).await;
+    let rule = shop.wait_for_rule("lb-linker-web", "written", |_| true).await;
     let uid = shop.targets().get("web").await.unwrap().metadata.uid.unwrap();
     let owner = &rule["metadata"]["ownerReferences"][0];
     assert_eq!((&owner["uid"], &owner["blockOwnerDeletion"]), (&json!(uid), &json!(false)));
@@ -162,16 +162,16 @@ async fn prometheus_rule_is_written_restored_and_removed() {
         let changed = changed.unwrap().metadata.resource_version;
         let is_newer = |rule: &Value| rule["metadata"]["resourceVersion"].as_str() != changed.as_deref();
         let is_restored = is_restored(&rule);
-        shop.rule("lb-linker-web", "restored", |rule| is_newer(rule) && is_restored(rule)).await;
+        shop.wait_for_rule("lb-linker-web", "restored", |rule| is_newer(rule) && is_restored(rule)).await;
     }
     shop.rules().delete("lb-linker-web", &DeleteParams::default()).await.unwrap();
-    shop.rule("lb-linker-web", "created again", |it| it["spec"] == rule["spec"]).await;
+    shop.wait_for_rule("lb-linker-web", "created again", |it| it["spec"] == rule["spec"]).await;
 
     // A change of the ExternalTarget's spec changes the rule.
     shop.patch("web", json!({"pin": "second", "alerts": {"ruleLabels": {"release": null, "team": "a"}}}))
         .await;
     let is_followed = |rule: &Value| has_labels(rule, &[("release", None), ("team", Some("a"))]);
-    let pinned = shop.rule("lb-linker-web", "follows the spec", is_followed).await;
+    let pinned = shop.wait_for_rule("lb-linker-web", "follows the spec", is_followed).await;
     assert!(pinned.to_string().contains(">= 0 != 1"), "{pinned}");
     let generation = shop.targets().get("web").await.unwrap().metadata.generation.unwrap();
     let is_observed = || async {
@@ -184,7 +184,7 @@ async fn prometheus_rule_is_written_restored_and_removed() {
     shop.rule_is_gone("lb-linker-web").await;
     let is_gone = || async { shop.condition("web", "AlertsReady").await.is_none().then_some(()) };
     eventually("the condition AlertsReady is gone", is_gone).await;
-    shop.is("web", "Ready", ("True", "TargetVerified")).await;
+    shop.wait_for_condition("web", "Ready", ("True", "TargetVerified")).await;
     drop(linker);
 }
 
@@ -194,15 +194,15 @@ async fn next_leader_removes_the_rule_of_removed_alerts() {
     apply_crds(&shop.plane);
     let mut linker = shop.linker(&[]).await;
     shop.create("web", json!({"ruleLabels": {"release": "monitoring"}})).await;
-    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
-    let written = shop.rule("lb-linker-web", "written", |_| true).await;
+    shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
+    let written = shop.wait_for_rule("lb-linker-web", "written", |_| true).await;
     linker.stop();
 
     // The next leader finds the rule as it should be, and writes only the rule of another ExternalTarget.
     shop.create("other", json!({})).await;
     let mut linker = shop.linker(&[]).await;
-    shop.is("other", "AlertsReady", ("True", "RuleWritten")).await;
-    shop.rule("lb-linker-web", "unchanged", |rule| *rule == written).await;
+    shop.wait_for_condition("other", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.wait_for_rule("lb-linker-web", "unchanged", |rule| *rule == written).await;
     linker.stop();
 
     shop.patch("web", json!({"alerts": null})).await;
@@ -220,24 +220,24 @@ async fn garbage_collector_removes_the_rule() {
     let linker = shop.linker(&[]).await;
     for name in ["web", "stays"] {
         shop.create(name, json!({})).await;
-        shop.is(name, "AlertsReady", ("True", "RuleWritten")).await;
+        shop.wait_for_condition(name, "AlertsReady", ("True", "RuleWritten")).await;
     }
     let collector = shop.plane.start_garbage_collector();
     shop.targets().delete("web", &DeleteParams::default()).await.unwrap();
     shop.rule_is_gone("lb-linker-web").await;
-    shop.rule("lb-linker-stays", "stays", |_| true).await;
+    shop.wait_for_rule("lb-linker-stays", "stays", |_| true).await;
     assert!(shop.requests().iter().all(|(verb, _)| verb != "delete"), "{:?}", shop.requests());
 
     // A new ExternalTarget with the same name becomes the owner of the orphaned rule.
-    let before = shop.rule("lb-linker-stays", "stays", |_| true).await;
+    let before = shop.wait_for_rule("lb-linker-stays", "stays", |_| true).await;
     shop.targets().delete("stays", &DeleteParams::orphan()).await.unwrap();
     let is_orphan = |rule: &Value| rule["metadata"]["ownerReferences"].is_null();
-    shop.rule("lb-linker-stays", "has no owner", is_orphan).await;
+    shop.wait_for_rule("lb-linker-stays", "has no owner", is_orphan).await;
     let is_gone = || async { shop.targets().get_opt("stays").await.unwrap().is_none().then_some(()) };
     eventually("the ExternalTarget is gone", is_gone).await;
     shop.create("stays", json!({})).await;
-    shop.is("stays", "AlertsReady", ("True", "RuleWritten")).await;
-    let after = shop.rule("lb-linker-stays", "has an owner", |rule| !is_orphan(rule)).await;
+    shop.wait_for_condition("stays", "AlertsReady", ("True", "RuleWritten")).await;
+    let after = shop.wait_for_rule("lb-linker-stays", "has an owner", |rule| !is_orphan(rule)).await;
     assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
     let uid = shop.targets().get("stays").await.unwrap().metadata.uid.unwrap();
     assert_eq!(after["metadata"]["ownerReferences"][0]["uid"], json!(uid));
@@ -253,14 +253,14 @@ async fn missing_crd_and_permission_delay_only_the_rule() {
     let shop = Shop::open(&[]).await;
     let linker = shop.linker(&[]).await;
     shop.create("web", json!({})).await;
-    shop.is("web", "AlertsReady", ("False", "PrometheusRuleNotInstalled")).await;
-    shop.is("web", "Ready", ("True", "TargetVerified")).await;
+    shop.wait_for_condition("web", "AlertsReady", ("False", "PrometheusRuleNotInstalled")).await;
+    shop.wait_for_condition("web", "Ready", ("True", "TargetVerified")).await;
     assert_eq!(shop.requests(), [("get".to_owned(), format!("/apis/{RULES}/v1"))].into());
     assert_eq!(linker.logged("doesn't serve PrometheusRules"), 1);
 
     apply_crds(&shop.plane);
-    shop.is("web", "AlertsReady", ("False", "Forbidden")).await;
-    shop.is("web", "Ready", ("True", "TargetVerified")).await;
+    shop.wait_for_condition("web", "AlertsReady", ("False", "Forbidden")).await;
+    shop.wait_for_condition("web", "Ready", ("True", "TargetVerified")).await;
     assert_eq!(linker.logged("deploy/alerts/"), 1);
     // The leader goes on deciding about the target.
     shop.patch("web", json!({"pin": "second"})).await;
@@ -271,15 +271,15 @@ async fn missing_crd_and_permission_delay_only_the_rule() {
     eventually("the pin is followed", follows).await;
 
     shop.install("alerts");
-    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
-    shop.rule("lb-linker-web", "written", |_| true).await;
+    shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.wait_for_rule("lb-linker-web", "written", |_| true).await;
 
     // The CRD is deleted with its objects, and installed again.
     shop.plane.kubectl(&["delete", "crd", "prometheusrules.monitoring.coreos.com"]);
-    shop.is("web", "AlertsReady", ("False", "PrometheusRuleNotInstalled")).await;
+    shop.wait_for_condition("web", "AlertsReady", ("False", "PrometheusRuleNotInstalled")).await;
     apply_crds(&shop.plane);
-    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
-    shop.rule("lb-linker-web", "written again", |_| true).await;
+    shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.wait_for_rule("lb-linker-web", "written again", |_| true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -288,11 +288,11 @@ async fn rule_of_removed_alerts_is_deleted_when_permission_returns() {
     apply_crds(&shop.plane);
     let mut linker = shop.linker(&[]).await;
     shop.create("web", json!({})).await;
-    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
     linker.stop();
     shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-alerts"]);
     let linker = shop.linker(&[]).await;
-    shop.is("web", "AlertsReady", ("False", "Forbidden")).await;
+    shop.wait_for_condition("web", "AlertsReady", ("False", "Forbidden")).await;
 
     // The leader decides about each version of the ExternalTarget before the next patch.
     shop.patch("web", json!({"alerts": null})).await;
@@ -324,7 +324,7 @@ async fn permission_in_one_namespace_suffices_for_its_rules() {
     shop.create("web", json!({})).await;
     let web = shop.targets().get("web").await.unwrap();
     other.create(&PostParams::default(), &ExternalTarget::new("web", web.spec)).await.unwrap();
-    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
     let is_forbidden = || async {
         let conditions = other.get("web").await.unwrap().status?.conditions;
         let condition = conditions.into_iter().find(|condition| condition.type_ == "AlertsReady")?;
@@ -352,9 +352,9 @@ async fn foreign_prometheus_rule_is_left_unchanged() {
     let linker = shop.linker(&[]).await;
     shop.create("web", json!({})).await;
     shop.create("other", json!({})).await;
-    shop.is("web", "AlertsReady", ("False", "Conflict")).await;
-    shop.is("web", "Ready", ("True", "TargetVerified")).await;
-    shop.is("other", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.wait_for_condition("web", "AlertsReady", ("False", "Conflict")).await;
+    shop.wait_for_condition("web", "Ready", ("True", "TargetVerified")).await;
+    shop.wait_for_condition("other", "AlertsReady", ("True", "RuleWritten")).await;
     assert_eq!(version(shop.rules().get("lb-linker-web").await.unwrap()), created);
     // lb-linker doesn't delete the foreign rule when spec.alerts is removed.
     shop.patch("web", json!({"alerts": null})).await;
@@ -363,20 +363,20 @@ async fn foreign_prometheus_rule_is_left_unchanged() {
     assert_eq!(version(shop.rules().get("lb-linker-web").await.unwrap()), created);
 
     shop.patch("web", json!({"alerts": {}})).await;
-    shop.is("web", "AlertsReady", ("False", "Conflict")).await;
+    shop.wait_for_condition("web", "AlertsReady", ("False", "Conflict")).await;
     shop.rules().delete("lb-linker-web", &DeleteParams::default()).await.unwrap();
-    shop.is("web", "AlertsReady", ("True", "RuleWritten")).await;
+    shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
 
     // lb-linker writes more and more seldom while another client reverts its writes.
     let is_filled = |rule: &Value| !alerts_of(rule).is_empty();
     let emptied = Patch::Merge(json!({"spec": {"groups": [{"name": "mine", "rules": []}]}}));
     for _ in 0..11 {
-        shop.rule("lb-linker-other", "written", is_filled).await;
+        shop.wait_for_rule("lb-linker-other", "written", is_filled).await;
         shop.rules().patch("lb-linker-other", &PatchParams::default(), &emptied).await.unwrap();
     }
     linker.line("another client changes its PrometheusRule").await;
-    shop.is("other", "AlertsReady", ("False", "RuleRefused")).await;
-    shop.rule("lb-linker-other", "written", is_filled).await;
+    shop.wait_for_condition("other", "AlertsReady", ("False", "RuleRefused")).await;
+    shop.wait_for_rule("lb-linker-other", "written", is_filled).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -391,9 +391,9 @@ async fn namespaces_share_a_bounded_rate_of_writes() {
     let web = shop.targets().get("web00").await.unwrap();
     small.create(&PostParams::default(), &ExternalTarget::new("web", web.spec)).await.unwrap();
     let linker = shop.linker(&[]).await;
-    let first = shop.rule("lb-linker-web00", "written", |_| true).await;
+    let first = shop.wait_for_rule("lb-linker-web00", "written", |_| true).await;
     let begun = Instant::now();
-    shop.rule("lb-linker-web23", "written", |_| true).await;
+    shop.wait_for_rule("lb-linker-web23", "written", |_| true).await;
     // lb-linker writes at most four rules per second, and writes 23 more rules of this namespace after the first one.
     assert!(begun.elapsed() >= Duration::from_secs(4), "{:?} after {first}", begun.elapsed());
     let events = shop.plane.audit_events().into_iter();

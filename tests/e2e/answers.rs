@@ -35,8 +35,8 @@ impl Fixture {
 }
 
 /// Starts lb-linker with manifests of these Services in `default`, given by name and ingress entries.
-pub(crate) async fn fixture(links: &[(&str, &str)], args: &[&str]) -> Fixture {
-    serving(&manifests(links), args, &[]).await
+pub(crate) async fn start_with_links(links: &[(&str, &str)], args: &[&str]) -> Fixture {
+    start_with_manifests(&manifests(links), args, &[]).await
 }
 
 pub(crate) fn manifests(links: &[(&str, &str)]) -> String {
@@ -52,7 +52,11 @@ pub(crate) fn manifests(links: &[(&str, &str)]) -> String {
 }
 
 /// Starts lb-linker with these manifests, arguments and environment variables.
-pub(crate) async fn serving(manifests: &str, args: &[&str], variables: &[(&str, &str)]) -> Fixture {
+pub(crate) async fn start_with_manifests(
+    manifests: &str,
+    args: &[&str],
+    variables: &[(&str, &str)],
+) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("services.yaml"), manifests).unwrap();
     let all = [&["--manifests", directory.path().to_str().unwrap()], args].concat();
@@ -62,7 +66,7 @@ pub(crate) async fn serving(manifests: &str, args: &[&str], variables: &[(&str, 
 }
 
 pub(crate) async fn with_upstream(links: &[(&str, &str)], upstream: SocketAddr) -> Fixture {
-    fixture(links, &["--upstream", &upstream.to_string()]).await
+    start_with_links(links, &["--upstream", &upstream.to_string()]).await
 }
 
 const LINKS: [(&str, &str); 12] = [
@@ -203,7 +207,7 @@ async fn names_outside_the_zone_are_forwarded_unchanged() {
 
 #[tokio::test]
 async fn only_links_are_answered_without_an_upstream() {
-    let fixture = fixture(&LINKS, &["--upstream", "none"]).await;
+    let fixture = start_with_links(&LINKS, &["--upstream", "none"]).await;
     let answer = ask_udp(fixture.linker.dns, &query("a.example.com. A")).await;
     assert_eq!(show(&answer), "Query Refused rd |  |  | ");
     let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
@@ -222,7 +226,7 @@ async fn query_without_rd_gets_only_the_alias() {
 
 #[tokio::test]
 async fn circular_targets_give_servfail_with_an_extended_error() {
-    let fixture = fixture(&LINKS, &["--upstream", "none"]).await;
+    let fixture = start_with_links(&LINKS, &["--upstream", "none"]).await;
     let answer = ask_udp(fixture.linker.dns, &query("egg-default.lb.internal. A")).await;
     assert!(show(&answer).starts_with("Server Failure aa rd | "), "{}", show(&answer));
     assert_eq!(ede(&answer), Some(0));
@@ -251,7 +255,7 @@ async fn long_answer_is_truncated_by_udp_and_complete_by_tcp() {
 
 #[tokio::test]
 async fn unsupported_messages_are_refused_or_ignored() {
-    let fixture = fixture(&LINKS, &["--upstream", "none"]).await;
+    let fixture = start_with_links(&LINKS, &["--upstream", "none"]).await;
     let server = fixture.linker.dns;
     let expect = |bytes: Vec<u8>, expected: &'static str| async move {
         let answer = send_udp(server, &bytes, Duration::from_secs(5)).await.expect(expected);
@@ -363,7 +367,7 @@ async fn failing_upstream_causes_failover() {
     let good = FaultyUpstream::start(|asked, _| vec![address(asked, 9, 60)]).await;
     for bad in [silent.address, failing.address, refusing.address] {
         let upstreams = format!("{bad},{}", good.address);
-        let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
+        let fixture = start_with_links(&LINKS, &["--upstream", &upstreams]).await;
         // The first upstream is chosen at random.
         for _ in 0..8 {
             assert_eq!(
@@ -374,7 +378,7 @@ async fn failing_upstream_causes_failover() {
     }
     // SERVFAIL takes precedence over REFUSED.
     let upstreams = format!("{},{}", failing.address, refusing.address);
-    let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
+    let fixture = start_with_links(&LINKS, &["--upstream", &upstreams]).await;
     for _ in 0..8 {
         let answer = ask_udp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
         assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
@@ -384,9 +388,11 @@ async fn failing_upstream_causes_failover() {
 #[tokio::test]
 async fn late_good_answer_wins_over_an_early_error() {
     let failing = FaultyUpstream::start(|asked, _| vec![error(asked, ResponseCode::ServFail)]).await;
-    let slow = FaultyUpstream::late(Duration::from_millis(700), |asked, _| vec![address(asked, 9, 60)]).await;
+    let slow =
+        FaultyUpstream::start_with_delay(Duration::from_millis(700), |asked, _| vec![address(asked, 9, 60)])
+            .await;
     let upstreams = format!("{},{}", failing.address, slow.address);
-    let fixture = fixture(&LINKS, &["--upstream", &upstreams]).await;
+    let fixture = start_with_links(&LINKS, &["--upstream", &upstreams]).await;
     for _ in 0..4 {
         assert_eq!(short(fixture.linker.dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.9");
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rand::seq::IndexedRandom;
 
-use crate::harness::clock::Stop;
+use crate::harness::clock::ClockStop;
 use crate::harness::faulty_link::ConnectionFault;
 use crate::harness::scale::scaled;
 use crate::model::disturbed::load::Shared;
@@ -19,8 +19,8 @@ fn setup() -> Setup {
         services: scaled(100, 20),
         external_targets: 2,
         pause: Duration::from_millis(scaled(50, 20)),
-        longest: Duration::from_secs(scaled(15, 2)),
-        has_survivor: false,
+        max_fault_duration: Duration::from_secs(scaled(15, 2)),
+        keeps_replica_0: false,
         has_clocks: false,
         keeps_audit_log: false,
     }
@@ -96,7 +96,8 @@ async fn leader_stopped_with_its_clocks_writes_nothing_stale() {
     world.round(Disturbance::Nothing).await;
     let shared = Arc::clone(&world.shared);
     let load = world.start_load(500, SEED);
-    let stops = scaled(&[Stop::Suspend, Stop::Pause, Stop::Suspend][..], &[Stop::Suspend][..]);
+    let stops =
+        scaled(&[ClockStop::Suspend, ClockStop::Pause, ClockStop::Suspend][..], &[ClockStop::Suspend][..]);
     for how in stops {
         let time = Duration::from_secs(scaled(30, 0));
         world.round(Disturbance::LeaderSuspend(*how, time)).await;
@@ -138,7 +139,7 @@ async fn random_faults_of_connections_lose_no_object() {
     let slowest = world.slowest.as_secs_f64();
     let mut noticed = Duration::ZERO;
     if scaled(true, false) {
-        world.shared.with(|history| history.disturb());
+        world.shared.with(|history| history.begin_disturbance());
         world.replicas.iter().for_each(|replica| replica.link.inject(ConnectionFault::Silence));
         noticed = world.time_of_change().await;
         world.round(Disturbance::Nothing).await;

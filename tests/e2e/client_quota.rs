@@ -176,12 +176,12 @@ impl Flood {
 }
 
 /// Records the maximum number of open files.
-struct Watch {
+struct OpenFileWatch {
     most: Arc<AtomicUsize>,
     _task: AbortOnDropHandle<()>,
 }
 
-impl Watch {
+impl OpenFileWatch {
     fn start(linker: &Linker) -> Self {
         let (most, files) = (Arc::new(AtomicUsize::new(0)), format!("/proc/{}/fd", linker.id()));
         let seen = Arc::clone(&most);
@@ -209,7 +209,7 @@ async fn flooding_client_leaves_look_ups_and_sockets_to_other_clients() {
     const FILES: usize = 4000;
     let upstream = upstream().await;
     let (linker, _directory) = linker(upstream.address, FILES).await;
-    let watch = Watch::start(&linker);
+    let watch = OpenFileWatch::start(&linker);
     let other = Client::new(loopback(3), linker.dns).await;
     let flood = Flood::start(2, linker.dns, 40, 600).await;
     flood.has_sent(1500).await;
@@ -241,7 +241,7 @@ async fn upstream_sockets_stay_below_60_percent_of_the_file_limit() {
     let upstream = upstream().await;
     let (linker, directory) = linker(upstream.address, FILES).await;
     linker.line("the process may open 700 files, and 3400 are needed").await;
-    let watch = Watch::start(&linker);
+    let watch = OpenFileWatch::start(&linker);
     let other = Client::new(loopback(3), linker.dns).await;
     // lb-linker looks up a new target in advance only if the link was queried recently.
     for link in 0..10 {
@@ -300,7 +300,7 @@ async fn server_blocks_share_the_limit_of_sockets() {
     );
     let linker = Linker::start_on_corefile(&corefile, directory.path(), Some(FILES));
     linker.ready().await;
-    let watch = Watch::start(&linker);
+    let watch = OpenFileWatch::start(&linker);
     let client = Client::new(loopback(2), linker.dns).await;
     for number in 0..3 * FILES {
         let zone = ["of1.silent.example.", "of2.silent.example.", CUT][number % 3];

@@ -7,7 +7,7 @@ use hickory_proto::rr::rdata::svcb::SVCB;
 use hickory_proto::rr::rdata::{HTTPS, MX};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-use crate::answers::{Fixture, fixture};
+use crate::answers::{Fixture, start_with_links};
 use crate::harness::dns::{FaultyUpstream, address, ask_repeatedly_from, ede, error, query, show};
 use crate::harness::linker::run_to_end;
 
@@ -41,7 +41,7 @@ async fn ask_from(source: IpAddr, server: SocketAddr, question: &str) -> Vec<Mes
 
 async fn start(upstream: &FaultyUpstream, args: &[&str]) -> Fixture {
     let upstream = upstream.address.to_string();
-    fixture(&WEB, &[&["--upstream", &upstream, "--client-nets", "127.0.0.2"], args].concat()).await
+    start_with_links(&WEB, &[&["--upstream", &upstream, "--client-nets", "127.0.0.2"], args].concat()).await
 }
 
 fn is_prohibited(answer: &Message) -> bool {
@@ -130,7 +130,7 @@ async fn ipv4_mapped_addresses_are_unmapped_before_the_check() {
 async fn client_nets_any_allows_every_client() {
     let upstream = upstream().await;
     let address = upstream.address.to_string();
-    let fixture = fixture(&WEB, &["--upstream", &address, "--client-nets", "any"]).await;
+    let fixture = start_with_links(&WEB, &["--upstream", &address, "--client-nets", "any"]).await;
     for answer in ask_from(OTHER, fixture.linker.dns, "other.example. A").await {
         assert_eq!(answer.answers.len(), 1, "{}", show(&answer));
     }

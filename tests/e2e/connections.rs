@@ -35,7 +35,7 @@ fn linker() -> (Linker, tempfile::TempDir) {
 }
 
 /// Raises this process's limit of open files to the hard limit, and returns this limit. lb-linker inherits it.
-fn files() -> usize {
+fn raise_file_limit() -> usize {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
     hard.try_into().unwrap_or(usize::MAX)
@@ -59,13 +59,13 @@ async fn ask_on(stream: &mut TcpStream) -> Option<Message> {
     Some(answer)
 }
 
-async fn asked(from: IpAddr, to: SocketAddr) -> TcpStream {
+async fn connect_and_query(from: IpAddr, to: SocketAddr) -> TcpStream {
     let mut stream = connect(from, to).await;
     ask_on(&mut stream).await.expect("an answer");
     stream
 }
 
-async fn half_asked(from: IpAddr, to: SocketAddr) -> TcpStream {
+async fn connect_and_send_part(from: IpAddr, to: SocketAddr) -> TcpStream {
     let mut stream = connect(from, to).await;
     let question = query(QUESTION).to_vec().unwrap();
     let length = u8::try_from(question.len()).unwrap();
@@ -74,7 +74,7 @@ async fn half_asked(from: IpAddr, to: SocketAddr) -> TcpStream {
 }
 
 /// Waits until the peer has closed a connection.
-async fn ended(stream: &mut TcpStream) {
+async fn wait_for_close(stream: &mut TcpStream) {
     let mut rest = [0; 4096];
     while timeout(EVENT_TIMEOUT, stream.read(&mut rest)).await.expect("an end").is_ok_and(|read| read > 0) {}
 }
@@ -82,7 +82,7 @@ async fn ended(stream: &mut TcpStream) {
 #[tokio::test]
 async fn idle_and_half_sent_connections_lock_no_client_out() {
     // Leave some files for concurrent tests.
-    let files = files();
+    let files = raise_file_limit();
     let total = (MAX + MAX_OF_A_CLIENT).min(files.saturating_sub(2000));
     let (idle, half) = (total - total / 11, total / 11);
     if total < MAX + MAX_OF_A_CLIENT {
@@ -95,18 +95,24 @@ async fn idle_and_half_sent_connections_lock_no_client_out() {
 
     let to = linker.dns;
     let start = Instant::now();
-    let mut crowd: Vec<TcpStream> =
-        futures::stream::iter(0..idle).map(|i| asked(client(i % 10), to)).buffered(64).collect().await;
+    let mut crowd: Vec<TcpStream> = futures::stream::iter(0..idle)
+        .map(|i| connect_and_query(client(i % 10), to))
+        .buffered(64)
+        .collect()
+        .await;
     let opened = start.elapsed();
-    let halves: Vec<TcpStream> =
-        futures::stream::iter(0..half).map(|_| half_asked(client(10), to)).buffered(64).collect().await;
+    let halves: Vec<TcpStream> = futures::stream::iter(0..half)
+        .map(|_| connect_and_send_part(client(10), to))
+        .buffered(64)
+        .collect()
+        .await;
 
     let start = Instant::now();
     let by_udp = ask_udp(to, &query(QUESTION)).await;
     let udp = start.elapsed();
     assert!(show(&by_udp).starts_with(ANSWER));
     let start = Instant::now();
-    let _newcomer = asked(client(11), to).await;
+    let _newcomer = connect_and_query(client(11), to).await;
     let tcp = start.elapsed();
     let most = linker.memory("VmHWM");
     let evicted = linker.metric("lb_linker_dns_tcp_evicted_total").unwrap();
@@ -124,7 +130,7 @@ async fn idle_and_half_sent_connections_lock_no_client_out() {
     if evicted > 0.0 {
         linker.line(TOO_MANY).await;
     }
-    ended(&mut crowd[0]).await;
+    wait_for_close(&mut crowd[0]).await;
     ask_on(crowd.last_mut().unwrap()).await.expect("an answer");
     drop(halves);
     assert!(linker.stop().success());
@@ -132,7 +138,7 @@ async fn idle_and_half_sent_connections_lock_no_client_out() {
 
 #[tokio::test]
 async fn client_has_at_most_1000_connections() {
-    let files = files();
+    let files = raise_file_limit();
     // A client has a quarter of the connections, which are 30 % of the files.
     if files < 14 * MAX_OF_A_CLIENT {
         eprintln!("connections: only {files} files may be open: nothing is tested");
@@ -142,16 +148,16 @@ async fn client_has_at_most_1000_connections() {
     linker.ready().await;
     let mut all = Vec::new();
     for _ in 0..MAX_OF_A_CLIENT {
-        all.push(asked(client(20), linker.dns).await);
+        all.push(connect_and_query(client(20), linker.dns).await);
     }
     for _ in 0..3 {
-        ended(&mut connect(client(20), linker.dns).await).await;
+        wait_for_close(&mut connect(client(20), linker.dns).await).await;
     }
     linker.counts("lb_linker_dns_tcp_refused_total", 3.0).await;
     // The three refused connections cause a single log line.
     linker.line(TOO_MANY).await;
     assert_eq!(linker.logged(TOO_MANY), 1);
-    asked(client(21), linker.dns).await;
+    connect_and_query(client(21), linker.dns).await;
     // Existing connections are still served, and closing one makes room for another.
     ask_on(&mut all[0]).await.expect("an answer");
     all.truncate(MAX_OF_A_CLIENT - 1);

@@ -27,13 +27,13 @@ const STOCK_SEND_BUFFER: usize = 212_992;
 const LARGE: u16 = 1452;
 
 /// A UDP server on all addresses. It stops on drop.
-struct Served {
+struct UdpServer {
     handler: Arc<Handler>,
     port: u16,
     _stop: DropGuard,
 }
 
-impl Served {
+impl UdpServer {
     /// Starts a server that answers `few.example` with one address, `many.example` with 66 (1,097 bytes), and
     /// `more.example` with 85 (1,401 bytes).
     fn start() -> Self {
@@ -130,7 +130,7 @@ async fn queries_from_dead_addresses_cost_a_client_no_answers() {
         // table. The latter is accepted in at most three runs.
         let mut refused_runs = 0;
         let judged = (0..5).find_map(|_| {
-            let served = Served::start();
+            let served = UdpServer::start();
             let loss = loss(served.near(), client, &forger, dead);
             let unreachable = served.dropped("unreachable");
             eprintln!(
@@ -156,7 +156,7 @@ async fn only_this_host_reports_a_client_unreachable() {
         return;
     }
     let (client, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
-    let served = Served::start();
+    let served = UdpServer::start();
     let SocketAddr::V4(living) = client.local_addr().unwrap() else { panic!("not an IPv4 socket") };
     let question = query("few.example. A").to_vec().unwrap();
     let mut answer = [0; 1232];
@@ -188,7 +188,7 @@ async fn only_this_host_reports_an_ipv6_client_unreachable() {
         return;
     }
     let (client, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.1, 0)).unwrap(), Forger::new()));
-    let served = Served::start();
+    let served = UdpServer::start();
     let near = SocketAddrV6::new(NEAR.1, served.port, 0, 0);
     let SocketAddr::V6(living) = client.local_addr().unwrap() else { panic!("not an IPv6 socket") };
     let question = query("few.example. A").to_vec().unwrap();
@@ -245,7 +245,7 @@ async fn forged_icmp_causes_no_fragmented_answer() {
         return;
     }
     let (ipv4, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.0, 0)).unwrap(), Forger::new()));
-    let served = Served::start();
+    let served = UdpServer::start();
     let SocketAddr::V4(client) = ipv4.local_addr().unwrap() else { panic!("not an IPv4 socket") };
     // An ICMP error for the packet of one socket lowers the path MTU for all sockets of the host.
     let plain = UdpSocket::bind((NEAR.0, 0)).unwrap();
@@ -279,7 +279,7 @@ async fn forged_icmpv6_causes_no_fragmented_answer() {
         return;
     }
     let (ipv6, forger) = network::on_far_host(|| (UdpSocket::bind((FAR.1, 0)).unwrap(), Forger::new()));
-    let served = Served::start();
+    let served = UdpServer::start();
     let near = SocketAddrV6::new(NEAR.1, served.port, 0, 0);
     let SocketAddr::V6(client) = ipv6.local_addr().unwrap() else { panic!("not an IPv6 socket") };
     let fragments_of_answer = |name: &str, length: usize| {

@@ -28,7 +28,7 @@ async fn external_targets(cluster: &Cluster, target: &str) -> usize {
     cluster.services(target).list(&ListParams::default()).await.unwrap().items.len()
 }
 
-async fn there_are(cluster: &Cluster, target: &str, number: usize) {
+async fn wait_for_external_targets(cluster: &Cluster, target: &str, number: usize) {
     eventually(&format!("{number} external targets"), || async {
         (external_targets(cluster, target).await == number).then_some(())
     })
@@ -47,11 +47,11 @@ async fn removals_are_limited_by_max_deletes() {
     balancers(&cluster, &namespace, 8).await;
     let args = three_removals(&namespace);
     let linker = Linker::in_cluster(plane, &target, &args);
-    there_are(&cluster, &target, 8).await;
+    wait_for_external_targets(&cluster, &target, 8).await;
     for i in 0..8 {
         cluster.delete_service(&namespace, &format!("svc-{i}")).await;
     }
-    there_are(&cluster, &target, 5).await;
+    wait_for_external_targets(&cluster, &target, 5).await;
     eventually("held removals", || async {
         (linker.metric("lb_linker_deletes_held") == Some(5.0)).then_some(())
     })
@@ -97,10 +97,10 @@ async fn removals_in_a_namespace_hold_back_none_in_another_one() {
     for round in 0..4 {
         set_managed(Value::Null).await;
         cluster.set_ingress(&busy, "web", &[Ingress::Hostname("web.example.com")]).await;
-        there_are(&cluster, &target, 4).await;
+        wait_for_external_targets(&cluster, &target, 4).await;
         set_managed(json!("false")).await;
         if round < 3 {
-            there_are(&cluster, &target, 3).await;
+            wait_for_external_targets(&cluster, &target, 3).await;
         }
     }
     let held = |number| {
@@ -111,7 +111,7 @@ async fn removals_in_a_namespace_hold_back_none_in_another_one() {
     };
     held(1.0).await;
     cluster.delete_service(&quiet, "svc-0").await;
-    there_are(&cluster, &target, 3).await;
+    wait_for_external_targets(&cluster, &target, 3).await;
     // For `quiet`, the three removals in `busy` count as two (half of the limit, rounded up). Together with the removal
     // of svc-0 the limit is reached.
     cluster.delete_service(&quiet, "svc-1").await;
@@ -128,11 +128,11 @@ async fn repeated_restarts_dont_exceed_max_deletes() {
     balancers(&cluster, &namespace, 20).await;
     let args = three_removals(&namespace);
     let mut linker = Linker::in_cluster(plane, &target, &args);
-    there_are(&cluster, &target, 20).await;
+    wait_for_external_targets(&cluster, &target, 20).await;
     for i in 0..8 {
         cluster.delete_service(&namespace, &format!("svc-{i}")).await;
     }
-    there_are(&cluster, &target, 17).await;
+    wait_for_external_targets(&cluster, &target, 17).await;
     for _ in 0..2 {
         linker.kill();
         linker = Linker::in_cluster(plane, &target, &args);
@@ -256,7 +256,7 @@ async fn suspicious_list_is_ignored_until_a_second_list_agrees() {
     let args = ["--upstream", "none", "--delete-delay", "0s", "--max-deletes", "unlimited"];
     let args = [&args[..], &["--service-selector", "tier=web"]].concat();
     let mut linker = Linker::in_cluster(&plane, "external-targets", &args);
-    there_are(&cluster, "external-targets", 15).await;
+    wait_for_external_targets(&cluster, "external-targets", 15).await;
 
     // Remove the labels while lb-linker can't watch. A restarted API server has no history, so lb-linker has to list
     // next.

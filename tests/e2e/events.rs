@@ -27,7 +27,7 @@ async fn own_cluster() -> (ControlPlane, Cluster) {
 
 /// An Event in the form of `kubectl get events`.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
+struct ObservedEvent {
     /// Type, reason and note, such as `Normal TargetChanged: a → b`.
     text: String,
     uid: String,
@@ -35,7 +35,7 @@ struct Seen {
 }
 
 /// Returns lb-linker's Events on Services of this name in a namespace, in the order in which they happened.
-fn events(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<Seen> {
+fn events(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<ObservedEvent> {
     let selector = format!("involvedObject.name={name},involvedObject.kind=Service");
     let mut items = plane.list(&format!("/api/v1/namespaces/{namespace}/events?fieldSelector={selector}"));
     // The API server records Events of its own, about clusterIPs that it finds unallocated soon after a start.
@@ -44,7 +44,7 @@ fn events(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<Seen> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     items
         .iter()
-        .map(|item| Seen {
+        .map(|item| ObservedEvent {
             text: format!("{} {}: {}", text(&item["type"]), text(&item["reason"]), text(&item["message"])),
             uid: text(&item["involvedObject"]["uid"]),
             count: item["series"]["count"].as_u64().unwrap_or(1),
@@ -57,7 +57,7 @@ fn texts(plane: &ControlPlane, namespace: &str, name: &str) -> Vec<String> {
 }
 
 /// Waits for an Event. Events are sent in order, so all earlier ones have been sent, too.
-async fn event(plane: &ControlPlane, namespace: &str, name: &str, text: &str) -> Seen {
+async fn wait_for_event(plane: &ControlPlane, namespace: &str, name: &str, text: &str) -> ObservedEvent {
     let look = || async { events(plane, namespace, name).into_iter().find(|event| event.text == text) };
     eventually(&format!("{text:?} on {namespace}/{name}"), look).await
 }
@@ -77,17 +77,17 @@ async fn events_show_the_history_of_a_load_balancer() {
     let uid = load_balancer(&cluster, &here, "web", "a.example.com").await;
     let object = format!("web-{here}-ext");
     let created = format!("Normal ExternalTargetCreated: {TARGETS}/{object} → a.example.com");
-    assert_eq!(event(&plane, &here, "web", &created).await.uid, uid);
+    assert_eq!(wait_for_event(&plane, &here, "web", &created).await.uid, uid);
 
     let mut expected = vec![created];
     for (from, to) in [("a", "b"), ("b", "c")] {
         cluster.set_ingress(&here, "web", &[Ingress::Hostname(&format!("{to}.example.com"))]).await;
         expected.push(format!("Normal TargetChanged: {from}.example.com → {to}.example.com"));
-        event(&plane, &here, "web", expected.last().unwrap()).await;
+        wait_for_event(&plane, &here, "web", expected.last().unwrap()).await;
     }
     cluster.set_ingress(&here, "web", &[]).await;
     expected.push("Warning TargetStale: the status is blank; c.example.com stays the target".to_owned());
-    assert_eq!(event(&plane, &here, "web", expected.last().unwrap()).await.uid, uid);
+    assert_eq!(wait_for_event(&plane, &here, "web", expected.last().unwrap()).await.uid, uid);
     assert_eq!(texts(&plane, &here, "web"), expected);
 
     // The Event of the recreated Service contains its predecessor's target.
@@ -95,7 +95,7 @@ async fn events_show_the_history_of_a_load_balancer() {
     cluster.delete_service(&here, "web").await;
     let uid = load_balancer(&cluster, &here, "web", "d.example.com").await;
     expected.push("Normal TargetChanged: c.example.com → d.example.com".to_owned());
-    assert_eq!(event(&plane, &here, "web", expected.last().unwrap()).await.uid, uid);
+    assert_eq!(wait_for_event(&plane, &here, "web", expected.last().unwrap()).await.uid, uid);
     assert_eq!(texts(&plane, &here, "web"), expected);
     let described = plane.kubectl(&["describe", "service", "web", "-n", &here]);
     let line = described
@@ -110,14 +110,14 @@ async fn events_show_the_history_of_a_load_balancer() {
     linker.ready().await;
     load_balancer(&cluster, &there, "web", "there.example.com").await;
     let marker = format!("Normal ExternalTargetCreated: {TARGETS}/web-{there}-ext → there.example.com");
-    event(&plane, &there, "web", &marker).await;
+    wait_for_event(&plane, &there, "web", &marker).await;
     assert_eq!(texts(&plane, &here, "web"), expected);
     assert_eq!(texts(&plane, &there, "web"), [marker], "each namespace has its own Events");
 
     cluster.delete_service(&here, "web").await;
     expected.push(format!("Normal Removed: {TARGETS}/{object}"));
     assert_eq!(
-        event(&plane, &here, "web", expected.last().unwrap()).await.uid,
+        wait_for_event(&plane, &here, "web", expected.last().unwrap()).await.uid,
         uid,
         "the Event is on the deleted Service"
     );
@@ -132,7 +132,7 @@ async fn repeated_event_is_counted_in_a_series() {
     let _linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     load_balancer(&cluster, "default", "web", "a.example.com").await;
     let created = format!("Normal ExternalTargetCreated: {TARGETS}/web-default-ext → a.example.com");
-    event(&plane, "default", "web", &created).await;
+    wait_for_event(&plane, "default", "web", &created).await;
     // The external target is deleted by hand, and recreated.
     cluster.delete_service(TARGETS, "web-default-ext").await;
     let count = || async { (events(&plane, "default", "web").first()?.count == 2).then_some(()) };
@@ -151,9 +151,9 @@ async fn repeated_event_is_counted_in_a_series() {
         "Normal TargetChanged: b.example.com → a.example.com",
     );
     change("b").await;
-    event(&plane, "default", "web", there).await;
+    wait_for_event(&plane, "default", "web", there).await;
     change("a").await;
-    event(&plane, "default", "web", back).await;
+    wait_for_event(&plane, "default", "web", back).await;
     change("b").await;
     let again = || async {
         let events = events(&plane, "default", "web");
@@ -164,7 +164,7 @@ async fn repeated_event_is_counted_in_a_series() {
     // lb-linker has sent "b → a" once, and sends the second occurrence as a PATCH of that Event. The Event is deleted,
     // so lb-linker has to create another one.
     change("a").await;
-    event(&plane, "default", "web", back).await;
+    wait_for_event(&plane, "default", "web", back).await;
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn foreign_object_and_lost_name_cause_conflict_events() {
         "Warning Conflict: {TARGETS}/web-default-ext is left alone: its label app.kubernetes.io/managed-by says \
          \"somebody\"; rename or delete it, or label it"
     );
-    assert_eq!(event(&plane, "default", "web", &conflict).await.uid, uid);
+    assert_eq!(wait_for_event(&plane, "default", "web", &conflict).await.uid, uid);
 
     // Service x-y in z, and Service x in y-z: both claim x-y-z-ext.
     for namespace in ["z", "y-z"] {
@@ -195,9 +195,9 @@ async fn foreign_object_and_lost_name_cause_conflict_events() {
     let lost = format!(
         "Warning Conflict: the external target is {TARGETS}/{hashed}, not {TARGETS}/x-y-z-ext: link z/x-y has it"
     );
-    event(&plane, "y-z", "x", &lost).await;
+    wait_for_event(&plane, "y-z", "x", &lost).await;
     let created = format!("Normal ExternalTargetCreated: {TARGETS}/{hashed} → b.example.com");
-    event(&plane, "y-z", "x", &created).await;
+    wait_for_event(&plane, "y-z", "x", &created).await;
     linker.counts("lb_linker_conflicts", 1.0).await;
     linker.counts("lb_linker_names_lost", 1.0).await;
     assert!(linker.metric("lb_linker_reconciles_total{result=\"conflict\"}").unwrap() >= 1.0);
@@ -208,7 +208,7 @@ async fn foreign_object_and_lost_name_cause_conflict_events() {
     linker.line("external target external-targets/web-default-ext of link default/web is left alone").await;
     load_balancer(&cluster, "default", "marker", "a.example.com").await;
     let marker = format!("Normal ExternalTargetCreated: {TARGETS}/marker-default-ext → a.example.com");
-    event(&plane, "default", "marker", &marker).await;
+    wait_for_event(&plane, "default", "marker", &marker).await;
     let seen: Vec<u64> = events(&plane, "default", "web").iter().map(|event| event.count).collect();
     assert_eq!(seen, [1]);
     assert_eq!(texts(&plane, "y-z", "x"), [lost, created]);
@@ -246,12 +246,12 @@ async fn missing_permission_for_events_is_logged_once() {
         plane.try_kubectl(&["auth", "can-i", "create", "events.events.k8s.io", account]).ok()
     };
     eventually("the permission", granted).await;
-    changes_are_told_again(&plane, &cluster, "default", "svc-0").await;
+    change_until_event(&plane, &cluster, "default", "svc-0").await;
     linker.line("Events can be recorded again in namespace default").await;
 }
 
 /// Changes a target until there is an Event: after a 403, lb-linker sends no Events in the namespace for a while.
-async fn changes_are_told_again(plane: &ControlPlane, cluster: &Cluster, namespace: &str, name: &str) {
+async fn change_until_event(plane: &ControlPlane, cluster: &Cluster, namespace: &str, name: &str) {
     let number = AtomicUsize::new(0);
     eventually("an Event", || async {
         let host = format!("{}.example.com", number.fetch_add(1, Ordering::Relaxed));
@@ -285,7 +285,7 @@ async fn permission_missing_in_some_namespaces_is_logged_once_each() {
         linker.line(&format!("can't create Events in namespace {refused}")).await;
     }
     // Change the targets of all namespaces in turn, for longer than the first pauses after a 403.
-    changes_are_told_again(&plane, &cluster, &namespaces[0], "web").await;
+    change_until_event(&plane, &cluster, &namespaces[0], "web").await;
     let start = Instant::now();
     let mut round = 0;
     while start.elapsed() < Duration::from_secs(4) {
@@ -308,7 +308,7 @@ async fn permission_missing_in_some_namespaces_is_logged_once_each() {
     }
     assert_eq!(linker.logged("can be recorded again"), 0, "{:#?}", linker.log());
     allow(&namespaces[1]);
-    changes_are_told_again(&plane, &cluster, &namespaces[1], "web").await;
+    change_until_event(&plane, &cluster, &namespaces[1], "web").await;
     linker.line(&format!("Events can be recorded again in namespace {}", namespaces[1])).await;
     assert_eq!(linker.logged("can be recorded again"), 1, "{:#?}", linker.log());
 }
@@ -365,7 +365,7 @@ async fn events_refused_by_a_terminating_namespace_arent_logged() {
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     load_balancer(&cluster, &going, "web", "a.example.com").await;
     let created = format!("Normal ExternalTargetCreated: {TARGETS}/web-{going}-ext → a.example.com");
-    event(&plane, &going, "web", &created).await;
+    wait_for_event(&plane, &going, "web", &created).await;
     // No controller finishes the deletion here: the namespace stays in Terminating.
     plane.kubectl(&["delete", "namespace", &going, "--wait=false"]);
     cluster.set_ingress(&going, "web", &[Ingress::Hostname("b.example.com")]).await;
@@ -373,7 +373,7 @@ async fn events_refused_by_a_terminating_namespace_arent_logged() {
 
     load_balancer(&cluster, "default", "web", "a.example.com").await;
     let marker = format!("Normal ExternalTargetCreated: {TARGETS}/web-default-ext → a.example.com");
-    event(&plane, "default", "web", &marker).await;
+    wait_for_event(&plane, "default", "web", &marker).await;
     assert_eq!(texts(&plane, &going, "web"), [created]);
     linker.counts("lb_linker_events_dropped_total", 1.0).await;
     assert_eq!(linker.logged(" Events "), 0, "{:#?}", linker.log());

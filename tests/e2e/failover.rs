@@ -145,7 +145,7 @@ impl Shop {
     }
 
     /// Waits until an ExternalTarget announces this target.
-    pub(crate) async fn announces(&self, name: &str, display: &str) -> ExternalTargetStatus {
+    pub(crate) async fn wait_until_announced(&self, name: &str, display: &str) -> ExternalTargetStatus {
         let look = || async {
             let status = self.status(name).await;
             let target = status.target.as_ref().map(|target| target.display.as_str());
@@ -177,7 +177,7 @@ pub(crate) fn install(plane: &ControlPlane) {
 }
 
 /// Checks for this number of seconds that all of `linkers` give the expected answer.
-pub(crate) async fn stays(linkers: &[&Linker], question: &str, expected: &str, seconds: u64) {
+pub(crate) async fn assert_answer_stays(linkers: &[&Linker], question: &str, expected: &str, seconds: u64) {
     let (end, mut tick) =
         (Instant::now() + Duration::from_secs(seconds), interval(Duration::from_millis(200)));
     while Instant::now() < end {
@@ -189,7 +189,7 @@ pub(crate) async fn stays(linkers: &[&Linker], question: &str, expected: &str, s
 }
 
 /// A check with the shortest period.
-pub(crate) fn quick() -> Value {
+pub(crate) fn shortest_check() -> Value {
     json!({"periodSeconds": 5, "timeoutSeconds": 1, "failureThreshold": 2, "successThreshold": 1})
 }
 
@@ -251,12 +251,12 @@ async fn override_and_its_end_keep_the_external_target() {
     };
     let moving = async {
         let sources = json!([{"name": "seoul", "service": {"name": "web"}}, {"name": "fixed", "hostname": "b.example.com"}]);
-        shop.create("web", json!({"sources": sources, "check": quick()})).await;
-        shop.announces("web", "a.example.com").await;
+        shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
+        shop.wait_until_announced("web", "a.example.com").await;
         assert_eq!(shop.condition("web", "Ready", "True").await, "TargetVerified");
         let pin = Patch::Merge(json!({"spec": {"pin": "fixed"}}));
         shop.targets().patch("web", &PatchParams::default(), &pin).await.unwrap();
-        shop.announces("web", "b.example.com").await;
+        shop.wait_until_announced("web", "b.example.com").await;
         wait_for_external_target(&shop.cluster, "external-targets", name, "b.example.com").await;
         let service = shop.cluster.get_service("external-targets", name).await.unwrap();
         assert!(service.metadata.annotations.unwrap().contains_key("linker.hsj.com/external-target-uid"));
@@ -284,12 +284,12 @@ async fn new_target_is_announced_when_it_resolves() {
     second.ready().await;
     let both = [&first, &second];
     shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "web"}}]})).await;
-    shop.announces("web", "old.example.com").await;
+    shop.wait_until_announced("web", "old.example.com").await;
     shop.condition("web", "Ready", "True").await;
 
     shop.cluster.set_ingress("shop", "web", &[Ingress::Hostname("new.example.com")]).await;
     let question = "web.shop.lb.internal. CNAME";
-    stays(&both, question, "old.example.com.", 12).await;
+    assert_answer_stays(&both, question, "old.example.com.", 12).await;
     assert_eq!(shop.condition("web", "Progressing", "True").await, "WaitsForTarget");
     let object = shop.cluster.get_service("external-targets", "web-shop-ext").await.unwrap();
     assert_eq!(object.spec.unwrap().external_name.as_deref(), Some("old.example.com"));
@@ -300,7 +300,7 @@ async fn new_target_is_announced_when_it_resolves() {
     }
     wait_for_external_target(&shop.cluster, "external-targets", "web-shop-ext", "new.example.com").await;
     println!("announced after {:?}", revived.elapsed());
-    let status = shop.announces("web", "new.example.com").await;
+    let status = shop.wait_until_announced("web", "new.example.com").await;
     assert!(status.target.unwrap().verified);
     assert_eq!(
         (&*status.history[0].display, &*status.history[0].reason),
@@ -308,14 +308,14 @@ async fn new_target_is_announced_when_it_resolves() {
     );
 
     // With the old target dead as well, the new one is announced unverified after maxWaitSeconds.
-    let patch = Patch::Merge(json!({"spec": {"cutover": {"maxWaitSeconds": 10}, "check": quick()}}));
+    let patch = Patch::Merge(json!({"spec": {"cutover": {"maxWaitSeconds": 10}, "check": shortest_check()}}));
     shop.targets().patch("web", &PatchParams::default(), &patch).await.unwrap();
     for name in ["new.example.com", "newer.example.com"] {
         shop.upstream.kill(name);
     }
     let begun = Instant::now();
     shop.cluster.set_ingress("shop", "web", &[Ingress::Hostname("newer.example.com")]).await;
-    let status = shop.announces("web", "newer.example.com").await;
+    let status = shop.wait_until_announced("web", "newer.example.com").await;
     println!("announced unverified after {:?}", begun.elapsed());
     assert!(begun.elapsed() >= Duration::from_secs(9));
     assert!(!status.target.unwrap().verified);
@@ -332,8 +332,8 @@ async fn failed_target_is_replaced_until_it_works_again() {
         {"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}},
     ]);
     let failback = json!({"afterSeconds": 2});
-    shop.create("web", json!({"sources": sources, "check": quick(), "failback": failback})).await;
-    shop.announces("web", "seoul.example.com").await;
+    shop.create("web", json!({"sources": sources, "check": shortest_check(), "failback": failback})).await;
+    shop.wait_until_announced("web", "seoul.example.com").await;
     assert_eq!(shop.condition("web", "Accepted", "False").await, "RefNotPermitted");
     let grant = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "shop"}}});
     shop.cluster.patch_service("shop-dr", "web", grant).await;
@@ -346,7 +346,7 @@ async fn failed_target_is_replaced_until_it_works_again() {
 
     let killed = Instant::now();
     shop.upstream.kill("seoul.example.com");
-    shop.announces("web", "busan.example.com").await;
+    shop.wait_until_announced("web", "busan.example.com").await;
     println!("failed over after {:?}", killed.elapsed());
     answers(linker.dns, "web.shop.lb.internal. CNAME", "busan.example.com.").await;
     wait_for_external_target(&shop.cluster, "external-targets", "web-shop-ext", "busan.example.com").await;
@@ -357,17 +357,17 @@ async fn failed_target_is_replaced_until_it_works_again() {
 
     shop.upstream.revive("seoul.example.com");
     // A failback is allowed a minute after the failover.
-    shop.announces("web", "seoul.example.com").await;
+    shop.wait_until_announced("web", "seoul.example.com").await;
     println!("failed back after {:?}", killed.elapsed());
     shop.upstream.kill("*");
     answers(linker.dns, "web.shop.lb.internal. CNAME", "seoul.example.com.").await;
-    stays(&[&linker], "web.shop.lb.internal. CNAME", "seoul.example.com.", 20).await;
+    assert_answer_stays(&[&linker], "web.shop.lb.internal. CNAME", "seoul.example.com.", 20).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn loop_of_one_object_fails_no_check_of_another_one() {
     let mut shop = Shop::open(&[]).await;
-    shop.upstream.resolver = FaultyUpstream::late(Duration::from_millis(200), |asked, _| {
+    shop.upstream.resolver = FaultyUpstream::start_with_delay(Duration::from_millis(200), |asked, _| {
         let name = asked.queries[0].name().clone();
         if name.to_string() != "alias.example.com." {
             return vec![address(asked, 1, 5)];
@@ -381,8 +381,8 @@ async fn loop_of_one_object_fails_no_check_of_another_one() {
     shop.load_balancer("shop", "web", "seoul.example.com").await;
     let alias = json!({"name": "alias", "hostname": "alias.example.com"});
     let sources = json!([{"name": "seoul", "service": {"name": "web"}}, alias]);
-    shop.create("web", json!({"sources": sources, "check": quick()})).await;
-    shop.create("other", json!({"sources": [alias], "check": quick()})).await;
+    shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
+    shop.create("other", json!({"sources": [alias], "check": shortest_check()})).await;
     let _linker = shop.linker(&[]).await;
 
     let state = async |name: &str| {
@@ -392,7 +392,7 @@ async fn loop_of_one_object_fails_no_check_of_another_one() {
     let looped = Some((Some(SourceState::Unhealthy), "leads back to the ExternalTarget".to_owned()));
     let is_unhealthy = || async { (state("web").await == looped).then_some(()) };
     eventually("the alias leads back to web", is_unhealthy).await;
-    shop.announces("other", "alias.example.com").await;
+    shop.wait_until_announced("other", "alias.example.com").await;
     shop.condition("other", "Ready", "True").await;
     let checks = || shop.upstream.resolver.asked("alias.example.com. A").len();
     let before = checks();
@@ -449,8 +449,8 @@ async fn left_out_service_keeps_its_target_until_it_is_deleted() {
     shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "web"}}]})).await;
     let of_dr = json!({"name": "web", "namespace": "shop-dr"});
     shop.create("far", json!({"sources": [{"name": "busan", "service": of_dr}]})).await;
-    shop.announces("web", "a.example.com").await;
-    shop.announces("far", "b.example.com").await;
+    shop.wait_until_announced("web", "a.example.com").await;
+    shop.wait_until_announced("far", "b.example.com").await;
     assert!(linker.stop().success());
 
     let linker = shop.linker(&["--service-selector", "tier=web", "--watch-namespaces", "shop"]).await;
@@ -458,8 +458,8 @@ async fn left_out_service_keeps_its_target_until_it_is_deleted() {
     linker.line("no LoadBalancer Service shop-dr/web lets namespace shop follow it").await;
     let replicas = [&linker];
     tokio::join!(
-        stays(&replicas, "web.shop.lb.internal. CNAME", "a.example.com.", 10),
-        stays(&replicas, "far.shop.lb.internal. CNAME", "b.example.com.", 10),
+        assert_answer_stays(&replicas, "web.shop.lb.internal. CNAME", "a.example.com.", 10),
+        assert_answer_stays(&replicas, "far.shop.lb.internal. CNAME", "b.example.com.", 10),
     );
     let revoke = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": null}}});
     shop.cluster.patch_service("shop-dr", "web", revoke).await;
@@ -488,8 +488,8 @@ async fn target_stays_when_the_status_is_lost() {
     shop.upstream.kill("*");
     let lost = Patch::Merge(json!({"status": null}));
     shop.targets().patch_status("web", &PatchParams::default(), &lost).await.unwrap();
-    stays(&[&linker], question, "b.example.com.", 5).await;
-    shop.announces("web", "b.example.com").await;
+    assert_answer_stays(&[&linker], question, "b.example.com.", 5).await;
+    shop.wait_until_announced("web", "b.example.com").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -507,13 +507,13 @@ async fn target_stays_without_permission_and_goes_with_the_crd() {
     shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-crd"]);
     let linker = shop.linker(&["--delete-delay", "5s"]).await;
     linker.line("deploy/crd/").await;
-    stays(&[&linker], question, "a.example.com.", 7).await;
+    assert_answer_stays(&[&linker], question, "a.example.com.", 7).await;
     assert_eq!(shop.uid_of_external_target(name).await, uid);
 
     install(&shop.plane);
     shop.plane.kubectl(&["delete", "crd", "externaltargets.linker.hsj.com"]);
     linker.line("the CRD externaltargets.linker.hsj.com is gone").await;
-    stays(&[&linker], question, "a.example.com.", 3).await;
+    assert_answer_stays(&[&linker], question, "a.example.com.", 3).await;
     let is_gone =
         || async { shop.cluster.get_service("external-targets", name).await.is_none().then_some(()) };
     eventually("the external target is removed", is_gone).await;

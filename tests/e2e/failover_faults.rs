@@ -16,9 +16,9 @@ use lb_linker::api::status::SourceState;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::failover::{Shop, Upstream, quick, stays};
+use crate::failover::{Shop, Upstream, assert_answer_stays, shortest_check};
 use crate::harness::audit::AuditEvent;
-use crate::harness::clock::{ShiftedClock, Stop};
+use crate::harness::clock::{ClockStop, ShiftedClock};
 use crate::harness::cluster::Ingress;
 use crate::harness::dns::{FaultyUpstream, address, answers, short};
 use crate::harness::eventually;
@@ -46,7 +46,7 @@ impl Shop {
 }
 
 fn of_web() -> Value {
-    json!({"sources": [{"name": "seoul", "service": {"name": "web"}}], "check": quick()})
+    json!({"sources": [{"name": "seoul", "service": {"name": "web"}}], "check": shortest_check()})
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -56,12 +56,12 @@ async fn leader_stopped_in_a_cutover_writes_no_stale_status() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_suspended_in_a_cutover_writes_no_stale_status() {
-    assert_no_stale_status(Some(Stop::Suspend)).await;
+    assert_no_stale_status(Some(ClockStop::Suspend)).await;
 }
 
 /// Stops a leader while it waits for a target, lets another replica announce two further targets, and continues the
 /// stopped leader.
-async fn assert_no_stale_status(how: Option<Stop>) {
+async fn assert_no_stale_status(how: Option<ClockStop>) {
     let shop = Shop::open(&["new.example.com"]).await;
     shop.load_balancer("shop", "web", "old.example.com").await;
     let mut clock = ShiftedClock::new();
@@ -73,7 +73,7 @@ async fn assert_no_stale_status(how: Option<Stop>) {
     b.line(" leads").await;
     b.ready().await;
     shop.create("web", of_web()).await;
-    shop.announces("web", "old.example.com").await;
+    shop.wait_until_announced("web", "old.example.com").await;
     shop.set_host("new.example.com").await;
     shop.condition("web", "Progressing", "True").await;
 
@@ -83,22 +83,22 @@ async fn assert_no_stale_status(how: Option<Stop>) {
     }
     shop.upstream.revive("new.example.com");
     b.line("leading now as b_").await;
-    shop.announces("web", "new.example.com").await;
+    shop.wait_until_announced("web", "new.example.com").await;
     shop.set_host("newest.example.com").await;
-    shop.announces("web", "newest.example.com").await;
+    shop.wait_until_announced("web", "newest.example.com").await;
     shop.condition("web", "Ready", "True").await;
     let before = shop.status_writes("a").len();
     match how {
-        Some(how) => clock.go_on(&mut a, how),
+        Some(how) => clock.resume(&mut a, how),
         None => a.signal(Signal::SIGCONT),
     }
     let line = a.line(" leads").await;
     assert!(line.contains("INFO b_"), "{line}");
     answers(a.dns, QUESTION, "newest.example.com.").await;
-    stays(&[&a, &b], QUESTION, "newest.example.com.", 5).await;
+    assert_answer_stays(&[&a, &b], QUESTION, "newest.example.com.", 5).await;
     let stale = shop.status_writes("a").split_off(before);
     assert!(stale.iter().all(|(code, _)| *code >= 400), "{stale:#?}");
-    assert_eq!(shop.announces("web", "newest.example.com").await.history.len(), 2);
+    assert_eq!(shop.wait_until_announced("web", "newest.example.com").await.history.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -110,15 +110,15 @@ async fn next_leader_finishes_the_cutover_of_a_killed_leader() {
     let b = shop.replica("b", &[]);
     b.ready().await;
     shop.create("web", of_web()).await;
-    shop.announces("web", "old.example.com").await;
+    shop.wait_until_announced("web", "old.example.com").await;
     shop.set_host("new.example.com").await;
     shop.condition("web", "Progressing", "True").await;
     a.kill();
     b.line("leading now as b_").await;
-    stays(&[&b], QUESTION, "old.example.com.", 5).await;
+    assert_answer_stays(&[&b], QUESTION, "old.example.com.", 5).await;
     shop.upstream.revive("new.example.com");
     answers(b.dns, QUESTION, "new.example.com.").await;
-    assert!(shop.announces("web", "new.example.com").await.target.unwrap().verified);
+    assert!(shop.wait_until_announced("web", "new.example.com").await.target.unwrap().verified);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -127,8 +127,8 @@ async fn tampered_status_is_corrected_by_a_check() {
     shop.load_balancer("shop", "web", "a.example.com").await;
     let linker = shop.linker(&[]).await;
     let sources = json!([{"name": "seoul", "service": {"name": "web"}}]);
-    shop.create("web", json!({"sources": sources, "check": quick()})).await;
-    shop.announces("web", "a.example.com").await;
+    shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
+    shop.wait_until_announced("web", "a.example.com").await;
     let name = "web-shop-ext";
     wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
     let tamper = async |target: Value| {
@@ -136,7 +136,7 @@ async fn tampered_status_is_corrected_by_a_check() {
         shop.targets().patch_status("web", &PatchParams::default(), &patch).await.unwrap();
     };
     tamper(json!({"hostname": "b.example.com", "display": "b.example.com"})).await;
-    shop.announces("web", "a.example.com").await;
+    shop.wait_until_announced("web", "a.example.com").await;
     answers(linker.dns, QUESTION, "a.example.com.").await;
     // A target that the policy denies is never answered. While the checks of the Service's own target fail, that target
     // isn't announced instead.
@@ -148,7 +148,7 @@ async fn tampered_status_is_corrected_by_a_check() {
     tamper(json!({"hostname": "db.other.svc.cluster.local", "display": "db.other.svc.cluster.local"})).await;
     answers(linker.dns, QUESTION, "No Error").await;
     shop.upstream.revive("a.example.com");
-    shop.announces("web", "a.example.com").await;
+    shop.wait_until_announced("web", "a.example.com").await;
     answers(linker.dns, QUESTION, "a.example.com.").await;
     wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
 }
@@ -162,11 +162,11 @@ async fn failover_waits_for_the_api_server() {
         {"name": "seoul", "service": {"name": "web"}},
         {"name": "fixed", "hostname": "busan.example.com"},
     ]);
-    shop.create("web", json!({"sources": sources, "check": quick()})).await;
+    shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
     shop.condition("web", "Ready", "True").await;
     shop.plane.stop_apiserver();
     shop.upstream.kill("seoul.example.com");
-    stays(&[&linker], QUESTION, "seoul.example.com.", 15).await;
+    assert_answer_stays(&[&linker], QUESTION, "seoul.example.com.", 15).await;
     shop.plane.start_apiserver();
     answers(linker.dns, QUESTION, "busan.example.com.").await;
     wait_for_external_target(&shop.cluster, "external-targets", "web-shop-ext", "busan.example.com").await;
@@ -200,7 +200,7 @@ async fn target_stays_although_a_list_lacks_its_service() {
     api.disconnect();
     let has_listed = || async { fault.load(Ordering::Relaxed).then_some(()) };
     eventually("a list without the Service", has_listed).await;
-    stays(&[&linker], QUESTION, "a.example.com.", 10).await;
+    assert_answer_stays(&[&linker], QUESTION, "a.example.com.", 10).await;
     is_faulty.store(false, Ordering::Relaxed);
     api.disconnect();
     shop.cluster.delete_service("shop", "lb").await;
@@ -248,9 +248,9 @@ async fn refusals_of_a_starting_api_server_withdraw_no_name() {
     let end = linker.line("DNS doesn't use the snapshot");
     tokio::pin!(end);
     while futures::poll!(&mut end).is_pending() {
-        stays(&[&linker], QUESTION, "a.example.com.", 1).await;
+        assert_answer_stays(&[&linker], QUESTION, "a.example.com.", 1).await;
     }
-    stays(&[&linker], QUESTION, "a.example.com.", 3).await;
+    assert_answer_stays(&[&linker], QUESTION, "a.example.com.", 3).await;
     let refused = refused.lock().unwrap();
     let list = "/apis/linker.hsj.com/v1alpha1/externaltargets";
     assert!(refused.contains("/apis/linker.hsj.com/v1alpha1") && refused.contains(list), "{refused:?}");
@@ -367,8 +367,8 @@ async fn refused_namespace_of_a_source_delays_no_failover() {
         {"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}},
         {"name": "seoul", "service": {"name": "web"}},
     ]);
-    shop.create("far", json!({"sources": sources, "check": quick()})).await;
-    shop.announces("far", "busan.example.com").await;
+    shop.create("far", json!({"sources": sources, "check": shortest_check()})).await;
+    shop.wait_until_announced("far", "busan.example.com").await;
     wait_for_external_target(&shop.cluster, "external-targets", "far-shop-ext", "busan.example.com").await;
     assert!(linker.stop().success());
 
@@ -378,7 +378,7 @@ async fn refused_namespace_of_a_source_delays_no_failover() {
     assert_eq!(shop.condition("far", "Accepted", "False").await, "RefNotPermitted");
     answers(linker.dns, question, "busan.example.com.").await;
     shop.upstream.kill("busan.example.com");
-    shop.announces("far", "seoul.example.com").await;
+    shop.wait_until_announced("far", "seoul.example.com").await;
     answers(linker.dns, question, "seoul.example.com.").await;
 }
 

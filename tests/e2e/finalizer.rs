@@ -13,7 +13,7 @@ async fn finalizers(cluster: &Cluster, namespace: &str, name: &str) -> Option<Ve
     Some(cluster.get_service(namespace, name).await?.metadata.finalizers.unwrap_or_default())
 }
 
-async fn is_guarded(cluster: &Cluster, namespace: &str, name: &str, guarded: bool) {
+async fn wait_for_finalizer(cluster: &Cluster, namespace: &str, name: &str, guarded: bool) {
     eventually(&format!("{namespace}/{name} with its finalizer: {guarded}"), || async {
         let found = finalizers(cluster, namespace, name).await?;
         (found.iter().any(|finalizer| finalizer == FINALIZER) == guarded).then_some(())
@@ -21,7 +21,7 @@ async fn is_guarded(cluster: &Cluster, namespace: &str, name: &str, guarded: boo
     .await;
 }
 
-async fn is_gone(cluster: &Cluster, namespace: &str, name: &str) {
+async fn wait_until_deleted(cluster: &Cluster, namespace: &str, name: &str) {
     eventually(&format!("the end of {namespace}/{name}"), || async {
         cluster.get_service(namespace, name).await.is_none().then_some(())
     })
@@ -43,11 +43,11 @@ async fn service_is_deleted_after_its_external_target() {
     let mut linker = Linker::in_cluster(plane, &target, &args);
     for name in ["web", "opted", "typed", "foreign"] {
         balancer(&cluster, &namespace, name).await;
-        is_guarded(&cluster, &namespace, name, true).await;
+        wait_for_finalizer(&cluster, &namespace, name, true).await;
     }
     let object = |name: &str| format!("{name}-{namespace}-ext");
     cluster.delete_service(&namespace, "web").await;
-    is_gone(&cluster, &namespace, "web").await;
+    wait_until_deleted(&cluster, &namespace, "web").await;
     assert!(
         cluster.get_service(&target, &object("web")).await.is_none(),
         "the external target is deleted before its Service"
@@ -56,10 +56,10 @@ async fn service_is_deleted_after_its_external_target() {
     // The finalizer is also removed from a Service that opts out, or isn't a load balancer any more.
     let managed = json!({"metadata": {"annotations": {"linker.hsj.com/managed": "false"}}});
     cluster.patch_service(&namespace, "opted", managed).await;
-    is_guarded(&cluster, &namespace, "opted", false).await;
-    is_gone(&cluster, &target, &object("opted")).await;
+    wait_for_finalizer(&cluster, &namespace, "opted", false).await;
+    wait_until_deleted(&cluster, &target, &object("opted")).await;
     cluster.patch_service(&namespace, "typed", json!({"spec": {"type": "ClusterIP"}})).await;
-    is_guarded(&cluster, &namespace, "typed", false).await;
+    wait_for_finalizer(&cluster, &namespace, "typed", false).await;
 
     // Changes during lb-linker's downtime are processed after its start.
     linker.kill();
@@ -70,13 +70,13 @@ async fn service_is_deleted_after_its_external_target() {
     let guarded = json!({"metadata": {"finalizers": [FINALIZER]}, "spec": {"type": "ClusterIP"}});
     cluster.patch_service(&namespace, "away", guarded).await;
     let _linker = Linker::in_cluster(plane, &target, &args);
-    is_guarded(&cluster, &namespace, "foreign", false).await;
+    wait_for_finalizer(&cluster, &namespace, "foreign", false).await;
     assert_eq!(finalizers(&cluster, &namespace, "foreign").await.unwrap(), ["example.com/other"]);
-    is_gone(&cluster, &target, &object("foreign")).await;
-    is_guarded(&cluster, &namespace, "away", false).await;
+    wait_until_deleted(&cluster, &target, &object("foreign")).await;
+    wait_for_finalizer(&cluster, &namespace, "away", false).await;
     let free = json!({"metadata": {"finalizers": []}});
     cluster.patch_service(&namespace, "foreign", free).await;
-    is_gone(&cluster, &namespace, "foreign").await;
+    wait_until_deleted(&cluster, &namespace, "foreign").await;
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn service_waits_for_another_finalizer_of_its_target() {
     let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
     let linker = Linker::in_cluster(plane, &target, &args);
     balancer(&cluster, &namespace, "web").await;
-    is_guarded(&cluster, &namespace, "web", true).await;
+    wait_for_finalizer(&cluster, &namespace, "web", true).await;
     let object = format!("web-{namespace}-ext");
     wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
     let held = json!({"metadata": {"finalizers": ["example.com/other"]}});
@@ -96,11 +96,11 @@ async fn service_waits_for_another_finalizer_of_its_target() {
     linker.line(&format!("external target {target}/{object}: deleted, and held by example.com/other")).await;
     // When lb-linker has reconciled `later`, it has also reconciled `web`.
     balancer(&cluster, &namespace, "later").await;
-    is_guarded(&cluster, &namespace, "later", true).await;
-    is_guarded(&cluster, &namespace, "web", true).await;
+    wait_for_finalizer(&cluster, &namespace, "later", true).await;
+    wait_for_finalizer(&cluster, &namespace, "web", true).await;
     cluster.patch_service(&target, &object, json!({"metadata": {"finalizers": []}})).await;
-    is_gone(&cluster, &target, &object).await;
-    is_gone(&cluster, &namespace, "web").await;
+    wait_until_deleted(&cluster, &target, &object).await;
+    wait_until_deleted(&cluster, &namespace, "web").await;
 }
 
 #[tokio::test]
@@ -112,10 +112,10 @@ async fn retained_or_tombstoned_target_delays_no_service_deletion() {
         let args = ["--upstream", "none", "--finalizer", "--watch-namespaces", &namespace];
         let _linker = Linker::in_cluster(plane, &target, &[&args[..], &["--on-delete", on_delete]].concat());
         balancer(&cluster, &namespace, "web").await;
-        is_guarded(&cluster, &namespace, "web", true).await;
+        wait_for_finalizer(&cluster, &namespace, "web", true).await;
         wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
         cluster.delete_service(&namespace, "web").await;
-        is_gone(&cluster, &namespace, "web").await;
+        wait_until_deleted(&cluster, &namespace, "web").await;
         wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), left).await;
     }
 }
@@ -134,7 +134,7 @@ async fn missing_finalizer_permission_is_logged_once() {
     linker.line("deploy/finalizer/").await;
     grant_optional(plane, "finalizer", &namespace);
     for name in ["a", "b", "c"] {
-        is_guarded(&cluster, &namespace, name, true).await;
+        wait_for_finalizer(&cluster, &namespace, name, true).await;
     }
     assert_eq!(linker.logged("deploy/finalizer/"), 1, "{:#?}", linker.log());
 }

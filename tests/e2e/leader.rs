@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::harness::audit::AuditEvent;
-use crate::harness::clock::{ShiftedClock, Stop};
+use crate::harness::clock::{ClockStop, ShiftedClock};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
@@ -441,17 +441,17 @@ async fn leader_stopped_amid_writes_writes_nothing_stale_afterwards() {
 
 #[tokio::test]
 async fn leader_writes_nothing_stale_after_a_suspend() {
-    assert_nothing_stale_after("suspended", Stop::Suspend).await;
+    assert_nothing_stale_after("suspended", ClockStop::Suspend).await;
 }
 
 #[tokio::test]
 async fn leader_writes_nothing_stale_after_a_vm_pause() {
-    assert_nothing_stale_after("paused", Stop::Pause).await;
+    assert_nothing_stale_after("paused", ClockStop::Pause).await;
 }
 
 /// Stops a leader and its clocks for longer than the Lease duration while targets change and Services are deleted and
 /// created. Then resumes the leader, and asserts that its delayed writes change nothing.
-async fn assert_nothing_stale_after(prefix: &str, how: Stop) {
+async fn assert_nothing_stale_after(prefix: &str, how: ClockStop) {
     const LINKS: usize = 30;
     const COMING: usize = 8;
     let stage = Fixture::new(prefix).await;
@@ -520,7 +520,7 @@ async fn assert_nothing_stale_after(prefix: &str, how: Stop) {
     all_gone("coming", COMING).await;
     let before = stage.all_writes("a").len();
 
-    clock.go_on(&mut a, how);
+    clock.resume(&mut a, how);
     let line = a.line(" leads").await;
     assert!(line.contains("INFO b_"), "{line}");
     for i in 0..LINKS {

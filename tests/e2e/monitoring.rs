@@ -18,7 +18,7 @@ use crate::harness::programs::{helm, prometheus};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
 
 /// Metrics of the dashboard without series, because what they count didn't happen in the run.
-const DID_NOT_HAPPEN: [&str; 1] = ["lb_linker_sync_restarts_total"];
+const METRICS_WITHOUT_SERIES: [&str; 1] = ["lb_linker_sync_restarts_total"];
 
 fn files() -> PathBuf {
     deploy().join("monitoring/files")
@@ -177,7 +177,7 @@ struct Stage {
     _upstream: CoreDns,
 }
 
-/// The load balancers of the stage. [`Stage::mend`] keeps the first two.
+/// The load balancers of the stage. [`Stage::remove_alert_causes`] keeps the first two.
 const SERVICES: [&str; 10] =
     ["web", "stale", "pending", "failing", "refused", "taken", "first", "second", "barred", "filtered"];
 
@@ -243,7 +243,7 @@ impl Stage {
     }
 
     /// Removes the causes of the alerts, and waits until the metrics show it.
-    async fn mend(&self) {
+    async fn remove_alert_causes(&self) {
         for name in &SERVICES[2..] {
             self.cluster.delete_service(&self.namespace, name).await;
         }
@@ -271,7 +271,7 @@ async fn alerts_fire_and_are_resolved_with_a_real_lb_linker() {
         ask_udp(stage.linker.dns, &failing).await;
     }
     scrapes.scrape(&stage.linker);
-    stage.mend().await;
+    stage.remove_alert_causes().await;
     scrapes.scrape(&stage.linker);
 
     let expected = [
@@ -354,6 +354,6 @@ async fn queries_of_the_dashboard_return_series_of_a_real_run() {
         tests.push(json!({"expr": expr, "eval_time": "5m", "exp_samples": []}));
     }
     assert!(tests.len() > 30, "{}", tests.len());
-    assert_eq!(missing.iter().map(String::as_str).collect::<Vec<_>>(), DID_NOT_HAPPEN);
+    assert_eq!(missing.iter().map(String::as_str).collect::<Vec<_>>(), METRICS_WITHOUT_SERIES);
     passes(&json!({"interval": "1m", "input_series": scrapes.input_series(2), "promql_expr_test": tests}));
 }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::answers::serving;
+use crate::answers::start_with_manifests;
 use crate::harness::cluster::Ingress;
 use crate::harness::cluster_with_target;
 use crate::harness::dns::{CoreDns, answers, ask_repeatedly, ede, query, show, without_foreign_ttls};
@@ -45,7 +45,7 @@ async fn chain_into_the_cluster_is_cut_in_every_answer() {
     let upstream = cloud().await;
     let mut manifests = balancer("default", "web", "{hostname: inside.example.com}", "");
     manifests += &balancer("default", "mail", "{hostname: mail.example.com}", "");
-    let fixture = serving(&manifests, &["--upstream", &upstream.address.to_string()], &[]).await;
+    let fixture = start_with_manifests(&manifests, &["--upstream", &upstream.address.to_string()], &[]).await;
     let counter = "lb_linker_dns_targets_denied_total{reason=\"name\"}";
     for (question, expected) in [
         (
@@ -83,7 +83,8 @@ async fn target_domains_apply_only_to_the_first_name() {
         + &balancer("default", "outside", "{hostname: edge.example.net}", "");
     let upstream = upstream.address.to_string();
     let fixture =
-        serving(&manifests, &["--upstream", &upstream, "--target-domains", "example.com"], &[]).await;
+        start_with_manifests(&manifests, &["--upstream", &upstream, "--target-domains", "example.com"], &[])
+            .await;
     let chain = "cdn.example.com. edge.example.net. 192.0.2.1";
     answers(fixture.linker.dns, "inside.default.lb.internal. A", chain).await;
     answers(fixture.linker.dns, "outside.default.lb.internal. A", "No Error").await;
@@ -98,7 +99,8 @@ async fn chain_is_cut_when_allow_from_is_withdrawn() {
             + &balancer("other", "b", "{ip: 192.0.2.7}", allow_from)
     };
     let fixture =
-        serving(&manifests("x, default"), &["--upstream", &upstream.address.to_string()], &[]).await;
+        start_with_manifests(&manifests("x, default"), &["--upstream", &upstream.address.to_string()], &[])
+            .await;
     let dns = fixture.linker.dns;
     let table = [
         ("first.default.lb.internal. A", "b-other.lb.internal."),
@@ -126,7 +128,7 @@ async fn denied_nets_apply_to_a_status_and_to_answers() {
         + &balancer("default", "own", "{ip: 10.96.0.1}, {ip: 127.0.0.1}, {ip: '64:ff9b::10.96.0.1'}", "");
     let upstream = upstream.address.to_string();
     let args = ["--upstream", &upstream, "--denied-nets", "10.96.0.0/12", "--allowed-nets", "127.0.0.0/8"];
-    let fixture = serving(&manifests, &args, &[]).await;
+    let fixture = start_with_manifests(&manifests, &args, &[]).await;
     let dns = fixture.linker.dns;
     answers(dns, "own.default.lb.internal. A", "127.0.0.1").await;
     answers(dns, "own.default.lb.internal. AAAA", "No Error").await;

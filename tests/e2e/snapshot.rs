@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::failover::{Shop, quick};
+use crate::failover::{Shop, shortest_check};
 use crate::harness::cluster::Ingress;
 use crate::harness::dns::{answers, ask_repeatedly, ask_udp, ede, query, short, show, without_foreign_ttls};
 use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
@@ -61,7 +61,7 @@ async fn has(path: &Path, text: &str) {
 }
 
 /// Checks that all answers to a question are from a snapshot, also those of caches.
-async fn is_from_snapshot(linker: &Linker, question: &str, expected: &str) {
+async fn assert_from_snapshot(linker: &Linker, question: &str, expected: &str) {
     let message = query(question);
     for answer in ask_repeatedly(linker.dns, &message).await {
         assert_eq!(without_foreign_ttls(&show(&answer)), expected, "{question}");
@@ -83,14 +83,14 @@ async fn ask_until(linker: &Linker, question: &'static str, expected: [&'static 
 
 /// Why the API server doesn't answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Absence {
+enum ApiServerOutage {
     /// The API server refuses connections.
     Stopped,
     /// The API server accepts connections, but answers no request.
     Silent,
 }
 
-async fn start_without_api_server(absence: Absence) {
+async fn start_without_api_server(outage: ApiServerOutage) {
     let shop = Shop::open(&[]).await;
     let file = SnapshotFile::new(&shop);
     shop.load_balancer("shop", "web", "a.example.com").await;
@@ -105,7 +105,7 @@ async fn start_without_api_server(absence: Absence) {
                 {"name": "first", "hostname": "first.example.com"},
                 {"name": "second", "hostname": "second.example.com"},
             ],
-            "pin": "second", "check": quick(),
+            "pin": "second", "check": shortest_check(),
         }),
     )
     .await;
@@ -123,9 +123,9 @@ async fn start_without_api_server(absence: Absence) {
     // The next lb-linker can't learn of these changes before the API server answers.
     shop.cluster.set_ingress("shop", "web", &[Ingress::Hostname("new.example.com")]).await;
     shop.cluster.delete_service("shop", "old").await;
-    match absence {
-        Absence::Stopped => shop.plane.stop_apiserver(),
-        Absence::Silent => shop.plane.signal_apiserver(Signal::SIGSTOP),
+    match outage {
+        ApiServerOutage::Stopped => shop.plane.stop_apiserver(),
+        ApiServerOutage::Silent => shop.plane.signal_apiserver(Signal::SIGSTOP),
     }
     let linker = file.start().await;
     let (code, note) = linker.get_ready();
@@ -137,16 +137,16 @@ async fn start_without_api_server(absence: Absence) {
         for name in [format!("{name}-shop"), format!("{name}.shop")] {
             let alias = format!("{name}.lb.internal. 5 IN CNAME {target}.example.com.");
             let question = format!("{name}.lb.internal. CNAME");
-            is_from_snapshot(&linker, &question, &format!("No Error aa rd ra | {alias} |  | ")).await;
+            assert_from_snapshot(&linker, &question, &format!("No Error aa rd ra | {alias} |  | ")).await;
             let address = format!("{target}.example.com. TTL IN A 192.0.2.1");
             let mut records = [address, alias];
             records.sort();
             let expected = format!("No Error aa rd ra | {} |  | ", records.join(", "));
-            is_from_snapshot(&linker, &format!("{name}.lb.internal. A"), &expected).await;
+            assert_from_snapshot(&linker, &format!("{name}.lb.internal. A"), &expected).await;
         }
     }
     let expected = "No Error aa rd ra | ips.shop.lb.internal. 5 IN A 192.0.2.7 |  | ";
-    is_from_snapshot(&linker, "ips.shop.lb.internal. A", expected).await;
+    assert_from_snapshot(&linker, "ips.shop.lb.internal. A", expected).await;
     let absence_of_ipv6 = ask_udp(linker.dns, &query("ips-shop.lb.internal. AAAA")).await;
     assert_eq!(absence_of_ipv6.metadata.response_code, ResponseCode::NoError);
     assert_eq!((absence_of_ipv6.answers.len(), ede(&absence_of_ipv6)), (0, Some(3)));
@@ -166,9 +166,9 @@ async fn start_without_api_server(absence: Absence) {
     };
     let web = asking("web-shop.lb.internal. CNAME", ["a.example.com.", "new.example.com."]);
     let pinned = asking("pinned-shop.lb.internal. CNAME", ["second.example.com."; 2]);
-    match absence {
-        Absence::Stopped => shop.plane.start_apiserver(),
-        Absence::Silent => shop.plane.signal_apiserver(Signal::SIGCONT),
+    match outage {
+        ApiServerOutage::Stopped => shop.plane.start_apiserver(),
+        ApiServerOutage::Silent => shop.plane.signal_apiserver(Signal::SIGCONT),
     }
     answers(linker.dns, "web-shop.lb.internal. CNAME", "new.example.com.").await;
     for (question, expected) in [
@@ -196,12 +196,12 @@ async fn start_without_api_server(absence: Absence) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn start_without_api_server_answers_from_the_snapshot() {
-    start_without_api_server(Absence::Stopped).await;
+    start_without_api_server(ApiServerOutage::Stopped).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn start_with_silent_api_server_answers_from_the_snapshot() {
-    start_without_api_server(Absence::Silent).await;
+    start_without_api_server(ApiServerOutage::Silent).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -234,8 +234,12 @@ async fn snapshot_causes_no_write_while_the_list_is_forbidden() {
         || async { linker.get_ready().1.ends_with(": the API server answers 403").then_some(()) };
     eventually("a note about the refusal", is_refused).await;
     let alias = "web-shop.lb.internal. 5 IN CNAME a.example.com.";
-    is_from_snapshot(&linker, "web-shop.lb.internal. CNAME", &format!("No Error aa rd ra | {alias} |  | "))
-        .await;
+    assert_from_snapshot(
+        &linker,
+        "web-shop.lb.internal. CNAME",
+        &format!("No Error aa rd ra | {alias} |  | "),
+    )
+    .await;
     // lb-linker tries the list several times; writes could follow each try.
     let forbidden = || async {
         let events = shop.plane.audit_events().split_off(before);

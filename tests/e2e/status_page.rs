@@ -84,11 +84,12 @@ async fn status_page_shows_links_and_their_changes() {
     page.shows(detail, json!(true)).await;
     page.shows("document.querySelectorAll('tr.detail time').length", json!(2)).await;
     page.screenshot("3-links");
-    assert_eq!(page.browser.console_errors(), Vec::<String>::new());
+    assert_eq!(page.browser.console_entries(), Vec::<String>::new());
     // The page may load nothing from other hosts.
     page.browser.value("document.body.append(Object.assign(new Image(), {src: 'http://192.0.2.1/a.png'}))");
-    let refused =
-        || async { page.browser.console_errors().into_iter().find(|line| line.contains("Content Security")) };
+    let refused = || async {
+        page.browser.console_entries().into_iter().find(|line| line.contains("Content Security"))
+    };
     eventually("the refusal of a foreign image", refused).await;
 }
 

@@ -9,7 +9,7 @@ use kube::api::{DeleteParams, PostParams};
 use lb_linker::model::names::{earlier_external_target, external_target};
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::k8s::errors::is_uid_mismatch;
-use lb_linker::takeover::finalizers::{BlockedService, remove_finalizer};
+use lb_linker::takeover::finalizers::{ServiceWithFinalizer, remove_finalizer};
 use serde_json::{Value, json};
 
 use crate::harness::audit::AuditEvent;
@@ -511,11 +511,11 @@ async fn finalizer_of_a_recreated_service_isnt_removed() {
     cluster.create_load_balancer(&namespace, "web").await;
     add_finalizers(&cluster, &namespace, "web", &["example.com/first", FINALIZER, "example.com/last"]).await;
     let uid = uid(&cluster.get_service(&namespace, "web").await.unwrap());
-    let bound = |uid: &str| BlockedService {
+    let bound = |uid: &str| ServiceWithFinalizer {
         key: ServiceKey::new(&namespace, "web"),
         uid: uid.to_owned(),
-        stuck: false,
-        others: String::new(),
+        blocks_deletion: false,
+        other_finalizers: String::new(),
         is_selected: true,
     };
     let refused = remove_finalizer(&cluster.client, &bound("another")).await.unwrap_err();

@@ -56,7 +56,7 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// The servers between the client and the target.
 #[derive(Clone, Copy)]
-struct Way {
+struct ResolutionPath {
     name: &'static str,
     server: Ipv4Addr,
     /// Whether the client asks for the external target instead of the name in `lb.internal`.
@@ -64,30 +64,45 @@ struct Way {
     /// The number of caches between the client and lb-linker.
     caches: u32,
     /// How long each cache keeps an answer.
-    kept: Duration,
+    cache_ttl: Duration,
 }
 
-const fn way(name: &'static str, server: Ipv4Addr, caches: u32) -> Way {
-    Way { name, server, external_target: false, caches, kept: TTL }
+const fn zone_path(name: &'static str, server: Ipv4Addr, caches: u32) -> ResolutionPath {
+    ResolutionPath { name, server, external_target: false, caches, cache_ttl: TTL }
 }
 
-const fn by_external_target(name: &'static str, server: Ipv4Addr, caches: u32, kept: Duration) -> Way {
-    Way { name, server, external_target: true, caches, kept }
+const fn external_target_path(
+    name: &'static str,
+    server: Ipv4Addr,
+    caches: u32,
+    cache_ttl: Duration,
+) -> ResolutionPath {
+    ResolutionPath { name, server, external_target: true, caches, cache_ttl }
 }
 
-const OURS: [Way; 5] = [
-    way("sidecar", SIDECAR, 0),
-    way("CoreDNS, stub block", STUB, 0),
-    way("CoreDNS, stub block with cache 30", CACHING_STUB, 1),
-    way("NodeLocal, CoreDNS", NODE_LOCAL, 1),
-    way("NodeLocal, CoreDNS with cache 30", NODE_LOCAL_CACHING, 2),
+const OURS: [ResolutionPath; 5] = [
+    zone_path("sidecar", SIDECAR, 0),
+    zone_path("CoreDNS, stub block", STUB, 0),
+    zone_path("CoreDNS, stub block with cache 30", CACHING_STUB, 1),
+    zone_path("NodeLocal, CoreDNS", NODE_LOCAL, 1),
+    zone_path("NodeLocal, CoreDNS with cache 30", NODE_LOCAL_CACHING, 2),
 ];
-const EXTERNAL_TARGETS: [Way; 5] = [
-    by_external_target("external target, CoreDNS with ttl 30, cluster.local uncached", NEW_KUBEADM, 0, TTL),
-    by_external_target("external target, CoreDNS with ttl 5, cache 5", SHORT, 1, TTL),
-    by_external_target("external target, CoreDNS with ttl 30, cache 30", KUBEADM, 1, LONG_TTL),
-    by_external_target("external target, NodeLocal, CoreDNS with ttl 5, cache 5", NODE_LOCAL_CACHING, 2, TTL),
-    by_external_target("external target, NodeLocal, CoreDNS with ttl 30, cache 30", NODE_LOCAL, 2, LONG_TTL),
+const EXTERNAL_TARGETS: [ResolutionPath; 5] = [
+    external_target_path("external target, CoreDNS with ttl 30, cluster.local uncached", NEW_KUBEADM, 0, TTL),
+    external_target_path("external target, CoreDNS with ttl 5, cache 5", SHORT, 1, TTL),
+    external_target_path("external target, CoreDNS with ttl 30, cache 30", KUBEADM, 1, LONG_TTL),
+    external_target_path(
+        "external target, NodeLocal, CoreDNS with ttl 5, cache 5",
+        NODE_LOCAL_CACHING,
+        2,
+        TTL,
+    ),
+    external_target_path(
+        "external target, NodeLocal, CoreDNS with ttl 30, cache 30",
+        NODE_LOCAL,
+        2,
+        LONG_TTL,
+    ),
 ];
 
 fn dns(server: Ipv4Addr) -> SocketAddr {
@@ -155,7 +170,7 @@ async fn first_answer(server: Ipv4Addr, question: String, address: &str, limit: 
 }
 
 /// Returns a number from 0 to 1. The results for consecutive arguments are spread evenly (golden ratio).
-fn spread(number: usize) -> f64 {
+fn golden_ratio_sequence(number: usize) -> f64 {
     (f64::from(u32::try_from(number).unwrap()) * 0.618_034).fract()
 }
 
@@ -177,7 +192,7 @@ async fn clients_see_a_new_target_through_each_cache() {
     }
     let rounds: Option<usize> = env::var("LB_LINKER_STALE_ROUNDS").ok().map(|rounds| rounds.parse().unwrap());
     // The caches of 30 s are only measured with LB_LINKER_STALE_ROUNDS: each round then takes more than a minute.
-    let ways = if rounds.is_some() { [&OURS[..], &EXTERNAL_TARGETS].concat() } else { OURS.to_vec() };
+    let paths = if rounds.is_some() { [&OURS[..], &EXTERNAL_TARGETS].concat() } else { OURS.to_vec() };
 
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("tiers").await;
@@ -200,21 +215,22 @@ async fn clients_see_a_new_target_through_each_cache() {
     }
     let name = format!("web-{namespace}.lb.internal.");
     let external = format!("web-{namespace}-ext.{target}.svc.cluster.local.");
-    let question = |path: &Way| format!("{} A", if path.external_target { &external } else { &name });
+    let question =
+        |path: &ResolutionPath| format!("{} A", if path.external_target { &external } else { &name });
 
-    let mut windows = vec![Vec::new(); ways.len()];
+    let mut windows = vec![Vec::new(); paths.len()];
     let mut targets = ["old", "new"].into_iter().zip(["192.0.2.1", "192.0.2.2"]).cycle();
     let mut current = targets.next().unwrap();
     for round in 0..rounds.unwrap_or(1) {
         // Fill all caches with the current target.
-        for path in &ways {
+        for path in &paths {
             first_answer(path.server, question(path), current.1, EVENT_TIMEOUT).await;
         }
         current = targets.next().unwrap();
         let mut waiting = JoinSet::new();
-        for (index, path) in ways.iter().enumerate() {
+        for (index, path) in paths.iter().enumerate() {
             let (server, question) = (path.server, question(path));
-            let delay = path.kept.mul_f64(spread(3 * round + index));
+            let delay = path.cache_ttl.mul_f64(golden_ratio_sequence(3 * round + index));
             waiting.spawn(async move {
                 if rounds.is_some() {
                     sleep(delay).await;
@@ -224,14 +240,14 @@ async fn clients_see_a_new_target_through_each_cache() {
         }
         if rounds.is_some() {
             // During this pause the waiting clients fill each cache several times.
-            sleep(LONG_TTL * 2 + LONG_TTL.mul_f64(spread(round))).await;
+            sleep(LONG_TTL * 2 + LONG_TTL.mul_f64(golden_ratio_sequence(round))).await;
         }
         let begin = Instant::now();
         let host = format!("{}.example.com", current.0);
         cluster.set_ingress(&namespace, "web", &[Ingress::Hostname(&host)]).await;
         first_answer(LB_LINKER, format!("{name} A"), current.1, EVENT_TIMEOUT).await;
         // On a path without caches, the next answer has the new target.
-        for path in ways.iter().filter(|path| path.caches == 0 && !path.external_target) {
+        for path in paths.iter().filter(|path| path.caches == 0 && !path.external_target) {
             let answer = short(dns(path.server), &question(path)).await;
             assert!(answer.ends_with(current.1), "{}: {answer}", path.name);
         }
@@ -245,7 +261,7 @@ async fn clients_see_a_new_target_through_each_cache() {
         }
     }
     println!("{:60} {:>8} {:>8}", "path", "median", "longest");
-    for (path, windows) in ways.iter().zip(&mut windows) {
+    for (path, windows) in paths.iter().zip(&mut windows) {
         windows.sort_unstable();
         let (median, longest) = (windows[windows.len() / 2], windows[windows.len() - 1]);
         println!("{:60} {:>6.2} s {:>6.2} s", path.name, median.as_secs_f64(), longest.as_secs_f64());

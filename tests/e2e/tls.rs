@@ -31,7 +31,7 @@ use crate::harness::EVENT_TIMEOUT;
 use crate::harness::dns::{FaultyUpstream, query, show};
 
 /// A query that is answered with SERVFAIL, because the store isn't filled.
-const OURS: &str = "web.default.lb.internal. A";
+const UNREADY_LINK: &str = "web.default.lb.internal. A";
 
 /// A CA, and a certificate and key of `dns.example` and 127.0.0.1 from it, in files.
 pub(crate) struct Certificates {
@@ -168,7 +168,7 @@ async fn queries_over_tls_1_2_and_1_3_are_answered_and_counted() {
         assert_eq!(stream.get_ref().1.protocol_version(), Some(expected));
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"dot"[..]));
         for _ in 0..2 {
-            let asked = query(OURS);
+            let asked = query(UNREADY_LINK);
             stream.write_all(&framed(&asked)).await.unwrap();
             let answer = read(&mut stream).await.unwrap();
             assert_eq!(answer.metadata.id, asked.metadata.id);
@@ -187,7 +187,7 @@ async fn slow_answer_delays_no_other_answer_and_is_sent_at_shutdown() {
     let upstream = FaultyUpstream::start(|_, _| vec![]).await;
     let server = Server::start(&certificates, false, Some(upstream.address));
     let mut stream = connect(&connector(&certificates, &rustls::version::TLS13, false), server.address).await;
-    let (slow, quick) = (query("slow.example. A"), query(OURS));
+    let (slow, quick) = (query("slow.example. A"), query(UNREADY_LINK));
     stream.write_all(&[framed(&slow), framed(&quick)].concat()).await.unwrap();
     assert_eq!(read(&mut stream).await.unwrap().metadata.id, quick.metadata.id);
     let stopping = server.stop();
@@ -202,7 +202,7 @@ async fn connection_without_tls_is_closed() {
     let certificates = Certificates::make();
     let server = Server::start(&certificates, false, None);
     let mut stream = TcpStream::connect(server.address).await.unwrap();
-    stream.write_all(&framed(&query(OURS))).await.unwrap();
+    stream.write_all(&framed(&query(UNREADY_LINK))).await.unwrap();
     let mut rest = Vec::new();
     // The server sends at most a TLS alert, and no answer.
     let _ = timeout(EVENT_TIMEOUT, stream.read_to_end(&mut rest)).await.expect("an end");
@@ -216,11 +216,11 @@ async fn listener_with_client_ca_requires_a_client_certificate() {
     let server = Server::start(&certificates, true, None);
     let version = &rustls::version::TLS13;
     let mut stream = connect(&connector(&certificates, version, true), server.address).await;
-    stream.write_all(&framed(&query(OURS))).await.unwrap();
+    stream.write_all(&framed(&query(UNREADY_LINK))).await.unwrap();
     assert!(read(&mut stream).await.is_some());
     // With TLS 1.3 the server rejects a missing certificate after the client's handshake has finished.
     let mut stream = connect(&connector(&certificates, version, false), server.address).await;
-    let _ = stream.write_all(&framed(&query(OURS))).await;
+    let _ = stream.write_all(&framed(&query(UNREADY_LINK))).await;
     assert_eq!(read(&mut stream).await, None);
     server.stop().await;
 }

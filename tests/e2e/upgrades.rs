@@ -218,7 +218,7 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
     {
         wait_for_external_target(&shop.cluster, "external-targets", &name, host).await;
     }
-    shop.announces("svc-0", &host(0)).await;
+    shop.wait_until_announced("svc-0", &host(0)).await;
     eventually("the annotation of the newer version", || async {
         let service = shop.cluster.get_service("external-targets", &target(0)).await?;
         service.annotations().contains_key("linker.hsj.com/external-target-uid").then_some(())

@@ -19,7 +19,7 @@ use lb_linker::dns::server::config::first_handler;
 use lb_linker::store::{OnGone, Store};
 use tokio::time::timeout;
 
-use crate::answers::{fixture, manifests, serving, with_upstream};
+use crate::answers::{manifests, start_with_links, start_with_manifests, with_upstream};
 use crate::harness::dns::{
     CoreDns, FaultyUpstream, absence, address, answers, ask_tcp, ask_udp, ede, error, query, short, show,
 };
@@ -81,7 +81,8 @@ fn ttl(answer: &Message) -> u32 {
 #[tokio::test]
 async fn equal_queries_are_sent_once_unless_do_or_cd_differ() {
     let upstream =
-        FaultyUpstream::late(Duration::from_millis(300), |asked, _| vec![address(asked, 9, 60)]).await;
+        FaultyUpstream::start_with_delay(Duration::from_millis(300), |asked, _| vec![address(asked, 9, 60)])
+            .await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let plain = query("other.example. A");
     let (mut with_do, mut with_cd) = (plain.clone(), plain.clone());
@@ -255,7 +256,8 @@ async fn stale_target_is_answered_while_upstreams_fail() {
 #[tokio::test]
 async fn late_answer_is_cached_for_the_next_query() {
     let upstream =
-        FaultyUpstream::late(Duration::from_millis(2500), |asked, _| vec![address(asked, 9, 60)]).await;
+        FaultyUpstream::start_with_delay(Duration::from_millis(2500), |asked, _| vec![address(asked, 9, 60)])
+            .await;
     let fixture = with_upstream(&WEB, upstream.address).await;
     let dns = fixture.linker.dns;
     let (link, other) = (query("web-default.lb.internal. A"), query("other.example. A"));
@@ -393,7 +395,7 @@ async fn truncated_answer_without_records_is_retried_over_tcp() {
     };
     let whole = move |asked: &Message, tcp| if tcp { vec![address(asked, 9, 60)] } else { cut(asked) };
     // The answers over UDP and over TCP take 600 ms each.
-    let slow = FaultyUpstream::late(Duration::from_millis(600), whole).await;
+    let slow = FaultyUpstream::start_with_delay(Duration::from_millis(600), whole).await;
     let fixture = with_upstream(&WEB, slow.address).await;
     assert_eq!(short(fixture.linker.dns, "web-default.lb.internal. A").await, "a.example.com. 192.0.2.9");
     let nothing = move |asked: &Message, tcp| if tcp { vec![] } else { cut(asked) };
@@ -428,7 +430,7 @@ async fn nxdomain_of_a_target_ends_its_stale_answers() {
 
 #[tokio::test]
 async fn slow_chain_fails_before_a_resolvers_timeout() {
-    let upstream = FaultyUpstream::late(Duration::from_millis(1300), |asked, _| {
+    let upstream = FaultyUpstream::start_with_delay(Duration::from_millis(1300), |asked, _| {
         let name = asked.queries[0].name().to_ascii();
         if name.starts_with("one.") {
             let mut answer = error(asked, ResponseCode::NoError);
@@ -473,7 +475,7 @@ async fn failed_upstream_is_skipped_until_it_answers_again() {
     let behavior = UpstreamBehavior::default();
     let (flaky, good) = (behavior.upstream(60).await, UpstreamBehavior::default().upstream(60).await);
     let upstreams = format!("{},{}", flaky.address, good.address);
-    let fixture = fixture(&WEB, &["--upstream", &upstreams]).await;
+    let fixture = start_with_links(&WEB, &["--upstream", &upstreams]).await;
     behavior.set(SILENT);
     let dns = fixture.linker.dns;
     let ask = |i: usize| async move { answers(dns, &format!("n{i}.example. A"), "192.0.2.10").await };
@@ -827,7 +829,8 @@ async fn tls_upstream_is_used_if_its_certificate_matches() {
     let (port, ip) = (upstream.address.port(), upstream.address.ip());
     let start = async |name: &str| {
         let upstream = format!("tls://{ip}%{name}:{port}");
-        serving(&manifests(&WEB), &["--upstream", &upstream], &[("SSL_CERT_FILE", &authority)]).await
+        start_with_manifests(&manifests(&WEB), &["--upstream", &upstream], &[("SSL_CERT_FILE", &authority)])
+            .await
     };
     let fixture = start("dns.example.net").await;
     let dns = fixture.linker.dns;

@@ -23,7 +23,7 @@ use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::failover::{Shop, quick};
+use crate::failover::{Shop, shortest_check};
 use crate::harness::clients::client;
 use crate::harness::clock::ShiftedClock;
 use crate::harness::cluster::{Cluster, Ingress};
@@ -38,12 +38,12 @@ use crate::tls::{Certificates, client_config};
 const TARGET: &str = "external-targets";
 
 /// A directory with files as the kubelet mounts them: symbolic links through `..data`, which is replaced by a rename.
-struct Mounted {
+struct MountedVolume {
     directory: TempDir,
     version: Cell<usize>,
 }
 
-impl Mounted {
+impl MountedVolume {
     fn new(files: &[(&str, String)]) -> Self {
         let mounted = Self { directory: tempfile::tempdir().unwrap(), version: Cell::new(0) };
         mounted.replace(files);
@@ -156,7 +156,7 @@ async fn credentials(plane: &ControlPlane, secret: &str) -> Vec<(&'static str, S
 }
 
 /// Returns a kubeconfig for this server that names the token and the CA in a mounted directory.
-fn kubeconfig(server: SocketAddr, mounted: &Mounted) -> String {
+fn kubeconfig(server: SocketAddr, mounted: &MountedVolume) -> String {
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "test",
         "clusters": [{"name": "test", "cluster": {
@@ -175,17 +175,17 @@ async fn revoke(plane: &ControlPlane, secret: &str) {
 }
 
 /// A control plane with a load balancer `default/web`, and an lb-linker that leads by a Lease.
-struct Stage {
+struct TokenFixture {
     plane: ControlPlane,
     cluster: Cluster,
-    mounted: Mounted,
+    mounted: MountedVolume,
     kubeconfig: PathBuf,
     _directory: TempDir,
     linker: Linker,
     generation: Cell<usize>,
 }
 
-impl Stage {
+impl TokenFixture {
     /// Starts lb-linker with a kubeconfig that names mounted files, and the address that `server` returns for the
     /// control plane.
     async fn start(server: impl AsyncFnOnce(&ControlPlane) -> SocketAddr) -> Self {
@@ -195,7 +195,7 @@ impl Stage {
         plane.kubectl(&[&["-n", TARGET, "create", "rolebinding", "lease"], &bind[..]].concat());
         let cluster = plane.cluster().await;
         cluster.create_load_balancer("default", "web").await;
-        let mounted = Mounted::new(&credentials(&plane, "one").await);
+        let mounted = MountedVolume::new(&credentials(&plane, "one").await);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("config");
         let server = server(&plane).await;
@@ -213,7 +213,7 @@ impl Stage {
             linker,
             generation: Cell::new(0),
         };
-        stage.works().await;
+        stage.change_is_applied().await;
         stage
     }
 
@@ -226,7 +226,7 @@ impl Stage {
     }
 
     /// Changes the load balancer, and waits until the change is answered and written. Returns how long both took.
-    async fn works(&self) -> [Duration; 2] {
+    async fn change_is_applied(&self) -> [Duration; 2] {
         let begun = Instant::now();
         let host = self.change().await;
         answers(self.linker.dns, "web.default.lb.internal. CNAME", &format!("{host}.")).await;
@@ -238,9 +238,9 @@ impl Stage {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_token_is_used_before_and_after_the_old_token_ends() {
-    let stage = Stage::start(async |plane| plane.address()).await;
+    let stage = TokenFixture::start(async |plane| plane.address()).await;
     let token = std::fs::read_to_string(stage.mounted.file("token")).unwrap();
-    let former = Mounted::new(&[("token", token), ("ca.crt", stage.plane.certificate_authority())]);
+    let former = MountedVolume::new(&[("token", token), ("ca.crt", stage.plane.certificate_authority())]);
     let config = stage.kubeconfig.with_extension("former");
     std::fs::write(&config, kubeconfig(stage.plane.address(), &former)).unwrap();
     // The kubelet, too, writes the next token long before the previous token ends.
@@ -252,7 +252,7 @@ async fn new_token_is_used_before_and_after_the_old_token_ends() {
         services.list(&Default::default()).await.is_err().then_some(())
     };
     eventually("the end of the first token", refused).await;
-    stage.works().await;
+    stage.change_is_applied().await;
     assert_eq!(stage.linker.logged("(401"), 0, "{:#?}", stage.linker.log());
 
     // The token ends before the next token is written.
@@ -264,13 +264,13 @@ async fn new_token_is_used_before_and_after_the_old_token_ends() {
     stage.mounted.replace(&credentials(&stage.plane, "three").await);
     wait_for_external_target(&stage.cluster, TARGET, "web-default-ext", &host).await;
     println!("chaos: token ended before its rotation: written {:.1?} after the rotation", begun.elapsed());
-    let [answered, written] = stage.works().await;
+    let [answered, written] = stage.change_is_applied().await;
     println!("chaos: then a change is answered in {answered:.1?} and written in {written:.1?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rotated_ca_and_certificate_are_used_without_a_restart() {
-    let mut stage = Stage::start(async |plane| plane.address()).await;
+    let mut stage = TokenFixture::start(async |plane| plane.address()).await;
     stage.plane.renew_certificates();
     stage.cluster = stage.plane.cluster().await;
     // lb-linker doesn't trust the new certificate until it has the new CA.
@@ -285,7 +285,7 @@ async fn rotated_ca_and_certificate_are_used_without_a_restart() {
         "chaos: rotated CA: answered {answered:.1?} and written {:.1?} after the rotation",
         begun.elapsed()
     );
-    stage.works().await;
+    stage.change_is_applied().await;
 }
 
 #[tokio::test]
@@ -294,7 +294,7 @@ async fn rotated_certificate_of_a_listener_is_served() {
     let files = |of: &Certificates| {
         ["tls.crt", "tls.key"].map(|name| (name, std::fs::read_to_string(of.file(name)).unwrap())).to_vec()
     };
-    let mounted = Mounted::new(&files(&first));
+    let mounted = MountedVolume::new(&files(&first));
     let corefile = format!(
         "tls://.:0 {{\nbind 127.0.0.1\ntls {} {}\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n\
          reload 2s 0\nwhoami\n}}\n",
@@ -353,9 +353,9 @@ fn any_port() -> SocketAddr {
 }
 
 /// Starts lb-linker with a relay between it and the API server.
-async fn behind_relay() -> (Stage, Relay) {
+async fn behind_relay() -> (TokenFixture, Relay) {
     let relay = Cell::new(None);
-    let stage = Stage::start(async |plane| {
+    let stage = TokenFixture::start(async |plane| {
         let started = Relay::start(any_port(), plane.address()).await;
         let address = started.address;
         relay.set(Some(started));
@@ -372,7 +372,7 @@ async fn kubeconfig_with_another_address_is_followed() {
     // lb-linker ignores an incomplete kubeconfig, and continues.
     std::fs::write(&stage.kubeconfig, "apiVersion: v1\nclusters:\n- name: te").unwrap();
     stage.linker.line("the changed configuration for the API server isn't used").await;
-    stage.works().await;
+    stage.change_is_applied().await;
     drop(relay);
     stage.linker.line("the API server can't be reached").await;
     let host = stage.change().await;
@@ -425,8 +425,12 @@ async fn jumps_of_the_wall_clock_delay_no_failover() {
     b.ready().await;
     let sources =
         json!([{"name": "seoul", "service": {"name": "web"}}, {"name": "fixed", "hostname": HOSTS[1]}]);
-    shop.create("web", json!({"sources": sources, "check": quick(), "failback": {"mode": "Manual"}})).await;
-    shop.announces("web", HOSTS[0]).await;
+    shop.create(
+        "web",
+        json!({"sources": sources, "check": shortest_check(), "failback": {"mode": "Manual"}}),
+    )
+    .await;
+    shop.wait_until_announced("web", HOSTS[0]).await;
     let mut at = 0;
     // The clock is never set to a time before the true time, at which the API server's certificate wasn't valid yet.
     let all = [HOUR, 0, 24 * HOUR, 0];
@@ -437,7 +441,7 @@ async fn jumps_of_the_wall_clock_delay_no_failover() {
         // the first one.
         shop.upstream.kill(HOSTS[at]);
         at = 1 - at;
-        shop.announces("web", HOSTS[at]).await;
+        shop.wait_until_announced("web", HOSTS[at]).await;
         for linker in [&a, &b] {
             answers(linker.dns, "web.shop.lb.internal. CNAME", &format!("{}.", HOSTS[at])).await;
         }
@@ -463,7 +467,7 @@ async fn jumps_of_the_wall_clock_delay_no_failover() {
     let led = begun.elapsed();
     assert_eq!(at, 0, "the Service's target is announced");
     shop.cluster.set_ingress("shop", "web", &[Ingress::Hostname("c.example.com")]).await;
-    shop.announces("web", "c.example.com").await;
+    shop.wait_until_announced("web", "c.example.com").await;
     answers(b.dns, "web.shop.lb.internal. CNAME", "c.example.com.").await;
     wait_for_external_target(&shop.cluster, TARGET, "web-shop-ext", "c.example.com").await;
     println!(

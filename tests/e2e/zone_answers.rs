@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use hickory_proto::op::Message;
 
-use crate::answers::{SOA, serving, without_serial};
+use crate::answers::{SOA, start_with_manifests, without_serial};
 use crate::harness::EVENT_TIMEOUT;
 use crate::harness::dns::{CoreDns, answers, ask_repeatedly, ask_tcp, ask_udp, query, send_udp, short, show};
 
@@ -30,7 +30,8 @@ fn manifests() -> String {
 #[tokio::test]
 async fn srv_queries_are_answered_over_udp_and_tcp() {
     let upstream = CoreDns::cloud().await;
-    let fixture = serving(&manifests(), &["--upstream", &upstream.address.to_string()], &[]).await;
+    let fixture =
+        start_with_manifests(&manifests(), &["--upstream", &upstream.address.to_string()], &[]).await;
     let nodata = format!("No Error aa rd ra |  | {SOA} | ");
     let nxdomain = format!("Non-Existent Domain aa rd ra |  | {SOA} | ");
     let glue = "ips.default.lb.internal. 5 IN A 192.0.2.1, ips.default.lb.internal. 5 IN AAAA 2001:db8::1";
@@ -107,8 +108,12 @@ async fn srv_answer_omits_addresses_that_dont_fit() {
     for i in 1..=100 {
         let _ = write!(ingress, "{{ip: 192.0.2.{i}}}, ");
     }
-    let fixture =
-        serving(&service("many", &ingress, "{name: http, port: 80}"), &["--upstream", "none"], &[]).await;
+    let fixture = start_with_manifests(
+        &service("many", &ingress, "{name: http, port: 80}"),
+        &["--upstream", "none"],
+        &[],
+    )
+    .await;
     let mut question = query("_http._tcp.many.default.lb.internal. SRV");
     question.edns = None;
     let bytes = send_udp(fixture.linker.dns, &question.to_vec().unwrap(), EVENT_TIMEOUT).await.unwrap();
@@ -123,8 +128,12 @@ async fn srv_answer_omits_addresses_that_dont_fit() {
 #[tokio::test]
 async fn srv_record_follows_its_port_and_its_target() {
     let http = |port| format!("{{name: http, port: {port}}}");
-    let fixture =
-        serving(&service("web", "{hostname: a.example}", &http(80)), &["--upstream", "none"], &[]).await;
+    let fixture = start_with_manifests(
+        &service("web", "{hostname: a.example}", &http(80)),
+        &["--upstream", "none"],
+        &[],
+    )
+    .await;
     let (dns, question) = (fixture.linker.dns, "_http._tcp.web.default.lb.internal. SRV");
     let write = |text: String| fixture.write(&text);
     assert_eq!(short(dns, question).await, "0 100 80 a.example.");
@@ -147,7 +156,7 @@ async fn repeated_srv_answers_follow_the_cname_of_their_target() {
         let alias = service("alias", "{hostname: end.default.lb.internal}", https);
         alias + &service("end", &format!("{{ip: {ip}}}"), "")
     };
-    let fixture = serving(&both("192.0.2.1"), &["--upstream", "none"], &[]).await;
+    let fixture = start_with_manifests(&both("192.0.2.1"), &["--upstream", "none"], &[]).await;
     let (dns, question) = (fixture.linker.dns, "_https._tcp.alias.default.lb.internal. SRV");
     for last in 1..=3 {
         let ip = format!("192.0.2.{last}");
@@ -166,7 +175,7 @@ async fn repeated_srv_answers_follow_the_cname_of_their_target() {
 /// Returns the NS answer for the zone from an lb-linker that also listens on `listen`.
 async fn name_server(listen: &str, pod_ips: &str) -> String {
     let args = ["--listen", listen, "--upstream", "none"];
-    let fixture = serving(&manifests(), &args, &[("POD_IPS", pod_ips)]).await;
+    let fixture = start_with_manifests(&manifests(), &args, &[("POD_IPS", pod_ips)]).await;
     let answer = ask_udp(fixture.linker.dns, &query("lb.internal. NS")).await;
     show(&answer)
 }

@@ -16,7 +16,7 @@ pub static SOURCES: FileSources<'static> = FileSources {
     glob: &|_| Vec::new(),
 };
 
-static SITE: LazyLock<ServerContext> =
+static CONTEXT: LazyLock<ServerContext> =
     LazyLock::new(|| ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap());
 
 /// Parses the text and builds its server blocks. Returns the kind of outcome, or the violated property.
@@ -30,7 +30,7 @@ pub fn try_corefile(bytes: &[u8]) -> Result<&'static str, String> {
     // Blocks that are written as text and parsed again are the same.
     let again = text_of(&blocks);
     match parse(Path::new("Corefile"), &again, &SOURCES) {
-        Ok(found) if words(&found) == words(&blocks) => {}
+        Ok(found) if tokens(&found) == tokens(&blocks) => {}
         // The text of a variable or a snippet can look like a variable. The syntax can't express a backslash before a
         // quote or at the end of a quoted token.
         _ if again.contains("{$") || again.contains("{%") || again.contains('\\') => {}
@@ -40,7 +40,7 @@ pub fn try_corefile(bytes: &[u8]) -> Result<&'static str, String> {
     if blocks.iter().any(|block| has_path(&block.lines)) {
         return Ok("with paths");
     }
-    match configure(Path::new("Corefile"), &text, &SOURCES, &SITE) {
+    match configure(Path::new("Corefile"), &text, &SOURCES, &CONTEXT) {
         Ok(_) => Ok("right"),
         Err(error) => check(&error, &text).map(|()| "wrong").map_err(rule),
     }
@@ -66,7 +66,7 @@ fn has_path(lines: &[Directive]) -> bool {
 }
 
 /// Returns the tokens of blocks, without their positions.
-fn words(blocks: &[BlockSource]) -> Vec<String> {
+fn tokens(blocks: &[BlockSource]) -> Vec<String> {
     fn of_lines(lines: &[Directive], all: &mut Vec<String>) {
         for line in lines {
             all.extend(line.tokens.iter().map(|word| word.text.clone()));

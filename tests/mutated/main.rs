@@ -120,7 +120,7 @@ impl Run {
             }
             self.current[worker].store(number, Ordering::Relaxed);
             if let Some(at) = [self.total / 10, self.total - 1].iter().position(|at| *at == number) {
-                self.memory.lock().unwrap()[at] = resident_mb();
+                self.memory.lock().unwrap()[at] = resident_mib();
             }
             let (packet, which) = packet(&self.seeds, self.seed, number);
             match try_packet(&packet, which) {
@@ -133,7 +133,7 @@ impl Run {
     /// Waits for the results of all workers. Panics if a worker stays at one packet for [`HANG_TIMEOUT`].
     fn gather(&self, results: &mpsc::Receiver<Tally>) -> Tally {
         let mut all = Tally::new();
-        let mut seen = self.at();
+        let mut seen = self.current_packets();
         let mut since = Instant::now();
         for _ in 0..self.current.len() {
             let tally = loop {
@@ -142,7 +142,7 @@ impl Run {
                     Err(mpsc::RecvTimeoutError::Disconnected) => panic!("a worker has panicked, see above"),
                     Err(mpsc::RecvTimeoutError::Timeout) if since.elapsed() < HANG_TIMEOUT => {}
                     Err(mpsc::RecvTimeoutError::Timeout) => {
-                        let now = self.at();
+                        let now = self.current_packets();
                         let stays = |number: &&u64| **number != DONE && seen.contains(number);
                         if let Some(number) = now.iter().find(stays) {
                             let (packet, _) = packet(&self.seeds, self.seed, *number);
@@ -162,7 +162,7 @@ impl Run {
         all
     }
 
-    fn at(&self) -> Vec<u64> {
+    fn current_packets(&self) -> Vec<u64> {
         self.current.iter().map(|number| number.load(Ordering::Relaxed)).collect()
     }
 }
@@ -198,7 +198,7 @@ where
 }
 
 /// Returns the resident memory of this process in MiB; `None` on a system without /proc.
-fn resident_mb() -> Option<f64> {
+fn resident_mib() -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()? / 1024.0)

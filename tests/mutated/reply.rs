@@ -38,7 +38,7 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     };
     let zone = Name::from_ascii("lb.internal.").unwrap();
     let ours = |name: &Name| zone.zone_of(name);
-    let step = |name: &Name| if ours(name) { ChainStep::Ours } else { ChainStep::Upstream };
+    let step = |name: &Name| if ours(name) { ChainStep::LinkZone } else { ChainStep::InAnswer };
     check_passed_on(&message, qtype.into()).map_err(|rule| format!("{rule}\n{bytes:02x?}"))?;
     let answer = Answer {
         records: Records::of_wire(Arc::new(*message.clone()), &name),
@@ -94,7 +94,7 @@ fn check_chain(
         )?;
     }
     match &followed.end {
-        ChainEnd::BackToOurZone(name) => ensure(ours(name), "the chain ends at a name in a zone of links"),
+        ChainEnd::InLinkZone(name) => ensure(ours(name), "the chain ends at a name in a zone of links"),
         ChainEnd::Final(_) | ChainEnd::Denied | ChainEnd::Unresolved => Ok(()),
     }
 }

@@ -14,7 +14,7 @@ fn name(text: &str) -> Name {
 }
 
 /// Returns a query for `name type` with RD.
-fn ask(question: &str) -> Message {
+fn query(question: &str) -> Message {
     let (owner, qtype) = question.split_once(' ').unwrap();
     let mut message = Message::query();
     message.metadata.id = 0x1234;
@@ -28,7 +28,7 @@ fn bytes(message: &Message) -> Vec<u8> {
 }
 
 fn edns(size: u16, options: &[(u16, &[u8])]) -> Vec<u8> {
-    let mut message = ask("web.default.lb.internal. A");
+    let mut message = query("web.default.lb.internal. A");
     let mut edns = Edns::new();
     edns.set_max_payload(size).set_dnssec_ok(size > 1232);
     for (code, data) in options {
@@ -39,15 +39,15 @@ fn edns(size: u16, options: &[(u16, &[u8])]) -> Vec<u8> {
 }
 
 /// Returns a query with these bytes as its name.
-fn named(labels: &[u8]) -> Vec<u8> {
-    let mut message = bytes(&ask(". A"));
+fn query_with_name(labels: &[u8]) -> Vec<u8> {
+    let mut message = bytes(&query(". A"));
     message.splice(12..13, labels.iter().copied());
     message
 }
 
 /// Returns the bytes of a query after `change`.
-fn changed(question: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
-    let mut message = bytes(&ask(question));
+fn changed_query(question: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
+    let mut message = bytes(&query(question));
     change(&mut message);
     message
 }
@@ -81,11 +81,11 @@ pub fn questions() -> Vec<Seed> {
         ("elsewhere", "www.example.com. A"),
         ("root", ". NS"),
     ]
-    .map(|(file, question)| (file, bytes(&ask(question))))
+    .map(|(file, question)| (file, bytes(&query(question))))
     .into();
     seeds.extend(with_edns());
     seeds.extend(broken());
-    seeds.extend(not_questions());
+    seeds.extend(other_messages());
     seeds
 }
 
@@ -133,46 +133,46 @@ fn broken() -> Vec<Seed> {
         .chain([0])
         .collect();
     vec![
-        ("pointer-to-itself", named(&[0xc0, 12])),
-        ("pointer-to-the-header", named(&[0xc0, 0])),
-        ("pointer-forward", named(&[0xc0, 40])),
-        ("pointer-behind-a-label", named(&[1, b'a', 0xc0, 12])),
+        ("pointer-to-itself", query_with_name(&[0xc0, 12])),
+        ("pointer-to-the-header", query_with_name(&[0xc0, 0])),
+        ("pointer-forward", query_with_name(&[0xc0, 40])),
+        ("pointer-behind-a-label", query_with_name(&[1, b'a', 0xc0, 12])),
         (
             "pointer-cut",
-            changed(". A", |message| {
+            changed_query(". A", |message| {
                 message.truncate(12);
                 message.push(0xc0)
             }),
         ),
-        ("label-type-0x40", named(&[0x40, 0])),
-        ("label-without-end", named(&[63, b'a'])),
-        ("odd-letters", named(b"\x04\x00.\xff*\x07default\x02lb\x08internal\x00")),
+        ("label-type-0x40", query_with_name(&[0x40, 0])),
+        ("label-without-end", query_with_name(&[63, b'a'])),
+        ("odd-letters", query_with_name(b"\x04\x00.\xff*\x07default\x02lb\x08internal\x00")),
         (
             "unknown-type",
-            changed(A, |message| {
+            changed_query(A, |message| {
                 let place = message.len() - 4;
                 message[place] = 0xff
             }),
         ),
-        ("name-of-255", named(&longest)),
-        ("name-of-257", named(&[&[1, b'a'], &*longest].concat())),
-        ("header-alone", changed(A, |message| message.truncate(12))),
-        ("header-cut", changed(A, |message| message.truncate(11))),
-        ("type-cut", changed(A, |message| message.truncate(message.len() - 3))),
+        ("name-of-255", query_with_name(&longest)),
+        ("name-of-257", query_with_name(&[&[1, b'a'], &*longest].concat())),
+        ("header-alone", changed_query(A, |message| message.truncate(12))),
+        ("header-cut", changed_query(A, |message| message.truncate(11))),
+        ("type-cut", changed_query(A, |message| message.truncate(message.len() - 3))),
         ("nothing", Vec::new()),
-        ("behind-the-end", changed(A, |message| message.extend([0xff; 40]))),
-        ("no-question", changed(A, |message| message[5] = 0)),
+        ("behind-the-end", changed_query(A, |message| message.extend([0xff; 40]))),
+        ("no-question", changed_query(A, |message| message[5] = 0)),
         (
             "two-questions",
-            changed(A, |message| {
+            changed_query(A, |message| {
                 message[5] = 2;
                 message.extend([0xc0, 12, 0, 28, 0, 1])
             }),
         ),
-        ("counts", changed(A, |message| message[4..12].fill(0xff))),
+        ("counts", changed_query(A, |message| message[4..12].fill(0xff))),
         (
             "record-longer-than-the-message",
-            changed(A, |message| {
+            changed_query(A, |message| {
                 message[7] = 1;
                 message.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 5, 0xff, 0xff, 1, 2, 3, 4]);
             }),
@@ -181,24 +181,24 @@ fn broken() -> Vec<Seed> {
 }
 
 /// Returns messages that aren't standard queries, or that carry additional records or flags.
-fn not_questions() -> Vec<Seed> {
+fn other_messages() -> Vec<Seed> {
     let opcode = |opcode: u8| move |message: &mut Vec<u8>| message[2] |= opcode << 3;
     let zone = "lb.internal. SOA";
     let record = |owner: &str, data: RData| Record::from_rdata(name(owner), 5, data);
     let soa =
         record("lb.internal.", RData::SOA(SOA::new(name("ns.lb.internal."), name("root."), 1, 2, 3, 4, 5)));
-    let mut notify = ask(zone);
+    let mut notify = query(zone);
     notify.metadata.op_code = OpCode::Notify;
     notify.add_answer(soa.clone());
-    let mut ixfr = ask(zone);
+    let mut ixfr = query(zone);
     ixfr.queries[0].set_query_type(RecordType::IXFR);
     ixfr.add_authority(soa);
-    let mut update = ask(zone);
+    let mut update = query(zone);
     update.metadata.op_code = OpCode::Update;
     update.add_authority(record("web.default.lb.internal.", RData::A(rdata::A::new(192, 0, 2, 66))));
-    let mut answer = ask("web.default.lb.internal. A");
+    let mut answer = query("web.default.lb.internal. A");
     answer.metadata.message_type = MessageType::Response;
-    let mut chaos = ask("version.bind. TXT");
+    let mut chaos = query("version.bind. TXT");
     chaos.queries[0].set_query_class(DNSClass::CH);
     // RFC 8945 section 4.2: key, type, class ANY, TTL, algorithm, time, fudge, MAC, id, error, other.
     let tsig = [
@@ -214,11 +214,11 @@ fn not_questions() -> Vec<Seed> {
         ("update", bytes(&update)),
         ("answer", bytes(&answer)),
         ("chaos", bytes(&chaos)),
-        ("status", changed(zone, opcode(2))),
-        ("opcode-15", changed(zone, opcode(15))),
+        ("status", changed_query(zone, opcode(2))),
+        ("opcode-15", changed_query(zone, opcode(15))),
         (
             "stateful",
-            changed(zone, |message| {
+            changed_query(zone, |message| {
                 message.truncate(12);
                 message[5] = 0;
                 opcode(6)(message)
@@ -226,14 +226,14 @@ fn not_questions() -> Vec<Seed> {
         ),
         (
             "tsig",
-            changed("web.default.lb.internal. A", |message| {
+            changed_query("web.default.lb.internal. A", |message| {
                 message[11] = 1;
                 message.extend(&tsig)
             }),
         ),
         (
             "all-flags",
-            changed("web.default.lb.internal. A", |message| {
+            changed_query("web.default.lb.internal. A", |message| {
                 message[2] = 7;
                 message[3] = 0xff
             }),

@@ -251,7 +251,7 @@ async fn client_reads_the_links_and_notices_changes() {
     let mut client = InstanceClient::new(address, LinkFilter::default());
     let error = client.links().await.unwrap_err();
     assert!(
-        matches!(&error, ClientError::Refused(why) if why == "the load balancers haven't been read yet"),
+        matches!(&error, ClientError::NotReady(why) if why == "the load balancers haven't been read yet"),
         "{error}"
     );
     api.store.set_synced();
@@ -269,10 +269,10 @@ async fn client_recognizes_another_program() {
     let other = Router::new().route("/api/links", get(|| async { "<html>" }));
     let (address, _serving) = listening(other, &stop).await;
     let error = InstanceClient::new(address, LinkFilter::default()).links().await.unwrap_err();
-    assert!(matches!(error, ClientError::Foreign(_)), "{error}");
+    assert!(matches!(error, ClientError::UnexpectedAnswer(_)), "{error}");
     let (address, _serving) = listening(Router::new(), &stop).await;
     let error = InstanceClient::new(address, LinkFilter::default()).links().await.unwrap_err();
-    assert!(matches!(error, ClientError::Foreign(_)), "{error}");
+    assert!(matches!(error, ClientError::UnexpectedAnswer(_)), "{error}");
     let held = crate::held_port::HeldPort::take().unwrap();
     let error = InstanceClient::new(held.local(), LinkFilter::default()).links().await.unwrap_err();
     assert!(matches!(error, ClientError::Unreachable(_)), "{error}");

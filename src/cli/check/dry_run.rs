@@ -34,11 +34,11 @@ pub(super) async fn dry_run_create(check_report: &mut CheckReport, client: Clien
         Ok(_) => {
             check_report.lines.push(format!("yes  external targets can be created in namespace {namespace}"))
         }
-        Err(kube::Error::Api(status)) if status.code == 404 => check_report.cluster.push(format!(
+        Err(kube::Error::Api(status)) if status.code == 404 => check_report.cluster_errors.push(format!(
             "the target namespace {namespace} doesn't exist: kubectl create namespace {namespace}"
         )),
         Err(error) if Forbidden::of(&error, "create", "services") == Some(Forbidden::Authorizer) => {}
-        Err(kube::Error::Api(status)) if status.code == 403 => check_report.cluster.push(format!(
+        Err(kube::Error::Api(status)) if status.code == 403 => check_report.cluster_errors.push(format!(
             "the target namespace {namespace} takes no external targets: {}",
             sentence(&status.message)
         )),

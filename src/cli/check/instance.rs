@@ -30,7 +30,7 @@ pub(super) async fn check_owners(check_report: &mut CheckReport, client: Client,
     match tokio::time::timeout(LIST_TIMEOUT, lists).await {
         Ok(Ok(instances)) => {
             let other = OtherOwner::find(namespace, own, instances.into_iter());
-            check_report.cluster.extend(other.map(|other| other.to_string()));
+            check_report.cluster_errors.extend(other.map(|other| other.to_string()));
         }
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403 | 404) => {}
         Ok(Err(error)) => {

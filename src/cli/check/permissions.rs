@@ -203,13 +203,13 @@ pub(super) async fn review_access(
                 Requirement::Always(folder) => {
                     check_report.lines.push(format!("NO   {permission}"));
                     check_report
-                        .cluster
+                        .cluster_errors
                         .push(format!("the permission to {permission} is missing; it is in {folder}"));
                 }
                 Requirement::Optional(what) => check_report.lines.push(format!("no   {permission} ({what})")),
             },
             Ok(Err(error)) => {
-                check_report.cluster.push(describe(
+                check_report.cluster_errors.push(describe(
                     &error,
                     &format!("review the permission to {permission}"),
                     "",
@@ -218,7 +218,7 @@ pub(super) async fn review_access(
             }
             Err(_) => {
                 check_report
-                    .cluster
+                    .cluster_errors
                     .push(format!("the API server hasn't answered within {REQUEST_TIMEOUT:?}"));
                 return;
             }

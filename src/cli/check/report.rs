@@ -6,7 +6,7 @@ pub struct CheckReport {
     /// Lines for the user, in order.
     pub lines: Vec<String>,
     /// Errors in flags and files.
-    pub input: Vec<String>,
+    pub input_errors: Vec<String>,
     /// Errors in the cluster, such as missing permissions.
-    pub cluster: Vec<String>,
+    pub cluster_errors: Vec<String>,
 }

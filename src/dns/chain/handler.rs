@@ -59,7 +59,7 @@ impl Handler {
     ) -> Option<EncodedReply> {
         let local = SocketAddr::new(local.unwrap_or(self.bound.ip()), self.bound.port());
         let server = self.server.load_full();
-        let debug = server.is_debugged();
+        let debug = server.aborts_on_panic();
         // A panic in lb-linker or in the decoder must not end the listener.
         let ends = (unmapped(client), unmapped(local));
         let answering = check_and_answer(server, &message, &ends, protocol);
@@ -102,9 +102,9 @@ async fn check_and_answer(
     };
     // The response cache treats all clients that accept at least MAX_UDP bytes alike; `bufsize` may allow larger
     // replies.
-    let is_for_all = request.max_udp <= MAX_UDP
+    let is_size_independent = request.max_udp <= MAX_UDP
         || bytes.len() <= usize::from(MAX_UDP) && offsets.is_whole(reply.records.counts());
-    if !is_for_all {
+    if !is_size_independent {
         return Some(EncodedReply::not_reusable(bytes));
     }
     let wire_response = WireResponse::new(reply, &query, (&bytes, &offsets), request.server.number());
@@ -124,7 +124,7 @@ fn decode(
         decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
     let [query] = decoded.queries.queries() else { return None };
     Some(Request {
-        zone_metrics: server.dropped(),
+        zone_metrics: server.unrouted_metrics(),
         zone: Name::root(),
         server,
         query: query.original().clone(),

@@ -27,12 +27,12 @@ const SIZE_BUCKETS: [u32; 14] =
 /// Indices of the counters in [`ZoneMetrics`]. A histogram has its buckets, the `+Inf` bucket, and the sum.
 /// The durations come first, because the function `duration_deltas` returns indices from 0 on.
 const REQUESTS_INDEX: usize = DURATION_COUNTERS;
-const WITH_DO: usize = REQUESTS_INDEX + 4 * (TYPES.len() + 1);
-const REQUEST_SIZES: usize = WITH_DO + 1;
-const RESPONSE_SIZES: usize = REQUEST_SIZES + 2 * HISTOGRAM_OF_SIZES;
-const HISTOGRAM_OF_SIZES: usize = SIZE_BUCKETS.len() + 2;
-const RESPONSES: usize = RESPONSE_SIZES + 2 * HISTOGRAM_OF_SIZES;
-const COUNTERS: usize = RESPONSES + MAX_RESPONSES;
+const DO_INDEX: usize = REQUESTS_INDEX + 4 * (TYPES.len() + 1);
+const REQUEST_SIZES_INDEX: usize = DO_INDEX + 1;
+const RESPONSE_SIZES_INDEX: usize = REQUEST_SIZES_INDEX + 2 * SIZE_HISTOGRAM_COUNTERS;
+const SIZE_HISTOGRAM_COUNTERS: usize = SIZE_BUCKETS.len() + 2;
+const RESPONSES_INDEX: usize = RESPONSE_SIZES_INDEX + 2 * SIZE_HISTOGRAM_COUNTERS;
+const COUNTERS: usize = RESPONSES_INDEX + MAX_RESPONSES;
 
 /// The label values of CoreDNS.
 const PROTOCOLS: [&str; 2] = ["udp", "tcp"];
@@ -154,8 +154,8 @@ pub struct ZoneMetrics {
     server: String,
     zone: String,
     counters: Arc<ShardedCounters>,
-    /// The pairs of rcode and plugin of the counters from [`RESPONSES`] on, in order, and the counts of further pairs,
-    /// which occur only if upstreams send unassigned rcodes.
+    /// The pairs of rcode and plugin of the counters from [`RESPONSES_INDEX`] on, in order, and the counts of further
+    /// pairs, which occur only if upstreams send unassigned rcodes.
     responses: RwLock<(Vec<Response>, HashMap<Response, u64>)>,
 }
 
@@ -192,16 +192,16 @@ impl ZoneMetrics {
         let mut adds = SmallVec::<[_; 7]>::new();
         adds.push((REQUESTS_INDEX + place, 1));
         if counted.dnssec_ok {
-            adds.push((WITH_DO, 1));
+            adds.push((DO_INDEX, 1));
         }
-        adds.extend(response.map(|place| (RESPONSES + place, 1)));
+        adds.extend(response.map(|place| (RESPONSES_INDEX + place, 1)));
         for (histogram, size) in
-            [(REQUEST_SIZES, counted.request_size), (RESPONSE_SIZES, counted.response_size)]
+            [(REQUEST_SIZES_INDEX, counted.request_size), (RESPONSE_SIZES_INDEX, counted.response_size)]
         {
-            let start = histogram + by_tcp * HISTOGRAM_OF_SIZES;
+            let start = histogram + by_tcp * SIZE_HISTOGRAM_COUNTERS;
             let bucket = SIZE_BUCKETS.partition_point(|bound| (*bound as usize) < size);
             adds.push((start + bucket, 1));
-            adds.push((start + HISTOGRAM_OF_SIZES - 1, size as u64));
+            adds.push((start + SIZE_HISTOGRAM_COUNTERS - 1, size as u64));
         }
         let duration = duration_deltas(since.elapsed());
         for (place, number) in adds.iter().chain(&duration) {
@@ -213,8 +213,8 @@ impl ZoneMetrics {
         Some(MetricDeltas { counters: Arc::clone(&self.counters), adds: adds.into_vec() })
     }
 
-    /// Returns the index of a response's counter, counted from [`RESPONSES`]. If the response has no counter, counts it
-    /// in the map, and returns `None`.
+    /// Returns the index of a response's counter, counted from [`RESPONSES_INDEX`]. If the response has no counter,
+    /// counts it in the map, and returns `None`.
     fn response(&self, response: Response) -> Option<usize> {
         let place = |known: &[Response]| known.iter().position(|known| *known == response);
         if let Some(place) = place(&self.responses.read().0) {
@@ -263,13 +263,13 @@ impl Collector for AllZoneMetrics {
                 zone_metrics.requests(&descs.requests, sums)
             }),
             all(MetricType::COUNTER, &descs.requests_with_do, &|zone_metrics, sums| {
-                zone_metrics.counter(&descs.requests_with_do, &[], sums[WITH_DO])
+                zone_metrics.counter(&descs.requests_with_do, &[], sums[DO_INDEX])
             }),
-            sizes(&descs.request_size, REQUEST_SIZES),
+            sizes(&descs.request_size, REQUEST_SIZES_INDEX),
             all(MetricType::COUNTER, &descs.responses, &|zone_metrics, sums| {
                 zone_metrics.responses(&descs.responses, sums)
             }),
-            sizes(&descs.response_size, RESPONSE_SIZES),
+            sizes(&descs.response_size, RESPONSE_SIZES_INDEX),
             all(MetricType::HISTOGRAM, &descs.duration, &|zone_metrics, sums| {
                 zone_metrics.durations(&descs.duration, sums)
             }),
@@ -293,7 +293,7 @@ impl ZoneMetrics {
     }
 
     fn requests(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
-        let mut places = sums[REQUESTS_INDEX..WITH_DO].iter();
+        let mut places = sums[REQUESTS_INDEX..DO_INDEX].iter();
         let mut metrics = Vec::new();
         for protocol in PROTOCOLS {
             for family in FAMILIES {
@@ -309,7 +309,7 @@ impl ZoneMetrics {
     fn responses(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
         let responses = self.responses.read();
         let (known, others) = &*responses;
-        let known = known.iter().zip(sums[RESPONSES..].iter().copied());
+        let known = known.iter().zip(sums[RESPONSES_INDEX..].iter().copied());
         let others = others.iter().map(|(response, count)| (response, *count));
         known
             .chain(others)
@@ -319,7 +319,7 @@ impl ZoneMetrics {
 
     fn sizes(&self, desc: &Desc, sums: &[u64]) -> Vec<Metric> {
         let bounds: Vec<f64> = SIZE_BUCKETS.into_iter().map(f64::from).collect();
-        let both = PROTOCOLS.into_iter().zip(sums.chunks(HISTOGRAM_OF_SIZES));
+        let both = PROTOCOLS.into_iter().zip(sums.chunks(SIZE_HISTOGRAM_COUNTERS));
         both.filter_map(|(protocol, sums)| self.histogram(desc, &[protocol], &bounds, sums, 1.0)).collect()
     }
 

@@ -49,9 +49,9 @@ pub enum Purpose {
     Client,
     Target {
         /// The maximum age of a cached negative answer.
-        absence: Duration,
+        max_negative_age: Duration,
         /// Whether a cached answer may be used; if not, only a cached failure may be.
-        cached: bool,
+        may_use_cached: bool,
     },
     /// To check a target: no cache answers the query or stores its answer.
     Check(Arc<TargetCheck>),

@@ -21,7 +21,7 @@ use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 
 /// The maximum number of look-ups for one query: a longer chain of targets is a mistake or an attack.
-pub(crate) const MAX_LOOKUPS_PER_QUERY: usize = 8;
+pub(crate) const MAX_LOOKUP_DEPTH: usize = 8;
 
 const HEADER_LENGTH: usize = 12;
 /// The longest label (RFC 1035 section 2.3.4).
@@ -48,7 +48,7 @@ pub struct Server {
     /// A number that no other server has.
     number: u64,
     /// The counters of queries that reach no plugin: outside all blocks, or of a type or class that is never answered.
-    dropped: Arc<ZoneMetrics>,
+    unrouted_metrics: Arc<ZoneMetrics>,
 }
 
 /// What the access rules of a block decide about one look-up of a client.
@@ -59,7 +59,7 @@ pub struct Access {
     /// Whether the client's query for the name would be denied.
     pub is_denied: bool,
     /// Whether upstreams may be asked for the name on behalf of the client; `None` if no rule decides that.
-    pub offers_recursion: Option<bool>,
+    pub allows_recursion: Option<bool>,
 }
 
 #[derive(Debug)]
@@ -72,7 +72,7 @@ struct ServedZone {
 impl ServedZone {
     /// Returns the rules that decide whether a name is looked up for a client, each with the query as rewritten by
     /// the preceding plugins. With [`LookUp::Stored`], each rule also gets the original query if that differs.
-    fn deciding<'a>(
+    fn rules_for<'a>(
         &'a self,
         query: &'a Query,
         look_up: LookUp,
@@ -107,7 +107,7 @@ pub enum LookUp {
 pub trait AccessRule: fmt::Debug + Send + Sync {
     /// Returns whether upstreams may be asked for the query on behalf of this client; `None` leaves the decision to the
     /// rule of the next plugin.
-    fn offers_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
+    fn allows_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
         None
     }
 
@@ -122,7 +122,7 @@ pub trait AccessRule: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns the clients for which [`AccessRule::offers_recursion`] and [`AccessRule::denies`] return the same
+    /// Returns the clients for which [`AccessRule::allows_recursion`] and [`AccessRule::denies`] return the same
     /// results as for the client of this request; `None` for all clients.
     fn clients(&self, _request: &Request, _query: &Query) -> Option<ClientScope> {
         None
@@ -168,7 +168,7 @@ impl Server {
         };
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let dropped = metrics.zone_metrics(&label, "dropped");
+        let unrouted_metrics = metrics.zone_metrics(&label, "dropped");
         let blocks: HashMap<Box<[u8]>, ServedZone> = blocks.iter().map(serve).collect();
         let longest = blocks.keys().map(|zone| zone.len()).max().unwrap_or_default();
         let link_zones = blocks.values().flat_map(|served| served.block.link_zones.all()).map(wire_name);
@@ -184,7 +184,7 @@ impl Server {
             other_classes,
             debug,
             number,
-            dropped,
+            unrouted_metrics,
         }
     }
 
@@ -227,9 +227,9 @@ impl Server {
     }
 
     /// Looks a name up for a request, in the block of this listener that is responsible for the name. Returns `None` if
-    /// the block gives no reply, or if 8 nested look-ups led to the request.
+    /// the block gives no reply, or if `MAX_LOOKUP_DEPTH` nested look-ups led to the request.
     pub async fn look_up(outer: &Request, query: Query, purpose: Purpose) -> Option<Reply> {
-        if outer.depth >= MAX_LOOKUPS_PER_QUERY {
+        if outer.depth >= MAX_LOOKUP_DEPTH {
             return None;
         }
         let mut inner = outer.clone();
@@ -251,8 +251,8 @@ impl Server {
 
     /// Returns the counters of queries that reach no plugin.
     #[must_use]
-    pub fn dropped(&self) -> Arc<ZoneMetrics> {
-        Arc::clone(&self.dropped)
+    pub fn unrouted_metrics(&self) -> Arc<ZoneMetrics> {
+        Arc::clone(&self.unrouted_metrics)
     }
 
     /// Returns a number that no other server has.
@@ -262,7 +262,7 @@ impl Server {
     }
 
     #[must_use]
-    pub fn is_debugged(&self) -> bool {
+    pub fn aborts_on_panic(&self) -> bool {
         self.debug
     }
 
@@ -282,7 +282,7 @@ impl Server {
             query,
             edns: Some(Edns::new()),
             max_udp: MAX_UDP,
-            zone_metrics: Arc::clone(&self.dropped),
+            zone_metrics: Arc::clone(&self.unrouted_metrics),
             purpose: Purpose::Client,
             depth: 0,
         }
@@ -290,11 +290,11 @@ impl Server {
 
     /// Returns whether this query may be sent to upstreams for the client; `None` if no rule decides that.
     #[must_use]
-    pub fn offers_recursion(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
+    pub fn allows_recursion(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
         match self.find(query.name(), query.query_type()) {
             Some(served) => {
-                let mut rules = served.deciding(query, look_up);
-                rules.find_map(|(rule, query)| rule.offers_recursion(request, &query))
+                let mut rules = served.rules_for(query, look_up);
+                rules.find_map(|(rule, query)| rule.allows_recursion(request, &query))
             }
             None => Some(false),
         }
@@ -305,14 +305,14 @@ impl Server {
     #[must_use]
     pub fn access(&self, query: &Query, request: &Request, look_up: LookUp) -> Access {
         let Some(served) = self.find(query.name(), query.query_type()) else {
-            return Access { clients: Vec::new(), is_denied: false, offers_recursion: Some(false) };
+            return Access { clients: Vec::new(), is_denied: false, allows_recursion: Some(false) };
         };
-        let mut access = Access { clients: Vec::new(), is_denied: false, offers_recursion: None };
-        for (rule, query) in served.deciding(query, look_up) {
+        let mut access = Access { clients: Vec::new(), is_denied: false, allows_recursion: None };
+        for (rule, query) in served.rules_for(query, look_up) {
             access.clients.extend(rule.clients(request, &query));
             access.is_denied |= rule.denies(request, &query);
-            access.offers_recursion =
-                access.offers_recursion.or_else(|| rule.offers_recursion(request, &query));
+            access.allows_recursion =
+                access.allows_recursion.or_else(|| rule.allows_recursion(request, &query));
         }
         access
     }
@@ -391,7 +391,7 @@ impl Server {
     fn refuse(&self, request: &Request, rcode: ResponseCode) -> Reply {
         let mut reply = request.reply("");
         reply.metadata.response_code = rcode;
-        self.dropped.count(&request.stats(&reply), Instant::now());
+        self.unrouted_metrics.count(&request.stats(&reply), Instant::now());
         reply
     }
 }

@@ -45,7 +45,7 @@ pub enum TargetOutcome {
     NoAnswer(String),
     /// The check says nothing about the target: for example, a limit of lb-linker was reached, the plugins took too
     /// long, the configuration has changed, or a CNAME leads to other upstreams, which failed.
-    NotAsked(String),
+    Inconclusive(String),
 }
 
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl TargetCheck {
     }
 
     /// Returns the number of the *forward* line, and the upstream; `None` for a probe, or without an upstream.
-    pub(crate) fn place(&self) -> Option<(usize, SocketAddr)> {
+    pub(crate) fn line_and_upstream(&self) -> Option<(usize, SocketAddr)> {
         match self.goal {
             Goal::Resolve { line, upstream } => Some((line, upstream?)),
             Goal::Probe { .. } => None,
@@ -188,7 +188,7 @@ impl TargetCheck {
         self.progress.lock().outcome = Some(outcome);
     }
 
-    /// Awaits a future, and records what the check waits for: [`Self::late`] reports it.
+    /// Awaits a future, and records what the check waits for: [`Self::outcome_at_deadline`] reports it.
     pub(crate) async fn wait_for<T>(&self, wait: Wait, future: impl Future<Output = T>) -> T {
         let begun = Instant::now();
         self.progress.lock().wait = wait;
@@ -202,7 +202,7 @@ impl TargetCheck {
     }
 
     /// Returns the outcome if the upstream is silent until the deadline.
-    pub(crate) fn no_reply(&self) -> TargetOutcome {
+    pub(crate) fn outcome_without_reply(&self) -> TargetOutcome {
         // After a long wait for its turn, the query may have been sent too late for an answer.
         if self.progress.lock().queued > self.timeout / 2 {
             return Self::not_in_turn();
@@ -211,24 +211,28 @@ impl TargetCheck {
     }
 
     /// Returns the outcome at the deadline.
-    pub(crate) fn late(&self) -> TargetOutcome {
+    pub(crate) fn outcome_at_deadline(&self) -> TargetOutcome {
         let wait = self.progress.lock().wait;
         match wait {
-            Wait::Upstream => self.no_reply(),
+            Wait::Upstream => self.outcome_without_reply(),
             Wait::Turn => Self::not_in_turn(),
-            Wait::Plugins => TargetOutcome::NotAsked(format!("the plugins have taken {:?}", self.timeout)),
-            Wait::OtherUpstreams => Self::elsewhere(format_args!("no reply within {:?}", self.timeout)),
+            Wait::Plugins => {
+                TargetOutcome::Inconclusive(format!("the plugins have taken {:?}", self.timeout))
+            }
+            Wait::OtherUpstreams => {
+                Self::outcome_of_other_upstreams(format_args!("no reply within {:?}", self.timeout))
+            }
         }
     }
 
     fn not_in_turn() -> TargetOutcome {
         let why = "too many checks of the upstream are under way";
-        TargetOutcome::NotAsked(why.to_owned())
+        TargetOutcome::Inconclusive(why.to_owned())
     }
 
     /// Returns the outcome if a CNAME has led to other upstreams, whose failures say nothing about this upstream.
-    pub(crate) fn elsewhere(why: impl fmt::Display) -> TargetOutcome {
-        TargetOutcome::NotAsked(format!("its CNAME leads to other upstreams: {why}"))
+    pub(crate) fn outcome_of_other_upstreams(why: impl fmt::Display) -> TargetOutcome {
+        TargetOutcome::Inconclusive(format!("its CNAME leads to other upstreams: {why}"))
     }
 
     /// Returns how *forward* has ended the check; `None` if the answer counts.
@@ -246,7 +250,7 @@ impl TargetCheck {
         Some(match progress.found.as_deref()? {
             [] => {
                 let why = "the names of the upstreams aren't resolved yet".to_owned();
-                CheckEnd::Outcome(TargetOutcome::NotAsked(why))
+                CheckEnd::Outcome(TargetOutcome::Inconclusive(why))
             }
             found => CheckEnd::Found(found.iter().map(check).collect()),
         })

@@ -349,7 +349,7 @@ impl Parser<'_> {
     /// Returns whether the next token begins a line; also true at the end of the file.
     fn begins_line(&self) -> bool {
         match (&self.last, self.tokens.front()) {
-            (Some(last), Some(next)) => next.is_below(last),
+            (Some(last), Some(next)) => next.begins_new_line_after(last),
             _ => true,
         }
     }

@@ -24,7 +24,7 @@ pub struct Position {
 
 impl Token {
     /// Returns whether this token begins a new line after the token `before`.
-    pub(super) fn is_below(&self, before: &Self) -> bool {
+    pub(super) fn begins_new_line_after(&self, before: &Self) -> bool {
         self.position.file != before.position.file || self.position.line != before.last_line
     }
 }
@@ -126,7 +126,7 @@ mod tests {
     fn multi_line_token_ends_on_its_last_line() {
         let file: Arc<Path> = Path::new("Corefile").into();
         let tokens = tokenize(&file, "\"a\nb\" c\nd");
-        assert!(!tokens[1].is_below(&tokens[0]));
-        assert!(tokens[2].is_below(&tokens[1]));
+        assert!(!tokens[1].begins_new_line_after(&tokens[0]));
+        assert!(tokens[2].begins_new_line_after(&tokens[1]));
     }
 }

@@ -11,7 +11,7 @@ pub(crate) fn split(net: IpNet) -> impl Iterator<Item = IpNet> {
 }
 
 /// Returns the reverse name of a network; its prefix must end at a label boundary.
-pub(crate) fn arpa(net: IpNet) -> Name {
+pub(crate) fn reverse_name(net: IpNet) -> Name {
     let labels = net.prefix_len() / label_bits(net);
     // The first two labels are those of `in-addr.arpa` or `ip6.arpa`.
     Name::from(net.addr()).trim_to(2 + usize::from(labels))
@@ -31,5 +31,5 @@ pub(crate) fn is_address(net: IpNet) -> bool {
 
 /// Returns the origins of the reverse zones of a network: several zones if the prefix ends inside a label.
 pub fn reverse_origins(net: IpNet) -> impl Iterator<Item = Name> {
-    split(net).map(arpa)
+    split(net).map(reverse_name)
 }

@@ -16,7 +16,7 @@ use super::records::WireRecords;
 use super::sections::Sections;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Section;
-use typed::{begin, encode_sections, end};
+use typed::{encode_sections, finish_message, write_header_and_question};
 
 pub use typed::RecordOffsets;
 
@@ -78,7 +78,7 @@ fn encode_wire(
     opt: &[u8],
     room: usize,
 ) -> (Vec<u8>, RecordOffsets) {
-    let mut bytes = begin(question);
+    let mut bytes = write_header_and_question(question);
     let start = bytes.len();
     let sections = wire.message.write_records(&mut bytes, wire.ttl, wire.last, room);
     let mut offsets = RecordOffsets { sections, is_reordered: false };
@@ -88,7 +88,7 @@ fn encode_wire(
         let answers = wire.message.write_aliases_first(&mut bytes, wire.ttl, room);
         offsets = RecordOffsets { sections: [answers, Vec::new(), Vec::new()], is_reordered: true };
     }
-    end(&mut bytes, metadata, totals, &offsets, opt);
+    finish_message(&mut bytes, metadata, totals, &offsets, opt);
     (bytes, offsets)
 }
 

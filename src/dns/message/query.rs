@@ -114,19 +114,19 @@ impl QueryKey {
 
     /// Returns whether the query is for addresses or for HTTPS records, which can contain addresses (RFC 9460 section
     /// 7.3).
-    pub(crate) fn is_common(&self) -> bool {
+    pub(crate) fn is_address_or_https(&self) -> bool {
         matches!(self.qtype(), RecordType::A | RecordType::AAAA | RecordType::HTTPS)
     }
 
     /// Returns whether the query has the most common form: for addresses or HTTPS records, without DO and CD.
-    pub(crate) fn is_ordinary(&self) -> bool {
-        self.is_common() && !self.has(DNSSEC_OK) && !self.has(CHECKING_DISABLED)
+    pub(crate) fn is_plain_address_query(&self) -> bool {
+        self.is_address_or_https() && !self.has(DNSSEC_OK) && !self.has(CHECKING_DISABLED)
     }
 
     /// Returns whether clients of a load balancer may need the answer.
-    pub(crate) fn is_relevant(&self) -> bool {
+    pub(crate) fn is_kept_stale(&self) -> bool {
         let others = [RecordType::SVCB, RecordType::SRV, RecordType::TXT, RecordType::MX];
-        self.is_common() || others.contains(&self.qtype())
+        self.is_address_or_https() || others.contains(&self.qtype())
     }
 
     /// Returns whether the answer may be cached. A zone transfer may not, and an answer to a query without RD may not,

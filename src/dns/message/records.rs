@@ -176,7 +176,7 @@ impl Records {
     }
 
     /// Removes the authority and the additional section.
-    pub fn keep_answers_alone(&mut self) {
+    pub fn remove_authority_and_additional(&mut self) {
         match &mut self.wire {
             Some(wire) => {
                 wire.last = Section::Answer;

@@ -28,7 +28,7 @@ impl ValidityPeriod {
     }
 
     pub(crate) fn holds(self, now: u32) -> bool {
-        is_before(self.inception, now) && is_before(now, self.expiration)
+        is_at_or_before(self.inception, now) && is_at_or_before(now, self.expiration)
     }
 }
 
@@ -48,6 +48,6 @@ pub(crate) fn now() -> u32 {
 }
 
 /// Returns whether `one` is at or before `other`, in serial number arithmetic (RFC 1982 section 3.2).
-fn is_before(one: u32, other: u32) -> bool {
+fn is_at_or_before(one: u32, other: u32) -> bool {
     other.wrapping_sub(one) <= u32::MAX / 2
 }

@@ -185,12 +185,10 @@ impl Acl {
         decide(&self.lists, name, qtype, client)
     }
 
-    /// Returns the clients for which the query is allowed or, if `are_let_through` is false, denied.
-    fn clients(&self, query: &Query, are_let_through: bool) -> ClientScope {
+    /// Returns the clients for which the query is allowed or, if `allowed` is false, denied.
+    fn clients(&self, query: &Query, allowed: bool) -> ClientScope {
         let (lists, name, qtype) = (Arc::clone(&self.lists), query.name().clone(), query.query_type());
-        ClientScope(Arc::new(move |client| {
-            is_let_through(decide(&lists, &name, qtype, client)) == are_let_through
-        }))
+        ClientScope(Arc::new(move |client| is_allowed(decide(&lists, &name, qtype, client)) == allowed))
     }
 }
 
@@ -203,17 +201,17 @@ fn decide<'a>(
 ) -> Option<(Action, &'a Name)> {
     lists.iter().find_map(|list| {
         let zone = list.zones.closest(name)?;
-        let rule = list.rules.iter().find(|rule| rule.fits(qtype, client))?;
+        let rule = list.rules.iter().find(|rule| rule.matches(qtype, client))?;
         Some((rule.action, zone))
     })
 }
 
-fn is_let_through(decision: Option<(Action, &Name)>) -> bool {
+fn is_allowed(decision: Option<(Action, &Name)>) -> bool {
     matches!(decision, None | Some((Action::Allow, _)))
 }
 
 impl AclRule {
-    fn fits(&self, qtype: RecordType, client: IpAddr) -> bool {
+    fn matches(&self, qtype: RecordType, client: IpAddr) -> bool {
         self.types.as_ref().is_none_or(|types| types.contains(&qtype))
             && self.nets.as_ref().is_none_or(|nets| nets.contains(client))
     }
@@ -268,14 +266,14 @@ impl Plugin for Acl {
 }
 
 impl AccessRule for Acl {
-    fn offers_recursion(&self, request: &Request, query: &Query) -> Option<bool> {
+    fn allows_recursion(&self, request: &Request, query: &Query) -> Option<bool> {
         self.denies(request, query).then_some(false)
     }
 
     fn denies(&self, request: &Request, query: &Query) -> bool {
         // An internal look-up has no client that a rule could match.
         !request.is_internal()
-            && !is_let_through(self.decide(query.name(), query.query_type(), request.client.ip()))
+            && !is_allowed(self.decide(query.name(), query.query_type(), request.client.ip()))
     }
 
     fn clients(&self, request: &Request, query: &Query) -> Option<ClientScope> {

@@ -197,7 +197,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         parse(setup)?;
     let labels: Vec<String> = zones.all().iter().map(ToString::to_string).collect();
     let shared = CacheState {
-        has_recheck: !options.failure_recheck.is_zero(),
+        is_refresh_exclusive: !options.failure_recheck.is_zero(),
         prefer_positive: options.prefer_positive,
         store: CacheStore::new(options),
         zones,
@@ -301,7 +301,7 @@ impl Cache {
     ) -> Option<Reply> {
         let shared = &self.shared;
         let place = || {
-            if shared.has_recheck { found.begin_refresh().map(Some) } else { Some(None) }
+            if shared.is_refresh_exclusive { found.begin_refresh().map(Some) } else { Some(None) }
         };
         if verify_timeout.is_zero() {
             let place = place()?;
@@ -329,10 +329,10 @@ impl Cache {
                 let _ = sender.send(stored);
             })
         });
-        let ReceivedReply { mut reply, is_kept, .. } =
+        let ReceivedReply { mut reply, is_stored, .. } =
             timeout(verify_timeout, receiver).await.ok()?.ok()??;
         // As in CoreDNS, a stored answer counts as given from the cache, which sets AA.
-        reply.metadata.authoritative |= is_kept;
+        reply.metadata.authoritative |= is_stored;
         Some(reply)
     }
 

@@ -202,7 +202,7 @@ impl Plugin for ClientNets {
 }
 
 impl AccessRule for ClientNets {
-    fn offers_recursion(&self, request: &Request, _query: &Query) -> Option<bool> {
+    fn allows_recursion(&self, request: &Request, _query: &Query) -> Option<bool> {
         if self.allows(request.client.ip()) { None } else { Some(false) }
     }
 

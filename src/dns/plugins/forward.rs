@@ -225,7 +225,7 @@ use crate::dns::net::Protocol;
 use crate::dns::upstream::bootstrap::{UpstreamAddr, known, resolve};
 use crate::dns::upstream::config::LookupOrigin;
 use crate::dns::upstream::error::ForwardError;
-use crate::dns::upstream::flights::ForwardGroup;
+use crate::dns::upstream::flights::SharedLookups;
 use crate::dns::upstream::group::{UpstreamGroup, is_good};
 use crate::dns::upstream::metrics::ForwardMetrics;
 use options::{ParsedOptions, parse};
@@ -241,7 +241,7 @@ struct Forward {
     from: Name,
     except: ZoneSet,
     upstreams: Arc<UpstreamGroup>,
-    look_ups: ForwardGroup,
+    look_ups: SharedLookups,
     /// The rcodes after which the query goes on to the next *forward* line.
     next_rcodes: Vec<ResponseCode>,
     next_on_nodata: bool,
@@ -267,7 +267,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             from,
             except,
             upstreams,
-            look_ups: ForwardGroup::default(),
+            look_ups: SharedLookups::default(),
             next_rcodes: if is_last { Vec::new() } else { next },
             next_on_nodata: next_on_nodata && !is_last,
             loop_state,
@@ -292,7 +292,7 @@ impl Plugin for Forward {
         }
         if self.loop_state.as_ref().is_some_and(|loop_state| loop_state.refuses(&request.query)) {
             if let Purpose::Check(check) = &request.purpose {
-                check.end(TargetOutcome::NotAsked("forwarded queries come back".to_owned()));
+                check.end(TargetOutcome::Inconclusive("forwarded queries come back".to_owned()));
                 return Err(PluginError::Drop);
             }
             return Err(PluginError::servfail("forwarded queries come back: see plugin/loop").with_ede(LOOP));
@@ -315,7 +315,7 @@ impl Plugin for Forward {
 }
 
 impl AccessRule for Forward {
-    fn offers_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
+    fn allows_recursion(&self, _request: &Request, _query: &Query) -> Option<bool> {
         self.from.is_root().then_some(true)
     }
 }
@@ -332,8 +332,8 @@ impl Forward {
         let origin = match (&request.purpose, request.protocol) {
             (Purpose::Target { .. } | Purpose::Check(_), _) => {
                 // `lb_linker` already lets clients share the look-up of a target.
-                let _quota = self.upstreams.admit(LookupOrigin::Chase, key.is_common(), client)?;
-                return self.upstreams.ask(&key, LookupOrigin::Chase, client).await.map(Arc::new);
+                let _quota = self.upstreams.admit(LookupOrigin::Target, key.is_address_or_https(), client)?;
+                return self.upstreams.ask(&key, LookupOrigin::Target, client).await.map(Arc::new);
             }
             (Purpose::Client, Protocol::Udp) => LookupOrigin::Forward,
             (Purpose::Client, _) => LookupOrigin::ForwardByTcp,
@@ -361,7 +361,7 @@ impl Forward {
         let answer = match upstream {
             Some(upstream) => self.upstreams.ask_one(upstream, &key, check).await.map(Arc::new),
             None if is_first => {
-                check.end(TargetOutcome::NotAsked("the upstream isn't used any more".to_owned()));
+                check.end(TargetOutcome::Inconclusive("the upstream isn't used any more".to_owned()));
                 return Err(PluginError::Drop);
             }
             None => check.wait_for(Wait::OtherUpstreams, self.look_up(request)).await,
@@ -383,16 +383,16 @@ impl Forward {
             }
             Ok(answer) if is_checked || is_good(&answer) => to_reply(request, answer),
             Ok(answer) => {
-                check.end(TargetCheck::elsewhere(rcode_text(answer.metadata.response_code)));
+                check.end(TargetCheck::outcome_of_other_upstreams(rcode_text(answer.metadata.response_code)));
                 Err(PluginError::Drop)
             }
             Err(error) => {
                 check.end(match error {
-                    error if !is_checked => TargetCheck::elsewhere(error),
+                    error if !is_checked => TargetCheck::outcome_of_other_upstreams(error),
                     ForwardError::Busy { .. } | ForwardError::NoSocket => {
-                        TargetOutcome::NotAsked(error.to_string())
+                        TargetOutcome::Inconclusive(error.to_string())
                     }
-                    ForwardError::Late => check.no_reply(),
+                    ForwardError::Late => check.outcome_without_reply(),
                     ForwardError::NoAnswer(why) => TargetOutcome::NoAnswer(why.to_string()),
                 });
                 Err(PluginError::Drop)

@@ -112,7 +112,7 @@ use super::clients::{self, ProhibitedQueries};
 use super::setup::Setup;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
-use crate::dns::chain::server::{LookUp, MAX_LOOKUPS_PER_QUERY, Server};
+use crate::dns::chain::server::{LookUp, MAX_LOOKUP_DEPTH, Server};
 use crate::dns::chain::target_check::{NOT_RESOLVED, TargetOutcome};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::alias::is_alias;
@@ -214,7 +214,7 @@ impl Plugin for LbLinker {
         reply.metadata.authoritative = true;
         let anywhere = Query::query(Name::root(), RecordType::A);
         let access = request.server.access(&anywhere, request, LookUp::Query);
-        reply.metadata.recursion_available = access.offers_recursion == Some(true);
+        reply.metadata.recursion_available = access.allows_recursion == Some(true);
         let family = family_of(request.query.query_type());
         reply.validity = Some(Box::new(Validity { clients: access.clients, family, ..Validity::default() }));
         let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
@@ -272,7 +272,7 @@ impl LbLinker {
         }
         // This request isn't from a client, so no `acl` applies; each client that gets the answer is checked.
         let request = server.internal_request(query);
-        if server.offers_recursion(&request.query, &request, LookUp::Target) == Some(false) {
+        if server.allows_recursion(&request.query, &request, LookUp::Target) == Some(false) {
             return;
         }
         self.targets.of(server).prefetch(&request, Duration::from_secs(absence.into())).await;
@@ -281,7 +281,7 @@ impl LbLinker {
     /// Returns whether *clients* refuses a name that falls through, because such a name counts as outside the zones.
     fn prohibits(&self, request: &Request) -> bool {
         clients::is_client_query(request)
-            && request.server.offers_recursion(&request.query, request, LookUp::Query) == Some(false)
+            && request.server.allows_recursion(&request.query, request, LookUp::Query) == Some(false)
     }
 
     /// Returns the most specific zone that contains a name, and the name relative to the zone.
@@ -295,14 +295,14 @@ impl LbLinker {
         let mut chase = ChaseState {
             deadline: Instant::now() + CLIENT_TIMEOUT,
             negative_ttl: zone.0.ttl(),
-            alias_only_is_denial: false,
+            alias_only_is_nodata: false,
             link: None,
         };
         let qtype = request.query.query_type();
         let mut name = request.query.name().clone();
         let mut place = Some(zone);
         let mut seen: Vec<Name> = Vec::new();
-        while !seen.contains(&name) && request.depth + seen.len() < MAX_LOOKUPS_PER_QUERY {
+        while !seen.contains(&name) && request.depth + seen.len() < MAX_LOOKUP_DEPTH {
             let next = match place {
                 Some((zone, relative)) => {
                     let mut answer = zone.answer(&self.store, &name, &relative, qtype);
@@ -317,7 +317,7 @@ impl LbLinker {
                     }
                     self.add_dependencies(reply, &mut answer);
                     if !answer.hops.is_empty() {
-                        self.check_services(request, reply, zone, &mut answer);
+                        self.filter_srv_records(request, reply, zone, &mut answer);
                     }
                     reply.metadata.response_code = answer.rcode;
                     // If an earlier part of the chain is stale, its EDE stays.
@@ -380,14 +380,14 @@ impl LbLinker {
         if access.is_denied {
             return Err(Denial::Acl);
         }
-        if is_ours || access.offers_recursion != Some(false) {
+        if is_ours || access.allows_recursion != Some(false) {
             return Ok(true);
         }
         if let Purpose::Check(check) = &request.purpose {
-            check.end(TargetOutcome::NotAsked(NOT_RESOLVED.to_owned()));
+            check.end(TargetOutcome::Inconclusive(NOT_RESOLVED.to_owned()));
         }
         if look_up == LookUp::Query
-            && request.server.offers_recursion(&query, request, LookUp::Target) != Some(false)
+            && request.server.allows_recursion(&query, request, LookUp::Target) != Some(false)
         {
             reply.ede = Some(Ede::PROHIBITED);
         }
@@ -404,13 +404,13 @@ impl LbLinker {
         }
         self.denials.count(request, reply, denial);
         // Caches must not keep a denial longer than the negative TTL: `allow-from` may change.
-        chase.alias_only_is_denial = true;
+        chase.alias_only_is_nodata = true;
         chase.cap_alias_ttls(reply);
     }
 
     /// Removes a link's SRV records if their host is denied, or is reached through a denied name. Removes the addresses
     /// of an SRV record's host or of a zone's name server that the client may not query.
-    fn check_services(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
+    fn filter_srv_records(&self, request: &Request, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
         let mut hop_check = HopCheck::default();
         let denial = match self.address_types(request, &answer.hops, &mut hop_check) {
             Ok(types) => {
@@ -494,7 +494,7 @@ impl LbLinker {
         if known.stale {
             self.stale_answers.inc();
             reply.ede = Some(Ede::STALE);
-        } else if matches!(chain.end, ChainEnd::BackToOurZone(_)) && !request.is_check() {
+        } else if matches!(chain.end, ChainEnd::InLinkZone(_)) && !request.is_check() {
             self.targets.of(&request.server).remember(request, &query, &known.reply);
         }
         if known.stale || chain.end == ChainEnd::Unresolved {
@@ -523,10 +523,10 @@ impl LbLinker {
         }
         reply.metadata.truncation |= is_cut;
         let refused = known.reply.metadata.response_code == ResponseCode::Refused;
-        chase.alias_only_is_denial = !refused;
+        chase.alias_only_is_nodata = !refused;
         match chain.end {
             ChainEnd::Final(rcode) => reply.metadata.response_code = rcode,
-            ChainEnd::BackToOurZone(name) => return Some(name),
+            ChainEnd::InLinkZone(name) => return Some(name),
             ChainEnd::Denied => self.deny(request, reply, chase, denial.unwrap_or(Denial::Name)),
             // The upstream refused the query: answer with the CNAMEs alone, so that the client can ask another server.
             ChainEnd::Unresolved if refused && !request.is_check() => {}
@@ -544,9 +544,10 @@ impl LbLinker {
         request: &Request,
         query: &Query,
         chase: &ChaseState,
-        cached: bool,
+        accepts_cached: bool,
     ) -> Result<TargetAnswer, Ede> {
-        let wanted = ResolveOptions { deadline: chase.deadline, max_negative_age: chase.absence(), cached };
+        let wanted =
+            ResolveOptions { deadline: chase.deadline, max_negative_age: chase.absence(), accepts_cached };
         let known = if request.is_check() {
             // Boxed, so that clients' queries don't need space for this future.
             let reply = Box::pin(Server::look_up(request, query.clone(), request.purpose.clone())).await;
@@ -557,9 +558,9 @@ impl LbLinker {
         let mut hop_check = HopCheck::default();
         let step = |name: &Name| {
             if request.server.is_link_name(name) {
-                ChainStep::Ours
+                ChainStep::LinkZone
             } else if self.allows_name(request, name, &mut hop_check) {
-                ChainStep::Upstream
+                ChainStep::InAnswer
             } else {
                 ChainStep::Denied
             }
@@ -577,7 +578,7 @@ impl LbLinker {
         if has_denied_addresses {
             hop_check.denial.get_or_insert(Denial::Address);
         }
-        let allows = |host: &Name, qtype| !self.denies(request, host, qtype, &mut hop_check);
+        let allows = |host: &Name, qtype| !self.is_denied_by_acl(request, host, qtype, &mut hop_check);
         if drop_hints(&mut chain.answers, allows) {
             hop_check.denial.get_or_insert(Denial::Acl);
         }
@@ -592,7 +593,7 @@ struct ChaseState {
     /// The maximum negative TTL, in seconds.
     negative_ttl: u32,
     /// Whether a reply that has only CNAME and DNAME records means NODATA. Otherwise the client looks the target up.
-    alias_only_is_denial: bool,
+    alias_only_is_nodata: bool,
     /// The link that leads to the current name of the chain.
     link: Option<Arc<Link>>,
 }
@@ -605,7 +606,7 @@ impl ChaseState {
     /// Limits the TTLs of a reply that has only aliases: without an SOA record, some caches use the aliases' TTL as the
     /// negative TTL.
     fn cap_alias_ttls(&self, reply: &mut Reply) {
-        if self.alias_only_is_denial
+        if self.alias_only_is_nodata
             && reply.records.authorities.is_empty()
             && reply.records.answers.iter().all(is_alias)
         {
@@ -631,8 +632,8 @@ fn add_target_dependencies(
 ) {
     let (start, number) = (reply.records.answers.len(), chain.answers.len());
     let Some(validity) = &mut reply.validity else { return };
-    let runs_down = target.validity.as_deref().and_then(|target| Some((target, target.common_countdown()?)));
-    let Some((target_validity, runs_down)) = runs_down else {
+    let countdown = target.validity.as_deref().and_then(|target| Some((target, target.common_countdown()?)));
+    let Some((target_validity, countdown)) = countdown else {
         reply.validity = None;
         return;
     };
@@ -640,7 +641,7 @@ fn add_target_dependencies(
     if is_absence {
         validity.limit_until(Some(Instant::now() + chase.absence().saturating_sub(target.age)));
     }
-    if let Some((since, ttl)) = runs_down {
+    if let Some((since, ttl)) = countdown {
         let records = start..start + number;
         validity.countdown.push(TtlCountdown {
             section: Section::Answer,
@@ -650,7 +651,7 @@ fn add_target_dependencies(
             cap: u32::MAX,
         });
     }
-    validity.replace_authority(chain.authorities.len(), runs_down, chase.negative_ttl);
+    validity.replace_authority(chain.authorities.len(), countdown, chase.negative_ttl);
     // The target is a name in a zone of links of another server block.
     if let Some(Serial { store, .. }) = &target_validity.serial {
         validity.serial = soa_position(store, start, &chain.answers, &chain.authorities);

@@ -123,7 +123,7 @@ enum Policy {
 
 /// The records of a section, grouped by type.
 #[derive(Default)]
-struct Parts {
+struct RecordGroups {
     aliases: Vec<Record>,
     addresses: Vec<Record>,
     exchangers: Vec<Record>,
@@ -255,7 +255,7 @@ impl Plugin for LoadBalance {
             self.restrict_reuse(&mut reply);
             match &self.policy {
                 Policy::RoundRobin => reply.records.all_mut().into_iter().for_each(shuffle),
-                Policy::Weighted(weights) => weigh(&weights.load(), qtype, &mut reply),
+                Policy::Weighted(weights) => put_weighted_first(&weights.load(), qtype, &mut reply),
             }
             if !self.preferred.is_empty() {
                 prefer(&self.preferred, &mut reply.records.answers);
@@ -294,23 +294,23 @@ impl LoadBalance {
 
 /// Shuffles the addresses and the mail exchangers of a section.
 fn shuffle(section: &mut Vec<Record>) {
-    let mut parts = Parts::of(section);
+    let mut parts = RecordGroups::of(section);
     let mut random = rand::rng();
     parts.addresses.shuffle(&mut random);
     parts.exchangers.shuffle(&mut random);
-    let Parts { aliases, addresses, exchangers, rest } = parts;
+    let RecordGroups { aliases, addresses, exchangers, rest } = parts;
     *section = [aliases, rest, addresses, exchangers].into_iter().flatten().collect();
 }
 
 /// Puts an address first, chosen by the weights.
-fn weigh(weights: &Weights, qtype: RecordType, reply: &mut Reply) {
+fn put_weighted_first(weights: &Weights, qtype: RecordType, reply: &mut Reply) {
     if !matches!(qtype, RecordType::A | RecordType::AAAA | RecordType::SRV) {
         return;
     }
     let Sections { answers, additionals, .. } = &mut *reply.records;
     for section in [answers, additionals] {
         if section.iter().any(is_address) {
-            let Parts { aliases, mut addresses, exchangers, rest } = Parts::of(section);
+            let RecordGroups { aliases, mut addresses, exchangers, rest } = RecordGroups::of(section);
             let first = weights.choose(&addresses, &mut rand::rng());
             addresses.swap(0, first);
             *section = [aliases, rest, addresses, exchangers].into_iter().flatten().collect();
@@ -320,7 +320,7 @@ fn weigh(weights: &Weights, qtype: RecordType, reply: &mut Reply) {
 
 /// Puts addresses in the networks before the other addresses, in the order of the networks.
 fn prefer(networks: &[IpNet], section: &mut Vec<Record>) {
-    let Parts { aliases, mut addresses, exchangers, rest } = Parts::of(section);
+    let RecordGroups { aliases, mut addresses, exchangers, rest } = RecordGroups::of(section);
     addresses.sort_by_key(|record| {
         let ip = record.data.ip_addr();
         let place = networks.iter().position(|network| ip.is_some_and(|ip| network.contains(&ip)));
@@ -333,7 +333,7 @@ fn is_address(record: &Record) -> bool {
     record.data.ip_addr().is_some()
 }
 
-impl Parts {
+impl RecordGroups {
     /// Moves the records out of a section.
     fn of(section: &mut Vec<Record>) -> Self {
         let mut parts = Self::default();

@@ -74,7 +74,7 @@ struct Local {
     loopback: Name,
     soa: SOA,
     /// Whether the plugin answers for names that begin with `localhost`.
-    has_prefix: bool,
+    answers_localhost_prefix: bool,
     counts: Arc<LocalhostCounters>,
 }
 
@@ -96,9 +96,9 @@ impl MetricGroup for LocalhostCounters {
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let line = setup.only_line()?;
     line.no_arguments()?;
-    let mut has_prefix = true;
+    let mut answers_localhost_prefix = true;
     for option in line.options() {
-        has_prefix = match option.name() {
+        answers_localhost_prefix = match option.name() {
             "localhost_prefix" => on_or_off(option)?,
             _ => return Err(option.unknown(NAME, &["localhost_prefix"])),
         };
@@ -114,7 +114,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         soa: SOA::new(localhost.clone(), name("root.localhost.")?, 1, 0, 0, 0, TTL),
         localhost,
         loopback: name("1.0.0.127.in-addr.arpa.")?,
-        has_prefix,
+        answers_localhost_prefix,
         counts: setup.metrics()?,
     };
     setup.add_reusable(plugin);
@@ -156,7 +156,8 @@ impl Local {
     fn is_like_localhost(&self, name: &Name) -> bool {
         let begins_so =
             || name.iter().next().is_some_and(|label| label.eq_ignore_ascii_case(LOCALHOST.as_bytes()));
-        name.iter().len() > 1 && (self.localhost.zone_of(name) || (self.has_prefix && begins_so()))
+        name.iter().len() > 1
+            && (self.localhost.zone_of(name) || (self.answers_localhost_prefix && begins_so()))
     }
 
     /// Answers a query for a name in `zone`. For a name like `localhost`, `zone` is the name itself.

@@ -562,7 +562,7 @@ mod tests {
             Request { purpose: Purpose::Check(Arc::clone(&check)), ..context.request("t.example. A") };
         assert!(Server::serve(&mut request.clone()).await.is_none());
         let Some(CheckEnd::Outcome(outcome)) = check.ended() else { panic!("{check:?}") };
-        assert_eq!(outcome, TargetOutcome::NotAsked("forwarded queries come back".to_owned()));
+        assert_eq!(outcome, TargetOutcome::Inconclusive("forwarded queries come back".to_owned()));
         assert!(context.lines().is_empty(), "no error is logged");
         stop.cancel();
         for task in tasks {

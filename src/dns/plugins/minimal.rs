@@ -52,7 +52,7 @@ impl Plugin for Minimal {
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let mut reply = next.serve(request).await?;
         if is_positive(request, &reply) {
-            reply.records.keep_answers_alone();
+            reply.records.remove_authority_and_additional();
         }
         Ok(reply)
     }

@@ -66,7 +66,7 @@ const NAME: &str = "tls";
 const FILES: &str = "the files of a certificate and of its key: tls CERT KEY [CA]";
 const OPTIONS: [&str; 1] = ["client_auth"];
 /// The options of CoreDNS that aren't supported.
-const LACKING: [&str; 7] = ["keylog", "acme", "email", "ca", "storage", "ca_root", "resolver"];
+const UNSUPPORTED_OPTIONS: [&str; 7] = ["keylog", "acme", "email", "ca", "storage", "ca_root", "resolver"];
 const MODES: [(&str, ClientAuth); 5] = [
     ("nocert", ClientAuth::None),
     ("request", ClientAuth::Request),
@@ -106,7 +106,7 @@ fn clients(line: &Directive) -> Result<ClientAuth, CorefileError> {
         option.no_block()?;
         clients = match option.name() {
             "client_auth" => mode(option.single_argument(&modes())?)?,
-            name if LACKING.contains(&name) => return Err(option.unsupported(NAME, &OPTIONS)),
+            name if UNSUPPORTED_OPTIONS.contains(&name) => return Err(option.unsupported(NAME, &OPTIONS)),
             _ => return Err(option.unknown(NAME, &OPTIONS)),
         };
     }

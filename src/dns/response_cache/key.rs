@@ -7,22 +7,22 @@ use crate::dns::message::header::{HEADER, MAX_UDP, MIN_UDP};
 const MAX_NAME: usize = 255;
 /// The size of the fields before the name, in bytes: flags, type and class, EDNS, size limit, length of the message,
 /// and address family of the client.
-const FIXED: usize = 2 + 4 + 1 + 2 + 2 + 1;
+const FIXED_BYTES: usize = 2 + 4 + 1 + 2 + 2 + 1;
 /// The size of type, class, TTL and data length of an OPT record, in bytes (RFC 6891 section 6.1.2).
 const OPT_FIXED_BYTES: usize = 10;
 /// EDNS options that don't affect the answer: COOKIE (RFC 7873), edns-tcp-keepalive (RFC 7828), PADDING (RFC 7830).
-const IGNORED: [u16; 3] = [10, 11, 12];
+const IGNORED_OPTIONS: [u16; 3] = [10, 11, 12];
 
 /// A buffer for the key of a query, reused for all queries.
 #[derive(Debug)]
 pub struct WireKey {
-    bytes: [u8; FIXED + MAX_NAME],
+    bytes: [u8; FIXED_BYTES + MAX_NAME],
     length: usize,
 }
 
 impl Default for WireKey {
     fn default() -> Self {
-        Self { bytes: [0; FIXED + MAX_NAME], length: 0 }
+        Self { bytes: [0; FIXED_BYTES + MAX_NAME], length: 0 }
     }
 }
 
@@ -42,13 +42,13 @@ impl WireKey {
     /// Returns the length of the name in wire form, in bytes.
     #[must_use]
     pub fn name_length(&self) -> usize {
-        self.length.saturating_sub(FIXED)
+        self.length.saturating_sub(FIXED_BYTES)
     }
 
     /// Returns whether the name in the message of this key is all lower case.
     #[must_use]
     pub fn is_lower_case(&self, message: &[u8]) -> bool {
-        message.get(HEADER..HEADER + self.name_length()) == Some(&self.bytes[FIXED..self.length])
+        message.get(HEADER..HEADER + self.name_length()) == Some(&self.bytes[FIXED_BYTES..self.length])
     }
 
     fn try_read(&mut self, message: &[u8], by_ipv6: bool) -> Option<()> {
@@ -59,7 +59,7 @@ impl WireKey {
         }
         let has_edns = header[11] == 1;
         let rest = &message[HEADER..];
-        let name = read_name(rest, &mut self.bytes[FIXED..])?;
+        let name = read_name(rest, &mut self.bytes[FIXED_BYTES..])?;
         let question = rest.get(name..name + 4)?;
         let additional = &rest[name + 4..];
         let (edns, limit) = if has_edns { read_opt(additional)? } else { (0, MIN_UDP) };
@@ -67,14 +67,14 @@ impl WireKey {
             return None;
         }
         let length = u16::try_from(message.len()).ok()?;
-        let fixed = &mut self.bytes[..FIXED];
+        let fixed = &mut self.bytes[..FIXED_BYTES];
         fixed[..2].copy_from_slice(&header[2..4]);
         fixed[2..6].copy_from_slice(question);
         fixed[6] = edns;
         fixed[7..9].copy_from_slice(&limit.to_be_bytes());
         fixed[9..11].copy_from_slice(&length.to_be_bytes());
         fixed[11] = u8::from(by_ipv6);
-        self.length = FIXED + name;
+        self.length = FIXED_BYTES + name;
         Some(())
     }
 }
@@ -114,7 +114,7 @@ fn read_opt(bytes: &[u8]) -> Option<(u8, u16)> {
     }
     while !options.is_empty() {
         let (head, rest) = options.split_first_chunk::<4>()?;
-        if !IGNORED.contains(&u16::from_be_bytes([head[0], head[1]])) {
+        if !IGNORED_OPTIONS.contains(&u16::from_be_bytes([head[0], head[1]])) {
             return None;
         }
         options = rest.get(usize::from(u16::from_be_bytes([head[2], head[3]]))..)?;

@@ -46,7 +46,7 @@ const ROOT_BLOCK: &str = "
         authority \"example. 60 IN SOA ns.example. hostmaster.example. 7 7200 1800 86400 60\"
     }";
 
-struct Served {
+struct CachedServer {
     store: Arc<Store>,
     handler: Arc<Handler>,
     response_cache: ResponseCache,
@@ -56,7 +56,7 @@ struct Served {
 
 const CAPACITY: Capacity = Capacity { sets: 256, bytes: 512 << 10 };
 
-impl Served {
+impl CachedServer {
     fn new(first: &str, others: &str) -> Self {
         let text =
             format!("lb.internal {{\nprometheus\n{first}\nlb_linker\n}}\n. {{\nprometheus\n{others}\n}}\n");
@@ -80,7 +80,7 @@ impl Served {
     }
 
     /// Returns the answer of the full handler, and caches it if it is reusable.
-    async fn ask(&mut self, question: &[u8], client: SocketAddr) -> Vec<u8> {
+    async fn fresh_answer(&mut self, question: &[u8], client: SocketAddr) -> Vec<u8> {
         let answer = self.handler.answer(question.to_vec(), client, None, self.protocol).await.unwrap();
         let mut key = WireKey::default();
         if let (Some(wire_response), true) = (answer.wire_response, key.read(question, client.is_ipv6())) {
@@ -90,7 +90,7 @@ impl Served {
     }
 
     /// Returns the answer of the response cache; `None` if it has no valid answer.
-    fn again(&mut self, question: &[u8], client: SocketAddr) -> Option<Vec<u8>> {
+    fn cached_answer(&mut self, question: &[u8], client: SocketAddr) -> Option<Vec<u8>> {
         let mut out = [0; 4096];
         let server = self.handler.server.load().number();
         let length =
@@ -190,7 +190,7 @@ async fn cached_answer_equals_the_answer_of_the_full_handler() {
     let mut given = 0;
     for seed in 0..60 {
         let random = &mut StdRng::seed_from_u64(seed);
-        let mut served = Served::new("errors", ROOT_BLOCK);
+        let mut served = CachedServer::new("errors", ROOT_BLOCK);
         served.protocol = [Protocol::Udp, Protocol::Tcp][random.random_range(0..2)];
         let mut asked: Vec<(Vec<u8>, SocketAddr)> = Vec::new();
         for step in 0..250 {
@@ -222,8 +222,8 @@ async fn cached_answer_equals_the_answer_of_the_full_handler() {
             let (plain, from) = before.unwrap_or((plain, from));
             asked.push((plain.clone(), from));
             let question = respelled(&plain, random.random(), random);
-            let again = served.again(&question, from);
-            let full = served.ask(&question, from).await;
+            let again = served.cached_answer(&question, from);
+            let full = served.fresh_answer(&question, from).await;
             let context = || format!("seed {seed}, step {step}: {question:02x?}");
             if let Some(again) = again {
                 assert_eq!(again, full, "{}", context());
@@ -236,7 +236,8 @@ async fn cached_answer_equals_the_answer_of_the_full_handler() {
 
 #[tokio::test(start_paused = true)]
 async fn common_queries_are_answered_from_the_cache() {
-    let mut served = Served::new("errors\nloadbalance", &format!("errors\nloop\nloadbalance\n{ROOT_BLOCK}"));
+    let mut served =
+        CachedServer::new("errors\nloadbalance", &format!("errors\nloop\nloadbalance\n{ROOT_BLOCK}"));
     served.store.apply(link("web", "a.example.", None));
     served.store.apply(link("other", "192.0.2.1", None));
     let from = client("10.0.0.1");
@@ -255,25 +256,25 @@ async fn common_queries_are_answered_from_the_cache() {
         for edns in [None, Some((1232, false)), Some((4096, true))] {
             let question = question(7, name, qtype, edns, 0);
             // The second time, the data of the plugin `template` comes from the plugin `cache`.
-            served.ask(&question, from).await;
-            served.ask(&question, from).await;
-            assert!(served.again(&question, from).is_some(), "{name} {qtype} {edns:?}");
+            served.fresh_answer(&question, from).await;
+            served.fresh_answer(&question, from).await;
+            assert!(served.cached_answer(&question, from).is_some(), "{name} {qtype} {edns:?}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn reused_addresses_are_shuffled_and_their_ttl_counts_down() {
-    let mut served = Served::new("loadbalance", &format!("loadbalance\n{ROOT_BLOCK}"));
+    let mut served = CachedServer::new("loadbalance", &format!("loadbalance\n{ROOT_BLOCK}"));
     served.store.apply(link("web", "a.example.", None));
     let from = client("10.0.0.1");
     let question = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
-    served.ask(&question, from).await;
-    let full = Message::from_vec(&served.ask(&question, from).await).unwrap();
+    served.fresh_answer(&question, from).await;
+    let full = Message::from_vec(&served.fresh_answer(&question, from).await).unwrap();
     advance(Duration::from_millis(2500)).await;
     let mut orders = std::collections::HashSet::new();
     for _ in 0..100 {
-        let again = Message::from_vec(&served.again(&question, from).unwrap()).unwrap();
+        let again = Message::from_vec(&served.cached_answer(&question, from).unwrap()).unwrap();
         let ttls: Vec<u32> = again.answers.iter().map(|record| record.ttl).collect();
         assert_eq!(ttls, [5, 18, 18, 18], "the TTL of the CNAME record stays");
         let addresses: Vec<_> = again.answers[1..].iter().map(|record| record.data.clone()).collect();
@@ -286,7 +287,7 @@ async fn reused_addresses_are_shuffled_and_their_ttl_counts_down() {
     }
     assert_eq!(orders.len(), 6);
     advance(Duration::from_secs(18)).await;
-    assert_eq!(served.again(&question, from), None, "it has expired");
+    assert_eq!(served.cached_answer(&question, from), None, "it has expired");
 }
 
 #[tokio::test(start_paused = true)]
@@ -300,17 +301,17 @@ async fn reused_answers_are_counted_like_fresh_answers() {
         for protocol in [Protocol::Udp, Protocol::Tcp, Protocol::Tls] {
             let mut pages = Vec::new();
             for repeats in [true, false] {
-                let mut served = Served::new("", ROOT_BLOCK);
+                let mut served = CachedServer::new("", ROOT_BLOCK);
                 served.protocol = protocol;
                 served.store.apply(link("web", "a.example.", None));
                 for from in ["10.0.0.1", "2001:db8::1"].map(client) {
-                    served.ask(&question, from).await;
-                    served.ask(&question, from).await;
+                    served.fresh_answer(&question, from).await;
+                    served.fresh_answer(&question, from).await;
                     for _ in 0..5 {
                         if repeats {
-                            served.again(&question, from).unwrap();
+                            served.cached_answer(&question, from).unwrap();
                         } else {
-                            served.ask(&question, from).await;
+                            served.fresh_answer(&question, from).await;
                         }
                     }
                 }
@@ -323,51 +324,52 @@ async fn reused_answers_are_counted_like_fresh_answers() {
 
 #[tokio::test(start_paused = true)]
 async fn answers_are_not_reused_for_denied_clients() {
-    let mut served = Served::new("", ROOT_BLOCK);
+    let mut served = CachedServer::new("", ROOT_BLOCK);
     let question = question(7, "b.example.", RecordType::A, None, 0);
     let (friend, stranger) = (client("10.0.0.1"), client("192.0.2.66"));
-    served.ask(&question, friend).await;
-    served.ask(&question, friend).await;
-    assert!(served.again(&question, friend).is_some());
-    assert!(served.again(&question, stranger).is_none());
-    let refused = Message::from_vec(&served.ask(&question, stranger).await).unwrap();
+    served.fresh_answer(&question, friend).await;
+    served.fresh_answer(&question, friend).await;
+    assert!(served.cached_answer(&question, friend).is_some());
+    assert!(served.cached_answer(&question, stranger).is_none());
+    let refused = Message::from_vec(&served.fresh_answer(&question, stranger).await).unwrap();
     assert_eq!(refused.metadata.response_code, hickory_proto::op::ResponseCode::Refused);
-    assert!(served.again(&question, friend).is_some());
+    assert!(served.cached_answer(&question, friend).is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn servers_that_share_a_cache_give_their_own_answers() {
     let [mut one, mut other] = ["192.0.2.1", "192.0.2.2"].map(|target| {
-        let served = Served::new("", "");
+        let served = CachedServer::new("", "");
         served.store.apply(link("web", target, None));
         served
     });
     let question = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
     let from = client("10.0.0.1");
-    let first = one.ask(&question, from).await;
+    let first = one.fresh_answer(&question, from).await;
     std::mem::swap(&mut one.response_cache, &mut other.response_cache);
-    assert_eq!(other.again(&question, from), None);
-    let second = other.ask(&question, from).await;
+    assert_eq!(other.cached_answer(&question, from), None);
+    let second = other.fresh_answer(&question, from).await;
     assert_ne!(first, second);
-    assert_eq!(other.again(&question, from), Some(second));
+    assert_eq!(other.cached_answer(&question, from), Some(second));
     std::mem::swap(&mut one.response_cache, &mut other.response_cache);
-    assert_eq!(one.again(&question, from), Some(first));
+    assert_eq!(one.cached_answer(&question, from), Some(first));
 }
 
 #[tokio::test(start_paused = true)]
 async fn popular_answer_due_for_prefetch_is_not_reused() {
-    let mut served = Served::new("", &ROOT_BLOCK.replace("cache 30", "cache 30 {\nprefetch 5 1m 50%\n}"));
+    let mut served =
+        CachedServer::new("", &ROOT_BLOCK.replace("cache 30", "cache 30 {\nprefetch 5 1m 50%\n}"));
     let question = question(7, "b.example.", RecordType::A, None, 0);
     let from = client("10.0.0.1");
-    served.ask(&question, from).await;
-    served.ask(&question, from).await;
+    served.fresh_answer(&question, from).await;
+    served.fresh_answer(&question, from).await;
     // The TTL is 20 s.
     for second in 0..10 {
-        assert!(served.again(&question, from).is_some(), "{second}");
+        assert!(served.cached_answer(&question, from).is_some(), "{second}");
         advance(Duration::from_secs(1)).await;
     }
-    assert!(served.again(&question, from).is_none());
-    served.ask(&question, from).await;
+    assert!(served.cached_answer(&question, from).is_none());
+    served.fresh_answer(&question, from).await;
     tokio::task::yield_now().await;
     let fetched = |line: &String| line.starts_with("coredns_cache_prefetch_total") && line.ends_with(" 1");
     assert!(served.counted().iter().any(fetched), "{:#?}", served.counted());
@@ -375,31 +377,32 @@ async fn popular_answer_due_for_prefetch_is_not_reused() {
 
 #[tokio::test(start_paused = true)]
 async fn hits_of_a_replaced_answer_count_for_prefetch() {
-    let mut served = Served::new("", &ROOT_BLOCK.replace("cache 30", "cache 30 {\nprefetch 5 1m 50%\n}"));
+    let mut served =
+        CachedServer::new("", &ROOT_BLOCK.replace("cache 30", "cache 30 {\nprefetch 5 1m 50%\n}"));
     let question = question(7, "b.example.", RecordType::A, None, 0);
     let from = client("10.0.0.1");
-    served.ask(&question, from).await;
-    served.ask(&question, from).await;
+    served.fresh_answer(&question, from).await;
+    served.fresh_answer(&question, from).await;
     for _ in 0..5 {
-        assert!(served.again(&question, from).is_some());
+        assert!(served.cached_answer(&question, from).is_some());
     }
-    served.ask(&question, from).await;
+    served.fresh_answer(&question, from).await;
     // The TTL is 20 s.
     advance(Duration::from_secs(11)).await;
-    assert!(served.again(&question, from).is_none(), "a prefetch is due");
+    assert!(served.cached_answer(&question, from).is_none(), "a prefetch is due");
 }
 
 #[tokio::test(start_paused = true)]
 async fn flood_of_names_evicts_no_used_answer() {
-    let mut served = Served::new("", "");
+    let mut served = CachedServer::new("", "");
     served.store.apply(link("web", "192.0.2.1", None));
     let from = client("10.0.0.1");
     let wanted = question(7, "web.default.lb.internal.", RecordType::A, None, 0);
-    served.ask(&wanted, from).await;
+    served.fresh_answer(&wanted, from).await;
     for number in 0..3 * CAPACITY.sets * WAYS {
         let flood = question(7, &format!("x{number}.lb.internal."), RecordType::A, None, 0);
-        served.ask(&flood, from).await;
-        assert!(served.again(&wanted, from).is_some(), "{number}");
+        served.fresh_answer(&flood, from).await;
+        assert!(served.cached_answer(&wanted, from).is_some(), "{number}");
     }
     assert!(served.response_cache.bytes <= CAPACITY.bytes);
     let counted: usize =
@@ -409,11 +412,11 @@ async fn flood_of_names_evicts_no_used_answer() {
 
 #[tokio::test]
 async fn new_answers_are_cached_after_a_flood() {
-    let mut served = Served::new("", "");
+    let mut served = CachedServer::new("", "");
     let from = client("10.0.0.1");
     for number in 0..3 * CAPACITY.sets * WAYS {
         let flood = question(7, &format!("x{number}.lb.internal."), RecordType::A, None, 0);
-        served.ask(&flood, from).await;
+        served.fresh_answer(&flood, from).await;
     }
     let mut lost = 0;
     for number in 0..100 {
@@ -421,24 +424,24 @@ async fn new_answers_are_cached_after_a_flood() {
         served.store.apply(link(&format!("web{number}"), "192.0.2.1", None));
         let wanted = question(7, &format!("web{number}.default.lb.internal."), RecordType::A, None, 0);
         for _ in 0..10 {
-            served.ask(&wanted, from).await;
+            served.fresh_answer(&wanted, from).await;
         }
-        lost += u32::from(served.again(&wanted, from).is_none());
+        lost += u32::from(served.cached_answer(&wanted, from).is_none());
     }
     assert_eq!(lost, 0, "of 100");
 }
 
 #[tokio::test]
 async fn truncated_answer_is_not_cached_with_loadbalance() {
-    let mut served = Served::new("loadbalance", "");
+    let mut served = CachedServer::new("loadbalance", "");
     let addresses = (1..=60).map(|last| [192, 0, 2, last].into()).collect();
     let web = link("web", "192.0.2.1", None);
     served.store.apply(ObservedService { ingress: Ingress { hostnames: vec![], addresses }, ..web });
     let from = client("10.0.0.1");
     for (room, is_again) in [(None, false), (Some((1232, false)), true)] {
         let asked = question(7, "web.default.lb.internal.", RecordType::A, room, 0);
-        served.ask(&asked, from).await;
-        assert_eq!(served.again(&asked, from).is_some(), is_again, "{room:?}");
+        served.fresh_answer(&asked, from).await;
+        assert_eq!(served.cached_answer(&asked, from).is_some(), is_again, "{room:?}");
     }
 }
 
@@ -448,11 +451,11 @@ async fn truncated_answer_in_another_order_is_not_cached() {
         (1..=100).map(|last| format!("answer \"{{{{ .Name }}}} 20 IN A 192.0.2.{last}\"\n")).collect();
     for (alias, is_again) in [("", true), ("answer \"{{ .Name }} 20 IN CNAME x.example.\"", false)] {
         let mut served =
-            Served::new("", &format!("cache 30\ntemplate IN A example {{\n{addresses}{alias}\n}}"));
+            CachedServer::new("", &format!("cache 30\ntemplate IN A example {{\n{addresses}{alias}\n}}"));
         let asked = question(7, "many.example.", RecordType::A, Some((1232, false)), 0);
         for _ in 0..2 {
-            served.ask(&asked, client("10.0.0.1")).await;
+            served.fresh_answer(&asked, client("10.0.0.1")).await;
         }
-        assert_eq!(served.again(&asked, client("10.0.0.1")).is_some(), is_again, "{alias:?}");
+        assert_eq!(served.cached_answer(&asked, client("10.0.0.1")).is_some(), is_again, "{alias:?}");
     }
 }

@@ -122,7 +122,7 @@ impl WireResponse {
     /// answer in bytes; `None` if `out` is too small.
     pub fn write(
         &self,
-        question: &[u8],
+        query: &[u8],
         name_length: usize,
         now: Instant,
         random: &mut impl Rng,
@@ -130,9 +130,9 @@ impl WireResponse {
     ) -> Option<usize> {
         let out = out.get_mut(..self.bytes.len())?;
         out.copy_from_slice(&self.bytes);
-        out[..2].copy_from_slice(question.get(..2)?);
+        out[..2].copy_from_slice(query.get(..2)?);
         let name = HEADER..HEADER + name_length;
-        out.get_mut(name.clone())?.copy_from_slice(question.get(name)?);
+        out.get_mut(name.clone())?.copy_from_slice(query.get(name)?);
         for countdown in &self.ttls {
             let age = now.duration_since(countdown.since).as_secs();
             let left =

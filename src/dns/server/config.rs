@@ -31,7 +31,7 @@ pub struct BuiltBlock {
     pub block: Arc<ServerBlock>,
     /// The fingerprint by which a reload recognizes an unchanged block: its directives, zones, and the files that its
     /// plugins have read.
-    pub identity: BlockFingerprint,
+    pub fingerprint: BlockFingerprint,
     /// The other settings of the block; its plugins are already in `block`.
     pub builder: BlockBuilder,
 }
@@ -40,28 +40,28 @@ pub struct BuiltBlock {
 pub struct BlockFingerprint {
     zones: Vec<Name>,
     lines: String,
-    read: Vec<(PathBuf, Vec<u8>)>,
+    files_read: Vec<(PathBuf, Vec<u8>)>,
     optional: Vec<(PathBuf, Vec<u8>)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    pub at: ListenAt,
+    pub at: ListenAddress,
     /// The zones of the listener, and the indices of their blocks.
     pub zones: Vec<(Name, usize)>,
     /// The position of the first mention in the Corefile.
-    pub place: Position,
+    pub position: Position,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ListenAt {
+pub struct ListenAddress {
     pub scheme: Scheme,
     /// Address and port; `[::]` means all addresses of both families.
     pub address: SocketAddr,
 }
 
 /// Formats the address as in CoreDNS's metrics, which omit an unspecified address.
-impl fmt::Display for ListenAt {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scheme, address } = self;
         if address.ip().is_unspecified() {
@@ -116,11 +116,12 @@ pub fn build_blocks(
             }
             let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
             for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
-                let at = ListenAt { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
+                let at =
+                    ListenAddress { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
                 add_zone(&mut listeners, at, &address.zone, blocks.len(), &word.position)?;
             }
         }
-        let identity = BlockFingerprint::new(&zones, &block.lines, &builder);
+        let fingerprint = BlockFingerprint::new(&zones, &block.lines, &builder);
         let block = ServerBlock {
             zones,
             plugins: builder.plugins.clone(),
@@ -128,7 +129,7 @@ pub fn build_blocks(
             link_zones: builder.link_zones.clone(),
             debug: builder.debug,
         };
-        blocks.push(BuiltBlock { block: Arc::new(block), identity, builder });
+        blocks.push(BuiltBlock { block: Arc::new(block), fingerprint, builder });
     }
     if blocks.is_empty() {
         let start = Position { file: file.into(), line: 1, column: 1 };
@@ -157,10 +158,10 @@ pub fn is_own_listener(listen: SocketAddr, upstream: SocketAddr) -> bool {
 fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), CorefileError> {
     for (number, built) in blocks.iter().enumerate() {
         let behind = || listeners.iter().filter(|it| it.zones.iter().any(|(_, block)| *block == number));
-        for (upstream, place) in &built.builder.upstreams {
+        for (upstream, position) in &built.builder.upstreams {
             if let Some(listener) = behind().find(|listener| is_own_listener(listener.at.address, *upstream))
             {
-                return Err(place.error(format!(
+                return Err(position.error(format!(
                     "{upstream} is this block's own listener {}: every query would loop",
                     listener.at
                 )));
@@ -199,10 +200,10 @@ fn check_http(blocks: &[BuiltBlock]) -> Result<(), CorefileError> {
 /// If another listener on the same port conflicts, or the listener already has the zone.
 fn add_zone(
     listeners: &mut Vec<Listener>,
-    at: ListenAt,
+    at: ListenAddress,
     zone: &Name,
     block: usize,
-    place: &Position,
+    position: &Position,
 ) -> Result<(), CorefileError> {
     // Port 0 is a different port for each listener.
     let same_port = |other: &&Listener| {
@@ -210,23 +211,25 @@ fn add_zone(
         port == at.address.port() && (port != 0 || other.at == at)
     };
     for other in listeners.iter().filter(same_port) {
-        let line = other.place.line;
+        let line = other.position.line;
         if other.at.scheme != at.scheme {
-            return Err(place.error(format!("line {line} has {} on that port already", other.at)));
+            return Err(position.error(format!("line {line} has {} on that port already", other.at)));
         }
         if other.at.address.ip().is_unspecified() != at.address.ip().is_unspecified() {
-            return Err(place.error(format!(
+            return Err(position.error(format!(
                 "line {line} has {} on that port already: where one block of a port has bind, all need it",
                 other.at
             )));
         }
         if other.at == at && other.zones.iter().any(|(known, _)| known == zone) {
-            return Err(place.error(format!("{zone} is served on {at} already: see line {line}")));
+            return Err(position.error(format!("{zone} is served on {at} already: see line {line}")));
         }
     }
     match listeners.iter_mut().find(|listener| listener.at == at) {
         Some(listener) => listener.zones.push((zone.clone(), block)),
-        None => listeners.push(Listener { at, zones: vec![(zone.clone(), block)], place: place.clone() }),
+        None => {
+            listeners.push(Listener { at, zones: vec![(zone.clone(), block)], position: position.clone() })
+        }
     }
     Ok(())
 }
@@ -240,7 +243,8 @@ pub fn first_handler(text: &str, context: &ServerContext) -> Result<Arc<Handler>
     let path = Path::new("Corefile");
     let configuration = configure(path, text, &FileSources::SYSTEM, context)?;
     let listener = &configuration.listeners[0];
-    let server_metrics = context.metrics.group().map_err(|error| listener.place.error(error.to_string()))?;
+    let server_metrics =
+        context.metrics.group().map_err(|error| listener.position.error(error.to_string()))?;
     Ok(Arc::new(configuration.handler(listener, listener.at, context, &server_metrics)))
 }
 
@@ -266,7 +270,7 @@ impl Configuration {
     pub fn handler(
         &self,
         listener: &Listener,
-        bound: ListenAt,
+        bound: ListenAddress,
         context: &ServerContext,
         server_metrics: &Arc<ServerMetrics>,
     ) -> Handler {
@@ -280,7 +284,12 @@ impl Configuration {
 
     /// Returns the server of a listener that is bound to `bound`.
     #[must_use]
-    pub fn server(&self, listener: &Listener, bound: ListenAt, server_metrics: Arc<ServerMetrics>) -> Server {
+    pub fn server(
+        &self,
+        listener: &Listener,
+        bound: ListenAddress,
+        server_metrics: Arc<ServerMetrics>,
+    ) -> Server {
         let blocks: Vec<(Name, Arc<ServerBlock>)> = listener
             .zones
             .iter()
@@ -295,7 +304,7 @@ impl BlockFingerprint {
     /// Returns the files that the plugins of the block have read, and their contents.
     #[must_use]
     pub fn files(&self) -> &[(PathBuf, Vec<u8>)] {
-        &self.read
+        &self.files_read
     }
 
     /// Returns the files of the block that may be missing, and their contents when it was built.
@@ -310,7 +319,7 @@ impl BlockFingerprint {
         Self {
             zones: zones.to_vec(),
             lines: text,
-            read: builder.files_read.clone(),
+            files_read: builder.files_read.clone(),
             optional: builder.optional_files.clone(),
         }
     }

@@ -43,7 +43,7 @@ impl CorefileSource {
     }
 
     /// Returns the name of the source in log lines.
-    pub(crate) fn noun(&self) -> &'static str {
+    pub(crate) fn log_name(&self) -> &'static str {
         match self {
             Self::File(_) => "Corefile",
             Self::BuiltIn(_) => "configuration from the flags",

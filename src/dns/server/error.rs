@@ -26,7 +26,7 @@ pub enum ServerError {
     Metrics(#[from] prometheus::Error),
     /// A DNS listener has stopped by itself.
     #[error("the DNS listener on {address} is dead: {why}")]
-    Dead {
+    ListenerStopped {
         /// The address of the listener.
         address: SocketAddr,
         why: String,

@@ -43,7 +43,7 @@ pub(crate) struct Http {
 struct HttpListener {
     place: HttpAddress,
     content: watch::Sender<Content>,
-    holders: PortReservation,
+    port_reservation: PortReservation,
     _guard: DropGuard,
 }
 
@@ -51,7 +51,7 @@ struct HttpListener {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HttpAddress {
     address: SocketAddr,
-    only: Option<&'static str>,
+    path_of_port_0: Option<&'static str>,
 }
 
 /// What a listener serves.
@@ -64,7 +64,7 @@ struct Content {
 impl HttpAddress {
     fn of(endpoint: &HttpEndpoint) -> Self {
         let address = endpoint.address;
-        Self { address, only: (address.port() == 0).then(|| endpoint.kind.path()) }
+        Self { address, path_of_port_0: (address.port() == 0).then(|| endpoint.kind.path()) }
     }
 }
 
@@ -130,7 +130,7 @@ impl Http {
                 let is_leaving = |live: &&HttpListener| content(endpoints, live.place).paths.is_empty();
                 let share = |share| {
                     let leaving = self.live.iter().filter(is_leaving);
-                    leaving.filter(|live| live.holders.share(port, share)).count() > 0
+                    leaving.filter(|live| live.port_reservation.share(port, share)).count() > 0
                 };
                 let reuse_port = share(true);
                 let (bound, listener) = open_http(endpoint.address, &endpoint.position, reuse_port)
@@ -157,9 +157,9 @@ impl Http {
             let how = if content.borrow().tls.is_some() { ", by TLS" } else { "" };
             info!("{names} on {bound}{how}");
             let stop = CancellationToken::new();
-            let holders = PortReservation::of(bound.port(), listener.as_fd());
+            let port_reservation = PortReservation::of(bound.port(), listener.as_fd());
             // Clears SO_REUSEPORT so that no other process can bind the port.
-            holders.share(bound.port(), false);
+            port_reservation.share(bound.port(), false);
             let router = self.router(served.clone());
             let secured = served.clone();
             let tls = move || secured.borrow().tls.clone();
@@ -173,7 +173,7 @@ impl Http {
             self.tasks.spawn(async move {
                 until.run_until_cancelled(check(bound, served, checks)).await;
             });
-            self.live.push(HttpListener { place, content, holders, _guard: stop.drop_guard() });
+            self.live.push(HttpListener { place, content, port_reservation, _guard: stop.drop_guard() });
         }
     }
 

@@ -20,7 +20,7 @@ use crate::dns::chain::server::{Server, ServerBlock};
 use crate::dns::plugins::setup::{
     BlockBuilder, HttpEndpoint, HttpKind, OnRestart, Reload, ServerContext, Task,
 };
-use crate::dns::server::config::{BlockFingerprint, Configuration, ListenAt, Listener};
+use crate::dns::server::config::{BlockFingerprint, Configuration, ListenAddress, Listener};
 use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
 use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
@@ -67,8 +67,8 @@ impl fmt::Display for ReloadSummary {
 struct BoundListener {
     /// Identifies the listener, because a later one may have the same address.
     number: u64,
-    at: ListenAt,
-    bound: ListenAt,
+    at: ListenAddress,
+    bound: ListenAddress,
     handler: Arc<Handler>,
     connection_config: Arc<ArcSwap<ConnectionConfig>>,
     port_reservation: PortReservation,
@@ -77,7 +77,7 @@ struct BoundListener {
 
 /// A block that is served. Dropping it stops its tasks.
 struct RunningBlock {
-    identity: BlockFingerprint,
+    fingerprint: BlockFingerprint,
     block: Arc<ServerBlock>,
     on_restart: Vec<OnRestart>,
     _guard: DropGuard,
@@ -108,12 +108,12 @@ impl Instance {
 
     /// Returns the files that the plugins of the blocks have read, and their contents.
     pub(crate) fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
-        self.blocks.iter().flat_map(|live| live.identity.files()).chain(&self.tls_files).cloned().collect()
+        self.blocks.iter().flat_map(|live| live.fingerprint.files()).chain(&self.tls_files).cloned().collect()
     }
 
     /// Returns the files that may be missing, and their contents when their blocks were built.
     pub(crate) fn optional_files(&self) -> Vec<(PathBuf, Vec<u8>)> {
-        self.blocks.iter().flat_map(|live| live.identity.optional_files()).cloned().collect()
+        self.blocks.iter().flat_map(|live| live.fingerprint.optional_files()).cloned().collect()
     }
 
     pub(crate) fn servers(&self) -> watch::Receiver<Servers> {
@@ -134,7 +134,7 @@ impl Instance {
         let mut old = std::mem::take(&mut self.blocks);
         let mut starting: Vec<(Vec<Task>, CancellationToken, Arc<ServerBlock>)> = Vec::new();
         for built in &mut configuration.blocks {
-            let same = old.iter().position(|live| live.identity == built.identity);
+            let same = old.iter().position(|live| live.fingerprint == built.fingerprint);
             let live = match same {
                 // Takes the first equal block, so that each of several equal blocks keeps its port.
                 Some(at) => old.remove(at),
@@ -143,7 +143,7 @@ impl Instance {
                     let tasks = std::mem::take(&mut built.builder.tasks);
                     starting.push((tasks, stop.clone(), Arc::clone(&built.block)));
                     RunningBlock {
-                        identity: built.identity.clone(),
+                        fingerprint: built.fingerprint.clone(),
                         block: Arc::clone(&built.block),
                         on_restart: built.builder.on_restart.clone(),
                         _guard: stop.drop_guard(),
@@ -205,7 +205,7 @@ impl Instance {
             leaving.filter(|live| live.port_reservation.share(port, share)).count() > 0
         };
         let reuse_port = share(true) || self.draining.iter().any(|(_, gone)| *gone == port);
-        open(listener.at, &listener.place, reuse_port).inspect_err(|_| {
+        open(listener.at, &listener.position, reuse_port).inspect_err(|_| {
             share(false);
         })
     }
@@ -242,18 +242,19 @@ impl Instance {
             let handler = Arc::new(configuration.handler(listener, bound, &self.context, &self.metrics));
             let stop = CancellationToken::new();
             self.next += 1;
-            let terms = Arc::new(ArcSwap::from_pointee(configuration.connection_config(listener)));
-            let holders = socket.port_reservation();
+            let connection_config =
+                Arc::new(ArcSwap::from_pointee(configuration.connection_config(listener)));
+            let port_reservation = socket.port_reservation();
             // Clears SO_REUSEPORT so that no other process can bind the port.
-            holders.share(bound.address.port(), false);
-            self.start(socket, &terms, &handler, &stop);
+            port_reservation.share(bound.address.port(), false);
+            self.start(socket, &connection_config, &handler, &stop);
             self.listeners.push(BoundListener {
                 number: self.next,
                 at: listener.at,
                 bound,
                 handler,
-                connection_config: terms,
-                port_reservation: holders,
+                connection_config,
+                port_reservation,
                 _guard: stop.drop_guard(),
             });
         }
@@ -262,7 +263,7 @@ impl Instance {
     fn start(
         &mut self,
         socket: ListenerSocket,
-        terms: &Arc<ArcSwap<ConnectionConfig>>,
+        connection_config: &Arc<ArcSwap<ConnectionConfig>>,
         handler: &Arc<Handler>,
         stop: &CancellationToken,
     ) {
@@ -276,7 +277,7 @@ impl Instance {
         }
         let serving = tcp::serve(
             socket.tcp,
-            Arc::clone(terms),
+            Arc::clone(connection_config),
             Arc::clone(&self.connection_limiter),
             Arc::clone(handler),
             stop.clone(),
@@ -318,7 +319,7 @@ impl Instance {
     }
 
     /// Waits until a listener dies by itself; returns its address and the reason.
-    pub(crate) async fn wait_for_dead_listener(&mut self) -> (SocketAddr, String) {
+    pub(crate) async fn wait_for_stopped_listener(&mut self) -> (SocketAddr, String) {
         loop {
             match self.serving.join_next().await {
                 None => std::future::pending().await,

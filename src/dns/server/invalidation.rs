@@ -32,7 +32,7 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
     let mut changes = store.subscribe();
     // Changes before a restart of this task may have been missed.
     servers.borrow().iter().for_each(|server| server.invalidate(None));
-    let places = Arc::new(Semaphore::new(MAX_CONCURRENT_PREFETCHES));
+    let permits = Arc::new(Semaphore::new(MAX_CONCURRENT_PREFETCHES));
     let mut look_ups = JoinSet::new();
     loop {
         let change = tokio::select! {
@@ -44,10 +44,10 @@ pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Hand
         match change {
             Ok(change) => {
                 for (server, links, query) in invalidate_and_prefetch(&change, &servers) {
-                    let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+                    let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else { continue };
                     let look_up = async move {
                         links.prefetch(&server, query).await;
-                        drop(place);
+                        drop(permit);
                     };
                     look_ups.spawn_on(look_up, &dns);
                 }

@@ -47,7 +47,7 @@ impl MetricGroup for ReloadMetrics {
 
 pub(crate) struct Reloader {
     pub(crate) instance: Instance,
-    origin: CorefileSource,
+    source: CorefileSource,
     check_zones: CheckZones,
     zones: watch::Sender<Vec<LinkZone>>,
     context: ServerContext,
@@ -85,7 +85,7 @@ impl Reloader {
     /// # Errors
     /// If the Corefile can't be applied.
     pub(crate) fn start(
-        origin: CorefileSource,
+        source: CorefileSource,
         corefile: LoadedCorefile,
         check_zones: CheckZones,
         zones: Vec<LinkZone>,
@@ -100,7 +100,7 @@ impl Reloader {
         let zones = watch::Sender::new(zones);
         Ok(Self {
             instance: serving,
-            origin,
+            source,
             check_zones,
             zones,
             context,
@@ -125,7 +125,9 @@ impl Reloader {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break Ok(()),
-                (address, why) = self.instance.wait_for_dead_listener() => break Err(ServerError::Dead { address, why }),
+                (address, why) = self.instance.wait_for_stopped_listener() => {
+                    break Err(ServerError::ListenerStopped { address, why })
+                }
                 Some(()) = self.sigusr1.recv() => {
                     self.reload(true, stop).await;
                     self.instance.restart();
@@ -139,7 +141,7 @@ impl Reloader {
             tokio::select! {
                 () = sleep(lameduck) => {}
                 // A dead listener ends the lameduck.
-                _ = self.instance.wait_for_dead_listener() => {}
+                _ = self.instance.wait_for_stopped_listener() => {}
             }
         }
         self.instance.end().await;
@@ -165,7 +167,7 @@ impl Reloader {
                     *known = zones;
                     changed
                 });
-                info!("the {} is in force again: {summary}", self.origin.noun());
+                info!("the {} is in force again: {summary}", self.source.log_name());
                 self.metrics.version.reset();
                 self.metrics.version.with_label_values(&["sha512", &hash]).set(1);
                 self.last = Ok(hash);
@@ -176,7 +178,7 @@ impl Reloader {
                     self.metrics.failed.inc();
                     error!(
                         "the new {} can't be applied, the previous one stays in force: {problem}",
-                        self.origin.noun()
+                        self.source.log_name()
                     );
                 }
                 self.last = Err(problem);
@@ -187,13 +189,13 @@ impl Reloader {
     /// Reads the Corefile. Builds its configuration after SIGUSR1 (`requested`), or if the Corefile or a file that its
     /// plugins read has changed.
     async fn load(&self, requested: bool) -> Result<LoadedConfig, ReloadError> {
-        let (origin, check_zones, context) =
-            (self.origin.clone(), Arc::clone(&self.check_zones), self.context.clone());
+        let (source, check_zones, context) =
+            (self.source.clone(), Arc::clone(&self.check_zones), self.context.clone());
         let known = self.last.as_ref().ok().cloned();
         let (files, optional_files) = (self.instance.files(), self.instance.optional_files());
         // Reading large files may block.
         spawn_blocking(move || {
-            let corefile = origin.read()?;
+            let corefile = source.read()?;
             let hash = hash(&corefile);
             let is_same = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).is_ok_and(|now| now == *bytes);
             // While the file is missing, its last content stays in use.

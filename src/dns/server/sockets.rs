@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 
 use super::corefile_source::at;
 use crate::dns::corefile::{Position, Scheme};
-use crate::dns::server::config::ListenAt;
+use crate::dns::server::config::ListenAddress;
 use crate::dns::server::error::ServerError;
 use crate::dns::transport::{tcp, udp};
 
@@ -18,7 +18,7 @@ const MAX_PORT_ATTEMPTS: usize = 16;
 
 pub(crate) struct ListenerSocket {
     /// The bound address, with the actual port instead of 0.
-    pub(crate) bound: ListenAt,
+    pub(crate) bound: ListenAddress,
     /// One socket for each thread; none with TLS.
     pub(crate) udp: Vec<UdpSocket>,
     pub(crate) tcp: TcpListener,
@@ -54,11 +54,11 @@ impl PortReservation {
 /// Opens the same port for UDP and TCP, or a TCP port for TLS; port 0 means any free port. `reuse_port` sets
 /// SO_REUSEPORT, so that the port can be shared with a listener of this process that is about to stop.
 pub(crate) fn open(
-    listen: ListenAt,
+    listen: ListenAddress,
     place: &Position,
     reuse_port: bool,
 ) -> Result<ListenerSocket, ServerError> {
-    let ListenAt { scheme, address } = listen;
+    let ListenAddress { scheme, address } = listen;
     let failed = |address, transport| {
         move |source| ServerError::Listen { place: at(place), address, transport, source }
     };
@@ -71,7 +71,7 @@ pub(crate) fn open(
         } else {
             udp::bind(bound).map_err(failed(address, "UDP"))?
         };
-        return Ok(ListenerSocket { bound: ListenAt { scheme, address: bound }, udp, tcp });
+        return Ok(ListenerSocket { bound: ListenAddress { scheme, address: bound }, udp, tcp });
     }
     let mut tries = MAX_PORT_ATTEMPTS;
     loop {
@@ -83,7 +83,9 @@ pub(crate) fn open(
         };
         let bound = first.local_addr().map_err(failed(address, "UDP"))?;
         match tcp::bind(bound, false) {
-            Ok(tcp) => return Ok(ListenerSocket { bound: ListenAt { scheme, address: bound }, udp, tcp }),
+            Ok(tcp) => {
+                return Ok(ListenerSocket { bound: ListenAddress { scheme, address: bound }, udp, tcp });
+            }
             Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(failed(address, "TCP")(error)),
         }

@@ -49,7 +49,7 @@ impl TargetChecker {
             links.extend(view.links);
         }
         let says_nothing = |result: &UpstreamResult| {
-            result.upstream.is_none() && matches!(result.outcome, TargetOutcome::NotAsked(_))
+            result.upstream.is_none() && matches!(result.outcome, TargetOutcome::Inconclusive(_))
         };
         // Clients of a view without upstreams get the CNAME alone; the other views decide.
         let is_decided = all.iter().any(|result| !says_nothing(result));
@@ -60,11 +60,11 @@ impl TargetChecker {
             }
         }
         if is_aborted {
-            let outcome = TargetOutcome::NotAsked("the check was aborted".to_owned());
+            let outcome = TargetOutcome::Inconclusive("the check was aborted".to_owned());
             results.push(UpstreamResult { upstream: None, outcome });
         }
         if results.is_empty() {
-            let outcome = TargetOutcome::NotAsked("no server block has lb_linker".to_owned());
+            let outcome = TargetOutcome::Inconclusive("no server block has lb_linker".to_owned());
             results.push(UpstreamResult { upstream: None, outcome });
         }
         TargetResults { upstreams: results, links }

@@ -34,7 +34,7 @@ impl ClientQuota {
     /// Returns an empty share for a client. The address must be [unmapped](crate::dns::net::unmapped).
     #[must_use]
     pub fn of(self: &Arc<Self>, client: IpAddr) -> QuotaGuard {
-        QuotaGuard { shares: Arc::clone(self), client, size: 0 }
+        QuotaGuard { quota: Arc::clone(self), client, size: 0 }
     }
 
     /// Returns a share of `size` units, if the client may have them: see [`QuotaGuard::resize`].
@@ -66,7 +66,7 @@ impl ClientQuota {
 /// The share of a client; dropping it releases the units.
 #[derive(Debug)]
 pub struct QuotaGuard {
-    shares: Arc<ClientQuota>,
+    quota: Arc<ClientQuota>,
     client: IpAddr,
     size: usize,
 }
@@ -77,7 +77,7 @@ impl QuotaGuard {
     /// A client may have as many units as stay free for other clients: the first client can take half of all, the next
     /// one half of the rest. The last unit goes to a client that has none.
     pub fn resize(&mut self, size: usize) -> bool {
-        let limit = self.shares.limit;
+        let limit = self.quota.limit;
         self.resize_within(size, limit)
     }
 
@@ -85,7 +85,7 @@ impl QuotaGuard {
         if size == self.size {
             return true;
         }
-        let mut quota_state = self.shares.quota_state.lock();
+        let mut quota_state = self.quota.quota_state.lock();
         let QuotaState { all, clients } = &mut *quota_state;
         let entry = clients.entry(self.client);
         let own = if let Entry::Occupied(own) = &entry { *own.get() } else { 0 };
@@ -121,28 +121,28 @@ mod tests {
 
     #[test]
     fn greedy_clients_leave_room_for_the_next() {
-        let shares = ClientQuota::new(1024);
+        let quota = ClientQuota::new(1024);
         let take_all =
-            |last| -> Vec<QuotaGuard> { std::iter::from_fn(|| shares.acquire(client(last), 1)).collect() };
+            |last| -> Vec<QuotaGuard> { std::iter::from_fn(|| quota.acquire(client(last), 1)).collect() };
         let mut all: Vec<Vec<QuotaGuard>> = (1..=3).map(take_all).collect();
         assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [512, 256, 128]);
         assert!(take_all(1).is_empty(), "the first client already has its share");
         all.remove(0);
         assert!(take_all(4).len() >= 256, "released units are free for other clients");
         drop(all);
-        let quota_state = shares.quota_state.lock();
+        let quota_state = quota.quota_state.lock();
         assert_eq!((quota_state.all, quota_state.clients.len()), (0, 0));
     }
 
     #[test]
     fn last_unit_goes_to_a_client_without_any() {
-        let shares = ClientQuota::new(3);
-        let all: Vec<QuotaGuard> = (1..=3).map(|last| shares.acquire(client(last), 1).unwrap()).collect();
-        assert!(shares.acquire(client(4), 1).is_none());
+        let quota = ClientQuota::new(3);
+        let all: Vec<QuotaGuard> = (1..=3).map(|last| quota.acquire(client(last), 1).unwrap()).collect();
+        assert!(quota.acquire(client(4), 1).is_none());
         drop(all);
-        let _one = shares.acquire(client(1), 1).unwrap();
-        assert!(shares.acquire(client(1), 1).is_none(), "two units would be more than half");
-        assert_eq!((shares.held_by(client(1)), shares.held_by(client(2))), (1, 0));
+        let _one = quota.acquire(client(1), 1).unwrap();
+        assert!(quota.acquire(client(1), 1).is_none(), "two units would be more than half");
+        assert_eq!((quota.held_by(client(1)), quota.held_by(client(2))), (1, 0));
     }
 
     #[test]

@@ -104,15 +104,15 @@ pub fn bind(address: SocketAddr, reuse_port: bool) -> io::Result<TcpListener> {
     })
 }
 
-/// Serves a listener until `stop`, then sends pending answers. A new connection uses the configuration that `terms`
-/// contains at that time. All listeners of a process share the limits of `places`.
+/// Serves a listener until `stop`, then sends pending answers. A new connection uses the configuration that
+/// `connection_config` contains at that time. All listeners of a process share the limits of `limiter`.
 ///
 /// # Errors
 /// If the listener's socket is broken.
 pub async fn serve(
     listener: TcpListener,
-    terms: Arc<ArcSwap<ConnectionConfig>>,
-    places: Arc<ConnectionLimiter>,
+    connection_config: Arc<ArcSwap<ConnectionConfig>>,
+    limiter: Arc<ConnectionLimiter>,
     handler: Arc<Handler>,
     stop: CancellationToken,
 ) -> io::Result<()> {
@@ -126,12 +126,12 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, client)) => {
-                let Some((place, registration)) = places.admit(client) else { continue };
+                let Some((permit, registration)) = limiter.admit(client) else { continue };
                 let (handler, stop) = (Arc::clone(&handler), stop.clone());
-                let ConnectionConfig { tls, limits } = ConnectionConfig::clone(&terms.load());
+                let ConnectionConfig { tls, limits } = ConnectionConfig::clone(&connection_config.load());
                 let _ = setsockopt(&stream, sockopt::TcpUserTimeout, &limits.tcp_user_timeout_ms());
                 let local = stream.local_addr().ok().map(|local| local.ip());
-                let connection = Connection { client, local, limits, handler, permit: place, stop };
+                let connection = Connection { client, local, limits, handler, permit, stop };
                 let serving = serve_one(stream, tls, connection);
                 connections.spawn(Abortable::new(serving, registration));
             }

@@ -112,7 +112,7 @@ pub async fn serve(
 async fn serve_with(
     sockets: Vec<UdpSocket>,
     handler: Arc<Handler>,
-    shares: Arc<ClientQuota>,
+    quota: Arc<ClientQuota>,
     stop: CancellationToken,
 ) -> io::Result<()> {
     let metrics = handler.metrics.group::<TransportMetrics>().map_err(io::Error::other)?;
@@ -133,7 +133,7 @@ async fn serve_with(
         let full = SlowPath {
             socket: Arc::clone(&socket),
             handler: Arc::clone(&handler),
-            shares: Arc::clone(&shares),
+            quota: Arc::clone(&quota),
             insert_sender,
         };
         // Unconstrained, because `serve` yields to other tasks by itself.

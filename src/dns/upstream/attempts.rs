@@ -25,7 +25,7 @@ pub(crate) struct AttemptSchedule {
     /// The earliest time of the next attempt.
     next: Instant,
     round: Instant,
-    waiting: SmallVec<[InFlight; 1]>,
+    in_flight: SmallVec<[InFlight; 1]>,
     started: usize,
     failed: usize,
     /// The maximum number of failed attempts.
@@ -70,7 +70,7 @@ impl AttemptSchedule {
             turn: 0,
             next: now,
             round: now,
-            waiting: SmallVec::new(),
+            in_flight: SmallVec::new(),
             started: 0,
             failed: 0,
             max_failed: attempts,
@@ -81,7 +81,7 @@ impl AttemptSchedule {
     /// Returns the next attempt; `None` if no attempt is left, or if a query to the next upstream is still pending.
     pub(crate) fn next(&self) -> Option<NextAttempt> {
         let number = self.upstreams.len();
-        if self.failed + self.waiting.len() >= self.max_failed {
+        if self.failed + self.in_flight.len() >= self.max_failed {
             return None;
         }
         let state = |turn: usize| self.upstreams[turn % number].1;
@@ -106,8 +106,8 @@ impl AttemptSchedule {
         let (upstream, state) = &mut self.upstreams[index];
         *state = AttemptState::Pending;
         let (upstream, progress) = (Arc::clone(upstream), Arc::new(upstream.progress(now)));
-        self.waiting.push(InFlight { number: self.started, upstream, progress, index });
-        &self.waiting[self.waiting.len() - 1]
+        self.in_flight.push(InFlight { number: self.started, upstream, progress, index });
+        &self.in_flight[self.in_flight.len() - 1]
     }
 
     /// Records the outcome of an attempt, and returns the answer if there is one, even if the attempt is late.
@@ -117,8 +117,8 @@ impl AttemptSchedule {
         outcome: Result<WireMessage, ExchangeError>,
         now: Instant,
     ) -> Option<WireMessage> {
-        if let Some(at) = self.waiting.iter().position(|waiting| waiting.number == number) {
-            let index = self.waiting.swap_remove(at).index;
+        if let Some(at) = self.in_flight.iter().position(|waiting| waiting.number == number) {
+            let index = self.in_flight.swap_remove(at).index;
             self.upstreams[index].1 =
                 if outcome.is_ok() { AttemptState::Answered } else { AttemptState::Free };
             self.failed += usize::from(outcome.is_err());
@@ -135,19 +135,19 @@ impl AttemptSchedule {
     }
 
     /// Returns whether no upstream was queried because there was no socket.
-    pub(crate) fn lack_sockets(&self) -> bool {
+    pub(crate) fn is_out_of_sockets(&self) -> bool {
         self.error.as_ref().is_some_and(ExchangeError::is_shortage)
     }
 
     /// Returns when the first attempt under way becomes late.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.waiting.iter().map(|waiting| waiting.due().1).min()
+        self.in_flight.iter().map(|waiting| waiting.due().1).min()
     }
 
     /// Treats late attempts as failed. Their answers are still accepted while other attempts are under way.
     pub(crate) fn give_up_on_late(&mut self, now: Instant) {
-        while let Some(at) = self.waiting.iter().position(|waiting| waiting.due().1 <= now) {
-            let late = self.waiting.swap_remove(at);
+        while let Some(at) = self.in_flight.iter().position(|waiting| waiting.due().1 <= now) {
+            let late = self.in_flight.swap_remove(at);
             late.upstream.start_health_checks();
             self.upstreams[late.index].1 = AttemptState::Free;
             self.failed += 1;
@@ -157,7 +157,7 @@ impl AttemptSchedule {
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.in_flight.is_empty()
     }
 
     pub(crate) fn error_text(&self) -> Arc<str> {

@@ -158,7 +158,7 @@ async fn addresses(
     let mut ips = Vec::new();
     for qtype in [RecordType::A, RecordType::AAAA] {
         let question = UpstreamQuery::recursive(name.clone(), qtype).key();
-        match resolver.ask(&question, LookupOrigin::Chase, INTERNAL_ADDRESS).await {
+        match resolver.ask(&question, LookupOrigin::Target, INTERNAL_ADDRESS).await {
             Ok(answer) => {
                 ips.extend(answer.decode(None).answers.iter().filter_map(|record| match &record.data {
                     RData::A(ip) => Some(IpAddr::V4(ip.0)),

@@ -69,7 +69,7 @@ pub enum LookupOrigin {
     /// A client's query by TCP or TLS.
     ForwardByTcp,
     /// The look-up of a link's target, or of an upstream's name.
-    Chase,
+    Target,
 }
 
 /// The limits of idle connections and sockets.
@@ -79,15 +79,15 @@ pub struct PoolConfig {
     pub idle: Duration,
     /// The maximum age of a connection; `None` for no limit.
     pub age: Option<Duration>,
-    pub number: usize,
+    pub max_idle_connections: usize,
     /// The maximum number of idle UDP sockets.
-    pub sockets: usize,
+    pub max_idle_sockets: usize,
 }
 
 impl Default for PoolConfig {
     /// Returns CoreDNS's defaults for `idle` and `age`, and numbers that only bursts of queries exceed.
     fn default() -> Self {
-        Self { idle: Duration::from_secs(10), age: None, number: 100, sockets: 1000 }
+        Self { idle: Duration::from_secs(10), age: None, max_idle_connections: 100, max_idle_sockets: 1000 }
     }
 }
 

@@ -63,14 +63,14 @@ impl ExchangeProgress {
         Self { step: Mutex::new((operation, now)) }
     }
 
-    pub(crate) fn begins(&self, operation: Operation, now: Instant) {
+    pub(crate) fn begin(&self, operation: Operation, now: Instant) {
         *self.step.lock() = (operation, now);
     }
 
     /// Records the start of a step, unless it repeats the current one.
-    pub(crate) fn begins_unless_current(&self, operation: Operation, now: Instant) {
+    pub(crate) fn begin_unless_current(&self, operation: Operation, now: Instant) {
         if self.step().0.verb != operation.verb {
-            self.begins(operation, now);
+            self.begin(operation, now);
         }
     }
 

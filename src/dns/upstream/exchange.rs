@@ -79,7 +79,7 @@ pub(crate) async fn exchange(
     let ended = Instant::now();
     match &answer {
         Ok(WireMessage { metadata, .. }) => upstream.metrics.iter().for_each(|metrics| {
-            metrics.answered(metadata.response_code, ended - times.begun);
+            metrics.record_answer(metadata.response_code, ended - times.begun);
         }),
         Err(error) => {
             debug!("upstream {}: {error}", upstream.endpoint);
@@ -102,12 +102,12 @@ pub(crate) async fn ping(
     let now = Instant::now();
     let progress = &upstream.progress(now);
     let times = Deadlines { begun: now, deadline };
-    let quota = &upstream.budget.of_checks();
+    let quota = &upstream.budget.check_quota();
     let attempt = Attempt { upstream, question, by_tcp, times, progress, quota };
     let bytes = question.encode(false);
     // Each check opens a new socket, because an open one may be the problem. This isn't counted as a miss of the pool.
     if by_tcp {
-        let (reply, local) = attempt.reply_over_new(&bytes, quota.take()).await?;
+        let (reply, local) = attempt.reply_by_new_connection(&bytes, quota.take()).await?;
         // A reply that isn't accepted as an answer still shows that the upstream works, as by UDP.
         if matches!(reply, UpstreamReply::Mismatch) {
             return Err(attempt.refused("tcp", local, MISMATCH));
@@ -142,7 +142,7 @@ impl Upstream {
             Transport::Udp if !by_stream => "udp",
             Transport::Udp | Transport::Tcp => "tcp",
         };
-        self.metrics.iter().for_each(|metrics| metrics.socket(protocol, was_open));
+        self.metrics.iter().for_each(|metrics| metrics.record_socket(protocol, was_open));
     }
 
     fn open(&self, permit: SocketPermit) -> io::Result<UdpUpstreamSocket> {
@@ -262,7 +262,7 @@ impl Attempt<'_> {
                 Err(_) => send_again.store(true, Ordering::Relaxed),
             }
             let reading = Operation::read("udp", local, self.upstream.endpoint.address);
-            self.progress.begins_unless_current(reading, now);
+            self.progress.begin_unless_current(reading, now);
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
             while let Ok(Some(reply)) = timeout_at(repeat, tries.next()).await {
@@ -326,13 +326,13 @@ impl Attempt<'_> {
     async fn by_stream(&self, bytes: &[u8]) -> Result<WireMessage, ExchangeError> {
         let permit = match self.quota.take() {
             Ok(permit) => permit,
-            refused => return self.over_new(bytes, refused).await,
+            refused => return self.answer_by_new_connection(bytes, refused).await,
         };
         let pooled = self.upstream.pool.take();
         self.upstream.count_socket(pooled.is_some(), true);
-        let Some(connection) = pooled else { return self.over_new(bytes, Ok(permit)).await };
+        let Some(connection) = pooled else { return self.answer_by_new_connection(bytes, Ok(permit)).await };
         let begun = Instant::now();
-        let mut old = Box::pin(self.exchange_over(connection.with(permit), bytes));
+        let mut old = Box::pin(self.exchange_by_connection(connection.with(permit), bytes));
         let outcome = timeout(POOLED_STREAM_TIMEOUT, &mut old).await;
         if let Ok(Ok(answer)) = outcome {
             return Ok(answer);
@@ -343,14 +343,14 @@ impl Attempt<'_> {
                 drop(old);
                 // The other end may have closed the other idle connections, too.
                 self.upstream.pool.close_idle_since(begun);
-                self.over_new(bytes, self.quota.take()).await
+                self.answer_by_new_connection(bytes, self.quota.take()).await
             }
             // Either the other end is gone, or the answer is slow. If the old connection then answers first, the idle
             // connections stay open.
             Err(_) => {
                 let permit = self.quota.take_spare();
                 let new = Box::pin(async {
-                    let outcome = self.over_new(bytes, permit).await;
+                    let outcome = self.answer_by_new_connection(bytes, permit).await;
                     self.upstream.pool.close_idle_since(begun);
                     outcome
                 });
@@ -359,52 +359,54 @@ impl Attempt<'_> {
         }
     }
 
-    async fn over_new(
+    async fn answer_by_new_connection(
         &self,
         bytes: &[u8],
         permit: io::Result<SocketPermit>,
     ) -> Result<WireMessage, ExchangeError> {
-        self.accepted(self.reply_over_new(bytes, permit).await?)
+        self.accepted(self.reply_by_new_connection(bytes, permit).await?)
     }
 
     /// Sends the query over a new connection. Returns the reply, and the local address of the connection.
-    async fn reply_over_new(
+    async fn reply_by_new_connection(
         &self,
         bytes: &[u8],
         permit: io::Result<SocketPermit>,
     ) -> Result<(UpstreamReply, Option<SocketAddr>), ExchangeError> {
         let dialing = self.upstream.dialing("tcp");
         let permit = permit.map_err(|error| dialing.failed(error))?;
-        self.progress.begins(dialing, Instant::now());
+        self.progress.begin(dialing, Instant::now());
         let stream = match timeout_at(self.times.deadline, self.upstream.connect()).await {
             Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
             Err(_) => return Err(dialing.late()),
         };
-        self.reply_over(StreamConnection { stream, opened: Instant::now(), _permit: permit }, bytes).await
+        self.reply_by_connection(StreamConnection { stream, opened: Instant::now(), _permit: permit }, bytes)
+            .await
     }
 
-    async fn exchange_over(
+    async fn exchange_by_connection(
         &self,
         connection: StreamConnection,
         bytes: &[u8],
     ) -> Result<WireMessage, ExchangeError> {
-        self.accepted(self.reply_over(connection, bytes).await?)
+        self.accepted(self.reply_by_connection(connection, bytes).await?)
     }
 
     /// Sends the query over a connection, which returns to the pool if the reply is an answer. Returns the reply, and
     /// the local address of the connection.
-    async fn reply_over(
+    async fn reply_by_connection(
         &self,
         mut connection: StreamConnection,
         bytes: &[u8],
     ) -> Result<(UpstreamReply, Option<SocketAddr>), ExchangeError> {
         let local = connection.local();
         let reading = Operation::read("tcp", local, self.upstream.endpoint.address);
-        self.progress.begins(reading, Instant::now());
-        let answer = match timeout_at(self.times.deadline, converse(&mut connection.stream, bytes)).await {
-            Ok(answer) => answer.map_err(|error| reading.failed(error))?,
-            Err(_) => return Err(reading.late()),
-        };
+        self.progress.begin(reading, Instant::now());
+        let answer =
+            match timeout_at(self.times.deadline, send_and_receive(&mut connection.stream, bytes)).await {
+                Ok(answer) => answer.map_err(|error| reading.failed(error))?,
+                Err(_) => return Err(reading.late()),
+            };
         let reply = parse_reply(bytes, &answer);
         if matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(Ok(_))) {
             self.upstream.pool.put(connection);
@@ -431,7 +433,7 @@ impl Attempt<'_> {
 }
 
 /// Sends a message and reads one, each with its length before it (RFC 1035 section 4.2.2).
-async fn converse(stream: &mut Stream, bytes: &[u8]) -> io::Result<Vec<u8>> {
+async fn send_and_receive(stream: &mut Stream, bytes: &[u8]) -> io::Result<Vec<u8>> {
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes(), bytes].concat()).await?;
     stream.flush().await?;
@@ -505,7 +507,7 @@ mod tests {
             let endpoint = UpstreamEndpoint { address, transport: Transport::Tcp };
             let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
             let upstream = Arc::new(Upstream::new(endpoint, &options));
-            let quota = upstream.budget.of_checks();
+            let quota = upstream.budget.check_quota();
             let mut accepted = Vec::new();
             for _ in 0..2 {
                 let stream = upstream.connect().await.unwrap();
@@ -543,7 +545,7 @@ mod tests {
             UpstreamEndpoint { address: upstream_socket.local_addr().unwrap(), transport: Transport::Udp };
         let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
         let upstream = Arc::new(Upstream::new(endpoint, &options));
-        let quota = upstream.budget.of(LookupOrigin::Forward, [10, 0, 0, 1].into());
+        let quota = upstream.budget.quota_for(LookupOrigin::Forward, [10, 0, 0, 1].into());
         let _in_use: Vec<SocketPermit> = std::iter::from_fn(|| quota.take_spare().ok()).collect();
         let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
         let begun = Instant::now();
@@ -571,7 +573,7 @@ mod tests {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let upstream = Arc::new(Upstream::new(endpoint, &ForwardOptions::default()));
-        let quota = upstream.budget.of_checks();
+        let quota = upstream.budget.check_quota();
         let broken = upstream.open(quota.take().unwrap()).unwrap();
         broken.fail_to_send();
         upstream.sockets.put(broken);

@@ -18,9 +18,9 @@ type ForwardRoute = (QueryKey, LookupOrigin, Option<IpAddr>);
 
 /// All look-ups under way.
 #[derive(Debug, Default)]
-pub struct ForwardGroup(singleflight::Group<ForwardRoute, (IpAddr, ForwardResult)>);
+pub struct SharedLookups(singleflight::Group<ForwardRoute, (IpAddr, ForwardResult)>);
 
-impl ForwardGroup {
+impl SharedLookups {
     /// Starts a look-up at the upstreams, or joins an equal one. A look-up for which no client waits any more
     /// continues, so that a client that retries can join it. Until its end a look-up uses the quota of the client that
     /// started it.
@@ -52,7 +52,7 @@ impl ForwardGroup {
     ) -> Result<(IpAddr, ForwardResult), ForwardError> {
         let look_up = || {
             let (question, origin, _) = &route;
-            let share = forward.admit(*origin, question.is_common(), client)?;
+            let share = forward.admit(*origin, question.is_address_or_https(), client)?;
             let (forward, question, origin) = (Arc::clone(forward), question.clone(), *origin);
             Ok(async move {
                 let result = forward.ask(&question, origin, client).await.map(Arc::new);
@@ -93,7 +93,7 @@ mod tests {
         let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let options = ForwardOptions { max_concurrent: 2, ..ForwardOptions::default() };
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], options));
-        let lookups_in_flight = Arc::new(ForwardGroup::default());
+        let lookups_in_flight = Arc::new(SharedLookups::default());
         let look_up = async |name: &str, client: IpAddr| {
             let question = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (lookups_in_flight, forward) = (Arc::clone(&lookups_in_flight), Arc::clone(&forward));
@@ -116,7 +116,7 @@ mod tests {
         let endpoint =
             UpstreamEndpoint { address: upstream.local_addr().unwrap(), transport: Transport::Udp };
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], ForwardOptions::default()));
-        let lookups_in_flight = Arc::new(ForwardGroup::default());
+        let lookups_in_flight = Arc::new(SharedLookups::default());
         let question = UpstreamQuery::recursive(Name::from_ascii("one.").unwrap(), RecordType::A).key();
         let route = (question.clone(), LookupOrigin::Forward, None);
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
@@ -155,7 +155,7 @@ mod tests {
         let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
         let forward = Arc::new(UpstreamGroup::new(vec![endpoint], ForwardOptions::default()));
-        let lookups_in_flight = Arc::new(ForwardGroup::default());
+        let lookups_in_flight = Arc::new(SharedLookups::default());
         let look_up = async |name: &str, origin| {
             let question = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (lookups_in_flight, forward) = (Arc::clone(&lookups_in_flight), Arc::clone(&forward));

@@ -40,7 +40,7 @@ pub struct UpstreamGroup {
     round_robin: AtomicUsize,
     /// Look-ups for clients' queries. Look-ups of targets have a separate limit, so that a flood of queries doesn't
     /// affect them.
-    forwards: Arc<ClientQuota>,
+    client_quota: Arc<ClientQuota>,
     target_quota: Arc<ClientQuota>,
     /// For look-ups of targets with rare types: a tenth of the limit, because one client can query every rare type.
     rare_type_quota: Arc<ClientQuota>,
@@ -54,11 +54,11 @@ impl UpstreamGroup {
     #[must_use]
     pub fn new(endpoints: Vec<UpstreamEndpoint>, options: ForwardOptions) -> Self {
         // Each look-up needs a socket: with a limit above the number of sockets, one client could use all of them.
-        let chases = options.max_concurrent.min(options.sockets.of_targets());
+        let chases = options.max_concurrent.min(options.sockets.target_limit());
         let forward = Self {
             upstreams: ArcSwap::default(),
             round_robin: AtomicUsize::new(0),
-            forwards: ClientQuota::new(options.max_concurrent),
+            client_quota: ClientQuota::new(options.max_concurrent),
             target_quota: ClientQuota::new(chases),
             rare_type_quota: ClientQuota::new(chases.div_ceil(10)),
             refusals: RefusedLookups::default(),
@@ -90,9 +90,9 @@ impl UpstreamGroup {
         client: IpAddr,
     ) -> Result<QuotaGuard, ForwardError> {
         let places = match (origin, common) {
-            (LookupOrigin::Forward | LookupOrigin::ForwardByTcp, _) => &self.forwards,
-            (LookupOrigin::Chase, true) => &self.target_quota,
-            (LookupOrigin::Chase, false) => &self.rare_type_quota,
+            (LookupOrigin::Forward | LookupOrigin::ForwardByTcp, _) => &self.client_quota,
+            (LookupOrigin::Target, true) => &self.target_quota,
+            (LookupOrigin::Target, false) => &self.rare_type_quota,
         };
         places.acquire(client, 1).ok_or_else(|| {
             let own = places.held_by(client);
@@ -123,7 +123,7 @@ impl UpstreamGroup {
         client: IpAddr,
     ) -> Result<WireMessage, ForwardError> {
         let (upstreams, attempts) = self.order()?;
-        let quota = &self.options.sockets.of(origin, client);
+        let quota = &self.options.sockets.quota_for(origin, client);
         let by_tcp = origin == LookupOrigin::ForwardByTcp && !self.options.prefer_udp;
         let begun = Instant::now();
         let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
@@ -197,7 +197,7 @@ impl UpstreamGroup {
         let turns = Arc::clone(&upstream.target_checks);
         // The semaphore is never closed.
         let _turn = check.wait_for(Wait::Turn, turns.acquire()).await;
-        let quota = &self.options.sockets.of(LookupOrigin::Chase, CHECK_ADDRESS);
+        let quota = &self.options.sockets.quota_for(LookupOrigin::Target, CHECK_ADDRESS);
         let begun = Instant::now();
         let progress = Arc::new(upstream.progress(begun));
         let times = Deadlines { begun, deadline: check.deadline };
@@ -214,7 +214,7 @@ impl UpstreamGroup {
     }
 
     fn failed(&self, schedule: &AttemptSchedule, origin: LookupOrigin, client: IpAddr) -> ForwardError {
-        if !schedule.lack_sockets() {
+        if !schedule.is_out_of_sockets() {
             return ForwardError::NoAnswer(schedule.error_text());
         }
         if client != CHECK_ADDRESS {
@@ -253,7 +253,7 @@ impl UpstreamGroup {
     /// Returns whether no other upstream has to be queried.
     fn is_final(&self, answer: &WireMessage, origin: LookupOrigin) -> bool {
         match origin {
-            LookupOrigin::Chase => is_good(answer),
+            LookupOrigin::Target => is_good(answer),
             _ => !self.options.failover.contains(&answer.metadata.response_code),
         }
     }
@@ -262,7 +262,7 @@ impl UpstreamGroup {
 /// Returns whether an answer that isn't final replaces the previous answer.
 fn is_better(answer: &WireMessage, before: Option<&WireMessage>, origin: LookupOrigin) -> bool {
     // As in CoreDNS, a client gets the last answer.
-    origin != LookupOrigin::Chase || rank(answer) > before.map_or(0, rank)
+    origin != LookupOrigin::Target || rank(answer) > before.map_or(0, rank)
 }
 
 /// Returns whether an answer decides the look-up of a target, so that no other upstream has to be queried.

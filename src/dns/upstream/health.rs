@@ -52,12 +52,12 @@ impl Upstream {
     pub(crate) fn new(endpoint: UpstreamEndpoint, options: &ForwardOptions) -> Self {
         let address = endpoint.address;
         // With few sockets, a part of them stays free for other look-ups and for other upstreams.
-        let sockets = options.sockets.of_targets() / 4;
+        let sockets = options.sockets.target_limit() / 4;
         let target_checks = options.max_concurrent.min(sockets).clamp(1, MAX_TARGET_CHECKS);
         Self {
             endpoint,
             pool: StreamPool::new(options.pool_config, Arc::clone(&options.sockets)),
-            sockets: UdpPool::new(options.pool_config.sockets, Arc::clone(&options.sockets)),
+            sockets: UdpPool::new(options.pool_config.max_idle_sockets, Arc::clone(&options.sockets)),
             budget: Arc::clone(&options.sockets),
             reply_timeout: options.read_timeout,
             source: options.source,
@@ -112,7 +112,7 @@ impl Upstream {
         } else {
             // An overflow would take over a year.
             self.fails.fetch_add(1, Ordering::Relaxed);
-            self.metrics.iter().for_each(UpstreamCounters::check_failed);
+            self.metrics.iter().for_each(UpstreamCounters::record_failed_check);
         }
         match (was_down, &reply) {
             (false, Err(error)) if self.is_down() => {

@@ -131,7 +131,7 @@ impl UpstreamCounters {
         Self { all, to: to.to_string(), udp: OnceLock::new(), noerror_duration: OnceLock::new() }
     }
 
-    pub(crate) fn answered(&self, rcode: ResponseCode, after: Duration) {
+    pub(crate) fn record_answer(&self, rcode: ResponseCode, after: Duration) {
         let histogram = || {
             let rcode = rcode_name(rcode).map_or_else(|| u16::from(rcode).to_string(), str::to_owned);
             self.all.duration.with_label_values(&[PROXY, &self.to, &rcode])
@@ -143,12 +143,12 @@ impl UpstreamCounters {
         }
     }
 
-    pub(crate) fn check_failed(&self) {
+    pub(crate) fn record_failed_check(&self) {
         self.all.check_failures.with_label_values(&[PROXY, &self.to]).inc();
     }
 
     /// Counts the use of an idle or a new socket. Both counters are exported from the first use on.
-    pub(crate) fn socket(&self, protocol: &str, was_open: bool) {
+    pub(crate) fn record_socket(&self, protocol: &str, was_open: bool) {
         let labels = [PROXY, &self.to, protocol];
         let counters = || [&self.all.hits, &self.all.misses].map(|all| all.with_label_values(&labels));
         let count = |[hits, misses]: &[IntCounter; 2]| if was_open { hits.inc() } else { misses.inc() };

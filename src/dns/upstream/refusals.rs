@@ -25,7 +25,7 @@ struct RefusedState {
 impl RefusedLookups {
     pub(crate) fn note(&self, origin: LookupOrigin, client: IpAddr, why: &ForwardError) {
         if let Some(number) = self.due() {
-            let what = if origin == LookupOrigin::Chase { "look-ups of targets" } else { "look-ups" };
+            let what = if origin == LookupOrigin::Target { "look-ups of targets" } else { "look-ups" };
             warn!(
                 "plugin/forward: {what} refused since the last such line: {number}; the newest, of {client}: {why}"
             );

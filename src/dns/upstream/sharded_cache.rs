@@ -19,8 +19,8 @@ pub(crate) struct ShardedCache<V> {
     shards: Box<[Mutex<CacheShard<V>>]>,
     hasher: RandomState,
     /// The limits of a shard: entries, and bytes.
-    room: usize,
-    bytes: usize,
+    max_shard_entries: usize,
+    max_shard_bytes: usize,
     /// The number of entries in all shards.
     len: AtomicUsize,
 }
@@ -41,8 +41,8 @@ impl<V: Clone> ShardedCache<V> {
         Self {
             shards: (0..shards).map(|_| shard()).collect(),
             hasher: RandomState::new(),
-            room: capacity / shards,
-            bytes: bytes / shards,
+            max_shard_entries: capacity / shards,
+            max_shard_bytes: bytes / shards,
             len: AtomicUsize::new(0),
         }
     }
@@ -57,12 +57,13 @@ impl<V: Clone> ShardedCache<V> {
         let mut shard = self.shard(key.name());
         self.change(&mut shard, |shard| {
             shard.remove(&key);
-            if bytes > self.bytes {
+            if bytes > self.max_shard_bytes {
                 return 0;
             }
             let mut evicted = 0;
             while !shard.values.is_empty()
-                && (shard.values.len() >= self.room || shard.bytes + bytes > self.bytes)
+                && (shard.values.len() >= self.max_shard_entries
+                    || shard.bytes + bytes > self.max_shard_bytes)
             {
                 let victim = rand::rng().random_range(0..shard.values.len());
                 if let Some((_, (_, freed))) = shard.values.swap_remove_index(victim) {
@@ -70,7 +71,7 @@ impl<V: Clone> ShardedCache<V> {
                     evicted += 1;
                 }
             }
-            if self.room > 0 {
+            if self.max_shard_entries > 0 {
                 shard.bytes += bytes;
                 shard.values.insert(key, (value, bytes));
             }

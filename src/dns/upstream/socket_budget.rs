@@ -65,20 +65,20 @@ impl Default for SocketBudget {
 }
 
 impl SocketBudget {
-    pub(crate) fn of(&self, origin: LookupOrigin, client: IpAddr) -> SocketQuota {
+    pub(crate) fn quota_for(&self, origin: LookupOrigin, client: IpAddr) -> SocketQuota {
         let shares = match origin {
             LookupOrigin::Forward | LookupOrigin::ForwardByTcp => &self.names,
-            LookupOrigin::Chase => &self.targets,
+            LookupOrigin::Target => &self.targets,
         };
         SocketQuota::Client(Arc::clone(shares), client)
     }
 
     /// Returns the maximum number of sockets for look-ups of links' targets.
-    pub(crate) fn of_targets(&self) -> usize {
+    pub(crate) fn target_limit(&self) -> usize {
         self.targets.limit()
     }
 
-    pub(crate) fn of_checks(&self) -> SocketQuota {
+    pub(crate) fn check_quota(&self) -> SocketQuota {
         SocketQuota::Checks(Arc::clone(&self.checks))
     }
 
@@ -162,7 +162,7 @@ mod tests {
             let admit = |last| forward.admit(origin, true, IpAddr::from([10, 0, 0, last])).ok();
             (1..=50).map_while(admit).collect::<Vec<_>>().len()
         };
-        assert_eq!([admitted(LookupOrigin::Chase), admitted(LookupOrigin::Forward)], [4, 50]);
+        assert_eq!([admitted(LookupOrigin::Target), admitted(LookupOrigin::Forward)], [4, 50]);
     }
 
     #[test]
@@ -175,15 +175,15 @@ mod tests {
             idle: Arc::new(Semaphore::new(1)),
         };
         let all = |quota: &SocketQuota| -> Vec<_> { std::iter::from_fn(|| quota.take().ok()).collect() };
-        let held = [client, other].map(|client| all(&budget.of(LookupOrigin::Forward, client)));
+        let held = [client, other].map(|client| all(&budget.quota_for(LookupOrigin::Forward, client)));
         assert_eq!(held.each_ref().map(Vec::len), [2, 1]);
-        let chased = all(&budget.of(LookupOrigin::Chase, client));
+        let chased = all(&budget.quota_for(LookupOrigin::Target, client));
         assert_eq!(chased.len(), 2);
-        let checks = all(&budget.of_checks());
+        let checks = all(&budget.check_quota());
         assert_eq!(checks.len(), 1);
         let idle = budget.idle();
         assert!(idle.is_some() && budget.idle().is_none());
         drop(held);
-        assert_eq!(all(&budget.of(LookupOrigin::ForwardByTcp, client)).len(), 2);
+        assert_eq!(all(&budget.quota_for(LookupOrigin::ForwardByTcp, client)).len(), 2);
     }
 }

@@ -57,10 +57,10 @@ impl Default for StaleCache {
 }
 
 impl StaleCache {
-    /// Stores an answer about a target. `has_it` is whether the answer has records of the queried type.
-    pub fn remember(&self, key: &QueryKey, reply: &Arc<Reply>, has_it: bool) {
+    /// Stores an answer about a target. `has_queried_type` is whether the answer has records of the queried type.
+    pub fn remember(&self, key: &QueryKey, reply: &Arc<Reply>, has_queried_type: bool) {
         // A target lacks most types: a client that asks for all of them must not evict answers that other clients need.
-        let is_worth_it = if has_it { key.is_relevant() } else { key.is_common() };
+        let is_worth_it = if has_queried_type { key.is_kept_stale() } else { key.is_address_or_https() };
         // A repeated answer from the plugin `cache` is already stored.
         let is_known =
             |known: &CachedReply| !reply.age.is_zero() && known.since.elapsed() <= reply.age + AGE_TOLERANCE;
@@ -74,7 +74,7 @@ impl StaleCache {
     /// these are in the zone of links.
     pub fn remember_back_to_zone(&self, key: &QueryKey, reply: &Arc<Reply>) {
         let is_young = |known: &CachedReply| known.since.elapsed() < BACK_TO_ZONE_HOLD_OFF;
-        if key.is_relevant() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
+        if key.is_kept_stale() && !self.0.get(key).is_some_and(|known| is_young(&known)) {
             self.put(key, reply);
         }
     }

@@ -81,7 +81,7 @@ impl StreamPool {
         let is_over = move |(since, connection): &mut (Instant, StreamConnection), _| {
             !pool_config.holds(*since, connection) || connection.is_over()
         };
-        self.idle.put(pool_config.number, item, SWEEP_INTERVAL, is_over);
+        self.idle.put(pool_config.max_idle_connections, item, SWEEP_INTERVAL, is_over);
     }
 
     /// Closes the connections that have been idle since before `time`.
@@ -100,7 +100,7 @@ mod tests {
 
     async fn connection(listener: &TcpListener) -> StreamConnection {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let permit = SocketBudget::default().of_checks().take().unwrap();
+        let permit = SocketBudget::default().check_quota().take().unwrap();
         StreamConnection { stream: Either::Left(stream), opened: Instant::now(), _permit: permit }
     }
 
@@ -168,7 +168,7 @@ mod tests {
         let pool = StreamPool::new(PoolConfig::default(), Arc::clone(&budget));
         pool.put(connection(&listener).await);
         assert_eq!(free(&budget), all - 1);
-        let permit = budget.of_checks().take().unwrap();
+        let permit = budget.check_quota().take().unwrap();
         let _used = pool.take().unwrap().with(permit);
         assert_eq!(free(&budget), all);
     }
@@ -177,8 +177,12 @@ mod tests {
     async fn number_and_age_of_connections_are_limited() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let seconds = Duration::from_secs;
-        let pool_config =
-            PoolConfig { idle: seconds(10), age: Some(seconds(15)), number: 1, ..PoolConfig::default() };
+        let pool_config = PoolConfig {
+            idle: seconds(10),
+            age: Some(seconds(15)),
+            max_idle_connections: 1,
+            ..PoolConfig::default()
+        };
         let pool = StreamPool::new(pool_config, Arc::default());
         pool.put(connection(&listener).await);
         let second = connection(&listener).await;

@@ -14,7 +14,7 @@ pub enum PemError {
     #[error("there is no {0} in PEM: {1}")]
     Missing(&'static str, pem::Error),
     #[error("{0}")]
-    Unfit(rustls::Error),
+    Invalid(rustls::Error),
 }
 
 /// Returns the CA certificates in a PEM file with this content.
@@ -24,7 +24,7 @@ pub enum PemError {
 pub fn root_certificates(pem: &[u8]) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in chain(pem)? {
-        roots.add(certificate).map_err(PemError::Unfit)?;
+        roots.add(certificate).map_err(PemError::Invalid)?;
     }
     Ok(roots)
 }
@@ -51,7 +51,7 @@ pub fn connector(
             let key = PrivateKeyDer::from_pem_slice(key)
                 .map_err(|error| ConnectorError::Key(PemError::Missing("private key", error)))?;
             let paired = builder.with_client_auth_cert(chain, key);
-            paired.map_err(|error| ConnectorError::Key(PemError::Unfit(error)))?
+            paired.map_err(|error| ConnectorError::Key(PemError::Invalid(error)))?
         }
     };
     Ok(TlsConnector::from(Arc::new(config)))

@@ -144,13 +144,13 @@ fn for_reading(udp: UdpSocket) -> io::Result<AsyncFd<UdpSocket>> {
 #[derive(Debug)]
 pub(crate) struct UdpPool {
     idle: IdlePool<UdpUpstreamSocket>,
-    number: usize,
+    max_idle: usize,
     budget: Arc<SocketBudget>,
 }
 
 impl UdpPool {
-    pub(crate) fn new(number: usize, budget: Arc<SocketBudget>) -> Self {
-        Self { idle: IdlePool::default(), number, budget }
+    pub(crate) fn new(max_idle: usize, budget: Arc<SocketBudget>) -> Self {
+        Self { idle: IdlePool::default(), max_idle, budget }
     }
 
     /// Takes a random idle socket that is young enough and hasn't received a forged datagram.
@@ -174,7 +174,7 @@ impl UdpPool {
         }
         // Closes the sockets that stay unused after a burst of queries.
         let is_over = |socket: &mut UdpUpstreamSocket, now| !socket.is_young(now);
-        self.idle.put(self.number, || Some(socket.with(self.budget.idle()?)), MAX_SOCKET_AGE, is_over);
+        self.idle.put(self.max_idle, || Some(socket.with(self.budget.idle()?)), MAX_SOCKET_AGE, is_over);
     }
 
     pub(crate) fn clear(&self) {
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     fn open(to: &UdpSocket) -> UdpUpstreamSocket {
-        let permit = SocketBudget::default().of_checks().take().unwrap();
+        let permit = SocketBudget::default().check_quota().take().unwrap();
         UdpUpstreamSocket::open(None, to.local_addr().unwrap(), permit).unwrap()
     }
 

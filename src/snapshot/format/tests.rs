@@ -10,7 +10,7 @@ fn head(random: &mut StdRng) -> Head {
         taken: Timestamp::from_second(random.random_range(0..4_000_000_000)).unwrap(),
         program: text(random),
         cluster: ClusterIdentity { server: text(random), authorities: vec![text(random)] },
-        settings: RecordedFlags {
+        recorded_flags: RecordedFlags {
             annotated_only: random.random(),
             selector: text(random),
             hostname_annotations: (0..random.random_range(0..3)).map(|_| text(random)).collect(),

@@ -33,7 +33,7 @@ fn head() -> Head {
         taken: Timestamp::UNIX_EPOCH,
         program: String::new(),
         cluster: ClusterIdentity::default(),
-        settings: RecordedFlags::default(),
+        recorded_flags: RecordedFlags::default(),
         serial: 77,
     }
 }

@@ -61,7 +61,7 @@ impl Fixture {
                 taken: Timestamp::from_second(Timestamp::now().as_second() - age).unwrap(),
                 program: String::new(),
                 cluster: ClusterIdentity::default(),
-                settings: RecordedFlags::default(),
+                recorded_flags: RecordedFlags::default(),
                 serial: 7,
             };
             let links = store.links();

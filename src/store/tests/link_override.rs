@@ -178,7 +178,7 @@ fn override_without_living_service_ends_like_a_deleted_service() {
         assert_eq!(withdrawn.is_some(), is_withdrawn);
         store.end_override(&web, None, Instant::now()).unwrap();
         let link = store.get(&web).unwrap();
-        assert!(link.is_gone() && link.active_override().is_none() && !link.was_never_seen());
+        assert!(link.is_gone() && link.active_override().is_none() && !link.was_never_observed());
         let since = link.service_gone_since().unwrap();
         assert!(withdrawn.map_or(since >= before, |withdrawn| since == withdrawn));
         assert_eq!(
@@ -275,13 +275,13 @@ fn rank_is_that_of_the_older_of_service_and_external_target() {
     store.set_override(&web, link_override(Some(50)), None);
     assert_eq!(store.get(&web).unwrap().created, 50);
     store.set_override(&web, link_override(None), None);
-    assert!(!store.get(&web).unwrap().was_never_seen());
+    assert!(!store.get(&web).unwrap().was_never_observed());
 }
 
 #[test]
 fn left_out_service_gets_the_link_back() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
-    store.keep_left_out(&web, "1".into(), hosts("a.example."), vec![]);
+    store.insert_left_out(&web, "1".into(), hosts("a.example."), vec![]);
     let before = store.get(&web).unwrap();
     store.set_override(&web, override_to("c.example."), None);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
@@ -376,7 +376,7 @@ fn check_overridden(link: &Link, link_override: &LinkOverride, plain: Option<&Ar
         "{context}"
     );
     assert_eq!(link.service_gone_since().is_some(), link.target.is_none(), "{context}");
-    assert!(!link.is_gone() && !link.was_never_seen(), "{context}");
+    assert!(!link.is_gone() && !link.was_never_observed(), "{context}");
     let uid = plain.map_or_else(String::new, |plain| plain.uid.to_string());
     assert_eq!(link.uid.to_string(), uid, "{context}");
     assert_eq!(link.has_finalizer, plain.is_some_and(|plain| plain.has_finalizer), "{context}");

@@ -4,9 +4,9 @@ use crate::stub::test_support::{forwarding, platforms, recorded};
 const CUSTOM: &str = "# BEGIN lb-linker stub\nlb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n\
                       # END lb-linker stub\n";
 
-fn changes(steps: Vec<Step>) -> Vec<Change> {
+fn changes(steps: Vec<PlannedChange>) -> Vec<Change> {
     let change = |step| match step {
-        Step::Change(change) => change,
+        PlannedChange::Change(change) => change,
         other => panic!("{other:?}"),
     };
     steps.into_iter().map(change).collect()
@@ -37,12 +37,12 @@ fn after(mut dns: ClusterDns, changes: &[Change]) -> ClusterDns {
 
 #[test]
 fn apply_changes_unmanaged_config_maps_of_coredns_only() {
-    let keys = |steps: Vec<Step>| -> Vec<String> {
-        let text = |step: Step| match step {
-            Step::Change(change) => format!("{}/{}", change.config_map, change.key),
-            Step::Managed { change, by } => format!("managed by {by}: {}", change.config_map),
-            Step::Done(text) => format!("done: {text}"),
-            Step::Refused(text) => format!("refused: {text}"),
+    let keys = |steps: Vec<PlannedChange>| -> Vec<String> {
+        let text = |step: PlannedChange| match step {
+            PlannedChange::Change(change) => format!("{}/{}", change.config_map, change.key),
+            PlannedChange::Managed { change, by } => format!("managed by {by}: {}", change.config_map),
+            PlannedChange::Done(text) => format!("done: {text}"),
+            PlannedChange::Refused(text) => format!("refused: {text}"),
         };
         steps.into_iter().map(text).collect()
     };
@@ -69,10 +69,10 @@ fn apply_is_idempotent_and_remove_restores_the_config_maps() {
         let before = recorded(name);
         let applied = after(before.clone(), &changes(to_apply(&before, &forwarding())));
         for step in to_apply(&applied, &forwarding()) {
-            assert!(matches!(step, Step::Done(_)), "{name}: {step:?}");
+            assert!(matches!(step, PlannedChange::Done(_)), "{name}: {step:?}");
         }
         let removed = after(applied.clone(), &changes(to_remove(&applied, &forwarding().zones)));
-        assert!(matches!(&*to_remove(&removed, &forwarding().zones), [Step::Done(_)]), "{name}");
+        assert!(matches!(&*to_remove(&removed, &forwarding().zones), [PlannedChange::Done(_)]), "{name}");
         for map in &before.config_maps {
             let data = |map: &ConfigMap| map.data.clone().unwrap_or_default();
             let now = removed.config_map(map.metadata.name.as_deref().unwrap()).unwrap();
@@ -152,13 +152,16 @@ fn remove_reports_a_block_without_markers() {
     corefile.push_str("lb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n");
     let text = "kube-system/coredns:Corefile:24: the block of zone lb.internal has no marker lines of lb-linker around \
                 it: remove it by hand";
-    assert_eq!(to_remove(&dns, &forwarding().zones), [Step::Refused(text.to_owned())]);
+    assert_eq!(to_remove(&dns, &forwarding().zones), [PlannedChange::Refused(text.to_owned())]);
     // An upgrade by kubeadm drops comments, and so the markers; the backup is removed even so.
     let data = dns.config_maps[0].data.as_mut().unwrap();
     data.insert("Corefile.before-lb-linker".to_owned(), "former".to_owned());
     let steps = to_remove(&dns, &forwarding().zones);
-    assert_eq!(steps[1], Step::Refused(text.to_owned()));
-    assert!(matches!(&steps[0], Step::Change(change) if change.backup == Backup::Remove), "{steps:?}");
+    assert_eq!(steps[1], PlannedChange::Refused(text.to_owned()));
+    assert!(
+        matches!(&steps[0], PlannedChange::Change(change) if change.backup == Backup::Remove),
+        "{steps:?}"
+    );
     assert_eq!(changes(steps[..1].to_vec())[0].after, changes(steps[..1].to_vec())[0].before);
 }
 
@@ -201,7 +204,7 @@ fn zone_with_a_block_gets_no_second_block() {
     let mut map = config_map(KUBE_DNS);
     map.data = Some([("stubDomains".to_owned(), stub_domains.to_owned())].into());
     dns.config_maps.push(map);
-    assert!(matches!(&to_apply(&dns, &forwarding)[1], Step::Done(_)));
+    assert!(matches!(&to_apply(&dns, &forwarding)[1], PlannedChange::Done(_)));
 }
 
 #[test]
@@ -218,7 +221,7 @@ fn imported_blocks_count_on_the_port_of_the_corefile() {
         dns
     };
     let other = "corp.example:5353 {\n    forward . 192.0.2.1\n}\n";
-    let done = Step::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned());
+    let done = PlannedChange::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned());
     assert_eq!(to_apply(&with(53, other), &forwarding()), [done]);
     for zone in ["", other] {
         let [change] = &changes(to_apply(&with(5300, zone), &forwarding()))[..] else { panic!() };
@@ -231,7 +234,7 @@ fn block_added_before_the_import_stays_in_the_corefile() {
     let mut dns = recorded("k3s");
     dns.config_maps[0].metadata.annotations = None;
     dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap().push_str(CUSTOM);
-    assert!(matches!(&to_apply(&dns, &forwarding())[..], [Step::Done(_)]));
+    assert!(matches!(&to_apply(&dns, &forwarding())[..], [PlannedChange::Done(_)]));
     let moved = Forwarding { addresses: vec!["10.96.0.99".parse().unwrap()], ..forwarding() };
     let changes = changes(to_apply(&dns, &moved));
     assert_eq!((changes.len(), changes[0].config_map.as_str()), (1, COREDNS));
@@ -242,7 +245,7 @@ fn config_map_without_a_corefile_is_refused() {
     let mut dns = recorded("kubeadm");
     dns.config_maps[0].data = None;
     let text = "ConfigMap kube-system/coredns has no key Corefile";
-    assert_eq!(to_apply(&dns, &forwarding()), [Step::Refused(text.to_owned())]);
+    assert_eq!(to_apply(&dns, &forwarding()), [PlannedChange::Refused(text.to_owned())]);
 }
 
 #[test]
@@ -266,21 +269,27 @@ fn hand_made_blocks_arent_changed() {
     let right = "lb.internal:53 {\n    forward . 10.96.77.7\n}\n";
     let wrong = "lb.internal:53 {\n    forward . 10.96.0.9\n}\n";
     let step = &with("kubeadm", COREDNS, COREFILE, right)[0];
-    assert_eq!(step, &Step::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned()));
+    assert_eq!(
+        step,
+        &PlannedChange::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned())
+    );
     let step = &with("kubeadm", COREDNS, COREFILE, wrong)[0];
     assert!(
-        matches!(step, Step::Refused(text) if text.starts_with("kube-system/coredns:Corefile:24: ")),
+        matches!(step, PlannedChange::Refused(text) if text.starts_with("kube-system/coredns:Corefile:24: ")),
         "{step:?}"
     );
     // NodeLocal DNSCache may forward to CoreDNS.
     let by_core_dns = "lb.internal:53 {\n    forward . __PILLAR__CLUSTER__DNS__\n}\n";
     let step = &with("nodelocal", "node-local-dns", COREFILE, by_core_dns)[1];
-    assert!(matches!(step, Step::Done(_)), "{step:?}");
+    assert!(matches!(step, PlannedChange::Done(_)), "{step:?}");
     let step = &with("aks", COREDNS_CUSTOM, "mine.server", right)[0];
-    assert_eq!(step, &Step::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned()));
+    assert_eq!(
+        step,
+        &PlannedChange::Done("ConfigMap kube-system/coredns forwards lb.internal already".to_owned())
+    );
     let step = &with("aks", COREDNS_CUSTOM, "mine.server", wrong)[0];
     assert!(
-        matches!(step, Step::Refused(text) if text.starts_with("kube-system/coredns-custom:mine.server:1: ")),
+        matches!(step, PlannedChange::Refused(text) if text.starts_with("kube-system/coredns-custom:mine.server:1: ")),
         "{step:?}"
     );
     assert_eq!(
@@ -295,10 +304,10 @@ fn managed_config_maps_are_refused() {
     let applied = after(dns.clone(), &changes(to_apply(&dns, &forwarding())));
     dns.config_maps[0].metadata.labels =
         Some([("app.kubernetes.io/managed-by".to_owned(), "Helm".to_owned())].into());
-    assert!(matches!(&*to_apply(&dns, &forwarding()), [Step::Managed { by, .. }] if by == "Helm"));
+    assert!(matches!(&*to_apply(&dns, &forwarding()), [PlannedChange::Managed { by, .. }] if by == "Helm"));
     dns.config_maps[0].data.clone_from(&applied.config_maps[0].data);
-    assert!(matches!(&*to_apply(&dns, &forwarding()), [Step::Done(_)]));
-    assert!(matches!(&*to_remove(&dns, &forwarding().zones), [Step::Managed { .. }]));
+    assert!(matches!(&*to_apply(&dns, &forwarding()), [PlannedChange::Done(_)]));
+    assert!(matches!(&*to_remove(&dns, &forwarding().zones), [PlannedChange::Managed { .. }]));
 }
 
 #[test]

@@ -9,11 +9,11 @@ const ADDED: &str = "# BEGIN lb-linker stub\nlb.internal:53 {\n    errors\n    f
 fn add(text: &str) -> Result<String, String> {
     let corefile = Corefile::parse(NAME, text).map_err(|error| error.to_string())?;
     let lines = corefile.lines_to_add(&forwarding(), false);
-    corefile.with(&lines).map_err(|error| error.to_string())
+    corefile.with_block(&lines).map_err(|error| error.to_string())
 }
 
 fn remove(text: &str) -> String {
-    Corefile::parse(NAME, text).unwrap().without().unwrap()
+    Corefile::parse(NAME, text).unwrap().without_block().unwrap()
 }
 
 #[test]

@@ -8,22 +8,29 @@ fn recorded_clusters_are_recognized() {
     use Resolver::*;
     use Unsupported::*;
     let expected = [
-        ("aks", vec![Part::Resolver(Aks)]),
-        ("eks", vec![Part::Resolver(Eks)]),
-        ("eks-auto-mode", vec![Part::Unsupported(EksAutoMode)]),
-        ("gke-autopilot", vec![Part::Unsupported(GkeAutopilot)]),
-        ("gke-cloud-dns", vec![Part::Unsupported(GkeCloudDns)]),
-        ("gke-kube-dns", vec![Part::Resolver(GkeKubeDns), Part::Unsupported(GkeCloudDns)]),
-        ("k3s", vec![Part::Resolver(K3s)]),
-        ("kubeadm", vec![Part::Resolver(CoreDns)]),
-        ("kubespray", vec![Part::Resolver(Kubespray), Part::Resolver(CoreDns), Part::Resolver(NodeLocal)]),
-        ("nodelocal", vec![Part::Resolver(CoreDns), Part::Resolver(NodeLocal)]),
-        ("openshift", vec![Part::Resolver(OpenShift)]),
+        ("aks", vec![DnsComponent::Resolver(Aks)]),
+        ("eks", vec![DnsComponent::Resolver(Eks)]),
+        ("eks-auto-mode", vec![DnsComponent::Unsupported(EksAutoMode)]),
+        ("gke-autopilot", vec![DnsComponent::Unsupported(GkeAutopilot)]),
+        ("gke-cloud-dns", vec![DnsComponent::Unsupported(GkeCloudDns)]),
+        ("gke-kube-dns", vec![DnsComponent::Resolver(GkeKubeDns), DnsComponent::Unsupported(GkeCloudDns)]),
+        ("k3s", vec![DnsComponent::Resolver(K3s)]),
+        ("kubeadm", vec![DnsComponent::Resolver(CoreDns)]),
+        (
+            "kubespray",
+            vec![
+                DnsComponent::Resolver(Kubespray),
+                DnsComponent::Resolver(CoreDns),
+                DnsComponent::Resolver(NodeLocal),
+            ],
+        ),
+        ("nodelocal", vec![DnsComponent::Resolver(CoreDns), DnsComponent::Resolver(NodeLocal)]),
+        ("openshift", vec![DnsComponent::Resolver(OpenShift)]),
         ("rke2", vec![]),
     ];
-    let found: Vec<(String, Vec<Part>)> =
+    let found: Vec<(String, Vec<DnsComponent>)> =
         platforms().into_iter().map(|name| (name.clone(), recorded(&name).parts())).collect();
-    let found: Vec<(&str, Vec<Part>)> =
+    let found: Vec<(&str, Vec<DnsComponent>)> =
         found.iter().map(|(name, parts)| (name.as_str(), parts.clone())).collect();
     assert_eq!(found, expected);
 }
@@ -32,14 +39,15 @@ fn recorded_clusters_are_recognized() {
 fn cluster_with_a_helm_chart_of_coredns_isnt_kubespray() {
     let mut dns = recorded("kubeadm");
     dns.services.extend(recorded("kubespray").services);
-    assert_eq!(dns.parts(), [Part::Resolver(Resolver::CoreDns)]);
+    assert_eq!(dns.parts(), [DnsComponent::Resolver(Resolver::CoreDns)]);
 }
 
 #[test]
 fn mixed_eks_cluster_has_both_parts() {
     let mut dns = recorded("eks");
     dns.nodes.extend(recorded("eks-auto-mode").nodes);
-    let expected = [Part::Resolver(Resolver::Eks), Part::Unsupported(Unsupported::EksAutoMode)];
+    let expected =
+        [DnsComponent::Resolver(Resolver::Eks), DnsComponent::Unsupported(Unsupported::EksAutoMode)];
     assert_eq!(dns.parts(), expected);
 }
 

@@ -22,25 +22,25 @@ fn zone() -> LinkZone {
     LinkZone { origin: Name::from_ascii("lb.internal.").unwrap(), apex: "dns".to_owned() }
 }
 
-fn seen(rcode: ResponseCode, data: &[&str], ttl: u32) -> Result<Seen, String> {
-    Ok(Seen { rcode, data: data.iter().map(|&it| it.to_owned()).collect(), ttl: Some(ttl) })
+fn seen(rcode: ResponseCode, data: &[&str], ttl: u32) -> Result<ResolverAnswer, String> {
+    Ok(ResolverAnswer { rcode, data: data.iter().map(|&it| it.to_owned()).collect(), ttl: Some(ttl) })
 }
 
-fn asked(answers: Vec<Result<Seen, String>>) -> Vec<Asked> {
-    let tiers = tiers(
+fn asked(answers: Vec<Result<ResolverAnswer, String>>) -> Vec<QueriedResolver> {
+    let hops = resolver_hops(
         &recorded("nodelocal"),
         &forwarding(),
         "nameserver 169.254.20.10\nsearch default.svc.cluster.local svc.cluster.local\n",
     );
-    assert_eq!(tiers.len(), 4);
-    tiers.into_iter().zip(answers).collect()
+    assert_eq!(hops.len(), 4);
+    hops.into_iter().zip(answers).collect()
 }
 
 #[test]
 fn resolvers_are_asked_from_lb_linker_to_the_pod() {
     let of = |name: &str, resolv_conf: &str| -> Vec<String> {
-        let tiers = tiers(&recorded(name), &forwarding(), resolv_conf);
-        tiers.iter().map(|tier| format!("{} {}", tier.name, tier.server)).collect()
+        let hops = resolver_hops(&recorded(name), &forwarding(), resolv_conf);
+        hops.iter().map(|hop| format!("{} {}", hop.name, hop.server)).collect()
     };
     let pod = "nameserver 10.96.0.10\nsearch shop.svc.cluster.local svc.cluster.local cluster.local\n";
     assert_eq!(of("kubeadm", ""), ["lb-linker 10.96.77.7:53", "cluster DNS 10.96.0.10:53"]);
@@ -214,9 +214,9 @@ fn former_addresses_are_found_without_a_corefile() {
 fn cluster_without_a_known_resolver_is_a_problem() {
     let links = [link(ViewState::Ready, &["web-shop.lb.internal"], Some("new.example.com"))];
     let expected = expected(&links, &zone());
-    let tiers = tiers(&ClusterDns::default(), &forwarding(), "");
-    let asked: Vec<Asked> =
-        tiers.into_iter().map(|tier| (tier, seen(ResponseCode::NoError, &["new.example.com"], 5))).collect();
+    let hops = resolver_hops(&ClusterDns::default(), &forwarding(), "");
+    let asked: Vec<QueriedResolver> =
+        hops.into_iter().map(|tier| (tier, seen(ResponseCode::NoError, &["new.example.com"], 5))).collect();
     let text = "no resolver of this cluster was found to ask besides lb-linker";
     assert_eq!(problem(&expected, &asked).as_deref(), Some(text));
 }
@@ -228,5 +228,5 @@ fn unspecified_bind_address_of_node_local_isnt_asked() {
         dns.config_maps.iter_mut().find(|it| it.metadata.name.as_deref() == Some("node-local-dns")).unwrap();
     let corefile = map.data.as_mut().unwrap().get_mut("Corefile").unwrap();
     *corefile = corefile.replace("bind 169.254.20.10 10.96.0.10", "bind 0.0.0.0");
-    assert!(tiers(&dns, &forwarding(), "").iter().all(|tier| !tier.server.ip().is_unspecified()));
+    assert!(resolver_hops(&dns, &forwarding(), "").iter().all(|tier| !tier.server.ip().is_unspecified()));
 }

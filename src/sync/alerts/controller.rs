@@ -28,7 +28,7 @@ use crate::sync::k8s::errors::{
 };
 use crate::sync::k8s::labels::RULE_OWNER;
 use crate::sync::k8s::listed::ListEpoch;
-use crate::sync::k8s::refusals::RefusalLog;
+use crate::sync::k8s::refusals::FailedWriteLog;
 use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, decoded, key_of, list_watch, watch_name};
 
 /// The interval of discovery requests while a watch of PrometheusRules isn't running. If the API server serves
@@ -102,7 +102,7 @@ pub(super) struct AlertsController {
     discovery_log: ThrottledLog,
     /// The logs, by namespace, of writes that fail for a reason that other writes there share.
     write_logs: HashMap<Box<str>, ThrottledLog>,
-    refusals: RefusalLog,
+    refusals: FailedWriteLog,
     /// Limits the lines about writes that another client reverts.
     reverted: LineLimit,
 }
@@ -137,7 +137,7 @@ impl AlertsController {
             object_errors: ObjectErrors::of_kind("PrometheusRule"),
             discovery_log: ThrottledLog::default(),
             write_logs: HashMap::new(),
-            refusals: RefusalLog::default(),
+            refusals: FailedWriteLog::default(),
             reverted: LineLimit::new(MAX_REVERTED_LINES),
             context,
         }
@@ -187,7 +187,7 @@ impl AlertsController {
         if self.term.is_none() {
             return;
         }
-        if !self.context.rules.is_any_open() {
+        if !self.context.rules.has_pending_requests() {
             self.stop_watching();
             (self.has_asked_discovery, self.is_served) = (false, None);
         } else if self.scopes.iter().any(|scope| scope.end.is_none()) {
@@ -204,7 +204,7 @@ impl AlertsController {
     }
 
     pub(super) fn on_discovery(&mut self, served: kube::Result<bool>) {
-        if self.term.is_none() || !self.context.rules.is_any_open() {
+        if self.term.is_none() || !self.context.rules.has_pending_requests() {
             return;
         }
         match served {
@@ -306,19 +306,19 @@ impl AlertsController {
                 let key = key_of(&object);
                 let Some(object) = decoded(object, &mut self.object_errors) else { return };
                 match ObservedRule::of(&object) {
-                    Some((key, observed)) => self.observed(&key, observed),
-                    None => self.lost(&key, None),
+                    Some((key, observed)) => self.on_observed(&key, observed),
+                    None => self.on_removed(&key, None),
                 }
             }
             Event::Deleted(object) => {
                 let key = key_of(&object);
                 self.object_errors.set(&key, None);
-                self.lost(&key, object.meta().uid.as_deref());
+                self.on_removed(&key, object.meta().uid.as_deref());
             }
         }
     }
 
-    fn observed(&mut self, key: &ServiceKey, observed: ObservedRule) {
+    fn on_observed(&mut self, key: &ServiceKey, observed: ObservedRule) {
         let is_outdated = self
             .rules
             .get(key)
@@ -330,7 +330,7 @@ impl AlertsController {
     }
 
     /// Processes that the PrometheusRule `rule` is gone, or doesn't belong to an ExternalTarget any more.
-    fn lost(&mut self, rule: &ServiceKey, uid: Option<&str>) {
+    fn on_removed(&mut self, rule: &ServiceKey, uid: Option<&str>) {
         let Some(key) = target_key(rule) else { return };
         let is_known = self.rules.get(&key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid));
         if is_known {
@@ -424,7 +424,7 @@ impl AlertsController {
             }
         };
         self.work_queue.succeeded(key);
-        self.context.rules.answer(key, request.fingerprint, state);
+        self.context.rules.set_state(key, request.fingerprint, state);
     }
 
     /// Returns the write that the request still needs, with the key of the PrometheusRule; `None` if there is none, or
@@ -493,7 +493,7 @@ impl AlertsController {
         let is_superseded = self.work_queue.done(&key);
         self.fair_queue.end(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
-            self.context.api.wrote(verb, "PrometheusRule", code);
+            self.context.api.count_write(verb, "PrometheusRule", code);
         }
         match result {
             Ok(Outcome::Foreign) => {
@@ -501,11 +501,11 @@ impl AlertsController {
                 let (pause, is_new) = self.work_queue.add_refused(&key, Some(CONFLICT_RETRY), "conflict");
                 let why = "another client's object has the name";
                 self.report(&key, why, pause, is_new);
-                self.context.rules.answer(&key, fingerprint, RuleState::Conflict);
+                self.context.rules.set_state(&key, fingerprint, RuleState::Conflict);
             }
             // The name was taken by an object of ours that the watch hasn't shown.
             Ok(Outcome::Present(observed)) if code == 409 => {
-                self.observed(&key, *observed);
+                self.on_observed(&key, *observed);
                 self.work_queue.add_rate_limited(&key, None);
             }
             Ok(outcome) => {
@@ -515,13 +515,13 @@ impl AlertsController {
                         .recovered(&format!("PrometheusRules in namespace {namespace} can be written again"));
                 }
                 match outcome {
-                    Outcome::Present(observed) => self.observed(&key, *observed),
+                    Outcome::Present(observed) => self.on_observed(&key, *observed),
                     Outcome::Absent | Outcome::Foreign => drop(self.rules.remove(&key)),
                 }
                 self.work_queue.succeeded(&key);
                 if let Some(pause) = self.work_queue.record_write(&key, &fingerprint) {
                     let why = "another client changes the PrometheusRule".to_owned();
-                    self.context.rules.answer(&key, fingerprint, RuleState::Refused(why));
+                    self.context.rules.set_state(&key, fingerprint, RuleState::Refused(why));
                     if self.reverted.take(std::time::Instant::now()).is_some() {
                         warn!(
                             "ExternalTarget {key}: another client changes its PrometheusRule; it was written again, and \
@@ -546,7 +546,7 @@ impl AlertsController {
                     self.write_logs.entry(key.namespace().into()).or_default().report(code, &message);
                 }
                 if code == 403 {
-                    self.context.rules.answer(&key, fingerprint, RuleState::Forbidden(message));
+                    self.context.rules.set_state(&key, fingerprint, RuleState::Forbidden(message));
                 }
                 self.work_queue.add_rate_limited(&key, retry_after);
             }
@@ -570,7 +570,7 @@ impl AlertsController {
     ) {
         let (pause, is_new) = self.work_queue.add_refused(key, retry_after, &message);
         self.report(key, &message, pause, is_new);
-        self.context.rules.answer(key, fingerprint, RuleState::Refused(message));
+        self.context.rules.set_state(key, fingerprint, RuleState::Refused(message));
     }
 
     fn report(&mut self, key: &ServiceKey, why: &str, pause: Duration, is_new: bool) {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::rule::{ObservedRule, PrometheusRule, canonical_hash};
 use crate::api::external_target::{Alerts, ExternalTarget, MAX_ALERT_LABEL, MAX_LABELS};
-use crate::api::validation::{is_alert_label, is_object_label, is_own_label};
+use crate::api::validation::{is_alert_label, is_object_label, is_reserved_alert_label};
 use crate::model::names::{MAX_LABEL, hash_of};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -33,7 +33,7 @@ const LAST_VALUES: &str = "15m";
 /// The alert Flapping counts the changes of the target within this time.
 const FLAPPING_WINDOW: &str = "1h";
 /// The number of changes at which the alert Flapping fires: a failover and the way back are two changes.
-const MAX_CHANGES: u32 = 5;
+const FLAPPING_THRESHOLD: u32 = 5;
 
 /// What the PrometheusRule of an ExternalTarget depends on.
 #[derive(Clone, Debug, PartialEq)]
@@ -183,7 +183,7 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
     };
     let changes = format!(
         "sum by ({SERIES}) (\n  increase(lb_linker_external_target_changes_total{selector}[{FLAPPING_WINDOW}])\n) >= \
-         {MAX_CHANGES}"
+         {FLAPPING_THRESHOLD}"
     );
     let preferred = match pinned.unwrap_or_default() {
         0 => "> 0".to_owned(),
@@ -251,7 +251,9 @@ fn labels_of(alerts: &Alerts, severity: &str) -> BTreeMap<String, String> {
     let is_bounded = |text: &str| text.chars().count() <= MAX_ALERT_LABEL;
     let given = alerts.labels.iter().flatten();
     let given = given
-        .filter(|(name, text)| is_alert_label(name, text) && !is_own_label(name) && is_bounded(text))
+        .filter(|(name, text)| {
+            is_alert_label(name, text) && !is_reserved_alert_label(name) && is_bounded(text)
+        })
         .take(MAX_LABELS);
     let mut labels = BTreeMap::from([("severity".to_owned(), severity.to_owned())]);
     labels.extend(given.map(|(name, text)| (name.clone(), text.clone())));

@@ -61,7 +61,7 @@ pub struct RuleRequests {
     /// The states, each with the fingerprint of the request that it is about.
     states: DashMap<ServiceKey, (u64, RuleState)>,
     requested: broadcast::Sender<ServiceKey>,
-    answered: broadcast::Sender<ServiceKey>,
+    state_changed: broadcast::Sender<ServiceKey>,
 }
 
 impl Default for RuleRequests {
@@ -70,14 +70,14 @@ impl Default for RuleRequests {
             requests: DashMap::new(),
             states: DashMap::new(),
             requested: broadcast::Sender::new(FEED_CAPACITY),
-            answered: broadcast::Sender::new(FEED_CAPACITY),
+            state_changed: broadcast::Sender::new(FEED_CAPACITY),
         }
     }
 }
 
 impl RuleRequests {
     /// Requests the PrometheusRule of an ExternalTarget that has `spec.alerts`.
-    pub fn want(&self, key: &ServiceKey, inputs: RuleInputs) {
+    pub fn request_rule(&self, key: &ServiceKey, inputs: RuleInputs) {
         let is_known = self.requests.get(key).is_some_and(|known| match &known.rule {
             RequestedRule::Rule(before) => *before == inputs,
             RequestedRule::NoRule { .. } => false,
@@ -93,7 +93,7 @@ impl RuleRequests {
 
     /// Requests that an ExternalTarget without `spec.alerts` has no PrometheusRule, if it may have one: it had
     /// `spec.alerts` before, or its status still has the condition AlertsReady.
-    pub fn want_none(&self, key: &ServiceKey, uid: &Uid, is_recorded: bool) {
+    pub fn request_removal(&self, key: &ServiceKey, uid: &Uid, is_recorded: bool) {
         let known = self.requests.get(key).map(|known| Arc::clone(&known)).filter(|known| known.uid == *uid);
         let is_needed = is_recorded
             || known.as_ref().is_some_and(|known| match known.rule {
@@ -136,7 +136,7 @@ impl RuleRequests {
     /// Subscribes to the keys of ExternalTargets whose PrometheusRule has a new state.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {
-        self.answered.subscribe()
+        self.state_changed.subscribe()
     }
 
     fn set(&self, key: &ServiceKey, request: RuleRequest) {
@@ -157,7 +157,7 @@ impl RuleRequests {
     }
 
     /// Returns whether a rule is wanted, or may have to be removed.
-    pub(super) fn is_any_open(&self) -> bool {
+    pub(super) fn has_pending_requests(&self) -> bool {
         let mut without_rule = Vec::new();
         for request in &self.requests {
             if request.is_for_rule() {
@@ -175,13 +175,13 @@ impl RuleRequests {
     }
 
     /// Records the state of the PrometheusRule of an ExternalTarget for the request with this fingerprint.
-    pub(super) fn answer(&self, key: &ServiceKey, fingerprint: u64, state: RuleState) {
+    pub(super) fn set_state(&self, key: &ServiceKey, fingerprint: u64, state: RuleState) {
         if self.requests.get(key).is_none_or(|request| request.fingerprint != fingerprint) {
             return;
         }
         let state = (fingerprint, state);
         if self.states.insert(key.clone(), state.clone()).as_ref() != Some(&state) {
-            let _ = self.answered.send(key.clone());
+            let _ = self.state_changed.send(key.clone());
         }
     }
 
@@ -206,19 +206,19 @@ mod tests {
 
     fn answer(requests: &RuleRequests, state: RuleState) {
         let fingerprint = requests.get(&web()).unwrap().fingerprint;
-        requests.answer(&web(), fingerprint, state);
+        requests.set_state(&web(), fingerprint, state);
     }
 
     #[test]
     fn state_is_known_until_the_request_changes() {
         let requests = RuleRequests::default();
         let mut feed = requests.subscribe_requests();
-        requests.want(&web(), inputs("u", None));
+        requests.request_rule(&web(), inputs("u", None));
         answer(&requests, RuleState::Written);
-        requests.want(&web(), inputs("u", None));
+        requests.request_rule(&web(), inputs("u", None));
         assert_eq!(requests.state(&web()), Some(RuleState::Written));
         assert_eq!(feed.try_iter_len(), 1);
-        requests.want(&web(), inputs("u", Some(1)));
+        requests.request_rule(&web(), inputs("u", Some(1)));
         assert_eq!(requests.state(&web()), None);
         assert_eq!(feed.try_iter_len(), 1);
     }
@@ -226,18 +226,18 @@ mod tests {
     #[test]
     fn removal_request_is_open_until_the_rule_is_absent() {
         let (requests, uid) = (RuleRequests::default(), Uid::from("u"));
-        requests.want_none(&web(), &uid, false);
-        assert!(requests.get(&web()).is_none() && !requests.is_any_open());
+        requests.request_removal(&web(), &uid, false);
+        assert!(requests.get(&web()).is_none() && !requests.has_pending_requests());
         for state in [RuleState::Absent, RuleState::NotInstalled] {
-            requests.want(&web(), inputs("u", None));
-            requests.want_none(&web(), &uid, false);
-            assert!(requests.is_any_open());
+            requests.request_rule(&web(), inputs("u", None));
+            requests.request_removal(&web(), &uid, false);
+            assert!(requests.has_pending_requests());
             answer(&requests, RuleState::Forbidden(String::new()));
-            requests.want_none(&web(), &uid, false);
-            assert!(requests.is_any_open(), "a rule may be left");
+            requests.request_removal(&web(), &uid, false);
+            assert!(requests.has_pending_requests(), "a rule may be left");
             answer(&requests, state);
-            assert!(!requests.is_any_open());
-            requests.want_none(&web(), &uid, false);
+            assert!(!requests.has_pending_requests());
+            requests.request_removal(&web(), &uid, false);
             assert!(requests.get(&web()).is_none());
         }
     }
@@ -245,18 +245,18 @@ mod tests {
     #[test]
     fn recorded_condition_asks_for_the_removal_of_a_rule() {
         let (requests, uid) = (RuleRequests::default(), Uid::from("u"));
-        requests.want_none(&web(), &uid, true);
-        assert!(requests.is_any_open());
+        requests.request_removal(&web(), &uid, true);
+        assert!(requests.has_pending_requests());
         // The leader has removed the condition.
-        requests.want_none(&web(), &uid, false);
+        requests.request_removal(&web(), &uid, false);
         assert!(requests.get(&web()).is_none());
     }
 
     #[test]
     fn request_for_an_earlier_uid_causes_no_removal_request() {
         let requests = RuleRequests::default();
-        requests.want(&web(), inputs("old", None));
-        requests.want_none(&web(), &"new".into(), false);
+        requests.request_rule(&web(), inputs("old", None));
+        requests.request_removal(&web(), &"new".into(), false);
         assert!(requests.get(&web()).is_none());
     }
 

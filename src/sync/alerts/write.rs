@@ -77,9 +77,9 @@ impl RuleWriter {
         rule: &ServiceKey,
         change: RuleChange,
     ) -> (u16, Result<Outcome, WriteError>) {
-        let is_protected = matches!(change, RuleChange::Patch(_));
+        let has_precondition = matches!(change, RuleChange::Patch(_));
         let request = self.send(key, rule, change);
-        let answered = match is_protected {
+        let answered = match has_precondition {
             true => self.leadership.write(term, request).await,
             false => self.leadership.write_confirmed(term, request).await,
         };

@@ -19,7 +19,7 @@ use crate::sync::k8s::watch::sleep_until_opt;
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// From its second failure on, the retry of a key is delayed by this much for each other failing key of its namespace,
 /// up to the second value: at most 20 retries a second for up to 600 keys, and each key every 30 s beyond.
-const RETRY_PAUSE_PER_FAILING_LINK: (Duration, Duration) =
+const RETRY_PAUSE_PER_FAILING_KEY: (Duration, Duration) =
     (Duration::from_millis(50), Duration::from_secs(30));
 /// The number of keys, refused because of a limit of the target namespace, that are retried when the write of another
 /// such key succeeds. While all these writes succeed, the number of retries doubles from round to round.
@@ -271,7 +271,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
             let failing = self.failures.keys().filter(|other| other.namespace() == key.namespace()).count();
             let other_keys = u32::try_from(failing - 1).unwrap_or(u32::MAX);
             pause = pause.max(
-                RETRY_PAUSE_PER_FAILING_LINK.0.saturating_mul(other_keys).min(RETRY_PAUSE_PER_FAILING_LINK.1),
+                RETRY_PAUSE_PER_FAILING_KEY.0.saturating_mul(other_keys).min(RETRY_PAUSE_PER_FAILING_KEY.1),
             );
         }
         self.add_after(key.clone(), pause);
@@ -339,18 +339,18 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     /// Returns the remaining pause before the next write of this desired state for a key, if another client reverts the
     /// writes.
-    pub(crate) fn throttled_for(&self, key: &ServiceKey, about: &A) -> Option<Duration> {
-        let repairs = self.throttles.get(key).filter(|repairs| repairs.desired == *about)?;
+    pub(crate) fn throttled_for(&self, key: &ServiceKey, desired: &A) -> Option<Duration> {
+        let repairs = self.throttles.get(key).filter(|repairs| repairs.desired == *desired)?;
         repairs.slowed.as_ref()?.1.checked_duration_since(Instant::now())
     }
 
     /// Counts a successful write for a key. After many consecutive writes for the same desired state, another client or
     /// an admission policy seems to revert them: then returns the growing pause before the next write.
-    pub(crate) fn record_write(&mut self, key: &ServiceKey, about: &A) -> Option<Duration> {
+    pub(crate) fn record_write(&mut self, key: &ServiceKey, desired: &A) -> Option<Duration> {
         self.check_throttles_at.get_or_insert_with(|| Instant::now() + QUIET_PERIOD);
-        let repairs = self.throttles.entry(key.clone()).or_insert_with(|| DriftThrottle::new(about));
-        if repairs.desired != *about || repairs.last.elapsed() >= QUIET_PERIOD {
-            *repairs = DriftThrottle::new(about);
+        let repairs = self.throttles.entry(key.clone()).or_insert_with(|| DriftThrottle::new(desired));
+        if repairs.desired != *desired || repairs.last.elapsed() >= QUIET_PERIOD {
+            *repairs = DriftThrottle::new(desired);
         }
         repairs.number += 1;
         repairs.last = Instant::now();
@@ -435,7 +435,7 @@ mod tests {
             let mut tries = 0;
             while start.elapsed() < Duration::from_secs(600) {
                 let key = work_queue.due().await;
-                assert!(work_queue.add_rate_limited(&key, None) <= RETRY_PAUSE_PER_FAILING_LINK.1);
+                assert!(work_queue.add_rate_limited(&key, None) <= RETRY_PAUSE_PER_FAILING_KEY.1);
                 tries += 1;
             }
             assert!(expected.contains(&tries), "{tries} of {links} links in 600 s");

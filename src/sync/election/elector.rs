@@ -102,20 +102,20 @@ struct ObservedLease {
 
 #[derive(Debug)]
 enum LeaseState {
-    Nothing,
+    Unknown,
     /// No Lease exists, and no replica relies on one.
     Absent,
-    There(Box<ObservedLease>),
+    Present(Box<ObservedLease>),
     /// The Lease was deleted. Its holder may not have observed that yet.
-    Vanished(Box<ObservedLease>),
+    Deleted(Box<ObservedLease>),
 }
 
 impl LeaseState {
     /// Returns the Lease that exists, or existed.
     fn observed(&mut self) -> Option<&mut ObservedLease> {
         match self {
-            Self::There(observed) | Self::Vanished(observed) => Some(observed),
-            Self::Nothing | Self::Absent => None,
+            Self::Present(observed) | Self::Deleted(observed) => Some(observed),
+            Self::Unknown | Self::Absent => None,
         }
     }
 }
@@ -186,7 +186,7 @@ impl Elector {
             identity: me,
             pod,
             timing,
-            known: LeaseState::Nothing,
+            known: LeaseState::Unknown,
             due: now,
             conflict: false,
             held: None,
@@ -212,8 +212,8 @@ impl Elector {
     /// Returns the holder in the Lease, as it was last read or written.
     pub(super) fn current_holder(&self) -> Option<&str> {
         match &self.known {
-            LeaseState::There(observed) => holder(&observed.lease),
-            LeaseState::Nothing | LeaseState::Absent | LeaseState::Vanished(_) => None,
+            LeaseState::Present(observed) => holder(&observed.lease),
+            LeaseState::Unknown | LeaseState::Absent | LeaseState::Deleted(_) => None,
         }
     }
 
@@ -239,10 +239,10 @@ impl Elector {
         }
         self.is_backing_off = false;
         let (observed, vanished) = match &self.known {
-            LeaseState::Nothing => return ElectionStep::Get,
+            LeaseState::Unknown => return ElectionStep::Get,
             LeaseState::Absent => return ElectionStep::Create,
-            LeaseState::There(observed) => (observed, false),
-            LeaseState::Vanished(observed) => (observed, true),
+            LeaseState::Present(observed) => (observed, false),
+            LeaseState::Deleted(observed) => (observed, true),
         };
         // A renewal needs no read before: its resourceVersion shows whether the Lease has changed.
         let undisputed = !self.conflict && self.dispute == Dispute::None;
@@ -300,8 +300,8 @@ impl Elector {
     /// Returns the Lease to write. A renewal keeps its term; any other claim begins a term above all that were seen.
     pub(super) fn claim(&mut self, name: &str, now: Timestamp) -> Lease {
         let there = match &self.known {
-            LeaseState::There(observed) => Some(&observed.lease),
-            LeaseState::Nothing | LeaseState::Absent | LeaseState::Vanished(_) => None,
+            LeaseState::Present(observed) => Some(&observed.lease),
+            LeaseState::Unknown | LeaseState::Absent | LeaseState::Deleted(_) => None,
         };
         let seen = there.and_then(|lease| term(lease, now)).unwrap_or_default();
         self.highest = self.highest.max(seen).max(self.term);
@@ -315,7 +315,7 @@ impl Elector {
     /// Returns the Lease to write on release, if this process holds it.
     pub(super) fn release(&self, now: Timestamp) -> Option<Lease> {
         match &self.known {
-            LeaseState::There(observed) if holder(&observed.lease) == Some(&*self.identity) => {
+            LeaseState::Present(observed) if holder(&observed.lease) == Some(&*self.identity) => {
                 Some(released(observed.lease.clone(), now))
             }
             _ => None,
@@ -359,7 +359,7 @@ impl Elector {
         let Some(lease) = lease else { return self.on_lease_deleted(now) };
         let version = |lease: &Lease| (lease.metadata.uid.clone(), lease.metadata.resource_version.clone());
         let changed = match &self.known {
-            LeaseState::There(known) if version(&known.lease) == version(&lease) => known.changed,
+            LeaseState::Present(known) if version(&known.lease) == version(&lease) => known.changed,
             _ => now,
         };
         let holder = holder(&lease).map(ToOwned::to_owned);
@@ -368,7 +368,7 @@ impl Elector {
         let same_term = there == Some(self.term);
         self.highest = self.highest.max(there.unwrap_or_default());
         self.known =
-            LeaseState::There(Box::new(ObservedLease { lease, changed, fresh: true, owner_lives: None }));
+            LeaseState::Present(Box::new(ObservedLease { lease, changed, fresh: true, owner_lives: None }));
         (self.due, self.is_backing_off) = (now, false);
         if mine && self.dispute == Dispute::Raised {
             if same_term {
@@ -397,7 +397,7 @@ impl Elector {
     pub(super) fn on_written(&mut self, lease: Lease, sent: BootInstant, now: BootInstant) {
         self.expire(now);
         (self.conflict, self.is_backing_off) = (false, false);
-        self.known = LeaseState::There(Box::new(ObservedLease {
+        self.known = LeaseState::Present(Box::new(ObservedLease {
             lease,
             changed: now,
             fresh: false,
@@ -436,7 +436,7 @@ impl Elector {
         // frequent writes by another client cause no hot loop.
         let pause = if mem::replace(&mut self.conflict, true) { self.timing.retry } else { Duration::ZERO };
         if matches!(self.known, LeaseState::Absent) {
-            self.known = LeaseState::Nothing;
+            self.known = LeaseState::Unknown;
         }
         self.is_backing_off = !pause.is_zero();
         self.rest_until(now + pause);
@@ -447,7 +447,7 @@ impl Elector {
     pub(super) fn failed(&mut self, pause: Duration, at_least: Duration, now: BootInstant) {
         self.expire(now);
         if matches!(self.known, LeaseState::Absent) {
-            self.known = LeaseState::Nothing;
+            self.known = LeaseState::Unknown;
         }
         // A leader must renew its Lease in time, whatever pause is asked for.
         let (pause, at_least) = match self.held {
@@ -469,24 +469,24 @@ impl Elector {
         self.due = now;
         let held = self.held.is_some();
         self.lose("the Lease was deleted".to_owned());
-        self.known = match mem::replace(&mut self.known, LeaseState::Nothing) {
-            LeaseState::There(observed) if !held => {
+        self.known = match mem::replace(&mut self.known, LeaseState::Unknown) {
+            LeaseState::Present(observed) if !held => {
                 let holder = holder(&observed.lease).filter(|holder| *holder != self.identity);
                 self.events.extend(holder.map(|holder| LeaderEvent::LeaseDeleted(holder.to_owned())));
                 // The Lease may have been renewed right before its deletion, so its time counts from now. A Pod that
                 // has ended stays so, but a Pod that was alive may have ended by now.
                 let owner_lives = observed.owner_lives.filter(|lives| !lives);
-                LeaseState::Vanished(Box::new(ObservedLease {
+                LeaseState::Deleted(Box::new(ObservedLease {
                     changed: now,
                     fresh: true,
                     owner_lives,
                     ..*observed
                 }))
             }
-            LeaseState::Vanished(observed) => {
-                LeaseState::Vanished(Box::new(ObservedLease { fresh: true, owner_lives: None, ..*observed }))
+            LeaseState::Deleted(observed) => {
+                LeaseState::Deleted(Box::new(ObservedLease { fresh: true, owner_lives: None, ..*observed }))
             }
-            LeaseState::There(_) | LeaseState::Nothing | LeaseState::Absent => LeaseState::Absent,
+            LeaseState::Present(_) | LeaseState::Unknown | LeaseState::Absent => LeaseState::Absent,
         };
     }
 

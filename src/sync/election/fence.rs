@@ -13,7 +13,7 @@ pub(super) const MIN_RENEWAL_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug, Default)]
 pub(super) struct Fence {
     /// The highest term on external targets.
-    seen: watch::Sender<u64>,
+    highest_term: watch::Sender<u64>,
     /// Notified when a writer waits for a renewal of the Lease.
     pub(super) renewal_requested: Notify,
     /// The time at which the last renewal that a writer waited for was sent.
@@ -23,7 +23,7 @@ pub(super) struct Fence {
 impl Fence {
     /// Records a term from an external target.
     pub(super) fn observe_term(&self, term: u64) {
-        self.seen.send_if_modified(|seen| {
+        self.highest_term.send_if_modified(|seen| {
             let is_higher = term > *seen;
             *seen = term.max(*seen);
             is_higher
@@ -32,11 +32,11 @@ impl Fence {
 
     /// Returns the highest term on external targets.
     pub(super) fn highest_term(&self) -> u64 {
-        *self.seen.borrow()
+        *self.highest_term.borrow()
     }
 
     /// Returns a receiver for increases of the highest term.
     pub(super) fn subscribe_highest_term(&self) -> watch::Receiver<u64> {
-        self.seen.subscribe()
+        self.highest_term.subscribe()
     }
 }

@@ -130,14 +130,14 @@ impl Leadership {
     /// Returns the term of the lease if it is held right now, and no higher term has been seen.
     #[must_use]
     pub fn held(&self) -> Option<u64> {
-        self.span().map(|(term, _)| term)
+        self.open_window().map(|(term, _)| term)
     }
 
     /// Returns the term and its validity, if a request may start now.
-    fn span(&self) -> Option<(u64, LeaseWindow)> {
+    fn open_window(&self) -> Option<(u64, LeaseWindow)> {
         let LeaderStatus { term, held } = *self.leader_status.borrow();
-        let span = held.filter(|span| span.is_open((self.clock)()) && !self.is_outdated(term))?;
-        Some((term, span))
+        let window = held.filter(|span| span.is_open((self.clock)()) && !self.is_outdated(term))?;
+        Some((term, window))
     }
 
     /// Returns the term if this replica led at the last election result and no higher term has been seen. Doesn't read
@@ -219,7 +219,7 @@ impl Leadership {
     /// # Errors
     /// If the lease isn't held, in which case nothing is sent, or if it ends before the answer arrives.
     pub async fn write<T>(&self, term: u64, request: impl Future<Output = T>) -> Result<T, NotLeading> {
-        let (_, span) = self.span().filter(|(held, _)| *held == term).ok_or(NotLeading)?;
+        let (_, span) = self.open_window().filter(|(held, _)| *held == term).ok_or(NotLeading)?;
         let LeaseWindow::Until { end, .. } = span else { return Ok(request.await) };
         let mut request = pin!(request);
         let mut timer = pin!(sleep(end.saturating_duration_since((self.clock)())));

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{EventKey, Reason, Regarding, RegardingKind};
-use crate::sync::k8s::allowance::KeyedRateLimiter;
+use crate::sync::k8s::rate_limiter::KeyedRateLimiter;
 
 /// Time since the last occurrence within which an equal Event extends the series, as in client-go's recorder.
 const SERIES_WINDOW: Duration = Duration::from_secs(360);
@@ -73,7 +73,7 @@ impl ReasonQuota {
 }
 
 #[derive(Debug)]
-struct SentEvent {
+struct EventSeriesState {
     first: Timestamp,
     count: i32,
     /// The count that was last sent, and the time of sending.
@@ -81,7 +81,7 @@ struct SentEvent {
     last: (Timestamp, Instant),
 }
 
-impl SentEvent {
+impl EventSeriesState {
     fn is_due(&self, now: Instant) -> bool {
         let (sent_count, at) = self.reported;
         self.count != sent_count && (sent_count <= 1 || now.duration_since(at) >= SERIES_UPDATE_INTERVAL)
@@ -89,7 +89,7 @@ impl SentEvent {
 
     /// Returns the write for the series that is due now. The second occurrence is sent at once; further updates are at
     /// least [`SERIES_UPDATE_INTERVAL`] apart.
-    fn tell(&mut self, now: Instant) -> EventWrite {
+    fn next_update(&mut self, now: Instant) -> EventWrite {
         if !self.is_due(now) {
             return EventWrite::Nothing;
         }
@@ -100,7 +100,7 @@ impl SentEvent {
 
 /// The series of the last minutes.
 #[derive(Debug, Default)]
-pub(super) struct EventAggregator(HashMap<EventKey, SentEvent>);
+pub(super) struct EventAggregator(HashMap<EventKey, EventSeriesState>);
 
 impl EventAggregator {
     /// Adds an Event that happened at `at` and is processed at `now`, and returns the write for it.
@@ -116,7 +116,7 @@ impl EventAggregator {
         {
             sent.count = sent.count.saturating_add(1);
             sent.last = (at, now);
-            return sent.tell(now);
+            return sent.next_update(now);
         }
         if !quota.allows(event_key, now) {
             return EventWrite::Drop;
@@ -127,7 +127,7 @@ impl EventAggregator {
                 self.0.remove(&oldest);
             }
         }
-        let sent = SentEvent { first: at, count: 1, reported: (1, now), last: (at, now) };
+        let sent = EventSeriesState { first: at, count: 1, reported: (1, now), last: (at, now) };
         self.0.insert(event_key.clone(), sent);
         EventWrite::Create(at)
     }
@@ -143,7 +143,7 @@ impl EventAggregator {
 
     /// Returns the update of a series, if it is still due.
     pub(super) fn update(&mut self, event_key: &EventKey, now: Instant) -> EventWrite {
-        self.0.get_mut(event_key).map_or(EventWrite::Nothing, |sent| sent.tell(now))
+        self.0.get_mut(event_key).map_or(EventWrite::Nothing, |sent| sent.next_update(now))
     }
 
     /// Forgets an Event that the API server doesn't have.

@@ -9,29 +9,29 @@ use crate::model::excerpt::examples;
 use crate::model::link::{Link, LinkChange, LinkState};
 use crate::store::Store;
 use crate::sync::events::metrics::EventMetrics;
-use crate::sync::k8s::service_log::ServiceLog;
+use crate::sync::k8s::object_log::ObjectLog;
 
 /// Destinations of reports about links.
 #[derive(Clone)]
-pub struct Telemetry {
+pub struct LinkReporter {
     pub metrics: Arc<EventMetrics>,
     pub recorder: Recorder,
     /// Log lines about single Services.
-    pub log: ServiceLog,
+    pub log: ObjectLog,
 }
 
-pub(crate) fn log_changes(telemetry: &Telemetry, changes: impl IntoIterator<Item = LinkChange>) {
+pub(crate) fn log_changes(link_reporter: &LinkReporter, changes: impl IntoIterator<Item = LinkChange>) {
     for change in changes {
-        log_change(telemetry, &change);
+        log_change(link_reporter, &change);
     }
 }
 
-pub(crate) fn log_change(telemetry: &Telemetry, change: &LinkChange) {
+pub(crate) fn log_change(link_reporter: &LinkReporter, change: &LinkChange) {
     let state = |link: &Option<Arc<Link>>| link.as_ref().map(|link| link.state);
     let (before, after) = (state(&change.before), state(&change.after));
     let retargeted = change.target_change();
     if change.before.is_some() && retargeted.is_some() {
-        telemetry.metrics.target_changes.inc();
+        link_reporter.metrics.target_changes.inc();
     }
     if before != after && after == Some(LinkState::Stale) {
         // The link continues with its last target, but needs attention.
@@ -43,15 +43,15 @@ pub(crate) fn log_change(telemetry: &Telemetry, change: &LinkChange) {
     }
     let Some(link) = &change.after else { return };
     if let Some(note) = lost_hostnames(change) {
-        telemetry.log.warn(&link.key, &format!("link {}: {note}", link.key));
-        telemetry.recorder.about(link, Reason::Conflict, &note);
+        link_reporter.log.warn(&link.key, &format!("link {}: {note}", link.key));
+        link_reporter.recorder.about(link, Reason::Conflict, &note);
     }
     if let (Some(target), Some(LinkState::Stale)) = (&link.target, after)
         && before != after
     {
         let why = if link.refused { "the new target isn't allowed" } else { "the status is blank" };
         let note = format!("{why}; {target} stays the target");
-        telemetry.recorder.about(link, Reason::TargetStale, &note);
+        link_reporter.recorder.about(link, Reason::TargetStale, &note);
     }
 }
 
@@ -75,11 +75,11 @@ fn lost(link: &Link) -> Vec<Arc<str>> {
 }
 
 /// Logs the first list as a single line, and a line for each link that lacks requested DNS names.
-pub(crate) fn log_first_list(store: &Store, telemetry: &Telemetry, changes: &[LinkChange]) {
+pub(crate) fn log_first_list(store: &Store, link_reporter: &LinkReporter, changes: &[LinkChange]) {
     for change in changes {
         debug!("{change}");
         if let Some(note) = lost_hostnames(change) {
-            telemetry.log.warn(&change.key, &format!("link {}: {note}", change.key));
+            link_reporter.log.warn(&change.key, &format!("link {}: {note}", change.key));
         }
     }
     info!("ready: load balancers: {}", store.links().len());

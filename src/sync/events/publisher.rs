@@ -18,7 +18,7 @@ use tower::timeout::error::Elapsed;
 use tracing::{debug, warn};
 
 use super::aggregator::{EventAggregator, EventWrite, ReasonQuota, TokenBucket};
-use super::refused::NamespaceBreakers;
+use super::namespace_breakers::NamespaceBreakers;
 use super::{EventKey, EventQueue, QueuedEvent, Recorder, Regarding, RegardingKind};
 use crate::model::excerpt::sentence;
 use crate::sync::controller::backoff::Backoff;
@@ -179,7 +179,7 @@ impl EventPublisher {
 
     /// Sends an Event. Returns false if the Event is dropped.
     async fn sent(&self, event_key: &EventKey, todo: EventWrite, known: &mut PublisherState) -> bool {
-        if known.namespaces.is_backing_off(&event_key.regarding.namespace, Instant::now()) {
+        if known.namespaces.is_dropping(&event_key.regarding.namespace, Instant::now()) {
             return false;
         }
         sleep(known.limit.take(Instant::now())).await;
@@ -235,7 +235,7 @@ impl EventPublisher {
             Err(kube::Error::Api(status)) => status.code,
             Err(_) => 0,
         };
-        self.metrics.wrote(verb, "Event", code);
+        self.metrics.count_write(verb, "Event", code);
         let Err(error) = sent else {
             self.availability.report_available();
             known.namespaces.on_accepted(namespace);
@@ -307,7 +307,7 @@ impl EventPublisher {
                 // A policy rejects this Event; credentials, permissions and quotas concern every Event of the
                 // namespace.
                 if forbidden == Some(Forbidden::Admission) {
-                    namespaces.single.refused(code, &sentence);
+                    namespaces.event_log.refused(code, &sentence);
                 } else {
                     namespaces.error_log(namespace, now).refused(code, &sentence);
                     namespaces.refuse(namespace, now);
@@ -319,7 +319,7 @@ impl EventPublisher {
                 SendResult::Again(retry_after(error).unwrap_or_default().min(RETRY_BACKOFF.1))
             }
             code => {
-                namespaces.single.refused(code, &describe(error, &doing, ""));
+                namespaces.event_log.refused(code, &describe(error, &doing, ""));
                 SendResult::Refused
             }
         }

@@ -30,11 +30,11 @@ use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{Event, RequestQuery, WatchStream, decoded, key_of, list_watch};
 
 /// The meaning of 403 in the target namespace: a ServiceAccount also gets 403 for a namespace that doesn't exist.
-const ABSENT: &str =
+const NAMESPACE_HINT: &str =
     "either the namespace doesn't exist or lb-linker has no Role in it, and deploy/ has both";
 
 /// The manifest that grants the permission to change finalizers of load balancers.
-const FINALIZER_RIGHT: &str = "--finalizer needs the ClusterRole of deploy/finalizer/";
+const FINALIZER_PERMISSION_HINT: &str = "--finalizer needs the ClusterRole of deploy/finalizer/";
 
 #[derive(Debug)]
 pub enum ObjectEvent {
@@ -177,7 +177,7 @@ impl Backend {
         let doing = format!("{} {}s in namespace {namespace}", write.verb(), write.id().kind);
         if let Write::Finalizer { service, uid, add } = write {
             let patch = Patch::Strategic(finalizer_patch(&uid, add));
-            return patch_service(client, availability, &service, &patch, FINALIZER_RIGHT).await;
+            return patch_service(client, availability, &service, &patch, FINALIZER_PERMISSION_HINT).await;
         }
         let sent = match write.id().kind {
             ObjectKind::Service | ObjectKind::LoadBalancer => {
@@ -192,9 +192,11 @@ impl Backend {
                 availability.report_available();
                 (if created { 201 } else { 200 }, Ok(object))
             }
-            Err(error) => {
-                failed(error, availability, WriteRequest { verb, resource, doing: &doing, hint: ABSENT })
-            }
+            Err(error) => failed(
+                error,
+                availability,
+                WriteRequest { verb, resource, doing: &doing, hint: NAMESPACE_HINT },
+            ),
         }
     }
 }
@@ -255,7 +257,7 @@ pub(crate) fn failed<T>(
         return (0, Err(WriteError::Unanswered));
     }
     availability.report_available();
-    (code, Err(sort(error, write_request)))
+    (code, Err(classify_api_error(error, write_request)))
 }
 
 /// Returns a strategic merge patch that adds or removes only our finalizer. The API server refuses it for another uid
@@ -279,17 +281,20 @@ where
             let request = request.map_err(kube::Error::BuildRequest)?;
             api.clone().into_client().request::<K>(request).await.map(|object| Some(object.into()))
         }
-        Write::Change { desired, only } => {
-            let body = Patch::Merge(merge_patch(&desired, &only, stamp));
+        Write::Change { desired, precondition } => {
+            let body = Patch::Merge(merge_patch(&desired, &precondition, stamp));
             api.patch(&desired.id().name, &patch, &body).await.map(|object| Some(object.into()))
         }
-        Write::Annotate { id, only } => {
-            let body = Patch::Merge(stamp.patch(&only));
+        Write::Annotate { id, precondition } => {
+            let body = Patch::Merge(stamp.patch(&precondition));
             api.patch(&id.name, &patch, &body).await.map(|object| Some(object.into()))
         }
-        Write::Delete { id, only } => {
+        Write::Delete { id, precondition } => {
             let params = DeleteParams {
-                preconditions: Some(Preconditions { uid: only.uid, resource_version: only.resource_version }),
+                preconditions: Some(Preconditions {
+                    uid: precondition.uid,
+                    resource_version: precondition.resource_version,
+                }),
                 ..Default::default()
             };
             // A foreign finalizer still holds the object.
@@ -301,7 +306,10 @@ where
     }
 }
 
-fn sort(error: kube::Error, WriteRequest { verb, resource, doing, hint }: WriteRequest<'_>) -> WriteError {
+fn classify_api_error(
+    error: kube::Error,
+    WriteRequest { verb, resource, doing, hint }: WriteRequest<'_>,
+) -> WriteError {
     let created = verb == "create";
     let code = WriteError::code(&error);
     let everywhere = |hint, retry_after| WriteError::WholeClass {
@@ -346,7 +354,8 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     namespace: &str,
     availability: ApiAvailability,
 ) -> impl Stream<Item = ObjectEvent> + Send + use<K> {
-    let mut watch_log = WatchLog::new(availability, format!("{kind}s in namespace {namespace}"), ABSENT);
+    let mut watch_log =
+        WatchLog::new(availability, format!("{kind}s in namespace {namespace}"), NAMESPACE_HINT);
     let mut object_errors = ObjectErrors::of_kind(kind.name());
     let mut list = Vec::new();
     events.filter_map(move |event| {

@@ -31,16 +31,16 @@ pub enum Write {
     /// Set the fields of an existing object that are ours to those of `desired`.
     Change {
         desired: Object,
-        only: Precondition,
+        precondition: Precondition,
     },
     Delete {
         id: ObjectId,
-        only: Precondition,
+        precondition: Precondition,
     },
     /// Set only the annotations that every write sets: the instance and the term.
     Annotate {
         id: ObjectId,
-        only: Precondition,
+        precondition: Precondition,
     },
     /// Add our finalizer to a load balancer, or remove it.
     Finalizer {
@@ -97,9 +97,9 @@ impl Write {
     pub fn uid(&self) -> &str {
         match self {
             Self::Create(_) => "",
-            Self::Change { only, .. } | Self::Delete { only, .. } | Self::Annotate { only, .. } => {
-                only.uid.as_deref().unwrap_or_default()
-            }
+            Self::Change { precondition, .. }
+            | Self::Delete { precondition, .. }
+            | Self::Annotate { precondition, .. } => precondition.uid.as_deref().unwrap_or_default(),
             Self::Finalizer { uid, .. } => uid,
         }
     }
@@ -108,9 +108,9 @@ impl Write {
     pub fn resource_version(&self) -> Option<&str> {
         match self {
             Self::Create(_) | Self::Finalizer { .. } => None,
-            Self::Change { only, .. } | Self::Delete { only, .. } | Self::Annotate { only, .. } => {
-                only.resource_version.as_deref()
-            }
+            Self::Change { precondition, .. }
+            | Self::Delete { precondition, .. }
+            | Self::Annotate { precondition, .. } => precondition.resource_version.as_deref(),
         }
     }
 }
@@ -138,7 +138,7 @@ pub struct Actual<'a> {
     /// The object with the external target's name, of any owner.
     pub named: Option<&'a Service>,
     /// Whether `named` is labelled for the link although it isn't ours: then it is left alone.
-    pub is_orphan: bool,
+    pub is_named_foreign: bool,
     /// Services with other names that are labelled for the link and count as ours.
     pub other_services: &'a [&'a Service],
     /// The EndpointSlices that are labelled for the link.
@@ -288,7 +288,7 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
 /// Returns the Service that is the external target of a link and doesn't belong to another instance.
 fn ours_of<'a>(link: &Link, actual: Actual<'a>, own: Option<&str>) -> Option<&'a Service> {
     let named = actual.named.filter(|object| link_of_labels(&object.metadata).as_ref() == Some(&link.key));
-    named.filter(|object| !actual.is_orphan && other_instance(&object.metadata, own).is_none())
+    named.filter(|object| !actual.is_named_foreign && other_instance(&object.metadata, own).is_none())
 }
 
 /// Returns the write that adds this instance's name to an object that names no instance: the earlier operator or an
@@ -302,7 +302,7 @@ pub fn adoption(link: &Link, actual: Actual<'_>, policy: &SyncPolicy) -> Option<
     let names_no_instance =
         |metadata: &ObjectMeta| instance_of(metadata).is_none() && metadata.deletion_timestamp.is_none();
     let (kind, metadata) = objects.find(|(_, metadata)| names_no_instance(metadata))?;
-    Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
+    Some(Write::Annotate { id: ObjectId::of(kind, metadata), precondition: Precondition::of(metadata) })
 }
 
 /// Returns the write that repairs an unusable term on an object of a link: no number, or more than a day ahead of `now`
@@ -328,7 +328,7 @@ pub fn term_repair(
             && RecordedTerm::of(metadata, now) == RecordedTerm::Unusable
             && !is_own(metadata)
     })?;
-    Some(Write::Annotate { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
+    Some(Write::Annotate { id: ObjectId::of(kind, metadata), precondition: Precondition::of(metadata) })
 }
 
 /// Returns the whole sequence of writes for a link.
@@ -408,7 +408,7 @@ fn service_step(
         // An allocated clusterIP can't be changed to `None` directly, only through type ExternalName.
         desired.spec = Spec::external_name(&placeholder_name(&link.external_target()));
     }
-    NextStep::Write(Write::Change { desired: desired.into(), only: Precondition::of(&ours.metadata) })
+    NextStep::Write(Write::Change { desired: desired.into(), precondition: Precondition::of(&ours.metadata) })
 }
 
 fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) -> NextStep {
@@ -449,7 +449,7 @@ fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) ->
     }
     NextStep::Write(Write::Change {
         desired: desired.clone().into(),
-        only: Precondition::of(&there.metadata),
+        precondition: Precondition::of(&there.metadata),
     })
 }
 
@@ -457,7 +457,10 @@ fn remove(kind: ObjectKind, metadata: &ObjectMeta) -> NextStep {
     if metadata.deletion_timestamp.is_some() {
         return NextStep::Done;
     }
-    NextStep::Write(Write::Delete { id: ObjectId::of(kind, metadata), only: Precondition::of(metadata) })
+    NextStep::Write(Write::Delete {
+        id: ObjectId::of(kind, metadata),
+        precondition: Precondition::of(metadata),
+    })
 }
 
 /// Returns the reason why an object with the external target's name is foreign; `None` for an ExternalName Service made

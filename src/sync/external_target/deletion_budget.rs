@@ -56,7 +56,7 @@ impl DeletionBudget {
     /// Records that `waiting` of the `present` external targets wait for removal at the start. If these exceed the
     /// limit, the previous process may just have removed as many: then the budget counts as used up, so that a process
     /// that restarts again and again doesn't remove them all.
-    pub fn initialize(&mut self, max: MaxDeletes, waiting: usize, present: usize, now: Instant) {
+    pub fn use_up_if_exceeded(&mut self, max: MaxDeletes, waiting: usize, present: usize, now: Instant) {
         if waiting > limit(max, present) {
             // `MaxDeletes::Share` grows with the number of removed targets, at most to this limit.
             for number in 0..limit(max, 2 * present) {
@@ -260,7 +260,7 @@ mod tests {
             (MaxDeletes::Unlimited, 100, true),
         ] {
             let mut deletion_budget = DeletionBudget::default();
-            deletion_budget.initialize(max, waiting, 30, start);
+            deletion_budget.use_up_if_exceeded(max, waiting, 30, start);
             assert_eq!(deletion_budget.reserve(max, "a", "a", 30, start).is_ok(), allowed, "{max} {waiting}");
             assert!(deletion_budget.reserve(max, "a", "a", 30, later).is_ok(), "{max} {waiting}");
         }
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn removals_before_the_start_count_in_every_namespace() {
         let (mut budget, now) = (DeletionBudget::default(), Instant::now());
-        budget.initialize(MaxDeletes::Number(4), 5, 30, now);
+        budget.use_up_if_exceeded(MaxDeletes::Number(4), 5, 30, now);
         for namespace in ["a", "b"] {
             let answer = budget.reserve(MaxDeletes::Number(4), namespace, namespace, 30, now);
             assert_eq!(answer, Err(Some(WINDOW)));

@@ -249,10 +249,10 @@ impl Stamp {
 
     /// Returns the JSON merge patch (RFC 7396) that sets only these annotations, with its precondition.
     #[must_use]
-    pub fn patch(&self, only: &Precondition) -> Value {
+    pub fn patch(&self, precondition: &Precondition) -> Value {
         json!({"metadata": {
-            "uid": only.uid,
-            "resourceVersion": only.resource_version,
+            "uid": precondition.uid,
+            "resourceVersion": precondition.resource_version,
             "annotations": self.annotations(),
         }})
     }
@@ -262,10 +262,10 @@ impl Stamp {
 /// object must not have. The patch includes its precondition: the API server refuses it for another uid (422) and
 /// another resourceVersion (409).
 #[must_use]
-pub fn merge_patch(desired: &Object, only: &Precondition, stamp: &Stamp) -> Value {
+pub fn merge_patch(desired: &Object, precondition: &Precondition, stamp: &Stamp) -> Value {
     let mut metadata = json!({
-        "uid": only.uid,
-        "resourceVersion": only.resource_version,
+        "uid": precondition.uid,
+        "resourceVersion": precondition.resource_version,
         "labels": desired.meta().labels,
         "annotations": stamp.annotations(),
     });

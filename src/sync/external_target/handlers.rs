@@ -37,7 +37,7 @@ impl Reconciler {
             ObjectEvent::Rewound(kind) => {
                 self.context.rewinds.record_restore(&format!("{kind}s in the target namespace"));
             }
-            ObjectEvent::Listed(kind, list) => self.take_list(kind, list),
+            ObjectEvent::Listed(kind, list) => self.on_list(kind, list),
             ObjectEvent::Unseen => {
                 self.context.store.set_owners_known();
                 if self.context.policy.sync == SyncMode::Off {
@@ -58,7 +58,7 @@ impl Reconciler {
             ObjectEvent::Deleted { id, uid } => {
                 self.stale_versions.remove(&id);
                 self.count_observed_removal(&id, &uid);
-                self.former.forget(&uid);
+                self.unwanted.forget(&uid);
                 self.change_object(&id, |objects| objects.remove(&id, &uid));
             }
         }
@@ -71,7 +71,7 @@ impl Reconciler {
             self.context.store.get(key).is_some_and(|link| link.service_gone_since().is_some())
         };
         if id.kind == ObjectKind::Service
-            && !self.former.wrote(uid)
+            && !self.unwanted.contains(uid)
             && let Some(key) = holder.filter(is_service_gone)
         {
             let (object, now) = (removal_of(&id.name, uid), Instant::now());
@@ -95,7 +95,7 @@ impl Reconciler {
         }
     }
 
-    fn take_list(&mut self, kind: ObjectKind, list: Vec<ObservedObject>) {
+    fn on_list(&mut self, kind: ObjectKind, list: Vec<ObservedObject>) {
         let (was_listed, could_write) = (self.is_listed(), self.may_write());
         self.count_unlisted_removals(kind, &list);
         let gone = self.objects.replace(kind, list);
@@ -116,7 +116,7 @@ impl Reconciler {
             self.report_owner(&object.id);
         }
         self.report
-            .other_owner(self.objects.number_of_others(), |namespace| self.objects.other_owner(namespace));
+            .other_owner(self.objects.number_of_foreign(), |namespace| self.objects.other_owner(namespace));
         self.context.store.set_owners_known();
         if was_listed {
             self.restore_deleted(false);
@@ -186,11 +186,11 @@ impl Reconciler {
             target: self.target_of(&holder, object),
             owner: written_for,
             hostnames: hostnames.into(),
-            is_ours: self.is_own_object(&holder, object.has_our_field_manager),
+            is_removable: self.is_own_object(&holder, object.has_our_field_manager),
             overridden_by: object.annotation(EXTERNAL_TARGET_UID).filter(|_| is_watched).map(Uid::from),
         };
-        let ReconcilerContext { store, persisted, telemetry, .. } = &self.context;
-        log_changes(telemetry, persisted.record(store, &holder, last));
+        let ReconcilerContext { store, persisted, link_reporter, .. } = &self.context;
+        log_changes(link_reporter, persisted.record(store, &holder, last));
     }
 
     /// Returns the target that the external target of a link records, if it is still allowed.
@@ -219,7 +219,7 @@ impl Reconciler {
     pub(crate) fn change_object(&mut self, id: &ObjectId, change: impl FnOnce(&mut ObjectCache)) {
         self.queue_affected_links(id);
         change(&mut self.objects);
-        self.context.metrics.set_objects_of_others(self.objects.number_of_others());
+        self.context.metrics.set_objects_of_others(self.objects.number_of_foreign());
         self.report_owner(id);
         self.queue_affected_links(id);
     }

@@ -94,7 +94,7 @@ struct FoundService {
 
 /// The looked-up load balancers that exist.
 #[derive(Clone, Debug, Default)]
-pub struct Existing {
+pub struct LookupResult {
     services: HashMap<ServiceKey, FoundService>,
     /// Namespaces that aren't watched and may not be listed.
     forbidden: BTreeSet<String>,
@@ -102,7 +102,7 @@ pub struct Existing {
     refused: BTreeSet<String>,
 }
 
-impl Existing {
+impl LookupResult {
     /// Decides about a load balancer, given the uid `recorded` on its external target. Without a recorded uid any
     /// Service of the same name counts as the same.
     #[must_use]
@@ -159,15 +159,15 @@ pub enum LookupError {
 
 /// The place to look up load balancers.
 #[derive(Clone)]
-pub enum Registry {
+pub enum ServiceLookup {
     Cluster(Client),
     Manifests(PathBuf),
 }
 
-impl Registry {
+impl ServiceLookup {
     /// Looks up which of the `wanted` load balancers exist, regardless of the flags, by a single list of the metadata
     /// of all load balancers. If this list is forbidden and `--watch-namespaces` is set, lists each watched namespace
-    /// of `wanted`; the namespaces that aren't watched count as `Existing::forbidden`. If an authorizer refuses the
+    /// of `wanted`; the namespaces that aren't watched count as `LookupResult::forbidden`. If an authorizer refuses the
     /// list of a watched namespace, the look-up continues with the next namespace.
     ///
     /// # Errors
@@ -176,8 +176,8 @@ impl Registry {
         &self,
         wanted: &HashSet<ServiceKey>,
         selection: &Selection,
-    ) -> Result<Existing, LookupError> {
-        let mut existing = Existing::default();
+    ) -> Result<LookupResult, LookupError> {
+        let mut existing = LookupResult::default();
         let client = match self {
             Self::Cluster(client) => client,
             Self::Manifests(directory) => {
@@ -223,7 +223,7 @@ async fn list(
     namespace: Option<&str>,
     wanted: &HashSet<ServiceKey>,
     selection: &Selection,
-    existing: &mut Existing,
+    existing: &mut LookupResult,
 ) -> Result<(), ListError> {
     let query = RequestQuery {
         namespace: namespace.map(ToOwned::to_owned),
@@ -243,7 +243,7 @@ async fn list(
 
 /// Returns whether `--ip-targets` allows an external target for a Service with this target.
 #[must_use]
-pub fn is_shown(target: &Target, how: IpTargets) -> bool {
+pub fn allows_external_target(target: &Target, how: IpTargets) -> bool {
     match (target, how) {
         (Target::Hostname(_), _) | (Target::Addresses(_), IpTargets::Headless) => true,
         (Target::Addresses(ips), IpTargets::ExternalName) => ips.iter().any(|ip| ip.is_ipv4()),
@@ -282,9 +282,9 @@ mod tests {
     use crate::sync::k8s::object::{ObjectId, ObjectKind};
     use crate::sync::test_support;
 
-    fn existing(services: &[serde_json::Value], wanted: &[&str], selection: &Selection) -> Existing {
+    fn existing(services: &[serde_json::Value], wanted: &[&str], selection: &Selection) -> LookupResult {
         let wanted = wanted.iter().map(|name| ServiceKey::new("shop", name)).collect();
-        let mut existing = Existing::default();
+        let mut existing = LookupResult::default();
         for metadata in services {
             let metadata: ObjectMeta = serde_json::from_value(metadata.clone()).unwrap();
             let key = ServiceKey::new("shop", metadata.name.as_deref().unwrap());
@@ -337,7 +337,7 @@ mod tests {
         let wanted = ["out", "in", "going", "gone"];
         let mut existing = existing(&services, &wanted, &selection(&[], true, &[]));
         let judge =
-            |existing: &Existing, name| existing.judge(&ServiceKey::new("shop", name), &Uid::default());
+            |existing: &LookupResult, name| existing.judge(&ServiceKey::new("shop", name), &Uid::default());
         assert_eq!(judge(&existing, "out"), Verdict::OptedOut);
         assert_eq!(judge(&existing, "in"), Verdict::Exists { uid: Some("u".into()), flag: None });
         for name in ["going", "gone", "unasked"] {
@@ -362,7 +362,7 @@ mod tests {
         let key = |namespace| ServiceKey::new(namespace, "web");
         let wanted = ["closed", "open", "unwatched"].map(key).into();
         let selection = selection(&[], false, &["closed", "open"]);
-        let existing = Registry::Cluster(client).look_up(&wanted, &selection).await.unwrap();
+        let existing = ServiceLookup::Cluster(client).look_up(&wanted, &selection).await.unwrap();
         assert!(existing.is_incomplete());
         let judge = |namespace| existing.judge(&key(namespace), &Uid::default());
         assert_eq!((judge("closed"), judge("open")), (Verdict::Unknown, Verdict::Gone));
@@ -373,10 +373,10 @@ mod tests {
     #[test]
     fn removal_of_most_targets_waits_ten_minutes_longer() {
         let since = Instant::now();
-        let only = Precondition { uid: None, resource_version: None };
+        let precondition = Precondition { uid: None, resource_version: None };
         let delete = NextStep::Write(Write::Delete {
             id: ObjectId { kind: ObjectKind::Service, name: "web-shop-ext".into() },
-            only,
+            precondition,
         });
         let minutes = |number: u64| Duration::from_secs(60 * number);
         for (on_delete, delay, due) in [

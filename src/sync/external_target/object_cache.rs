@@ -19,11 +19,11 @@ pub struct ObjectCache {
     instance: Option<String>,
     all: HashSet<CachedObject>,
     /// By link, the objects that don't have one of the link's default names. Few links have such objects.
-    elsewhere: HashMap<ServiceKey, BTreeSet<ObjectId>>,
+    with_other_names: HashMap<ServiceKey, BTreeSet<ObjectId>>,
     /// The number of links with objects.
     links: usize,
     /// The number of objects with our managed-by label that belong to other instances.
-    of_others: usize,
+    foreign_instances: usize,
     /// Objects that lb-linker has deleted, by uid, until the watch reports the deletion: an older event may still
     /// arrive.
     deleted: HashMap<String, ObjectId>,
@@ -88,14 +88,14 @@ impl ObjectCache {
 
     /// Returns the number of external targets and EndpointSlices that belong to other instances.
     #[must_use]
-    pub fn number_of_others(&self) -> usize {
-        self.of_others
+    pub fn number_of_foreign(&self) -> usize {
+        self.foreign_instances
     }
 
     /// Returns the other instance that owns most of the external targets and EndpointSlices, if any.
     #[must_use]
     pub fn other_owner(&self, namespace: &str) -> Option<OtherOwner> {
-        if self.of_others == 0 {
+        if self.foreign_instances == 0 {
             return None;
         }
         let labelled = self.iter().filter(|object| object.labelled_for.is_some());
@@ -114,9 +114,9 @@ impl ObjectCache {
         let usual = object_ids(&names::external_target(key.namespace(), key.name()));
         let usual = usual.iter().filter_map(|id| self.get(id));
         let usual = usual.filter(|object| self.owner_of(object).as_ref() == Some(key));
-        let Some(elsewhere) = self.elsewhere.get(key) else { return usual.collect() };
+        let Some(with_other_names) = self.with_other_names.get(key) else { return usual.collect() };
         let mut objects: Vec<&ObservedObject> =
-            usual.chain(elsewhere.iter().filter_map(|id| self.get(id))).collect();
+            usual.chain(with_other_names.iter().filter_map(|id| self.get(id))).collect();
         objects.sort_by(|one, other| one.id.cmp(&other.id));
         objects
     }
@@ -240,11 +240,11 @@ impl ObjectCache {
     fn insert(&mut self, object: Box<ObservedObject>) {
         let id = object.id.clone();
         self.take(&id);
-        self.of_others += usize::from(object.labelled_for.is_some() && self.is_of_another(&object));
+        self.foreign_instances += usize::from(object.labelled_for.is_some() && self.is_of_another(&object));
         if let Some(key) = self.owner_of(&object) {
             self.links += usize::from(self.of_link(&key).is_empty());
-            if !is_usual(&id, &key) {
-                self.elsewhere.entry(key).or_default().insert(id);
+            if !has_default_name(&id, &key) {
+                self.with_other_names.entry(key).or_default().insert(id);
             }
         }
         self.all.insert(CachedObject(object));
@@ -252,9 +252,9 @@ impl ObjectCache {
 
     fn take(&mut self, id: &ObjectId) -> Option<Box<ObservedObject>> {
         let object = self.all.take(id)?.0;
-        self.of_others -= usize::from(object.labelled_for.is_some() && self.is_of_another(&object));
+        self.foreign_instances -= usize::from(object.labelled_for.is_some() && self.is_of_another(&object));
         if let Some(key) = self.owner_of(&object) {
-            if let Entry::Occupied(mut ids) = self.elsewhere.entry(key.clone()) {
+            if let Entry::Occupied(mut ids) = self.with_other_names.entry(key.clone()) {
                 ids.get_mut().remove(id);
                 if ids.get().is_empty() {
                     ids.remove();
@@ -285,7 +285,7 @@ pub(crate) fn external_target(id: &ObjectId) -> Option<&str> {
 }
 
 /// Returns whether an object has a default name of its link.
-fn is_usual(id: &ObjectId, key: &ServiceKey) -> bool {
+fn has_default_name(id: &ObjectId, key: &ServiceKey) -> bool {
     external_target(id) == Some(&names::external_target(key.namespace(), key.name()))
 }
 
@@ -419,19 +419,19 @@ mod tests {
         links.sort();
         assert_eq!(links, ["a", "b", "d"]);
         assert!(objects.of_link(&ServiceKey::new("default", "c")).is_empty());
-        assert_eq!((objects.number_of_links(), objects.number_of_others()), (3, 1));
+        assert_eq!((objects.number_of_links(), objects.number_of_foreign()), (3, 1));
         assert_eq!(objects.other_owner("targets"), None);
         objects.remove(&id("a"), "a");
         objects.remove(&id("b"), "b");
         objects.remove(&id("d"), "d");
         assert_eq!(objects.other_owner("targets").unwrap().other, "other");
         objects.replace(ObjectKind::Service, vec![]);
-        assert_eq!(objects.number_of_others(), 0);
+        assert_eq!(objects.number_of_foreign(), 0);
 
         let mut all = ObjectCache::default();
         all.apply(&of("c", Some("other")));
         assert_eq!(all.links().count(), 1, "without an instance all objects count");
-        assert_eq!(all.number_of_others(), 0);
+        assert_eq!(all.number_of_foreign(), 0);
     }
 
     fn slice(name: &str, service: &str) -> Object {
@@ -470,6 +470,6 @@ mod tests {
         assert_eq!(objects.number_of_links(), 1);
         objects.replace(ObjectKind::EndpointSlice, vec![]);
         assert_eq!(objects.number_of_links(), 0);
-        assert!(objects.elsewhere.is_empty());
+        assert!(objects.with_other_names.is_empty());
     }
 }

@@ -54,8 +54,8 @@ use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
 use adoption::AdoptionQueue;
 use context::ReconcilerContext;
-use departure::{Contradictions, is_deletion_reported};
-use former::FormerLeaders;
+use departure::{UnreportedServices, is_deletion_reported};
+use former::UnwantedObjects;
 use start_check::StartCheck;
 
 /// Maximum number of concurrent writes: each takes a connection, and the API server has other clients, too.
@@ -84,13 +84,13 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             () = reconciler.context.store.synced(), if reconciler.is_listed() => break,
             () = leadership.wait_for_other_term(reconciler.term) => events = reconciler.begin_term(),
             () = rewinds.wait_for_change(reconciler.rewinds) => events = reconciler.begin_term(),
-            Ok(()) = hostname_policy.changed() => events = reconciler.take_policy(),
+            Ok(()) = hostname_policy.changed() => events = reconciler.on_policy_change(),
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
         }
     }
     reconciler.begin_term_without_election();
     reconciler.restore_deleted(true);
-    reconciler.seed_budget();
+    reconciler.initialize_budget();
     reconciler.queue_all();
     reconciler.initial_pass = reconciler.work_queue.queued();
     loop {
@@ -104,7 +104,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             },
             () = leadership.wait_for_other_term(reconciler.term) => events = reconciler.begin_term(),
             () = rewinds.wait_for_change(reconciler.rewinds) => events = reconciler.begin_term(),
-            Ok(()) = hostname_policy.changed() => events = reconciler.take_policy(),
+            Ok(()) = hostname_policy.changed() => events = reconciler.on_policy_change(),
             () = leader_status.changed() => reconciler.on_leader_status(),
             Ok(()) = links_listed.changed() => reconciler.on_links_listed(),
             Ok(()) = overrides_listed.changed() => reconciler.resume_writing(),
@@ -118,7 +118,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
                 next.iter().for_each(|key| reconciler.work_queue.add(key));
             }
             Some(ended) = reconciler.writes.join_next() => reconciler.on_write_end(ended?),
-            Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.looked_up(&existing?),
+            Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.on_look_up_end(&existing?),
         }
     }
     reconciler.finish().await
@@ -149,8 +149,8 @@ pub(crate) struct Reconciler {
     pub(crate) deletion_budget: Arc<Mutex<DeletionBudget>>,
     pub(crate) orphans: Orphans,
     adoption: AdoptionQueue,
-    pub(crate) former: FormerLeaders,
-    pub(crate) contradictions: Contradictions,
+    pub(crate) unwanted: UnwantedObjects,
+    pub(crate) unreported_services: UnreportedServices,
     /// Services that count as gone without a confirmation by the API server, and since when an authorizer has refused
     /// all their look-ups.
     pub(crate) refused_look_ups: HashMap<ServiceKey, LastingRefusal>,
@@ -166,7 +166,7 @@ impl Reconciler {
         context.policy.tombstone = context.hostname_policy.borrow().tombstone();
         let report = StatusLog::new(
             context.backend.clone(),
-            context.telemetry.clone(),
+            context.link_reporter.clone(),
             Arc::clone(&context.metrics),
             Arc::clone(&context.api),
         );
@@ -186,8 +186,8 @@ impl Reconciler {
             deletion_budget: Arc::default(),
             orphans,
             adoption: AdoptionQueue::default(),
-            former: FormerLeaders::default(),
-            contradictions: Contradictions::default(),
+            unwanted: UnwantedObjects::default(),
+            unreported_services: UnreportedServices::default(),
             refused_look_ups: HashMap::new(),
             start_check: StartCheck::default(),
             unanswered: false,
@@ -221,14 +221,14 @@ impl Reconciler {
         self.term = self.context.leadership.term();
         self.rewinds = self.context.rewinds.count();
         self.listed_in_term.clear();
-        self.former.clear();
+        self.unwanted.clear();
         self.refused_look_ups.clear();
         self.context.backend.events(&self.context.staleness)
     }
 
     /// Applies a changed hostname policy, and lists the objects again: the policy decides which recorded hostnames and
     /// targets count.
-    fn take_policy(&mut self) -> BoxStream<'static, ObjectEvent> {
+    fn on_policy_change(&mut self) -> BoxStream<'static, ObjectEvent> {
         self.context.policy.tombstone = self.context.hostname_policy.borrow().tombstone();
         self.begin_term()
     }
@@ -302,14 +302,14 @@ impl Reconciler {
     }
 
     /// Initializes the deletion budget with the number of removals that wait at the start.
-    fn seed_budget(&mut self) {
+    fn initialize_budget(&mut self) {
         let links = self.context.store.links();
         let waits_for_removal = |link: &Arc<Link>| {
             link.is_gone() || link.service_gone_since().is_some() && self.has_removable_object(&link.key)
         };
         let waiting = links.into_iter().filter(waits_for_removal).count();
         let (max, present) = (self.context.policy.max_deletes, self.objects.number_of_links());
-        self.deletion_budget.lock().initialize(max, waiting, present, Instant::now());
+        self.deletion_budget.lock().use_up_if_exceeded(max, waiting, present, Instant::now());
     }
 
     /// Queues all links, including links that were forgotten while the feed lagged.
@@ -367,7 +367,7 @@ impl Reconciler {
         let found = self.context.store.get(&key);
         self.start_check.settle(&key, found.as_deref(), &self.context.metrics);
         if found.as_ref().is_none_or(|link| link.service_gone_since().is_none()) {
-            self.contradictions.remove(&key);
+            self.unreported_services.remove(&key);
             self.refused_look_ups.remove(&key);
         }
         let Some(link) = found else {
@@ -399,7 +399,7 @@ impl Reconciler {
         let named: Vec<&Object> =
             labelled.iter().filter(|object| ids.contains(&object.id())).chain(&foreign_objects).collect();
         // If this process may never have observed the Service of a link, only objects of ours count.
-        let strict = link.was_never_seen() || matches!(link.state, LinkState::Recreated(_));
+        let strict = link.was_never_observed() || matches!(link.state, LinkState::Recreated(_));
         let counts = |object: &Object| !strict || self.is_removable(has_our_field_manager(object.meta()));
         let objects: Vec<&Object> = labelled.iter().filter(|object| counts(object)).collect();
         let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();
@@ -416,13 +416,15 @@ impl Reconciler {
             foreign_objects.iter().filter_map(Object::as_slice).collect();
         let actual = Actual {
             named: named.iter().find_map(|object| object.as_service()),
-            is_orphan: named.iter().any(|object| object.kind() == ObjectKind::Service && !counts(object)),
+            is_named_foreign: named
+                .iter()
+                .any(|object| object.kind() == ObjectKind::Service && !counts(object)),
             foreign_slices: &foreign_slices,
             other_services: &others,
             slices: &slices,
         };
         let objects_of_link = objects.iter().map(|object| object.uid());
-        let policy = match link.was_never_seen() && self.former.wrote_all(objects_of_link) {
+        let policy = match link.was_never_observed() && self.unwanted.contains_all(objects_of_link) {
             true => &former::policy(&self.context.policy),
             false => &self.context.policy,
         };
@@ -472,7 +474,7 @@ impl Reconciler {
             NextStep::Write(_) if !self.may_write_for(&link) => ReconcileResult::Waiting,
             NextStep::Forget => {
                 if let Some(change) = self.context.store.forget(&key) {
-                    log_change(&self.context.telemetry, &change);
+                    log_change(&self.context.link_reporter, &change);
                 }
                 ReconcileResult::Unchanged
             }

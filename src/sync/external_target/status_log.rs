@@ -15,19 +15,19 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::events::Reason;
-use crate::sync::events::link_log::Telemetry;
+use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::metrics::{ReconcileResult, ReconcilerMetrics};
 use crate::sync::k8s::errors::ThrottledLog;
 use crate::sync::k8s::instance::OtherOwner;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
-use crate::sync::k8s::refusals::RefusalLog;
+use crate::sync::k8s::refusals::FailedWriteLog;
 use crate::sync::k8s::service::{FINALIZER, Service};
 
 /// The state that was last reported.
 pub(crate) struct StatusLog {
     backend: Backend,
-    telemetry: Telemetry,
+    link_reporter: LinkReporter,
     metrics: Arc<ReconcilerMetrics>,
     api: Arc<ApiMetrics>,
     conflicts: BTreeMap<ServiceKey, String>,
@@ -49,7 +49,7 @@ pub(crate) struct StatusLog {
     /// Errors that concern all writes with this verb to objects of this kind.
     error_logs: HashMap<(&'static str, ObjectKind), ThrottledLog>,
     /// Errors that concern writes of single objects.
-    refusals: RefusalLog,
+    refusals: FailedWriteLog,
     /// Errors of the look-ups of Services that count as gone.
     look_up_log: ThrottledLog,
     /// Services that count as gone although the API server refuses every look-up.
@@ -59,7 +59,7 @@ pub(crate) struct StatusLog {
 impl StatusLog {
     pub(crate) fn new(
         backend: Backend,
-        telemetry: Telemetry,
+        link_reporter: LinkReporter,
         metrics: Arc<ReconcilerMetrics>,
         api: Arc<ApiMetrics>,
     ) -> Self {
@@ -67,7 +67,7 @@ impl StatusLog {
         metrics.deletes_held.set(0);
         Self {
             backend,
-            telemetry,
+            link_reporter,
             metrics,
             api,
             conflicts: BTreeMap::new(),
@@ -80,7 +80,7 @@ impl StatusLog {
             higher_terms: HashMap::new(),
             other_owner: false,
             error_logs: HashMap::new(),
-            refusals: RefusalLog::default(),
+            refusals: FailedWriteLog::default(),
             look_up_log: ThrottledLog::default(),
             refused_look_up_log: ThrottledLog::default(),
         }
@@ -110,13 +110,13 @@ impl StatusLog {
         };
         self.metrics.reconciled(outcome, looked_at);
         if matches!(self.backend, Backend::Namespace { .. }) {
-            self.api.wrote(write.verb(), &write.id().kind.to_string(), code);
+            self.api.count_write(write.verb(), &write.id().kind.to_string(), code);
         }
     }
 
     /// Reports a successful write: a single line for an external target and its EndpointSlices. Returns whether this
     /// ends an error of the whole class of writes.
-    pub(crate) fn written(
+    pub(crate) fn report_written(
         &mut self,
         link: Option<&Link>,
         write: &Write,
@@ -127,7 +127,7 @@ impl StatusLog {
         let object = self.place(&id);
         let record = |reason, note: &str| {
             if let Some(link) = link {
-                self.telemetry.recorder.about(link, reason, note);
+                self.link_reporter.recorder.about(link, reason, note);
             }
         };
         match (write, after.and_then(|after| after.as_service())) {
@@ -169,12 +169,12 @@ impl StatusLog {
     }
 
     /// Reports that the end of a Service can't be confirmed, so its external target stays.
-    pub(crate) fn unconfirmed(&mut self, code: u16, sentence: &str) {
+    pub(crate) fn report_unconfirmed(&mut self, code: u16, sentence: &str) {
         self.look_up_log.report(code, &format!("{sentence}; its external target stays meanwhile"));
     }
 
     /// Reports that look-ups succeed again.
-    pub(crate) fn confirmed(&mut self) {
+    pub(crate) fn report_confirmed(&mut self) {
         self.look_up_log.recovered("Services that count as gone can be looked up again");
     }
 
@@ -187,7 +187,7 @@ impl StatusLog {
     }
 
     /// Reports an error that concerns this write alone; `is_new` tells whether it differs from the last one.
-    pub(crate) fn failed(
+    pub(crate) fn report_failed(
         &mut self,
         key: &ServiceKey,
         write: &Write,
@@ -208,8 +208,8 @@ impl StatusLog {
         );
     }
 
-    /// Logs the planned writes; `now` is the Service that has the name of the external target.
-    pub(crate) fn plan(&mut self, key: &ServiceKey, now: Option<&Service>, writes: Vec<Write>) {
+    /// Logs the planned writes; `present` is the Service that has the name of the external target.
+    pub(crate) fn plan(&mut self, key: &ServiceKey, present: Option<&Service>, writes: Vec<Write>) {
         if self.planned.get(key) == Some(&writes) {
             return;
         }
@@ -221,7 +221,7 @@ impl StatusLog {
                     info!("plan for link {key}: {verb} {kind} {object} → {}", destination(service));
                 }
                 Write::Change { desired: Object::Service(service), .. } => {
-                    let (before, after) = (now.map(destination), destination(service));
+                    let (before, after) = (present.map(destination), destination(service));
                     let change = match before {
                         Some(before) if before != after => format!(": {before} → {after}"),
                         _ => format!(" → {after}, as now: only its labels, annotations or ports change"),
@@ -236,7 +236,7 @@ impl StatusLog {
 
     /// Reports that an object that has the name of a link's external target or EndpointSlice isn't ours. Conflicts that
     /// exist at the start cause no Event.
-    pub(crate) fn conflict(&mut self, link: &Link, object: &str, why: &str, is_news: bool) {
+    pub(crate) fn conflict(&mut self, link: &Link, object: &str, why: &str, reports_events: bool) {
         let key = &link.key;
         let object = self.backend.describe(object);
         let sentence = format!(
@@ -244,9 +244,9 @@ impl StatusLog {
         );
         if self.conflicts.get(key) != Some(&sentence) {
             warn!("{sentence}");
-            if is_news {
+            if reports_events {
                 let note = format!("{object} is left alone: {why}; rename or delete it, or label it");
-                self.telemetry.recorder.about(link, Reason::Conflict, &note);
+                self.link_reporter.recorder.about(link, Reason::Conflict, &note);
             }
             self.conflicts.insert(key.clone(), sentence);
         }
@@ -293,7 +293,7 @@ impl StatusLog {
             let note = format!(
                 "--max-deletes allows the removal of {max} in ten minutes: the external target stays"
             );
-            self.telemetry.recorder.about(link, Reason::RemovalHeld, &note);
+            self.link_reporter.recorder.about(link, Reason::RemovalHeld, &note);
         }
         self.next_removal = pause;
         self.set_deletes_held();
@@ -341,7 +341,7 @@ impl StatusLog {
         &mut self,
         link: &Link,
         holder: impl Fn(&str) -> Option<ServiceKey>,
-        is_news: bool,
+        reports_events: bool,
     ) {
         if link.is_gone() || !link.lacks_its_external_target() {
             self.names_lost.remove(&link.key);
@@ -358,7 +358,7 @@ impl StatusLog {
                 return;
             }
         }
-        if is_news {
+        if reports_events {
             let whose = match &holder {
                 Some(holder) => format!("link {holder} has it"),
                 None => "another load balancer has it".to_owned(),
@@ -367,7 +367,7 @@ impl StatusLog {
                 (self.backend.describe(&first), self.backend.describe(&link.external_target()));
             warn!("link {}: its external target is {own}, not {first}: {whose}", link.key);
             let note = format!("the external target is {own}, not {first}: {whose}");
-            self.telemetry.recorder.about(link, Reason::Conflict, &note);
+            self.link_reporter.recorder.about(link, Reason::Conflict, &note);
         }
         self.names_lost.insert(link.key.clone(), holder);
     }
@@ -406,7 +406,7 @@ impl StatusLog {
         if let Some(Some(from)) = self.previous_targets.remove(&link.key)
             && let Some(to) = link.target.as_ref().filter(|to| **to != from)
         {
-            self.telemetry.recorder.about(link, Reason::TargetChanged, &format!("{from} → {to}"));
+            self.link_reporter.recorder.about(link, Reason::TargetChanged, &format!("{from} → {to}"));
         }
     }
 

@@ -74,8 +74,8 @@ impl Reconciler {
             self.report.higher_term(&key, &id, term, self.term);
             return false;
         }
-        let budget_key =
-            Self::removal(link, &write).filter(|_| !link.was_never_seen() || !self.former.wrote(write.uid()));
+        let budget_key = Self::removal(link, &write)
+            .filter(|_| !link.was_never_observed() || !self.unwanted.contains(write.uid()));
         if budget_key.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
@@ -89,7 +89,7 @@ impl Reconciler {
         self.objects.write_begins(&id);
         let backend = self.context.backend.clone();
         let is_refused = self.refused_look_ups.get(&key).is_some_and(LastingRefusal::is_lasting);
-        let departure = GoneCheck::of(link, &write, &self.context, is_refused);
+        let gone_check = GoneCheck::of(link, &write, &self.context, is_refused);
         let (leadership, term) = (self.context.leadership.clone(), self.term);
         let stamp = Stamp { instance: self.context.policy.instance.clone(), term: Some(term) };
         let (deletion_budget, max) = (Arc::clone(&self.deletion_budget), self.context.policy.max_deletes);
@@ -97,8 +97,8 @@ impl Reconciler {
         self.writes.spawn(async move {
             let request = async {
                 // Confirm last, right before the write: etcd may have been restored during any earlier wait.
-                let confirmed = match &departure {
-                    Some(departure) => Some(departure.confirm().await.map_err(SkipReason::Unconfirmed)?),
+                let confirmed = match &gone_check {
+                    Some(gone_check) => Some(gone_check.confirm().await.map_err(SkipReason::Unconfirmed)?),
                     None => None,
                 };
                 if let Some(object) = &budget_key {
@@ -116,7 +116,7 @@ impl Reconciler {
             };
             let (confirmed, (code, result)) = match written {
                 Ok(Ok(Ok(answered))) => answered,
-                Ok(Ok(Err(why))) => return WriteEnd::Dropped { key, write, why },
+                Ok(Ok(Err(why))) => return WriteEnd::Skipped { key, write, why },
                 Ok(Err(_)) => (None, (0, Err(WriteError::panicked()))),
                 Err(not_leading) => (None, (0, Err(not_leading.into()))),
             };
@@ -136,17 +136,17 @@ impl Reconciler {
 
     pub(crate) fn on_write_end(&mut self, ended: WriteEnd) {
         match ended {
-            WriteEnd::Written(written) => self.written(written),
-            WriteEnd::Dropped { key, write, why } => self.dropped(&key, &write, why),
+            WriteEnd::Written(written) => self.on_written(written),
+            WriteEnd::Skipped { key, write, why } => self.on_skipped(&key, &write, why),
         }
     }
 
     /// Processes a skipped write.
-    fn dropped(&mut self, key: &ServiceKey, write: &Write, why: SkipReason) {
+    fn on_skipped(&mut self, key: &ServiceKey, write: &Write, why: SkipReason) {
         self.work_queue.done(key);
         self.breakers.probe_ended(key);
         match why {
-            SkipReason::Unconfirmed(why) => self.unconfirmed(key, why),
+            SkipReason::Unconfirmed(why) => self.on_unconfirmed(key, why),
             SkipReason::Held(pause) => {
                 // The leadership may have ended during the look-up.
                 if let Some(link) = self.context.store.get(key).filter(|_| self.may_write()) {
@@ -163,19 +163,19 @@ impl Reconciler {
     }
 
     /// Processes an unconfirmed end of a Service.
-    fn unconfirmed(&mut self, key: &ServiceKey, why: Unconfirmed) {
+    fn on_unconfirmed(&mut self, key: &ServiceKey, why: Unconfirmed) {
         self.report.clear_held_back(key);
         let by_authorizer = matches!(why, Unconfirmed::Refused { by_authorizer: true, .. });
         self.refused_look_ups.entry(key.clone()).or_default().note(by_authorizer);
         match why {
             Unconfirmed::Exists { version } => {
-                self.report.confirmed();
+                self.report.report_confirmed();
                 // Another list doesn't help: the Service is known, and can't be decoded.
                 if self.context.store.is_unreadable(key) {
                     self.work_queue.add_rate_limited(key, None);
                     return;
                 }
-                match self.contradictions.note(key, version, Instant::now()) {
+                match self.unreported_services.note(key, version, Instant::now()) {
                     Remedy::Wait => self.work_queue.add_after(key.clone(), WATCH_LAG),
                     Remedy::WaitLonger => drop(self.work_queue.add_rate_limited(key, None)),
                     Remedy::List => {
@@ -189,7 +189,7 @@ impl Reconciler {
                 self.work_queue.add_rate_limited(key, None);
             }
             Unconfirmed::Refused { code, message, retry_after, .. } => {
-                self.report.unconfirmed(code, &message);
+                self.report.report_unconfirmed(code, &message);
                 self.work_queue.add_rate_limited(key, retry_after);
             }
         }
@@ -199,7 +199,7 @@ impl Reconciler {
         self.objects.get(id)?.resource_version.clone().map(Into::into)
     }
 
-    pub(crate) fn written(&mut self, written: WriteResult) {
+    pub(crate) fn on_written(&mut self, written: WriteResult) {
         let WriteResult { key, started_at, write, adopted, confirmed, budget_key, code, result } = written;
         self.report.clear_held_back(&key);
         if let Some(object) = &budget_key {
@@ -215,7 +215,7 @@ impl Reconciler {
             match confirmed {
                 Some(Confirmed::Absent) => {
                     self.refused_look_ups.remove(&key);
-                    self.report.confirmed();
+                    self.report.report_confirmed();
                 }
                 Some(Confirmed::Refused) => self.report.counts_as_gone(&key),
                 None => {}
@@ -243,7 +243,8 @@ impl Reconciler {
                     self.report.report_reverted_write(&key, &write, pause);
                 }
                 let unanswered = std::mem::take(&mut self.unanswered);
-                if self.report.written(link.as_deref(), &write, adopted, after.as_ref()) || unanswered {
+                if self.report.report_written(link.as_deref(), &write, adopted, after.as_ref()) || unanswered
+                {
                     self.work_queue.resume();
                 }
                 match (&write, after) {
@@ -295,7 +296,7 @@ impl Reconciler {
             }
             Err(WriteError::Refused { by, message }) => {
                 self.failed(&key, &write, &message, None);
-                if by.is_of_namespace() {
+                if by.applies_to_namespace() {
                     self.work_queue.mark_limited(&key);
                 }
             }
@@ -309,7 +310,7 @@ impl Reconciler {
     /// Schedules the retry of a write that failed for a reason of this link alone.
     fn failed(&mut self, key: &ServiceKey, write: &Write, reason: &str, at_least: Option<Duration>) {
         let (pause, is_new) = self.work_queue.add_refused(key, at_least, reason);
-        self.report.failed(key, write, reason, pause, is_new);
+        self.report.report_failed(key, write, reason, pause, is_new);
     }
 }
 
@@ -325,8 +326,8 @@ mod tests {
     use crate::sync::external_target::desired::Precondition;
 
     fn delete(kind: ObjectKind, name: &str) -> Write {
-        let only = Precondition { uid: Some("o".to_owned()), resource_version: None };
-        Write::Delete { id: ObjectId { kind, name: name.to_owned() }, only }
+        let precondition = Precondition { uid: Some("o".to_owned()), resource_version: None };
+        Write::Delete { id: ObjectId { kind, name: name.to_owned() }, precondition }
     }
 
     #[test]

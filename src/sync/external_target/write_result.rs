@@ -14,7 +14,7 @@ pub(crate) enum WriteEnd {
     /// The write was sent, or wasn't sent because this replica doesn't lead any more.
     Written(WriteResult),
     /// The write was skipped.
-    Dropped { key: ServiceKey, write: Write, why: SkipReason },
+    Skipped { key: ServiceKey, write: Write, why: SkipReason },
 }
 
 /// The reason why a write was skipped.

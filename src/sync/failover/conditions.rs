@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::outlook::Outlook;
+use super::outlook::StatusBuilder;
 use super::sources::NOT_CHECKED;
 use super::spec::{Refusal, is_same};
 use super::status::{Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus, cut};
@@ -18,7 +18,7 @@ fn finding(is_true: bool, reason: &str, message: impl Into<String>) -> Finding {
     (status, reason.to_owned(), message.into())
 }
 
-impl Outlook<'_> {
+impl StatusBuilder<'_> {
     /// Returns the conditions, in the order in which the status has them.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         let (accepted, resolved) = (self.accepted(), self.resolved());
@@ -36,7 +36,7 @@ impl Outlook<'_> {
 
     fn condition(&self, kind: ConditionType, (status, reason, message): Finding) -> Condition {
         let former = self.facts.input.former.condition(kind).filter(|former| former.status == status);
-        let since = former.map_or(self.facts.second(), |former| former.since);
+        let since = former.map_or(self.facts.now_second(), |former| former.since);
         Condition { kind, status, reason, message: cut(message), since }
     }
 

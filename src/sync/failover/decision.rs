@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::conditions::CUTOVER_TIMED_OUT;
 use super::facts::{Facts, Inputs};
 use super::history;
-use super::outlook::{Outlook, PlannedCheck};
+use super::outlook::{PlannedCheck, StatusBuilder};
 use super::rules::{Choice, Rules};
 use super::sources;
 use super::spec::{Offer, is_same};
@@ -64,7 +64,7 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     let Transition { current, history, moved, mut events, .. } = transition;
     let sources = sources::statuses(&facts, current.as_ref());
 
-    let outlook = Outlook {
+    let builder = StatusBuilder {
         facts: &facts,
         sources: &sources,
         current: current.as_ref(),
@@ -72,7 +72,7 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
         history: &history,
         is_failover_held: choice == Choice::Hold,
     };
-    let (conditions, checks) = (outlook.conditions(), outlook.checks());
+    let (conditions, checks) = (builder.conditions(), builder.checks());
     let observed_generation = input.spec.generation;
     let status = FailoverStatus { observed_generation, target: current, sources, history, conditions };
     events.extend(events_without_move(&former, &status, moved));
@@ -159,7 +159,7 @@ impl<'a> Transition<'a> {
             let message = format!("{} is withdrawn: {why}", source_and_target(&current));
             self.events.push(FailoverEvent { reason: EventReason::TargetChanged, message });
             self.moved = Some(MoveReason::Withdrawn);
-            history::push(&mut self.history, current, facts.second(), MoveReason::Withdrawn);
+            history::push(&mut self.history, current, facts.now_second(), MoveReason::Withdrawn);
         }
     }
 
@@ -178,7 +178,7 @@ impl<'a> Transition<'a> {
             (current.source, current.uid) = (source, uid);
             return;
         }
-        let since = self.facts.second();
+        let since = self.facts.now_second();
         let verified = self.facts.is_passing(target);
         let new = AnnouncedTarget { source, target: target.clone(), uid, since, verified };
         self.events.push(self.change_event(&new, reason));

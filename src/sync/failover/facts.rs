@@ -54,7 +54,7 @@ impl<'a> Facts<'a> {
     }
 
     /// Returns the current time in whole seconds, as the status stores it.
-    pub(super) fn second(&self) -> Timestamp {
+    pub(super) fn now_second(&self) -> Timestamp {
         whole_second(self.input.now)
     }
 
@@ -72,7 +72,7 @@ impl<'a> Facts<'a> {
         is_over
     }
 
-    pub(super) fn is_over(&self, since: Timestamp, wait: Duration) -> bool {
+    pub(super) fn wait_is_over(&self, since: Timestamp, wait: Duration) -> bool {
         self.has_passed(end_of_wait(since, wait))
     }
 

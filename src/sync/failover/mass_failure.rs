@@ -82,7 +82,7 @@ impl MassFailureGuard {
     /// Forgets a held failover: the target hasn't failed any more, or the ExternalTarget was deleted. A failover that
     /// was allowed still counts.
     pub fn forget(&mut self, key: &ServiceKey) {
-        if self.0.get(key).is_some_and(|intent| !intent.is_allowed) {
+        if self.0.get(key).is_some_and(|pending| !pending.is_allowed) {
             self.0.remove(key);
         }
     }
@@ -90,12 +90,12 @@ impl MassFailureGuard {
     /// Returns whether a failover may be made: few enough are due or made, a check has failed again, or this failover
     /// was allowed before.
     fn is_allowed(&mut self, key: &ServiceKey, all: usize, failed_at: Timestamp, now: Timestamp) -> bool {
-        let is_recent = |intent: &PendingFailover| elapsed(intent.last, now) < WINDOW;
+        let is_recent = |pending: &PendingFailover| elapsed(pending.last, now) < WINDOW;
         // Later times are from before the clock was set back.
-        self.0.retain(|_, intent| intent.last <= now && (is_recent(intent) || !intent.is_allowed));
+        self.0.retain(|_, pending| pending.last <= now && (is_recent(pending) || !pending.is_allowed));
         let allowed = ALWAYS_ALLOWED.max(all / ALLOWED_DIVISOR);
         let mut by_namespace: HashMap<&str, usize> = HashMap::new();
-        for (other, _) in self.0.iter().filter(|(other, intent)| *other != key && is_recent(intent)) {
+        for (other, _) in self.0.iter().filter(|(other, pending)| *other != key && is_recent(pending)) {
             *by_namespace.entry(other.namespace()).or_default() += 1;
         }
         // A namespace with targets that fail all the time doesn't hold the failovers of other namespaces.
@@ -105,11 +105,11 @@ impl MassFailureGuard {
         };
         let others: usize = by_namespace.into_iter().map(counted).sum();
         let new = PendingFailover { since: now, last: now, is_allowed: false };
-        let intent = self.0.entry(key.clone()).or_insert(new);
-        intent.last = now;
-        let is_confirmed = failed_at >= later(intent.since, CONFIRM_AFTER);
-        intent.is_allowed |= is_confirmed || others < allowed;
-        intent.is_allowed
+        let pending = self.0.entry(key.clone()).or_insert(new);
+        pending.last = now;
+        let is_confirmed = failed_at >= later(pending.since, CONFIRM_AFTER);
+        pending.is_allowed |= is_confirmed || others < allowed;
+        pending.is_allowed
     }
 }
 

@@ -172,7 +172,7 @@ impl World {
         let sources = self.harness.spec.sources.clone();
         self.harness.offers = sources.iter().map(|name| self.offers[name.as_str()].clone()).collect();
         let permitted = self.offers.values().filter(|offer| is_permitted(offer));
-        self.harness.unlisted = permitted.map(|offer| offer.uid.clone()).collect();
+        self.harness.other_living_uids = permitted.map(|offer| offer.uid.clone()).collect();
         let before = self.harness.status.clone();
         let decision = self.harness.decide();
         self.check_history(&before, &decision);

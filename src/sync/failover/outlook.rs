@@ -24,7 +24,7 @@ pub enum Urgency {
 }
 
 /// The chosen target, from which conditions and checks are derived.
-pub(super) struct Outlook<'a> {
+pub(super) struct StatusBuilder<'a> {
     pub(super) facts: &'a Facts<'a>,
     pub(super) sources: &'a [SourceStatus],
     pub(super) current: Option<&'a AnnouncedTarget>,
@@ -34,7 +34,7 @@ pub(super) struct Outlook<'a> {
     pub(super) is_failover_held: bool,
 }
 
-impl Outlook<'_> {
+impl StatusBuilder<'_> {
     /// Returns the position of the source in use, and its new target; `None` if the source offers no target, or still
     /// the announced one.
     pub(super) fn new_target(&self) -> Option<(usize, &Target)> {

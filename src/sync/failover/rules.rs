@@ -86,7 +86,7 @@ impl Rules<'_> {
             let target = facts.offered(*before);
             self.is_ready(*before)
                 && target.is_some_and(|target| self.has_passes_in_a_row(target))
-                && facts.is_over(self.sources[*before].since, after)
+                && facts.wait_is_over(self.sources[*before].since, after)
         };
         let back = (0..position).find(has_proved_itself);
         let may_move = |_: &usize| facts.has_passed(next_move(self.history, MoveReason::FailedBack));
@@ -122,7 +122,7 @@ impl Rules<'_> {
             return Choice::Move(position, MoveReason::Announced);
         }
         let max_wait = facts.input.spec.max_wait;
-        let is_over = self.history.first().is_none_or(|last| facts.is_over(last.until, max_wait));
+        let is_over = self.history.first().is_none_or(|last| facts.wait_is_over(last.until, max_wait));
         let waited = |position: &usize| {
             facts.offered(*position).is_some() && facts.is_wait_over(&self.sources[*position])
         };
@@ -139,7 +139,7 @@ impl Rules<'_> {
             // The time in the status may be of an earlier leader: the checks of that leader don't count.
             let began = |target| facts.tally(target).decided.unwrap_or(facts.input.now);
             let since = facts.offered(position).map_or(since, |target| since.max(began(target)));
-            has_failed || facts.is_over(since, NO_RESULT)
+            has_failed || facts.wait_is_over(since, NO_RESULT)
         };
         for position in facts.positions() {
             if works(position) {

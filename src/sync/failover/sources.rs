@@ -32,7 +32,7 @@ fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus 
         }
         (None, None) => (SourceState::Pending, "offers no target".to_owned()),
     };
-    let since = known.filter(|known| known.state == state).map_or(facts.second(), |known| known.since);
+    let since = known.filter(|known| known.state == state).map_or(facts.now_second(), |known| known.since);
     SourceStatus { name: name.to_owned(), state, offers, since, message: cut(message) }
 }
 
@@ -71,9 +71,9 @@ fn checked(
     let state = match former {
         _ if tally.passes >= passes => SourceState::Healthy,
         SourceState::Pending | SourceState::Refused => {
-            let since = known.map_or(facts.second(), |known| known.since);
+            let since = known.map_or(facts.now_second(), |known| known.since);
             let is_unhealthy =
-                facts.has_failed(target) && (is_standby || facts.is_over(since, spec.max_wait));
+                facts.has_failed(target) && (is_standby || facts.wait_is_over(since, spec.max_wait));
             if is_unhealthy { SourceState::Unhealthy } else { SourceState::Pending }
         }
         _ if facts.has_failed(target) => SourceState::Unhealthy,

@@ -19,7 +19,7 @@ pub struct FailoverSpec {
 }
 
 /// How long a check that is due may wait for its turn, unless the leader is overloaded.
-const TURN: Duration = Duration::from_secs(1);
+const MAX_QUEUE_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckSettings {
@@ -56,7 +56,7 @@ impl CheckSettings {
 
     /// Returns the maximum age of a result: the next check ends before that, even if no upstream answers.
     pub(super) fn max_age(&self) -> Duration {
-        self.longest_pause().saturating_add(self.longest_check()).saturating_add(TURN)
+        self.longest_pause().saturating_add(self.longest_check()).saturating_add(MAX_QUEUE_DELAY)
     }
 
     /// Returns the time without a pass or a failure after which a check is late: [`Self::max_age`] and the time until

@@ -48,7 +48,7 @@ pub(super) struct Harness {
     pub(super) present_target: Option<(Target, Uid)>,
     pub(super) is_written: bool,
     /// The uids of further existing Services, which needn't be sources.
-    pub(super) unlisted: Vec<Uid>,
+    pub(super) other_living_uids: Vec<Uid>,
     pub(super) denied: Vec<Target>,
     pub(super) refusal: Option<Refusal>,
     pub(super) is_failover_held: bool,
@@ -81,7 +81,7 @@ impl Harness {
             status: FailoverStatus::default(),
             present_target: None,
             is_written: true,
-            unlisted: Vec::new(),
+            other_living_uids: Vec::new(),
             denied: Vec::new(),
             refusal: None,
             is_failover_held: false,
@@ -146,7 +146,7 @@ impl Harness {
             is_written: self.is_written,
             is_living: &|uid| {
                 let offered = self.offers.iter().filter(|offer| is_permitted(offer)).map(|offer| &offer.uid);
-                offered.chain(&self.unlisted).any(|living| living == uid)
+                offered.chain(&self.other_living_uids).any(|living| living == uid)
             },
             denied: &|target| self.denied.contains(target),
             refusal: self.refusal.as_ref(),
@@ -163,7 +163,7 @@ impl Harness {
 
     /// Puts the sources into this order; sources that aren't named leave the list.
     pub(super) fn reorder(&mut self, names: &[&str]) {
-        self.unlisted = self.offers.iter().map(|offer| offer.uid.clone()).collect();
+        self.other_living_uids = self.offers.iter().map(|offer| offer.uid.clone()).collect();
         let position = |name: &&str| self.spec.sources.iter().position(|known| known == name).unwrap();
         self.offers = names.iter().map(|name| self.offers[position(name)].clone()).collect();
         self.edit(|spec| spec.sources = names.iter().map(|name| (*name).to_owned()).collect());

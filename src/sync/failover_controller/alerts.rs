@@ -18,9 +18,9 @@ pub(super) fn request_rule(rules: &RuleRequests, object: &ObservedExternalTarget
         Some(alerts) => {
             let position_of = |pin: &String| object.sources().iter().position(|source| source.name == *pin);
             let pinned = object.spec.pin.as_ref().and_then(position_of);
-            rules.want(key, RuleInputs { uid: uid.clone(), alerts: alerts.clone(), pinned });
+            rules.request_rule(key, RuleInputs { uid: uid.clone(), alerts: alerts.clone(), pinned });
         }
-        None => rules.want_none(key, uid, recorded(&object.status).is_some()),
+        None => rules.request_removal(key, uid, recorded(&object.status).is_some()),
     }
 }
 

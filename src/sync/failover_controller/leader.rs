@@ -20,7 +20,7 @@ use super::checks::{FinishedCheck, TargetCheckResult, check};
 use super::metrics_limit::{MAX_METRICS, MetricsLimit};
 use super::object::{ObservedExternalTarget, TrackedExternalTarget};
 use super::overrides::annotations;
-use super::status_format::{Published, from_stored, merge_patch, own_part, to_stored};
+use super::status_format::{PublishedNames, from_stored, merge_patch, own_part, to_stored};
 use super::write::{StatusWriteEnd, patch_status};
 use super::write_budget::WriteBudget;
 use super::{FailoverController, sources_of};
@@ -47,8 +47,8 @@ use crate::sync::failover::status::{
 use crate::sync::failover::times::end_of_wait;
 use crate::sync::failover::upstream_answers::UpstreamAnswers;
 use crate::sync::k8s::errors::ThrottledLog;
-use crate::sync::k8s::listed::{LinkLists, ListEpoch};
-use crate::sync::k8s::refusals::RefusalLog;
+use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::k8s::refusals::FailedWriteLog;
 
 /// Maximum number of concurrent writes of statuses.
 const MAX_WRITES: usize = 16;
@@ -87,7 +87,7 @@ pub(super) struct LeaderTerm {
     upstreams: UpstreamAnswers,
     budget: WriteBudget,
     error_log: ThrottledLog,
-    refusals: RefusalLog,
+    refusals: FailedWriteLog,
     /// Whether a write has had no answer since the last successful one.
     is_unanswered: bool,
     metrics_limit: MetricsLimit,
@@ -112,7 +112,7 @@ impl Default for LeaderTerm {
             upstreams: UpstreamAnswers::default(),
             budget: WriteBudget::default(),
             error_log: ThrottledLog::default(),
-            refusals: RefusalLog::default(),
+            refusals: FailedWriteLog::default(),
             is_unanswered: false,
             metrics_limit: MetricsLimit::default(),
             is_number_changed: true,
@@ -133,9 +133,9 @@ struct DecisionState {
     /// The resourceVersion for which the API server has returned a conflict, and the time of the conflict.
     stale: Option<(String, Instant)>,
     /// What the decisions since the last write have changed.
-    changes: Changes,
+    changes: UnreportedEvents,
     /// The changes that the write under way contains.
-    in_flight: Changes,
+    in_flight: UnreportedEvents,
     /// The reason and the message of the refusal that was reported last.
     refusal: Option<(String, String)>,
     /// When a refusal was logged last.
@@ -150,8 +150,8 @@ impl DecisionState {
             sent: None,
             records: CheckRecords::default(),
             stale: None,
-            changes: Changes::default(),
-            in_flight: Changes::default(),
+            changes: UnreportedEvents::default(),
+            in_flight: UnreportedEvents::default(),
             refusal: None,
             refusal_logged: None,
         }
@@ -160,14 +160,14 @@ impl DecisionState {
 
 /// The Events of decisions, and the reason of a move. They are reported once the status is written.
 #[derive(Default)]
-struct Changes {
+struct UnreportedEvents {
     events: Vec<FailoverEvent>,
     moved: Option<MoveReason>,
     /// Whether another client has changed the status since: then these changes are dropped if the write fails.
     is_void: bool,
 }
 
-impl Changes {
+impl UnreportedEvents {
     /// Adds what happened later.
     fn extend(&mut self, later: Self) {
         self.moved = self.moved.or(later.moved);
@@ -183,7 +183,7 @@ impl DecisionState {
     }
 
     /// Processes that the write under way has failed: its changes belong to the next write.
-    fn put_back(&mut self) {
+    fn write_failed(&mut self) {
         let mut unwritten = std::mem::take(&mut self.in_flight);
         if !unwritten.is_void {
             unwritten.extend(std::mem::take(&mut self.changes));
@@ -206,7 +206,7 @@ impl LeaderTerm {
         let is_known = before.is_some_and(|before| own_part(&before.status) == status);
         if !is_known && state.sent.as_ref() != Some(&status) {
             state.status = from_stored(&object.status);
-            state.changes = Changes::default();
+            state.changes = UnreportedEvents::default();
             state.in_flight.is_void = true;
         }
     }
@@ -410,7 +410,11 @@ impl FailoverController {
         }
         state.records.retain(&decision.checks, now);
         state.status = decision.status.clone();
-        state.changes.extend(Changes { events: decision.events, moved: decision.moved, is_void: false });
+        state.changes.extend(UnreportedEvents {
+            events: decision.events,
+            moved: decision.moved,
+            is_void: false,
+        });
         restore_times(&mut state.status, &from_stored(&object.status));
 
         let timeout = spec.check.timeout;
@@ -476,7 +480,8 @@ impl FailoverController {
         let service =
             link.map(|link| format!("{}/{}", self.context.target_namespace, link.external_target()));
         let dns_names = link.map(|link| self.context.store.dns_names(link)).unwrap_or_default();
-        let published = Published { service: service.as_deref().unwrap_or_default(), dns_names: &dns_names };
+        let published =
+            PublishedNames { service: service.as_deref().unwrap_or_default(), dns_names: &dns_names };
         let mut after = to_stored(status, &published);
         add_condition(
             &mut after,
@@ -507,7 +512,7 @@ impl FailoverController {
                 info!("plan for ExternalTarget {key}: status.target → {target}");
                 state.sent = Some(after);
             }
-            state.changes = Changes::default();
+            state.changes = UnreportedEvents::default();
             return;
         }
         let version = object.version.clone();
@@ -558,12 +563,12 @@ impl FailoverController {
     pub(super) fn written(&mut self, StatusWriteEnd { key, version, code, result }: StatusWriteEnd) {
         let is_superseded = self.leader.to_write.done(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
-            self.context.api.wrote("patch", "ExternalTarget", code);
+            self.context.api.count_write("patch", "ExternalTarget", code);
         }
         if result.is_err() {
             self.leader.budget.failed(&key);
             if let Some(state) = self.leader.states.get_mut(&key) {
-                state.put_back();
+                state.write_failed();
             }
         }
         match result {
@@ -631,14 +636,14 @@ impl FailoverController {
     fn report_changes(&mut self, key: &ServiceKey, written: &ExternalTargetStatus) {
         let Some(state) = self.leader.states.get_mut(key) else { return };
         let Some(followed) = self.objects.get(key) else { return };
-        let Changes { events, moved, .. } = std::mem::take(&mut state.in_flight);
+        let UnreportedEvents { events, moved, .. } = std::mem::take(&mut state.in_flight);
         if let Some(moved) = moved {
             self.context.metrics.switches.with_label_values(&[moved.as_str()]).inc();
             if self.leader.metrics_limit.allows(key.namespace()) {
                 self.context.metrics.changed(key);
             }
         }
-        let recorder = &self.context.telemetry.recorder;
+        let recorder = &self.context.link_reporter.recorder;
         let regarding = || Regarding::external_target(key, &followed.object.uid);
         for FailoverEvent { reason, message } in events {
             let reason = reason_of(reason);
@@ -698,7 +703,7 @@ impl FailoverController {
 
 /// Returns whether a decision needn't wait for the list of the namespace of `service`, a source: the list is complete,
 /// or it is refused and the ExternalTarget is in another namespace.
-fn may_use(listed: &LinkLists, epoch: ListEpoch, object: &ServiceKey, service: &ServiceKey) -> bool {
+fn may_use(listed: &CompletedLists, epoch: ListEpoch, object: &ServiceKey, service: &ServiceKey) -> bool {
     let namespace = service.namespace();
     listed.covers(namespace, epoch)
         || *namespace != *object.namespace() && listed.is_refused(namespace, epoch)
@@ -787,10 +792,10 @@ mod tests {
 
     fn decided(state: &mut DecisionState, message: &str, moved: MoveReason) {
         let event = FailoverEvent { reason: EventReason::TargetChanged, message: message.to_owned() };
-        state.changes.extend(Changes { events: vec![event], moved: Some(moved), is_void: false });
+        state.changes.extend(UnreportedEvents { events: vec![event], moved: Some(moved), is_void: false });
     }
 
-    fn messages(changes: &Changes) -> Vec<&str> {
+    fn messages(changes: &UnreportedEvents) -> Vec<&str> {
         changes.events.iter().map(|event| &*event.message).collect()
     }
 
@@ -798,10 +803,10 @@ mod tests {
     fn refused_list_of_another_namespace_delays_no_decision() {
         let (at, [a, b]) =
             (ListEpoch::default(), ["a", "b"].map(|namespace| ServiceKey::new(namespace, "web")));
-        let mut listed = LinkLists::new(&["a", "b"].map(ToOwned::to_owned).into(), None);
+        let mut listed = CompletedLists::new(&["a", "b"].map(ToOwned::to_owned).into(), None);
         listed.note(Some("a"), at, true);
         listed.note(Some("b"), at, false);
-        let may = |listed: &LinkLists, object, service| may_use(listed, at, object, service);
+        let may = |listed: &CompletedLists, object, service| may_use(listed, at, object, service);
         assert!(may(&listed, &a, &a) && !may(&listed, &a, &b), "a single failure may be over soon");
         listed.set_refused(Some("b"), true);
         assert!(may(&listed, &a, &b) && !may(&listed, &b, &b));
@@ -819,7 +824,7 @@ mod tests {
         decided(&mut state, "second", MoveReason::FailedBack);
         assert_eq!((messages(&state.in_flight), messages(&state.changes)), (vec!["first"], vec!["second"]));
         assert_eq!(state.in_flight.moved, Some(MoveReason::FailedOver));
-        state.put_back();
+        state.write_failed();
         assert_eq!((messages(&state.in_flight), messages(&state.changes)), (vec![], vec!["first", "second"]));
         assert_eq!(state.changes.moved, Some(MoveReason::FailedOver));
         for number in 0..20 {
@@ -841,7 +846,7 @@ mod tests {
         leader.observed(&object(&changed), Some(&first));
         let state = leader.states.get_mut(&key).unwrap();
         assert_eq!(messages(&state.in_flight), ["first"], "the write may have been made before");
-        state.put_back();
+        state.write_failed();
         assert_eq!((messages(&state.in_flight), messages(&state.changes)), (vec![], vec![]));
     }
 }

@@ -97,7 +97,7 @@ impl PendingDeletions {
         {
             let times = self.failures.max(self.refusals).max(1);
             let pause = RETRY_INTERVAL.saturating_mul(times).min(MAX_RETRY_INTERVAL);
-            self.discovery_due = after(retry_after(error).unwrap_or(pause));
+            self.discovery_due = deadline_after(retry_after(error).unwrap_or(pause));
         }
         served
     }
@@ -109,7 +109,7 @@ impl PendingDeletions {
 
     /// Makes another request due before the regular one.
     pub(super) fn retry_soon(&mut self) {
-        self.discovery_due = after(RETRY_INTERVAL);
+        self.discovery_due = deadline_after(RETRY_INTERVAL);
     }
 
     /// Returns when a discovery request is due before the regular one.
@@ -124,14 +124,14 @@ impl PendingDeletions {
         let began = self.began;
         let is_before = |deletion: &PendingDeletion| began.is_some_and(|began| deletion.since <= began);
         let deleted = self.waiting.extract_if(|_, deletion| is_before(deletion)).collect();
-        self.discovery_due = after(Duration::ZERO).filter(|_| !self.waiting.is_empty());
+        self.discovery_due = deadline_after(Duration::ZERO).filter(|_| !self.waiting.is_empty());
         deleted
     }
 
     /// Processes that the API server doesn't serve ExternalTargets: their last targets stay for `delay`.
     pub(super) fn unserved(&mut self, delay: Duration) {
         self.waiting.clear();
-        self.unserved.get_or_insert_with(|| (std::time::Instant::now(), after(delay)));
+        self.unserved.get_or_insert_with(|| (std::time::Instant::now(), deadline_after(delay)));
     }
 
     /// Returns whether the API server's last answer was that it doesn't serve ExternalTargets.
@@ -153,6 +153,6 @@ impl PendingDeletions {
 }
 
 /// Returns when a wait is over; `None` if that time can't be represented.
-pub(super) fn after(pause: Duration) -> Option<Instant> {
+pub(super) fn deadline_after(pause: Duration) -> Option<Instant> {
     Instant::now().checked_add(pause)
 }

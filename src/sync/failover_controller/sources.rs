@@ -44,7 +44,7 @@ pub(super) struct SourceService {
 
 impl SourceService {
     fn of_link(link: &Link) -> Option<Self> {
-        let is_observed = !link.is_gone() && !link.is_left_out() && !link.was_never_seen();
+        let is_observed = !link.is_gone() && !link.is_left_out() && !link.was_never_observed();
         is_observed.then(|| Self {
             key: link.key.clone(),
             uid: link.uid.clone(),
@@ -273,7 +273,7 @@ mod tests {
     use crate::model::target_policy::TargetPolicy;
     use crate::store::OnGone;
     use crate::sync::failover::status::FailoverStatus;
-    use crate::sync::failover_controller::status_format::{Published, from_stored, to_stored};
+    use crate::sync::failover_controller::status_format::{PublishedNames, from_stored, to_stored};
 
     #[test]
     fn announced_name_of_a_left_out_service_stays_allowed() {
@@ -292,7 +292,7 @@ mod tests {
         let is_allowed = || sources.allowed(&announced, false, "shop").is_some();
         assert!(!is_allowed(), "the name has no owner");
         let address = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
-        store.keep_left_out(&ServiceKey::new("infra", "lb"), "u".into(), address, Vec::new()).unwrap();
+        store.insert_left_out(&ServiceKey::new("infra", "lb"), "u".into(), address, Vec::new()).unwrap();
         assert!(is_allowed(), "what the owner allows isn't known");
         assert!(sources.check(&announced, "shop").is_err(), "no new target");
     }
@@ -312,7 +312,7 @@ mod tests {
             verified: true,
         };
         let status = FailoverStatus { target: Some(announced), ..FailoverStatus::default() };
-        let stored = to_stored(&status, &Published { service: "", dns_names: &[] });
+        let stored = to_stored(&status, &PublishedNames { service: "", dns_names: &[] });
         assert_eq!(from_stored(&stored).target, status.target);
     }
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::api::external_target::{MAX_DNS_NAME, MAX_SOURCES};
 use crate::api::status::{
     self as stored, ExternalTargetStatus, MAX_CONDITIONS, MAX_DNS_NAMES, MAX_HISTORY, MAX_MESSAGE,
-    MAX_TARGET_ADDRESSES, MAX_WORD,
+    MAX_STATE_TEXT, MAX_TARGET_ADDRESSES,
 };
 use crate::model::hostname::Hostname;
 use crate::model::link::Target;
@@ -48,7 +48,7 @@ const MAX_SERVICE: usize = 2 * MAX_LABEL + 1;
 
 /// What the status says beside the decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Published<'a> {
+pub struct PublishedNames<'a> {
     /// The external target as `namespace/name`; empty while there is none.
     pub service: &'a str,
     /// The DNS names that lead to the target.
@@ -81,7 +81,7 @@ pub fn from_stored(status: &ExternalTargetStatus) -> FailoverStatus {
 
 /// Returns the status as the API server stores it, within the limits of its schema.
 #[must_use]
-pub fn to_stored(status: &FailoverStatus, published: &Published<'_>) -> ExternalTargetStatus {
+pub fn to_stored(status: &FailoverStatus, published: &PublishedNames<'_>) -> ExternalTargetStatus {
     let conditions = CONDITIONS.iter().filter_map(|(name, kind)| {
         Some(condition_to_stored(name, status.condition((*kind)?)?, status.observed_generation))
     });
@@ -203,7 +203,7 @@ fn announced_to_stored(announced: &AnnouncedTarget) -> stored::CurrentTarget {
         hostname,
         addresses,
         display: cut(&target.to_string(), MAX_MESSAGE),
-        service_uid: (!uid.is_empty()).then(|| cut(&uid.to_string(), MAX_WORD)),
+        service_uid: (!uid.is_empty()).then(|| cut(&uid.to_string(), MAX_STATE_TEXT)),
         since: Some(time_to_stored(*since)),
         verified: *verified,
     }
@@ -261,7 +261,7 @@ fn former_to_stored(former: &FormerTarget) -> stored::FormerTarget {
         display: cut(&former.display, MAX_MESSAGE),
         since: Some(time_to_stored(former.since)),
         until: Some(time_to_stored(former.until)),
-        reason: cut(&former.reason, MAX_WORD),
+        reason: cut(&former.reason, MAX_STATE_TEXT),
     }
 }
 

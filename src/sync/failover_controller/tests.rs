@@ -13,7 +13,7 @@ use crate::sync::test_support;
 /// Returns the context of a leader with complete lists.
 fn context(client: Client, recorder: Recorder) -> FailoverContext {
     let leadership = Leadership::unconditional();
-    let lists = LinkLists::new(&BTreeSet::new(), ListEpoch { term: leadership.term(), rewinds: 0 });
+    let lists = CompletedLists::new(&BTreeSet::new(), ListEpoch { term: leadership.term(), rewinds: 0 });
     let context = FailoverContext {
         client,
         availability: ApiAvailability::default(),
@@ -27,12 +27,12 @@ fn context(client: Client, recorder: Recorder) -> FailoverContext {
         target_namespace: "external-targets".to_owned(),
         tcp_check_namespaces: BTreeSet::new(),
         check_dns: Arc::new(|_, _| Box::pin(ready(TargetCheckResult::without_answer()))),
-        telemetry: Telemetry { recorder, ..test_support::telemetry() },
+        link_reporter: LinkReporter { recorder, ..test_support::link_reporter() },
         metrics: test_support::metrics(),
         api: test_support::metrics(),
         staleness: test_support::metrics(),
         leadership,
-        rewinds: Rewinds::default(),
+        rewinds: RestoreCounter::default(),
         links_listed: watch::Sender::new(lists.clone()).subscribe(),
         overrides_listed: watch::Sender::new(lists),
     };

@@ -12,7 +12,7 @@ use tracing::{debug, info, warn};
 use super::alerts::request_rule;
 use super::object::{ObservedExternalTarget, TrackedExternalTarget};
 use super::overrides::{former_source, link_override};
-use super::pending_deletions::{REFUSALS_UNTIL_FORBIDDEN, after};
+use super::pending_deletions::{REFUSALS_UNTIL_FORBIDDEN, deadline_after};
 use super::write::PERMISSION_HINT;
 use super::{FailoverController, sources_of};
 use crate::api::external_target::ExternalTarget;
@@ -94,7 +94,7 @@ impl FailoverController {
     }
 
     /// Lists everything again: a term begins, or etcd was restored.
-    pub(super) fn list_anew(&mut self) {
+    pub(super) fn relist(&mut self) {
         let (term, rewinds) = (self.context.leadership.term(), self.context.rewinds.count());
         let before = std::mem::replace(&mut self.lists, ListEpoch { term, rewinds });
         for number in 0..self.scopes.len() {
@@ -285,7 +285,7 @@ impl FailoverController {
         let scope = &mut self.scopes[number];
         let within = |key: &ServiceKey| scope.contains(key);
         let kept = self.relist_guard.keeps(known.len(), &missing, within, Instant::now());
-        scope.confirm_at = after(CONFIRM_AFTER).filter(|_| !kept.is_empty());
+        scope.confirm_at = deadline_after(CONFIRM_AFTER).filter(|_| !kept.is_empty());
         if !kept.is_empty() {
             warn!(
                 "{} of {} ExternalTargets are missing from a new list of the API server: their absence is ignored \
@@ -426,7 +426,7 @@ impl FailoverController {
             // A line for each link of the first list would bury everything else.
             return debug!("{change}");
         }
-        log_change(&self.context.telemetry, change);
+        log_change(&self.context.link_reporter, change);
         let is_overridden =
             |link: &Option<Arc<Link>>| link.as_ref().is_some_and(|link| link.active_override().is_some());
         let service = change.after.as_ref().and_then(|link| link.service_link().cloned());
@@ -436,7 +436,7 @@ impl FailoverController {
         {
             let note = format!("ExternalTarget {} leads the link of this Service from now on", change.key);
             let regarding = Regarding::new(&change.key, &service.uid.to_string());
-            self.context.telemetry.recorder.record(regarding, Reason::Led, &note);
+            self.context.link_reporter.recorder.record(regarding, Reason::Led, &note);
         }
     }
 

@@ -14,7 +14,7 @@ use super::deserialize_guard::RawDeserializeGuard;
 use super::watch::{Event, WatchError, WatchItem};
 use crate::model::excerpt;
 use crate::model::service_key::ServiceKey;
-use crate::sync::k8s::service_log::ServiceLog;
+use crate::sync::k8s::object_log::ObjectLog;
 
 /// Minimum time between two log lines about the same error.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -113,7 +113,7 @@ pub(crate) fn explain_watch(error: &WatchError, what: &str, hint: &str) -> Strin
 pub struct ObjectErrors {
     kind: &'static str,
     logged: HashMap<ServiceKey, String>,
-    log: ServiceLog,
+    log: ObjectLog,
 }
 
 impl Default for ObjectErrors {
@@ -126,7 +126,7 @@ impl ObjectErrors {
     /// Returns an empty set of errors for objects of this kind.
     #[must_use]
     pub fn of_kind(kind: &'static str) -> Self {
-        Self { kind, logged: HashMap::new(), log: ServiceLog::default() }
+        Self { kind, logged: HashMap::new(), log: ObjectLog::default() }
     }
 
     /// Sets or clears the error of an object. Logs a new error, at a limited rate. Returns whether the error is new.
@@ -172,12 +172,12 @@ struct LoggedError {
     /// Whether the end of the error hasn't been logged yet.
     is_unresolved: bool,
     /// The start of the present interval, and the number of lines in it.
-    times: (Instant, u32),
+    lines_in_interval: (Instant, u32),
 }
 
 impl LoggedError {
     fn is_quiet(&self) -> bool {
-        let (since, times) = self.times;
+        let (since, times) = self.lines_in_interval;
         if self.is_unresolved {
             self.at.elapsed() < LOG_INTERVAL
         } else {
@@ -223,13 +223,20 @@ impl ThrottledLog {
                 logged.suppressed += 1;
                 return None;
             }
-            Some(logged) if logged.times.0.elapsed() < LOG_INTERVAL => (logged.suppressed, logged.times),
+            Some(logged) if logged.lines_in_interval.0.elapsed() < LOG_INTERVAL => {
+                (logged.suppressed, logged.lines_in_interval)
+            }
             Some(logged) => (logged.suppressed, (now, 0)),
             None => (0, (now, 0)),
         };
         self.logged.insert(
             code,
-            LoggedError { at: now, suppressed: 0, is_unresolved: true, times: (since, times + 1) },
+            LoggedError {
+                at: now,
+                suppressed: 0,
+                is_unresolved: true,
+                lines_in_interval: (since, times + 1),
+            },
         );
         Some(suppressed)
     }

@@ -35,7 +35,7 @@ impl Forbidden {
     #[must_use]
     pub fn of(error: &kube::Error, verb: &str, resource: &str) -> Option<Self> {
         let kube::Error::Api(status) = error else { return None };
-        (status.code == 403).then(|| Self::told_by(&status.message, verb, resource))
+        (status.code == 403).then(|| Self::classify(&status.message, verb, resource))
     }
 
     /// Returns whether an authorizer has refused a LIST of Services.
@@ -48,7 +48,7 @@ impl Forbidden {
         Self::lists_services(error) || Self::of(error, "watch", "services") == Some(Self::Authorizer)
     }
 
-    fn told_by(message: &str, verb: &str, resource: &str) -> Self {
+    fn classify(message: &str, verb: &str, resource: &str) -> Self {
         let Some(reason) = reason(message, resource) else { return Self::Admission };
         if is_missing_right(reason, verb, resource) {
             Self::Authorizer
@@ -63,7 +63,7 @@ impl Forbidden {
 
     /// Returns whether other new objects of the namespace would be refused, too, until the namespace changes.
     #[must_use]
-    pub fn is_of_namespace(self) -> bool {
+    pub fn applies_to_namespace(self) -> bool {
         matches!(self, Self::Quota | Self::NamespaceTerminating)
     }
 }
@@ -132,12 +132,12 @@ impl LastingRefusal {
 
     /// Returns whether every answer of the last ten minutes was a refusal.
     pub(crate) fn is_lasting(&self) -> bool {
-        self.lasts(LASTING_AFTER)
+        self.has_lasted(LASTING_AFTER)
     }
 
     /// Returns whether the refusals have lasted for this time.
-    pub(crate) fn lasts(&self, time: Duration) -> bool {
-        self.since.is_some_and(|since| since.elapsed() >= time)
+    pub(crate) fn has_lasted(&self, duration: Duration) -> bool {
+        self.since.is_some_and(|since| since.elapsed() >= duration)
     }
 }
 
@@ -165,7 +165,7 @@ mod tests {
                         API group \"\" in the namespace \"external-targets\"";
 
     fn of(message: &str) -> Forbidden {
-        Forbidden::told_by(message, "create", "services")
+        Forbidden::classify(message, "create", "services")
     }
 
     #[test]
@@ -179,11 +179,11 @@ mod tests {
         }
         let slices = "endpointslices.discovery.k8s.io is forbidden: User \"a\\\"b\" cannot patch resource \
                       \"endpointslices\" in API group \"discovery.k8s.io\" in the namespace \"t\"";
-        assert_eq!(Forbidden::told_by(slices, "patch", "endpointslices"), Forbidden::Authorizer);
+        assert_eq!(Forbidden::classify(slices, "patch", "endpointslices"), Forbidden::Authorizer);
         let status = "services \"web\" is forbidden: User \"x\" cannot patch resource \"services/status\" in API \
                       group \"\" in the namespace \"t\"";
-        assert_eq!(Forbidden::told_by(status, "patch", "services/status"), Forbidden::Authorizer);
-        assert_eq!(Forbidden::told_by(status, "patch", "services"), Forbidden::Admission, "another request");
+        assert_eq!(Forbidden::classify(status, "patch", "services/status"), Forbidden::Authorizer);
+        assert_eq!(Forbidden::classify(status, "patch", "services"), Forbidden::Admission, "another request");
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
         let message = format!("services is forbidden: {RBAC}");
         for (verb, resource) in [("patch", "services"), ("create", "service"), ("create", "endpointslices")] {
             assert_eq!(
-                Forbidden::told_by(&message, verb, resource),
+                Forbidden::classify(&message, verb, resource),
                 Forbidden::Admission,
                 "{verb} {resource}"
             );
@@ -233,7 +233,9 @@ mod tests {
         let terminating = "services \"a\" is forbidden: unable to create new content in namespace t because it is \
                            being terminated";
         assert_eq!(of(terminating), Forbidden::NamespaceTerminating);
-        assert!(of(quota).is_of_namespace() && of(terminating).is_of_namespace());
-        assert!(!Forbidden::Authorizer.is_of_namespace() && !Forbidden::Admission.is_of_namespace());
+        assert!(of(quota).applies_to_namespace() && of(terminating).applies_to_namespace());
+        assert!(
+            !Forbidden::Authorizer.applies_to_namespace() && !Forbidden::Admission.applies_to_namespace()
+        );
     }
 }

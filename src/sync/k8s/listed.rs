@@ -8,16 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct ListEpoch {
     /// The term in which the list began.
     pub term: u64,
-    /// The value of [`super::rewinds::Rewinds::count`] when the list began.
+    /// The value of [`super::rewinds::RestoreCounter::count`] when the list began.
     pub rewinds: u64,
 }
 
 /// The lists of one resource: one for all namespaces, or one per watched namespace.
 #[derive(Clone, Debug, Default)]
-pub struct LinkLists(BTreeMap<Option<String>, LinkList>);
+pub struct CompletedLists(BTreeMap<Option<String>, ListState>);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct LinkList {
+struct ListState {
     /// The epoch of the last complete list.
     complete: Option<ListEpoch>,
     /// The epoch of the last failed list.
@@ -26,12 +26,12 @@ struct LinkList {
     is_refused: bool,
 }
 
-impl LinkLists {
+impl CompletedLists {
     /// Returns the lists of these namespaces, or of all namespaces if the set is empty. `complete` is the epoch of
     /// their last complete list; `None` if nothing has been listed yet.
     #[must_use]
     pub fn new(namespaces: &BTreeSet<String>, complete: impl Into<Option<ListEpoch>>) -> Self {
-        let list = LinkList { complete: complete.into(), ..LinkList::default() };
+        let list = ListState { complete: complete.into(), ..ListState::default() };
         if namespaces.is_empty() {
             return Self(BTreeMap::from([(None, list)]));
         }
@@ -60,7 +60,7 @@ impl LinkLists {
     }
 
     /// Returns the list of a namespace; `None` if the namespace isn't watched.
-    fn of(&self, namespace: &str) -> Option<&LinkList> {
+    fn of(&self, namespace: &str) -> Option<&ListState> {
         self.0.get(&None).or_else(|| self.0.get(&Some(namespace.to_owned())))
     }
 
@@ -82,7 +82,7 @@ impl LinkLists {
     /// failed.
     #[must_use]
     pub fn lacks(&self, namespace: &str, at: ListEpoch) -> bool {
-        self.of(namespace).is_some_and(|LinkList { complete, failed, .. }| {
+        self.of(namespace).is_some_and(|ListState { complete, failed, .. }| {
             complete.is_none() || *complete != Some(at) && *failed == Some(at)
         })
     }
@@ -103,7 +103,7 @@ mod tests {
     fn failed_list_delays_its_own_namespace_only() {
         let namespaces = ["a", "b"].map(ToOwned::to_owned).into();
         let (before, now) = (ListEpoch { term: 1, rewinds: 0 }, ListEpoch { term: 2, rewinds: 0 });
-        let mut lists = LinkLists::new(&namespaces, before);
+        let mut lists = CompletedLists::new(&namespaces, before);
         assert!(lists.is_settled(before) && lists.covers("a", before));
         assert!(lists.note(Some("a"), now, true) && !lists.note(Some("a"), now, true));
         assert!(!lists.is_settled(now), "the other list may come any moment");
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn single_list_covers_all_namespaces() {
         let at = ListEpoch { term: 1, rewinds: 1 };
-        let mut lists = LinkLists::new(&BTreeSet::new(), None);
+        let mut lists = CompletedLists::new(&BTreeSet::new(), None);
         assert!(!lists.is_settled(at) && !lists.covers("a", at) && lists.lacks("a", at));
         lists.note(None, at, false);
         assert!(lists.is_settled(at) && !lists.covers("a", at));

@@ -17,7 +17,7 @@ impl MetricGroup for ApiMetrics {
 
 impl ApiMetrics {
     /// Counts a write to an object of this kind that was answered with this HTTP code; 0 means no answer.
-    pub fn wrote(&self, verb: &str, kind: &str, code: u16) {
+    pub fn count_write(&self, verb: &str, kind: &str, code: u16) {
         self.writes.with_label_values(&[verb, kind, &code.to_string()]).inc();
     }
 }

@@ -13,18 +13,18 @@ const MAX_NEW_LINES: usize = 20;
 const MAX_REPEATED_LINES: usize = 10;
 
 #[derive(Debug)]
-pub(crate) struct RefusalLog {
+pub(crate) struct FailedWriteLog {
     new: LineLimit,
     again: LineLimit,
 }
 
-impl Default for RefusalLog {
+impl Default for FailedWriteLog {
     fn default() -> Self {
         Self { new: LineLimit::new(MAX_NEW_LINES), again: LineLimit::new(MAX_REPEATED_LINES) }
     }
 }
 
-impl RefusalLog {
+impl FailedWriteLog {
     /// Logs why a write of `what` failed, and when it is retried, unless the limit of lines per minute is reached.
     /// `is_new` tells whether the reason differs from the last one.
     pub(crate) fn report(&mut self, what: impl Display, reason: &str, pause: Duration, is_new: bool) {

@@ -9,9 +9,9 @@ use crate::model::service_key::ServiceKey;
 /// The number of detected restores, and of changes of the API server's address. A restore is detected when a watch
 /// receives a list older than its previous one, or when a Service exists that counts as gone. Clones share the number.
 #[derive(Clone, Debug, Default)]
-pub struct Rewinds(watch::Sender<u64>);
+pub struct RestoreCounter(watch::Sender<u64>);
 
-impl Rewinds {
+impl RestoreCounter {
     /// Counts and logs a restore that the list of these objects has revealed. Nothing is written until everything that
     /// writes depend on has been listed again.
     pub fn record_restore(&self, what: &str) {

@@ -174,12 +174,12 @@ impl Service {
         let key = self.key();
         let (ingress, mut unusable) =
             usable(&self.status.load_balancer.ingress, key.namespace(), &hostname_policy.targets, store);
-        let refused = unusable.iter().any(Rejection::refuses);
+        let refused = unusable.iter().any(Rejection::has_rejected);
         let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
             Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
             _ => {
                 let mut rejection = Rejection::new(RejectedField::Other, format!("annotation {TTL}"));
-                rejection.refuse(text, &format!("not a number of seconds from 0 to {MAX_TTL}"));
+                rejection.reject(text, &format!("not a number of seconds from 0 to {MAX_TTL}"));
                 unusable.push(rejection);
                 None
             }
@@ -209,20 +209,20 @@ impl Service {
 impl Service {
     /// Returns the namespaces that may follow this Service, without duplicates, and the invalid part of the annotation.
     pub(crate) fn allow_from(&self) -> (Arc<[Arc<str>]>, Option<Rejection>) {
-        let ListEntries { counted, ignored } =
+        let ListEntries { accepted, ignored } =
             ListEntries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
         let mut rejection =
             Rejection::new(RejectedField::Other, format!("the namespace in annotation {ALLOW_FROM}"));
         rejection.ignore(ignored, ListEntries::LIMIT);
         let mut namespaces: Vec<Arc<str>> = Vec::new();
-        for namespace in counted {
+        for namespace in accepted {
             if namespace != "*" && !names::is_label(namespace) {
-                rejection.refuse(namespace, "neither the name of a namespace nor *");
+                rejection.reject(namespace, "neither the name of a namespace nor *");
             } else if !namespaces.iter().any(|known| **known == *namespace) {
                 namespaces.push(namespace.into());
             }
         }
-        (namespaces.into(), rejection.into_complaint())
+        (namespaces.into(), rejection.non_empty())
     }
 
     /// Returns the annotations with our prefix that a load balancer can't have: mistyped ones, or those of other
@@ -233,9 +233,9 @@ impl Service {
         let is_known = |key: &String| KNOWN.contains(&&**key) || hostname_annotations.contains(key);
         let ours = self.metadata.annotations.iter().flatten().map(|(key, _)| key);
         for key in ours.filter(|key| key.starts_with(PREFIX) && !is_known(key)) {
-            rejection.refuse(key, &format!("load balancers have {}", KNOWN.join(", ")));
+            rejection.reject(key, &format!("load balancers have {}", KNOWN.join(", ")));
         }
-        rejection.into_complaint()
+        rejection.non_empty()
     }
 }
 
@@ -262,7 +262,7 @@ fn usable(
             match checked {
                 Ok(name) if known_hosts.insert(name.clone()) => ingress.hostnames.push(name),
                 Ok(_) => {}
-                Err(why) => hosts.refuse(text, &why),
+                Err(why) => hosts.reject(text, &why),
             }
         }
         if let Some(text) = entry.ip.as_deref().filter(|ip| !ip.is_empty()) {
@@ -275,14 +275,14 @@ fn usable(
             match checked {
                 Ok(ip) if known_addresses.insert(ip) => ingress.addresses.push(ip),
                 Ok(_) => {}
-                Err(why) => addresses.refuse(text, &why),
+                Err(why) => addresses.reject(text, &why),
             }
         }
     }
     // Many Services are kept in memory until their list is complete, and most have a single entry.
     ingress.hostnames.shrink_to_fit();
     ingress.addresses.shrink_to_fit();
-    let unusable = [hosts, addresses, rest].into_iter().filter_map(Rejection::into_complaint).collect();
+    let unusable = [hosts, addresses, rest].into_iter().filter_map(Rejection::non_empty).collect();
     (ingress, unusable)
 }
 

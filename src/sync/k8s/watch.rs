@@ -320,7 +320,7 @@ struct Streams {
 }
 
 impl Streams {
-    fn may(&self, now: Instant) -> bool {
+    fn may_stream(&self, now: Instant) -> bool {
         !self.failed && self.refused_until.is_none_or(|until| now >= until)
     }
 
@@ -362,11 +362,11 @@ impl ListProgress {
 
     fn add<K: Resource>(&mut self, object: &RawDeserializeGuard<K>) {
         self.objects += 1;
-        self.see(object);
+        self.note_version(object);
     }
 
     /// Adds another version of an object that has been counted already.
-    fn see<K: Resource>(&mut self, object: &RawDeserializeGuard<K>) {
+    fn note_version<K: Resource>(&mut self, object: &RawDeserializeGuard<K>) {
         let version = object.meta().resource_version.as_deref().and_then(number);
         self.newest = self.newest.zip(version).map(|(newest, version)| newest.max(version));
     }
@@ -445,7 +445,7 @@ where
             };
         }
         // Return `ListBegins` before the request: writes from here on may be newer than the list.
-        self.state = if self.streams.may(Instant::now()) {
+        self.state = if self.streams.may_stream(Instant::now()) {
             ListWatchState::BeginStream
         } else {
             self.streams.failed = false;
@@ -504,7 +504,7 @@ where
             }
             WireEvent::Object(change, object) => {
                 match change {
-                    ObjectChange::Modified => count.see(&object),
+                    ObjectChange::Modified => count.note_version(&object),
                     ObjectChange::Added | ObjectChange::Deleted => count.add(&object),
                 }
                 StepResult::Item(Ok(Event::Listed(object)))
@@ -686,10 +686,10 @@ where
         let until = match step {
             WatchStep::Continue => return,
             // Limit the pause, so that pauses between short watches don't delay the list beyond the deadline.
-            WatchStep::Watch(doublings) | WatchStep::AskNewest(doublings) => {
-                (now + pause(doublings)).min(self.progress.deadline())
+            WatchStep::Watch(step) | WatchStep::AskNewest(step) => {
+                (now + pause(step)).min(self.progress.deadline())
             }
-            WatchStep::List(doublings) => now + pause(doublings),
+            WatchStep::List(step) => now + pause(step),
         };
         self.state = ListWatchState::Rest { until: until.max(now + at_least), step };
     }
@@ -706,11 +706,9 @@ fn identified<K: Resource>(object: &RawDeserializeGuard<K>) -> Option<&str> {
 /// Returns the pause after this number of failures in a row, with jitter: zero after none, then doubled each time, up
 /// to the maximum of [`RELIST_BACKOFF`].
 fn pause(failures: u32) -> Duration {
-    let Some(doublings) = failures.checked_sub(1) else { return Duration::ZERO };
-    let pause = RELIST_BACKOFF
-        .0
-        .saturating_mul(1_u32.checked_shl(doublings).unwrap_or(u32::MAX))
-        .min(RELIST_BACKOFF.1);
+    let Some(step) = failures.checked_sub(1) else { return Duration::ZERO };
+    let pause =
+        RELIST_BACKOFF.0.saturating_mul(1_u32.checked_shl(step).unwrap_or(u32::MAX)).min(RELIST_BACKOFF.1);
     // Half of the pause is random, so that many replicas don't reconnect at the same time.
     pause.mul_f64(rand::random_range(0.5..=1.0))
 }

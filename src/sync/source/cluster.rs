@@ -15,7 +15,7 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::own_targets::OwnTargets;
+use super::own_targets::InZoneTargets;
 use super::selection::{Membership, Selection};
 use crate::metrics::staleness::{LastActivity, Staleness};
 use crate::model::excerpt::examples;
@@ -26,13 +26,13 @@ use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::election::Leadership;
-use crate::sync::events::link_log::{Telemetry, log_changes, log_first_list};
+use crate::sync::events::link_log::{LinkReporter, log_changes, log_first_list};
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog};
 use crate::sync::k8s::forbidden::{LastingRefusal, REFUSED_AFTER};
-use crate::sync::k8s::listed::{LinkLists, ListEpoch};
-use crate::sync::k8s::rewinds::Rewinds;
+use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{
     Event, RequestQuery, WatchItem, key_of, list_watch, readable, sleep_until_opt, watch_name,
@@ -42,10 +42,10 @@ use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard};
 use crate::sync::source::unselected::UnselectedServices;
-use leaving::{Deleted, RemovalChecks};
+use leaving::{DepartedService, RemovalChecks};
 
 /// Maximum time that the first links wait until the owners of names are known.
-pub(super) const OWNERS_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const EXTERNAL_TARGETS_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 pub struct ServiceWatcher {
@@ -65,20 +65,20 @@ pub struct ServiceWatcher {
     pub delete_delay: Duration,
     pub store: Arc<Store>,
     pub persisted: Arc<PersistedTargets>,
-    pub telemetry: Telemetry,
+    pub link_reporter: LinkReporter,
     pub metrics: Arc<WatchMetrics>,
     /// Tracks the age of the watches' data.
     pub staleness: Arc<Staleness>,
     /// Each term begins with new lists: a leader writes nothing based on earlier observations.
     pub leadership: Leadership,
     /// Counts restores of etcd.
-    pub rewinds: Rewinds,
+    pub rewinds: RestoreCounter,
     /// Tracks the complete lists.
-    pub listed: tokio::sync::watch::Sender<LinkLists>,
+    pub listed: tokio::sync::watch::Sender<CompletedLists>,
     /// What is known about the first list, until it is complete.
     pub first_list: tokio::sync::watch::Sender<FirstList>,
     /// The Services with a target that depends on another Service.
-    pub own_targets: Arc<Mutex<OwnTargets>>,
+    pub own_targets: Arc<Mutex<InZoneTargets>>,
     /// The Services that aren't selected.
     pub unselected: Arc<UnselectedServices>,
 }
@@ -141,7 +141,7 @@ impl WatchState {
 
     /// Returns whether an authorizer has refused every list and watch for [`REFUSED_AFTER`].
     fn is_refused(&self) -> bool {
-        self.refusal.lasts(REFUSED_AFTER)
+        self.refusal.has_lasted(REFUSED_AFTER)
     }
 
     fn note_refusal(&mut self, item: &WatchItem<Service>) {
@@ -199,13 +199,13 @@ impl ServiceWatcher {
         loop {
             // While a list is being received, the Service that a target depends on may still be missing.
             if self.drain_feed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
-                log_changes(&self.telemetry, self.reconsider(&mut other_services.object_errors));
+                log_changes(&self.link_reporter, self.reconsider(&mut other_services.object_errors));
             }
             let confirm_at = scopes.iter().filter_map(|scope| scope.confirm_at).min();
             let expiry = other_services.leaving.kept.due().map(Instant::from_std);
             let (number, event) = tokio::select! {
                 biased;
-                () = self.beyond(lists) => {
+                () = self.wait_for_new_epoch(lists) => {
                     let before = std::mem::replace(&mut lists, self.lists());
                     let is_rewound = lists.rewinds != before.rewinds;
                     let why = if is_rewound {
@@ -222,12 +222,12 @@ impl ServiceWatcher {
                 }
                 event = events.next() => event.ok_or(SyncError::WatchEnded)?,
                 (deleted, membership) = other_services.leaving.answer() => {
-                    self.left(&deleted, membership, &mut other_services.leaving);
+                    self.apply_membership(&deleted, membership, &mut other_services.leaving);
                     continue;
                 }
                 () = sleep_until_opt(expiry) => {
                     for (key, uid, since) in other_services.leaving.kept.take_expired(std::time::Instant::now()) {
-                        log_changes(&self.telemetry, self.store.delete_since(&key, &uid, None, since));
+                        log_changes(&self.link_reporter, self.store.delete_since(&key, &uid, None, since));
                         self.unselected.changed(&key);
                     }
                     continue;
@@ -342,7 +342,7 @@ impl ServiceWatcher {
     }
 
     /// Waits until new lists are due.
-    async fn beyond(&self, ListEpoch { term, rewinds }: ListEpoch) {
+    async fn wait_for_new_epoch(&self, ListEpoch { term, rewinds }: ListEpoch) {
         tokio::select! {
             () = self.leadership.wait_for_other_term(term) => {}
             () = self.rewinds.wait_for_change(rewinds) => {}
@@ -385,7 +385,7 @@ impl ServiceWatcher {
             }
         }
         for (deleted, membership) in left_selection {
-            self.left(&deleted, membership, leaving);
+            self.apply_membership(&deleted, membership, leaving);
         }
         let staying: HashSet<ServiceKey> = leaving.keys().cloned().collect();
         let namespace = scope.namespace.as_deref();
@@ -419,7 +419,7 @@ impl ServiceWatcher {
             for key in missing {
                 if let Some(link) = self.store.service_link(&key).filter(|_| !retained.contains(&key)) {
                     retained.insert(key.clone());
-                    leaving.start_check(Deleted { key, uid: link.uid.to_string(), version });
+                    leaving.start_check(DepartedService { key, uid: link.uid.to_string(), version });
                 }
             }
         }
@@ -446,7 +446,7 @@ impl ServiceWatcher {
     /// Processes the changes of a list. If this completes the first list, DNS answers from the links from here on.
     fn listed(&self, changes: Vec<LinkChange>, scopes: &[WatchState]) {
         if self.store.is_synced() {
-            log_changes(&self.telemetry, changes);
+            log_changes(&self.link_reporter, changes);
             return;
         }
         let (listed, missing): (Vec<_>, Vec<_>) = scopes.iter().partition(|scope| scope.listed);
@@ -469,7 +469,7 @@ impl ServiceWatcher {
         self.persisted.on_first_list(&self.store, self.keeps_unlisted, &refused);
         self.store.set_unlisted(&refused);
         self.store.set_synced();
-        log_first_list(&self.store, &self.telemetry, &changes);
+        log_first_list(&self.store, &self.link_reporter, &changes);
     }
 
     /// Returns the observation for the store. Records Events for its denied parts if the rejections are new, except
@@ -485,10 +485,10 @@ impl ServiceWatcher {
             (RejectedField::Target, Reason::TargetRefused),
             (RejectedField::Hostname, Reason::HostnameRefused),
         ] {
-            let note = joined(rejections.iter().filter(|rejection| rejection.subject == subject));
+            let note = joined(rejections.iter().filter(|rejection| rejection.kind == subject));
             if !note.is_empty() {
                 let regarding = Regarding::new(&observed.key, &observed.uid.to_string());
-                self.telemetry.recorder.record(regarding, reason, &note);
+                self.link_reporter.recorder.record(regarding, reason, &note);
             }
         }
         observed
@@ -529,7 +529,7 @@ impl ServiceWatcher {
         }
     }
 
-    fn own_targets(&self) -> MutexGuard<'_, OwnTargets> {
+    fn own_targets(&self) -> MutexGuard<'_, InZoneTargets> {
         self.own_targets.lock()
     }
 
@@ -555,10 +555,10 @@ impl ServiceWatcher {
             if applied.is_none() && self.store.service_link(&key) != before {
                 self.unselected.changed(&key);
             }
-            return log_changes(&self.telemetry, ended.into_iter().chain(applied));
+            return log_changes(&self.link_reporter, ended.into_iter().chain(applied));
         }
         other_services.object_errors.set(&key, None);
-        let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
+        let deleted = DepartedService { key, uid: service.uid().to_owned(), version: service.version() };
         if membership == Membership::NotSelected && self.is_left_out(&deleted.key) {
             // The Service was left out before, too.
             return;
@@ -566,11 +566,14 @@ impl ServiceWatcher {
         if let Some(predecessor) = self.other_live_service(&deleted) {
             other_services.leaving.start_check(predecessor);
         }
-        self.left(&deleted, membership, &mut other_services.leaving);
+        self.apply_membership(&deleted, membership, &mut other_services.leaving);
         if self.sets_finalizer && service.has_finalizer() {
             // The finalizer delays the deletion, even if this process has never observed the Service as a load
             // balancer.
-            log_changes(&self.telemetry, self.store.insert_terminating(&service.key(), service.uid(), true));
+            log_changes(
+                &self.link_reporter,
+                self.store.insert_terminating(&service.key(), service.uid(), true),
+            );
         }
     }
 
@@ -587,7 +590,7 @@ impl ServiceWatcher {
     /// which only key, uid, resourceVersion and deletionTimestamp are used.
     fn deleted(&self, object: &RawDeserializeGuard<Service>, other_services: &mut OtherServices) {
         let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
-        let deleted = Deleted { key: key_of(object), uid, version };
+        let deleted = DepartedService { key: key_of(object), uid, version };
         if self.store.is_unreadable(&deleted.key) {
             // The Service that can't be decoded is gone; its predecessor, whose link stayed until now, is gone, too.
             self.unselected.remove(&deleted.key);
@@ -602,7 +605,7 @@ impl ServiceWatcher {
         if !is_gone && self.is_followed(&deleted) {
             other_services.leaving.start_check(deleted);
         } else {
-            self.left(&deleted, Membership::Gone, &mut other_services.leaving);
+            self.apply_membership(&deleted, Membership::Gone, &mut other_services.leaving);
         }
     }
 
@@ -613,21 +616,29 @@ impl ServiceWatcher {
     }
 
     /// Returns whether a Service has a link that isn't gone.
-    fn is_followed(&self, Deleted { key, uid, .. }: &Deleted) -> bool {
+    fn is_followed(&self, DepartedService { key, uid, .. }: &DepartedService) -> bool {
         self.store.service_link(key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
     }
 
     /// Returns the Service whose link isn't gone, if it is another Service of the same name.
-    fn other_live_service(&self, Deleted { key, uid, .. }: &Deleted) -> Option<Deleted> {
+    fn other_live_service(
+        &self,
+        DepartedService { key, uid, .. }: &DepartedService,
+    ) -> Option<DepartedService> {
         let link = self.store.service_link(key)?;
         // The uid of a left-out link may be unknown.
         let is_other = link.uid != *uid.as_str() && !link.is_gone() && !link.is_left_out();
-        is_other.then(|| Deleted { key: key.clone(), uid: link.uid.to_string(), version: None })
+        is_other.then(|| DepartedService { key: key.clone(), uid: link.uid.to_string(), version: None })
     }
 
     /// Applies the membership of a Service that has left the watch.
-    fn left(&self, deleted: &Deleted, membership: Membership, leaving: &mut RemovalChecks) {
-        let Deleted { key, uid, version } = deleted;
+    fn apply_membership(
+        &self,
+        deleted: &DepartedService,
+        membership: Membership,
+        leaving: &mut RemovalChecks,
+    ) {
+        let DepartedService { key, uid, version } = deleted;
         let since = match membership {
             // The watch reports the Service again.
             Membership::Selected => return,
@@ -645,7 +656,7 @@ impl ServiceWatcher {
         if self.other_live_service(deleted).is_none() {
             leaving.forget(key);
         }
-        log_changes(&self.telemetry, self.store.delete_since(key, uid, *version, since));
+        log_changes(&self.link_reporter, self.store.delete_since(key, uid, *version, since));
         self.unselected.changed(key);
     }
 }
@@ -672,7 +683,7 @@ struct PartialList {
     /// Services with our finalizer that aren't links, with their uid.
     terminating: Vec<(ServiceKey, Box<str>)>,
     /// Services with a living link that have left the selection, or whose successor isn't selected.
-    left_selection: Vec<(Deleted, Membership)>,
+    left_selection: Vec<(DepartedService, Membership)>,
     /// All load balancers that aren't selected.
     unselected: Vec<ObservedService>,
 }
@@ -708,7 +719,7 @@ impl PartialList {
         if source.sets_finalizer && service.has_finalizer() {
             self.terminating.push((key.clone(), service.uid().into()));
         }
-        let deleted = Deleted { key, uid: service.uid().to_owned(), version: service.version() };
+        let deleted = DepartedService { key, uid: service.uid().to_owned(), version: service.version() };
         if let Some(predecessor) = source.other_live_service(&deleted) {
             self.left_selection.push((predecessor, Membership::Gone));
         } else if source.is_followed(&deleted) {
@@ -728,14 +739,14 @@ impl PartialList {
 }
 
 /// Waits until the owners of names and the ExternalTargets are known: a name mustn't go to another link, nor a link to
-/// another target, because Services were listed first. The wait ends [`OWNERS_TIMEOUT`] after the first call with this
-/// `deadline`.
+/// another target, because Services were listed first. The wait ends [`EXTERNAL_TARGETS_LIST_TIMEOUT`] after the first
+/// call with this `deadline`.
 async fn wait_for_owners(store: &Store, deadline: &mut Option<Instant>) {
     let known = async {
         store.owners_known().await;
         store.overrides_known().await;
     };
-    let deadline = *deadline.get_or_insert_with(|| Instant::now() + OWNERS_TIMEOUT);
+    let deadline = *deadline.get_or_insert_with(|| Instant::now() + EXTERNAL_TARGETS_LIST_TIMEOUT);
     // After the timeout DNS starts without the owners and ExternalTargets: the API server may answer one list, and fail
     // at another one.
     let _ = tokio::time::timeout_at(deadline, known).await;

@@ -19,7 +19,7 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{Location, Spanned};
 use tracing::{info, warn};
 
-use super::cluster::{OWNERS_TIMEOUT, set_rejections};
+use super::cluster::{EXTERNAL_TARGETS_LIST_TIMEOUT, set_rejections};
 use super::file_watcher::{DirectoryError, changes};
 use super::kept_services::KeptServices;
 use super::own_targets::own_hosts;
@@ -34,12 +34,12 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
 use crate::sync::controller::supervisor::SyncError;
-use crate::sync::events::link_log::{Telemetry, log_changes, log_first_list};
+use crate::sync::events::link_log::{LinkReporter, log_changes, log_first_list};
 use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::persisted_targets::PersistedTargets;
-use external_targets::Refused;
+use external_targets::FieldError;
 use strings::{Misread, ServicesIn, SourceText, misread};
 use tree::{Node, place};
 
@@ -67,7 +67,7 @@ pub struct ManifestSource {
     /// The load balancers without a link.
     pub unselected: Arc<UnselectedServices>,
     pub apply_overrides: ApplyOverrides,
-    pub telemetry: Telemetry,
+    pub link_reporter: LinkReporter,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
     /// Whether targets are kept if the first list lacks the Services of most external targets, until it is certain that
@@ -91,9 +91,9 @@ impl ManifestSource {
                 changed = changes.next() => changed.ok_or(SyncError::WatchEnded)?,
                 () = sleep_until_opt(kept.due().map(Into::into)) => {
                     for (key, uid, since) in kept.take_expired(Instant::now()) {
-                        log_changes(&self.telemetry, self.store.delete_since(&key, &uid, None, since));
+                        log_changes(&self.link_reporter, self.store.delete_since(&key, &uid, None, since));
                     }
-                    log_changes(&self.telemetry, self.apply_overrides());
+                    log_changes(&self.link_reporter, self.apply_overrides());
                     continue;
                 }
             }
@@ -101,7 +101,7 @@ impl ManifestSource {
             let read = move || files.lock().read(&directory);
             let read = tokio::task::spawn_blocking(read).await?;
             // Don't hold the lock across an await.
-            let (list, unselected, unread) = {
+            let (list, unselected, has_never_valid_file) = {
                 let mut files = self.files.lock();
                 for broken in std::mem::take(&mut files.errors) {
                     warn!("{broken}");
@@ -111,16 +111,20 @@ impl ManifestSource {
                 }
                 self.update_kept(&files, &mut kept);
                 let list = files.services(&self.selection, &self.hostname_policy, &mut object_errors);
-                (list, files.unselected(&self.selection, &self.hostname_policy, &self.store), files.unread())
+                (
+                    list,
+                    files.unselected(&self.selection, &self.hostname_policy, &self.store),
+                    files.has_never_valid_file(),
+                )
             };
             read?;
             // Wait until the external targets are read, which record the owners of names: otherwise a Service that is
             // read earlier could get the name of another link.
-            let deadline =
-                *owners_deadline.get_or_insert_with(|| tokio::time::Instant::now() + OWNERS_TIMEOUT);
+            let deadline = *owners_deadline
+                .get_or_insert_with(|| tokio::time::Instant::now() + EXTERNAL_TARGETS_LIST_TIMEOUT);
             let _ = tokio::time::timeout_at(deadline, self.store.owners_known()).await;
             // A file that can't be read yet may contain any Service, so none may be considered gone.
-            if !self.store.is_synced() && unread {
+            if !self.store.is_synced() && has_never_valid_file {
                 continue;
             }
             let listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
@@ -130,12 +134,12 @@ impl ManifestSource {
             object_errors.retain(|key| listed.contains(key));
             let changes = self.take_list(list, &kept);
             if self.store.is_synced() {
-                log_changes(&self.telemetry, changes);
+                log_changes(&self.link_reporter, changes);
             } else {
                 self.persisted.on_first_list(&self.store, self.keeps_unlisted, &BTreeSet::new());
                 self.store.set_overrides_known();
                 self.store.set_synced();
-                log_first_list(&self.store, &self.telemetry, &changes);
+                log_first_list(&self.store, &self.link_reporter, &changes);
                 let external_targets = self.files.lock().external_targets(&self.selection).len();
                 if external_targets > 0 {
                     info!("ready: ExternalTargets: {external_targets}");
@@ -195,7 +199,7 @@ impl ManifestSource {
                 }
                 Membership::OptedOut => {
                     let ended = self.store.delete_since(&key, service.uid(), None, kept.long_ago());
-                    log_changes(&self.telemetry, ended);
+                    log_changes(&self.link_reporter, ended);
                 }
                 Membership::Selected | Membership::Gone => {}
             }
@@ -250,7 +254,7 @@ pub fn load_balancers(directory: &Path) -> Result<Vec<Service>, DirectoryError> 
 #[derive(Debug, Default)]
 pub struct ManifestFiles {
     by_name: BTreeMap<PathBuf, ManifestFile>,
-    twice: BTreeSet<String>,
+    reported_duplicates: BTreeSet<String>,
     /// The errors that haven't been reported yet, with the file, and with line and column if known.
     errors: Vec<FileError>,
     /// The ignored objects that weren't reported before.
@@ -307,14 +311,14 @@ impl ManifestFiles {
     }
 
     /// Returns whether there is a file that has never been valid.
-    fn unread(&self) -> bool {
+    fn has_never_valid_file(&self) -> bool {
         self.by_name.values().any(|file| !file.had_valid_content)
     }
 
     /// Reports objects that occur more than once: the first one, in the order of the file names, counts.
     fn report_twice(&mut self) {
         let mut first: HashMap<(&str, ServiceKey), &Path> = HashMap::new();
-        let mut twice = BTreeSet::new();
+        let mut reported_duplicates = BTreeSet::new();
         for (path, file) in &self.by_name {
             let Objects { services, external_targets } = &file.objects;
             let services = services.iter().map(|service| ("Service", service.key()));
@@ -323,7 +327,7 @@ impl ManifestFiles {
                 external_targets.map(|object| (EXTERNAL_TARGET, external_targets::key(object)));
             for (kind, key) in services.chain(external_targets) {
                 if let Some(winner) = first.get(&(kind, key.clone())) {
-                    twice.insert(format!(
+                    reported_duplicates.insert(format!(
                         "{}: {kind} {key} is passed over, {} has it already",
                         path.display(),
                         winner.display()
@@ -333,8 +337,8 @@ impl ManifestFiles {
                 }
             }
         }
-        self.notices.extend(twice.difference(&self.twice).cloned());
-        self.twice = twice;
+        self.notices.extend(reported_duplicates.difference(&self.reported_duplicates).cloned());
+        self.reported_duplicates = reported_duplicates;
     }
 
     /// Returns the selected load balancers of all files, without duplicates, and logs their invalid or denied parts.
@@ -544,9 +548,8 @@ pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
         for object in tree.iter().flat_map(|tree| external_targets_of(&source, tree)) {
             match object {
                 Ok(object) => external_targets.push(Arc::new(object)),
-                Err(refused) => {
-                    errors.extend(refused.into_iter().map(|it| format!("{}: {}", here(it.place), it.why)))
-                }
+                Err(refused) => errors
+                    .extend(refused.into_iter().map(|it| format!("{}: {}", here(it.position), it.message))),
             }
         }
     }
@@ -574,14 +577,14 @@ pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
 fn external_targets_of(
     content: &SourceText<'_>,
     document: &Spanned<Node>,
-) -> Vec<Result<ExternalTarget, Vec<Refused>>> {
+) -> Vec<Result<ExternalTarget, Vec<FieldError>>> {
     let read = |object: &Spanned<Node>, assumed: [Option<&str>; 2]| {
         let fields = [object.value.text("apiVersion"), object.value.text("kind")];
         let [api_version, kind] = [fields[0].or(assumed[0]), fields[1].or(assumed[1])];
         match external_targets::is_external_target(api_version, kind) {
             Ok(false) => None,
             Ok(true) => Some(external_targets::read(content, object)),
-            Err(why) => Some(Err(vec![Refused { place: place(object), why }])),
+            Err(message) => Some(Err(vec![FieldError { position: place(object), message }])),
         }
     };
     let (api_version, kind) = (document.value.text("apiVersion"), document.value.text("kind"));

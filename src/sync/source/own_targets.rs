@@ -24,8 +24,8 @@ const MAX_BYTES: usize = 8 << 20;
 
 /// The Services with a target that depends on another Service.
 #[derive(Debug, Default)]
-pub struct OwnTargets {
-    services: BTreeMap<ServiceKey, ObservedTarget>,
+pub struct InZoneTargets {
+    services: BTreeMap<ServiceKey, TrackedService>,
     bytes: usize,
     of_namespace: HashMap<Box<str>, usize>,
     /// The Services by the links that own their hosts.
@@ -37,7 +37,7 @@ pub struct OwnTargets {
 }
 
 #[derive(Debug)]
-struct ObservedTarget {
+struct TrackedService {
     service: Service,
     weight: usize,
     target_check: TargetCheck,
@@ -86,7 +86,7 @@ impl<K: Clone + Eq + Hash> Dependents<K> {
     }
 }
 
-impl OwnTargets {
+impl InZoneTargets {
     /// Tracks a Service if its target is in our own zones, and checks the target; without a store the check is made
     /// later. Returns whether the Service is tracked: `false` also if the limits are reached.
     pub(crate) fn track(
@@ -117,7 +117,7 @@ impl OwnTargets {
             return false;
         }
         let target_check = match store {
-            Some(store) => look(&key, &hosts, hostname_policy, store),
+            Some(store) => check_targets(&key, &hosts, hostname_policy, store),
             None => {
                 self.due.insert(key.clone());
                 TargetCheck::default()
@@ -128,7 +128,7 @@ impl OwnTargets {
         self.by_label.add(&labels, &key);
         self.bytes += weight;
         *self.of_namespace.entry(key.namespace().into()).or_default() += 1;
-        self.services.insert(key, ObservedTarget { service: service.clone(), weight, target_check, labels });
+        self.services.insert(key, TrackedService { service: service.clone(), weight, target_check, labels });
         true
     }
 
@@ -193,8 +193,12 @@ impl OwnTargets {
                 continue;
             }
             let Some(observed_target) = self.services.get_mut(&key) else { continue };
-            let now =
-                look(&key, &own_hosts(&observed_target.service, hostname_policy), hostname_policy, store);
+            let now = check_targets(
+                &key,
+                &own_hosts(&observed_target.service, hostname_policy),
+                hostname_policy,
+                store,
+            );
             let before = std::mem::replace(&mut observed_target.target_check, now);
             if observed_target.target_check.refused != before.refused {
                 changed.push(observed_target.service.clone());
@@ -241,7 +245,12 @@ pub(crate) fn own_hosts(service: &Service, hostname_policy: &HostnamePolicy) -> 
     hosts.filter(|host| zones.iter().any(|zone| zone.zone_of(host))).collect()
 }
 
-fn look(key: &ServiceKey, hosts: &[Name], hostname_policy: &HostnamePolicy, store: &Store) -> TargetCheck {
+fn check_targets(
+    key: &ServiceKey,
+    hosts: &[Name],
+    hostname_policy: &HostnamePolicy,
+    store: &Store,
+) -> TargetCheck {
     let refusal = |host| {
         hostname_policy.targets.check_host(key.namespace(), host, |host| store.link_of_host(host)).err()
     };
@@ -262,7 +271,7 @@ fn weight(service: &Service) -> usize {
     let texts: usize = texts.map(|(key, value)| key.len() + value.len()).sum();
     let entries = service.status.load_balancer.ingress.iter();
     let hosts: usize = entries.filter_map(|entry| entry.hostname.as_ref()).map(String::len).sum();
-    size_of::<ObservedTarget>() + texts + hosts + 100 * service.spec.ports.len()
+    size_of::<TrackedService>() + texts + hosts + 100 * service.spec.ports.len()
 }
 
 #[cfg(test)]
@@ -296,8 +305,8 @@ mod tests {
     fn service_is_checked_again_when_permission_of_target_changes() {
         let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         store.set_zones(&hostname_policy.targets.zones);
-        let mut own = OwnTargets::default();
-        let apply = |own: &mut OwnTargets, service: &Service| {
+        let mut own = InZoneTargets::default();
+        let apply = |own: &mut InZoneTargets, service: &Service| {
             let change = store.apply(service.observe(&hostname_policy, &store).0);
             change.iter().for_each(|change| own.on_link_change(change, &hostname_policy));
         };
@@ -333,7 +342,7 @@ mod tests {
     fn change_of_a_link_affects_only_its_dependents() {
         let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         store.set_zones(&hostname_policy.targets.zones);
-        let mut own = OwnTargets::default();
+        let mut own = InZoneTargets::default();
         let apply = |service: &Service| store.apply(service.observe(&hostname_policy, &store).0).unwrap();
         for number in 0..10 {
             let host = service("b", &format!("host{number}"), "cloud.example", "*");
@@ -369,7 +378,7 @@ mod tests {
         let (mut hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
         hostname_policy.targets.zones.push(Name::from_ascii("apps.example.").unwrap());
         store.set_zones(&hostname_policy.targets.zones);
-        let mut own = OwnTargets::default();
+        let mut own = InZoneTargets::default();
         let host = "x.y.apps.example";
         assert!(own.track(&service("a", "guest", host, ""), &hostname_policy, Some(&store)));
         let link = |key: &str, hostname: &str| {
@@ -402,7 +411,7 @@ mod tests {
     #[test]
     fn tracked_services_are_limited_by_namespace_and_by_size() {
         let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
-        let mut own = OwnTargets::default();
+        let mut own = InZoneTargets::default();
         let mut note = |namespace: &str, name: &str, allow_from: &str| {
             own.track(
                 &service(namespace, name, "host.b.lb.internal", allow_from),

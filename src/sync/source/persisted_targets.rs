@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use parking_lot::Mutex;
 
-use super::relist_guard::are_most;
+use super::relist_guard::is_suspicious_removal;
 use crate::model::link::{Annotations, Link, LinkChange, ObservedService, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::persisted_target::PersistedTarget;
@@ -62,19 +62,21 @@ impl PersistedTargets {
             return;
         }
         // A Service outside the selection may have a link because of its finalizer.
-        let is_unlisted = |key: &ServiceKey| store.get(key).is_none_or(|link| link.was_never_seen());
-        let (unreadable, unlisted): (Vec<_>, Vec<_>) = targets
+        let is_unlisted = |key: &ServiceKey| store.get(key).is_none_or(|link| link.was_never_observed());
+        let (in_refused_namespaces, unlisted): (Vec<_>, Vec<_>) = targets
             .iter()
-            .filter(|(key, last)| last.is_ours && is_unlisted(key) && !store.is_unreadable(key))
+            .filter(|(key, last)| last.is_removable && is_unlisted(key) && !store.is_unreadable(key))
             .partition(|(key, _)| refused.contains(key.namespace()));
         let links = store.links();
         let listed =
             links.iter().filter(|link| !link.is_gone() && store.has_external_target(&link.key)).count();
-        let keeps_unlisted = keep && are_most(unlisted.len(), listed + unlisted.len());
+        let keeps_unlisted = keep && is_suspicious_removal(unlisted.len(), listed + unlisted.len());
         keep_snapshot(store, refused, &targets);
-        for (key, last) in unreadable.into_iter().chain(unlisted.into_iter().filter(|_| keeps_unlisted)) {
+        for (key, last) in
+            in_refused_namespaces.into_iter().chain(unlisted.into_iter().filter(|_| keeps_unlisted))
+        {
             // Subscribers of the change feed get the change.
-            let _ = store.keep_left_out(key, last.uid(), last.target.clone(), last.hostnames.to_vec());
+            let _ = store.insert_left_out(key, last.uid(), last.target.clone(), last.hostnames.to_vec());
         }
     }
 }
@@ -90,7 +92,7 @@ fn keep_snapshot(
     let links = snapshot.store.links();
     let kept = links.iter().filter(|link| namespaces.contains(link.key.namespace()) && link.target.is_some());
     for link in kept.filter(|link| is_same(link)) {
-        let _ = store.keep_saved(link);
+        let _ = store.insert_from_snapshot(link);
     }
 }
 
@@ -149,13 +151,13 @@ pub(super) mod tests {
         }
     }
 
-    fn recorded(is_ours: bool) -> PersistedTarget {
+    fn recorded(is_removable: bool) -> PersistedTarget {
         let owner = TargetOwner::Uid("1".into());
         PersistedTarget {
             target: Some(target()),
             owner,
             hostnames: Box::default(),
-            is_ours,
+            is_removable,
             overridden_by: None,
         }
     }

@@ -58,7 +58,7 @@ impl RelistGuard {
 
 /// Returns whether suspiciously many external targets would be removed: more than half of all, and more than one.
 #[must_use]
-pub fn are_most(going: usize, present: usize) -> bool {
+pub fn is_suspicious_removal(going: usize, present: usize) -> bool {
     going > 1 && going > present / 2
 }
 
@@ -71,11 +71,14 @@ mod tests {
         for (present, first_most) in
             [(1, None), (2, Some(2)), (3, Some(2)), (4, Some(3)), (5, Some(3)), (30, Some(16))]
         {
-            let found = (0..=present).find(|going| are_most(*going, present));
+            let found = (0..=present).find(|going| is_suspicious_removal(*going, present));
             assert_eq!(found, first_most, "of {present}");
-            assert!(found.is_none_or(|first| (first..=present).all(|going| are_most(going, present))));
+            assert!(
+                found
+                    .is_none_or(|first| (first..=present).all(|going| is_suspicious_removal(going, present)))
+            );
         }
-        assert!(!are_most(0, 0));
+        assert!(!is_suspicious_removal(0, 0));
     }
 
     fn keys(numbers: impl Iterator<Item = usize>) -> HashSet<ServiceKey> {

@@ -68,7 +68,7 @@ impl AnnotatedService {
         let is_withdrawn = |link: &Link| link.overridden.is_some() && link.service_gone_since().is_some();
         let Some(link) = link.filter(|link| !link.is_gone() && !is_withdrawn(link)) else {
             let moves = policy.on_delete == OnDelete::Tombstone && self.moves_to_tombstone(link, gone);
-            return if moves { self.unless_it_says(policy.tombstone.clone()) } else { Decision::Leave };
+            return if moves { self.write_if_different(policy.tombstone.clone()) } else { Decision::Leave };
         };
         let Some(target) = &link.target else { return Decision::Leave };
         if link.is_left_out() {
@@ -84,7 +84,7 @@ impl AnnotatedService {
             ));
         }
         match external_name(target) {
-            Some(name) => self.unless_it_says(name),
+            Some(name) => self.write_if_different(name),
             None => Decision::Refuse(format!("{} has no hostname and no IPv4 address", self.source)),
         }
     }
@@ -106,7 +106,7 @@ impl AnnotatedService {
         self.key.namespace() == self.source.namespace() || annotations.allows(self.key.namespace())
     }
 
-    fn unless_it_says(&self, wanted: String) -> Decision {
+    fn write_if_different(&self, wanted: String) -> Decision {
         // The API server keeps a trailing dot that another client has written.
         if wanted == self.name.trim_end_matches('.') { Decision::Leave } else { Decision::Write(wanted) }
     }

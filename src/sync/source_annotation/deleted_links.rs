@@ -34,7 +34,7 @@ impl DeletedLinks {
 
     pub(super) fn on_link_change(&mut self, change: &LinkChange, persisted: &PersistedTargets) {
         match (&change.before, &change.after) {
-            (_, Some(link)) if !link.is_gone() || link.was_never_seen() => self.look_at(link, persisted),
+            (_, Some(link)) if !link.is_gone() || link.was_never_observed() => self.look_at(link, persisted),
             // The Service may exist: a flag or a missing permission has left it out.
             (Some(link), None) if link.is_left_out() => {}
             (Some(link), _) if !link.is_gone() => {
@@ -59,7 +59,7 @@ impl DeletedLinks {
     fn look_at(&mut self, link: &Link, persisted: &PersistedTargets) {
         if !link.is_gone() {
             self.remove(&link.key);
-        } else if link.was_never_seen()
+        } else if link.was_never_observed()
             && let Some(target) = persisted.target(&link.key)
         {
             self.insert(&link.key, DeletedLink { target, annotations: None });

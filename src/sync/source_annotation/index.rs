@@ -108,7 +108,7 @@ struct IndexWatchState {
     within: WatchScope,
     watch_log: WatchLog,
     /// The annotated Services of the list that is being received.
-    list: BTreeMap<ServiceKey, ObservedObjects>,
+    list: BTreeMap<ServiceKey, ObservedAnnotation>,
     /// The Services of that list that can't be decoded.
     unreadable: HashSet<ServiceKey>,
     listed: bool,
@@ -147,13 +147,13 @@ impl IndexWatchState {
 }
 
 /// The parts of a Service that the index needs. The whole Service, with all its annotations, isn't kept.
-struct ObservedObjects {
+struct ObservedAnnotation {
     key: ServiceKey,
     uid: Box<str>,
     follower: Option<Result<AnnotatedService, String>>,
 }
 
-impl ObservedObjects {
+impl ObservedAnnotation {
     fn of(service: &Service, target_namespace: Option<&str>) -> Self {
         let follower = AnnotatedService::of(service, target_namespace);
         Self { key: service.key(), uid: service.uid().into(), follower }
@@ -270,7 +270,7 @@ impl AnnotatedServices {
                     Some(service) if service.annotation(SOURCE).is_some() => {
                         scope
                             .list
-                            .insert(key, ObservedObjects::of(&service, self.target_namespace.as_deref()));
+                            .insert(key, ObservedAnnotation::of(&service, self.target_namespace.as_deref()));
                     }
                     Some(_) => {}
                     None => drop(scope.unreadable.insert(key)),
@@ -302,7 +302,7 @@ impl AnnotatedServices {
             Event::Applied(object) => {
                 if let Some(service) = readable(object, object_errors) {
                     self.seen(
-                        ObservedObjects::of(&service, self.target_namespace.as_deref()),
+                        ObservedAnnotation::of(&service, self.target_namespace.as_deref()),
                         &mut index_events,
                     );
                 }
@@ -323,7 +323,7 @@ impl AnnotatedServices {
 
     fn seen(
         &mut self,
-        ObservedObjects { key, uid, follower }: ObservedObjects,
+        ObservedAnnotation { key, uid, follower }: ObservedAnnotation,
         index_events: &mut Vec<IndexEvent>,
     ) {
         match follower {
@@ -386,12 +386,12 @@ mod tests {
     fn list(annotated: &mut AnnotatedServices, number: usize, services: Vec<Value>) -> Vec<IndexEvent> {
         annotated.scopes[number].unused = false;
         let mut object_errors = ObjectErrors::default();
-        let mut heed = |event| annotated.on_watch_item(number, Ok(event), &mut object_errors);
-        heed(Event::ListBegins);
+        let mut on_event = |event| annotated.on_watch_item(number, Ok(event), &mut object_errors);
+        on_event(Event::ListBegins);
         for service in services {
-            heed(Event::Listed(object(service)));
+            on_event(Event::Listed(object(service)));
         }
-        heed(Event::ListEnds { version: None, rewound: false })
+        on_event(Event::ListEnds { version: None, rewound: false })
     }
 
     #[test]
@@ -446,13 +446,13 @@ mod tests {
             let annotations = source.map(|source| json!({SOURCE: source}));
             object(json!({"metadata": {"namespace": "a", "name": "db", "annotations": annotations}}))
         };
-        let mut heed = |event| annotated.on_watch_item(0, Ok(event), &mut object_errors);
-        heed(Event::ListBegins);
-        assert_eq!(heed(Event::Listed(metadata(None))), [IndexEvent::Answered]);
-        assert_eq!(heed(Event::ListEnds { version: None, rewound: false }), [IndexEvent::Answered]);
-        assert_eq!(heed(Event::Applied(metadata(None))), [IndexEvent::Answered]);
+        let mut on_event = |event| annotated.on_watch_item(0, Ok(event), &mut object_errors);
+        on_event(Event::ListBegins);
+        assert_eq!(on_event(Event::Listed(metadata(None))), [IndexEvent::Answered]);
+        assert_eq!(on_event(Event::ListEnds { version: None, rewound: false }), [IndexEvent::Answered]);
+        assert_eq!(on_event(Event::Applied(metadata(None))), [IndexEvent::Answered]);
         assert_eq!(
-            heed(Event::Applied(metadata(Some("web")))),
+            on_event(Event::Applied(metadata(Some("web")))),
             [IndexEvent::AnnotationFound, IndexEvent::Answered]
         );
         assert!(!annotated.query(0).metadata_only && annotated.query(1).metadata_only);

@@ -19,7 +19,7 @@ fn refused() -> (SourceAnnotationContext, Arc<AtomicUsize>) {
 
 fn context(client: Client) -> SourceAnnotationContext {
     let leadership = Leadership::unconditional();
-    let lists = LinkLists::new(&BTreeSet::new(), ListEpoch { term: leadership.term(), rewinds: 0 });
+    let lists = CompletedLists::new(&BTreeSet::new(), ListEpoch { term: leadership.term(), rewinds: 0 });
     let context = SourceAnnotationContext {
         persisted: Arc::default(),
         store: Arc::new(Store::new(OnGone::Kept)),
@@ -28,11 +28,11 @@ fn context(client: Client) -> SourceAnnotationContext {
         selection: Arc::default(),
         policy: test_support::policy(None),
         hostname_policy: watch::Sender::new(Arc::default()).subscribe(),
-        telemetry: test_support::telemetry(),
+        link_reporter: test_support::link_reporter(),
         api: test_support::metrics(),
         staleness: test_support::metrics(),
         links_listed: watch::Sender::new(lists).subscribe(),
-        rewinds: Rewinds::default(),
+        rewinds: RestoreCounter::default(),
         leadership,
     };
     context.store.set_synced();
@@ -120,7 +120,7 @@ fn following_two() -> SourceAnnotationController {
 async fn services_wait_for_the_list_of_their_load_balancer() {
     let mut controller = following_two();
     let (namespaces, now) = (&controller.context.selection.namespaces, controller.lists);
-    let mut lists = LinkLists::new(namespaces, now);
+    let mut lists = CompletedLists::new(namespaces, now);
     lists.note(Some("b"), ListEpoch { term: now.term + 1, rewinds: 0 }, true);
     lists.note(Some("b"), now, false);
     let links_listed = watch::Sender::new(lists.clone());
@@ -156,8 +156,9 @@ async fn services_listed_before_a_restore_arent_written() {
 #[tokio::test(start_paused = true)]
 async fn services_are_listed_again_after_a_restore() {
     let (mut context, requests) = refused();
-    let at =
-        |rewinds| LinkLists::new(&BTreeSet::new(), ListEpoch { term: context.leadership.term(), rewinds });
+    let at = |rewinds| {
+        CompletedLists::new(&BTreeSet::new(), ListEpoch { term: context.leadership.term(), rewinds })
+    };
     let (restored, links_listed) = (at(1), watch::Sender::new(at(0)));
     context.links_listed = links_listed.subscribe();
     let rewinds = context.rewinds.clone();

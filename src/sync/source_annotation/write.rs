@@ -22,7 +22,7 @@ const PERMISSION_HINT: &str = "the annotation linker.hsj.com/source needs the Cl
 
 /// A group of Services that share a circuit breaker: one cause makes the writes of all of them fail.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum WritePlace {
+pub(super) enum WriteClass {
     /// All namespaces: the API server doesn't answer.
     Everywhere,
     /// The Services of a namespace.
@@ -52,7 +52,7 @@ impl SourceAnnotationController {
         if let Some(pause) = self.work_queue.throttled_for(key, &name) {
             return self.work_queue.add_after(key.clone(), pause);
         }
-        if !self.breakers.admit(key, &[WritePlace::Everywhere, WritePlace::of(key)]) {
+        if !self.breakers.admit(key, &[WriteClass::Everywhere, WriteClass::of(key)]) {
             return;
         }
         self.work_queue.begin(key);
@@ -80,12 +80,12 @@ impl SourceAnnotationController {
         let (key, source) = (before.key, before.source);
         let is_superseded = self.work_queue.done(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
-            self.context.api.wrote("patch", "Service", code);
+            self.context.api.count_write("patch", "Service", code);
         }
         self.breakers.probe_ended(&key);
-        let namespace = WritePlace::of(&key);
+        let namespace = WriteClass::of(&key);
         if code != 0 {
-            self.can_write(&WritePlace::Everywhere);
+            self.can_write(&WriteClass::Everywhere);
             if !matches!(result, Err(WriteError::WholeClass { code: 401 | 403, .. })) {
                 self.can_write(&namespace);
             }
@@ -120,7 +120,7 @@ impl SourceAnnotationController {
             }
             // The lease has ended by the clock. The election may report its end a moment later.
             Err(WriteError::NotLeading(_)) => drop(self.work_queue.add_rate_limited(&key, None)),
-            Err(WriteError::Unanswered) => self.breakers.record_failure(WritePlace::Everywhere, &key, None),
+            Err(WriteError::Unanswered) => self.breakers.record_failure(WriteClass::Everywhere, &key, None),
             // Credentials and permissions are the same for all Services of a namespace.
             Err(WriteError::WholeClass { code: code @ (401 | 403), message, retry_after }) => {
                 self.error_logs.entry(key.namespace().into()).or_default().report(code, &message);
@@ -148,11 +148,11 @@ impl SourceAnnotationController {
     }
 
     /// Queues the Services that wait until a place can be written.
-    pub(super) fn can_write(&mut self, place: &WritePlace) {
+    pub(super) fn can_write(&mut self, place: &WriteClass) {
         for key in self.breakers.record_success(place) {
             self.work_queue.add(&key);
         }
-        if let WritePlace::Namespace(namespace) = place
+        if let WriteClass::Namespace(namespace) = place
             && let Some(mut error_log) = self.error_logs.remove(namespace)
         {
             error_log.recovered(&format!(
@@ -162,7 +162,7 @@ impl SourceAnnotationController {
     }
 }
 
-impl WritePlace {
+impl WriteClass {
     fn of(key: &ServiceKey) -> Self {
         Self::Namespace(key.namespace().into())
     }

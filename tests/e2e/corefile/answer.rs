@@ -31,8 +31,8 @@ pub struct Difference {
 }
 
 impl Answer {
-    pub fn of(question: &Question, heard: &Reply) -> Self {
-        let Some(bytes) = &heard.answer else { return Self { silence: true, ..Self::default() } };
+    pub fn of(question: &Question, reply: &Reply) -> Self {
+        let Some(bytes) = &reply.answer else { return Self { silence: true, ..Self::default() } };
         let message = Message::from_vec(bytes)
             .unwrap_or_else(|error| panic!("{}: {error}: {bytes:02x?}", question.text));
         assert_eq!(bytes[..2], question.message[..2], "{}: another id", question.text);
@@ -86,22 +86,22 @@ impl Answer {
             ("question", &self.question, &other.question),
             ("opt", &self.opt, &other.opt),
         ];
-        for (field, ours, theirs) in fields {
-            if ours != theirs {
-                differences.push(difference(field, ours.clone(), theirs.clone()));
+        for (field, coredns, subject) in fields {
+            if coredns != subject {
+                differences.push(difference(field, coredns.clone(), subject.clone()));
             }
         }
         let mut ttls_differ = false;
         let sections = self.sections.iter().zip(&other.sections);
-        for (field, (ours, theirs)) in ["answer", "authority", "additional"].into_iter().zip(sections) {
+        for (field, (coredns, subject)) in ["answer", "authority", "additional"].into_iter().zip(sections) {
             let counts = |section: &BTreeMap<String, Vec<u32>>| -> Vec<(String, usize)> {
                 section.iter().map(|(record, ttls)| (record.clone(), ttls.len())).collect()
             };
-            if counts(ours) == counts(theirs) {
-                let pairs = ours.values().flatten().zip(theirs.values().flatten());
+            if counts(coredns) == counts(subject) {
+                let pairs = coredns.values().flatten().zip(subject.values().flatten());
                 ttls_differ |= pairs.into_iter().any(|(one, other)| one.abs_diff(*other) > 1);
             } else {
-                differences.push(difference(field, show(ours), show(theirs)));
+                differences.push(difference(field, show(coredns), show(subject)));
             }
         }
         if ttls_differ {

@@ -45,7 +45,7 @@ pub async fn compare(groups: &[Group]) {
     let mut expected = Expectations::of(groups.iter().map(|group| group.name));
     for ((group, question, field), Difference { coredns, subject, .. }) in &found {
         let sides = format!("       CoreDNS: {coredns}\n    under test: {subject}");
-        expected.found(group, question, field, &sides);
+        expected.record(group, question, field, &sides);
     }
     expected.check();
 }
@@ -81,22 +81,28 @@ async fn ask_both(upstreams: &Upstreams, group: &Group) -> (Found, Duration) {
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     for question in table(group.questions) {
         sleep(question.wait).await;
-        let (ours, theirs) = tokio::join!(question.ask(&coredns), question.ask(&subject));
+        let (coredns_reply, subject_reply) = tokio::join!(question.ask(&coredns), question.ask(&subject));
         if !question.silent {
-            slowest = slowest.max(ours.took).max(theirs.took);
+            slowest = slowest.max(coredns_reply.took).max(subject_reply.took);
         }
         let time = times.entry(question.text.clone()).or_default();
         *time += 1;
         let again = if *time > 1 { format!("{} #{time}", question.text) } else { question.text.clone() };
-        let [ours, theirs] = [&ours, &theirs].map(|heard| Answer::of(&question, heard));
+        let [coredns_answer, subject_answer] =
+            [&coredns_reply, &subject_reply].map(|reply| Answer::of(&question, reply));
         assert!(
-            !ours.is_silence() || question.silent,
+            !coredns_answer.is_silence() || question.silent,
             "{}: {}: CoreDNS doesn't answer",
             group.name,
             question.text
         );
-        assert!(ours.is_silence() || !question.silent, "{}: {}: CoreDNS answers", group.name, question.text);
-        for difference in ours.differences(&theirs) {
+        assert!(
+            coredns_answer.is_silence() || !question.silent,
+            "{}: {}: CoreDNS answers",
+            group.name,
+            question.text
+        );
+        for difference in coredns_answer.differences(&subject_answer) {
             found.insert((group.name.to_owned(), again.clone(), difference.field), difference);
         }
     }

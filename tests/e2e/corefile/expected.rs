@@ -244,40 +244,40 @@ fn all() -> impl Iterator<Item = (At, &'static (&'static str, &'static str, &'st
 /// The expected differences of some groups, and which of these differences have occurred.
 pub struct Expectations<'a> {
     groups: Vec<&'a str>,
-    met: BTreeSet<At>,
-    complaints: String,
+    occurred: BTreeSet<At>,
+    errors: String,
 }
 
 impl<'a> Expectations<'a> {
     pub fn of(groups: impl IntoIterator<Item = &'a str>) -> Self {
-        Self { groups: groups.into_iter().collect(), met: BTreeSet::new(), complaints: String::new() }
+        Self { groups: groups.into_iter().collect(), occurred: BTreeSet::new(), errors: String::new() }
     }
 
     pub fn has(group: &str, what: &str, how: &str) -> bool {
         matching(group, what, how).next().is_some()
     }
 
-    pub fn found(&mut self, group: &str, what: &str, how: &str, sides: &str) {
+    pub fn record(&mut self, group: &str, what: &str, how: &str, sides: &str) {
         let mut matching = matching(group, what, how).peekable();
         if matching.peek().is_none() {
-            let _ = writeln!(self.complaints, "{group}: {what}: {how}\n{sides}");
+            let _ = writeln!(self.errors, "{group}: {what}: {how}\n{sides}");
         }
-        self.met.extend(matching);
+        self.occurred.extend(matching);
     }
 
     /// Fails if there was an unexpected difference, or an expected difference is missing.
     pub fn check(mut self) {
         let here = all().filter(|(_, (group, _, _))| self.groups.contains(group));
         for (at, line) in
-            here.filter(|(at, _)| !self.met.contains(at) && Program::subject() == Program::Linker)
+            here.filter(|(at, _)| !self.occurred.contains(at) && Program::subject() == Program::Linker)
         {
             let reason = EXPECTED[at.0].reason;
             let _ = writeln!(
-                self.complaints,
+                self.errors,
                 "{line:?}: this expected difference doesn't occur any more; its reason was: {reason}"
             );
         }
-        assert!(self.complaints.is_empty(), "\n{}", self.complaints);
+        assert!(self.errors.is_empty(), "\n{}", self.errors);
     }
 }
 

@@ -210,12 +210,12 @@ fn lines(server: &Server) -> Vec<String> {
         (r":\d+ - ", ":PORT - "),
     ];
     let masks: Vec<(Regex, &str)> = masks.map(|(mask, with)| (Regex::new(mask).unwrap(), with)).into();
-    let ours = server.log().into_iter().filter(|line| {
+    let relevant = server.log().into_iter().filter(|line| {
         let startup =
             line.contains("plugin/reload") || line.contains("plugin/health") || line.contains("plugin/ready");
         !startup && (line.starts_with("[INFO] ") || line.contains("plugin/errors: "))
     });
-    let mut lines: Vec<String> = ours
+    let mut lines: Vec<String> = relevant
         .map(|line| {
             let masked =
                 |line: String, (mask, with): &(Regex, &str)| mask.replace_all(&line, *with).into_owned();
@@ -244,11 +244,11 @@ async fn queries_and_errors_are_logged_as_coredns_does() {
     }
     let [coredns, subject] = [lines(&coredns), lines(&subject)];
     let mut expected = Expectations::of(["log"]);
-    for (program, ours, theirs, before) in
+    for (program, own, other, before) in
         [("CoreDNS", &coredns, &subject, &before[0]), ("lb-linker", &subject, &coredns, &before[1])]
     {
-        for line in ours.iter().filter(|line| !theirs.contains(line) && !before.contains(line)) {
-            expected.found("log", line, program, "");
+        for line in own.iter().filter(|line| !other.contains(line) && !before.contains(line)) {
+            expected.record("log", line, program, "");
         }
     }
     eprintln!("corefile: {} lines of the log", coredns.len());

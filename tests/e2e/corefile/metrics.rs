@@ -237,7 +237,7 @@ async fn metrics_have_the_names_labels_and_values_of_coredns() {
     };
     let mut expected = Expectations::of(["metrics"]);
     for ((what, how), sides) in differences(&coredns, &subject) {
-        expected.found("metrics", &what, how, &sides);
+        expected.record("metrics", &what, how, &sides);
     }
     eprintln!("corefile: {} samples of {} metrics", coredns.samples.len(), coredns.families.len());
     expected.check();

@@ -50,7 +50,7 @@ async fn version(server: &Server) -> Option<String> {
     }
 }
 
-async fn becomes(server: &Server, expected: &str) {
+async fn wait_for_version(server: &Server, expected: &str) {
     let look = || async { (version(server).await.as_deref() == Some(expected)).then_some(()) };
     eventually(&format!("the version {expected}"), look).await;
 }
@@ -76,11 +76,11 @@ async fn edited_corefile_takes_effect_unless_it_is_invalid() {
     for which in both() {
         let site = upstreams.name(CorefileDir::new(&corefile("one"), &[]));
         let server = Server::start(which, &site).await;
-        becomes(&server, "one").await;
+        wait_for_version(&server, "one").await;
         assert_eq!(server.metric("coredns_reload_failed_total"), Some(0.0), "{which:?}");
         let since = Instant::now();
         site.write("Corefile", &corefile("two"));
-        becomes(&server, "two").await;
+        wait_for_version(&server, "two").await;
         eprintln!("corefile: {which:?} has read an edited Corefile after {:?}", since.elapsed());
 
         // After a failed reload CoreDNS no longer listens on its HTTP ports, as its manual says.
@@ -105,7 +105,7 @@ async fn edited_corefile_takes_effect_unless_it_is_invalid() {
         assert_eq!(linker::get(server.address("HEALTH"), "/health").0, 200, "{which:?}");
 
         site.write("Corefile", &corefile("four"));
-        becomes(&server, "four").await;
+        wait_for_version(&server, "four").await;
         assert_eq!(linker::get(server.address("HEALTH"), "/health").0, 200, "{which:?}");
     }
 }
@@ -121,13 +121,13 @@ async fn replaced_symlink_of_a_config_map_causes_a_reload() {
         symlink("..1", mounted.join("..data")).unwrap();
         symlink("..data/Corefile", mounted.join("Corefile")).unwrap();
         let server = Server::start(which, &site).await;
-        becomes(&server, "one").await;
+        wait_for_version(&server, "one").await;
         for (generation, words) in (2..).zip(["two", "three"]) {
             site.write(&format!("..{generation}/Corefile"), &corefile(words));
             symlink(format!("..{generation}"), mounted.join("..data_tmp")).unwrap();
             fs::rename(mounted.join("..data_tmp"), mounted.join("..data")).unwrap();
             fs::remove_dir_all(mounted.join(format!("..{}", generation - 1))).unwrap();
-            becomes(&server, words).await;
+            wait_for_version(&server, words).await;
         }
         assert_eq!(server.metric("coredns_reload_failed_total"), Some(0.0), "{which:?}");
     }
@@ -140,11 +140,11 @@ async fn sigusr1_reloads_at_once_without_the_plugin_reload() {
         let without = |version| corefile(version).replace("reload 2s 1s", "");
         let site = upstreams.name(CorefileDir::new(&without("one"), &[]));
         let mut server = Server::start(which, &site).await;
-        becomes(&server, "one").await;
+        wait_for_version(&server, "one").await;
         for words in ["two", "three"] {
             site.write("Corefile", &without(words));
             server.signal(Signal::SIGUSR1);
-            becomes(&server, words).await;
+            wait_for_version(&server, words).await;
         }
         site.write("Corefile", &without("four").replace("errors", "mistakes"));
         server.signal(Signal::SIGUSR1);
@@ -177,9 +177,9 @@ async fn imports_and_hosts_files_are_reloaded() {
         let files = [("parts/a.txt", &*part("one")), ("hosts.txt", "192.0.2.1 one.hosts.test\n")];
         let site = upstreams.name(CorefileDir::new(corefile, &files));
         let server = Server::start(which, &site).await;
-        becomes(&server, "one").await;
+        wait_for_version(&server, "one").await;
         site.write("parts/a.txt", &part("two"));
-        becomes(&server, "two").await;
+        wait_for_version(&server, "two").await;
 
         assert_eq!(ttl(&server, "one.hosts.test. A").await, 3600);
         site.write("hosts.txt", "192.0.2.1 two.hosts.test\n192.0.2.2 three.hosts.test\n");
@@ -216,14 +216,14 @@ async fn reload_keeps_only_the_caches_of_unchanged_blocks() {
     };
     let site = upstreams.name(CorefileDir::new(&two_blocks("one"), &[]));
     let mut server = Server::start(Program::Linker, &site).await;
-    becomes(&server, "one").await;
+    wait_for_version(&server, "one").await;
     assert_eq!(ttl(&server, "a.example.org. A").await, 60);
     assert_eq!(ttl(&server, "x.long.test. A").await, 3600);
     // Let cached answers age.
     tokio::time::sleep(Duration::from_millis(2100)).await;
     site.write("Corefile", &two_blocks("two"));
     server.signal(Signal::SIGUSR1);
-    becomes(&server, "two").await;
+    wait_for_version(&server, "two").await;
     let kept = ttl(&server, "a.example.org. A").await;
     assert!(kept < 60, "the cache of an untouched block is empty: {kept}");
     assert_eq!(ttl(&server, "x.long.test. A").await, 3600, "the cache of a block that changed is kept");
@@ -243,7 +243,7 @@ async fn tcp_connection_survives_reloads() {
         let expected = reload.to_string();
         site.write("Corefile", &corefile(&expected));
         server.signal(Signal::SIGUSR1);
-        becomes(&server, &expected).await;
+        wait_for_version(&server, &expected).await;
         write_message(&mut stream, &Question::parse("version. TXT").message).await;
         let answer = timeout(EVENT_TIMEOUT, read_message(&mut stream))
             .await
@@ -281,7 +281,7 @@ async fn reload_adds_and_removes_blocks_and_ports() {
             }";
         let site = upstreams.name(CorefileDir::new(first, &[]));
         let mut server = Server::start(which, &site).await;
-        becomes(&server, "one").await;
+        wait_for_version(&server, "one").await;
         let more = |server: &Server| {
             ["PORT2", "HEALTH", "READY"]
                 .map(|name| std::net::TcpStream::connect(server.address(name)).is_ok())
@@ -291,7 +291,7 @@ async fn reload_adds_and_removes_blocks_and_ports() {
         for _ in 0..2 {
             site.write("Corefile", second);
             server.signal(Signal::SIGUSR1);
-            becomes(&server, "two").await;
+            wait_for_version(&server, "two").await;
             let opened = || async { (more(&server) == [true; 3] && !metrics(&server)).then_some(()) };
             eventually(&format!("{which:?}: other ports"), opened).await;
             let heard = Question::parse("a. A port2").ask(&server).await;
@@ -300,7 +300,7 @@ async fn reload_adds_and_removes_blocks_and_ports() {
 
             site.write("Corefile", first);
             server.signal(Signal::SIGUSR1);
-            becomes(&server, "one").await;
+            wait_for_version(&server, "one").await;
             let closed = || async { (more(&server) == [false; 3] && metrics(&server)).then_some(()) };
             eventually(&format!("{which:?}: the first ports"), closed).await;
         }

@@ -16,7 +16,7 @@ use lb_linker::sync::failover::facts::Inputs;
 use lb_linker::sync::failover::spec::{CheckSettings, Failback, FailoverSpec, Offer, Refusal, RefusalReason};
 use lb_linker::sync::failover::status::FailoverStatus;
 use lb_linker::sync::failover::upstream_answers::UpstreamAnswers;
-use lb_linker::sync::failover_controller::status_format::{Published, to_stored};
+use lb_linker::sync::failover_controller::status_format::{PublishedNames, to_stored};
 use serde_json::{Value, json};
 
 use super::{EXTERNAL_TARGETS, repository};
@@ -76,7 +76,7 @@ fn lua(value: &Value) -> String {
 }
 
 /// An ExternalTarget with the sources seoul and busan, its checks, and its status.
-struct Decided {
+struct ExternalTargetFixture {
     spec: FailoverSpec,
     offers: Vec<Offer>,
     checks: CheckRecords,
@@ -86,7 +86,7 @@ struct Decided {
     now: Timestamp,
 }
 
-impl Decided {
+impl ExternalTargetFixture {
     /// Returns a new ExternalTarget, of which only the source seoul offers a target.
     fn new() -> Self {
         let check = CheckSettings {
@@ -174,7 +174,7 @@ impl Decided {
 
     /// Returns the object as the API server stores it.
     fn object(&self) -> Value {
-        let published = Published { service: "external-targets/web-shop-ext", dns_names: &[] };
+        let published = PublishedNames { service: "external-targets/web-shop-ext", dns_names: &[] };
         let mut spec = json!({"sources": [{"name": "seoul"}, {"name": "busan"}]});
         if let Some(pin) = &self.spec.pin {
             spec["pin"] = json!(pin);
@@ -193,139 +193,143 @@ fn target(host: &str) -> Target {
 }
 
 #[track_caller]
-fn is(health: (String, String), status: &str, message: &str) {
+fn assert_health(health: (String, String), status: &str, message: &str) {
     assert_eq!((health.0.as_str(), health.1.as_str()), (status, message));
 }
 
 #[test]
 fn health_check_waits_for_the_status_of_this_generation() {
-    let mut decided = Decided::settled();
+    let mut decided = ExternalTargetFixture::settled();
     let unseen = "lb-linker hasn't seen this version yet";
     let mut object = decided.object();
     object["status"] = Value::Null;
-    is(health(&object), "Progressing", unseen);
+    assert_health(health(&object), "Progressing", unseen);
     decided.spec.generation = 2;
-    is(decided.health(), "Progressing", unseen);
+    assert_health(decided.health(), "Progressing", unseen);
     decided.decide();
-    is(decided.health(), "Healthy", "leads to seoul");
+    assert_health(decided.health(), "Healthy", "leads to seoul");
     // After the object was restored from a backup, the status can be that of a higher generation.
     let mut object = decided.object();
     object["metadata"]["generation"] = json!(1);
-    is(health(&object), "Progressing", unseen);
+    assert_health(health(&object), "Progressing", unseen);
 }
 
 #[test]
 fn health_check_waits_for_the_first_target() {
-    let mut decided = Decided::new();
+    let mut decided = ExternalTargetFixture::new();
     decided.offers[0].target = None;
     decided.decide();
-    is(decided.health(), "Progressing", "waits for a target that passes its check");
+    assert_health(decided.health(), "Progressing", "waits for a target that passes its check");
     decided.offer(0, "a.example");
     let waits = "waits until 2027-01-15T08:05:01Z for a target that passes its check";
-    is(decided.health(), "Progressing", waits);
+    assert_health(decided.health(), "Progressing", waits);
     decided.is_written = false;
     decided.check("a.example", None);
     let missing = "the external target doesn't exist yet or doesn't point at the target";
-    is(decided.health(), "Progressing", missing);
+    assert_health(decided.health(), "Progressing", missing);
     decided.is_written = true;
     decided.decide();
-    is(decided.health(), "Healthy", "leads to seoul; busan: offers no target");
+    assert_health(decided.health(), "Healthy", "leads to seoul; busan: offers no target");
 }
 
 #[test]
 fn unverified_target_is_degraded_after_failed_checks() {
-    let mut decided = Decided::new();
+    let mut decided = ExternalTargetFixture::new();
     decided.check("a.example", Some("NXDOMAIN"));
     decided.after(301);
-    is(decided.health(), "Progressing", "leads to seoul; seoul: NXDOMAIN; busan: offers no target");
+    assert_health(
+        decided.health(),
+        "Progressing",
+        "leads to seoul; seoul: NXDOMAIN; busan: offers no target",
+    );
     decided.fail("a.example");
-    is(decided.health(), "Degraded", "leads to seoul; seoul: NXDOMAIN; busan: offers no target");
+    assert_health(decided.health(), "Degraded", "leads to seoul; seoul: NXDOMAIN; busan: offers no target");
 }
 
 #[test]
 fn failed_over_target_is_healthy_with_a_message() {
-    let mut decided = Decided::settled();
+    let mut decided = ExternalTargetFixture::settled();
     decided.fail("a.example");
-    is(decided.health(), "Healthy", "leads to busan instead of seoul: NXDOMAIN");
+    assert_health(decided.health(), "Healthy", "leads to busan instead of seoul: NXDOMAIN");
     decided.fail("b.example");
-    is(decided.health(), "Degraded", "leads to busan; seoul: NXDOMAIN; busan: NXDOMAIN");
+    assert_health(decided.health(), "Degraded", "leads to busan; seoul: NXDOMAIN; busan: NXDOMAIN");
 }
 
 #[test]
 fn failing_standby_is_healthy_with_a_message() {
-    let mut decided = Decided::settled();
+    let mut decided = ExternalTargetFixture::settled();
     decided.fail("b.example");
-    is(decided.health(), "Healthy", "busan: NXDOMAIN");
+    assert_health(decided.health(), "Healthy", "busan: NXDOMAIN");
 }
 
 #[test]
 fn cutover_that_waits_is_healthy_with_a_message() {
-    let mut decided = Decided::settled();
+    let mut decided = ExternalTargetFixture::settled();
     decided.offer(0, "c.example");
     decided.check("c.example", Some("NXDOMAIN"));
     let waits = "waits until 2027-01-15T08:06:01Z for c.example: NXDOMAIN";
-    is(decided.health(), "Healthy", waits);
+    assert_health(decided.health(), "Healthy", waits);
     decided.check("c.example", None);
-    is(decided.health(), "Healthy", "leads to seoul");
+    assert_health(decided.health(), "Healthy", "leads to seoul");
 }
 
 #[test]
 fn external_target_with_a_refused_source_is_degraded() {
-    let mut decided = Decided::settled();
+    let mut decided = ExternalTargetFixture::settled();
     let message = "source busan: no LoadBalancer Service shop-dr/web lets namespace shop follow it";
     let refusal = Refusal { reason: RefusalReason::RefNotPermitted, message: message.to_owned() };
     decided.offers[1] = Offer { refusal: Some(refusal), ..Offer::default() };
     decided.decide();
-    is(decided.health(), "Degraded", message);
+    assert_health(decided.health(), "Degraded", message);
 }
 
 #[test]
 fn pinned_external_target_is_healthy_with_a_message() {
-    let mut decided = Decided::settled();
+    let mut decided = ExternalTargetFixture::settled();
     decided.spec.pin = Some("busan".to_owned());
     decided.spec.generation = 2;
     decided.decide();
-    is(decided.health(), "Healthy", "pinned to busan: leads to busan");
+    assert_health(decided.health(), "Healthy", "pinned to busan: leads to busan");
     decided.fail("b.example");
-    is(decided.health(), "Degraded", "pinned to busan: leads to busan; busan: NXDOMAIN");
-    let mut decided = Decided::new();
+    assert_health(decided.health(), "Degraded", "pinned to busan: leads to busan; busan: NXDOMAIN");
+    let mut decided = ExternalTargetFixture::new();
     decided.check("a.example", None);
     decided.spec.pin = Some("busan".to_owned());
     decided.decide();
-    is(decided.health(), "Healthy", "pinned to busan: source busan is pinned and has no target");
+    assert_health(decided.health(), "Healthy", "pinned to busan: source busan is pinned and has no target");
 }
 
 #[test]
 fn withdrawn_target_is_degraded() {
-    let mut decided = Decided::new();
+    let mut decided = ExternalTargetFixture::new();
     decided.check("a.example", None);
-    is(decided.health(), "Healthy", "leads to seoul; busan: offers no target");
+    assert_health(decided.health(), "Healthy", "leads to seoul; busan: offers no target");
     // The Service was recreated, and has no target yet.
     decided.offers[0] = Offer { uid: Uid::from("another"), ..Offer::default() };
     decided.decide();
     let message = "no target is announced; seoul: offers no target; busan: offers no target";
-    is(decided.health(), "Degraded", message);
+    assert_health(decided.health(), "Degraded", message);
 }
 
 #[test]
 fn held_failover_is_degraded() {
-    let mut decided = Decided::settled();
+    let mut decided = ExternalTargetFixture::settled();
     decided.is_failover_held = true;
     decided.fail("a.example");
-    is(decided.health(), "Degraded", "leads to seoul; seoul: NXDOMAIN");
+    assert_health(decided.health(), "Degraded", "leads to seoul; seoul: NXDOMAIN");
 }
 
 #[test]
 fn unknown_or_missing_conditions_are_progressing() {
-    let mut object = Decided::settled().object();
+    let mut object = ExternalTargetFixture::settled().object();
     for condition in object["status"]["conditions"].as_array_mut().unwrap() {
         if condition["type"] == "Ready" {
             condition["status"] = json!("Unknown");
         }
     }
-    is(health(&object), "Progressing", "leads to seoul");
+    assert_health(health(&object), "Progressing", "leads to seoul");
     object["status"]["conditions"] = json!([]);
-    is(health(&object), "Progressing", "lb-linker hasn't decided yet");
+    assert_health(health(&object), "Progressing", "lb-linker hasn't decided yet");
     object["status"]["conditions"] = Value::Null;
-    is(health(&object), "Progressing", "lb-linker hasn't decided yet");
+    assert_health(health(&object), "Progressing", "lb-linker hasn't decided yet");
 }

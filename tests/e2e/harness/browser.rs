@@ -108,7 +108,7 @@ impl Browser {
     }
 
     /// Returns all entries of the browser's console, such as the error about a script that the page's policy refuses.
-    pub fn console_errors(&self) -> Vec<String> {
+    pub fn console_entries(&self) -> Vec<String> {
         let log = self.post("/se/log", &json!({"type": "browser"}));
         log.as_array().into_iter().flatten().map(ToString::to_string).collect()
     }

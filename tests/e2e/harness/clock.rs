@@ -25,7 +25,7 @@ pub struct ShiftedClock {
 
 /// Which clocks stop while the process is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum ClockStop {
     /// CLOCK_MONOTONIC stops, as in a suspend.
     Suspend,
     /// CLOCK_BOOTTIME stops as well, as in a paused virtual machine.
@@ -74,10 +74,10 @@ impl ShiftedClock {
     }
 
     /// Continues the process. The clocks that `how` names don't advance by the time for which the process was stopped.
-    pub fn go_on(&mut self, linker: &mut Linker, how: Stop) {
+    pub fn resume(&mut self, linker: &mut Linker, how: ClockStop) {
         let elapsed = self.stopped.take().expect("it was stopped").elapsed();
         self.behind[0] += elapsed;
-        if how == Stop::Pause {
+        if how == ClockStop::Pause {
             self.behind[1] += elapsed;
         }
         let file = OpenOptions::new().write(true).open(self.file()).expect("the file of the clock");

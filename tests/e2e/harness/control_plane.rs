@@ -292,7 +292,7 @@ impl ControlPlane {
         self.stop_apiserver();
         self.stop_etcd();
         copy_directory(&self.file("etcd"), &self.file("backup")).expect("the data can be copied");
-        self.start_again();
+        self.start_etcd_and_apiserver();
     }
 
     /// Stops API server and etcd, restores the data that [`ControlPlane::back_up`] has copied, and starts both again:
@@ -324,7 +324,7 @@ impl ControlPlane {
         }
     }
 
-    fn start_again(&self) {
+    fn start_etcd_and_apiserver(&self) {
         self.start_etcd().unwrap_or_else(|error| panic!("{error}"));
         self.start_apiserver();
     }

@@ -263,11 +263,11 @@ impl FaultyUpstream {
     /// Starts the upstream. `fault` returns the responses, perhaps none, to a query that arrived by UDP (`false`) or
     /// TCP (`true`).
     pub async fn start(fault: impl Fn(&Message, bool) -> Vec<Message> + Send + Sync + 'static) -> Self {
-        Self::late(Duration::ZERO, fault).await
+        Self::start_with_delay(Duration::ZERO, fault).await
     }
 
     /// Starts an upstream that delays each response. Only queries of the same TCP connection wait for each other.
-    pub async fn late(
+    pub async fn start_with_delay(
         delay: Duration,
         fault: impl Fn(&Message, bool) -> Vec<Message> + Send + Sync + 'static,
     ) -> Self {

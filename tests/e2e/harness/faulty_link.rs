@@ -112,7 +112,7 @@ async fn relay(
         return;
     }
     let Ok(mut server) = TcpStream::connect(api_server).await else { return };
-    let struck = {
+    let injected = {
         let (from_client, to_client) = client.split();
         let (from_server, to_server) = server.split();
         tokio::select! {
@@ -121,7 +121,7 @@ async fn relay(
             _ = faults.changed() => *faults.borrow_and_update(),
         }
     };
-    match struck {
+    match injected {
         Some(ConnectionFault::Silence) => drop(faults.changed().await),
         Some(ConnectionFault::Reset) => {
             for end in [&client, &server] {

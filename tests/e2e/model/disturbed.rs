@@ -35,15 +35,15 @@ use super::observe::observe;
 use super::operations::{Action, Operation, Outcome};
 use super::rules::{Model, Observed, ZONE};
 use super::world::{Balancer, ExternalTarget, Target};
-use crate::failover::{install, quick};
-use crate::harness::clock::{ShiftedClock, Stop};
+use crate::failover::{install, shortest_check};
+use crate::harness::clock::{ClockStop, ShiftedClock};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{FaultyUpstream, absence, ask_udp, error, query};
 use crate::harness::faulty_link::{ConnectionFault, FaultyLink, LinkState};
 use crate::harness::linker::Linker;
 use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, deploy, eventually};
 use history::{Change, Seen, State};
-use load::{Shared, Subject};
+use load::{QueriedObject, Shared};
 
 const TARGETS: &str = "external-targets";
 const NAMESPACE: &str = "soak";
@@ -59,9 +59,9 @@ pub struct Setup {
     /// The pause between two operations.
     pub pause: Duration,
     /// The longest time for which connections stay delayed or half-open after the last operation of a round.
-    pub longest: Duration,
+    pub max_fault_duration: Duration,
     /// Whether replica 0 is never restarted. Otherwise the leader is killed, whichever replica it is.
-    pub has_survivor: bool,
+    pub keeps_replica_0: bool,
     /// Whether the clocks of the replicas can be stopped.
     pub has_clocks: bool,
     /// Whether the audit log is kept completely.
@@ -82,7 +82,7 @@ pub enum Disturbance {
     LeaderKill,
     LeaderStop,
     /// The leader and its clocks are stopped for at least this time.
-    LeaderSuspend(Stop, Duration),
+    LeaderSuspend(ClockStop, Duration),
     LeaseRelease,
     /// A replica is killed and starts again while the API server is away.
     StartWithoutApi,
@@ -315,15 +315,15 @@ impl Disturbed {
     }
 
     /// Returns the names that are asked for.
-    fn subjects(&self) -> Vec<Subject> {
+    fn subjects(&self) -> Vec<QueriedObject> {
         let of_services = self.subjects.iter().map(|(key, number)| {
             let (name, namespace) = (key.name(), key.namespace());
             let names = vec![format!("{name}.{namespace}.{ZONE}."), format!("{name}-{namespace}.{ZONE}.")];
-            Subject { number: *number, names }
+            QueriedObject { number: *number, names }
         });
         let of_targets = self.external_targets.iter().enumerate().map(|(i, (number, _))| {
             let names = vec![format!("xt-{i}.{NAMESPACE}.{ZONE}."), format!("xt-{i}-{NAMESPACE}.{ZONE}.")];
-            Subject { number: *number, names }
+            QueriedObject { number: *number, names }
         });
         of_services.chain(of_targets).collect()
     }
@@ -337,7 +337,7 @@ impl Disturbed {
         let (before, after) = operations.split_at(middle);
         self.execute(before).await;
         if disturbance.disturbs_watches() {
-            self.shared.with(history::History::disturb);
+            self.shared.with(history::History::begin_disturbance);
         }
         self.begin(disturbance).await;
         self.execute(after).await;
@@ -345,7 +345,7 @@ impl Disturbed {
         self.end(disturbance).await;
         self.mark().await;
         self.converge(disturbance).await;
-        self.shared.with(history::History::calm);
+        self.shared.with(history::History::end_disturbances);
         let addresses = self.replicas.each_ref().map(|replica| Some(replica.linker.dns));
         *self.shared.replicas.lock().unwrap() = addresses;
         self.upstream.forget();
@@ -466,7 +466,7 @@ impl Disturbed {
                 self.return_api_server(disturbance).await;
             }
             Disturbance::StartWithoutApi => {
-                let victim = if self.setup.has_survivor { 1 } else { self.random.random_range(0..2) };
+                let victim = if self.setup.keeps_replica_0 { 1 } else { self.random.random_range(0..2) };
                 let pause = Duration::from_millis(self.random.random_range(0..5000));
                 let snapshot = self.replicas[victim].snapshot();
                 eventually("a snapshot", || async { snapshot.exists().then_some(()) }).await;
@@ -482,7 +482,7 @@ impl Disturbed {
             Disturbance::LeaderKill | Disturbance::LeaderStop | Disturbance::LeaderSuspend(..) => {
                 // With a survivor, replica 1 is killed or stopped, also while it is the follower.
                 let leader = usize::from(self.replicas[1].leads());
-                let victim = if self.setup.has_survivor { 1 } else { leader };
+                let victim = if self.setup.keeps_replica_0 { 1 } else { leader };
                 *self.tally.entry(format!("{disturbance:?} of the leader")).or_default() +=
                     usize::from(victim == leader);
                 self.shared.replicas.lock().unwrap()[victim] = None;
@@ -521,8 +521,9 @@ impl Disturbed {
     async fn end(&mut self, disturbance: Disturbance) {
         match disturbance {
             Disturbance::Delay | Disturbance::HalfOpen => {
-                let pause =
-                    Duration::from_millis(self.random.random_range(0..self.setup.longest.as_millis() as u64));
+                let pause = Duration::from_millis(
+                    self.random.random_range(0..self.setup.max_fault_duration.as_millis() as u64),
+                );
                 tokio::time::sleep(pause).await;
                 self.replicas.iter().for_each(|replica| replica.link.set(LinkState::Up));
             }
@@ -543,14 +544,14 @@ impl Disturbed {
     /// leader first.
     async fn return_replica(&mut self, disturbance: Disturbance) {
         let (victim, since, led) = self.away.take().expect("a replica is away");
-        if led && !self.setup.has_survivor {
+        if led && !self.setup.keeps_replica_0 {
             let next = &self.replicas[1 - victim];
             eventually("the next leader", || async { next.leads().then_some(()) }).await;
             self.take_overs.push(since.elapsed());
         }
         let Disturbance::LeaderSuspend(how, duration) = disturbance else {
             self.start_anew(victim).await;
-            if self.setup.has_survivor {
+            if self.setup.keeps_replica_0 {
                 // The Lease becomes free, so that replica 1 can lead again.
                 self.release_lease().await;
             }
@@ -561,7 +562,7 @@ impl Disturbed {
         self.execute(&operations).await;
         tokio::time::sleep(duration.saturating_sub(since.elapsed())).await;
         let Replica { linker, clock, .. } = &mut self.replicas[victim];
-        clock.as_mut().expect("it has clocks").go_on(linker, how);
+        clock.as_mut().expect("it has clocks").resume(linker, how);
         let follower = &self.replicas[victim];
         eventually("the former leader to follow", || async { (!follower.leads()).then_some(()) }).await;
     }
@@ -595,7 +596,8 @@ impl Disturbed {
                     .iter()
                     .map(|host| json!({"name": host.split('.').next(), "hostname": host}))
                     .collect();
-                let spec = json!({"sources": sources, "check": quick(), "failback": {"afterSeconds": 2}});
+                let spec =
+                    json!({"sources": sources, "check": shortest_check(), "failback": {"afterSeconds": 2}});
                 let object = ExternalTargetObject::new(&name, serde_json::from_value(spec).unwrap());
                 shared.with(history::History::begin_change);
                 api.create(&PostParams::default(), &object).await.unwrap();
@@ -722,7 +724,7 @@ impl Disturbed {
                 wrong.push(format!("ExternalTarget {key}: exists: {exists}, objects: {objects:?}"));
             }
         }
-        wrong.extend(observed.strangers.keys().map(|name| format!("{name} is labelled for no link")));
+        wrong.extend(observed.foreign.keys().map(|name| format!("{name} is labelled for no link")));
         wrong
     }
 }

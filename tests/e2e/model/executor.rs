@@ -87,12 +87,12 @@ impl Executor {
             Action::DeleteService => {
                 return Outcome { touched: self.delete_object(key, false).await, ..Outcome::default() };
             }
-            Action::Misdirect(host) => {
+            Action::SetWrongHost(host) => {
                 let spec = json!({"type": "ExternalName", "externalName": host, "clusterIP": null,
                     "clusterIPs": null, "ports": null});
                 return self.edit_object(key, spec).await;
             }
-            Action::Distort(how) => return self.edit_object(key, distortion(*how)).await,
+            Action::SetWrongSpec(how) => return self.edit_object(key, distortion(*how)).await,
             Action::DeleteSlice => {
                 let touched = self.delete_slices(key).await;
                 return Outcome { touched, ..Outcome::default() };
@@ -101,22 +101,22 @@ impl Executor {
                 let endpoints = json!([{"addresses": [ip], "conditions": {"ready": true}}]);
                 return self.edit_slice(key, json!({"endpoints": endpoints})).await;
             }
-            Action::StripSlice => {
+            Action::RemoveSliceLabels => {
                 let labels = json!({"original-service-name": null, "kubernetes.io/service-name": null});
                 return self.edit_slice(key, json!({"metadata": {"labels": labels}})).await;
             }
-            Action::StrangerComes => {
+            Action::CreateForeign => {
                 let theirs = json!({"metadata": {"name": default_name(key),
                         "labels": {"app.kubernetes.io/managed-by": "Helm"}},
                     "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 1}]}});
                 return self.replace_with_foreign(key, theirs).await;
             }
-            Action::AdoptableComes => {
+            Action::CreateAdoptable => {
                 let theirs = json!({"metadata": {"name": default_name(key)},
                     "spec": {"type": "ExternalName", "externalName": "by-hand.example.com"}});
                 return self.replace_with_foreign(key, theirs).await;
             }
-            Action::StrangerGoes => {
+            Action::DeleteForeign => {
                 let services = cluster.services(&self.target_namespace);
                 let name = default_name(key);
                 if services.get_opt(&name).await.unwrap().is_some_and(|there| owner(&there).is_none()) {

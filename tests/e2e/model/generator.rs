@@ -102,7 +102,7 @@ pub struct Generator {
     /// The Services after all generated operations.
     planned: Model,
     /// Links with a default name that may belong to a Service of another owner.
-    strangers: BTreeSet<ServiceKey>,
+    foreign: BTreeSet<ServiceKey>,
     /// The number of manual changes of a link's objects since the link last changed. lb-linker delays repairs when
     /// there are many.
     manual_changes: BTreeMap<ServiceKey, usize>,
@@ -123,7 +123,7 @@ impl Generator {
             random: StdRng::seed_from_u64(seed),
             on_delete,
             planned: Model::new(on_delete),
-            strangers: BTreeSet::new(),
+            foreign: BTreeSet::new(),
             manual_changes: BTreeMap::new(),
             frozen: BTreeSet::new(),
             number: 0,
@@ -230,10 +230,10 @@ impl Generator {
             None => self.for_absent(key, group.is_some()),
             Some(balancer) => self.for_present(key, balancer, group),
         };
-        let spoiled = self.manual_changes.get(key).copied().unwrap_or(0);
+        let manual_changes = self.manual_changes.get(key).copied().unwrap_or(0);
         let choices = choices
             .into_iter()
-            .filter(|(_, action)| spoiled < self.max_manual_changes || !action.is_by_hand());
+            .filter(|(_, action)| manual_changes < self.max_manual_changes || !action.is_manual_change());
         let choices: Vec<_> = choices.collect();
         let action = choices.choose_weighted(&mut self.random, |(weight, _)| *weight);
         let action = action.expect("there is always something").1.clone();
@@ -252,12 +252,12 @@ impl Generator {
 
     fn for_absent(&mut self, key: &ServiceKey, group: bool) -> Vec<(u32, Action)> {
         let mut choices =
-            vec![(60, Action::Create), (6, Action::DeleteObject), (4, Action::Misdirect(self.host()))];
+            vec![(60, Action::Create), (6, Action::DeleteObject), (4, Action::SetWrongHost(self.host()))];
         if !group {
-            choices.push((10, Action::StrangerComes));
-            choices.push((if ADOPTION { 10 } else { 0 }, Action::AdoptableComes));
-            if self.strangers.contains(key) {
-                choices.push((30, Action::StrangerGoes));
+            choices.push((10, Action::CreateForeign));
+            choices.push((if ADOPTION { 10 } else { 0 }, Action::CreateAdoptable));
+            if self.foreign.contains(key) {
+                choices.push((30, Action::DeleteForeign));
             }
         }
         choices
@@ -276,7 +276,7 @@ impl Generator {
             return vec![
                 (60, Action::ChangeType(ServiceType::LoadBalancer)),
                 (20, Action::Delete),
-                (10, Action::Misdirect(self.host())),
+                (10, Action::SetWrongHost(self.host())),
             ];
         }
         let mut choices = vec![
@@ -294,7 +294,7 @@ impl Generator {
             (3, Action::Hold),
             (3, Action::ChangeType(ServiceType::ClusterIp)),
             (3, Action::ChangeType(ServiceType::ExternalName)),
-            (6, Action::Misdirect(self.host())),
+            (6, Action::SetWrongHost(self.host())),
             (4, Action::DeleteObject),
         ];
         let surely = surely_has_target(balancer);
@@ -303,22 +303,24 @@ impl Generator {
             choices.push((9, Action::Recreate));
         }
         if surely {
-            choices
-                .extend([(4, Action::Distort(self.random.random_range(0..4))), (3, Action::DeleteService)]);
+            choices.extend([
+                (4, Action::SetWrongSpec(self.random.random_range(0..4))),
+                (3, Action::DeleteService),
+            ]);
             // Without its labels, an EndpointSlice that is no longer needed would have no owner and stay.
             if balancer.ingress.ips.iter().any(IpAddr::is_ipv4) {
                 let ip = Ipv4Addr::new(198, 51, 100, self.random.random());
                 choices.extend([
                     (6, Action::DeleteSlice),
                     (6, Action::EditSlice(ip.into())),
-                    (5, Action::StripSlice),
+                    (5, Action::RemoveSliceLabels),
                 ]);
             }
         }
         if group.is_none() {
-            choices.push((2, Action::StrangerComes));
-            if self.strangers.contains(key) {
-                choices.push((15, Action::StrangerGoes));
+            choices.push((2, Action::CreateForeign));
+            if self.foreign.contains(key) {
+                choices.push((15, Action::DeleteForeign));
             }
             choices.push((if SOURCE { 4 } else { 0 }, Action::AllowFrom(!balancer.followable)));
             self.number += 1;
@@ -331,16 +333,16 @@ impl Generator {
 
     fn plan(&mut self, operations: &mut Vec<Operation>, key: &ServiceKey, action: Action) {
         match &action {
-            Action::StrangerComes | Action::AdoptableComes => drop(self.strangers.insert(key.clone())),
-            Action::StrangerGoes => drop(self.strangers.remove(key)),
+            Action::CreateForeign | Action::CreateAdoptable => drop(self.foreign.insert(key.clone())),
+            Action::DeleteForeign => drop(self.foreign.remove(key)),
             _ => {}
         }
-        if action.is_by_hand() {
+        if action.is_manual_change() {
             *self.manual_changes.entry(key.clone()).or_default() += 1;
         } else if matches!(action, Action::SetHosts(_) | Action::SetAddresses(_) | Action::Recreate) {
             self.manual_changes.remove(key);
         }
-        if matches!(action, Action::Distort(_) | Action::StripSlice) {
+        if matches!(action, Action::SetWrongSpec(_) | Action::RemoveSliceLabels) {
             self.frozen.insert(key.clone());
         }
         let operation = Operation { key: key.clone(), action };

@@ -47,7 +47,7 @@ use executor::{Executor, HIDDEN};
 use generator::{Batch, Generator, Restart, Universe};
 use observe::{observe, wrong_answers};
 use operations::{Action, Operation, Outcome};
-use quiesce::Checked;
+use quiesce::ComparedCounts;
 use rules::{Model, Observed};
 
 const OPERATIONS: usize = 2000;
@@ -97,11 +97,11 @@ async fn run(name: &str, on_delete: OnDelete, seed: u64) {
     let started = Instant::now();
     let universe = Universe::new(name);
     let mut run = Run::start(name, on_delete, seed, &universe).await;
-    let mut chooser = Generator::new(seed, on_delete);
+    let mut generator = Generator::new(seed, on_delete);
     while run.operations < wanted {
-        let batch = chooser.batch(&universe, true);
-        run.execute_batch(batch, &chooser).await;
-        let marks = chooser.mark(&universe);
+        let batch = generator.batch(&universe, true);
+        run.execute_batch(batch, &generator).await;
+        let marks = generator.mark(&universe);
         run.execute(&marks, None).await;
         run.wait_for_quiet_point().await;
     }
@@ -158,7 +158,7 @@ struct Run<'a> {
     name: String,
     seed: u64,
     universe: &'a Universe,
-    hands: Executor,
+    executor: Executor,
     args: Vec<String>,
     linker: Linker,
     model: Model,
@@ -190,7 +190,7 @@ impl<'a> Run<'a> {
         linker: Linker,
     ) -> Self {
         let target = target_namespace(name);
-        let hands = Executor { cluster: plane.cluster().await, target_namespace: target };
+        let executor = Executor { cluster: plane.cluster().await, target_namespace: target };
         linker.ready().await;
         let mut model = Model::new(on_delete);
         model.start(&Observed::default());
@@ -198,7 +198,7 @@ impl<'a> Run<'a> {
             name: name.to_owned(),
             seed,
             universe,
-            hands,
+            executor,
             args,
             linker,
             model,
@@ -209,7 +209,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    async fn execute_batch(&mut self, batch: Batch, chooser: &Generator) {
+    async fn execute_batch(&mut self, batch: Batch, generator: &Generator) {
         self.execute(&batch.operations, batch.restart.as_ref()).await;
         let Some(restart) = batch.restart else { return };
         self.model.stop();
@@ -222,7 +222,7 @@ impl<'a> Run<'a> {
         self.count("look at what a stop has left");
         let decisions: Vec<Operation> = Model::links_with_two_objects(&observed)
             .iter()
-            .filter_map(|key| chooser.disambiguate(key))
+            .filter_map(|key| generator.disambiguate(key))
             .collect();
         if !decisions.is_empty() {
             self.count_by("link with two objects at a start", decisions.len());
@@ -243,13 +243,13 @@ impl<'a> Run<'a> {
         for (number, operation) in operations.iter().enumerate() {
             chains.entry(&operation.key).or_default().push((number, operation));
         }
-        let (hands, done) = (&self.hands, &AtomicUsize::new(0));
+        let (executor, done) = (&self.executor, &AtomicUsize::new(0));
         let linker = &mut self.linker;
         let carrying_out = futures::stream::iter(chains.into_values())
             .map(|chain| async move {
                 let mut outcomes = Vec::new();
                 for (number, operation) in chain {
-                    outcomes.push((number, hands.execute(operation).await));
+                    outcomes.push((number, executor.execute(operation).await));
                     done.fetch_add(1, Ordering::Relaxed);
                 }
                 outcomes
@@ -274,7 +274,7 @@ impl<'a> Run<'a> {
             self.model.apply(operation, outcome);
             self.operations += 1;
             self.count(&operation.action.name());
-            if outcome.done && operation.action == Action::StrangerComes {
+            if outcome.done && operation.action == Action::CreateForeign {
                 self.count("stranger that came");
             }
             let Operation { key, action } = operation;
@@ -302,7 +302,7 @@ impl<'a> Run<'a> {
         loop {
             self.count("look");
             let observed = self.observe().await;
-            let mut checked = Checked::default();
+            let mut checked = ComparedCounts::default();
             let (wrong, next) = match self.model.settle(&observed) {
                 Err(wrong) => (wrong, None),
                 Ok((next, now)) => {
@@ -339,7 +339,7 @@ impl<'a> Run<'a> {
 
     async fn observe(&self) -> Observed {
         let followers: Vec<ServiceKey> = self.model.followers.keys().cloned().collect();
-        observe(&self.hands.cluster, &self.hands.target_namespace, &followers).await
+        observe(&self.executor.cluster, &self.executor.target_namespace, &followers).await
     }
 
     /// Returns the state of the target namespace after the last requests of an lb-linker that has ended.
@@ -363,7 +363,7 @@ impl<'a> Run<'a> {
         *self.tally.entry(what.to_owned()).or_default() += number;
     }
 
-    fn note(&mut self, checked: &Checked) {
+    fn note(&mut self, checked: &ComparedCounts) {
         self.count("quiet point");
         for (what, number) in [
             ("link", checked.links),
@@ -374,7 +374,7 @@ impl<'a> Run<'a> {
             ("retained target", checked.retained),
             ("tombstone", checked.tombstones),
             ("name after a hash", checked.hashed),
-            ("stranger", checked.strangers),
+            ("stranger", checked.foreign),
             ("conflict", checked.conflicts),
             ("follower", checked.followers),
             ("link with a choice", checked.either),
@@ -437,16 +437,16 @@ impl<'a> Run<'a> {
             ("Show", 5),
             ("Hold", 5),
             ("Release", 5),
-            ("Misdirect", 5),
-            ("Distort", 5),
+            ("SetWrongHost", 5),
+            ("SetWrongSpec", 5),
             ("DeleteObject", 5),
             ("DeleteService", 5),
             ("DeleteSlice", 3),
             ("EditSlice", 3),
-            ("StripSlice", 3),
-            ("StrangerComes", 5),
-            ("StrangerGoes", 3),
-            ("AdoptableComes", if operations::ADOPTION { 5 } else { 0 }),
+            ("RemoveSliceLabels", 3),
+            ("CreateForeign", 5),
+            ("DeleteForeign", 3),
+            ("CreateAdoptable", if operations::ADOPTION { 5 } else { 0 }),
             ("Follow", if operations::SOURCE { 5 } else { 0 }),
             ("Unfollow", if operations::SOURCE { 3 } else { 0 }),
             ("AllowFrom", if operations::SOURCE { 5 } else { 0 }),

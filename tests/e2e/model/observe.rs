@@ -34,8 +34,10 @@ pub async fn observe(cluster: &Cluster, target: &str, followers: &[ServiceKey]) 
             observed.written_for.insert(owner, uid.clone());
         }
         match owner(&service) {
-            Some(owner) => observed.ours.entry((name, owner)).or_default().service = Some(front(&service)),
-            None => drop(observed.strangers.insert(name, version(&service))),
+            Some(owner) => {
+                observed.ours.entry((name, owner)).or_default().service = Some(target_service(&service))
+            }
+            None => drop(observed.foreign.insert(name, version(&service))),
         }
     }
     for slice in slices.unwrap() {
@@ -50,7 +52,7 @@ pub async fn observe(cluster: &Cluster, target: &str, followers: &[ServiceKey]) 
                 let shape = observed.ours.entry((of.to_owned(), owner)).or_default();
                 shape.ipv6 = Some(content(&slice, of, "IPv6"));
             }
-            _ => drop(observed.strangers.insert(format!("EndpointSlice {name}"), version(&slice))),
+            _ => drop(observed.foreign.insert(format!("EndpointSlice {name}"), version(&slice))),
         }
     }
     for key in followers {
@@ -76,7 +78,7 @@ pub fn owner(object: &impl ResourceExt) -> Option<ServiceKey> {
 }
 
 /// Classifies the Service of an external target. Any unexpected field makes the Service a [`TargetService::Other`].
-fn front(service: &Service) -> TargetService {
+fn target_service(service: &Service) -> TargetService {
     let spec = service.spec.clone().unwrap_or_default();
     let odd = || {
         let target = spec.external_name.clone().filter(|_| spec.type_.as_deref() == Some("ExternalName"));

@@ -51,14 +51,14 @@ pub enum Action {
     // Manual changes in the target namespace.
     DeleteObject,
     DeleteService,
-    Misdirect(String),
-    Distort(usize),
+    SetWrongHost(String),
+    SetWrongSpec(usize),
     DeleteSlice,
     EditSlice(IpAddr),
-    StripSlice,
-    StrangerComes,
-    StrangerGoes,
-    AdoptableComes,
+    RemoveSliceLabels,
+    CreateForeign,
+    DeleteForeign,
+    CreateAdoptable,
     // ExternalName Services outside of the target namespace; `key` is the follower.
     Follow {
         source: ServiceKey,
@@ -80,22 +80,25 @@ impl Action {
     }
 
     /// Returns whether the operation damages or replaces an external target by hand.
-    pub fn is_by_hand(&self) -> bool {
-        use Action::{DeleteObject, DeleteService, DeleteSlice, Distort, EditSlice, Misdirect, StripSlice};
+    pub fn is_manual_change(&self) -> bool {
+        use Action::{
+            DeleteObject, DeleteService, DeleteSlice, EditSlice, RemoveSliceLabels, SetWrongHost,
+            SetWrongSpec,
+        };
         matches!(
             self,
             DeleteObject
                 | DeleteService
                 | DeleteSlice
-                | Distort(_)
+                | SetWrongSpec(_)
                 | EditSlice(_)
-                | Misdirect(_)
-                | StripSlice
-        ) || self.brings_stranger()
+                | SetWrongHost(_)
+                | RemoveSliceLabels
+        ) || self.creates_foreign()
     }
 
-    fn brings_stranger(&self) -> bool {
-        matches!(self, Self::StrangerComes | Self::AdoptableComes)
+    fn creates_foreign(&self) -> bool {
+        matches!(self, Self::CreateForeign | Self::CreateAdoptable)
     }
 }
 

@@ -11,7 +11,7 @@ use super::world::{ExternalTarget, Ingress, Target, TargetService};
 
 /// The numbers of compared items, with which a test asserts that it has compared enough.
 #[derive(Clone, Debug, Default)]
-pub struct Checked {
+pub struct ComparedCounts {
     pub hostnames: usize,
     pub addresses: usize,
     pub stale: usize,
@@ -19,7 +19,7 @@ pub struct Checked {
     pub retained: usize,
     pub tombstones: usize,
     pub hashed: usize,
-    pub strangers: usize,
+    pub foreign: usize,
     pub conflicts: usize,
     pub followers: usize,
     /// Links with several allowed external targets.
@@ -33,9 +33,9 @@ impl Model {
     ///
     /// # Errors
     /// The differences between the model and the observed state.
-    pub fn settle(&self, observed: &Observed) -> Result<(Self, Checked), Vec<String>> {
+    pub fn settle(&self, observed: &Observed) -> Result<(Self, ComparedCounts), Vec<String>> {
         let mut next = self.clone();
-        let (mut wrong, mut checked) = (Vec::new(), Checked::default());
+        let (mut wrong, mut checked) = (Vec::new(), ComparedCounts::default());
         for (key, link) in self.links.iter().filter(|(_, link)| link.target.is_none()) {
             let now: Vec<(&String, &ExternalTarget)> = observed.of(key).collect();
             let absent = [ExternalTarget::default()];
@@ -76,14 +76,14 @@ impl Model {
         next.recently_deleted.clear();
         next.possible_follower_targets.clear();
         for key in next.links.keys().cloned().collect::<Vec<_>>() {
-            next.note_now(&key);
+            next.record_current(&key);
         }
         if wrong.is_empty() { Ok((next, checked)) } else { Err(wrong) }
     }
 
     /// Returns the defects in the target namespace after lb-linker has ended at any point of its work.
     pub fn defects_after_stop(&self, observed: &Observed) -> Vec<String> {
-        let mut wrong = self.touched_strangers(observed);
+        let mut wrong = self.touched_foreign(observed);
         for ((name, key), shape) in &observed.ours {
             if *name != default_name(key) && *name != hashed_name(key) {
                 wrong.push(format!("{name} is labelled for {key}"));
@@ -130,10 +130,10 @@ impl Model {
                     }
                     None => continue,
                 };
-                if self.strangers.get(name).is_some_and(|stranger| stranger.adoptable) && !link.gone {
-                    self.strangers.remove(name);
+                if self.foreign.get(name).is_some_and(|stranger| stranger.adoptable) && !link.gone {
+                    self.foreign.remove(name);
                 }
-                if self.strangers.contains_key(name) {
+                if self.foreign.contains_key(name) {
                     self.objects.remove(&(name.clone(), key.clone()));
                     continue;
                 }
@@ -155,11 +155,11 @@ impl Model {
             self.objects.retain(|(_, owner), _| !links.get(owner).is_some_and(Link::is_orphaned));
         }
         if self.on_delete == OnDelete::Tombstone {
-            let fronted = |(_, shape): &(_, &ExternalTarget)| shape.service.is_some();
-            let standing: BTreeSet<ServiceKey> =
-                self.objects.iter().filter(fronted).map(|((_, owner), _)| owner.clone()).collect();
-            let outlived = |owner: &ServiceKey| self.links.get(owner).is_some_and(Link::is_orphaned);
-            self.objects.retain(|(_, owner), _| standing.contains(owner) || !outlived(owner));
+            let has_service = |(_, shape): &(_, &ExternalTarget)| shape.service.is_some();
+            let with_service: BTreeSet<ServiceKey> =
+                self.objects.iter().filter(has_service).map(|((_, owner), _)| owner.clone()).collect();
+            let is_orphaned = |owner: &ServiceKey| self.links.get(owner).is_some_and(Link::is_orphaned);
+            self.objects.retain(|(_, owner), _| with_service.contains(owner) || !is_orphaned(owner));
         }
         let owners: BTreeSet<ServiceKey> = self.objects.keys().map(|(_, owner)| owner.clone()).collect();
         let before = self.links.len();
@@ -194,7 +194,7 @@ impl Model {
     }
 
     fn differences(&self, observed: &Observed) -> Vec<String> {
-        let mut wrong = self.touched_strangers(observed);
+        let mut wrong = self.touched_foreign(observed);
         for ((name, key), shape) in &self.objects {
             let id = (name.clone(), key.clone());
             if observed.ours.get(&id) != Some(shape) {
@@ -205,7 +205,7 @@ impl Model {
         for (id, shape) in observed.ours.iter().filter(|(id, _)| !self.objects.contains_key(*id)) {
             wrong.push(format!("{} of {} shouldn't be there and is {shape:?}", id.0, id.1));
         }
-        for name in observed.strangers.keys().filter(|name| !self.strangers.contains_key(*name)) {
+        for name in observed.foreign.keys().filter(|name| !self.foreign.contains_key(*name)) {
             wrong.push(format!("{name} is labelled for no link and shouldn't be there"));
         }
         let mut owners: BTreeMap<&str, &ServiceKey> = BTreeMap::new();
@@ -217,10 +217,10 @@ impl Model {
         wrong
     }
 
-    fn touched_strangers(&self, observed: &Observed) -> Vec<String> {
+    fn touched_foreign(&self, observed: &Observed) -> Vec<String> {
         let mut wrong = Vec::new();
-        for (name, stranger) in self.strangers.iter().filter(|(_, stranger)| !stranger.adoptable) {
-            let now = observed.strangers.get(name);
+        for (name, stranger) in self.foreign.iter().filter(|(_, stranger)| !stranger.adoptable) {
+            let now = observed.foreign.get(name);
             if now != Some(&stranger.version) {
                 wrong.push(format!("{name} of a stranger was {} and is {now:?}", stranger.version));
             }
@@ -228,7 +228,7 @@ impl Model {
         wrong
     }
 
-    fn settle_followers(&mut self, observed: &Observed, checked: &mut Checked) -> Vec<String> {
+    fn settle_followers(&mut self, observed: &Observed, checked: &mut ComparedCounts) -> Vec<String> {
         let mut wrong = Vec::new();
         for key in self.followers.keys().cloned().collect::<Vec<_>>() {
             checked.followers += 1;
@@ -256,10 +256,10 @@ impl Model {
         wrong
     }
 
-    fn count(&self, checked: &mut Checked) {
+    fn count(&self, checked: &mut ComparedCounts) {
         let names = self.assign_names();
         checked.links = self.links.len();
-        checked.strangers = self.strangers.len();
+        checked.foreign = self.foreign.len();
         for (key, link) in &self.links {
             let stands = self.objects.keys().any(|(_, owner)| owner == key);
             let status = self.balancers.get(key).map(|balancer| &balancer.ingress);

@@ -42,7 +42,7 @@ pub struct Observed {
     /// lb-linker's objects, by name and by the link in their labels.
     pub ours: BTreeMap<(String, ServiceKey), ExternalTarget>,
     /// All other objects, by kind and name, with UID and resourceVersion.
-    pub strangers: BTreeMap<String, String>,
+    pub foreign: BTreeMap<String, String>,
     /// All objects, with UID and resourceVersion.
     pub versions: BTreeMap<String, String>,
     /// The targets of the followers.
@@ -80,7 +80,7 @@ pub struct Model {
     pub(super) recently_deleted: BTreeSet<ServiceKey>,
     /// The possible targets of each link's followers since the last quiet point.
     pub(super) possible_follower_targets: BTreeMap<ServiceKey, Vec<String>>,
-    pub strangers: BTreeMap<String, ForeignService>,
+    pub foreign: BTreeMap<String, ForeignService>,
     pub followers: BTreeMap<ServiceKey, Follower>,
 }
 
@@ -95,7 +95,7 @@ impl Model {
             possible: BTreeMap::new(),
             recently_deleted: BTreeSet::new(),
             possible_follower_targets: BTreeMap::new(),
-            strangers: BTreeMap::new(),
+            foreign: BTreeMap::new(),
             followers: BTreeMap::new(),
         }
     }
@@ -122,32 +122,32 @@ impl Model {
                 self.balancers.remove(key);
                 self.observe(key);
             }
-            Action::DeleteObject => self.removed_by_hand(key, outcome),
-            Action::DeleteService => self.changed_by_hand(key, outcome, |shape| shape.service = None),
-            Action::Misdirect(host) => self.changed_by_hand(key, outcome, |shape| {
+            Action::DeleteObject => self.manual_removal(key, outcome),
+            Action::DeleteService => self.manual_change(key, outcome, |shape| shape.service = None),
+            Action::SetWrongHost(host) => self.manual_change(key, outcome, |shape| {
                 shape.service = Some(TargetService::ExternalName(host.clone()));
             }),
-            Action::Distort(_) => self.changed_by_hand(key, outcome, |shape| {
+            Action::SetWrongSpec(_) => self.manual_change(key, outcome, |shape| {
                 shape.service = Some(TargetService::Other(String::new(), None));
             }),
-            Action::DeleteSlice => self.changed_by_hand(key, outcome, |shape| shape.ipv4 = None),
-            Action::EditSlice(ip) => self.changed_by_hand(key, outcome, |shape| {
+            Action::DeleteSlice => self.manual_change(key, outcome, |shape| shape.ipv4 = None),
+            Action::EditSlice(ip) => self.manual_change(key, outcome, |shape| {
                 if let Some((ips, _)) = &mut shape.ipv4 {
                     *ips = vec![*ip];
                 }
             }),
             // Without its labels, the EndpointSlice has no owner until lb-linker restores the labels.
-            Action::StripSlice => self.changed_by_hand(key, outcome, |shape| shape.ipv4 = None),
-            Action::StrangerComes | Action::AdoptableComes => {
-                self.removed_by_hand(key, outcome);
+            Action::RemoveSliceLabels => self.manual_change(key, outcome, |shape| shape.ipv4 = None),
+            Action::CreateForeign | Action::CreateAdoptable => {
+                self.manual_removal(key, outcome);
                 if outcome.done {
-                    let adoptable = matches!(action, Action::AdoptableComes);
+                    let adoptable = matches!(action, Action::CreateAdoptable);
                     let version = outcome.version.clone();
-                    self.strangers.insert(default_name(key), ForeignService { version, adoptable });
+                    self.foreign.insert(default_name(key), ForeignService { version, adoptable });
                 }
             }
-            Action::StrangerGoes => {
-                self.strangers.remove(&default_name(key));
+            Action::DeleteForeign => {
+                self.foreign.remove(&default_name(key));
                 if let Some(link) = self.links.get(key).filter(|_| self.running)
                     && let Some(target) = &link.target
                 {
@@ -236,16 +236,16 @@ impl Model {
         for (key, recreated) in
             self.links.iter().map(|(key, link)| (key.clone(), link.recreated)).collect::<Vec<_>>()
         {
-            self.note_now(&key);
+            self.record_current(&key);
             if recreated {
-                self.note_end(&key);
+                self.record_deletion(&key);
             }
         }
         self.note_required_targets();
     }
 
     /// Records the possible external target of a deleted Service.
-    fn note_end(&mut self, key: &ServiceKey) {
+    fn record_deletion(&mut self, key: &ServiceKey) {
         match self.on_delete {
             OnDelete::Delete => self.note(key, ExternalTarget::default()),
             OnDelete::Tombstone => self.note(key, ExternalTarget::named(TOMBSTONE)),
@@ -266,7 +266,7 @@ impl Model {
                 (link.gone, link.recreated, link.target) = (true, false, None);
                 self.recently_deleted.insert(key.clone());
                 self.note_follower_target(key);
-                self.note_end(key);
+                self.record_deletion(key);
             }
             return;
         };
@@ -284,7 +284,7 @@ impl Model {
         let shape = link.target.as_ref().map(|target| ExternalTarget::of(target, link.port));
         self.links.insert(key.clone(), link);
         self.note_follower_target(key);
-        self.note_now(key);
+        self.record_current(key);
         if let Some(shape) = shape {
             self.note(key, shape);
         }
@@ -292,18 +292,18 @@ impl Model {
     }
 
     /// Records the manual deletion of a link's external target and EndpointSlices.
-    fn removed_by_hand(&mut self, key: &ServiceKey, outcome: &Outcome) {
-        self.changed_by_hand(key, outcome, |shape| *shape = ExternalTarget::default());
+    fn manual_removal(&mut self, key: &ServiceKey, outcome: &Outcome) {
+        self.manual_change(key, outcome, |shape| *shape = ExternalTarget::default());
     }
 
-    fn changed_by_hand(&mut self, key: &ServiceKey, outcome: &Outcome, change: impl Fn(&mut ExternalTarget)) {
+    fn manual_change(&mut self, key: &ServiceKey, outcome: &Outcome, change: impl Fn(&mut ExternalTarget)) {
         if !outcome.touched {
             return;
         }
-        self.note_now(key);
+        self.record_current(key);
         let link = self.links.get(key);
         let live = link.is_some_and(|link| link.target.is_some());
-        let buried = link.is_some_and(Link::is_orphaned) && self.on_delete == OnDelete::Tombstone;
+        let has_tombstone = link.is_some_and(Link::is_orphaned) && self.on_delete == OnDelete::Tombstone;
         let shapes = self.possible.get_mut(key).expect("it has just been noted");
         let mut changed = shapes.clone();
         changed.iter_mut().for_each(&change);
@@ -314,7 +314,7 @@ impl Model {
         } else {
             shapes.extend(changed);
         }
-        if buried && shapes.iter().any(|shape| !shape.is_absent()) {
+        if has_tombstone && shapes.iter().any(|shape| !shape.is_absent()) {
             self.note(key, ExternalTarget::named(TOMBSTONE));
         }
         // A link without objects doesn't own its name.
@@ -327,7 +327,7 @@ impl Model {
     }
 
     /// Records the current external target before it changes.
-    pub(super) fn note_now(&mut self, key: &ServiceKey) {
+    pub(super) fn record_current(&mut self, key: &ServiceKey) {
         if !self.possible.contains_key(key) {
             let now =
                 self.objects.iter().find(|((_, owner), _)| owner == key).map(|(_, shape)| shape.clone());
@@ -336,7 +336,7 @@ impl Model {
     }
 
     fn note(&mut self, key: &ServiceKey, shape: ExternalTarget) {
-        self.note_now(key);
+        self.record_current(key);
         let shapes = self.possible.get_mut(key).expect("it has just been noted");
         if !shapes.contains(&shape) {
             shapes.push(shape);

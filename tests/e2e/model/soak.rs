@@ -23,8 +23,8 @@ async fn soak_answers_match_the_model() {
         services: size(150, 20),
         external_targets: size(10, 2),
         pause: Duration::from_millis(100),
-        longest: Duration::from_secs(15),
-        has_survivor: true,
+        max_fault_duration: Duration::from_secs(15),
+        keeps_replica_0: true,
         has_clocks: false,
         keeps_audit_log: false,
     };

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use super::generator::{Generator, Universe};
 use super::{OnDelete, Run, args, from_env, prepare, target_namespace};
 use crate::harness::audit::AuditEvent;
-use crate::harness::clock::{ShiftedClock, Stop};
+use crate::harness::clock::{ClockStop, ShiftedClock};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::eventually;
 use crate::harness::linker::Linker;
@@ -68,7 +68,7 @@ async fn leader_with_stopped_clocks_writes_nothing_stale() {
     let mut chooser = Generator::new(seed, OnDelete::Delete);
     run.next(&mut chooser, &universe).await;
     for round in 0..ROUNDS {
-        let how = if round % 2 == 0 { Stop::Pause } else { Stop::Suspend };
+        let how = if round % 2 == 0 { ClockStop::Pause } else { ClockStop::Suspend };
         run.next(&mut chooser, &universe).await;
         leader.clock.stop(&mut run.linker);
         let terms = other.logged("leading now");
@@ -85,7 +85,7 @@ async fn leader_with_stopped_clocks_writes_nothing_stale() {
         let before = leader.writes(&plane).len();
         let heard = other.logged(" leads");
         run.journal.push("--- the former leader is resumed".to_owned());
-        leader.clock.go_on(&mut other, how);
+        leader.clock.resume(&mut other, how);
         run.next(&mut chooser, &universe).await;
         eventually("the former leader to hear of the next", || async {
             (other.logged(" leads") > heard).then_some(())

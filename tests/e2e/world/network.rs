@@ -43,7 +43,7 @@ fn one_link(host: &str) -> TempDir {
 const WEB: &str = "web-default.lb.internal. CNAME";
 
 /// Asserts that the log has no warnings, except about the limit of open files and about an unreachable upstream.
-fn assert_calm(linker: &Linker, upstream: &str) {
+fn assert_no_warnings(linker: &Linker, upstream: &str) {
     let is_alarming = |line: &&String| {
         (line.contains(" WARN ") || line.contains(" ERROR ") || line.starts_with('['))
             && !line.contains("the process may open")
@@ -72,7 +72,7 @@ async fn in_one_family(reachable: SocketAddr, unreachable: &str) {
     }
     assert_eq!((linker.get_health().0, linker.get_ready().0), (200, 200));
     assert!(linker.metrics().contains("lb_linker_links{"));
-    assert_calm(&linker, unreachable);
+    assert_no_warnings(&linker, unreachable);
 }
 
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn default_listeners_work_with_ipv6_only() {
 }
 
 /// Adds an interface with two addresses: `own` for lb-linker, and 10.9.0.2 for the upstream and the API server.
-fn plug_in(own: &str) {
+fn add_interface(own: &str) {
     run("ip", "link add near type veth peer name far");
     run("ip", "link set far up");
     run("ip", "link set near up");
@@ -112,7 +112,7 @@ async fn returning_interface_is_used_without_a_restart() {
     if !is_own_with_users("world::network::returning_interface_is_used_without_a_restart") {
         return;
     }
-    plug_in("10.9.0.1");
+    add_interface("10.9.0.1");
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     let cluster = plane.cluster().await;
@@ -124,7 +124,7 @@ async fn returning_interface_is_used_without_a_restart() {
     let relay = Relay::start("10.9.0.2:0".parse().unwrap(), plane.address()).await;
     let token = plane.token_for_service_account("lb-linker", "lb-linker", None);
     let files = [("token", token), ("ca.crt", plane.certificate_authority())];
-    let mounted = super::Mounted::new(&files);
+    let mounted = super::MountedVolume::new(&files);
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("config");
     let text = kubeconfig(relay.address, &mounted).replace(
@@ -151,7 +151,7 @@ async fn returning_interface_is_used_without_a_restart() {
             assert_ne!(short(linker.dns, WEB).await, "Server Failure");
             sleep(Duration::from_millis(100)).await;
         }
-        plug_in(own);
+        add_interface(own);
         let begun = Instant::now();
         let at = dns(own.parse::<Ipv4Addr>().unwrap().octets(), 5300);
         // Answers leave from the new address.
@@ -229,7 +229,7 @@ fn replica(endpoint: &str, manifests: &Path) -> Linker {
 
 /// Results of queries at a steady rate. Answers after more than a second are late.
 #[derive(Debug, Default)]
-struct Outcome {
+struct QueryStats {
     asked: usize,
     failed: usize,
     late: usize,
@@ -238,7 +238,7 @@ struct Outcome {
 
 /// Asks `server` 100 times a second, each time from another port, until `stop` is set. A query without a correct answer
 /// within 5 s has failed.
-async fn ask_steadily(server: SocketAddr, stop: &AtomicBool) -> Outcome {
+async fn ask_steadily(server: SocketAddr, stop: &AtomicBool) -> QueryStats {
     let asked = query(WEB).to_vec().unwrap();
     let ask = || async {
         let begun = Instant::now();
@@ -256,8 +256,8 @@ async fn ask_steadily(server: SocketAddr, stop: &AtomicBool) -> Outcome {
         });
     let results = ticks.map(|()| ask()).buffer_unordered(1000);
     results
-        .fold(Outcome::default(), |sum, (good, time)| async move {
-            Outcome {
+        .fold(QueryStats::default(), |sum, (good, time)| async move {
+            QueryStats {
                 asked: sum.asked + 1,
                 failed: sum.failed + usize::from(!good),
                 late: sum.late + usize::from(good && time > Duration::from_secs(1)),
@@ -267,7 +267,7 @@ async fn ask_steadily(server: SocketAddr, stop: &AtomicBool) -> Outcome {
         .await
 }
 
-async fn asked_for(server: SocketAddr, duration: Duration) -> Outcome {
+async fn asked_for(server: SocketAddr, duration: Duration) -> QueryStats {
     let stop = Arc::new(AtomicBool::new(false));
     let (outcome, ()) = tokio::join!(ask_steadily(server, &stop), async {
         sleep(duration).await;

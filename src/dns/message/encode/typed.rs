@@ -42,7 +42,7 @@ pub(in crate::dns::message) fn encode_sections(
     opt: &[u8],
     room: usize,
 ) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
-    let mut writer = CompressingWriter::new(&begin(question)[HEADER..]);
+    let mut writer = CompressingWriter::new(&write_header_and_question(question)[HEADER..]);
     let mut offsets = RecordOffsets::default();
     let (mut owner, mut rdata) = (Vec::new(), Vec::new());
     'sections: for (records, offsets) in sections.all().into_iter().zip(&mut offsets.sections) {
@@ -60,7 +60,7 @@ pub(in crate::dns::message) fn encode_sections(
         }
     }
     let mut bytes = writer.bytes;
-    end(&mut bytes, metadata, sections.counts(), &offsets, opt);
+    finish_message(&mut bytes, metadata, sections.counts(), &offsets, opt);
     Ok((bytes, offsets))
 }
 
@@ -88,7 +88,7 @@ fn push_name(name: &Name, to: &mut Vec<u8>) {
 }
 
 /// Returns an empty header, followed by the question.
-pub(super) fn begin(question: &Query) -> Vec<u8> {
+pub(super) fn write_header_and_question(question: &Query) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
     bytes.extend([0; HEADER]);
     push_name(question.name(), &mut bytes);
@@ -99,7 +99,7 @@ pub(super) fn begin(question: &Query) -> Vec<u8> {
 
 /// Writes the header of a message with these records, and appends the OPT record. `totals` are the numbers of records in
 /// the whole reply.
-pub(super) fn end(
+pub(super) fn finish_message(
     bytes: &mut Vec<u8>,
     metadata: &Metadata,
     totals: [usize; 3],

@@ -110,7 +110,7 @@ fn denied_client_is_offered_no_recursion() {
         let context = TestServer::block(&format!("acl {lines}\nwhoami")).from(client);
         let request = context.request("www.example. A");
         let (_, block) = context.server.blocks().next().unwrap();
-        block.access_rules[0].offers_recursion(&request, &request.query)
+        block.access_rules[0].allows_recursion(&request, &request.query)
     };
     let private = "{\nallow net 10.0.0.0/8\nblock\n}";
     assert_eq!(stops(private, "10.0.0.1"), None);

@@ -124,7 +124,7 @@ pub(crate) struct CacheEntry {
     pub(crate) ttl: u32,
     pub(crate) stored: Instant,
     /// The last positive answer with data, if this entry is an empty answer that counts as a success.
-    last_good: Option<Arc<Self>>,
+    last_with_data: Option<Arc<Self>>,
     pub(crate) usage: Arc<CacheEntryUse>,
     /// Whether a refresh is under way.
     refreshing: AtomicBool,
@@ -138,7 +138,7 @@ impl CacheEntry {
         cacheability: Cacheability,
         answer: CachedAnswer,
         hits: u32,
-        last_good: Option<Arc<Self>>,
+        last_with_data: Option<Arc<Self>>,
     ) -> Self {
         let stored = Instant::now();
         Self {
@@ -146,7 +146,7 @@ impl CacheEntry {
             answer,
             ttl: cacheability.ttl,
             stored,
-            last_good,
+            last_with_data,
             usage: Arc::new(CacheEntryUse::new(stored, hits)),
             refreshing: AtomicBool::new(false),
             retry_at_ms: AtomicU64::new(0),
@@ -165,7 +165,7 @@ impl CacheEntry {
 
     /// Returns this entry if it has data, otherwise the last entry with data.
     pub(crate) fn newest_with_data(self: Arc<Self>) -> Option<Arc<Self>> {
-        if self.has_data() { Some(self) } else { self.last_good.clone() }
+        if self.has_data() { Some(self) } else { self.last_with_data.clone() }
     }
 
     /// Counts a use with `left` seconds to live, and returns whether to prefetch the entry.

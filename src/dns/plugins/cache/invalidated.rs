@@ -76,32 +76,32 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_queries_before_the_invalidation_are_affected() {
-        let forgotten = InvalidatedNames::default();
-        let before = forgotten.mark();
-        forgotten.add(Some(b"a"));
-        let after = forgotten.mark();
-        assert!(forgotten.is_invalidated_since(before, b"a"));
-        assert!(!forgotten.is_invalidated_since(before, b"b"));
-        assert!(!forgotten.is_invalidated_since(after, b"a"));
-        forgotten.add(None);
-        assert!(forgotten.is_invalidated_since(after, b"b"));
-        assert!(!forgotten.is_invalidated_since(forgotten.mark(), b"b"));
+        let invalidated = InvalidatedNames::default();
+        let before = invalidated.mark();
+        invalidated.add(Some(b"a"));
+        let after = invalidated.mark();
+        assert!(invalidated.is_invalidated_since(before, b"a"));
+        assert!(!invalidated.is_invalidated_since(before, b"b"));
+        assert!(!invalidated.is_invalidated_since(after, b"a"));
+        invalidated.add(None);
+        assert!(invalidated.is_invalidated_since(after, b"b"));
+        assert!(!invalidated.is_invalidated_since(invalidated.mark(), b"b"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn queries_before_the_oldest_entry_count_as_invalidated() {
-        let forgotten = InvalidatedNames::default();
-        let before = forgotten.mark();
+        let invalidated = InvalidatedNames::default();
+        let before = invalidated.mark();
         for i in 0..=MAX_NAMES {
-            forgotten.add(Some(i.to_string().as_bytes()));
+            invalidated.add(Some(i.to_string().as_bytes()));
         }
-        assert_eq!(forgotten.0.lock().names.len(), MAX_NAMES);
-        assert!(forgotten.is_invalidated_since(before, b"a"));
-        let after = forgotten.mark();
+        assert_eq!(invalidated.0.lock().names.len(), MAX_NAMES);
+        assert!(invalidated.is_invalidated_since(before, b"a"));
+        let after = invalidated.mark();
         advance(RETENTION + Duration::from_secs(1)).await;
-        forgotten.add(Some(b"a"));
-        assert_eq!(forgotten.0.lock().names.len(), 1);
-        assert!(forgotten.is_invalidated_since(after, b"a"));
-        assert!(!forgotten.is_invalidated_since(after, b"b"));
+        invalidated.add(Some(b"a"));
+        assert_eq!(invalidated.0.lock().names.len(), 1);
+        assert!(invalidated.is_invalidated_since(after, b"a"));
+        assert!(!invalidated.is_invalidated_since(after, b"b"));
     }
 }

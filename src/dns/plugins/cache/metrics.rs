@@ -34,13 +34,13 @@ impl MetricGroup for CacheMetrics {
         let counter = |name, help, labels: &[&str]| {
             registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
         };
-        let spread = |name, help, labels: &[&str]| ShardedCounterVec::register(registry, name, help, labels);
+        let sharded = |name, help, labels: &[&str]| ShardedCounterVec::register(registry, name, help, labels);
         let entries = Opts::new("coredns_cache_entries", "The number of elements in the cache.");
         Ok(Self {
             entries: registered(registry, IntGaugeVec::new(entries, TYPED))?,
-            requests: spread("coredns_cache_requests_total", "The count of cache requests.", COMMON)?,
-            hits: spread("coredns_cache_hits_total", "The count of cache hits.", TYPED)?,
-            misses: spread(
+            requests: sharded("coredns_cache_requests_total", "The count of cache requests.", COMMON)?,
+            hits: sharded("coredns_cache_hits_total", "The count of cache hits.", TYPED)?,
+            misses: sharded(
                 "coredns_cache_misses_total",
                 "The count of cache misses. Deprecated, derive misses from cache hits/requests counters.",
                 COMMON,

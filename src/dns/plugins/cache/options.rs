@@ -137,7 +137,7 @@ fn serve_stale(option: &Directive, options: &mut CacheOptions) -> Result<(), Cor
     let arguments = option.at_most(5)?;
     let up_to = arguments.first().map(Token::duration).transpose()?.unwrap_or(DEFAULT_STALE_FOR);
     let mode = arguments.get(1).map(|word| (word, word.text.to_ascii_lowercase()));
-    let (verify, rest) = match &mode {
+    let (verify_timeout, rest) = match &mode {
         None => (None, &[][..]),
         Some((_, mode)) if mode == "immediate" => (None, &arguments[2..]),
         Some((_, mode)) if mode == "verify" => {
@@ -156,7 +156,7 @@ fn serve_stale(option: &Directive, options: &mut CacheOptions) -> Result<(), Cor
     options.failure_recheck = rest.get(1).map(failure_duration).transpose()?.unwrap_or_default();
     // As for all TTLs, only whole seconds count.
     let up_to = Duration::from_secs(up_to.as_secs());
-    options.serve_stale = (!up_to.is_zero()).then_some(ServeStale { max_stale: up_to, verify, ttl });
+    options.serve_stale = (!up_to.is_zero()).then_some(ServeStale { max_stale: up_to, verify_timeout, ttl });
     Ok(())
 }
 
@@ -284,7 +284,8 @@ mod tests {
         let seconds = Duration::from_secs;
         let bounds = |capacity, min_ttl, max_ttl| CacheLimits { capacity, min_ttl, max_ttl };
         let default = CacheOptions::default;
-        let stale = |verify, ttl| Some(ServeStale { max_stale: DEFAULT_STALE_FOR, verify, ttl });
+        let stale =
+            |verify_timeout, ttl| Some(ServeStale { max_stale: DEFAULT_STALE_FOR, verify_timeout, ttl });
         let popular = |amount, within, percentage| {
             Some(Prefetch { min_hits: amount, window: Duration::from_secs(within), ttl_percent: percentage })
         };

@@ -67,10 +67,10 @@ impl CacheQuery {
         let reusable = found.reusable_ref()?;
         let mut validity = Validity::of_cached(reusable, found.countdown(), reply.records.counts());
         validity.counters.extend(counted);
-        if let (Purpose::Target { absence, .. }, false) =
+        if let (Purpose::Target { max_negative_age, .. }, false) =
             (&request.purpose, found.kind == ResponseKind::Success)
         {
-            validity.limit_until(Some(Instant::now() + absence.saturating_sub(found.age)));
+            validity.limit_until(Some(Instant::now() + max_negative_age.saturating_sub(found.age)));
         }
         Some(Box::new(validity))
     }

@@ -26,7 +26,7 @@ pub(super) struct CacheState {
     pub(super) zones_without_denial_cache: ZoneSet,
     /// Whether `FAILURE_RECHECK` is set, so that also with `verify` an expired entry has one refresh at a time, and
     /// none right after a failed refresh.
-    pub(super) has_recheck: bool,
+    pub(super) is_refresh_exclusive: bool,
     pub(super) prefer_positive: bool,
     pub(super) invalidated: InvalidatedNames,
     pub(super) metrics: Arc<CacheMetrics>,
@@ -36,7 +36,7 @@ pub(super) struct CacheState {
 pub(super) struct ReceivedReply {
     pub(super) reply: Reply,
     pub(super) kind: ResponseKind,
-    pub(super) is_kept: bool,
+    pub(super) is_stored: bool,
 }
 
 impl CacheState {
@@ -45,16 +45,18 @@ impl CacheState {
     }
 
     /// Returns the cache entry that may answer the request. Answers of targets are served with authority, so neither an
-    /// expired answer nor a denial older than `absence` may answer for a target.
+    /// expired answer nor a denial older than `max_negative_age` may answer for a target.
     pub(super) fn find(&self, request: &Request, cache_query: &CacheQuery) -> Option<CacheHit> {
         match &request.purpose {
             Purpose::Client => self.store.get(&cache_query.key),
-            Purpose::Target { cached: true, absence } => self.store.get(&cache_query.key).filter(|found| {
-                !matches!(found.freshness, Freshness::Stale(_))
-                    && (found.kind == ResponseKind::Success || found.age < *absence)
-            }),
+            Purpose::Target { may_use_cached: true, max_negative_age } => {
+                self.store.get(&cache_query.key).filter(|found| {
+                    !matches!(found.freshness, Freshness::Stale(_))
+                        && (found.kind == ResponseKind::Success || found.age < *max_negative_age)
+                })
+            }
             // A cached failure prevents an immediate retry.
-            Purpose::Target { cached: false, .. } => self.store.failure(&cache_query.key),
+            Purpose::Target { may_use_cached: false, .. } => self.store.failure(&cache_query.key),
             Purpose::Check(_) => None,
         }
     }
@@ -79,7 +81,7 @@ impl CacheState {
     fn store_reply(&self, cache_query: &CacheQuery, mark: QueryMark, mut reply: Reply) -> ReceivedReply {
         if !reply.is_cacheable || is_transfer(cache_query.upstream_query.query.query_type()) {
             reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
-            return ReceivedReply { reply, kind: ResponseKind::Other, is_kept: false };
+            return ReceivedReply { reply, kind: ResponseKind::Other, is_stored: false };
         }
         let question = &cache_query.upstream_query.query;
         let message = reply.records.to_wire(&reply.metadata, question, &reply.options);
@@ -90,20 +92,20 @@ impl CacheState {
                 question.query_type()
             );
             reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
-            return ReceivedReply { reply, kind: ResponseKind::Other, is_kept: false };
+            return ReceivedReply { reply, kind: ResponseKind::Other, is_stored: false };
         };
         let answer = CachedAnswer { metadata: reply.metadata, message };
         let cacheability = self.store.classify(&answer, cache_query.upstream_query.dnssec_ok);
-        let is_kept = is_storable(&cache_query.key, &answer, cacheability)
-            && self.may_keep(cache_query, mark, cacheability.kind);
-        if is_kept {
+        let is_stored = is_storable(&cache_query.key, &answer, cacheability)
+            && self.may_store(cache_query, mark, cacheability.kind);
+        if is_stored {
             self.insert(cache_query, mark, cacheability.kind, || {
                 self.store.put(&cache_query.key, &answer, cacheability)
             });
         }
         reply.records.set_ttl(cacheability.ttl);
         reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
-        ReceivedReply { reply, kind: cacheability.kind, is_kept }
+        ReceivedReply { reply, kind: cacheability.kind, is_stored }
     }
 
     /// Stores the result of refreshing an expired entry. Returns the new answer if it is better (RFC 8767 section 4);
@@ -137,7 +139,7 @@ impl CacheState {
         }
         let stored = self.store_reply(cache_query, mark, reply);
         let is_denial = stored.reply.metadata.response_code == ResponseCode::NXDomain;
-        if !stored.is_kept && !truncated && (stored.kind != ResponseKind::Other || is_denial) {
+        if !stored.is_stored && !truncated && (stored.kind != ResponseKind::Other || is_denial) {
             // The expired entry is outdated, even though the new answer isn't cacheable.
             self.store.remove(&cache_query.key);
         }
@@ -163,7 +165,7 @@ impl CacheState {
     /// upstreams are down, and may depend on the client.
     fn store_failure(&self, cache_query: &CacheQuery, mark: QueryMark, failure: &PluginError) {
         let no_upstream = matches!(failure, PluginError::Error { no_upstream: true, .. });
-        if no_upstream && self.may_keep(cache_query, mark, ResponseKind::NoAnswer) {
+        if no_upstream && self.may_store(cache_query, mark, ResponseKind::NoAnswer) {
             self.insert(cache_query, mark, ResponseKind::NoAnswer, || {
                 self.store.put_no_answer(&cache_query.key)
             });
@@ -172,7 +174,7 @@ impl CacheState {
 
     /// Returns whether an answer of this kind may be stored: its zone isn't excluded, and its name hasn't been
     /// invalidated since `mark`.
-    fn may_keep(&self, cache_query: &CacheQuery, mark: QueryMark, kind: ResponseKind) -> bool {
+    fn may_store(&self, cache_query: &CacheQuery, mark: QueryMark, kind: ResponseKind) -> bool {
         let without = if kind == ResponseKind::Success {
             &self.zones_without_success_cache
         } else {
@@ -193,7 +195,7 @@ impl CacheState {
     ) {
         let evicted = put();
         if self.invalidated.is_invalidated_since(mark, cache_query.key.name()) {
-            // The name was invalidated after `may_keep`.
+            // The name was invalidated after `may_store`.
             self.store.remove(&cache_query.key);
         }
         self.counters(cache_query).stored(kind, evicted, self.store.len());

@@ -50,7 +50,7 @@ pub struct ServeStale {
     /// How long an answer is served after it has expired.
     pub max_stale: Duration,
     /// The timeout of `serve_stale verify`, zero for no timeout; `None` serves the expired answer immediately.
-    pub verify: Option<Duration>,
+    pub verify_timeout: Option<Duration>,
     /// The TTL of expired answers, in seconds.
     pub ttl: u32,
 }
@@ -98,7 +98,7 @@ pub struct CacheHit {
     pub age: Duration,
     pub freshness: Freshness,
     entry: Arc<CacheEntry>,
-    recheck: Duration,
+    failure_recheck: Duration,
     /// The time at which the entry expires, or at which a prefetch may become due.
     fresh_until: Instant,
     /// The start time and the start value of the TTL countdown; `None` with `keepttl`.
@@ -111,8 +111,8 @@ pub struct CacheHit {
 /// call of [`RefreshGuard::succeed`] counts as failed.
 #[derive(Debug)]
 pub struct RefreshGuard {
-    item: Arc<CacheEntry>,
-    pause: Duration,
+    entry: Arc<CacheEntry>,
+    failure_recheck: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,7 +206,7 @@ impl CacheStore {
             {
                 return None;
             }
-            (stale.ttl, Freshness::Stale(stale.verify))
+            (stale.ttl, Freshness::Stale(stale.verify_timeout))
         };
         let is_stale = matches!(freshness, Freshness::Stale(_));
         // An explicit TTL for expired answers overrides `keepttl`.
@@ -223,7 +223,7 @@ impl CacheStore {
             age,
             freshness,
             entry: item,
-            recheck,
+            failure_recheck: recheck,
         })
     }
 
@@ -242,16 +242,17 @@ impl CacheStore {
         // The result of a background refresh inherits the use count, so that a popular answer stays popular.
         let hits = parts.iter().flatten().map(|before| before.inherited_hits()).max().unwrap_or(0);
         let [success, denial] = parts;
-        let item = |last_good| Arc::new(CacheEntry::new(cacheability, answer.clone(), hits, last_good));
+        let item =
+            |last_with_data| Arc::new(CacheEntry::new(cacheability, answer.clone(), hits, last_with_data));
         match cacheability.kind {
             ResponseKind::Success => {
                 let keeps_data = self.options.prefer_positive && answer.is_empty();
-                let last_good =
+                let last_with_data =
                     if keeps_data { success.and_then(CacheEntry::newest_with_data) } else { None };
                 self.denial.remove(key);
-                let bytes =
-                    answer.memory_size() + last_good.as_ref().map_or(0, |good| good.answer.memory_size());
-                self.success.put(key.clone(), item(last_good), bytes)
+                let bytes = answer.memory_size()
+                    + last_with_data.as_ref().map_or(0, |good| good.answer.memory_size());
+                self.success.put(key.clone(), item(last_with_data), bytes)
             }
             ResponseKind::Denial => {
                 if !self.options.prefer_positive {
@@ -284,16 +285,16 @@ impl CacheStore {
         }
         let kind = ResponseKind::of(answer);
         let rcode = answer.metadata.response_code;
-        let is_absence = rcode == ResponseCode::NXDomain && answer.is_empty();
+        let is_empty_nxdomain = rcode == ResponseCode::NXDomain && answer.is_empty();
         let bounds = match kind {
             ResponseKind::Failure => return Cacheability { kind, ttl: self.servfail() },
             ResponseKind::Denial => self.options.denial,
-            _ if is_absence => self.options.denial,
+            _ if is_empty_nxdomain => self.options.denial,
             ResponseKind::Success | ResponseKind::NoAnswer | ResponseKind::Other => self.options.success,
         };
         // As in CoreDNS, the records' TTLs count only in NOERROR answers that aren't referrals, and in NXDOMAIN answers
         // with an empty answer section.
-        let counts = is_absence || (rcode == ResponseCode::NoError && !is_referral(message));
+        let counts = is_empty_nxdomain || (rcode == ResponseCode::NoError && !is_referral(message));
         let lowest = message.lowest_ttl().filter(|_| counts).unwrap_or(MIN_TTL);
         Cacheability { kind, ttl: bounds.clamp(lowest) }
     }
@@ -361,20 +362,20 @@ impl CacheHit {
     /// Claims the refresh of the entry, unless a refresh is under way or has just failed.
     #[must_use]
     pub fn begin_refresh(&self) -> Option<RefreshGuard> {
-        let pause = self.recheck;
-        self.entry.begin_refresh().then(|| RefreshGuard { item: Arc::clone(&self.entry), pause })
+        let failure_recheck = self.failure_recheck;
+        self.entry.begin_refresh().then(|| RefreshGuard { entry: Arc::clone(&self.entry), failure_recheck })
     }
 }
 
 impl RefreshGuard {
     pub fn succeed(mut self) {
-        self.pause = Duration::ZERO;
+        self.failure_recheck = Duration::ZERO;
     }
 }
 
 impl Drop for RefreshGuard {
     fn drop(&mut self) {
-        self.item.end_refresh(self.pause);
+        self.entry.end_refresh(self.failure_recheck);
     }
 }
 

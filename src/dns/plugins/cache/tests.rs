@@ -132,9 +132,10 @@ impl CacheFixture {
         self.context.ask("a.example. A").await
     }
 
-    async fn target(&self, absence: u64, cached: bool) -> String {
+    async fn target(&self, max_negative_age: u64, may_use_cached: bool) -> String {
         let mut context = self.context.clone();
-        context.request.purpose = Purpose::Target { absence: Duration::from_secs(absence), cached };
+        context.request.purpose =
+            Purpose::Target { max_negative_age: Duration::from_secs(max_negative_age), may_use_cached };
         context.ask("a.example. A").await
     }
 
@@ -304,7 +305,10 @@ async fn failures_of_plugins_are_never_cached() {
     let no_record = TestServer::block("cache\ntemplate IN A {\nanswer \"no record\"\n}").edns(1232);
     let nothing_behind = TestServer::block("cache").edns(1232);
     for context in [&hosts, &template, &servfail, &no_record, &nothing_behind] {
-        for purpose in [Purpose::Client, Purpose::Target { absence: Duration::from_secs(5), cached: false }] {
+        for purpose in [
+            Purpose::Client,
+            Purpose::Target { max_negative_age: Duration::from_secs(5), may_use_cached: false },
+        ] {
             for _ in 0..2 {
                 let mut request = context.request("a.example. A");
                 request.purpose = purpose.clone();
@@ -329,7 +333,7 @@ async fn cached_servfail_has_no_extended_error() {
     let bench = CacheFixture::new("cache", failure());
     bench.ask().await;
     let mut request = bench.context.request("a.example. A");
-    request.purpose = Purpose::Target { absence: Duration::from_secs(5), cached: false };
+    request.purpose = Purpose::Target { max_negative_age: Duration::from_secs(5), may_use_cached: false };
     let reply = Server::serve(&mut request).await.unwrap();
     assert_eq!((&*show(&reply), reply.ede), ("SERVFAIL aa,ra | | |", None));
     assert_eq!(bench.asked(), 1);
@@ -348,7 +352,7 @@ async fn target_look_up_gets_no_stale_or_old_negative_answer() {
     assert_eq!(bench.target(5, true).await, A_60.replace("aa,", ""));
     seconds(10).await;
     let mut request = bench.context.request("a.example. A");
-    request.purpose = Purpose::Target { absence: Duration::from_secs(5), cached: true };
+    request.purpose = Purpose::Target { max_negative_age: Duration::from_secs(5), may_use_cached: true };
     let old = Server::serve(&mut request).await.unwrap();
     assert_eq!(old.age, Duration::from_secs(10));
     assert_eq!(bench.asked(), 1);
@@ -369,19 +373,19 @@ async fn answer_to_a_query_before_invalidation_is_not_stored() {
     assert_eq!(bench.asked(), 2);
     bench.context.server.invalidate(None);
     bench.take(Duration::from_secs(1));
-    for (forgotten, again) in [(Some("a.example."), 2), (Some("b.example."), 1), (None, 2)] {
+    for (invalidated, again) in [(Some("a.example."), 2), (Some("b.example."), 1), (None, 2)] {
         // Consume the notification of the previous query.
         let _ = bench.source.begun.notified().now_or_never();
         let context = bench.context.clone();
         let asking = tokio::spawn(async move { context.ask("a.example. A").await });
         bench.source.begun.notified().await;
-        match forgotten {
+        match invalidated {
             Some(name) => bench.forget(name),
             None => bench.context.server.invalidate(None),
         }
         assert_eq!(asking.await.unwrap(), A_60.replace("aa,", ""), "the client gets the answer");
         bench.ask().await;
-        assert_eq!(bench.asked(), again, "{forgotten:?}");
+        assert_eq!(bench.asked(), again, "{invalidated:?}");
         bench.context.server.invalidate(None);
     }
 }

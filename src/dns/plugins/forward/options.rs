@@ -122,7 +122,7 @@ pub(super) fn parse(
         metrics: Some(metrics),
         ..ForwardOptions::default()
     };
-    let mut braces = OptionsParser {
+    let mut parser = OptionsParser {
         except: Vec::new(),
         next: Vec::new(),
         next_on_nodata: false,
@@ -133,9 +133,9 @@ pub(super) fn parse(
     };
     for option in line.options() {
         option.no_block()?;
-        braces.take(option, setup)?;
+        parser.take(option, setup)?;
     }
-    let pool_config = braces.options.pool_config;
+    let pool_config = parser.options.pool_config;
     if pool_config.age.is_some_and(|age| age < pool_config.idle) {
         return Err(line.error(format!(
             "max_age ({:?}) has to be at least as long as expire ({:?})",
@@ -151,13 +151,13 @@ pub(super) fn parse(
             if let AddressOrHost::Address(address) = destination.at {
                 addresses.push((address, word.position.clone()));
             }
-            upstreams.push(braces.upstream(destination, word, &mut connector)?);
+            upstreams.push(parser.upstream(destination, word, &mut connector)?);
         }
     }
     if upstreams.is_empty() {
         return Err(first.error(format!("{:?} has no line such as: nameserver 192.0.2.1", first.text)));
     }
-    let OptionsParser { except, next, next_on_nodata, resolvers, options, .. } = braces;
+    let OptionsParser { except, next, next_on_nodata, resolvers, options, .. } = parser;
     Ok(ParsedOptions {
         from,
         to: upstreams,
@@ -205,8 +205,12 @@ impl OptionsParser {
             "max_age" => options.pool_config.age = Some(duration(line)?).filter(|age| !age.is_zero()),
             "max_idle_conns" => {
                 let (number, default) = (number(line)?, PoolConfig::default());
-                (options.pool_config.number, options.pool_config.sockets) =
-                    if number == 0 { (default.number, default.sockets) } else { (number, number) };
+                (options.pool_config.max_idle_connections, options.pool_config.max_idle_sockets) =
+                    if number == 0 {
+                        (default.max_idle_connections, default.max_idle_sockets)
+                    } else {
+                        (number, number)
+                    };
             }
             "read_timeout" => {
                 options.read_timeout = duration(line)?;

@@ -161,7 +161,7 @@ async fn target_gets_the_best_answer_of_the_upstreams() {
         .to_vec();
     let options = ForwardOptions { policy: SelectionPolicy::Sequential, ..ForwardOptions::default() };
     let answer = UpstreamGroup::new(endpoints, options)
-        .ask(&plain("x."), LookupOrigin::Chase, INTERNAL_ADDRESS)
+        .ask(&plain("x."), LookupOrigin::Target, INTERNAL_ADDRESS)
         .await
         .unwrap();
     assert_eq!(answer.count(Section::Answer), 1);
@@ -407,7 +407,7 @@ fn only_a_forward_of_the_root_offers_recursion() {
     {
         let context = TestServer::block(lines);
         assert_eq!(
-            context.server.offers_recursion(
+            context.server.allows_recursion(
                 &Query::query(Name::root(), RecordType::A),
                 &context.request("x. A"),
                 crate::dns::chain::server::LookUp::Query

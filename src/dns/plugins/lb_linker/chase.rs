@@ -33,7 +33,7 @@ pub enum ChainEnd {
     /// The last name has records of the queried type, or the upstream answered that it has none.
     Final(ResponseCode),
     /// The chain leads to this name in our zones.
-    BackToOurZone(Name),
+    InLinkZone(Name),
     /// The chain leads to a name that the target policy or a plugin denies.
     Denied,
     /// The chain can't be followed: the answer is a referral, an error or a loop.
@@ -47,9 +47,9 @@ type RrsetKeys = HashSet<(Name, RecordType)>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainStep {
     /// The chain continues in the upstream's answer.
-    Upstream,
+    InAnswer,
     /// The chain continues in our zones: an upstream's records for our names are never accepted.
-    Ours,
+    LinkZone,
     /// The chain ends: the target policy or a plugin denies the name.
     Denied,
 }
@@ -109,8 +109,8 @@ pub fn follow(
         answers.push(record.clone());
         owner = target.clone();
         match step(&owner) {
-            ChainStep::Upstream => {}
-            ChainStep::Ours => return chain(answers, Vec::new(), ChainEnd::BackToOurZone(owner)),
+            ChainStep::InAnswer => {}
+            ChainStep::LinkZone => return chain(answers, Vec::new(), ChainEnd::InLinkZone(owner)),
             ChainStep::Denied => return chain(answers, Vec::new(), ChainEnd::Denied),
         }
         if seen.contains(&owner) || seen.len() > MAX_CNAMES_IN_ANSWER {
@@ -334,11 +334,11 @@ mod tests {
         let reply = reply(rcode, all(answers), all(authorities));
         let step = |name: &Name| {
             if self::name("lb.internal.").zone_of(name) {
-                ChainStep::Ours
+                ChainStep::LinkZone
             } else if self::name("denied.example.").zone_of(name) {
                 ChainStep::Denied
             } else {
-                ChainStep::Upstream
+                ChainStep::InAnswer
             }
         };
         let chain = follow(&reply, &name("t.example."), RecordType::A, 5, step);
@@ -393,7 +393,7 @@ mod tests {
                 ok,
                 &["t.example. CNAME web.lb.internal.", "web.lb.internal. A 192.0.2.6"],
                 &[],
-                "BackToOurZone(Name(\"web.lb.internal.\")) | t.example. CNAME | ",
+                "InLinkZone(Name(\"web.lb.internal.\")) | t.example. CNAME | ",
             ),
             (
                 ok,
@@ -441,7 +441,7 @@ mod tests {
             let mut reply = reply(ResponseCode::NoError, answers, vec![]);
             reply.records.set_ttl(1 << 31);
             let chain = follow(&reply, &name("t.example."), RecordType::A, 5, |_| {
-                if ours { ChainStep::Ours } else { ChainStep::Upstream }
+                if ours { ChainStep::LinkZone } else { ChainStep::InAnswer }
             });
             assert!(!chain.answers.is_empty());
             assert!(chain.answers.iter().all(|record| record.ttl == 0), "RFC 2181 section 8");
@@ -456,7 +456,7 @@ mod tests {
             let mut answers: Vec<Record> = (0..aliases).map(alias).collect();
             answers.push(record(&format!("{} A 192.0.2.1", host(aliases))));
             let reply = reply(ResponseCode::NoError, answers, vec![]);
-            let chain = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
+            let chain = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::InAnswer);
             (chain.end, chain.answers.len())
         };
         assert_eq!(
@@ -576,7 +576,7 @@ mod tests {
             let answers =
                 vec![opaque("t.example.", qtype, data), signature("t.example.", qtype), sound.clone()];
             let reply = reply(ok, answers, vec![]);
-            let chain = follow(&reply, &name("t.example."), qtype, 5, |_| ChainStep::Upstream);
+            let chain = follow(&reply, &name("t.example."), qtype, 5, |_| ChainStep::InAnswer);
             assert_eq!(chain.answers, [sound], "{qtype}");
         }
         let alias = record("t.example. CNAME u.example.");
@@ -587,7 +587,7 @@ mod tests {
             opaque("t.example.", RecordType::TXT, b"\xff"),
         ];
         let chain = follow(&reply(ok, answers, vec![]), &name("t.example."), RecordType::A, 5, |_| {
-            ChainStep::Upstream
+            ChainStep::InAnswer
         });
         assert_eq!(chain.answers, [alias]);
     }
@@ -602,7 +602,7 @@ mod tests {
     #[test]
     fn negative_ttl_is_limited_to_our_own_ttl() {
         let reply = reply(ResponseCode::NXDomain, vec![], vec![record("example. SOA ns.example.")]);
-        let chain = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::Upstream);
+        let chain = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::InAnswer);
         assert_eq!(chain.authorities[0].ttl, 5);
     }
 }

@@ -66,7 +66,7 @@ impl Collector for FailedTargetsGauge {
 #[derive(Debug)]
 pub(crate) struct FailedTargets {
     state: Mutex<FailureState>,
-    number: IntGauge,
+    gauge: IntGauge,
 }
 
 #[derive(Debug)]
@@ -74,13 +74,13 @@ struct FailureState {
     /// The failing targets with the time of their last failed look-up.
     failing: HashMap<QueryKey, Instant>,
     /// The time of the last search for targets to forget.
-    searched: Instant,
+    last_cleanup: Instant,
     /// The start of the rate limit's window, the lines in it, and the number of suppressed lines.
-    since: Instant,
+    window_start: Instant,
     lines: u32,
     suppressed: u64,
     /// This set's share of the gauge.
-    counted: i64,
+    reported: i64,
 }
 
 /// The number of lines that were suppressed since the last line.
@@ -93,23 +93,23 @@ impl fmt::Display for UnloggedFailures {
 }
 
 impl FailedTargets {
-    /// Returns an empty set that adds its size to `number`, which several sets share.
-    fn new(number: IntGauge) -> Self {
+    /// Returns an empty set that adds its size to `gauge`, which several sets share.
+    fn new(gauge: IntGauge) -> Self {
         let state = FailureState {
             failing: HashMap::new(),
-            searched: Instant::now(),
-            since: Instant::now(),
+            last_cleanup: Instant::now(),
+            window_start: Instant::now(),
             lines: 0,
             suppressed: 0,
-            counted: 0,
+            reported: 0,
         };
-        Self { state: Mutex::new(state), number }
+        Self { state: Mutex::new(state), gauge }
     }
 
     /// Records that a target can't be resolved, and logs its first failure. Ignores queries with DO or CD, and queries
     /// for other types than A, AAAA and HTTPS.
     pub(crate) fn mark_failed(&self, key: &QueryKey, question: &UpstreamQuery, why: impl fmt::Display) {
-        if !key.is_ordinary() {
+        if !key.is_plain_address_query() {
             return;
         }
         let mut state = self.state.lock();
@@ -157,32 +157,32 @@ impl FailedTargets {
 
     /// Removes the targets that haven't failed for a while.
     fn forget_old(&self, state: &mut FailureState, now: Instant) {
-        if now.duration_since(state.searched) < FORGET_INTERVAL {
+        if now.duration_since(state.last_cleanup) < FORGET_INTERVAL {
             return;
         }
-        state.searched = now;
+        state.last_cleanup = now;
         state.failing.retain(|_, seen| now.duration_since(*seen) < FORGET_AFTER);
         self.count(state);
     }
 
     fn count(&self, state: &mut FailureState) {
         let before =
-            std::mem::replace(&mut state.counted, i64::try_from(state.failing.len()).unwrap_or(i64::MAX));
-        self.number.add(state.counted - before);
+            std::mem::replace(&mut state.reported, i64::try_from(state.failing.len()).unwrap_or(i64::MAX));
+        self.gauge.add(state.reported - before);
     }
 }
 
 impl Drop for FailedTargets {
     fn drop(&mut self) {
-        self.number.sub(self.state.lock().counted);
+        self.gauge.sub(self.state.lock().reported);
     }
 }
 
 impl FailureState {
     /// Returns the number of suppressed lines if a line may be written.
     fn take_log_slot(&mut self) -> Option<UnloggedFailures> {
-        if self.since.elapsed() >= LINES_WINDOW {
-            (self.since, self.lines) = (Instant::now(), 0);
+        if self.window_start.elapsed() >= LINES_WINDOW {
+            (self.window_start, self.lines) = (Instant::now(), 0);
         }
         if self.lines >= MAX_LINES_PER_MINUTE {
             self.suppressed += 1;

@@ -124,7 +124,7 @@ impl LbLinker {
             hop_check.denial = Some(Denial::Name);
             return false;
         }
-        let is_denied = self.denies(request, name, request.query.query_type(), hop_check);
+        let is_denied = self.is_denied_by_acl(request, name, request.query.query_type(), hop_check);
         if is_denied {
             hop_check.denial = Some(Denial::Acl);
         }
@@ -149,7 +149,7 @@ impl LbLinker {
             {
                 return Err(denial);
             }
-            types.retain(|qtype| !self.denies(request, name, *qtype, hop_check));
+            types.retain(|qtype| !self.is_denied_by_acl(request, name, *qtype, hop_check));
         }
         if types.is_empty() { Err(Denial::Acl) } else { Ok(types) }
     }
@@ -165,7 +165,7 @@ impl LbLinker {
         let mut denial = self.denial_of_target(request, namespace, name, hop_check);
         // The name may stay if the client may query at least one address family.
         if denial.is_none()
-            && ADDRESS_TYPES.into_iter().all(|qtype| self.denies(request, name, qtype, hop_check))
+            && ADDRESS_TYPES.into_iter().all(|qtype| self.is_denied_by_acl(request, name, qtype, hop_check))
         {
             denial = Some(Denial::Acl);
         }
@@ -198,7 +198,7 @@ impl LbLinker {
         None
     }
 
-    pub(super) fn denies(
+    pub(super) fn is_denied_by_acl(
         &self,
         request: &Request,
         name: &Name,

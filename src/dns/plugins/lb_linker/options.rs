@@ -104,7 +104,7 @@ pub(super) fn parse(line: &Directive, own: &[Name]) -> Result<LinkZoneOptions, C
                     return Err(word.unexpected(what));
                 }
             }
-            "ns" => options.ns = some(option, "an address such as 192.0.2.53")?,
+            "ns" => options.ns = parse_all(option, "an address such as 192.0.2.53")?,
             "reverse" => options.reverse = networks(option, own)?,
             "fallthrough" => options.fallthrough = Some(zones_or_all(option.arguments())?),
             _ => return Err(option.unknown(super::NAME, &KNOWN)),
@@ -118,14 +118,16 @@ fn origins(line: &Directive, own: &[Name]) -> Result<Vec<Name>, CorefileError> {
     let mut origins = Vec::new();
     for word in line.arguments() {
         for zone in word.zones()? {
-            check(&zone).map_err(|why| word.error(format!("{zone} can't have the links' names: {why}")))?;
+            check_origin(&zone)
+                .map_err(|why| word.error(format!("{zone} can't have the links' names: {why}")))?;
             origins.push(zone);
         }
     }
     if line.arguments().is_empty() {
         origins.extend(own.iter().filter(|zone| !zone.is_root() && !is_reverse(zone)).cloned());
         for zone in &origins {
-            check(zone).map_err(|why| line.error(format!("{zone} can't have the links' names: {why}")))?;
+            check_origin(zone)
+                .map_err(|why| line.error(format!("{zone} can't have the links' names: {why}")))?;
         }
     }
     if origins.is_empty() {
@@ -134,7 +136,7 @@ fn origins(line: &Directive, own: &[Name]) -> Result<Vec<Name>, CorefileError> {
     Ok(origins)
 }
 
-fn check(zone: &Name) -> Result<(), &'static str> {
+fn check_origin(zone: &Name) -> Result<(), &'static str> {
     let text = to_presentation(zone);
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if zone.is_root() {
@@ -155,13 +157,13 @@ fn is_reverse(zone: &Name) -> bool {
         .any(|arpa| text.strip_suffix(arpa).is_some_and(|before| before.is_empty() || before.ends_with('.')))
 }
 
-fn some<T: std::str::FromStr>(option: &Directive, what: &str) -> Result<Vec<T>, CorefileError> {
+fn parse_all<T: std::str::FromStr>(option: &Directive, what: &str) -> Result<Vec<T>, CorefileError> {
     option.required_arguments(what)?.iter().map(|word| word.parse(what)).collect()
 }
 
 /// Parses the networks of `reverse`. Their reverse zones have to be among the zones of the block.
 fn networks(option: &Directive, own: &[Name]) -> Result<Vec<IpNet>, CorefileError> {
-    let nets: Vec<IpNet> = some(option, "a network such as 10.20.0.0/16")?;
+    let nets: Vec<IpNet> = parse_all(option, "a network such as 10.20.0.0/16")?;
     for (net, word) in nets.iter().zip(option.arguments()) {
         let word: &Token = word;
         if let Some(zone) = reverse_origins(*net).find(|zone| !own.iter().any(|own| own.zone_of(zone))) {
@@ -184,7 +186,7 @@ impl LinkZoneOptions {
         for origin in &self.origins {
             let options =
                 ZoneOptions { addresses: addresses.clone(), ttl: self.ttl, apex: self.apex.clone() };
-            // The origin is valid: `check` has accepted it.
+            // The origin is valid: `check_origin` has accepted it.
             zones.extend(Zone::with_options(origin, options));
         }
         let reverse: Vec<Zone> = self

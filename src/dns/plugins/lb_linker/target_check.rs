@@ -17,7 +17,7 @@ use super::LbLinker;
 use super::hops::ADDRESS_TYPES;
 use super::target_resolver::{is_busy, query_for};
 use crate::dns::chain::request::Purpose;
-use crate::dns::chain::server::{LookUp, MAX_LOOKUPS_PER_QUERY, Server};
+use crate::dns::chain::server::{LookUp, MAX_LOOKUP_DEPTH, Server};
 use crate::dns::chain::target_check::{
     CheckEnd, NOT_RESOLVED, TargetCheck, TargetOutcome, TargetResults, UpstreamResult,
 };
@@ -105,9 +105,9 @@ impl LbLinker {
     ) -> Vec<FamilyResult> {
         let request = server.internal_request(query.clone());
         if !server.is_link_name(query.name())
-            && server.offers_recursion(query, &request, LookUp::Target) == Some(false)
+            && server.allows_recursion(query, &request, LookUp::Target) == Some(false)
         {
-            return vec![(None, TargetOutcome::NotAsked(NOT_RESOLVED.to_owned()))];
+            return vec![(None, TargetOutcome::Inconclusive(NOT_RESOLVED.to_owned()))];
         }
         let mut results = Vec::new();
         let mut checks = FuturesUnordered::new();
@@ -117,7 +117,7 @@ impl LbLinker {
             match end {
                 CheckEnd::Found(further) => {
                     // The answers of several upstreams may pass the query on to the same next *forward* line.
-                    let new = further.into_iter().filter(|check| begun.insert(check.place()));
+                    let new = further.into_iter().filter(|check| begun.insert(check.line_and_upstream()));
                     checks.extend(new.map(|check| self.check_once(server, query, check)));
                 }
                 CheckEnd::Outcome(outcome) => results.push((upstream, bounded_outcome(upstream, outcome))),
@@ -136,7 +136,7 @@ impl LbLinker {
     ) -> (Option<SocketAddr>, CheckEnd) {
         let check = Arc::new(check);
         let end = timeout_at(check.deadline, self.follow_target(server, query, &check)).await;
-        (check.upstream(), end.unwrap_or_else(|_| CheckEnd::Outcome(check.late())))
+        (check.upstream(), end.unwrap_or_else(|_| CheckEnd::Outcome(check.outcome_at_deadline())))
     }
 
     /// Looks the hostname up, and follows a chain that leads from an upstream's answer to our zones.
@@ -144,7 +144,7 @@ impl LbLinker {
         let request = server.internal_request(query.clone());
         let mut name = query.name().clone();
         let mut looked_up = HashSet::new();
-        for _ in 0..MAX_LOOKUPS_PER_QUERY {
+        for _ in 0..MAX_LOOKUP_DEPTH {
             if !looked_up.insert(name.clone()) {
                 return failed("its CNAME chain is a loop");
             }
@@ -153,10 +153,12 @@ impl LbLinker {
             match (check.ended(), reply) {
                 (Some(end), _) => return end,
                 (None, None) => return failed("the query is dropped"),
-                (None, Some(reply)) => match self.judge(server, &reply, &name, query.query_type(), check) {
-                    Ok(next) => name = next,
-                    Err(outcome) => return CheckEnd::Outcome(outcome),
-                },
+                (None, Some(reply)) => {
+                    match self.next_zone_name(server, &reply, &name, query.query_type(), check) {
+                        Ok(next) => name = next,
+                        Err(outcome) => return CheckEnd::Outcome(outcome),
+                    }
+                }
             }
         }
         failed("its CNAME chain is too long")
@@ -166,7 +168,7 @@ impl LbLinker {
     ///
     /// # Errors
     /// Returns the outcome of the check if the chain doesn't lead to our zones.
-    fn judge(
+    fn next_zone_name(
         &self,
         server: &Server,
         reply: &Reply,
@@ -178,10 +180,10 @@ impl LbLinker {
         let step = |name: &Name| {
             self.note_link_of(name, check);
             if server.is_link_name(name) {
-                return ChainStep::Ours;
+                return ChainStep::LinkZone;
             }
             match self.policy.check_name(name) {
-                Ok(()) => ChainStep::Upstream,
+                Ok(()) => ChainStep::InAnswer,
                 Err(denied) => {
                     denial = Some(format!("leads to {}: {denied}", to_presentation(name)));
                     ChainStep::Denied
@@ -198,7 +200,7 @@ impl LbLinker {
         }
         let rcode = reply.metadata.response_code;
         Err(match chain.end {
-            ChainEnd::BackToOurZone(next) => return Ok(next),
+            ChainEnd::InLinkZone(next) => return Ok(next),
             ChainEnd::Denied => TargetOutcome::Failed(denial.unwrap_or_default()),
             ChainEnd::Final(ResponseCode::NXDomain) => TargetOutcome::Failed(NXDOMAIN.to_owned()),
             ChainEnd::Final(_) if !addresses.is_empty() => {
@@ -210,7 +212,7 @@ impl LbLinker {
                 TargetOutcome::Failed(reply.ede.map_or(NO_ADDRESSES, |ede| ede.text).to_owned())
             }
             ChainEnd::Unresolved if is_busy(reply) || reply.ede == Some(Ede::NOT_READY) => {
-                TargetOutcome::NotAsked(reply.ede.map_or("", |ede| ede.text).to_owned())
+                TargetOutcome::Inconclusive(reply.ede.map_or("", |ede| ede.text).to_owned())
             }
             // RFC 6672 section 2.2: a DNAME makes the name too long.
             ChainEnd::Unresolved if rcode == ResponseCode::YXDomain => {
@@ -235,7 +237,7 @@ fn bounded_outcome(upstream: Option<SocketAddr>, outcome: TargetOutcome) -> Targ
         TargetOutcome::Resolved(addresses) => TargetOutcome::Resolved(addresses),
         TargetOutcome::NoAnswer(why) if upstream.is_some() => TargetOutcome::NoAnswer(bounded(why)),
         TargetOutcome::NoAnswer(why) | TargetOutcome::Failed(why) => TargetOutcome::Failed(bounded(why)),
-        TargetOutcome::NotAsked(why) => TargetOutcome::NotAsked(bounded(why)),
+        TargetOutcome::Inconclusive(why) => TargetOutcome::Inconclusive(bounded(why)),
     }
 }
 
@@ -280,7 +282,7 @@ fn outcome_at(family: &[FamilyResult], upstream: Option<SocketAddr>) -> Option<T
     best(&|at| at == upstream).or_else(|| {
         best(&|_| true).map(|outcome| match outcome {
             // Another upstream sent no usable answer; that says nothing about this upstream.
-            TargetOutcome::NoAnswer(why) => TargetOutcome::NotAsked(format!("another upstream: {why}")),
+            TargetOutcome::NoAnswer(why) => TargetOutcome::Inconclusive(format!("another upstream: {why}")),
             outcome => outcome,
         })
     })
@@ -291,7 +293,7 @@ fn outcome_at(family: &[FamilyResult], upstream: Option<SocketAddr>) -> Option<T
 fn weight(outcome: &TargetOutcome) -> u8 {
     match outcome {
         TargetOutcome::Resolved(_) => 4,
-        TargetOutcome::NotAsked(_) => 3,
+        TargetOutcome::Inconclusive(_) => 3,
         TargetOutcome::NoAnswer(_) => 2,
         TargetOutcome::Failed(why) if why != NO_ADDRESSES => 1,
         TargetOutcome::Failed(_) => 0,

@@ -30,7 +30,7 @@ pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_millis(1800);
 /// own clients.
 #[derive(Debug)]
 pub(super) struct TargetResolvers {
-    targets: DashMap<String, Arc<TargetResolver>>,
+    resolvers: DashMap<String, Arc<TargetResolver>>,
     stale_caches: StaleCaches,
     failing: Arc<FailedTargets>,
 }
@@ -63,29 +63,29 @@ pub(super) struct ResolveOptions {
     /// The maximum age of a cached negative answer.
     pub(super) max_negative_age: Duration,
     /// Whether a cached answer is acceptable.
-    pub(super) cached: bool,
+    pub(super) accepts_cached: bool,
 }
 
 impl TargetResolvers {
     pub(super) fn new(stale_caches: StaleCaches, targets_failing: &FailedTargetsGauge) -> Self {
         let failing = targets_failing.new_set();
-        Self { targets: DashMap::new(), stale_caches, failing }
+        Self { resolvers: DashMap::new(), stale_caches, failing }
     }
 
     pub(super) fn of(&self, server: &Server) -> Arc<TargetResolver> {
-        if let Some(targets) = self.targets.get(&server.view) {
+        if let Some(targets) = self.resolvers.get(&server.view) {
             return Arc::clone(&targets);
         }
         let failing = Arc::clone(&self.failing);
         let stale_cache = Arc::clone(&self.stale_caches.entry(server.view.clone()).or_default());
         let new = || Arc::new(TargetResolver { look_ups: Group::default(), stale_cache, failing });
-        Arc::clone(&self.targets.entry(server.view.clone()).or_insert_with(new))
+        Arc::clone(&self.resolvers.entry(server.view.clone()).or_insert_with(new))
     }
 
     /// Abandons the look-ups in flight for a name, and removes the name from the failing targets; `None` stands for all
     /// names.
     pub(super) fn forget(&self, name: Option<&[u8]>) {
-        for targets in &self.targets {
+        for targets in &self.resolvers {
             targets.look_ups.forget(|(key, _)| name.is_none_or(|name| *key.name() == *name));
         }
         match name {
@@ -181,12 +181,12 @@ impl TargetResolver {
     }
 
     /// Resolves a target before a client queries it.
-    pub(super) async fn prefetch(&self, request: &Request, absence: Duration) {
+    pub(super) async fn prefetch(&self, request: &Request, max_negative_age: Duration) {
         let question = request.upstream_query();
         let wanted = ResolveOptions {
             deadline: Instant::now() + CLIENT_TIMEOUT,
-            max_negative_age: absence,
-            cached: true,
+            max_negative_age,
+            accepts_cached: true,
         };
         if let LookupStart::InFlight(flight) = self.start(request, &question, wanted, None) {
             // If the prefetch fails, the next query of a client repeats the look-up.
@@ -209,7 +209,10 @@ impl TargetResolver {
         }
         let account = request.quota_client();
         let (outer_request, query) = (request.clone(), question.query.clone());
-        let purpose = Purpose::Target { absence: wanted.max_negative_age, cached: wanted.cached };
+        let purpose = Purpose::Target {
+            max_negative_age: wanted.max_negative_age,
+            may_use_cached: wanted.accepts_cached,
+        };
         let mut future =
             async move { Server::look_up(&outer_request, query, purpose).await.map(Arc::new) }.boxed();
         let record_outcome = self.outcome_recorder(&route.0, question);
@@ -246,7 +249,7 @@ impl TargetResolver {
             let Some(reply) = result else { return };
             if reply.metadata.response_code == ResponseCode::NXDomain {
                 stale_cache.forget(&question);
-            } else if good && let Some(positive) = cacheable_polarity(reply, &question) {
+            } else if good && let Some(positive) = cacheable_as_positive(reply, &question) {
                 stale_cache.remember(&key, reply, positive);
             }
         }
@@ -293,7 +296,7 @@ fn replaces_stale(reply: &Reply) -> bool {
 
 /// Follows the chain to its end, also through our own zones and denied names.
 fn chain_of(reply: &Reply, question: &UpstreamQuery) -> CnameChain {
-    follow(reply, question.query.name(), question.query.query_type(), 0, |_| ChainStep::Upstream)
+    follow(reply, question.query.name(), question.query.query_type(), 0, |_| ChainStep::InAnswer)
 }
 
 fn is_unresolved(reply: &Reply, question: &UpstreamQuery) -> bool {
@@ -302,7 +305,7 @@ fn is_unresolved(reply: &Reply, question: &UpstreamQuery) -> bool {
 
 /// Returns `true` for an answer with data, `false` for NODATA with an SOA record; `None` for answers that can't be
 /// cached. NXDOMAIN is never cached.
-fn cacheable_polarity(reply: &Reply, question: &UpstreamQuery) -> Option<bool> {
+fn cacheable_as_positive(reply: &Reply, question: &UpstreamQuery) -> Option<bool> {
     let chain = chain_of(reply, question);
     let qtype = question.query.query_type();
     let wanted = |record: &Record| record.record_type() == qtype || qtype == RecordType::ANY;
@@ -352,7 +355,7 @@ mod tests {
             let wanted = ResolveOptions {
                 deadline: Instant::now() + CLIENT_TIMEOUT,
                 max_negative_age: Duration::from_secs(5),
-                cached: true,
+                accepts_cached: true,
             };
             let mut joined = pin!(targets.resolve(&request, &request.query, wanted));
             assert!(futures::poll!(joined.as_mut()).is_pending(), "the query has joined the look-up");

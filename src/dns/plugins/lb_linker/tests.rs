@@ -31,7 +31,7 @@ fn web() -> ObservedService {
 }
 
 /// Returns a context for each listener of a Corefile, with one link in the store.
-fn sites(text: &str) -> Vec<TestServer> {
+fn listeners(text: &str) -> Vec<TestServer> {
     let (context, configuration) = TestServer::configured(text);
     let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
@@ -49,7 +49,7 @@ fn sites(text: &str) -> Vec<TestServer> {
 }
 
 fn context(text: &str) -> TestServer {
-    sites(text).remove(0)
+    listeners(text).remove(0)
 }
 
 const ALIAS: &str = "web.default.lb.internal. 5 IN CNAME t.example.";
@@ -59,10 +59,10 @@ async fn listeners_with_different_blocks_share_no_target_records() {
     let text = "lb.internal:53 lb.internal:54 {\nlb_linker\n}\n\
                 .:53 {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n\
                 .:54 {\ntemplate IN A {\nrcode SERVFAIL\n}\n}\n";
-    let sites = sites(text);
-    let inside = sites[0].ask("web.default.lb.internal. A").await;
+    let listeners = listeners(text);
+    let inside = listeners[0].ask("web.default.lb.internal. A").await;
     assert!(inside.contains("192.0.2.1"), "{inside}");
-    let outside = sites[1].ask("web.default.lb.internal. A").await;
+    let outside = listeners[1].ask("web.default.lb.internal. A").await;
     assert_eq!(outside, format!("SERVFAIL aa | {ALIAS} | |"));
 }
 
@@ -253,7 +253,7 @@ async fn alias_only_denial_and_its_rrsig_have_capped_ttls() {
         super::ChaseState {
             deadline: Instant::now(),
             negative_ttl: 5,
-            alias_only_is_denial: true,
+            alias_only_is_nodata: true,
             link: None,
         }
         .cap_alias_ttls(&mut reply);
@@ -306,7 +306,7 @@ async fn ds_query_leaves_the_block_of_the_zone_only_at_its_origin() {
 async fn listeners_of_the_same_blocks_share_a_view() {
     let blocks =
         "lb.internal {\nbind 127.0.0.1 127.0.0.2\nlb_linker\n}\n. {\nbind 127.0.0.1 127.0.0.2\nwhoami\n}\n";
-    let sites = sites(&format!("{blocks}example:54 {{\nwhoami\n}}\n"));
-    let views: Vec<&str> = sites.iter().map(|context| &*context.server.view).collect();
+    let listeners = listeners(&format!("{blocks}example:54 {{\nwhoami\n}}\n"));
+    let views: Vec<&str> = listeners.iter().map(|context| &*context.server.view).collect();
     assert_eq!(views, ["dns://127.0.0.1:53", "dns://127.0.0.1:53", "dns://:54"]);
 }

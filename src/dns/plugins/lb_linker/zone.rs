@@ -141,11 +141,11 @@ impl Zone {
     pub fn reverse(&self, net: ipnet::IpNet) -> Vec<Self> {
         let first = match &self.names {
             ZoneKind::LinkNames(forward) => forward,
-            ZoneKind::Reverse(reverse) => reverse.first(),
+            ZoneKind::Reverse(reverse) => reverse.forward(),
         };
         arpa::split(net)
             .map(|net| Self {
-                origin: arpa::arpa(net),
+                origin: arpa::reverse_name(net),
                 names: ZoneKind::Reverse(Reverse::new(net, first.clone())),
                 authority: self.authority.clone(),
             })
@@ -332,7 +332,7 @@ impl Zone {
             }
             // Only a link's default names have SRV records, not its custom hostnames.
             Some(Target::Addresses(_))
-                if qtype == RecordType::SRV && LinkNames::is_own(&link.key, zone_query.relative) =>
+                if qtype == RecordType::SRV && LinkNames::is_default_name(&link.key, zone_query.relative) =>
             {
                 let ports: Vec<u16> = link.ports.iter().map(|port| port.port).collect();
                 self.services(zone_query, lookups, link, &ports, answer);
@@ -355,7 +355,8 @@ impl Zone {
         links: &[Arc<Link>],
     ) -> Vec<Record> {
         let ZoneKind::Reverse(reverse) = &self.names else { return Vec::new() };
-        let mut named = |link: &Arc<Link>| Some((self.ttl_of(link), reverse.first().name_of(lookups, link)?));
+        let mut named =
+            |link: &Arc<Link>| Some((self.ttl_of(link), reverse.forward().name_of(lookups, link)?));
         pointers(zone_query.name, links.iter().filter_map(&mut named).collect(), zone_query.qtype)
     }
 

@@ -65,7 +65,7 @@ fn weights_change_only_the_first_address() {
         let change = |section: &mut Vec<Record>| {
             let mut reply = TestServer::block("whoami").request("a.example. A").reply("");
             reply.records.answers = mem::take(section);
-            weigh(&Weights::default(), qtype, &mut reply);
+            put_weighted_first(&Weights::default(), qtype, &mut reply);
             *section = mem::take(&mut reply.records.answers);
         };
         tries(change, text)

@@ -8,7 +8,7 @@ use super::name_matcher::{NameMatcher, NameRenaming};
 use super::rcode::{self, RcodeRule};
 use super::response::ResponseRule;
 use super::rule::{NameChange, Rule, RuleChange};
-use super::ttl::Range;
+use super::ttl::TtlRange;
 use super::{NAME, names};
 use crate::dns::corefile::arguments::{MAX_REGEX, regex_error_text};
 use crate::dns::corefile::{CorefileError, Directive, Token};
@@ -33,19 +33,22 @@ pub(super) fn rule(line: &Directive) -> Result<Rule, CorefileError> {
     let change = match &*kind.text.to_lowercase() {
         "name" => name(kind, arguments)?,
         "type" => {
-            let [from, to] = two(kind, arguments)?;
+            let [from, to] = from_and_to(kind, arguments)?;
             RuleChange::Type { from: qtype(from)?, to: qtype(to)? }
         }
         "class" => {
-            let [from, to] = two(kind, arguments)?;
+            let [from, to] = from_and_to(kind, arguments)?;
             RuleChange::Class { from: class(from)?, to: class(to)? }
         }
         "ttl" => {
-            let (names, [ttl]) = named(kind, arguments, "a name and a TTL")?;
-            RuleChange::Answers { names: Some(names), response_rule: ResponseRule::Ttl(Range::parse(ttl)?) }
+            let (names, [ttl]) = matcher_and_rest(kind, arguments, "a name and a TTL")?;
+            RuleChange::Answers {
+                names: Some(names),
+                response_rule: ResponseRule::Ttl(TtlRange::parse(ttl)?),
+            }
         }
         "rcode" => {
-            let (names, [old, new]) = named(kind, arguments, "a name and two RCODEs")?;
+            let (names, [old, new]) = matcher_and_rest(kind, arguments, "a name and two RCODEs")?;
             let recode = RcodeRule { old: rcode::parse(old)?, new: rcode::parse(new)? };
             RuleChange::Answers { names: Some(names), response_rule: ResponseRule::Rcode(recode) }
         }
@@ -121,16 +124,16 @@ impl MatchKind {
     }
 }
 
-fn two<'a>(kind: &Token, arguments: &[&'a Token]) -> Result<[&'a Token; 2], CorefileError> {
+fn from_and_to<'a>(kind: &Token, arguments: &[&'a Token]) -> Result<[&'a Token; 2], CorefileError> {
     match arguments {
         [from, to] => Ok([from, to]),
-        [_, _, more, ..] => Err(too_much(kind, more)),
+        [_, _, more, ..] => Err(superfluous_word(kind, more)),
         _ => Err(kind.needs("FROM and TO")),
     }
 }
 
 /// Splits arguments into the kind of match, the name, and N more words.
-fn split<'a, const N: usize>(
+fn split_match_kind<'a, const N: usize>(
     kind: &Token,
     arguments: &[&'a Token],
     what: &str,
@@ -144,7 +147,7 @@ fn split<'a, const N: usize>(
         [how, name, rest @ ..] if rest.len() >= N => {
             let how = MatchKind::parse(how)?;
             if let Some(more) = rest.get(N) {
-                return Err(too_much(kind, more));
+                return Err(superfluous_word(kind, more));
             }
             let rest = rest.try_into().map_err(|_| kind.needs(what))?;
             Ok((how, name, rest))
@@ -154,12 +157,12 @@ fn split<'a, const N: usize>(
 }
 
 /// Parses a matcher for names in queries, and N more words.
-fn named<'a, const N: usize>(
+fn matcher_and_rest<'a, const N: usize>(
     kind: &Token,
     arguments: &[&'a Token],
     what: &str,
 ) -> Result<(NameMatcher, [&'a Token; N]), CorefileError> {
-    let (how, name, rest) = split(kind, arguments, what)?;
+    let (how, name, rest) = split_match_kind(kind, arguments, what)?;
     Ok((how.of_names(name)?, rest))
 }
 
@@ -175,7 +178,7 @@ fn class(word: &Token) -> Result<DNSClass, CorefileError> {
     class.ok_or_else(|| word.unexpected("a class: IN, CS, CH, HS, NONE or ANY"))
 }
 
-fn too_much(kind: &Token, more: &Token) -> CorefileError {
+fn superfluous_word(kind: &Token, more: &Token) -> CorefileError {
     more.error(format!(
         "{:?} is too much for {}: each rule has a line or braces of its own",
         more.text, kind.text
@@ -193,18 +196,18 @@ fn name(kind: &Token, arguments: &[&Token]) -> Result<RuleChange, CorefileError>
         check_groups(regex, to)?;
     }
     let to = names::normalize(&to.text);
-    let (mut auto, mut answers) = answers_of(rest)?;
+    let (mut renames_back, mut answers) = answers_of(rest)?;
     match &matching {
-        NameMatcher::Exact(_) => auto = true,
+        NameMatcher::Exact(_) => renames_back = true,
         // The change back applies to all names with this suffix, not only to the name in the query.
-        NameMatcher::Suffix(suffix) if auto => {
-            auto = false;
+        NameMatcher::Suffix(suffix) if renames_back => {
+            renames_back = false;
             let back = NameRenaming::Match { from: NameMatcher::Suffix(to.clone()), to: suffix.clone() };
             answers.splice(..0, [ResponseRule::Name(back.clone()), ResponseRule::Value(back)]);
         }
         _ => {}
     }
-    Ok(RuleChange::Name(NameChange { from: matching, to, auto, answers }))
+    Ok(RuleChange::Name(NameChange { from: matching, to, renames_back, answers }))
 }
 
 /// Parses the words after FROM and TO of a name rule. Returns whether names in the answer are changed back (`auto`),
@@ -257,7 +260,7 @@ fn answers_of(mut words: &[&Token]) -> Result<(bool, Vec<ResponseRule>), Corefil
 }
 
 fn cname(kind: &Token, arguments: &[&Token]) -> Result<ResponseRule, CorefileError> {
-    let (how, from, [to]) = split(kind, arguments, "FROM and TO")?;
+    let (how, from, [to]) = split_match_kind(kind, arguments, "FROM and TO")?;
     for word in [from, to] {
         if word.text.is_empty() {
             return Err(word.unexpected("a name, or a part of one"));

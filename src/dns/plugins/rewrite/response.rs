@@ -11,7 +11,7 @@ use super::cname::CnameRule;
 use super::name_matcher::NameRenaming;
 use super::names::parse_rewritten;
 use super::rcode::RcodeRule;
-use super::ttl::Range;
+use super::ttl::TtlRange;
 use crate::dns::chain::plugin::{PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::message::presentation::{name_text, rcode_text};
@@ -24,7 +24,7 @@ pub(super) enum ResponseRule {
     Name(NameRenaming),
     /// Changes names in record data.
     Value(NameRenaming),
-    Ttl(Range),
+    Ttl(TtlRange),
     Rcode(RcodeRule),
     Cname(CnameRule),
 }
@@ -39,9 +39,9 @@ pub(super) async fn rewrite(
         _ if response_rules.is_empty() => outcome,
         Ok(mut reply) => {
             let before = reply.metadata.response_code;
-            let mut open = ResponseEditor::new(&mut reply);
-            open.rewrite(response_rules, request).await?;
-            open.close();
+            let mut editor = ResponseEditor::new(&mut reply);
+            editor.rewrite(response_rules, request).await?;
+            editor.finish();
             check(request, before, reply.metadata.response_code)?;
             Ok(reply)
         }
@@ -96,7 +96,7 @@ impl<'a> ResponseEditor<'a> {
     }
 
     /// Moves the records back into the sections.
-    fn close(self) {
+    fn finish(self) {
         let Self { reply, records, answers, authorities, additionals } = self;
         let mut records: Vec<Option<Record>> = records.into_iter().map(Some).collect();
         let all = reply.records.all_mut().into_iter().zip([answers, authorities, additionals]);
@@ -139,7 +139,7 @@ impl<'a> ResponseEditor<'a> {
             match &**step {
                 ResponseRule::Name(renaming) => rename(&mut record.name, renaming)?,
                 ResponseRule::Value(renaming) => rename_value(&mut record.data, renaming)?,
-                ResponseRule::Ttl(range) => record.ttl = range.closest(record.ttl),
+                ResponseRule::Ttl(range) => record.ttl = range.clamp(record.ttl),
                 ResponseRule::Rcode(recode) => recode.apply(&mut self.reply.metadata.response_code),
                 ResponseRule::Cname(retarget) => retarget.apply(self, number, request).await?,
             }

@@ -42,7 +42,7 @@ pub(super) struct NameChange {
     pub(super) to: String,
     /// Whether the new name is changed back in the answer. A `suffix` rule with `answer auto` has its changes back in
     /// `answers` instead.
-    pub(super) auto: bool,
+    pub(super) renames_back: bool,
     pub(super) answers: Vec<ResponseRule>,
 }
 
@@ -92,7 +92,7 @@ impl NameChange {
         let before = matched(query);
         let Some(after) = self.from.replace(&before, &self.to) else { return Ok(false) };
         query.set_name(parse_rewritten(&after)?);
-        if self.auto {
+        if self.renames_back {
             let back = NameRenaming::Tree { from: after, to: before };
             response_rules
                 .extend([ResponseRule::Name(back.clone()), ResponseRule::Value(back)].map(Cow::Owned));

@@ -18,7 +18,7 @@ use crate::dns::plugins::tests::support::{TestServer, record};
 
 /// The plugin after `rewrite`.
 #[derive(Clone, Copy, Debug)]
-enum Behind {
+enum NextPlugin {
     /// Answers with the query, in a TXT record of the queried name.
     Question,
     /// Answers from pairs of `name TYPE` and `RCODE answers | authorities | additionals`, with comma-separated records
@@ -28,7 +28,7 @@ enum Behind {
 }
 
 #[async_trait]
-impl Plugin for Behind {
+impl Plugin for NextPlugin {
     /// A server with a plugin of this name accepts queries of all classes.
     fn name(&self) -> &'static str {
         "forward"
@@ -72,10 +72,10 @@ impl Plugin for Behind {
 }
 
 /// Returns a server with these rules for all names.
-fn context(rules: &str, behind: Behind) -> TestServer {
+fn server_with_rules(rules: &str, next_plugin: NextPlugin) -> TestServer {
     let mut context = TestServer::block(rules);
     let (zone, block) = context.server.blocks().next().unwrap();
-    let plugins = vec![block.plugins[0].clone(), ChainPlugin::new(Arc::new(behind))];
+    let plugins = vec![block.plugins[0].clone(), ChainPlugin::new(Arc::new(next_plugin))];
     let block = ServerBlock {
         zones: vec![zone.clone()],
         plugins,
@@ -96,7 +96,7 @@ async fn shown(context: &TestServer, question: &str) -> String {
 
 /// Returns the query that reaches the next plugin: `name class type-number`.
 async fn asked(rules: &str, question: &str) -> String {
-    let reply = context(rules, Behind::Question).reply(question).await.unwrap();
+    let reply = server_with_rules(rules, NextPlugin::Question).reply(question).await.unwrap();
     let Some(RData::TXT(text)) = reply.records.answers.first().map(|record| &record.data) else {
         return reply.metadata.response_code.to_string();
     };
@@ -196,7 +196,8 @@ async fn first_matching_rule_is_the_last_unless_it_continues() {
 
 #[tokio::test]
 async fn previous_plugins_see_the_changed_query() {
-    let context = context("rewrite continue name a.b c.d\nrewrite type A AAAA", Behind::Question);
+    let context =
+        server_with_rules("rewrite continue name a.b c.d\nrewrite type A AAAA", NextPlugin::Question);
     let mut request = context.request("a.b. A");
     Server::serve(&mut request).await.unwrap();
     assert_eq!(request.query.name().to_ascii(), "c.d.");

@@ -6,13 +6,13 @@ use crate::dns::corefile::{CorefileError, Token};
 const MAX_TTL: u32 = 0x7fff_ffff;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Range {
+pub(super) struct TtlRange {
     min: u32,
     max: u32,
 }
 
-impl Range {
-    pub(super) fn closest(self, ttl: u32) -> u32 {
+impl TtlRange {
+    pub(super) fn clamp(self, ttl: u32) -> u32 {
         ttl.clamp(self.min, self.max)
     }
 

@@ -39,7 +39,7 @@ pub(super) struct AnswerTemplate {
     pub(super) rcode: ResponseCode,
     pub(super) ede: Option<EdnsOption>,
     /// The zones in which names without a match fall through.
-    pub(super) through: Option<ZoneSet>,
+    pub(super) fallthrough_zones: Option<ZoneSet>,
 }
 
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Plugin for Templates {
             if let Some(data) = answer.data(request, zone, &text) {
                 return self.answer(answer, request, &data).await;
             }
-            if !answer.through.as_ref().is_some_and(|zones| zones.contains(&name)) {
+            if !answer.fallthrough_zones.as_ref().is_some_and(|zones| zones.contains(&name)) {
                 return Err(PluginError::servfail(""));
             }
         }

@@ -71,7 +71,7 @@ pub(super) fn write_fields(rtype: RecordType, mut tokens: &[RecordToken]) -> Res
             _ => 1,
         };
         let Some((these, rest)) = tokens.split_at_checked(taken) else {
-            return Err(format!("{} is missing", field.what()));
+            return Err(format!("{} is missing", field.description()));
         };
         tokens = rest;
         field.write(these, &mut data)?;
@@ -83,7 +83,7 @@ pub(super) fn write_fields(rtype: RecordType, mut tokens: &[RecordToken]) -> Res
 }
 
 impl Field {
-    fn what(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::Name => "a name",
             Self::U8 => "a number from 0 to 255",
@@ -105,7 +105,7 @@ impl Field {
             Self::U16 => data.extend(self.number::<u16>(token)?.to_be_bytes()),
             Self::U32 => data.extend(self.number::<u32>(token)?.to_be_bytes()),
             Self::Seconds => {
-                let seconds = seconds(&token.text).ok_or_else(|| self.isnt(token))?;
+                let seconds = seconds(&token.text).ok_or_else(|| self.mismatch_error(token))?;
                 data.extend(seconds.to_be_bytes());
             }
             Self::Ipv4 => data.extend(ipv4(token)?),
@@ -138,10 +138,10 @@ impl Field {
     fn number<T: std::str::FromStr>(self, token: &RecordToken) -> Result<T, String> {
         // Rust accepts a plus sign, Go doesn't.
         let digits = Some(&token.text).filter(|text| !text.starts_with('+'));
-        digits.and_then(|text| text.parse().ok()).ok_or_else(|| self.isnt(token))
+        digits.and_then(|text| text.parse().ok()).ok_or_else(|| self.mismatch_error(token))
     }
 
-    fn isnt(self, token: &RecordToken) -> String {
-        format!("{:?} is no{}", token.text, self.what().trim_start_matches('a'))
+    fn mismatch_error(self, token: &RecordToken) -> String {
+        format!("{:?} is no{}", token.text, self.description().trim_start_matches('a'))
     }
 }

@@ -86,7 +86,7 @@ fn data(rtype: RecordType, tokens: &[RecordToken]) -> Result<Vec<u8>, String> {
         | RecordType::HTTPS
         | RecordType::OPENPGPKEY
         | RecordType::SVCB => {
-            let words: Vec<String> = tokens.iter().map(RecordToken::written).collect();
+            let words: Vec<String> = tokens.iter().map(RecordToken::source_text).collect();
             let data = RData::try_from_str(rtype, &words.join(" ")).map_err(|error| error.to_string())?;
             data.to_bytes().map_err(|error| error.to_string())
         }
@@ -170,7 +170,7 @@ impl RecordToken {
         Ok(octets)
     }
 
-    fn written(&self) -> String {
+    fn source_text(&self) -> String {
         if self.quoted { format!("\"{}\"", self.text) } else { self.text.clone() }
     }
 }

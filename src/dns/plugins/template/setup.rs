@@ -36,7 +36,7 @@ fn answer(setup: &Setup<'_>, line: &Directive) -> Result<AnswerTemplate, Corefil
         additionals: Vec::new(),
         rcode: ResponseCode::NoError,
         ede: None,
-        through: None,
+        fallthrough_zones: None,
     };
     for option in line.options() {
         option.no_block()?;
@@ -51,7 +51,7 @@ fn answer(setup: &Setup<'_>, line: &Directive) -> Result<AnswerTemplate, Corefil
                     .ok_or_else(|| word.unexpected("a response code such as NXDOMAIN"))?;
             }
             "ederror" => answer.ede = Some(extended_error(option)?),
-            "fallthrough" => answer.through = Some(zones_or_all(option.arguments())?),
+            "fallthrough" => answer.fallthrough_zones = Some(zones_or_all(option.arguments())?),
             "upstream" => {}
             _ => return Err(option.unknown(NAME, &OPTIONS)),
         }

@@ -51,7 +51,7 @@ fn parts(manual: &str) -> Vec<(String, String)> {
     parts
 }
 
-fn made() -> String {
+fn generated_page() -> String {
     let mut text = String::from("# Plugins\n\n");
     let introduction = comment("../plugins");
     text.push_str(introduction.split_once("\n\n").map_or("", |(_, rest)| rest).trim());
@@ -87,8 +87,8 @@ fn every_plugin_has_a_manual_with_the_headings_of_coredns() {
 fn page_of_plugins_equals_their_manuals() {
     if std::env::var_os("LB_LINKER_WRITE_DOCS").is_some() {
         std::fs::create_dir_all(page().parent().unwrap()).unwrap();
-        std::fs::write(page(), made()).unwrap();
+        std::fs::write(page(), generated_page()).unwrap();
     }
     let found = std::fs::read_to_string(page()).unwrap_or_default();
-    assert!(found == made(), "docs/plugins.md isn't what the manuals say: run `make docs`");
+    assert!(found == generated_page(), "docs/plugins.md isn't what the manuals say: run `make docs`");
 }

@@ -25,7 +25,7 @@ const NAMESPACES: [&str; 3] = ["tenant", "other", "dns"];
 const SERVICES: [&str; 3] = ["a", "b", "a-tenant"];
 
 /// Names that links request; two links may request the same name.
-const WISHES: [&str; 8] = [
+const REQUESTED_NAMES: [&str; 8] = [
     "x.tenant.lb.internal",
     "*.w.tenant.lb.internal",
     "y.w.tenant.lb.internal",
@@ -112,14 +112,14 @@ fn corefile() -> String {
     )
 }
 
-struct World<'a> {
+struct Model<'a> {
     random: &'a mut StdRng,
-    served: Served,
+    served: CachedServer,
     /// The default names of all links, and names of services below them, such as `_http._tcp.` before the name.
     names: Vec<String>,
 }
 
-impl World<'_> {
+impl Model<'_> {
     fn pick<'t, T: ?Sized>(&mut self, from: &[&'t T]) -> &'t T {
         from.choose(self.random).copied().unwrap()
     }
@@ -145,7 +145,7 @@ impl World<'_> {
         match self.random.random_range(0..10) {
             0..3 => self.names.choose(self.random).cloned().unwrap(),
             3..6 => self.host(),
-            6 | 7 => self.pick(&WISHES).replace('*', "q") + ".",
+            6 | 7 => self.pick(&REQUESTED_NAMES).replace('*', "q") + ".",
             _ => self.pick(&OTHER_NAMES).to_owned(),
         }
     }
@@ -182,7 +182,7 @@ impl World<'_> {
         let boxed = |texts: Vec<String>| texts.into_iter().map(Arc::from).collect();
         let annotations = Annotations {
             ttl: if self.chance(0.3) { Some(60) } else { None },
-            hostnames: boxed(self.some_of(&WISHES, 0.2)),
+            hostnames: boxed(self.some_of(&REQUESTED_NAMES, 0.2)),
             allow_from: match self.random.random_range(0..5) {
                 0 => [].into(),
                 1 => boxed(self.some_of(&["other", "tenant"], 0.5)),
@@ -254,7 +254,7 @@ impl World<'_> {
                 format!("delete {key}")
             }
             12 => {
-                let (key, hostnames) = (self.key(), self.some_of(&WISHES, 0.3));
+                let (key, hostnames) = (self.key(), self.some_of(&REQUESTED_NAMES, 0.3));
                 let hostnames: Vec<Arc<str>> = hostnames.into_iter().map(Arc::from).collect();
                 let object = store.get(&key).map(|link| link.external_target().into_owned());
                 let object = object.unwrap_or_else(|| "a-tenant-tenant-ext".to_owned());
@@ -271,7 +271,7 @@ impl World<'_> {
                         target: Some(target),
                         owner: TargetOwner::Uid("u".into()),
                         hostnames: Box::default(),
-                        is_ours: true,
+                        is_removable: true,
                         overridden_by: None,
                     },
                 );
@@ -327,7 +327,7 @@ fn kinds(name: &str, answer: &[u8]) -> Vec<&'static str> {
 async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
     let random = &mut StdRng::seed_from_u64(seed);
     let departed = [OnGone::Kept, OnGone::Dropped][random.random_range(0..2)];
-    let served = Served::of(&corefile(), departed, &ZONES);
+    let served = CachedServer::of(&corefile(), departed, &ZONES);
     let own = NAMESPACES.iter().flat_map(|namespace| SERVICES.map(|service| (*namespace, service)));
     let names = own.flat_map(|(namespace, service)| {
         let dotted = format!("{service}.{namespace}");
@@ -336,7 +336,7 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
         below.into_iter().chain([format!("{service}-{namespace}")])
     });
     let names = names.flat_map(|name| ZONES.map(|zone| format!("{name}.{zone}"))).collect();
-    let mut world = World { random, served, names };
+    let mut world = Model { random, served, names };
     let mut asked: Vec<(String, RecordType, SocketAddr)> = Vec::new();
     let mut changes: Vec<String> = Vec::new();
     for _ in 0..6 {
@@ -358,8 +358,8 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
                 (world.name(), qtype, client(from))
             });
             let question = question(7, &name, qtype, Some((1232, false)), 0);
-            let again = world.served.again(&question, from);
-            let full = world.served.ask(&question, from).await;
+            let again = world.served.cached_answer(&question, from);
+            let full = world.served.fresh_answer(&question, from).await;
             if let Some(again) = again {
                 let show = |bytes: &[u8]| Message::from_vec(bytes).map(|message| message.to_string());
                 assert!(
@@ -378,26 +378,26 @@ async fn run(seed: u64, given: &mut BTreeMap<&'static str, usize>) {
 
 /// Checks that the answer to a query is cached, and that a change of the store leaves no outdated answer in the cache.
 /// `differs` says whether the change has an effect on the answer.
-async fn follows(
-    served: &mut Served,
+async fn check_cached_answer(
+    served: &mut CachedServer,
     question: (&str, RecordType),
     change: impl FnOnce(&Store),
     differs: bool,
 ) {
     let from = client("10.0.0.1");
     let question = self::question(7, question.0, question.1, Some((1232, false)), 0);
-    let before = served.ask(&question, from).await;
-    assert_eq!(served.again(&question, from).as_ref(), Some(&before), "the answer must be cached");
+    let before = served.fresh_answer(&question, from).await;
+    assert_eq!(served.cached_answer(&question, from).as_ref(), Some(&before), "the answer must be cached");
     change(&served.store);
-    let again = served.again(&question, from);
-    let after = served.ask(&question, from).await;
+    let again = served.cached_answer(&question, from);
+    let after = served.fresh_answer(&question, from).await;
     assert_eq!(after != before, differs);
     assert!(again.is_none_or(|again| again == after), "the cached answer is outdated");
 }
 
 #[tokio::test(start_paused = true)]
 async fn cached_srv_answer_follows_changes_of_its_target() {
-    let mut served = Served::new("", "");
+    let mut served = CachedServer::new("", "");
     let https = |observed: ObservedService| {
         let (name, protocol) = (Some("https".to_owned()), "TCP".to_owned());
         ObservedService { ports: [Port { name, protocol, port: 443, app_protocol: None }].into(), ..observed }
@@ -405,17 +405,28 @@ async fn cached_srv_answer_follows_changes_of_its_target() {
     served.store.apply(https(link("a", "b.default.lb.internal.", None)));
     served.store.apply(link("b", "192.0.2.1", None));
     let srv = ("_https._tcp.a.default.lb.internal.", RecordType::SRV);
-    follows(&mut served, srv, |store| _ = store.apply(link("b", "192.0.2.2", None)), true).await;
-    follows(&mut served, srv, |store| _ = store.apply(link("b", "c.default.lb.internal.", None)), true).await;
-    follows(&mut served, srv, |store| _ = store.apply(link("c", "192.0.2.3", None)), true).await;
-    follows(&mut served, srv, |store| _ = store.delete(&ServiceKey::new("default", "c"), "u", None), true)
-        .await;
-    follows(&mut served, srv, |store| _ = store.apply(link("d", "192.0.2.4", None)), false).await;
+    check_cached_answer(&mut served, srv, |store| _ = store.apply(link("b", "192.0.2.2", None)), true).await;
+    check_cached_answer(
+        &mut served,
+        srv,
+        |store| _ = store.apply(link("b", "c.default.lb.internal.", None)),
+        true,
+    )
+    .await;
+    check_cached_answer(&mut served, srv, |store| _ = store.apply(link("c", "192.0.2.3", None)), true).await;
+    check_cached_answer(
+        &mut served,
+        srv,
+        |store| _ = store.delete(&ServiceKey::new("default", "c"), "u", None),
+        true,
+    )
+    .await;
+    check_cached_answer(&mut served, srv, |store| _ = store.apply(link("d", "192.0.2.4", None)), false).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn cached_negative_srv_answer_ends_when_a_port_is_added() {
-    let mut served = Served::new("", "");
+    let mut served = CachedServer::new("", "");
     served.store.apply(link("a", "192.0.2.1", None));
     for (name, protocol) in
         [("_tcp.a.default.lb.internal.", "TCP"), ("_x._udp.a.default.lb.internal.", "UDP")]
@@ -425,7 +436,7 @@ async fn cached_negative_srv_answer_ends_when_a_port_is_added() {
         let come = |store: &Store| {
             store.apply(ObservedService { ports: [port].into(), ..link("a", "192.0.2.1", None) });
         };
-        follows(&mut served, (name, RecordType::SRV), come, true).await;
+        check_cached_answer(&mut served, (name, RecordType::SRV), come, true).await;
     }
 }
 

@@ -87,7 +87,7 @@ fn unknown_plugin_error_lists_or_suggests_plugins() {
 #[test]
 fn equal_blocks_have_equal_fingerprints() {
     let identities = |text: &str| -> Vec<BlockFingerprint> {
-        configured(text).unwrap().blocks.into_iter().map(|built| built.identity).collect()
+        configured(text).unwrap().blocks.into_iter().map(|built| built.fingerprint).collect()
     };
     let first = identities("a.example {\nwhoami\n}\nb.example {\nwhoami\n}");
     let second =

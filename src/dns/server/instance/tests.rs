@@ -41,7 +41,7 @@ async fn readded_listener_isnt_mistaken_for_the_removed_listener() {
         yield_now().await;
     }
     serving.put(&context, &format!("{one}{other}"));
-    assert_eq!(serving.wait_for_dead_listener().now_or_never(), None);
+    assert_eq!(serving.wait_for_stopped_listener().now_or_never(), None);
     serving.end().await;
 }
 

@@ -85,7 +85,7 @@ fn text(UpstreamResult { upstream, outcome }: &UpstreamResult, upstreams: &[&Fak
         TargetOutcome::Resolved(_) => format!("{upstream} resolved"),
         TargetOutcome::Failed(why) => format!("{upstream} failed: {why}"),
         TargetOutcome::NoAnswer(why) => format!("{upstream} no answer: {why}"),
-        TargetOutcome::NotAsked(why) => format!("{upstream} not asked: {why}"),
+        TargetOutcome::Inconclusive(why) => format!("{upstream} not asked: {why}"),
     }
 }
 

@@ -189,7 +189,7 @@ impl Session {
             let failure = self.is_busy().then(|| server_failure(&message));
             let Connection { client, local, ref handler, .. } = self.connection;
             let (handler, protocol) = (Arc::clone(handler), self.protocol);
-            let places = Arc::clone(self.connection.permit.limiter());
+            let limiter = Arc::clone(self.connection.permit.limiter());
             let mut answering = Box::pin(async move {
                 let Some(answer) = handler.answer(message, client, local, protocol).await else {
                     return Ok(None);
@@ -200,7 +200,7 @@ impl Session {
                         cache.response_cache.insert(key, client, *wire_response, Instant::now())
                     });
                 }
-                places.hold(client, answer.bytes).map(Some)
+                limiter.hold(client, answer.bytes).map(Some)
             });
             // Answers that need no waiting are sent at once, regardless of tokio's budget for this task.
             match (futures::poll!(unconstrained(&mut answering)), failure) {

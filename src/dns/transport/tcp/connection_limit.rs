@@ -27,7 +27,7 @@ const MAX_PERCENT_OF_FILES: usize = 30;
 const MAX_CONNECTIONS_OF_CLIENT: usize = 1000;
 /// The maximum number of pending queries, not counting the first of each connection. Exceeds the `max_concurrent` of
 /// the built-in Corefile.
-const MAX_WAITING: usize = 4096;
+const MAX_EXTRA_PENDING_QUERIES: usize = 4096;
 /// The maximum number of unread bytes of large answers.
 const MAX_UNREAD_BYTES: usize = 32 << 20;
 /// The maximum size of a small answer in bytes. Small answers are limited by their number.
@@ -54,7 +54,7 @@ struct LimiterState {
     clients: HashMap<IpAddr, usize>,
     /// The idle connections, keyed by the order in which they became idle.
     idle: BTreeMap<u64, IdleConnection>,
-    next_turn: u64,
+    next_idle_number: u64,
     /// The numbers of refused and evicted connections since the last warning.
     refused: u64,
     evicted: u64,
@@ -80,7 +80,7 @@ impl ConnectionLimiter {
             max_connections,
             max_of_a_client: (max_connections / 4).clamp(1, MAX_CONNECTIONS_OF_CLIENT),
             state: Mutex::default(),
-            waiting: ClientQuota::new(MAX_WAITING),
+            waiting: ClientQuota::new(MAX_EXTRA_PENDING_QUERIES),
             unread: ClientQuota::new(MAX_UNREAD_BYTES),
         }
     }
@@ -127,16 +127,11 @@ impl ConnectionLimiter {
         if refused {
             return None;
         }
-        let (places, extra) = (Arc::clone(self), self.waiting.of(client));
-        let mut place = ConnectionPermit {
-            limiter: places,
-            client,
-            connection,
-            position: IdleQueuePosition::Working,
-            extra,
-        };
-        place.set_idle();
-        Some((place, registration))
+        let (limiter, extra) = (Arc::clone(self), self.waiting.of(client));
+        let mut permit =
+            ConnectionPermit { limiter, client, connection, position: IdleQueuePosition::Working, extra };
+        permit.set_idle();
+        Some((permit, registration))
     }
 
     /// Reserves memory for an answer until the client has read it.
@@ -202,15 +197,15 @@ impl ConnectionPermit {
     }
 
     pub fn set_idle(&mut self) {
-        let places = Arc::clone(&self.limiter);
-        let mut state = places.state.lock();
-        self.leave_turn(&mut state);
+        let limiter = Arc::clone(&self.limiter);
+        let mut state = limiter.state.lock();
+        self.leave_idle_queue(&mut state);
         if self.position == IdleQueuePosition::Evicted {
             return;
         }
         self.extra.resize(0);
-        let position = state.next_turn;
-        state.next_turn += 1;
+        let position = state.next_idle_number;
+        state.next_idle_number += 1;
         state
             .idle
             .insert(position, IdleConnection { client: self.client, connection: self.connection.clone() });
@@ -219,8 +214,8 @@ impl ConnectionPermit {
 
     pub fn set_busy(&mut self) {
         if matches!(self.position, IdleQueuePosition::Idle(_)) {
-            let places = Arc::clone(&self.limiter);
-            self.leave_turn(&mut places.state.lock());
+            let limiter = Arc::clone(&self.limiter);
+            self.leave_idle_queue(&mut limiter.state.lock());
         }
     }
 
@@ -230,7 +225,7 @@ impl ConnectionPermit {
         self.extra.resize(extra)
     }
 
-    fn leave_turn(&mut self, state: &mut LimiterState) {
+    fn leave_idle_queue(&mut self, state: &mut LimiterState) {
         if let IdleQueuePosition::Idle(position) = self.position {
             self.position = if state.idle.remove(&position).is_some() {
                 IdleQueuePosition::Working
@@ -243,9 +238,9 @@ impl ConnectionPermit {
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let places = Arc::clone(&self.limiter);
-        let mut state = places.state.lock();
-        self.leave_turn(&mut state);
+        let limiter = Arc::clone(&self.limiter);
+        let mut state = limiter.state.lock();
+        self.leave_idle_queue(&mut state);
         if self.position == IdleQueuePosition::Working {
             state.leave(self.client);
         }
@@ -264,7 +259,7 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
-    fn places(max_connections: usize) -> Arc<ConnectionLimiter> {
+    fn limiter(max_connections: usize) -> Arc<ConnectionLimiter> {
         Arc::new(ConnectionLimiter::with(Metrics::new().unwrap().group().unwrap(), max_connections))
     }
 
@@ -274,84 +269,86 @@ mod tests {
 
     #[test]
     fn longest_idle_connection_is_evicted_but_no_busy_one() {
-        let places = places(3);
+        let limiter = limiter(3);
         let mut all: Vec<ConnectionPermit> =
-            (1..=3).map(|last| places.admit(client(last)).unwrap().0).collect();
+            (1..=3).map(|last| limiter.admit(client(last)).unwrap().0).collect();
         // The first client has become idle again, and the second client's query is pending.
         all[0].set_idle();
         all[1].set_busy();
-        let (newcomer, _) = places.admit(client(4)).unwrap();
+        let (newcomer, _) = limiter.admit(client(4)).unwrap();
         let gone = |all: &[ConnectionPermit]| -> Vec<bool> {
             all.iter().map(|p| p.connection.is_aborted()).collect()
         };
         assert_eq!(gone(&all), [false, false, true]);
-        let (_newest, _) = places.admit(client(5)).unwrap();
+        let (_newest, _) = limiter.admit(client(5)).unwrap();
         assert_eq!(gone(&all), [true, false, true]);
-        assert_eq!(places.metrics.tcp_evicted.get(), 2);
+        assert_eq!(limiter.metrics.tcp_evicted.get(), 2);
         // The permit of an evicted connection was released at the eviction: later changes of its state, and its drop,
         // have no effect.
         all[0].set_idle();
         all[2].set_busy();
         drop(all.remove(2));
         drop(all.remove(0));
-        assert_eq!(places.state.lock().open, 3);
+        assert_eq!(limiter.state.lock().open, 3);
         drop(newcomer);
-        assert_eq!(places.state.lock().open, 2);
+        assert_eq!(limiter.state.lock().open, 2);
     }
 
     #[test]
     fn connection_is_refused_only_if_all_others_are_busy() {
-        let places = places(2);
+        let limiter = limiter(2);
         let mut all: Vec<ConnectionPermit> =
-            (1..=2).map(|last| places.admit(client(last)).unwrap().0).collect();
+            (1..=2).map(|last| limiter.admit(client(last)).unwrap().0).collect();
         all.iter_mut().for_each(ConnectionPermit::set_busy);
-        assert!(places.admit(client(3)).is_none());
-        assert_eq!(places.metrics.tcp_refused.get(), 1);
+        assert!(limiter.admit(client(3)).is_none());
+        assert_eq!(limiter.metrics.tcp_refused.get(), 1);
         all[1].set_idle();
-        assert!(places.admit(client(3)).is_some());
+        assert!(limiter.admit(client(3)).is_some());
     }
 
     #[test]
     fn client_has_one_limit_by_ipv4_and_mapped_address() {
         // With a small maximum, the limit of a client is a quarter of it.
         for (max, limit) in [(10 * MAX_CONNECTIONS_OF_CLIENT, MAX_CONNECTIONS_OF_CLIENT), (128, 32)] {
-            let places = places(max);
+            let limiter = limiter(max);
             let mapped: SocketAddr = "[::ffff:10.0.0.1]:5353".parse().unwrap();
-            let all: Vec<_> = (0..limit).map(|i| places.admit([client(1), mapped][i % 2]).unwrap()).collect();
-            assert!(places.admit(client(1)).is_none());
-            assert!(places.admit(mapped).is_none());
-            assert!(places.admit(client(2)).is_some());
+            let all: Vec<_> =
+                (0..limit).map(|i| limiter.admit([client(1), mapped][i % 2]).unwrap()).collect();
+            assert!(limiter.admit(client(1)).is_none());
+            assert!(limiter.admit(mapped).is_none());
+            assert!(limiter.admit(client(2)).is_some());
             drop(all);
-            assert!(places.state.lock().clients.is_empty());
-            assert!(places.admit(client(1)).is_some());
+            assert!(limiter.state.lock().clients.is_empty());
+            assert!(limiter.admit(client(1)).is_some());
         }
     }
 
     #[test]
     fn connections_of_a_client_share_the_waiting_quota() {
-        let places = places(100);
-        let most = |place: &mut ConnectionPermit| (0..).take_while(|extra| place.reserve(*extra)).count() - 1;
-        let [mut first, mut second, mut other] = [1, 1, 2].map(|last| places.admit(client(last)).unwrap().0);
-        assert_eq!(most(&mut first), MAX_WAITING / 2);
+        let limiter = limiter(100);
+        let most =
+            |permit: &mut ConnectionPermit| (0..).take_while(|extra| permit.reserve(*extra)).count() - 1;
+        let [mut first, mut second, mut other] = [1, 1, 2].map(|last| limiter.admit(client(last)).unwrap().0);
+        assert_eq!(most(&mut first), MAX_EXTRA_PENDING_QUERIES / 2);
         assert_eq!(most(&mut second), 0);
-        assert_eq!(most(&mut other), MAX_WAITING / 4);
+        assert_eq!(most(&mut other), MAX_EXTRA_PENDING_QUERIES / 4);
         first.set_idle();
         assert!(most(&mut second) > 0);
     }
 
     #[test]
     fn unread_large_answers_leave_room_for_other_clients() {
-        let places = places(1);
+        let limiter = limiter(1);
         let big = || vec![0; usize::from(u16::MAX)];
         let hold_all = |last| -> Vec<BufferedReply> {
-            std::iter::from_fn(|| places.hold(client(last), big()).ok()).collect()
+            std::iter::from_fn(|| limiter.hold(client(last), big()).ok()).collect()
         };
         let most = MAX_UNREAD_BYTES / usize::from(u16::MAX);
         let held: Vec<Vec<BufferedReply>> = (1..=3).map(hold_all).collect();
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [most / 2, most / 4, most / 8]);
-        assert_eq!(places.metrics.tcp_unread.get(), 3);
-        assert!(places.hold(client(1), vec![0; SMALL_REPLY_BYTES]).is_ok());
+        assert_eq!(limiter.metrics.tcp_unread.get(), 3);
+        assert!(limiter.hold(client(1), vec![0; SMALL_REPLY_BYTES]).is_ok());
         drop(held);
-        assert!(places.hold(client(1), big()).is_ok());
+        assert!(limiter.hold(client(1), big()).is_ok());
     }
 }

@@ -138,9 +138,9 @@ impl AnswerSocket {
             // If no address is unresolved, the answers wait for the network. An incomplete table lacks some reachable
             // clients.
             if !unresolved.is_empty() && table.is_complete {
-                self.unreachable.limit_unknown(table, now);
+                self.unreachable.limit_unknown_neighbors(table, now);
             }
-            self.unreachable.limit_unresolved(unresolved, now);
+            self.unreachable.limit_unresolved_neighbors(unresolved, now);
         }
         queued >= self.send_buffer / 32
     }

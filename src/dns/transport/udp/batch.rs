@@ -26,7 +26,7 @@ const MAX_REQUEST_BYTES: usize = 4096;
 /// The size of the control messages in bytes: the local address, and the number of dropped datagrams.
 const CONTROL_BYTES: usize = 64;
 /// The maximum number of repeated attempts to send an answer after errors that concern earlier answers.
-const MAX_REPORTS: usize = 4;
+const MAX_SEND_RETRIES: usize = 4;
 
 /// Buffers for received datagrams and their answers.
 pub(super) struct DatagramBatch {
@@ -120,13 +120,13 @@ impl DatagramBatch {
         (self.received, self.answered) = (0, 0);
     }
 
-    pub(super) fn exchange(&mut self, at: usize) -> (&[u8], &mut [u8]) {
+    pub(super) fn query_and_answer_buffer(&mut self, at: usize) -> (&[u8], &mut [u8]) {
         let length = self.incoming.headers[at].msg_len as usize;
         (&self.requests[at][..length.min(MAX_REQUEST_BYTES)], &mut self.answers[self.answered])
     }
 
     /// Returns whether a datagram was longer than its buffer.
-    pub(super) fn is_cut(&self, at: usize) -> bool {
+    pub(super) fn is_truncated(&self, at: usize) -> bool {
         self.incoming.headers[at].msg_hdr.msg_flags & libc::MSG_TRUNC != 0
     }
 
@@ -134,7 +134,7 @@ impl DatagramBatch {
     pub(super) fn peer(&self, at: usize) -> Option<Peer> {
         let header = &self.incoming.headers[at].msg_hdr;
         let address = address(&self.peers[at], header.msg_namelen)?;
-        let (mut local_address, mut lost) = (None, 0);
+        let (mut local_address, mut kernel_drops) = (None, 0);
         // SAFETY: the kernel has filled in the control messages and their length. Their data may be unaligned.
         unsafe {
             let mut control = libc::CMSG_FIRSTHDR(header);
@@ -149,13 +149,15 @@ impl DatagramBatch {
                         let info = ptr::read_unaligned(data.cast::<libc::in6_pktinfo>());
                         local_address = Some(IpAddr::from(info.ipi6_addr.s6_addr));
                     }
-                    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => lost = ptr::read_unaligned(data.cast::<u32>()),
+                    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
+                        kernel_drops = ptr::read_unaligned(data.cast::<u32>())
+                    }
                     _ => {}
                 }
                 control = libc::CMSG_NXTHDR(header, control);
             }
         }
-        Some(Peer { address, local: local_address, lost })
+        Some(Peer { address, local: local_address, kernel_drops })
     }
 
     /// Queues `length` bytes of the answer buffer for the sender of a datagram, to be sent from the address
@@ -225,7 +227,7 @@ pub(super) fn send_all(socket: &AnswerSocket, answers: &mut [OutgoingDatagram]) 
 /// # Safety
 /// The headers must point to valid buffers of the lengths that they contain.
 unsafe fn send(socket: &AnswerSocket, headers: &mut [libc::mmsghdr]) {
-    let (mut done, mut refused, mut reports) = (0, 0, 0);
+    let (mut done, mut refused, mut retries) = (0, 0, 0);
     while done < headers.len() {
         let left = &mut headers[done..];
         // SAFETY: the caller guarantees valid headers.
@@ -235,18 +237,18 @@ unsafe fn send(socket: &AnswerSocket, headers: &mut [libc::mmsghdr]) {
             libc::sendmmsg(socket.as_fd().as_raw_fd(), left.as_mut_ptr(), number, libc::MSG_DONTWAIT as _)
         };
         if let Ok(sent) = usize::try_from(sent) {
-            (done, reports) = (done + sent, 0);
+            (done, retries) = (done + sent, 0);
             continue;
         }
         let error = io::Error::last_os_error();
         // The error may concern an earlier answer (ICMP): the kernel reports it once, and has sent nothing.
-        if reports < MAX_REPORTS && !is_full(&error) {
-            reports += 1;
+        if retries < MAX_SEND_RETRIES && !is_full(&error) {
+            retries += 1;
             socket.read_errors();
             continue;
         }
         debug!("UDP: an answer is lost: {error}");
-        (done, refused, reports) = (done + 1, refused + 1, 0);
+        (done, refused, retries) = (done + 1, refused + 1, 0);
     }
     socket.count_refused(refused);
 }

@@ -18,7 +18,7 @@ pub(super) struct Peer {
     pub(super) local: Option<IpAddr>,
     /// The number of datagrams that the kernel has dropped since the socket was opened because the receive buffer was
     /// full.
-    pub(super) lost: u32,
+    pub(super) kernel_drops: u32,
 }
 
 /// A query for the full handler.

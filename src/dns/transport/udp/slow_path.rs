@@ -30,7 +30,7 @@ const OTHERS_PER_TURN: usize = MAX_REPLIES_PER_TURN / 8;
 pub(super) struct SlowPath {
     pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
-    pub(super) shares: Arc<ClientQuota>,
+    pub(super) quota: Arc<ClientQuota>,
     /// To the thread of the socket.
     pub(super) insert_sender: SyncSender<CacheInsert>,
 }
@@ -95,7 +95,7 @@ impl SlowPath {
         let answer = poll_fn(|context| match answering.as_mut().poll(context) {
             Poll::Pending if share.is_none() => {
                 // Only a query that waits for an upstream needs quota.
-                share = self.shares.acquire(client, 1);
+                share = self.quota.acquire(client, 1);
                 if share.is_some() {
                     return Poll::Pending;
                 }

@@ -104,7 +104,8 @@ async fn client_fills_at_most_half_of_the_queue() {
     let (stop, pending, runtime) = (Arc::default(), Arc::default(), Handle::current());
     let worker = Worker { socket, handler, queues, inserts, pending, stop, runtime };
     let enqueue = |client: u8, number: usize| {
-        let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, client), 53).into(), local: None, lost: 0 };
+        let peer =
+            Peer { address: (Ipv4Addr::new(127, 0, 0, client), 53).into(), local: None, kernel_drops: 0 };
         (0..number).for_each(|_| worker.enqueue(false, QueryProgress::Message(Vec::new()), peer, None));
     };
     enqueue(1, 20);
@@ -117,7 +118,7 @@ async fn client_fills_at_most_half_of_the_queue() {
     assert_eq!(queue.len(), 8);
     // Queries about links have a queue of their own.
     assert!(links.is_empty());
-    let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, 1), 53).into(), local: None, lost: 0 };
+    let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, 1), 53).into(), local: None, kernel_drops: 0 };
     worker.enqueue(true, QueryProgress::Message(Vec::new()), peer, None);
     assert_eq!((queue.len(), links.len()), (8, 1));
 }
@@ -129,7 +130,7 @@ async fn long_queue_of_links_leaves_turns_for_other_names() {
     let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
     let ((senders, receivers), (insert_sender, _inserts)) =
         (queues(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
-    let full = SlowPath { socket, handler, shares: ClientQuota::new(MAX_PENDING_QUERIES), insert_sender };
+    let full = SlowPath { socket, handler, quota: ClientQuota::new(MAX_PENDING_QUERIES), insert_sender };
     let (order, pending) = (Arc::<parking_lot::Mutex<Vec<bool>>>::default(), Arc::default());
     let address: SocketAddr = (Ipv4Addr::LOCALHOST, 53).into();
     let send = |is_about_links: bool| {
@@ -138,7 +139,7 @@ async fn long_queue_of_links_leaves_turns_for_other_names() {
             order.lock().push(is_about_links);
             None
         };
-        let peer = Peer { address, local: None, lost: 0 };
+        let peer = Peer { address, local: None, kernel_drops: 0 };
         senders.send(is_about_links, address.ip(), |queue_share| PendingQuery {
             progress: QueryProgress::UnderWay(answering.boxed()),
             peer,
@@ -182,8 +183,10 @@ async fn answers_that_the_kernel_refuses_are_counted_and_skipped() {
     let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
     let client = client(1, socket.local_addr().unwrap()).await;
     let socket = AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap());
-    let answer =
-        |address| OutgoingDatagram { peer: Peer { address, local: None, lost: 0 }, bytes: question(KNOWN) };
+    let answer = |address| OutgoingDatagram {
+        peer: Peer { address, local: None, kernel_drops: 0 },
+        bytes: question(KNOWN),
+    };
     // The kernel refuses datagrams to a broadcast address without SO_BROADCAST, and to port 0.
     let refused = [(Ipv4Addr::BROADCAST, 53).into(), (Ipv4Addr::LOCALHOST, 0).into()].map(answer);
     let mut answers: Vec<_> = refused.into_iter().chain([answer(client.local_addr().unwrap())]).collect();
@@ -248,8 +251,8 @@ async fn icmp_error_at_the_stop_leaves_no_query_unanswered() {
     let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
     let ((queues, asked), (insert_sender, inserts)) =
         (queues(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
-    let (shares, own) = (ClientQuota::new(MAX_PENDING_QUERIES), Arc::clone(&socket));
-    let full = SlowPath { socket: own, handler: Arc::clone(&handler), shares, insert_sender };
+    let (quota, own) = (ClientQuota::new(MAX_PENDING_QUERIES), Arc::clone(&socket));
+    let full = SlowPath { socket: own, handler: Arc::clone(&handler), quota, insert_sender };
     let _answering = AbortOnDropHandle::new(tokio::spawn(full.serve(asked)));
     let worker = Worker {
         socket,

@@ -40,7 +40,7 @@ struct AddressLimits {
     /// it applies.
     neighbors: Option<(Instant, Arc<NeighborTable>)>,
     /// The time of the last check of the neighbor table, and the addresses that the kernel was resolving then.
-    last_look: Option<(Instant, HashSet<IpAddr>)>,
+    last_check: Option<(Instant, HashSet<IpAddr>)>,
 }
 
 #[derive(Debug)]
@@ -116,20 +116,20 @@ impl Unreachable {
 
     /// Limits the addresses that the kernel is resolving now and was resolving at the previous check: a reachable host
     /// that is new in the neighbor table is resolved within moments.
-    pub(super) fn limit_unresolved(&self, addresses: HashSet<IpAddr>, now: Instant) {
-        let last = self.limits.lock().last_look.take();
+    pub(super) fn limit_unresolved_neighbors(&self, addresses: HashSet<IpAddr>, now: Instant) {
+        let last = self.limits.lock().last_check.take();
         let known =
             last.filter(|(at, _)| *at + UNRESOLVED_FOR > now).map(|(_, known)| known).unwrap_or_default();
         for address in addresses.intersection(&known) {
             self.limit(*address, UNRESOLVED_FOR, now);
         }
-        self.limits.lock().last_look = Some((now, addresses));
+        self.limits.lock().last_check = Some((now, addresses));
     }
 
     /// Limits all addresses without a link-layer address, on the links where the kernel is resolving addresses: they
     /// get answers only while the send buffer has room for answers that may stay in it. A client on the link is a known
     /// neighbor, since it has resolved the link-layer address of this host.
-    pub(super) fn limit_unknown(&self, table: Arc<NeighborTable>, now: Instant) {
+    pub(super) fn limit_unknown_neighbors(&self, table: Arc<NeighborTable>, now: Instant) {
         self.limits.lock().neighbors = Some((now + UNRESOLVED_FOR, table));
         self.any.store(true, Ordering::Release);
     }
@@ -142,7 +142,7 @@ mod tests {
     const DEAD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
     /// The interval between two checks of the neighbor table.
-    const LOOK: Duration = Duration::from_millis(20);
+    const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
     /// Tests of limited addresses must not look up a route.
     fn known() -> Option<u32> {
@@ -195,14 +195,14 @@ mod tests {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         let other = IpAddr::from([192, 0, 2, 2]);
         let is_limited = |address, at| !unreachable.admits(address, at, || true, known);
-        unreachable.limit_unresolved(HashSet::from([DEAD, other]), now);
+        unreachable.limit_unresolved_neighbors(HashSet::from([DEAD, other]), now);
         assert!(!is_limited(DEAD, now) && !is_limited(other, now), "one check limits no address");
-        let next = now + LOOK;
-        unreachable.limit_unresolved(HashSet::from([DEAD]), next);
+        let next = now + CHECK_INTERVAL;
+        unreachable.limit_unresolved_neighbors(HashSet::from([DEAD]), next);
         assert!(is_limited(DEAD, next) && !is_limited(other, next));
-        unreachable.limit_unresolved(HashSet::from([other]), next + LOOK);
+        unreachable.limit_unresolved_neighbors(HashSet::from([other]), next + CHECK_INTERVAL);
         let later = next + 2 * UNRESOLVED_FOR;
-        unreachable.limit_unresolved(HashSet::from([other]), later);
+        unreachable.limit_unresolved_neighbors(HashSet::from([other]), later);
         assert!(!is_limited(other, later), "the previous check was too long ago");
     }
 
@@ -220,7 +220,7 @@ mod tests {
         };
         let admits =
             |address, has_room, interface, at| unreachable.admits(address, at, || has_room, || interface);
-        unreachable.limit_unknown(table(client), now);
+        unreachable.limit_unknown_neighbors(table(client), now);
         for has_room in [false, true] {
             assert_eq!(admits(DEAD, has_room, Some(3), now), has_room);
             assert!(admits(client, has_room, Some(3), now));
@@ -228,7 +228,7 @@ mod tests {
             assert!(admits(DEAD, has_room, None, now) && admits(DEAD, has_room, Some(4), now));
         }
         // The address is resolved, or the send buffer has been empty for a while.
-        unreachable.limit_unknown(table(DEAD), now);
+        unreachable.limit_unknown_neighbors(table(DEAD), now);
         assert!(admits(DEAD, false, Some(3), now) && !admits(client, false, Some(3), now));
         assert!(admits(client, false, Some(3), now + UNRESOLVED_FOR));
         assert!(!unreachable.any.load(Ordering::Acquire), "expired limits are removed");
@@ -238,7 +238,7 @@ mod tests {
     fn each_reading_of_the_neighbor_table_is_taken_once() {
         let (unreachable, now) = (Unreachable::default(), Instant::now());
         let reading = |at| NeighborTable { read_at: Some(at), ..NeighborTable::default() };
-        let (first, second) = (reading(now), reading(now + LOOK));
+        let (first, second) = (reading(now), reading(now + CHECK_INTERVAL));
         let taken = [&first, &first, &second, &second].map(|table| unreachable.is_new_reading(table));
         assert_eq!(taken, [true, false, true, false]);
     }

@@ -140,13 +140,13 @@ impl Worker {
         let (mut repeated, mut anew) = (0, Duration::ZERO);
         for at in 0..number {
             let Some(peer) = batch.peer(at) else { continue };
-            self.socket.count_queue_drops(peer.lost);
+            self.socket.count_queue_drops(peer.kernel_drops);
             if !self.socket.admits(unmapped(peer.address).ip(), now) {
                 continue;
             }
-            let is_cut = batch.is_cut(at);
-            let (question, out) = batch.exchange(at);
-            if is_cut {
+            let is_truncated = batch.is_truncated(at);
+            let (question, out) = batch.query_and_answer_buffer(at);
+            if is_truncated {
                 self.enqueue(false, QueryProgress::Message(question.to_vec()), peer, None);
                 continue;
             }
@@ -163,7 +163,7 @@ impl Worker {
                         anew += begun.elapsed();
                         length
                     }
-                    Err(Miss::Unknown) => {
+                    Err(Miss::NotCached) => {
                         let key = response_cache.last_key().map(Box::from);
                         let is_about_links = server.asks_about_links(question);
                         self.enqueue(is_about_links, QueryProgress::Message(question.to_vec()), peer, key);

@@ -126,12 +126,13 @@ fn any_difference_is_patched_with_a_precondition() {
             object["spec"][field] = value.clone();
         }
         let object: Service = serde_json::from_value(object).unwrap();
-        let NextStep::Write(Write::Change { desired, only }) = step(&host("a.example."), Some(&object))
+        let NextStep::Write(Write::Change { desired, precondition }) =
+            step(&host("a.example."), Some(&object))
         else {
             panic!("{drift}")
         };
         assert_eq!(
-            merge_patch(&desired, &only, &Stamp::default()),
+            merge_patch(&desired, &precondition, &Stamp::default()),
             json!({
                 "metadata": {"uid": "o", "resourceVersion": "7", "labels": {
                     "app.kubernetes.io/managed-by": "lb-linker-operator",
@@ -207,10 +208,11 @@ fn custom_hostnames_are_recorded_on_the_external_target() {
     let noted = service(&named, &policy());
     assert_eq!(noted.annotation("linker.hsj.com/hostname"), Some("a.example,*.b.example"));
     assert_eq!(step(&named, Some(&noted)), NextStep::Done);
-    let NextStep::Write(Write::Change { desired, only }) = step(&host("t.example."), Some(&noted)) else {
+    let NextStep::Write(Write::Change { desired, precondition }) = step(&host("t.example."), Some(&noted))
+    else {
         panic!("the annotation must be removed")
     };
-    let patch = merge_patch(&desired, &only, &Stamp::default());
+    let patch = merge_patch(&desired, &precondition, &Stamp::default());
     assert_eq!(patch["metadata"]["annotations"]["linker.hsj.com/hostname"], Value::Null);
 }
 
@@ -256,11 +258,12 @@ fn external_target_of_an_overridden_link_records_both_uids() {
         (&fixed, &from_dr, [json!("dr"), json!("xt")]),
         (&fixed, &own, [json!("u"), Value::Null]),
     ] {
-        let NextStep::Write(Write::Change { desired, only }) = step(after, Some(&service(before, &policy())))
+        let NextStep::Write(Write::Change { desired, precondition }) =
+            step(after, Some(&service(before, &policy())))
         else {
             panic!("{uids:?} must be written")
         };
-        let patch = merge_patch(&desired, &only, &Stamp::default());
+        let patch = merge_patch(&desired, &precondition, &Stamp::default());
         let annotations = &patch["metadata"]["annotations"];
         assert_eq!([SERVICE_UID, EXTERNAL_TARGET_UID].map(|key| annotations[key].clone()), uids);
     }
@@ -312,12 +315,15 @@ fn objects_of_a_gone_service_are_removed_after_the_delay() {
     assert_eq!(at(None, &slices, now + DELAY), "delete EndpointSlice web-default-ext-ipv4");
     assert_eq!(at(None, &[], now), "Forget");
 
-    let NextStep::Write(Write::Delete { only, .. }) =
+    let NextStep::Write(Write::Delete { precondition, .. }) =
         next_step(&gone(now), Actual { named: Some(&there), ..Default::default() }, &policy(), now + DELAY)
     else {
         panic!()
     };
-    assert_eq!((only.uid.as_deref(), only.resource_version.as_deref()), (Some("o"), Some("7")));
+    assert_eq!(
+        (precondition.uid.as_deref(), precondition.resource_version.as_deref()),
+        (Some("o"), Some("7"))
+    );
 }
 
 #[test]
@@ -642,17 +648,17 @@ fn only_an_unusable_term_causes_a_write() {
 fn each_write_records_the_instance_and_the_term() {
     let stamp = Stamp { instance: Some("own".to_owned()), term: Some(7) };
     let link = ips(&["192.0.2.1"]);
-    let only = Precondition { uid: Some("u".into()), resource_version: Some("1".into()) };
+    let precondition = Precondition { uid: Some("u".into()), resource_version: Some("1".into()) };
     let stamped = json!({INSTANCE: "own", TERM: "7"});
     assert_eq!(
-        stamp.patch(&only),
+        stamp.patch(&precondition),
         json!({"metadata": {"uid": "u", "resourceVersion": "1", "annotations": stamped}})
     );
     let desired = Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless);
     let slice: Object = desired.slices[0].clone().into();
-    assert_eq!(merge_patch(&slice, &only, &stamp)["metadata"]["annotations"], stamped);
+    assert_eq!(merge_patch(&slice, &precondition, &stamp)["metadata"]["annotations"], stamped);
     let mut service: Object = desired.service.unwrap().into();
-    let patch = merge_patch(&service, &only, &stamp);
+    let patch = merge_patch(&service, &precondition, &stamp);
     assert_eq!(patch["metadata"]["annotations"][TERM], "7");
     assert_eq!(patch["metadata"]["annotations"]["linker.hsj.com/service-uid"], "u");
     stamp.put_on(&mut service);

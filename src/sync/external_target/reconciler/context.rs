@@ -8,15 +8,15 @@ use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Store;
 use crate::sync::election::Leadership;
-use crate::sync::events::link_log::Telemetry;
+use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::decision::SyncPolicy;
-use crate::sync::external_target::left_out::Registry;
+use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::external_target::states::ExternalTargetStates;
-use crate::sync::k8s::listed::LinkLists;
+use crate::sync::k8s::listed::CompletedLists;
 use crate::sync::k8s::metrics::ApiMetrics;
-use crate::sync::k8s::rewinds::Rewinds;
+use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::selection::Selection;
 
@@ -29,7 +29,7 @@ pub struct ReconcilerContext {
     /// The storage of external targets.
     pub backend: Backend,
     /// Looks up which Services exist, regardless of the flags that select them.
-    pub registry: Registry,
+    pub service_lookup: ServiceLookup,
     /// Selects the Services that become links. External targets of Services in unwatched namespaces aren't changed.
     pub selection: Arc<Selection>,
     /// Decides which requested hostnames and targets are allowed.
@@ -37,7 +37,7 @@ pub struct ReconcilerContext {
     /// The settings from the flags.
     pub policy: SyncPolicy,
     /// Logs, Events and metrics of links.
-    pub telemetry: Telemetry,
+    pub link_reporter: LinkReporter,
     pub metrics: Arc<ReconcilerMetrics>,
     /// Metrics of requests to the API server.
     pub api: Arc<ApiMetrics>,
@@ -46,9 +46,9 @@ pub struct ReconcilerContext {
     /// Whether this replica may write, and in which term.
     pub leadership: Leadership,
     /// Counts restores of etcd to an earlier revision.
-    pub rewinds: Rewinds,
+    pub rewinds: RestoreCounter,
     /// The namespaces with a complete list of load balancers.
-    pub links_listed: watch::Receiver<LinkLists>,
+    pub links_listed: watch::Receiver<CompletedLists>,
     /// The namespaces with a complete list of ExternalTargets.
-    pub overrides_listed: watch::Receiver<LinkLists>,
+    pub overrides_listed: watch::Receiver<CompletedLists>,
 }

@@ -14,7 +14,7 @@ use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::external_target::decision::Write;
-use crate::sync::external_target::left_out::Registry;
+use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::k8s::errors::{ApiAvailability, WatchLog, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service, Spec};
@@ -67,7 +67,7 @@ impl GoneCheck {
         context: &ReconcilerContext,
         is_refused: bool,
     ) -> Option<Self> {
-        let Registry::Cluster(client) = &context.registry else { return None };
+        let ServiceLookup::Cluster(client) = &context.service_lookup else { return None };
         if !needs_confirmation(link, write) {
             return None;
         }
@@ -135,12 +135,12 @@ fn needs_confirmation(link: &Link, write: &Write) -> bool {
 /// Returns whether a watch or a list of this process has reported the deletion of a link's Service. The report stays
 /// true, because a uid is never used again, except after a restore of etcd.
 pub(crate) fn is_deletion_reported(link: &Link) -> bool {
-    link.is_gone() && !link.was_never_seen()
+    link.is_gone() && !link.was_never_observed()
 }
 
 /// Services that count as gone although the API server has them.
 #[derive(Debug, Default)]
-pub(crate) struct Contradictions {
+pub(crate) struct UnreportedServices {
     /// The resourceVersion of each Service, and since when look-ups have found this version.
     found: HashMap<ServiceKey, (String, Instant)>,
     /// The time of the last complete relist because of such a Service.
@@ -158,7 +158,7 @@ pub(crate) enum Remedy {
     WaitLonger,
 }
 
-impl Contradictions {
+impl UnreportedServices {
     /// Records that the API server has a Service that counts as gone, in this resourceVersion. Returns the reaction.
     pub(crate) fn note(&mut self, key: &ServiceKey, version: String, now: Instant) -> Remedy {
         let (known, since) = self.found.entry(key.clone()).or_insert_with(|| (version.clone(), now));
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::model::link_override::{Announcement, LinkOverride, OverriddenLink};
 
-    fn departure(successor: Option<&str>) -> GoneCheck {
+    fn gone_check(successor: Option<&str>) -> GoneCheck {
         let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
             std::future::pending::<Result<axum::http::Response<kube::client::Body>, std::convert::Infallible>>(
             )
@@ -215,7 +215,7 @@ mod tests {
         for (field, value) in changes {
             metadata[*field] = value.clone();
         }
-        match departure(successor).judge(Some(serde_json::from_value(metadata).unwrap())) {
+        match gone_check(successor).judge(Some(serde_json::from_value(metadata).unwrap())) {
             Ok(_) => true,
             Err(Unconfirmed::Exists { version }) => {
                 assert_eq!(version, "7");
@@ -227,7 +227,7 @@ mod tests {
 
     #[tokio::test]
     async fn existing_selected_service_is_not_confirmed_as_gone() {
-        assert!(departure(None).judge(None).is_ok());
+        assert!(gone_check(None).judge(None).is_ok());
         assert!(!is_gone(None, &[]));
         assert!(!is_gone(None, &[("uid", json!("another"))]), "the watch will report it");
         assert!(is_gone(None, &[("labels", json!({"tier": "db"}))]));
@@ -251,17 +251,17 @@ mod tests {
         let withdrawn = Link { overridden: Some(overridden.into()), ..recreated.clone() };
         assert!(!needs_confirmation(&withdrawn, &finalizer(false)));
         assert!(
-            needs_confirmation(&withdrawn.ended(Instant::now()), &finalizer(false)),
+            needs_confirmation(&withdrawn.to_gone(Instant::now()), &finalizer(false)),
             "the override has ended"
         );
     }
 
     #[test]
     fn late_watch_causes_a_single_relist() {
-        let (mut contradictions, start) = (Contradictions::default(), Instant::now());
+        let (mut unreported_services, start) = (UnreportedServices::default(), Instant::now());
         let (web, api) = (ServiceKey::new("shop", "web"), ServiceKey::new("shop", "api"));
         let mut note = |key: &ServiceKey, version: &str, seconds| {
-            contradictions.note(key, version.to_owned(), start + Duration::from_secs(seconds))
+            unreported_services.note(key, version.to_owned(), start + Duration::from_secs(seconds))
         };
         assert_eq!(note(&web, "7", 0), Remedy::Wait);
         assert_eq!(note(&web, "7", 4), Remedy::Wait);
@@ -272,8 +272,8 @@ mod tests {
         assert_eq!(note(&api, "5", 12), Remedy::Wait);
         assert_eq!(note(&api, "5", 20), Remedy::WaitLonger, "the relist was recent");
         assert_eq!(note(&api, "5", 160), Remedy::List);
-        contradictions.remove(&api);
-        contradictions.remove(&web);
-        assert!(contradictions.found.is_empty());
+        unreported_services.remove(&api);
+        unreported_services.remove(&web);
+        assert!(unreported_services.found.is_empty());
     }
 }

@@ -13,20 +13,20 @@ const WATCH_LAG: Duration = Duration::from_secs(1);
 /// decided on them before it was paused. They are removed after at most [`WATCH_LAG`], and don't count in the deletion
 /// budget: `--delete-delay` and the budget are for objects that clients may use.
 #[derive(Debug, Default)]
-pub(crate) struct FormerLeaders {
+pub(crate) struct UnwantedObjects {
     /// The uids of the objects.
     pub(super) created: HashSet<String>,
 }
 
-impl FormerLeaders {
+impl UnwantedObjects {
     /// Returns whether former leaders have created all these objects, given by uid; false if there are none.
-    pub(super) fn wrote_all<'a>(&self, mut uids: impl Iterator<Item = &'a str>) -> bool {
+    pub(super) fn contains_all<'a>(&self, mut uids: impl Iterator<Item = &'a str>) -> bool {
         !self.created.is_empty()
             && uids.next().is_some_and(|uid| self.created.contains(uid))
             && uids.all(|uid| self.created.contains(uid))
     }
 
-    pub(crate) fn wrote(&self, uid: &str) -> bool {
+    pub(crate) fn contains(&self, uid: &str) -> bool {
         self.created.contains(uid)
     }
 
@@ -53,13 +53,13 @@ mod tests {
 
     #[test]
     fn wrote_all_is_true_only_if_former_leaders_created_all() {
-        let mut former = FormerLeaders::default();
-        assert!(!former.wrote_all([].into_iter()) && !former.wrote_all(["a"].into_iter()));
+        let mut former = UnwantedObjects::default();
+        assert!(!former.contains_all([].into_iter()) && !former.contains_all(["a"].into_iter()));
         former.created.extend(["a".to_owned(), "b".to_owned()]);
-        assert!(former.wrote_all(["a", "b"].into_iter()));
-        assert!(!former.wrote_all(["a", "c"].into_iter()), "c was there before");
-        assert!(!former.wrote_all([].into_iter()));
+        assert!(former.contains_all(["a", "b"].into_iter()));
+        assert!(!former.contains_all(["a", "c"].into_iter()), "c was there before");
+        assert!(!former.contains_all([].into_iter()));
         former.forget("b");
-        assert!(!former.wrote_all(["a", "b"].into_iter()));
+        assert!(!former.contains_all(["a", "b"].into_iter()));
     }
 }

@@ -20,12 +20,14 @@ use crate::sync::events::Reason;
 use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
-use crate::sync::external_target::left_out::{Existing, Flag, LookupError, Registry, Verdict, is_shown};
+use crate::sync::external_target::left_out::{
+    Flag, LookupError, LookupResult, ServiceLookup, Verdict, allows_external_target,
+};
 use crate::sync::k8s::errors::{ApiAvailability, root_cause};
 use crate::sync::k8s::forbidden::{LastingRefusal, REFUSED_AFTER};
 use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::ObjectKind;
-use crate::sync::source::relist_guard::are_most;
+use crate::sync::source::relist_guard::is_suspicious_removal;
 use crate::sync::source::selection::Selection;
 
 /// The first and the longest pause before the next look-up of Services.
@@ -67,7 +69,7 @@ impl Reconciler {
             present -= before - going.len();
         }
         let going = unlisted.len() + outlived.len() + not_shown.len();
-        let most = is_limited && are_most(going, present);
+        let most = is_limited && is_suspicious_removal(going, present);
         let protects = most && self.context.policy.max_deletes == MaxDeletes::Share;
         for key in unlisted {
             let link = self.context.store.get(&key);
@@ -103,7 +105,7 @@ impl Reconciler {
             self.report_left_out(&new);
             self.start_check.left_out.extend(new);
         }
-        self.start_check.count(&self.context.metrics);
+        self.start_check.set_gauges(&self.context.metrics);
         self.look_up();
     }
 
@@ -116,12 +118,12 @@ impl Reconciler {
             let stays = ended || is_unlisted || store.contains(key);
             return if stays { TargetFate::Stays } else { TargetFate::Unlisted };
         };
-        let is_unknown = link.is_left_out() || link.is_gone() && link.was_never_seen() && !ended;
+        let is_unknown = link.is_left_out() || link.is_gone() && link.was_never_observed() && !ended;
         match &link.target {
             _ if is_unknown && is_unlisted => TargetFate::Stays,
             _ if is_unknown => TargetFate::Unlisted,
             _ if link.service_gone_since().is_some() => TargetFate::ServiceGone,
-            Some(target) if !is_shown(target, self.context.policy.ip_targets) => {
+            Some(target) if !allows_external_target(target, self.context.policy.ip_targets) => {
                 TargetFate::IpTargetsExcluded
             }
             _ => TargetFate::Stays,
@@ -153,8 +155,8 @@ impl Reconciler {
         let known = self.context.store.get(key).filter(|link| link.is_left_out());
         let uid = known.map_or_else(|| self.recorded_uid(key), |link| link.uid.clone());
         let (target, hostnames) = (self.recorded_target(key), self.recorded_hostnames(key));
-        if let Some(change) = self.context.store.keep_left_out(key, uid, target, hostnames) {
-            log_change(&self.context.telemetry, &change);
+        if let Some(change) = self.context.store.insert_left_out(key, uid, target, hostnames) {
+            log_change(&self.context.link_reporter, &change);
         }
     }
 
@@ -176,7 +178,7 @@ impl Reconciler {
 
     /// Looks up which of the unconfirmed Services exist.
     fn look_up(&mut self) {
-        let ReconcilerContext { registry, selection, backend, .. } = &self.context;
+        let ReconcilerContext { service_lookup, selection, backend, .. } = &self.context;
         let wanted = self.start_check.unconfirmed.clone();
         if wanted.is_empty()
             || !self.start_check.look_ups.is_empty() && wanted == self.start_check.look_up_keys
@@ -186,15 +188,15 @@ impl Reconciler {
         self.start_check.look_up_keys.clone_from(&wanted);
         // A look-up that is in flight lacks some of these Services: abort it.
         self.start_check.look_ups = JoinSet::new();
-        let (registry, selection, availability) =
-            (registry.clone(), Arc::clone(selection), backend.availability());
-        self.start_check
-            .look_ups
-            .spawn(async move { look_up_with_retries(registry, wanted, &selection, availability).await });
+        let (service_lookup, selection, availability) =
+            (service_lookup.clone(), Arc::clone(selection), backend.availability());
+        self.start_check.look_ups.spawn(async move {
+            look_up_with_retries(service_lookup, wanted, &selection, availability).await
+        });
     }
 
     /// Processes the result of a look-up.
-    pub(super) fn looked_up(&mut self, existing: &Existing) {
+    pub(super) fn on_look_up_end(&mut self, existing: &LookupResult) {
         let protects = self.context.policy.max_deletes == MaxDeletes::Share;
         let (mut left_out, mut gone, mut unknown) = (BTreeMap::new(), Vec::new(), HashSet::new());
         for key in std::mem::take(&mut self.start_check.unconfirmed) {
@@ -207,7 +209,7 @@ impl Reconciler {
                 Verdict::Exists { uid, flag } if protects => {
                     if let (Some(uid), true) = (uid, link.is_left_out()) {
                         let hostnames = link.annotations.hostnames.to_vec();
-                        let _ = store.keep_left_out(&key, uid, link.target.clone(), hostnames);
+                        let _ = store.insert_left_out(&key, uid, link.target.clone(), hostnames);
                     }
                     left_out.insert(key.clone(), flag);
                 }
@@ -244,7 +246,7 @@ impl Reconciler {
         self.report_gone(&gone);
         self.start_check.left_out.extend(left_out);
         self.start_check.unconfirmed = unknown;
-        self.start_check.count(&self.context.metrics);
+        self.start_check.set_gauges(&self.context.metrics);
         self.record_left_out_events();
         self.look_up();
     }
@@ -252,10 +254,10 @@ impl Reconciler {
     /// Ends the link of a Service that counts as gone since `since`. In a namespace that isn't watched, the link is
     /// forgotten, and its external target stays as it is.
     fn end_link(&self, key: &ServiceKey, since: Instant) {
-        let ReconcilerContext { store, selection, telemetry, .. } = &self.context;
+        let ReconcilerContext { store, selection, link_reporter, .. } = &self.context;
         let is_watched = selection.watches(key.namespace());
         let change = if is_watched { store.delete_left_out(key, since) } else { store.forget(key) };
-        change.iter().for_each(|change| log_change(telemetry, change));
+        change.iter().for_each(|change| log_change(link_reporter, change));
     }
 
     /// Returns the uid of the Service that the external target of a link was written for, or an empty uid if none is
@@ -276,7 +278,7 @@ impl Reconciler {
         } else if !self.are_links_unlisted(link.key.namespace())
             && let Some(change) = self.context.store.forget(&link.key)
         {
-            log_change(&self.context.telemetry, &change);
+            log_change(&self.context.link_reporter, &change);
         }
     }
 
@@ -286,7 +288,7 @@ impl Reconciler {
             if let (Some(link), Some(flag)) = (self.context.store.get(key), flag) {
                 let note =
                     format!("{flag} leaves it out; its external target stays until --max-deletes is given");
-                self.context.telemetry.recorder.about(&link, Reason::LeftOut, &note);
+                self.context.link_reporter.recorder.about(&link, Reason::LeftOut, &note);
             }
         }
     }
@@ -328,19 +330,19 @@ impl Reconciler {
 /// Looks up which Services exist, and repeats failed look-ups. While an authorizer refuses a namespace, the look-up is
 /// repeated for [`REFUSED_AFTER`]; after that, the result lacks the Services of this namespace.
 async fn look_up_with_retries(
-    registry: Registry,
+    service_lookup: ServiceLookup,
     wanted: HashSet<ServiceKey>,
     selection: &Selection,
     availability: Option<ApiAvailability>,
-) -> Existing {
+) -> LookupResult {
     let mut pauses = Backoff::new(RETRY_BACKOFF);
     let mut logged_codes = BTreeSet::new();
     let mut refusal = LastingRefusal::default();
     loop {
-        let found = registry.look_up(&wanted, selection).await;
-        refusal.note(found.as_ref().is_ok_and(Existing::is_incomplete));
+        let found = service_lookup.look_up(&wanted, selection).await;
+        refusal.note(found.as_ref().is_ok_and(LookupResult::is_incomplete));
         match found {
-            Ok(existing) if existing.is_incomplete() && !refusal.lasts(REFUSED_AFTER) => {}
+            Ok(existing) if existing.is_incomplete() && !refusal.has_lasted(REFUSED_AFTER) => {}
             Ok(existing) => return existing,
             Err(LookupError::List(error)) if error.code() == 0 => {
                 availability.iter().for_each(|availability| availability.report(&root_cause(&error)));

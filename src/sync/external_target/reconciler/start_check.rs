@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
-use crate::sync::external_target::left_out::{Existing, Flag};
+use crate::sync::external_target::left_out::{Flag, LookupResult};
 use crate::sync::external_target::metrics::ReconcilerMetrics;
 
 #[derive(Default)]
@@ -22,7 +22,7 @@ pub(super) struct StartCheck {
     /// given. If the namespace isn't watched, the store has forgotten the link.
     pub(super) ended: HashSet<ServiceKey>,
     /// The look-up of the links in `look_up_keys`: at most one task.
-    pub(super) look_ups: JoinSet<Existing>,
+    pub(super) look_ups: JoinSet<LookupResult>,
     pub(super) look_up_keys: HashSet<ServiceKey>,
     /// The number of external targets that would be removed, and the number of all, at the last check.
     pub(super) counted: (usize, usize),
@@ -55,7 +55,7 @@ impl StartCheck {
         let stays = link.is_some_and(|link| link.is_left_out() || self.keeps(key) && !link.is_gone());
         if !stays {
             self.left_out.remove(key);
-            self.count(metrics);
+            self.set_gauges(metrics);
         }
     }
 
@@ -64,7 +64,7 @@ impl StartCheck {
         self.left_out.keys().chain(&self.postponed)
     }
 
-    pub(super) fn count(&self, metrics: &ReconcilerMetrics) {
+    pub(super) fn set_gauges(&self, metrics: &ReconcilerMetrics) {
         for flag in Flag::ALL {
             let number = self.left_out.values().filter(|left_out| **left_out == Some(flag)).count();
             let gauge = metrics.left_out.with_label_values(&[&flag.to_string()]);

@@ -64,7 +64,7 @@ impl Reconciler {
                 object.kind(),
                 self.context.backend.describe(&object.id().name)
             );
-            self.former.created.insert(object.uid().to_owned());
+            self.unwanted.created.insert(object.uid().to_owned());
         }
     }
 

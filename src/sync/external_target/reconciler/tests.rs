@@ -14,30 +14,30 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::{OnGone, Store};
 use crate::sync::election::Leadership;
 use crate::sync::election::term::TERM;
-use crate::sync::events::link_log::Telemetry;
+use crate::sync::events::link_log::LinkReporter;
 use crate::sync::events::{Reason, Recorder};
 use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
-use crate::sync::external_target::left_out::Registry;
+use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::metrics::ReconcileResult;
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::instance::INSTANCE;
-use crate::sync::k8s::listed::LinkLists;
-use crate::sync::k8s::rewinds::Rewinds;
+use crate::sync::k8s::listed::CompletedLists;
+use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::selection::Selection;
 use crate::sync::test_support;
 
 /// Returns complete lists of all namespaces.
-fn lists(term: u64, rewinds: u64) -> LinkLists {
-    LinkLists::new(&BTreeSet::new(), ListEpoch { term, rewinds })
+fn lists(term: u64, rewinds: u64) -> CompletedLists {
+    CompletedLists::new(&BTreeSet::new(), ListEpoch { term, rewinds })
 }
 
 fn reconciler(client: Client) -> Reconciler {
-    reconciler_with(client, test_support::telemetry())
+    reconciler_with(client, test_support::link_reporter())
 }
 
-fn reconciler_with(client: Client, telemetry: Telemetry) -> Reconciler {
+fn reconciler_with(client: Client, link_reporter: LinkReporter) -> Reconciler {
     let leadership = Leadership::unconditional();
     Reconciler::new(ReconcilerContext {
         persisted: Arc::default(),
@@ -48,15 +48,15 @@ fn reconciler_with(client: Client, telemetry: Telemetry) -> Reconciler {
             availability: ApiAvailability::default(),
             namespace: "external-targets".to_owned(),
         },
-        registry: Registry::Cluster(client),
+        service_lookup: ServiceLookup::Cluster(client),
         selection: Arc::default(),
         hostname_policy: watch::Sender::new(Arc::default()).subscribe(),
         policy: test_support::policy(Some("own")),
-        telemetry,
+        link_reporter,
         metrics: test_support::metrics(),
         api: test_support::metrics(),
         staleness: test_support::metrics(),
-        rewinds: Rewinds::default(),
+        rewinds: RestoreCounter::default(),
         links_listed: watch::Sender::new(lists(leadership.term(), 0)).subscribe(),
         overrides_listed: watch::Sender::new(lists(leadership.term(), 0)).subscribe(),
         leadership,
@@ -228,8 +228,8 @@ async fn targets_written_while_stopping_have_their_events() {
         (200, stored.lock()[name].clone())
     });
     let recorder = Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
-    let telemetry = Telemetry { recorder: recorder.clone(), ..test_support::telemetry() };
-    let mut reconciler = reconciler_with(client, telemetry);
+    let link_reporter = LinkReporter { recorder: recorder.clone(), ..test_support::link_reporter() };
+    let mut reconciler = reconciler_with(client, link_reporter);
     let names: Vec<String> = (0..=MAX_WRITES).map(|number| number.to_string()).collect();
     let objects = names.iter().map(|name| ObservedObject::of(&external_target_of(&reconciler, name, "1")));
     let objects = objects.collect();
@@ -428,7 +428,7 @@ async fn unlisted_namespace_delays_only_its_own_links() {
     let mut reconciler = reconciler(client);
     let (term, link) = (reconciler.term, load_balancer(&reconciler, "web"));
     let namespaces = ["shop", "open"].map(ToOwned::to_owned).into();
-    let mut all = LinkLists::new(&namespaces, ListEpoch { term, rewinds: 0 });
+    let mut all = CompletedLists::new(&namespaces, ListEpoch { term, rewinds: 0 });
     let (now, before) = (ListEpoch { term, rewinds: 0 }, ListEpoch { term: term - 1, rewinds: 0 });
     let links_listed = watch::Sender::new(all.clone());
     reconciler.context.links_listed = links_listed.subscribe();
@@ -471,7 +471,7 @@ async fn unlisted_namespace_delays_only_its_own_links() {
 struct RefusedNamespace {
     reconciler: Reconciler,
     key: ServiceKey,
-    lists: watch::Sender<LinkLists>,
+    lists: watch::Sender<CompletedLists>,
     /// The methods of the requests.
     sent: Arc<Mutex<Vec<String>>>,
 }
@@ -488,11 +488,11 @@ impl RefusedNamespace {
         let object = ObservedObject::of(&external_target(&reconciler, "1"));
         let (store, key) = (Arc::new(Store::new(OnGone::Kept)), ServiceKey::new("shop", "web"));
         let target = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
-        store.keep_left_out(&key, "web".into(), target, Vec::new()).unwrap();
+        store.insert_left_out(&key, "web".into(), target, Vec::new()).unwrap();
         store.set_synced();
         reconciler.context.store = store;
         let namespaces: BTreeSet<String> = ["open", "shop"].map(ToOwned::to_owned).into();
-        let mut listed = LinkLists::new(&namespaces, None);
+        let mut listed = CompletedLists::new(&namespaces, None);
         listed.note(Some("open"), reconciler.lists(), true);
         listed.note(Some("shop"), reconciler.lists(), false);
         let lists = watch::Sender::new(listed);
@@ -510,7 +510,7 @@ impl RefusedNamespace {
         self.lists.send_modify(|lists| assert!(lists.note(Some("shop"), at, true)));
         self.reconciler.on_links_listed();
         let existing = self.reconciler.start_check.look_ups.join_next().await.unwrap().unwrap();
-        self.reconciler.looked_up(&existing);
+        self.reconciler.on_look_up_end(&existing);
     }
 
     fn link(&self) -> Arc<Link> {
@@ -535,7 +535,7 @@ async fn follower_ends_the_link_of_a_namespace_refused_before() {
     let mut refused = RefusedNamespace::new();
     // Nothing is written without these lists, as without the lease.
     refused.reconciler.context.overrides_listed =
-        watch::Sender::new(LinkLists::new(&BTreeSet::new(), None)).subscribe();
+        watch::Sender::new(CompletedLists::new(&BTreeSet::new(), None)).subscribe();
     assert!(!refused.reconciler.may_write());
     refused.list().await;
     assert!(refused.link().is_gone());
@@ -548,7 +548,7 @@ async fn overridden_links_are_written_after_a_list_of_this_term() {
     let (mut reconciler, requests) = denied();
     let (term, link) = (reconciler.term, load_balancer(&reconciler, "web"));
     let (now, before) = (ListEpoch { term, rewinds: 0 }, ListEpoch { term: term - 1, rewinds: 0 });
-    let mut overrides = LinkLists::new(&BTreeSet::new(), before);
+    let mut overrides = CompletedLists::new(&BTreeSet::new(), before);
     let overrides_listed = watch::Sender::new(overrides.clone());
     reconciler.context.overrides_listed = overrides_listed.subscribe();
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));

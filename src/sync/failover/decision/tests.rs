@@ -386,7 +386,7 @@ fn same_target_of_a_recreated_service_is_announced_anew() {
 #[test]
 fn edited_reference_of_a_source_is_no_withdrawal() {
     let mut harness = Harness::settled(&SOURCES[..1]);
-    harness.unlisted = vec!["seoul".into()];
+    harness.other_living_uids = vec!["seoul".into()];
     *harness.offer("seoul") = offer("another Service", "d.example");
     harness.edit(|_| ());
     harness.decide_at(10);
@@ -400,7 +400,7 @@ fn edited_reference_of_a_source_is_no_withdrawal() {
 #[test]
 fn typo_in_a_reference_withdraws_no_living_target() {
     let mut harness = Harness::settled(&SOURCES[..1]);
-    harness.unlisted = vec!["seoul".into()];
+    harness.other_living_uids = vec!["seoul".into()];
     *harness.offer("seoul") = offer("", "");
     harness.offer("seoul").refusal = refusal(RefusalReason::RefNotPermitted);
     harness.edit(|_| ());
@@ -435,7 +435,7 @@ fn target_of_a_deleted_service_is_withdrawn_after_an_edit() {
         let mut harness = Harness::settled(&SOURCES);
         harness.now = at(40);
         edit(&mut harness);
-        harness.unlisted.clear();
+        harness.other_living_uids.clear();
         harness.offers.iter_mut().filter(|offer| offer.uid == *"seoul").for_each(|offer| {
             *offer = Offer { refusal: refusal(RefusalReason::RefNotPermitted), ..Offer::default() };
         });
@@ -787,7 +787,7 @@ fn edit_moves_the_target_only_to_a_healthy_preferred_source() {
 #[test]
 fn replaced_sources_are_tried_in_their_order() {
     let mut harness = Harness::settled(&SOURCES[..1]);
-    harness.unlisted = vec!["seoul".into()];
+    harness.other_living_uids = vec!["seoul".into()];
     harness.offers = vec![offer("busan", "b.example"), offer("fixed", "c.example")];
     harness.edit(|spec| spec.sources = vec!["busan".to_owned(), "fixed".to_owned()]);
     harness.decide_at(10);
@@ -959,10 +959,10 @@ fn present_target_is_withdrawn_only_if_its_service_is_known() {
 fn present_target_is_withdrawn_once_its_service_is_deleted() {
     let mut harness = Harness::new(&SOURCES);
     harness.present_target = Some((target("old.example"), "old".into()));
-    harness.unlisted = vec!["old".into()];
+    harness.other_living_uids = vec!["old".into()];
     harness.decide();
     assert_eq!(harness.announced(), " old.example");
-    harness.unlisted.clear();
+    harness.other_living_uids.clear();
     assert_eq!(harness.decide_at(10).moved, Some(MoveReason::Withdrawn));
     assert_eq!(harness.decide_at(20).moved, None);
 }
@@ -1029,7 +1029,7 @@ fn check_without_the_right_to_connect_is_about_dns_only() {
     harness.offer("seoul").refusal = None;
     harness.offer("seoul").target = Some(target("new.example"));
     harness.offer("seoul").uid = "another uid".into();
-    harness.unlisted = vec!["seoul".into()];
+    harness.other_living_uids = vec!["seoul".into()];
     assert_eq!(ports(&harness)[0], (host, None), "another Service has the port");
 }
 
@@ -1176,7 +1176,7 @@ fn refusals_make_the_object_unaccepted_and_not_ready() {
 #[test]
 fn target_stays_while_the_specification_is_invalid() {
     let mut harness = Harness::settled(&SOURCES);
-    harness.unlisted = vec!["seoul".into()];
+    harness.other_living_uids = vec!["seoul".into()];
     harness.refusal = refusal(RefusalReason::InvalidSpec);
     harness.edit(|spec| spec.sources.clear());
     harness.present_target = Some((target("a.example"), "seoul".into()));

@@ -152,14 +152,14 @@ fn forgotten_waiter_leaves_no_check_of_its_own() {
 
 /// A queue, and what it should contain.
 #[derive(Default)]
-struct World {
+struct ReferenceModel {
     queue: CheckQueue,
     waiting: BTreeMap<String, BTreeSet<ServiceKey>>,
     under_way: BTreeMap<String, String>,
     starts: Vec<(Instant, String)>,
 }
 
-impl World {
+impl ReferenceModel {
     fn add(&mut self, name: &str, waiter: ServiceKey) {
         self.waiting.entry(name.to_owned()).or_default().insert(waiter.clone());
         self.queue.add(check(name), waiter);
@@ -221,7 +221,7 @@ impl World {
 fn limits_hold_and_nothing_is_lost_in_random_runs() {
     for seed in 0..12 {
         println!("seed {seed}");
-        let (mut random, mut world) = (StdRng::seed_from_u64(seed), World::default());
+        let (mut random, mut world) = (StdRng::seed_from_u64(seed), ReferenceModel::default());
         let (mut now, namespaces) = (Instant::now(), random.random_range(1..12));
         let (checks, pauses) = (random.random_range(1..400), *[2, 20, 500].choose(&mut random).unwrap());
         for _ in 0..1500 {

@@ -79,7 +79,7 @@ impl Generator {
         AnnouncedTarget {
             source: self.text(MAX_LABEL),
             target: self.target(),
-            uid: (*self.text(MAX_WORD)).into(),
+            uid: (*self.text(MAX_STATE_TEXT)).into(),
             since: self.time(),
             verified: self.random.random(),
         }
@@ -103,7 +103,7 @@ impl Generator {
             display: self.text(MAX_MESSAGE),
             since: self.time(),
             until: self.time(),
-            reason: self.text(MAX_WORD),
+            reason: self.text(MAX_STATE_TEXT),
         }
     }
 
@@ -134,7 +134,7 @@ impl Generator {
         let decided = self.decided();
         let (service, names) = (self.text(MAX_SERVICE), self.number(MAX_DNS_NAMES));
         let dns_names: Vec<String> = (0..names).map(|_| self.text(MAX_DNS_NAME)).collect();
-        let published = Published { service: &service, dns_names: &dns_names };
+        let published = PublishedNames { service: &service, dns_names: &dns_names };
         to_stored(&decided, &published)
     }
 
@@ -220,7 +220,7 @@ fn apply(document: &mut Value, patch: &Value) {
 fn written_status_is_read_as_it_was() {
     for seed in SEEDS {
         let status = Generator::new(seed, 0).decided();
-        let written = to_stored(&status, &Published { service: "", dns_names: &[] });
+        let written = to_stored(&status, &PublishedNames { service: "", dns_names: &[] });
         let stored = serde_json::from_value(serde_json::to_value(&written).unwrap()).unwrap();
         assert!(written == stored, "seed {seed}");
         assert!(from_stored(&stored) == status, "seed {seed}");
@@ -236,7 +236,7 @@ fn written_status_is_within_the_limits_of_the_schema() {
         check("status", &json!(status), &schema);
         // What was cut stays as it is.
         let first = from_stored(&status);
-        assert!(from_stored(&to_stored(&first, &Published { service: "", dns_names: &[] })) == first);
+        assert!(from_stored(&to_stored(&first, &PublishedNames { service: "", dns_names: &[] })) == first);
     }
 }
 

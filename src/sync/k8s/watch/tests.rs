@@ -63,9 +63,9 @@ enum RequestKind {
 
 /// The requests to the stub: kind, query, and the time in seconds.
 #[derive(Clone, Default)]
-struct RequestCounts(Arc<Mutex<Vec<(RequestKind, String, u64)>>>);
+struct RequestLog(Arc<Mutex<Vec<(RequestKind, String, u64)>>>);
 
-impl RequestCounts {
+impl RequestLog {
     fn of(&self, asked: RequestKind) -> Vec<u64> {
         let all = self.0.lock().unwrap();
         all.iter().filter(|(what, ..)| *what == asked).map(|(.., at)| *at).collect()
@@ -80,8 +80,8 @@ impl RequestCounts {
 /// and the number of earlier requests of this kind.
 fn api_server(
     answer: impl Fn(RequestKind, usize) -> StubResponse + Send + Sync + 'static,
-) -> (RequestCounts, WatchStream<Service>) {
-    let requests = RequestCounts::default();
+) -> (RequestLog, WatchStream<Service>) {
+    let requests = RequestLog::default();
     let (log, start, answer) = (requests.clone(), Instant::now(), Arc::new(answer));
     let service = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
         let query = request.uri().query().unwrap_or_default().to_owned();

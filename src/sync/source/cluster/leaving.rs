@@ -29,7 +29,7 @@ const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duratio
 
 /// A Service that was reported as deleted, that a list lacks, or that isn't selected any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Deleted {
+pub(super) struct DepartedService {
     pub(super) key: ServiceKey,
     pub(super) uid: String,
     pub(super) version: Option<u64>,
@@ -37,7 +37,7 @@ pub(super) struct Deleted {
 
 /// A Service with a pending LIST.
 struct PendingLookup {
-    deleted: Deleted,
+    deleted: DepartedService,
     /// The number of this look-up: answers to an earlier look-up of the same key are ignored.
     number: u64,
     /// The time of the LIST; `None` while it is in flight.
@@ -48,7 +48,7 @@ struct PendingLookup {
 }
 
 /// The result of a LIST: the number of the [`PendingLookup`], the Service, and the answer.
-type LookupResult = (u64, Deleted, kube::Result<Membership>);
+type LookupResult = (u64, DepartedService, kube::Result<Membership>);
 
 /// The Services that have left the selection, or may have.
 pub(super) struct RemovalChecks {
@@ -88,7 +88,7 @@ impl RemovalChecks {
     }
 
     /// Looks up whether a Service is gone, or has only left the selection. A pending look-up keeps its schedule.
-    pub(super) fn start_check(&mut self, deleted: Deleted) {
+    pub(super) fn start_check(&mut self, deleted: DepartedService) {
         if let Some(pending) = self.pending.get_mut(&deleted.key) {
             pending.deleted = deleted;
             return;
@@ -126,7 +126,7 @@ impl RemovalChecks {
 
     /// Waits for the next answer to [`RemovalChecks::start_check`]. A Service that was observed again meanwhile gets no
     /// answer.
-    pub(super) async fn answer(&mut self) -> (Deleted, Membership) {
+    pub(super) async fn answer(&mut self) -> (DepartedService, Membership) {
         loop {
             self.ask_next();
             let has_room = self.in_flight.len() < MAX_CONCURRENT_LOOKUPS;
@@ -149,7 +149,7 @@ impl RemovalChecks {
     }
 
     /// Processes the result of a LIST. Returns the answer, unless it is outdated or an error.
-    fn take(&mut self, (number, deleted, answer): LookupResult) -> Option<(Deleted, Membership)> {
+    fn take(&mut self, (number, deleted, answer): LookupResult) -> Option<(DepartedService, Membership)> {
         let pending = self.pending.get_mut(&deleted.key).filter(|pending| pending.number == number)?;
         let pause = match answer {
             Ok(membership) if pending.deleted == deleted => {
@@ -223,7 +223,7 @@ async fn look_up(
     client: Client,
     availability: &ApiAvailability,
     selection: &Selection,
-    deleted: &Deleted,
+    deleted: &DepartedService,
 ) -> kube::Result<Membership> {
     let (namespace, name) = deleted.key.parts();
     let found = find::<Service>(client, &RequestQuery::named(namespace, name)).await;
@@ -300,12 +300,12 @@ mod tests {
         )
     }
 
-    fn deleted(namespace: &str, name: &str, uid: &str) -> Deleted {
-        Deleted { key: ServiceKey::new(namespace, name), uid: uid.to_owned(), version: None }
+    fn deleted(namespace: &str, name: &str, uid: &str) -> DepartedService {
+        DepartedService { key: ServiceKey::new(namespace, name), uid: uid.to_owned(), version: None }
     }
 
     /// Returns the answers of the next `seconds` seconds.
-    async fn answers(leaving: &mut RemovalChecks, seconds: u64) -> Vec<(Deleted, Membership)> {
+    async fn answers(leaving: &mut RemovalChecks, seconds: u64) -> Vec<(DepartedService, Membership)> {
         let end = Due::now() + Duration::from_secs(seconds);
         let mut all = Vec::new();
         while let Ok(answer) = tokio::time::timeout_at(end, leaving.answer()).await {
@@ -317,7 +317,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn refused_look_ups_dont_delay_other_look_ups() {
         let (mut leaving, requests) = leaving(0);
-        let refused: Vec<Deleted> =
+        let refused: Vec<DepartedService> =
             (0..=MAX_CONCURRENT_LOOKUPS).map(|number| deleted("closed", &number.to_string(), "u")).collect();
         refused.iter().for_each(|refused| leaving.start_check(refused.clone()));
         let granted = deleted("open", "web", "u");

@@ -58,11 +58,11 @@ fn source_with(lists: Vec<Vec<Value>>, named: Option<Value>) -> ServiceWatcher {
         delete_delay: Duration::from_secs(600),
         store,
         persisted: Arc::default(),
-        telemetry: test_support::telemetry(),
+        link_reporter: test_support::link_reporter(),
         metrics: test_support::metrics(),
         staleness: test_support::metrics(),
         leadership,
-        rewinds: Rewinds::default(),
+        rewinds: RestoreCounter::default(),
         listed: tokio::sync::watch::Sender::default(),
         first_list: tokio::sync::watch::Sender::default(),
         own_targets: Arc::default(),
@@ -355,7 +355,7 @@ fn source_of_two_namespaces(is_forbidden: &Arc<AtomicBool>) -> ServiceWatcher {
     let mut source = source(Vec::new());
     source.client = Client::new(service, "default");
     source.selection = Arc::new(Selection { namespaces: namespaces.clone(), ..Selection::default() });
-    source.listed = tokio::sync::watch::Sender::new(LinkLists::new(&namespaces, None));
+    source.listed = tokio::sync::watch::Sender::new(CompletedLists::new(&namespaces, None));
     source
 }
 
@@ -399,7 +399,7 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
         target: target.clone(),
         owner: TargetOwner::Uid("web".into()),
         hostnames: Box::default(),
-        is_ours: true,
+        is_removable: true,
         overridden_by: None,
     };
     store.set_owner("web-b-ext", Some(&key("web")), &[]);
@@ -408,7 +408,7 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
     for name in ["old", "web"] {
         let annotations = Annotations { allow_from: [Arc::from("shop")].into(), ..Annotations::default() };
         saved
-            .keep_saved(&Link { target: target.clone(), annotations, ..Link::new(key(name), name) })
+            .insert_from_snapshot(&Link { target: target.clone(), annotations, ..Link::new(key(name), name) })
             .unwrap();
     }
     let snapshot =

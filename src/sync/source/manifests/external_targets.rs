@@ -26,10 +26,10 @@ const DEFAULT_NAMESPACE: &str = "default";
 
 /// A part of a manifest that is refused.
 #[derive(Debug)]
-pub(super) struct Refused {
-    pub(super) place: Location,
+pub(super) struct FieldError {
+    pub(super) position: Location,
     /// The field and the reason.
-    pub(super) why: String,
+    pub(super) message: String,
 }
 
 /// The schema of a whole object.
@@ -75,13 +75,16 @@ pub(super) fn is_external_target(api_version: Option<&str>, kind: Option<&str>) 
 ///
 /// # Errors
 /// All fields that the API server would refuse.
-pub(super) fn read(content: &SourceText<'_>, object: &Spanned<Node>) -> Result<ExternalTarget, Vec<Refused>> {
+pub(super) fn read(
+    content: &SourceText<'_>,
+    object: &Spanned<Node>,
+) -> Result<ExternalTarget, Vec<FieldError>> {
     let mut reader = Reader { content, refused: Vec::new(), places: HashMap::new() };
     let tree = reader.take("", &SCHEMA, object).unwrap_or_default();
     if reader.refused.is_empty() {
         let place = place(object);
-        let decoded =
-            decode(tree).map_err(|error| vec![Refused { place, why: sentence(&error).to_string() }])?;
+        let decoded = decode(tree)
+            .map_err(|error| vec![FieldError { position: place, message: sentence(&error).to_string() }])?;
         reader.validate(&decoded, place);
         if reader.refused.is_empty() {
             return Ok(decoded);
@@ -113,14 +116,14 @@ fn is_null(node: &Spanned<Node>) -> bool {
 /// Reads an object by the schema, and collects what the schema refuses.
 struct Reader<'a> {
     content: &'a SourceText<'a>,
-    refused: Vec<Refused>,
+    refused: Vec<FieldError>,
     /// The positions of the fields.
     places: HashMap<String, Location>,
 }
 
 impl Reader<'_> {
     fn refuse(&mut self, place: Location, why: impl Into<String>) {
-        self.refused.push(Refused { place, why: why.into() });
+        self.refused.push(FieldError { position: place, message: why.into() });
     }
 
     /// Returns the value of a field, and notes what the schema refuses. Returns `None` for a value that isn't read, or

@@ -180,7 +180,7 @@ fn empty_file_is_valid() {
     std::fs::write(directory.path().join("empty.yaml"), "").unwrap();
     let mut files = ManifestFiles::default();
     files.read(directory.path()).unwrap();
-    assert!(!files.unread() && files.errors.is_empty());
+    assert!(!files.has_never_valid_file() && files.errors.is_empty());
 }
 
 #[test]

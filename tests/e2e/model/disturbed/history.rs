@@ -195,12 +195,12 @@ impl History {
         open.map(|entry| entry.state.clone()).collect()
     }
 
-    pub fn disturb(&mut self) {
+    pub fn begin_disturbance(&mut self) {
         self.disturbances.push((Instant::now(), None));
     }
 
     /// Ends the disturbances: all replicas answer the present states.
-    pub fn calm(&mut self) {
+    pub fn end_disturbances(&mut self) {
         end(&mut self.disturbances);
         self.end_starts();
     }

@@ -24,7 +24,7 @@ const RECEIVE_BUFFER: usize = 1 << 21;
 const PRINTED: usize = 100;
 
 /// A Service or an ExternalTarget whose names are queried.
-pub struct Subject {
+pub struct QueriedObject {
     /// The number in the [`History`].
     pub number: usize,
     /// Fully qualified names.
@@ -96,7 +96,7 @@ impl Socket {
 }
 
 /// Starts the load: `rate` queries per second, in turn to each replica with an address.
-pub fn start(shared: &Arc<Shared>, subjects: &[Subject], rate: u32, seed: u64) -> JoinHandle<()> {
+pub fn start(shared: &Arc<Shared>, subjects: &[QueriedObject], rate: u32, seed: u64) -> JoinHandle<()> {
     let types = [RecordType::A, RecordType::A, RecordType::AAAA, RecordType::CNAME];
     let mut questions = Vec::new();
     for subject in subjects {

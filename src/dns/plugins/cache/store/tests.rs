@@ -211,15 +211,15 @@ async fn popular_answer_is_prefetched_before_it_expires() {
 
 #[tokio::test(start_paused = true)]
 async fn expired_answer_is_served_for_a_while_but_a_failure_never() {
-    for verify in [None, Some(Duration::from_millis(100))] {
-        let stale = ServeStale { max_stale: Duration::from_secs(3600), verify, ttl: 30 };
+    for verify_timeout in [None, Some(Duration::from_millis(100))] {
+        let stale = ServeStale { max_stale: Duration::from_secs(3600), verify_timeout, ttl: 30 };
         let cache = CacheStore::new(CacheOptions { serve_stale: Some(stale), ..CacheOptions::default() });
         let [a, aaaa] = [RecordType::A, RecordType::AAAA].map(|qtype| question("a.example.", qtype).key());
         put(&cache, &a, &address(60));
         put(&cache, &aaaa, &failure());
         advance(Duration::from_secs(60)).await;
         let found = |key| cache.get(key).map(|found| (found.ttl, found.freshness));
-        assert_eq!(found(&a), Some((30, Freshness::Stale(verify))));
+        assert_eq!(found(&a), Some((30, Freshness::Stale(verify_timeout))));
         assert_eq!(found(&aaaa), None);
         advance(Duration::from_secs(3599)).await;
         assert!(found(&a).is_some());
@@ -280,7 +280,7 @@ fn answer_with_an_invalid_signature_is_not_cached_with_do() {
     assert!(
         cut.message.has_invalid_signature(Section::Additional, NOW) && records.has_invalid_signature(NOW)
     );
-    records.keep_answers_alone();
+    records.remove_authority_and_additional();
     assert!(!records.has_invalid_signature(NOW));
     let cache = CacheStore::new(CacheOptions::default());
     let old = signed(1, 2);
@@ -302,7 +302,7 @@ async fn failure_does_not_replace_an_unexpired_denial() {
 }
 
 fn stale(recheck: u64) -> CacheOptions {
-    let stale = ServeStale { max_stale: Duration::from_secs(3600), verify: None, ttl: 0 };
+    let stale = ServeStale { max_stale: Duration::from_secs(3600), verify_timeout: None, ttl: 0 };
     CacheOptions {
         serve_stale: Some(stale),
         failure_recheck: Duration::from_secs(recheck),
@@ -359,7 +359,7 @@ async fn empty_answer_replaces_a_denial_with_prefer_positive() {
 #[tokio::test(start_paused = true)]
 async fn keepttl_yields_only_to_a_nonzero_stale_ttl() {
     for (own, later) in [(0, 60), (30, 30)] {
-        let stale = ServeStale { max_stale: Duration::from_secs(3600), verify: None, ttl: own };
+        let stale = ServeStale { max_stale: Duration::from_secs(3600), verify_timeout: None, ttl: own };
         let options = CacheOptions { keep_ttl: true, serve_stale: Some(stale), ..CacheOptions::default() };
         let cache = CacheStore::new(options);
         let key = question("a.example.", RecordType::A).key();

@@ -498,7 +498,8 @@ async fn shared_look_up_ignores_the_acl_of_clients() {
                 hidden.example {\nacl {\nblock net 10.0.0.1\n}\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.9\"\n}\n}\n";
     let context = TestServer::corefile(text);
     let mut request = context.request("t.example. A");
-    request.purpose = Purpose::Target { absence: std::time::Duration::from_secs(5), cached: true };
+    request.purpose =
+        Purpose::Target { max_negative_age: std::time::Duration::from_secs(5), may_use_cached: true };
     let reply = Server::serve(&mut request).await.unwrap();
     assert_eq!(data(&reply), "NoError www.hidden.example. 192.0.2.9");
     let store = &context.shared.store;

@@ -42,7 +42,7 @@ impl<'a> Lookups<'a> {
             Lookup::Link(link) => {
                 // Each of the two default names of a link belongs to that link until `Link::is_outdated` returns true.
                 // A custom hostname gives way to another link's default name, and a wildcard to any closer name.
-                self.depends_on_names |= !LinkNames::is_own(&link.key, name);
+                self.depends_on_names |= !LinkNames::is_default_name(&link.key, name);
                 self.links.push(Arc::clone(link));
             }
             Lookup::EmptyNonTerminal | Lookup::Nothing => self.depends_on_names = true,

@@ -54,14 +54,14 @@ impl LinkNames {
         };
         match lookups.find(service, &self.wire) {
             Lookup::Link(link) if dotted(&link.key).as_deref() == Some(service) => {
-                crate::dns::plugins::lb_linker::zone::lookup::find(link, protocol, port)
+                crate::dns::plugins::lb_linker::zone::lookup::service_node(link, protocol, port)
             }
             _ => Node::Nothing,
         }
     }
 
     /// Returns whether a name below the origin is one of a link's two default names, and not a custom hostname.
-    pub(super) fn is_own(key: &ServiceKey, relative: &[u8]) -> bool {
+    pub(super) fn is_default_name(key: &ServiceKey, relative: &[u8]) -> bool {
         [dotted(key), dashed(key)].iter().flatten().any(|own| own == relative)
     }
 

@@ -50,8 +50,8 @@ impl Node {
     pub(super) fn may_change(&self, relative: &[u8]) -> bool {
         match self {
             Self::Apex(_) | Self::Empty | Self::Nothing => true,
-            Self::Link(link) => !is_final(link) || !LinkNames::is_unambiguous(&link.key, relative),
-            Self::Service { link, .. } => !is_final(link),
+            Self::Link(link) => !has_known_target(link) || !LinkNames::is_unambiguous(&link.key, relative),
+            Self::Service { link, .. } => !has_known_target(link),
             Self::NameServer | Self::Reserved { .. } | Self::Pointers(_) => false,
         }
     }
@@ -72,7 +72,7 @@ impl Node {
     /// Returns whether the name belongs to a link with a known target, or is a reverse name with links.
     pub(super) fn has_data(&self) -> bool {
         match self {
-            Self::Link(link) | Self::Service { link, .. } => is_final(link),
+            Self::Link(link) | Self::Service { link, .. } => has_known_target(link),
             Self::Pointers(_) => true,
             Self::Apex(_) | Self::NameServer | Self::Empty | Self::Nothing | Self::Reserved { .. } => false,
         }
@@ -80,7 +80,7 @@ impl Node {
 }
 
 /// Returns whether the target of a link is known, and its Service isn't gone.
-fn is_final(link: &Link) -> bool {
+fn has_known_target(link: &Link) -> bool {
     link.target.is_some() && !link.is_gone()
 }
 
@@ -90,7 +90,7 @@ pub(super) fn is_service_label(label: &[u8]) -> bool {
 }
 
 /// Returns the node `_<port>._<protocol>` below a link's name, or `_<protocol>` if `port` is `None`.
-pub(super) fn find(link: Arc<Link>, protocol: &[u8], port: Option<&[u8]>) -> Node {
+pub(super) fn service_node(link: Arc<Link>, protocol: &[u8], port: Option<&[u8]>) -> Node {
     let is = |label: &[u8], text: &str| label[1..].eq_ignore_ascii_case(text.as_bytes());
     let named = |candidate: &&Port| match &candidate.name {
         // The label is `_` and the name: a longer name can't be queried.

@@ -5,7 +5,7 @@ use ipnet::IpNet;
 
 use super::link_names::LinkNames;
 use super::lookup::Node;
-use crate::dns::message::arpa::{arpa, is_address};
+use crate::dns::message::arpa::{is_address, reverse_name};
 use crate::store::Store;
 
 /// The names of a reverse zone.
@@ -14,16 +14,16 @@ pub(super) struct Reverse {
     /// The network; its prefix ends at a label boundary.
     net: IpNet,
     /// The forward zone with the names in the PTR records.
-    first: LinkNames,
+    forward: LinkNames,
 }
 
 impl Reverse {
-    pub(super) fn new(net: IpNet, first: LinkNames) -> Self {
-        Self { net, first }
+    pub(super) fn new(net: IpNet, forward: LinkNames) -> Self {
+        Self { net, forward }
     }
 
-    pub(super) fn first(&self) -> &LinkNames {
-        &self.first
+    pub(super) fn forward(&self) -> &LinkNames {
+        &self.forward
     }
 
     /// Returns the node at a name; `relative` is its part below the origin.
@@ -34,7 +34,7 @@ impl Reverse {
             return Node::Apex(links);
         }
         // `01` and `+1` parse as numbers, but aren't labels of reverse names.
-        let Some(net) = name.parse_arpa_name().ok().filter(|net| arpa(*net) == *name) else {
+        let Some(net) = name.parse_arpa_name().ok().filter(|net| reverse_name(*net) == *name) else {
             return Node::Reserved { exists: false };
         };
         if !is_address(net) {

@@ -14,11 +14,11 @@ const FILES: &str = "cert_file: crt\n  key_file: key\n  ";
 
 /// A directory for a web configuration, with a certificate and its key in `crt` and `key`, another certificate in
 /// `other`, and text without PEM in `junk`.
-struct Site {
+struct WebConfigDirectory {
     directory: TempDir,
 }
 
-impl Site {
+impl WebConfigDirectory {
     fn new() -> Self {
         let site = Self { directory: tempfile::tempdir().unwrap() };
         for name in ["other", "crt"] {
@@ -88,7 +88,7 @@ impl Site {
 
 #[tokio::test]
 async fn tls_server_config_options_take_effect() {
-    let site = Site::new();
+    let site = WebConfigDirectory::new();
     let ecdsa = "TLS_ECDHE_ECDSA_WITH";
     for (options, expected) in [
         ("", "TLSv1_3 TLS13_AES_256_GCM_SHA384".to_owned()),
@@ -119,7 +119,7 @@ async fn tls_server_config_options_take_effect() {
 
 #[test]
 fn certificate_is_a_file_or_text_as_in_coredns() {
-    let site = Site::new();
+    let site = WebConfigDirectory::new();
     let text = |name: &str| site.text(name).replace('\n', "\n    ");
     let inline =
         format!("tls_server_config:\n  cert: |\n    {}\n  key: |\n    {}\n", text("crt"), text("key"));
@@ -142,7 +142,7 @@ fn certificate_is_a_file_or_text_as_in_coredns() {
 
 #[test]
 fn client_authentication_has_the_names_of_go() {
-    let site = Site::new();
+    let site = WebConfigDirectory::new();
     for clients in [
         "NoClientCert",
         "RequestClientCert",
@@ -158,7 +158,7 @@ fn client_authentication_has_the_names_of_go() {
 
 #[test]
 fn file_without_a_certificate_causes_a_warning() {
-    let site = Site::new();
+    let site = WebConfigDirectory::new();
     for web in [
         "",
         "# nothing\n",
@@ -175,7 +175,7 @@ fn file_without_a_certificate_causes_a_warning() {
 
 #[test]
 fn invalid_files_are_rejected_with_their_position() {
-    let site = Site::new();
+    let site = WebConfigDirectory::new();
     let missing = "can't be read: No such file or directory (os error 2)";
     let unsupported = "CoreDNS supports this option, lb-linker doesn't";
     for (web, expected) in [
@@ -247,7 +247,7 @@ fn invalid_files_are_rejected_with_their_position() {
 
 #[test]
 fn shared_address_needs_the_same_tls() {
-    let site = Site::new();
+    let site = WebConfigDirectory::new();
     for name in ["web.yml", "other.yml"] {
         site.write(name, &format!("tls_server_config:\n  {FILES}\n"));
     }

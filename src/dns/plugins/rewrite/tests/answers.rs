@@ -1,10 +1,10 @@
 //! Tests of rules for answers.
 
-use super::{Behind, context, record, shown};
+use super::{NextPlugin, record, server_with_rules, shown};
 
 /// Returns `RCODE flags | answers | authorities | additionals` for a query, with these rules.
 async fn ask(rules: &str, zone: &'static [(&'static str, &'static str)], question: &str) -> String {
-    shown(&context(rules, Behind::Zone(zone)), question).await
+    shown(&server_with_rules(rules, NextPlugin::Zone(zone)), question).await
 }
 
 const ADDRESSES: &[(&str, &str)] = &[
@@ -140,7 +140,8 @@ async fn names_in_record_data_are_changed_except_in_txt() {
         ] {
             assert_eq!(ask(rules, VALUES, &format!("My.domain.uk. {qtype}")).await, expected, "{rules}");
         }
-        let reply = context(rules, Behind::Zone(VALUES)).reply("my.domain.uk. DNAME").await.unwrap();
+        let reply =
+            server_with_rules(rules, NextPlugin::Zone(VALUES)).reply("my.domain.uk. DNAME").await.unwrap();
         assert_eq!(reply.records.answers, [record("my.domain.uk. 5 DNAME a.domain.uk.")], "{rules}");
     }
 }
@@ -183,7 +184,7 @@ async fn ttls_are_limited_in_all_sections() {
         ("regex . 6-6", "s5.a.b. A", "6 6 6 6"),
         ("regex . 4294967295", "t50.a.b. A", "4294967295"),
     ] {
-        let context = context(&format!("rewrite ttl {rule}"), Behind::Zone(TTLS));
+        let context = server_with_rules(&format!("rewrite ttl {rule}"), NextPlugin::Zone(TTLS));
         let mut reply = context.reply(question).await.unwrap();
         let records = reply.records.all_mut().into_iter().flat_map(std::mem::take);
         let found: Vec<String> = records.map(|record| record.ttl.to_string()).collect();
@@ -230,11 +231,11 @@ async fn rcode_rule_applies_with_and_without_records() {
 
 #[tokio::test]
 async fn rcode_above_15_needs_edns() {
-    let server = context("rewrite rcode regex . NXDOMAIN BADCOOKIE", Behind::Zone(RCODES));
+    let server = server_with_rules("rewrite rcode regex . NXDOMAIN BADCOOKIE", NextPlugin::Zone(RCODES));
     assert_eq!(shown(&server, "n.b. A").await, "SERVFAIL");
     assert_eq!(shown(&server, "a.b. A").await, "NOERROR | a.b. 5 IN A 10.0.0.1");
     assert_eq!(shown(&server.edns(1232), "n.b. A").await, "BADCOOKIE");
-    let server = context("rewrite rcode regex . SERVFAIL 16", Behind::Zone(RCODES));
+    let server = server_with_rules("rewrite rcode regex . SERVFAIL 16", NextPlugin::Zone(RCODES));
     assert_eq!(shown(&server, "fails.b. A").await, "SERVFAIL");
     assert_eq!(shown(&server.edns(1232), "fails.b. A").await, "BADSIG");
 }

@@ -1,6 +1,6 @@
 //! Tests of `cname`, and of its look-ups.
 
-use super::{Behind, context, shown};
+use super::{NextPlugin, server_with_rules, shown};
 
 const ZONE: &[(&str, &str)] = &[
     ("abc.example. A", "NOERROR abc.example. 5 CNAME def.example., def.example. 5 A 1.2.3.4"),
@@ -100,7 +100,7 @@ async fn target_and_the_records_after_it_are_replaced() {
         ("gone.cdn a..b", "nobody.example. A", "SERVFAIL"),
         ("regex . x.", "plain.example. A", "NOERROR | plain.example. 5 IN A 1.2.3.4"),
     ] {
-        let context = context(&format!("rewrite cname {rule}"), Behind::Zone(ZONE));
+        let context = server_with_rules(&format!("rewrite cname {rule}"), NextPlugin::Zone(ZONE));
         assert_eq!(shown(&context, question).await, expected, "{rule} {question}");
     }
 }
@@ -112,12 +112,12 @@ async fn target_may_be_changed_again_but_not_its_records() {
         rewrite cname def.example mid.example";
     // The look-up of mid.example fails; the rules apply to the look-up of xyz.example, too.
     assert_eq!(
-        shown(&context(rules, Behind::Zone(ZONE)), "abc.example. A").await,
+        shown(&server_with_rules(rules, NextPlugin::Zone(ZONE)), "abc.example. A").await,
         "NOERROR | abc.example. 60 IN CNAME xyz.example., xyz.example. 60 IN A 3.4.5.6"
     );
     let rules = "rewrite continue cname def.example xyz.example\nrewrite ttl abc.example 60";
     assert_eq!(
-        shown(&context(rules, Behind::Zone(ZONE)), "abc.example. A").await,
+        shown(&server_with_rules(rules, NextPlugin::Zone(ZONE)), "abc.example. A").await,
         "NOERROR | abc.example. 60 IN CNAME xyz.example., xyz.example. 3600 IN A 3.4.5.6"
     );
 }
@@ -126,15 +126,16 @@ async fn target_may_be_changed_again_but_not_its_records() {
 async fn look_up_of_a_target_has_the_changed_type() {
     let rules = "rewrite continue type AAAA A\nrewrite cname def.example xyz.example";
     assert_eq!(
-        shown(&context(rules, Behind::Zone(ZONE)), "abc.example. AAAA").await,
+        shown(&server_with_rules(rules, NextPlugin::Zone(ZONE)), "abc.example. AAAA").await,
         "NOERROR | abc.example. 5 IN CNAME xyz.example., xyz.example. 3600 IN A 3.4.5.6"
     );
 }
 
 #[tokio::test]
 async fn loop_of_cname_targets_ends_after_eight_look_ups() {
-    let reply =
-        context("rewrite cname loop.cdn loop.example", Behind::Zone(ZONE)).reply("loop.example. A").await;
+    let reply = server_with_rules("rewrite cname loop.cdn loop.example", NextPlugin::Zone(ZONE))
+        .reply("loop.example. A")
+        .await;
     // Eight changed CNAMEs, and the unchanged answer of the eighth look-up: a CNAME and an address.
     let answers = &reply.unwrap().records.answers;
     assert_eq!(answers.len(), 10, "{answers:?}");

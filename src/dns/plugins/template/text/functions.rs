@@ -4,11 +4,11 @@ use super::format::Format;
 use super::node::{Command, Function, Word};
 use super::value::Value;
 
-/// Checks a command at parse time; `is_fed` means that the value of the previous command is the last argument.
+/// Checks a command at parse time; `is_piped` means that the value of the previous command is the last argument.
 ///
 /// # Errors
 /// Fails if the command can never run.
-pub(super) fn check_call(command: &Command, is_fed: bool) -> Result<(), String> {
+pub(super) fn check_call(command: &Command, is_piped: bool) -> Result<(), String> {
     let Some((head, arguments)) = command.words.split_first() else {
         return Err("an expression is missing".to_owned());
     };
@@ -19,13 +19,13 @@ pub(super) fn check_call(command: &Command, is_fed: bool) -> Result<(), String> 
         ));
     }
     let Word::Function(function) = head else {
-        return if arguments.is_empty() && !is_fed {
+        return if arguments.is_empty() && !is_piped {
             Ok(())
         } else {
             Err(format!("{head} is no function: it can't be given an argument"))
         };
     };
-    let (name, given) = (function.name(), arguments.len() + usize::from(is_fed));
+    let (name, given) = (function.name(), arguments.len() + usize::from(is_piped));
     let (least, most) = function.arity();
     if given < least || given > most {
         let number = if least == most { least.to_string() } else { format!("at least {least}") };

@@ -76,7 +76,7 @@ impl Parser<'_> {
     }
 
     /// Parses a command up to `|` or the end of the pipe, and returns whether it is the last command.
-    fn command(&mut self, close: Close, is_fed: bool) -> Parsed<(Command, bool)> {
+    fn command(&mut self, close: Close, is_piped: bool) -> Parsed<(Command, bool)> {
         let mut words: Vec<Word> = Vec::new();
         let mut begin = self.at;
         let is_last = loop {
@@ -115,7 +115,7 @@ impl Parser<'_> {
         };
         self.begin = begin;
         let command = Command { words };
-        check_call(&command, is_fed)?;
+        check_call(&command, is_piped)?;
         Ok((command, is_last))
     }
 
@@ -206,11 +206,11 @@ impl Parser<'_> {
         self.variables.iter().rev().find(|(known, _)| known == name).map(|(_, kind)| *kind)
     }
 
-    /// Sets the type of a variable. After an assignment (`again`) of another type the type is unknown, because the
-    /// branch with the assignment may not be taken.
-    pub(super) fn set_kind(&mut self, name: &str, kind: Option<ValueKind>, again: bool) {
+    /// Sets the type of a variable. After an assignment (`is_assignment`) of another type the type is unknown, because
+    /// the branch with the assignment may not be taken.
+    pub(super) fn set_kind(&mut self, name: &str, kind: Option<ValueKind>, is_assignment: bool) {
         if let Some((_, known)) = self.variables.iter_mut().rev().find(|(known, _)| known == name) {
-            *known = kind.filter(|_| !again || *known == kind);
+            *known = kind.filter(|_| !is_assignment || *known == kind);
         }
     }
 

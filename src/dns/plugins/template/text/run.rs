@@ -108,20 +108,20 @@ impl<'a> Runner<'a> {
     fn command(
         &mut self,
         command: &Command,
-        fed: Option<Value<'a>>,
+        piped: Option<Value<'a>>,
         dot: &Value<'a>,
     ) -> Result<Value<'a>, String> {
         let Some((Word::Function(function), arguments)) = command.words.split_first() else {
             return command.words.first().map_or(Ok(Value::None), |word| self.word(word, dot));
         };
         if let Function::And | Function::Or = function {
-            let mut last = fed.clone();
+            let mut last = piped.clone();
             for argument in arguments {
                 let value = self.word(argument, dot)?;
                 if value.is_true() == (*function == Function::Or) {
                     return Ok(value);
                 }
-                last = Some(fed.clone().unwrap_or(value));
+                last = Some(piped.clone().unwrap_or(value));
             }
             return Ok(last.unwrap_or(Value::None));
         }
@@ -129,7 +129,7 @@ impl<'a> Runner<'a> {
         for argument in arguments {
             values.push(self.word(argument, dot)?);
         }
-        values.extend(fed);
+        values.extend(piped);
         call(*function, &values)
             .map_err(|message| at(command, &format!("error calling {}: {message}", function.name())))
     }

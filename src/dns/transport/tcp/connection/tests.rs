@@ -29,10 +29,10 @@ fn handler(upstream: Option<SocketAddr>) -> Arc<Handler> {
 
 fn connection(stop: &CancellationToken) -> Connection {
     let handler = handler(None);
-    let (place, _) =
+    let (permit, _) =
         Arc::new(ConnectionLimiter::new(handler.metrics.group().unwrap())).admit(CLIENT).unwrap();
     let limits = ConnectionLimits::default();
-    Connection { client: CLIENT, local: None, limits, handler, permit: place, stop: stop.clone() }
+    Connection { client: CLIENT, local: None, limits, handler, permit, stop: stop.clone() }
 }
 
 /// Serves a connection whose two ends each buffer `bytes` bytes. Returns the client's end, the task and the stop token.
@@ -274,17 +274,17 @@ async fn unanswerable_messages_do_not_prevent_the_idle_timeout() {
 #[tokio::test(start_paused = true)]
 async fn unanswerable_messages_do_not_prevent_eviction() {
     let (handler, stop) = (handler(None), CancellationToken::new());
-    let places = Arc::new(ConnectionLimiter::with(handler.metrics.group().unwrap(), 2));
+    let limiter = Arc::new(ConnectionLimiter::with(handler.metrics.group().unwrap(), 2));
     let limits = ConnectionLimits::default();
     let connect = |last: u8| {
         let client = SocketAddr::from(([10, 0, 0, last], 5353));
-        let (place, registration) = places.admit(client).unwrap();
+        let (permit, registration) = limiter.admit(client).unwrap();
         let connection = Connection {
             client,
             local: None,
             limits,
             handler: Arc::clone(&handler),
-            permit: place,
+            permit,
             stop: stop.clone(),
         };
         let (client, server) = duplex(4096);
@@ -308,8 +308,8 @@ async fn waiting_queries_do_not_delay_known_answers() {
     let silent = tokio::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let handler = handler(Some(silent.local_addr().unwrap()));
     let metrics = handler.metrics.group::<TransportMetrics>().unwrap();
-    let (place, _) = Arc::new(ConnectionLimiter::new(Arc::clone(&metrics))).admit(CLIENT).unwrap();
-    let connection = Connection { handler, permit: place, ..connection(&CancellationToken::new()) };
+    let (permit, _) = Arc::new(ConnectionLimiter::new(Arc::clone(&metrics))).admit(CLIENT).unwrap();
+    let connection = Connection { handler, permit, ..connection(&CancellationToken::new()) };
     let (mut client, server) = duplex(65535);
     let start = Instant::now();
     let max = u16::try_from(MAX_PIPELINED).unwrap();
@@ -385,7 +385,7 @@ async fn slow_reader_gets_every_answer() {
 }
 
 /// Sends answers of `sizes` bytes to a client that reads `bytes_per_second`. Returns the result of the connection.
-async fn given(sizes: &[usize], bytes_per_second: usize) -> io::Result<()> {
+async fn write_answers(sizes: &[usize], bytes_per_second: usize) -> io::Result<()> {
     let (mut client, server) = duplex(64);
     let mut session = Session::new(connection(&CancellationToken::new()), Protocol::Tcp);
     for size in sizes {
@@ -405,14 +405,14 @@ async fn given(sizes: &[usize], bytes_per_second: usize) -> io::Result<()> {
 
 #[tokio::test(start_paused = true)]
 async fn each_large_answer_has_a_write_timeout_of_its_own() {
-    given(&[60_000; 20], 30_000).await.unwrap();
-    assert!(is_timeout(given(&[60_000; 20], 10_000).await));
+    write_answers(&[60_000; 20], 30_000).await.unwrap();
+    assert!(is_timeout(write_answers(&[60_000; 20], 10_000).await));
 }
 
 #[tokio::test(start_paused = true)]
 async fn small_answers_have_no_more_time_than_a_large_one() {
-    given(&[60; 60], 1000).await.unwrap();
-    assert!(is_timeout(given(&[60; 60], 62).await));
+    write_answers(&[60; 60], 1000).await.unwrap();
+    assert!(is_timeout(write_answers(&[60; 60], 62).await));
 }
 
 #[tokio::test(start_paused = true)]

@@ -45,7 +45,7 @@ const SOA: &str = "lb.internal. 5 IN SOA ns.dns.lb.internal. hostmaster.lb.inter
 
 #[test]
 fn known_names_get_ede_3_and_unknown_names_get_servfail() {
-    let (store, _stand_in) = waiting(links());
+    let (store, _snapshot_links) = waiting(links());
     for (question, expected) in [
         (
             "host.default.lb.internal. A",
@@ -79,7 +79,7 @@ fn known_names_get_ede_3_and_unknown_names_get_servfail() {
 
 #[test]
 fn reverse_names_are_answered_from_the_snapshot() {
-    let (store, _stand_in) = waiting(links());
+    let (store, _snapshot_links) = waiting(links());
     let zones = zone().reverse("192.0.2.0/24".parse().unwrap());
     let pointer = |zone: &Zone, question: &str| ask_in(zone, &store, question);
     assert_eq!(
@@ -96,7 +96,7 @@ fn reverse_names_are_answered_from_the_snapshot() {
 
 #[test]
 fn watched_link_precedes_the_snapshot() {
-    let (store, _stand_in) = waiting(links());
+    let (store, _snapshot_links) = waiting(links());
     store.apply(link("default", "host", &["new.example."], &[]));
     let answer = "NoError | host.default.lb.internal. 5 IN CNAME new.example. |  | ";
     assert_eq!(ask(&store, "host.default.lb.internal. CNAME"), answer);

@@ -46,7 +46,7 @@ enum Difference {
     /// The template is rejected here and by Go.
     BothReject,
     /// The template is rejected with this error here, and Go fails for each query.
-    Earlier(String),
+    RejectedAtParse(String),
     /// The template is rejected with this error here, and Go executes it for at least one query.
     Rejected(String),
     /// `printf` fails here with this error, and Go writes a text, usually with `%!` and the reason.
@@ -149,7 +149,7 @@ fn difference(text: &str, expected: &Expected) -> Difference {
     let template = match Template::parse(text) {
         Err(_) if !expected.error.is_empty() => return Difference::BothReject,
         Err(error) if runs.iter().all(|run| !run.error.is_empty()) => {
-            return Difference::Earlier(error.message);
+            return Difference::RejectedAtParse(error.message);
         }
         Err(error) => return Difference::Rejected(error.message),
         Ok(_) if !expected.error.is_empty() => {
@@ -213,7 +213,7 @@ fn templates_fail_as_in_go() {
 
 #[test]
 fn parser_reports_errors_that_go_reports_for_each_query() {
-    check(cases::EARLIER, |found| matches!(found, Difference::Earlier(_)));
+    check(cases::REJECTED_AT_PARSE, |found| matches!(found, Difference::RejectedAtParse(_)));
 }
 
 #[test]
@@ -258,7 +258,9 @@ fn is_documented(generated: &Generated, found: &Difference) -> bool {
     ];
     let has = |error: &str, parts: &[&str]| parts.iter().any(|part| error.contains(part));
     match found {
-        Difference::None | Difference::BothFail | Difference::BothReject | Difference::Earlier(_) => true,
+        Difference::None | Difference::BothFail | Difference::BothReject | Difference::RejectedAtParse(_) => {
+            true
+        }
         Difference::BadVerb(error) => has(error, &["isn't for", "the format is for"]),
         // The type of the value is known only when the template runs.
         Difference::Fails(error) => has(error, &["can't be written", "range can't go over an"]),

@@ -343,7 +343,7 @@ pub(super) const FAILING: &[&str] = &[
 ];
 
 /// Templates that are rejected here, and that Go parses, but can't execute for any query.
-pub(super) const EARLIER: &[&str] = &[
+pub(super) const REJECTED_AT_PARSE: &[&str] = &[
     "{{. .Name}}",
     "{{.Name .}}",
     "{{ ._ }}",

@@ -72,10 +72,10 @@ mod tests {
 
     #[test]
     fn no_span_of_time_has_more_uses_than_allowed() {
-        let (mut allowance, start) = (KeyedRateLimiter::new(10, WINDOW), Instant::now());
+        let (mut limiter, start) = (KeyedRateLimiter::new(10, WINDOW), Instant::now());
         let mut taken: Vec<u64> = Vec::new();
         for second in (0..3600).step_by(7) {
-            if allowance.take(&"web", start + Duration::from_secs(second)) != Allowed::No {
+            if limiter.take(&"web", start + Duration::from_secs(second)) != Allowed::No {
                 taken.push(second);
             }
         }
@@ -85,20 +85,20 @@ mod tests {
 
     #[test]
     fn last_allowed_use_is_reported_for_each_key() {
-        let (mut allowance, now) = (KeyedRateLimiter::new(2, WINDOW), Instant::now());
-        let uses = ["a", "a", "a", "b"].map(|key| allowance.take(&key, now));
+        let (mut limiter, now) = (KeyedRateLimiter::new(2, WINDOW), Instant::now());
+        let uses = ["a", "a", "a", "b"].map(|key| limiter.take(&key, now));
         assert_eq!(uses, [Allowed::Yes, Allowed::Last, Allowed::No, Allowed::Yes]);
-        assert!(!allowance.allows(&"a", now) && allowance.allows(&"b", now) && allowance.allows(&"c", now));
-        assert!(allowance.allows(&"a", now + WINDOW));
+        assert!(!limiter.allows(&"a", now) && limiter.allows(&"b", now) && limiter.allows(&"c", now));
+        assert!(limiter.allows(&"a", now + WINDOW));
     }
 
     #[test]
     fn remembered_keys_are_bounded() {
-        let (mut allowance, now) = (KeyedRateLimiter::new(1, WINDOW), Instant::now());
+        let (mut limiter, now) = (KeyedRateLimiter::new(1, WINDOW), Instant::now());
         for i in 0..MAX_KEYS + 100 {
-            allowance.take(&i, now + Duration::from_micros(i as u64));
+            limiter.take(&i, now + Duration::from_micros(i as u64));
         }
-        assert_eq!(allowance.used.len(), MAX_KEYS);
-        assert_eq!(allowance.take(&(MAX_KEYS + 99), now + Duration::from_secs(1)), Allowed::No);
+        assert_eq!(limiter.used.len(), MAX_KEYS);
+        assert_eq!(limiter.take(&(MAX_KEYS + 99), now + Duration::from_secs(1)), Allowed::No);
     }
 }

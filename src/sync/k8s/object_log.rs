@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::model::service_key::ServiceKey;
-use crate::sync::k8s::allowance::{Allowed, KeyedRateLimiter};
+use crate::sync::k8s::rate_limiter::{Allowed, KeyedRateLimiter};
 
 /// Maximum numbers of lines about an object, and about all objects of a namespace, in [`LINES_WINDOW`].
 const MAX_LINES_PER_SERVICE_AND_NAMESPACE: (usize, usize) = (10, 200);
@@ -17,25 +17,25 @@ const LINES_WINDOW: Duration = Duration::from_secs(600);
 
 /// Logs lines about single objects. All clones share the limits.
 #[derive(Clone, Debug)]
-pub struct ServiceLog(Arc<Mutex<ServiceLogLimits>>);
+pub struct ObjectLog(Arc<Mutex<ObjectLogLimits>>);
 
 #[derive(Debug)]
-struct ServiceLogLimits {
+struct ObjectLogLimits {
     services: KeyedRateLimiter<ServiceKey>,
     namespaces: KeyedRateLimiter<Box<str>>,
 }
 
-impl Default for ServiceLog {
+impl Default for ObjectLog {
     fn default() -> Self {
         let (services, namespaces) = (
             KeyedRateLimiter::new(MAX_LINES_PER_SERVICE_AND_NAMESPACE.0, LINES_WINDOW),
             KeyedRateLimiter::new(MAX_LINES_PER_SERVICE_AND_NAMESPACE.1, LINES_WINDOW),
         );
-        Self(Arc::new(Mutex::new(ServiceLogLimits { services, namespaces })))
+        Self(Arc::new(Mutex::new(ObjectLogLimits { services, namespaces })))
     }
 }
 
-impl ServiceLog {
+impl ObjectLog {
     /// Logs a sentence about an object, at a limited rate. The sentence names the object.
     pub fn warn(&self, key: &ServiceKey, sentence: &str) {
         match self.take(key, Instant::now()) {
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn lines_per_object_and_per_namespace_are_limited() {
-        let (log, now) = (ServiceLog::default(), Instant::now());
+        let (log, now) = (ObjectLog::default(), Instant::now());
         let lines = |namespace: &str, name: &str| {
             let key = ServiceKey::new(namespace, name);
             let taken = (0..1000).map(|_| log.take(&key, now));

@@ -31,33 +31,33 @@ struct NamespaceBreaker {
 /// The namespaces that refuse Events, or for which requests fail.
 #[derive(Debug, Default)]
 pub(super) struct NamespaceBreakers {
-    refused: HashMap<Box<str>, NamespaceBreaker>,
+    namespaces: HashMap<Box<str>, NamespaceBreaker>,
     /// The log for the namespaces without their own log lines.
     unnamed_log: ThrottledLog,
     /// The log for single rejected Events. An accepted Event doesn't mark their error as recovered.
-    pub(super) single: ThrottledLog,
+    pub(super) event_log: ThrottledLog,
 }
 
 impl NamespaceBreakers {
     /// Returns whether a namespace refused Events recently, so that its Events are dropped.
-    pub(super) fn is_backing_off(&self, namespace: &str, now: Instant) -> bool {
-        self.refused.get(namespace).is_some_and(|refused| now < refused.not_before && !refused.has_failed)
+    pub(super) fn is_dropping(&self, namespace: &str, now: Instant) -> bool {
+        self.namespaces.get(namespace).is_some_and(|refused| now < refused.not_before && !refused.has_failed)
     }
 
     /// Returns whether requests for a namespace failed recently, so that its Events wait.
     pub(super) fn is_held(&self, namespace: &str, now: Instant) -> bool {
-        self.refused.get(namespace).is_some_and(|refused| now < refused.not_before && refused.has_failed)
+        self.namespaces.get(namespace).is_some_and(|refused| now < refused.not_before && refused.has_failed)
     }
 
     /// Returns the earliest time at which a held namespace isn't held any more; `None` if no namespace is held.
     pub(super) fn next_to_resume(&self, now: Instant) -> Option<Instant> {
-        let held = self.refused.values().filter(|refused| now < refused.not_before && refused.has_failed);
+        let held = self.namespaces.values().filter(|refused| now < refused.not_before && refused.has_failed);
         held.map(|refused| refused.not_before).min()
     }
 
     /// Returns whether all attempts to send the last Event of a namespace have failed.
     pub(super) fn has_failed(&self, namespace: &str) -> bool {
-        self.refused.get(namespace).is_some_and(|refused| refused.has_failed)
+        self.namespaces.get(namespace).is_some_and(|refused| refused.has_failed)
     }
 
     /// Records that a namespace refuses all Events. Its Events are dropped for a time that grows with each refusal.
@@ -78,31 +78,31 @@ impl NamespaceBreakers {
     /// Returns the log for a namespace; a namespace that isn't known yet is added.
     pub(super) fn error_log(&mut self, namespace: &str, now: Instant) -> &mut ThrottledLog {
         self.entry(namespace, now);
-        let own = self.refused.get_mut(namespace).and_then(|refused| refused.own_log.as_mut());
+        let own = self.namespaces.get_mut(namespace).and_then(|refused| refused.own_log.as_mut());
         own.unwrap_or(&mut self.unnamed_log)
     }
 
     /// Records that a namespace has accepted an Event.
     pub(super) fn on_accepted(&mut self, namespace: &str) {
-        let Some(refused) = self.refused.remove(namespace) else { return };
+        let Some(refused) = self.namespaces.remove(namespace) else { return };
         if let Some(mut own_log) = refused.own_log {
             own_log.recovered(&format!("Events can be recorded again in namespace {namespace}"));
-        } else if self.refused.values().all(|refused| refused.own_log.is_some()) {
+        } else if self.namespaces.values().all(|refused| refused.own_log.is_some()) {
             self.unnamed_log.recovered("Events can be recorded again in the other namespaces");
         }
     }
 
     fn entry(&mut self, namespace: &str, now: Instant) -> &mut NamespaceBreaker {
-        if !self.refused.contains_key(namespace) && self.refused.len() >= MAX_NAMESPACES {
+        if !self.namespaces.contains_key(namespace) && self.namespaces.len() >= MAX_NAMESPACES {
             // Keep the namespaces with their own log lines: they would be logged anew.
-            let unnamed = self.refused.iter().filter(|(_, refused)| refused.own_log.is_none());
+            let unnamed = self.namespaces.iter().filter(|(_, refused)| refused.own_log.is_none());
             let oldest = unnamed.min_by_key(|(_, refused)| refused.not_before);
             if let Some(oldest) = oldest.map(|(namespace, _)| namespace.clone()) {
-                self.refused.remove(&oldest);
+                self.namespaces.remove(&oldest);
             }
         }
-        let named = self.refused.values().filter(|refused| refused.own_log.is_some()).count();
-        self.refused.entry(namespace.into()).or_insert_with(|| NamespaceBreaker {
+        let named = self.namespaces.values().filter(|refused| refused.own_log.is_some()).count();
+        self.namespaces.entry(namespace.into()).or_insert_with(|| NamespaceBreaker {
             own_log: (named < MAX_NAMED_NAMESPACES).then(ThrottledLog::default),
             pauses: Backoff::new(NAMESPACE_BACKOFF),
             not_before: now,
@@ -121,9 +121,9 @@ mod tests {
         for _ in 0..8 {
             let start = Instant::now();
             namespaces.refuse("no", start);
-            assert!(namespaces.is_backing_off("no", start));
-            assert!(!namespaces.is_backing_off("yes", start), "other namespaces aren't skipped");
-            while namespaces.is_backing_off("no", Instant::now()) {
+            assert!(namespaces.is_dropping("no", start));
+            assert!(!namespaces.is_dropping("yes", start), "other namespaces aren't skipped");
+            while namespaces.is_dropping("no", Instant::now()) {
                 tokio::time::advance(Duration::from_millis(100)).await;
             }
             pauses.push(start.elapsed());
@@ -133,11 +133,11 @@ mod tests {
         namespaces.on_accepted("yes");
         namespaces.refuse("no", Instant::now());
         assert!(
-            namespaces.is_backing_off("no", Instant::now() + NAMESPACE_BACKOFF.1 / 2),
+            namespaces.is_dropping("no", Instant::now() + NAMESPACE_BACKOFF.1 / 2),
             "an Event that another namespace accepts changes nothing"
         );
         namespaces.on_accepted("no");
-        assert!(!namespaces.is_backing_off("no", Instant::now()));
+        assert!(!namespaces.is_dropping("no", Instant::now()));
     }
 
     #[tokio::test]
@@ -146,14 +146,14 @@ mod tests {
         for i in 0..MAX_NAMESPACES + 10 {
             namespaces.refuse(&i.to_string(), now);
         }
-        assert_eq!(namespaces.refused.len(), MAX_NAMESPACES);
+        assert_eq!(namespaces.namespaces.len(), MAX_NAMESPACES);
         let named = |namespaces: &NamespaceBreakers| {
-            namespaces.refused.values().filter(|refused| refused.own_log.is_some()).count()
+            namespaces.namespaces.values().filter(|refused| refused.own_log.is_some()).count()
         };
         assert_eq!(named(&namespaces), MAX_NAMED_NAMESPACES);
         for i in 0..MAX_NAMESPACES + 10 {
             namespaces.on_accepted(&i.to_string());
         }
-        assert!(namespaces.refused.is_empty());
+        assert!(namespaces.namespaces.is_empty());
     }
 }
