@@ -105,7 +105,7 @@ fn undecodable_notice(what: &str, objects: &[InvalidObject]) -> Option<String> {
 /// Ordered by namespace and name.
 async fn stale(candidates: Vec<Candidate>, resolvers: &[SocketAddr]) -> Vec<Stale> {
     let looked_up = futures::stream::iter(candidates).map(|candidate| async move {
-        let dns = look_up(&candidate.external_name, resolvers).await;
+        let dns = absence_reason(&candidate.external_name, resolvers).await;
         dns.map(|dns| Stale {
             namespace: candidate.namespace,
             service: candidate.service,
@@ -120,7 +120,7 @@ async fn stale(candidates: Vec<Candidate>, resolvers: &[SocketAddr]) -> Vec<Stal
 }
 
 /// Returns `NXDOMAIN`, or why DNS doesn't tell whether a hostname exists; `None` if it exists.
-async fn look_up(hostname: &str, resolvers: &[SocketAddr]) -> Option<String> {
+async fn absence_reason(hostname: &str, resolvers: &[SocketAddr]) -> Option<String> {
     let Ok(mut name) = Name::from_ascii(hostname) else { return Some("not a DNS name".to_owned()) };
     name.set_fqdn(true);
     let mut last = "no resolver to ask (--upstream)".to_owned();

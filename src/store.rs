@@ -201,7 +201,7 @@ impl Store {
 
     /// Replaces the links of a namespace (`None`: of all namespaces) by a complete list. Services that the list lacks
     /// are gone, except those in `unreadable`, which exist but can't be decoded, and those in `kept`, which wait for a
-    /// second list. Unchanged links aren't touched, and readers see each link either before or after its change.
+    /// second list or for the answer to a LIST by name, or have recently left the selection. Unchanged links aren't touched, and readers see each link either before or after its change.
     /// Returns the changes.
     pub fn replace(
         &self,

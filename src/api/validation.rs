@@ -259,7 +259,7 @@ pub(crate) fn is_object_label(name: &str, text: &str) -> bool {
     is_name && (text.is_empty() || is_part(text))
 }
 
-/// Returns whether inet_aton(3) reads a label as a number.
+/// Returns whether a label is decimal digits, or `0x` with hexadecimal digits, as the schema's pattern `NO_NUMBER`.
 fn is_number(label: &str) -> bool {
     let is_decimal = !label.is_empty() && label.bytes().all(|c| c.is_ascii_digit());
     is_decimal

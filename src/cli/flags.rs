@@ -368,10 +368,8 @@ pub struct Flags {
 /// Flags that are valid one by one, but not in combination, or whose file can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// `none` is combined with other upstreams.
     #[error("--upstream none can't be combined with other upstreams")]
     NoneAndOthers,
-    /// `any` is combined with networks.
     #[error("--client-nets any can't be combined with networks")]
     AnyAndNets,
     /// A resolv.conf can't be used.

@@ -1,4 +1,4 @@
-//! The plugins, one file each, and their order.
+//! The plugins, a file or a folder each, and their order.
 //!
 //! DNS is configured by a Corefile, in CoreDNS's language and with CoreDNS's plugins; a Corefile of a forwarder, a
 //! cache or a stub server works unchanged. `lb-linker --corefile PATH` uses a Corefile. `lb-linker check --corefile

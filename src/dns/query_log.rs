@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn json_line_is_an_object_with_its_parts() {
+    fn json_line_has_time_level_fields_and_message() {
         let (lines, queue, _) = lines(LineFormat::Json);
         lines.write(Level::Warning, "a \"line\"", || vec![("id", 7.into()), ("name", "a.".into())]);
         let [line] = &queue.take()[..] else { panic!() };

@@ -59,12 +59,17 @@ pub fn dashed_label(namespace: &str, service: &str) -> String {
     cut_with_hash(&label, namespace, service, HASH_DIGITS[0])
 }
 
+/// The maximum number of hyphens at the cut, which a cut name lacks, that [`may_be_cut`] takes into account.
+const MAX_CUT_HYPHENS: usize = 8;
+
 /// Returns whether a label directly below a zone may be one that [`dashed_label`] has cut: it ends in a hash, and is as
-/// long as a label may be, but for a few hyphens that were in front of the hash.
+/// long as a label may be, but for hyphens at the cut.
 #[must_use]
 pub fn may_be_cut(label: &[u8]) -> bool {
     let Some((prefix, hash)) = label.split_last_chunk::<{ HASH_DIGITS[0] }>() else { return false };
-    label.len() > MAX_LABEL - 8 && prefix.ends_with(b"-") && hash.iter().all(u8::is_ascii_hexdigit)
+    label.len() > MAX_LABEL - MAX_CUT_HYPHENS
+        && prefix.ends_with(b"-")
+        && hash.iter().all(u8::is_ascii_hexdigit)
 }
 
 /// Returns whether `text` is an RFC 1123 label, as Kubernetes requires: 1 to 63 lower-case letters, digits and hyphens,

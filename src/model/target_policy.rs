@@ -1,4 +1,4 @@
-//! The policy that decides which targets are allowed: built-in safety rules, which the user can narrow further. It
+//! The policy that decides which targets are allowed: built-in safety rules, to which flags add rules and exceptions. It
 //! applies to statuses of Services, and to each name and address of a CNAME chain in DNS.
 //!
 //! A Service's status, and the cloud's DNS records for its hostname, must not lead clients to the cluster's own names,

@@ -185,6 +185,18 @@ fn architecture_names_only_paths_that_exist() {
 }
 
 #[test]
+fn architecture_places_names_in_files_that_have_them() {
+    let text = read("docs/architecture.md");
+    let places = Regex::new(r"`([A-Za-z_:]+)`\s+in\s+`((?:src|tests)/[A-Za-z0-9_./-]+\.rs)`").unwrap();
+    let places: Vec<_> = places.captures_iter(&text).map(|found| found.extract().1).collect();
+    assert!(places.len() >= 10, "{places:?}");
+    for [name, file] in places {
+        let last = name.rsplit("::").next().unwrap_or(name);
+        assert!(read(file).contains(last), "docs/architecture.md: {name} isn't in {file}");
+    }
+}
+
+#[test]
 fn architecture_has_the_folders_in_their_order() {
     let rows = rows("docs/architecture.md", "## Folders and their order");
     let folders: Vec<&str> = rows.iter().filter_map(|row| code(&row[0])?.strip_prefix("src/")).collect();

@@ -295,7 +295,7 @@ impl Parser<'_> {
                     self.imported_bytes += size_of::<Token>() + token.text.len();
                     if self.imported_bytes > MAX_IMPORTED_BYTES {
                         return Err(what.position.error(format!(
-                            "the imported snippets have more than {} MiB",
+                            "the imported snippets take more than {} MiB",
                             MAX_IMPORTED_BYTES >> 20
                         )));
                     }

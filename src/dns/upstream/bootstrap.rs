@@ -168,6 +168,7 @@ async fn addresses(
             }
             // The addresses of the other family are enough.
             Err(_) if !ips.is_empty() => {}
+            // A failed look-up of A is repeated: the upstream may be out of reach at its IPv6 addresses alone.
             Err(error) => return Err(io::Error::other(error)),
         }
     }

@@ -86,7 +86,8 @@ impl ExchangeProgress {
 }
 
 impl ExchangeError {
-    /// Returns whether the cause is a lack of sockets, which isn't a failure of the upstream.
+    /// Returns whether the cause is a lack of sockets, file descriptors or memory on this host, which isn't a failure of
+    /// the upstream.
     pub(crate) fn is_shortage(&self) -> bool {
         is_out_of_resources(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
     }

@@ -15,7 +15,7 @@ fn exact(namespace: &str, service: &str, load_balancer: &str, needs_allow_from: 
 }
 
 #[test]
-fn commands_allow_namespaces_before_services_follow() {
+fn allow_from_commands_precede_source_commands() {
     let found =
         [exact("shop", "a", "lb/x", true), exact("shop", "b", "lb/x", true), exact("lb", "c", "lb/x", false)];
     assert_eq!(

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::model::service_key::ServiceKey;
 
-/// The link that each external target is labelled for, by the external target's name.
+/// The links by the names of the external targets.
 #[derive(Debug, Default)]
 pub(crate) struct CurrentOwners {
     owners: HashMap<Box<str>, ServiceKey>,

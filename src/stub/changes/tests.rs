@@ -82,7 +82,7 @@ fn apply_is_idempotent_and_remove_restores_the_config_maps() {
 }
 
 #[test]
-fn value_before_the_first_change_is_kept() {
+fn backup_keeps_the_value_before_the_first_change() {
     let dns = recorded("kubeadm");
     let original = value(dns.config_map(COREDNS).unwrap(), COREFILE).unwrap();
     let first = changes(to_apply(&dns, &forwarding()));

@@ -100,8 +100,8 @@ pub(super) struct AlertsController {
     planned: HashMap<ServiceKey, u64>,
     object_errors: ObjectErrors,
     discovery_log: ThrottledLog,
-    /// The logs, by namespace, of writes that fail for a reason that other writes there share.
-    write_logs: HashMap<Box<str>, ThrottledLog>,
+    /// The log of writes that fail for a reason that other writes may share, and the namespace of the last one.
+    write_log: (ThrottledLog, Box<str>),
     refusals: FailedWriteLog,
     /// Limits the lines about writes that another client reverts.
     reverted: LineLimit,
@@ -136,7 +136,7 @@ impl AlertsController {
             planned: HashMap::new(),
             object_errors: ObjectErrors::of_kind("PrometheusRule"),
             discovery_log: ThrottledLog::default(),
-            write_logs: HashMap::new(),
+            write_log: Default::default(),
             refusals: FailedWriteLog::default(),
             reverted: LineLimit::new(MAX_REVERTED_LINES),
             context,
@@ -509,8 +509,8 @@ impl AlertsController {
                 self.work_queue.add_rate_limited(&key, None);
             }
             Ok(outcome) => {
-                if let Some(mut write_log) = self.write_logs.remove(key.namespace()) {
-                    let namespace = key.namespace();
+                let (write_log, namespace) = &mut self.write_log;
+                if **namespace == *key.namespace() {
                     write_log
                         .recovered(&format!("PrometheusRules in namespace {namespace} can be written again"));
                 }
@@ -543,7 +543,8 @@ impl AlertsController {
                 if code == 404 {
                     self.ask_discovery();
                 } else {
-                    self.write_logs.entry(key.namespace().into()).or_default().report(code, &message);
+                    self.write_log.1 = key.namespace().into();
+                    self.write_log.0.report(code, &message);
                 }
                 if code == 403 {
                     self.context.rules.set_state(&key, fingerprint, RuleState::Forbidden(message));

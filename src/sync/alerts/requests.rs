@@ -98,8 +98,8 @@ impl RuleRequests {
         let is_needed = is_recorded
             || known.as_ref().is_some_and(|known| match known.rule {
                 RequestedRule::Rule(_) => true,
-                // If the condition was recorded before, the leader has removed it: no rule is left, or the permission
-                // to remove the rule is missing.
+                // A condition that was recorded before and isn't any more was removed by the leader: no rule is left,
+                // or the permission to remove the rule is missing. No request is needed.
                 RequestedRule::NoRule { is_recorded: was_recorded } => !was_recorded && !self.is_settled(key),
             });
         if !is_needed {

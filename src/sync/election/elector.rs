@@ -168,8 +168,7 @@ pub(super) struct Elector {
     confirmed: Option<BootInstant>,
     /// Whether requests have to wait after a failure.
     is_backing_off: bool,
-    /// The leader that was last logged.
-    leader: Option<String>,
+    logged_leader: Option<String>,
     events: Vec<LeaderEvent>,
 }
 
@@ -198,7 +197,7 @@ impl Elector {
             renewal_requested: None,
             confirmed: None,
             is_backing_off: false,
-            leader: None,
+            logged_leader: None,
             events: Vec::new(),
         }
     }
@@ -387,9 +386,9 @@ impl Elector {
                 |holder| format!("{holder} has taken the Lease"),
             ));
         }
-        if let Some(holder) = holder.filter(|holder| !mine && self.leader.as_ref() != Some(holder)) {
+        if let Some(holder) = holder.filter(|holder| !mine && self.logged_leader.as_ref() != Some(holder)) {
             self.events.push(LeaderEvent::NewLeader(holder.clone()));
-            self.leader = Some(holder);
+            self.logged_leader = Some(holder);
         }
     }
 
@@ -512,7 +511,7 @@ impl Elector {
         let claimed = self.claimed.take();
         if self.held.replace((renewed_by, sent + self.timing.lease)).is_none() {
             self.term = claimed.filter(|claimed| *claimed > self.term).unwrap_or(self.term.saturating_add(1));
-            self.leader = Some(self.identity.clone());
+            self.logged_leader = Some(self.identity.clone());
             self.events.push(LeaderEvent::Gained);
         } else if let Some(claimed) = claimed.filter(|claimed| *claimed > self.term) {
             self.term = claimed;

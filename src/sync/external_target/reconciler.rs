@@ -205,7 +205,10 @@ impl Reconciler {
             Ok(())
         };
         let drained = tokio::time::timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or_else(|_| {
-            warn!("stopping although some writes to the API server haven't been answered");
+            warn!(
+                "stopping without an answer to writes that the API server has got, after {SHUTDOWN_TIMEOUT:?}; the next \
+                 leader compares these objects again"
+            );
             Ok(())
         });
         self.is_stopping = true;

@@ -34,8 +34,8 @@ pub(crate) struct StatusLog {
     /// Links with a removal held back by the deletion budget.
     held: HashSet<ServiceKey>,
     held_back_log: ThrottledLog,
-    /// Time until the next removal is allowed; `None` means never.
-    next_removal: Option<Duration>,
+    /// The time at which the next removal is allowed; `None` means never.
+    next_removal: Option<Instant>,
     /// Links with another name for their external target than the default name, and the link that has the default name,
     /// if it is known.
     names_lost: HashMap<ServiceKey, Option<ServiceKey>>,
@@ -132,10 +132,7 @@ impl StatusLog {
         };
         match (write, after.and_then(|after| after.as_service())) {
             (Write::Finalizer { add, .. }, _) => {
-                info!(
-                    "Service {object}: finalizer {FINALIZER} {}",
-                    if *add { "put on" } else { "taken off" }
-                );
+                info!("Service {object}: finalizer {FINALIZER} {}", if *add { "added" } else { "removed" });
             }
             (Write::Create(_), Some(service)) => {
                 info!("external target {object}: created → {}", destination(service));
@@ -295,7 +292,9 @@ impl StatusLog {
             );
             self.link_reporter.recorder.about(link, Reason::RemovalHeld, &note);
         }
-        self.next_removal = pause;
+        let (now, next) = (Instant::now(), pause.map(|pause| Instant::now() + pause));
+        let earlier = self.next_removal.filter(|at| *at > now);
+        self.next_removal = earlier.into_iter().chain(next).min();
         self.set_deletes_held();
     }
 
@@ -305,7 +304,10 @@ impl StatusLog {
             return;
         }
         let when = match self.next_removal {
-            Some(pause) => format!("the next removal is allowed in {pause:.0?}"),
+            Some(at) => {
+                let pause = at.saturating_duration_since(Instant::now());
+                format!("the next removal is allowed in {pause:.0?}")
+            }
             None => "no other removal is allowed".to_owned(),
         };
         self.held_back_log.remind(&format!(
@@ -318,6 +320,7 @@ impl StatusLog {
     /// Records that this process doesn't lead any more: the next leader decides about held-back removals.
     pub(crate) fn leadership_lost(&mut self) {
         self.held.clear();
+        (self.next_removal, self.held_back_log) = Default::default();
         self.set_deletes_held();
         self.previous_targets.clear();
     }

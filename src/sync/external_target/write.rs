@@ -93,7 +93,7 @@ impl Reconciler {
         let (leadership, term) = (self.context.leadership.clone(), self.term);
         let stamp = Stamp { instance: self.context.policy.instance.clone(), term: Some(term) };
         let (deletion_budget, max) = (Arc::clone(&self.deletion_budget), self.context.policy.max_deletes);
-        let present = self.objects.number_of_links();
+        let (present, target) = (self.objects.number_of_links(), link.target.clone());
         self.writes.spawn(async move {
             let request = async {
                 // Confirm last, right before the write: etcd may have been restored during any earlier wait.
@@ -124,6 +124,7 @@ impl Reconciler {
                 key,
                 started_at,
                 write,
+                target,
                 adopted,
                 confirmed,
                 budget_key,
@@ -200,7 +201,8 @@ impl Reconciler {
     }
 
     pub(crate) fn on_written(&mut self, written: WriteResult) {
-        let WriteResult { key, started_at, write, adopted, confirmed, budget_key, code, result } = written;
+        let WriteResult { key, started_at, write, target, adopted, confirmed, budget_key, code, result } =
+            written;
         self.report.clear_held_back(&key);
         if let Some(object) = &budget_key {
             // Without an answer, or after an error of the API server, the object may be gone.
@@ -209,7 +211,8 @@ impl Reconciler {
             self.deletion_budget.lock().record_result(object, refused);
         }
         let id = write.id();
-        let is_superseded = self.work_queue.done(&key);
+        let is_superseded = self.context.store.get(&key).is_some_and(|link| link.target != target);
+        self.work_queue.done(&key);
         self.breakers.probe_ended(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             match confirmed {

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::reconciler::departure::{Confirmed, Unconfirmed};
+use crate::model::link::Target;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::Write;
@@ -13,8 +14,11 @@ use crate::sync::k8s::object::Object;
 pub(crate) enum WriteEnd {
     /// The write was sent, or wasn't sent because this replica doesn't lead any more.
     Written(WriteResult),
-    /// The write was skipped.
-    Skipped { key: ServiceKey, write: Write, why: SkipReason },
+    Skipped {
+        key: ServiceKey,
+        write: Write,
+        why: SkipReason,
+    },
 }
 
 /// The reason why a write was skipped.
@@ -33,6 +37,8 @@ pub(crate) struct WriteResult {
     pub(super) key: ServiceKey,
     pub(super) started_at: Instant,
     pub(super) write: Write,
+    /// The target of the link when the write began.
+    pub(super) target: Option<Target>,
     /// Whether the write adopts a foreign object.
     pub(super) adopted: bool,
     /// The confirmation that the Service is gone, if the write depends on it.

@@ -74,8 +74,8 @@ impl Absence {
         if is_unwatched { REPEAT_UNWATCHED_AFTER } else { REPEAT_AFTER }
     }
 
-    /// Returns whether the Service is gone for an ExternalTarget: also if `object` is in another namespace, which the
-    /// Service doesn't let follow it.
+    /// Returns whether the Service counts as gone for the ExternalTarget `object`: its absence is confirmed, or it is in
+    /// another namespace and its annotation allow-from doesn't list the namespace of `object`.
     fn is_gone_for(&self, object: &ServiceKey, service: &ServiceKey) -> bool {
         let annotations = self.found.as_ref().and_then(|found| found.annotations.as_ref());
         let namespace = object.namespace();
@@ -85,9 +85,9 @@ impl Absence {
 }
 
 impl MissingServices {
-    /// Returns whether a look-up has confirmed that the Service with this uid is gone, or doesn't let the namespace of
-    /// `object` follow it; the ExternalTarget `object` announces its target. Unless the Service is gone, queues a
-    /// look-up if the last one is old enough.
+    /// Returns whether a look-up has confirmed that the Service with this uid, whose target the ExternalTarget `object`
+    /// announces, is gone, or that its annotation allow-from doesn't list the namespace of `object`. Unless the Service
+    /// is gone, queues a look-up if the last one is old enough.
     pub(super) fn confirm_gone(&mut self, object: &ServiceKey, service: &ServiceKey, uid: &Uid) -> bool {
         let missing = (service.clone(), uid.clone());
         if self.by_object.get(object) != Some(&missing) {
@@ -228,7 +228,7 @@ async fn look_up(
     let Some(found) = found?.filter(|found| found.uid().is_some_and(|known| *uid == *known.as_str())) else {
         return Ok(None);
     };
-    // A Service that can't be decoded exists.
+    // An undecodable Service isn't gone.
     let is_watched = selection.watches(namespace);
     let Ok(found) = found.0 else { return Ok(Some(FoundService { annotations: None, is_watched })) };
     let is_watched = is_watched && selection.matches_labels(&found.metadata);

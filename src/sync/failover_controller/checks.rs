@@ -34,7 +34,7 @@ pub struct TargetCheckResult {
     pub addresses: Vec<IpAddr>,
     /// The upstreams that have answered, with the question and the time.
     pub answers: Vec<(SocketAddr, Hostname, Timestamp)>,
-    /// The links whose names the hostname is, or leads to.
+    /// The links that own the hostname, or a later name of its CNAME chain.
     pub links: HashSet<ServiceKey>,
 }
 

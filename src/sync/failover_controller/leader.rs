@@ -561,7 +561,7 @@ impl FailoverController {
     }
 
     pub(super) fn written(&mut self, StatusWriteEnd { key, version, code, result }: StatusWriteEnd) {
-        let is_superseded = self.leader.to_write.done(&key);
+        self.leader.to_write.done(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.count_write("patch", "ExternalTarget", code);
         }
@@ -612,10 +612,6 @@ impl FailoverController {
             Err(WriteError::WholeClass { code, message, retry_after }) => {
                 self.leader.error_log.report(code, &message);
                 self.leader.to_write.add_rate_limited(&key, retry_after);
-            }
-            // The ExternalTarget has changed since the write was sent: the refusal concerns the old status.
-            Err(WriteError::Refused { .. } | WriteError::Other { .. }) if is_superseded => {
-                self.leader.to_write.add(&key);
             }
             Err(WriteError::Refused { message, .. }) => self.refused(&key, &message, None),
             Err(WriteError::Other { message, retry_after }) => self.refused(&key, &message, retry_after),

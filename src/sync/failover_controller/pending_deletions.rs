@@ -78,7 +78,8 @@ impl PendingDeletions {
         }
     }
 
-    /// Sends a new discovery request. The answer to the one under way may be from before the term or a restore of etcd.
+    /// Drops the discovery request under way, whose answer may be older than the term or than a restore of etcd, and
+    /// sends a new one.
     pub(super) fn restart_discovery(&mut self, client: &Client) {
         self.discovery = None;
         self.discover(client);

@@ -131,7 +131,7 @@ impl SourceAnnotationController {
                 self.work_queue.add(&key)
             }
             Err(WriteError::Refused { message, .. }) => self.failed(&key, &source, &message, None),
-            // An overloaded API server, or a webhook that is slow for this Service alone.
+            // The failure may concern this Service alone, such as a slow webhook: no circuit breaker opens.
             Err(
                 WriteError::WholeClass { message, retry_after, .. }
                 | WriteError::Other { message, retry_after },

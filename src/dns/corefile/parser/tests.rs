@@ -174,7 +174,7 @@ fn errors_have_a_message_and_a_position() {
 fn arguments_that_double_with_each_import_are_limited() {
     for body in ["{args.0}{args.0}".to_owned(), "{args.0}".repeat(1000)] {
         let text = format!("(s) {{\n import s {body}\n}}\n. {{\n import s xx\n}}");
-        let expected = "dir/Corefile:2:9: the imported snippets have more than 16 MiB";
+        let expected = "dir/Corefile:2:9: the imported snippets take more than 16 MiB";
         assert_eq!(parse_with(&text, &[]).unwrap_err(), expected);
     }
 }

@@ -273,7 +273,7 @@ async fn cached_answer_is_truncated_for_udp_and_complete_by_tcp() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_upstream_is_cached_for_a_second_and_refused_is_not() {
+async fn no_upstream_error_is_cached_for_1_s_but_refused_is_not() {
     let bench = CacheFixture::new("cache", address(60));
     bench.no_upstream();
     assert_eq!(bench.context.reply("a.example. A").await.unwrap().ede, Some(Ede::NO_UPSTREAM));

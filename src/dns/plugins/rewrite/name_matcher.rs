@@ -47,7 +47,7 @@ fn fill(regex: &Regex, name: &str, to: &str) -> Option<String> {
 /// A change of names in answers.
 #[derive(Clone, Debug)]
 pub(super) enum NameRenaming {
-    /// Replaces the matching part of a name.
+    /// Replaces the matching part of a name; with a regular expression, the whole name.
     Match { from: NameMatcher, to: String },
     /// Replaces the name of a domain, also at the end of the names of its subdomains.
     Tree { from: String, to: String },

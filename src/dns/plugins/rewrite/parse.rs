@@ -180,7 +180,7 @@ fn class(word: &Token) -> Result<DNSClass, CorefileError> {
 
 fn superfluous_word(kind: &Token, more: &Token) -> CorefileError {
     more.error(format!(
-        "{:?} is too much for {}: each rule has a line or braces of its own",
+        "{:?} is one word too many for {}: each rule has a line or braces of its own",
         more.text, kind.text
     ))
 }

@@ -31,6 +31,8 @@ const MAX_PIPELINED: usize = 128;
 /// How long the rest of the stream is read and discarded after the last allowed query, unless the client closes the
 /// connection earlier.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connection is read after the stop, if the client has sent that much.
+const READ_TIMEOUT_AFTER_STOP: Duration = Duration::from_secs(5);
 
 pub(super) struct Connection {
     pub client: SocketAddr,
@@ -132,6 +134,8 @@ impl Session {
                 self.open = matches!(&read, Poll::Ready(Ok(1..))) && Instant::now() < last_read_at;
                 if let Poll::Ready(read) = read {
                     read?;
+                    // Other connections of this thread are served in between.
+                    tokio::task::yield_now().await;
                     continue;
                 }
             }
@@ -165,7 +169,7 @@ impl Session {
                     break;
                 }
                 () = &mut stop, if last_read_at.is_none() => {
-                    last_read_at = Some(Instant::now() + self.connection.limits.write);
+                    last_read_at = Some(Instant::now() + READ_TIMEOUT_AFTER_STOP);
                 }
             }
         }

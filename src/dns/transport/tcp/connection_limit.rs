@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_of_a_client_share_the_waiting_quota() {
+    fn connections_of_a_client_share_the_pending_query_quota() {
         let limiter = limiter(100);
         let most =
             |permit: &mut ConnectionPermit| (0..).take_while(|extra| permit.reserve(*extra)).count() - 1;

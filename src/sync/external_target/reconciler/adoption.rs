@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use crate::model::service_key::ServiceKey;
 
-/// Delay of the first of these writes: a start has more urgent writes.
+/// Delay of the first write that adds the instance's name: after a start, other writes are more urgent.
 pub(super) const FIRST_DELAY: Duration = Duration::from_secs(60);
-/// Pause between two of these writes.
+/// Pause between two writes that add the instance's name.
 const NEXT_DELAY: Duration = Duration::from_secs(1);
 
 /// The links with an object that names no instance.

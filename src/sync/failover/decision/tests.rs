@@ -924,7 +924,7 @@ fn object_without_status_begins_with_its_external_target() {
 }
 
 #[test]
-fn status_without_a_target_begins_with_the_external_target() {
+fn missing_status_target_is_taken_from_the_external_target() {
     let mut harness = Harness::new(&SOURCES);
     harness.decide();
     harness.present_target = Some((target("b.example"), "busan".into()));

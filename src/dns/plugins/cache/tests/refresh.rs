@@ -163,6 +163,16 @@ async fn prefer_positive_gives_a_fresh_denial_for_an_expired_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn prefer_positive_gives_expired_data_for_an_uncacheable_denial() {
+    let lines = "cache {\nserve_stale 1h verify\nserve_stale_policy prefer_positive\n}";
+    let bench = CacheFixture::new(lines, address(60));
+    bench.ask().await;
+    seconds(60).await;
+    bench.say(Reply { is_cacheable: false, ..absence() });
+    assert_eq!(bench.ask().await, A_60.replace("60", "0"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn better_uncacheable_answer_ends_the_use_of_an_expired_one() {
     let expired = A_60.replace("60", "0");
     let alias = reply(ResponseCode::NoError, &["a.example. 9 CNAME b.example."], &[]);

@@ -26,7 +26,7 @@ impl LinkNames {
         Self { origin, wire, apex: apex.into() }
     }
 
-    /// Returns the node at a name below the origin.
+    /// Returns the node at a name; `relative` is the part of the name below the origin, empty for the origin itself.
     pub(super) fn find(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
         let Some(top) = names::labels(relative).last() else { return Node::Apex(Vec::new()) };
         if self.is_reserved(top) {

@@ -90,17 +90,26 @@ fn invalid_lines_are_rejected_with_their_position() {
             "2:14: \"a\" isn't exact, prefix, suffix, substring or regex; with this number of words, the first has to be one of these",
         ),
         (" type a", "2:9: type needs FROM and TO"),
-        (" type any a a", "2:20: \"a\" is too much for type: each rule has a line or braces of its own"),
+        (
+            " type any a a",
+            "2:20: \"a\" is one word too many for type: each rule has a line or braces of its own",
+        ),
         (" type ANY WV", "2:18: \"WV\" isn't a type such as A, AAAA or ANY"),
         (" type TYPE65 A", "2:14: \"TYPE65\" isn't a type such as A, AAAA or ANY"),
         (" class IN", "2:9: class needs FROM and TO"),
         (" class XY IN", "2:15: \"XY\" isn't a class: IN, CS, CH, HS, NONE or ANY"),
-        (" class ch in in", "2:21: \"in\" is too much for class: each rule has a line or braces of its own"),
+        (
+            " class ch in in",
+            "2:21: \"in\" is one word too many for class: each rule has a line or braces of its own",
+        ),
         (" ttl a.b", "2:9: ttl needs a name and a TTL"),
-        (" ttl exact a.b 5 6", "2:25: \"6\" is too much for ttl: each rule has a line or braces of its own"),
+        (
+            " ttl exact a.b 5 6",
+            "2:25: \"6\" is one word too many for ttl: each rule has a line or braces of its own",
+        ),
         (
             " {\n ttl exact a.b 5\n ttl exact c.d 6\n}",
-            "4:2: \"ttl\" is too much for ttl: each rule has a line or braces of its own",
+            "4:2: \"ttl\" is one word too many for ttl: each rule has a line or braces of its own",
         ),
         (
             " ttl from a.b 5",
@@ -114,7 +123,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         (" rcode a.b 2", "2:9: rcode needs a name and two RCODEs"),
         (
             " rcode exact a.b 2 1 0",
-            "2:29: \"0\" is too much for rcode: each rule has a line or braces of its own",
+            "2:29: \"0\" is one word too many for rcode: each rule has a line or braces of its own",
         ),
         (
             " rcode a.b random nothing",
@@ -136,7 +145,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         (
             " cname exact a b c",
-            "2:25: \"c\" is too much for cname: each rule has a line or braces of its own",
+            "2:25: \"c\" is one word too many for cname: each rule has a line or braces of its own",
         ),
         (" cname regex a) b", "2:21: \"a)\" isn't a regular expression: unopened group"),
         (" cname prefix \"\" b", "2:22: \"\" isn't a name, or a part of one; maybe a variable isn't set"),
