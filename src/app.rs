@@ -94,7 +94,12 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let invalidating = {
         let (store, servers, dns, until) =
             (Arc::clone(&store), reloader.instance.servers(), Handle::current(), stop.clone());
-        move || invalidation::run(Arc::clone(&store), servers.clone(), dns.clone(), until.clone()).map(Ok)
+        let mut is_restart = false;
+        move || {
+            let is_restart = std::mem::replace(&mut is_restart, true);
+            invalidation::run(Arc::clone(&store), servers.clone(), dns.clone(), until.clone(), is_restart)
+                .map(Ok)
+        }
     };
     let invalidating =
         supervise("the cache invalidation", stop.clone(), Arc::clone(&supervisor), invalidating);

@@ -44,7 +44,7 @@ pub fn run(verdicts: &mut Verdicts) {
     let runtime = runtime.expect("a runtime");
     let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
     let stop = CancellationToken::new();
-    let ahead = invalidation::run(Arc::clone(&store), servers, runtime.handle().clone(), stop.clone());
+    let ahead = invalidation::run(Arc::clone(&store), servers, runtime.handle().clone(), stop.clone(), false);
     runtime.spawn(ahead);
     let server = runtime.block_on(async {
         let sockets = udp::bind("127.0.0.1:0".parse().expect("an address")).expect("a socket");

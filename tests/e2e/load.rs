@@ -254,7 +254,7 @@ fn run_invalidation(
     stop: &CancellationToken,
 ) -> impl Future<Output = ()> + use<> {
     let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
-    invalidation::run(Arc::clone(store), servers, Handle::current(), stop.clone())
+    invalidation::run(Arc::clone(store), servers, Handle::current(), stop.clone(), false)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -28,10 +28,18 @@ pub type Servers = Arc<[Arc<Server>]>;
 
 /// Processes the changes of the store until `stop`. Cached data about the old and the new hostname is discarded: the
 /// new hostname of a cloud's load balancer is often looked up before it exists. Prefetches run on the runtime `dns`.
-pub async fn run(store: Arc<Store>, servers: watch::Receiver<Servers>, dns: Handle, stop: CancellationToken) {
+pub async fn run(
+    store: Arc<Store>,
+    servers: watch::Receiver<Servers>,
+    dns: Handle,
+    stop: CancellationToken,
+    is_restart: bool,
+) {
     let mut changes = store.subscribe();
-    // Changes before a restart of this task may have been missed.
-    servers.borrow().iter().for_each(|server| server.invalidate(None));
+    if is_restart {
+        // Changes before the restart may have been missed.
+        servers.borrow().iter().for_each(|server| server.invalidate(None));
+    }
     let permits = Arc::new(Semaphore::new(MAX_CONCURRENT_PREFETCHES));
     let mut look_ups = JoinSet::new();
     loop {
