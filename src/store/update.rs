@@ -143,7 +143,7 @@ impl Store {
         }
     }
 
-    /// Returns the custom hostnames that a link owns, except those that are the default name of a link.
+    /// Returns the custom hostnames that a link owns, without hostnames that are the default name of a link.
     fn hostnames_of(&self, allocator: &NameAllocator, key: &ServiceKey) -> Box<[Arc<str>]> {
         let zones = self.zones();
         let free = |name: &str| {

@@ -55,7 +55,7 @@ impl StreamConnection {
 
 #[derive(Debug)]
 pub(crate) struct StreamPool {
-    /// The connections, each with the time since which it is idle; the one that was used last is at the end.
+    /// The connections, each with the time at which it became idle; the connection used last is at the end.
     idle: IdlePool<(Instant, StreamConnection)>,
     pool_config: PoolConfig,
     budget: Arc<SocketBudget>,

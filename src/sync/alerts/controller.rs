@@ -32,7 +32,7 @@ use crate::sync::k8s::refusals::FailedWriteLog;
 use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, decoded, key_of, list_watch, watch_name};
 
 /// The interval of discovery requests while a watch of PrometheusRules isn't running. If the API server serves
-/// PrometheusRules, all such watches start then, also those that were forbidden before.
+/// PrometheusRules, all such watches start then, also watches that were forbidden before.
 pub(super) const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause before another try while another client's object, or an object that is being deleted, has the name.
 const CONFLICT_RETRY: Duration = Duration::from_secs(30);

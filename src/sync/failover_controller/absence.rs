@@ -57,7 +57,7 @@ struct Absence {
 struct FoundService {
     /// The namespaces that may follow the load balancer; `None` if it can't be decoded.
     annotations: Option<Annotations>,
-    /// Whether its namespace and its labels are those that the watch selects.
+    /// Whether the watch selects its namespace and its labels.
     is_watched: bool,
 }
 
