@@ -64,8 +64,11 @@ impl Handler {
         let ends = (unmapped(client), unmapped(local));
         let answering = check_and_answer(server, &message, &ends, protocol);
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|_| {
-            let (length, begin) = (message.len(), &message[..message.len().min(MAX_LOGGED_BYTES)]);
-            error!("answering a message of {client} panicked; its first of {length} bytes: {begin:02x?}");
+            let (length, first) = (message.len(), &message[..message.len().min(MAX_LOGGED_BYTES)]);
+            error!(
+                "answering a message of {client} panicked: the first {} of {length} bytes: {first:02x?}",
+                first.len()
+            );
             if debug {
                 process::abort();
             }

@@ -100,8 +100,10 @@ pub(super) struct AlertsController {
     planned: HashMap<ServiceKey, u64>,
     object_errors: ObjectErrors,
     discovery_log: ThrottledLog,
-    /// The log of writes that fail for a reason that other writes may share, and the namespace of the last one.
-    write_log: (ThrottledLog, Box<str>),
+    /// The log of writes that fail for a reason that other writes may share.
+    write_log: ThrottledLog,
+    /// The namespace of the last write in `write_log`.
+    failing_namespace: Box<str>,
     refusals: FailedWriteLog,
     /// Limits the lines about writes that another client reverts.
     reverted: LineLimit,
@@ -136,7 +138,8 @@ impl AlertsController {
             planned: HashMap::new(),
             object_errors: ObjectErrors::of_kind("PrometheusRule"),
             discovery_log: ThrottledLog::default(),
-            write_log: Default::default(),
+            write_log: ThrottledLog::default(),
+            failing_namespace: Box::default(),
             refusals: FailedWriteLog::default(),
             reverted: LineLimit::new(MAX_REVERTED_LINES),
             context,
@@ -509,9 +512,9 @@ impl AlertsController {
                 self.work_queue.add_rate_limited(&key, None);
             }
             Ok(outcome) => {
-                let (write_log, namespace) = &mut self.write_log;
-                if **namespace == *key.namespace() {
-                    write_log
+                let namespace = key.namespace();
+                if *self.failing_namespace == *namespace {
+                    self.write_log
                         .recovered(&format!("PrometheusRules in namespace {namespace} can be written again"));
                 }
                 match outcome {
@@ -543,8 +546,8 @@ impl AlertsController {
                 if code == 404 {
                     self.ask_discovery();
                 } else {
-                    self.write_log.1 = key.namespace().into();
-                    self.write_log.0.report(code, &message);
+                    self.failing_namespace = key.namespace().into();
+                    self.write_log.report(code, &message);
                 }
                 if code == 403 {
                     self.context.rules.set_state(&key, fingerprint, RuleState::Forbidden(message));

@@ -292,7 +292,8 @@ impl StatusLog {
             );
             self.link_reporter.recorder.about(link, Reason::RemovalHeld, &note);
         }
-        let (now, next) = (Instant::now(), pause.map(|pause| Instant::now() + pause));
+        let now = Instant::now();
+        let next = pause.map(|pause| now + pause);
         let earlier = self.next_removal.filter(|at| *at > now);
         self.next_removal = earlier.into_iter().chain(next).min();
         self.set_deletes_held();
