@@ -211,8 +211,9 @@ async fn crd_installed_while_lb_linker_runs_takes_effect() {
         let is_ours = uri.contains("linker.hsj.com") && event.user.contains("lb-linker");
         is_ours.then(|| (event.verb.clone(), uri))
     };
-    let asked: HashSet<_> = plane.audit_events().iter().filter_map(asked).collect();
-    assert_eq!(asked, [("get".to_owned(), "/apis/linker.hsj.com/v1alpha1".to_owned())].into());
+    let asked = || plane.audit_events().iter().filter_map(asked).collect::<HashSet<_>>();
+    eventually("discovery", || async { (!asked().is_empty()).then_some(()) }).await;
+    assert_eq!(asked(), [("get".to_owned(), "/apis/linker.hsj.com/v1alpha1".to_owned())].into());
 
     install(&plane);
     let shop = Shop { cluster, upstream, plane };

@@ -159,15 +159,16 @@ async fn external_targets(shop: &Shop) -> BTreeMap<String, (String, Value)> {
     services.into_iter().map(entry).collect()
 }
 
-/// Returns the writes of external targets and of their EndpointSlices, without the first `before` ones.
-fn writes(shop: &Shop, before: usize) -> Vec<AuditEvent> {
+/// Returns the writes of external targets and of their EndpointSlices by replicas with this prefix.
+fn writes(shop: &Shop, prefix: &str) -> Vec<AuditEvent> {
+    let users = format!("system:serviceaccount:lb-linker:{prefix}-");
     let is_write = |event: &AuditEvent| {
         event.is_write()
             && event.namespace == "external-targets"
             && ["services", "endpointslices"].contains(&&*event.resource)
-            && event.user.starts_with("system:serviceaccount:lb-linker:")
+            && event.user.starts_with(&users)
     };
-    shop.plane.audit_events().into_iter().filter(is_write).skip(before).collect()
+    shop.plane.audit_events().into_iter().filter(is_write).collect()
 }
 
 /// Returns user, verb, name, and the `externalName` that the request sets.
@@ -195,7 +196,6 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
     }
     let at_first = external_targets(&shop).await;
     assert_eq!(at_first.len(), SERVICES);
-    let written = writes(&shop, 0).len();
 
     let load = Arc::new(Load::default());
     load.endpoints.lock().unwrap().extend(old.iter().map(|linker| linker.dns));
@@ -203,8 +203,9 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
     let running = tokio::spawn(Arc::clone(&load).run(rate));
     let new = replace_all(&shop, &load, old, &Version { program: None, prefix: "new" }).await;
     // An upgrade alone writes nothing.
-    let after_upgrade: Vec<_> = writes(&shop, written).iter().map(summary).collect();
+    let after_upgrade: Vec<_> = writes(&shop, "new").iter().map(summary).collect();
     assert_eq!(after_upgrade, []);
+    assert_eq!(writes(&shop, "old").iter().filter(|event| event.code < 300).count(), SERVICES);
     assert_eq!(external_targets(&shop).await, at_first);
 
     // One ExternalTarget keeps the target of its Service, one has another target, one has no Service.
@@ -225,7 +226,11 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
     })
     .await;
     let decided = external_targets(&shop).await;
-    let written = writes(&shop, 0).len();
+    // The new targets of `svc-MOVED` and `alone`, and the annotation of `svc-0`.
+    eventually("writes for the ExternalTargets", || async {
+        (writes(&shop, "new").len() >= 3).then_some(())
+    })
+    .await;
 
     let old = replace_all(&shop, &load, new, &Version { prefix: "back", ..older }).await;
     // The older version doesn't know ExternalTargets: the Service's own target is the right one.
@@ -235,9 +240,11 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
             .await;
         answers(linker.dns, "svc-0.shop.lb.internal. CNAME", &format!("{}.", host(0))).await;
     }
-    let back: Vec<_> = writes(&shop, written).iter().map(summary).collect();
-    assert_eq!(back.len(), 1, "{back:#?}");
-    assert!(back[0].0.starts_with("back-") && back[0].2 == target(MOVED), "{back:#?}");
+    let is_any = || async { (!writes(&shop, "back").is_empty()).then_some(()) };
+    eventually("a write by the older version", is_any).await;
+    let back: Vec<_> = writes(&shop, "back").iter().map(summary).collect();
+    assert!(back.len() == 1 && back[0].2 == target(MOVED), "{back:#?}");
+    assert_eq!(writes(&shop, "new").len(), 3);
     let now = external_targets(&shop).await;
     for (name, (uid, spec)) in &decided {
         assert_eq!(&now[name].0, uid, "{name}");
