@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kube::Api;
@@ -10,11 +12,13 @@ use lb_linker::api::external_target::{Alerts, ExternalTarget};
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::alerts::desired::{RuleInputs, spec};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::harness::cluster::Cluster;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::{Linker, run_to_end};
-use crate::harness::{apply_deploy, deploy, eventually, grant_optional};
+use crate::harness::proxy::{ApiFault, FaultyApi};
+use crate::harness::{EVENT_TIMEOUT, apply_deploy, deploy, eventually, grant_optional};
 use crate::monitoring::{apply_crds, promtool};
 
 const RULES: &str = "monitoring.coreos.com";
@@ -189,6 +193,40 @@ async fn prometheus_rule_is_written_restored_and_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_removed_before_the_answer_to_a_write_is_restored() {
+    let shop = Shop::open(&["alerts"]).await;
+    apply_crds(&shop.plane);
+    let is_next_late = Arc::new(AtomicBool::new(false));
+    let late = Arc::clone(&is_next_late);
+    let injector = move |line: &str| {
+        let is_patch = line.starts_with("PATCH ") && line.contains("/prometheusrules/");
+        match is_patch && late.swap(false, Ordering::SeqCst) {
+            true => ApiFault::LateAnswer(Duration::from_secs(5)),
+            false => ApiFault::Pass,
+        }
+    };
+    let api = FaultyApi::start(&shop.plane, Arc::new(injector)).await;
+    let linker = Linker::start(["--kubeconfig", api.kubeconfig(), "--upstream", "none"]);
+    linker.ready().await;
+    shop.create("web", json!({})).await;
+    shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
+    let patch = async |change: Value| {
+        shop.rules().patch("lb-linker-web", &PatchParams::default(), &Patch::Merge(&change)).await.unwrap();
+    };
+    is_next_late.store(true, Ordering::SeqCst);
+    patch(json!({"spec": {"groups": []}})).await;
+    let has_groups = |rule: &Value| rule["spec"]["groups"] != json!([]);
+    shop.wait_for_rule("lb-linker-web", "restored", has_groups).await;
+    // While the answer is on its way, the watch shows that the rule has lost the label by which it is selected.
+    const OWNER: &str = "linker.hsj.com/external-target";
+    patch(json!({"metadata": {"labels": {OWNER: null}}})).await;
+    let has_label = |rule: &Value| rule["metadata"]["labels"][OWNER].is_string();
+    let restored = shop.wait_for_rule("lb-linker-web", "restored again", has_label);
+    // Without an event, the watch lists again after 150 s only.
+    timeout(EVENT_TIMEOUT / 2, restored).await.expect("the label is restored");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn next_leader_removes_the_rule_of_removed_alerts() {
     let shop = Shop::open(&["alerts"]).await;
     apply_crds(&shop.plane);
@@ -241,10 +279,11 @@ async fn garbage_collector_removes_the_rule() {
     assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
     let uid = shop.targets().get("stays").await.unwrap().metadata.uid.unwrap();
     assert_eq!(after["metadata"]["ownerReferences"][0]["uid"], json!(uid));
-    assert_eq!(
-        linker.metric(r#"lb_linker_api_writes_total{code="201",kind="PrometheusRule",verb="create"}"#),
-        Some(2.0)
-    );
+    let creates = shop.plane.audit_events().into_iter().filter(|event| {
+        let name = event.request.as_ref().map(|request| &request["metadata"]["name"]);
+        event.verb == "create" && event.code == 201 && name == Some(&json!("lb-linker-stays"))
+    });
+    assert_eq!(creates.count(), 1);
     drop((collector, linker));
 }
 
@@ -258,11 +297,13 @@ async fn missing_crd_and_permission_delay_only_the_rule() {
     let discovery = BTreeSet::from([("get".to_owned(), format!("/apis/{RULES}/v1"))]);
     eventually("discovery", || async { shop.requests().is_superset(&discovery).then_some(()) }).await;
     assert_eq!(shop.requests(), discovery);
+    linker.line("doesn't serve PrometheusRules").await;
     assert_eq!(linker.logged("doesn't serve PrometheusRules"), 1);
 
     apply_crds(&shop.plane);
     shop.wait_for_condition("web", "AlertsReady", ("False", "Forbidden")).await;
     shop.wait_for_condition("web", "Ready", ("True", "TargetVerified")).await;
+    linker.line("deploy/alerts/").await;
     assert_eq!(linker.logged("deploy/alerts/"), 1);
     // The leader goes on deciding about the target.
     shop.patch("web", json!({"pin": "second"})).await;

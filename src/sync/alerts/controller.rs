@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
 use futures::{FutureExt, StreamExt};
 use kube::Resource;
+use kube::api::ObjectMeta;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -36,6 +37,9 @@ use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, decoded, key_of, l
 pub(super) const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause before another try while another client's object, or an object that is being deleted, has the name.
 const CONFLICT_RETRY: Duration = Duration::from_secs(30);
+
+/// After a complete list without an object, only the watch can tell whether the object exists.
+const UNLISTED: u64 = u64::MAX;
 
 /// Maximum number of lines per minute about writes that another client reverts.
 const MAX_REVERTED_LINES: usize = 10;
@@ -96,6 +100,9 @@ pub(super) struct AlertsController {
     pub(super) work_queue: WorkQueue<u64>,
     fair_queue: FairQueue,
     pub(super) writes: JoinSet<RuleWrite>,
+    /// The writes under way, by key: the revision of the newest removal that the watch has shown since the write began;
+    /// 0 for none, [`UNLISTED`] after a list without the object.
+    removals: HashMap<ServiceKey, u64>,
     /// The requests for which `--sync plan` has logged the write.
     planned: HashMap<ServiceKey, u64>,
     object_errors: ObjectErrors,
@@ -135,6 +142,7 @@ impl AlertsController {
             work_queue: WorkQueue::new(MAX_WRITES),
             fair_queue: FairQueue::default(),
             writes: JoinSet::new(),
+            removals: HashMap::new(),
             planned: HashMap::new(),
             object_errors: ObjectErrors::of_kind("PrometheusRule"),
             discovery_log: ThrottledLog::default(),
@@ -162,6 +170,7 @@ impl AlertsController {
         (self.has_asked_discovery, self.is_served) = (false, None);
         // Aborts the writes of the former term.
         self.writes = JoinSet::new();
+        self.removals.clear();
         (self.work_queue, self.fair_queue) = (WorkQueue::new(MAX_WRITES), FairQueue::default());
         self.planned.clear();
         self.term = term;
@@ -303,20 +312,25 @@ impl AlertsController {
                 let list = std::mem::take(&mut scope.list);
                 self.rules.retain(|key, _| !scope.contains(key));
                 self.rules.extend(list);
+                for (key, newest) in &mut self.removals {
+                    if scope.contains(key) && !self.rules.contains_key(key) {
+                        *newest = UNLISTED;
+                    }
+                }
                 self.queue_scope(number);
             }
             Event::Applied(object) => {
-                let key = key_of(&object);
+                let (key, revision) = (key_of(&object), revision_of(object.meta()));
                 let Some(object) = decoded(object, &mut self.object_errors) else { return };
                 match ObservedRule::of(&object) {
                     Some((key, observed)) => self.on_observed(&key, observed),
-                    None => self.on_removed(&key, None),
+                    None => self.on_removed(&key, None, revision),
                 }
             }
             Event::Deleted(object) => {
                 let key = key_of(&object);
                 self.object_errors.set(&key, None);
-                self.on_removed(&key, object.meta().uid.as_deref());
+                self.on_removed(&key, object.meta().uid.as_deref(), revision_of(object.meta()));
             }
         }
     }
@@ -332,9 +346,20 @@ impl AlertsController {
         }
     }
 
+    /// Processes the answer to a write. If the watch was faster and has shown that the object has gone since, the answer
+    /// is outdated.
+    fn on_answered(&mut self, key: &ServiceKey, observed: ObservedRule, removed: u64) {
+        if observed.revision().is_none_or(|revision| revision >= removed) {
+            self.on_observed(key, observed);
+        }
+    }
+
     /// Processes that the PrometheusRule `rule` is gone, or doesn't belong to an ExternalTarget any more.
-    fn on_removed(&mut self, rule: &ServiceKey, uid: Option<&str>) {
+    fn on_removed(&mut self, rule: &ServiceKey, uid: Option<&str>, revision: u64) {
         let Some(key) = target_key(rule) else { return };
+        if let Some(newest) = self.removals.get_mut(&key) {
+            *newest = revision.max(*newest);
+        }
         let is_known = self.rules.get(&key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid));
         if is_known {
             self.rules.remove(&key);
@@ -484,6 +509,7 @@ impl AlertsController {
         let (verb, fingerprint) = (change.verb(), request.fingerprint);
         self.work_queue.begin(key);
         self.fair_queue.begin(key, Instant::now());
+        self.removals.insert(key.clone(), 0);
         let key = key.clone();
         self.writes.spawn(async move {
             let written = AssertUnwindSafe(writer.write(term, &key, &rule, change)).catch_unwind().await;
@@ -495,6 +521,7 @@ impl AlertsController {
     pub(super) fn written(&mut self, RuleWrite { key, fingerprint, verb, code, result }: RuleWrite) {
         let is_superseded = self.work_queue.done(&key);
         self.fair_queue.end(&key);
+        let removed = self.removals.remove(&key).unwrap_or_default();
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.count_write(verb, "PrometheusRule", code);
         }
@@ -508,7 +535,7 @@ impl AlertsController {
             }
             // The name was taken by an object of ours that the watch hasn't shown.
             Ok(Outcome::Present(observed)) if code == 409 => {
-                self.on_observed(&key, *observed);
+                self.on_answered(&key, *observed, removed);
                 self.work_queue.add_rate_limited(&key, None);
             }
             Ok(outcome) => {
@@ -518,7 +545,7 @@ impl AlertsController {
                         .recovered(&format!("PrometheusRules in namespace {namespace} can be written again"));
                 }
                 match outcome {
-                    Outcome::Present(observed) => self.on_observed(&key, *observed),
+                    Outcome::Present(observed) => self.on_answered(&key, *observed, removed),
                     Outcome::Absent | Outcome::Foreign => drop(self.rules.remove(&key)),
                 }
                 self.work_queue.succeeded(&key);
@@ -580,4 +607,9 @@ impl AlertsController {
     fn report(&mut self, key: &ServiceKey, why: &str, pause: Duration, is_new: bool) {
         self.refusals.report(format_args!("the PrometheusRule of ExternalTarget {key}"), why, pause, is_new);
     }
+}
+
+/// Returns `metadata.resourceVersion` as a number, or 0.
+fn revision_of(metadata: &ObjectMeta) -> u64 {
+    metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or_default()
 }

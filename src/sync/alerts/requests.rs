@@ -152,7 +152,7 @@ impl RuleRequests {
         self.requests.get(key).map(|request| Arc::clone(&request))
     }
 
-    pub(super) fn keys(&self) -> Vec<ServiceKey> {
+    pub(in crate::sync) fn keys(&self) -> Vec<ServiceKey> {
         self.requests.iter().map(|request| request.key().clone()).collect()
     }
 

@@ -11,9 +11,13 @@ use crate::sync::alerts::requests::{RuleRequests, RuleState};
 
 const FORBIDDEN: &str = "Forbidden";
 
-/// Requests the PrometheusRule that the specification of an ExternalTarget wants, or none.
+/// Requests the PrometheusRule that the specification of an ExternalTarget wants, or none. While an ExternalTarget is
+/// being deleted, its PrometheusRule is left to the garbage collector, which removes it or its owner reference.
 pub(super) fn request_rule(rules: &RuleRequests, object: &ObservedExternalTarget) {
     let (key, uid) = (&object.key, &object.uid);
+    if object.is_terminating {
+        return rules.forget(key);
+    }
     match &object.spec.alerts {
         Some(alerts) => {
             let position_of = |pin: &String| object.sources().iter().position(|source| source.name == *pin);
@@ -131,6 +135,16 @@ mod tests {
 
     fn former() -> Condition {
         condition(ALERTS_READY, "True", "RuleWritten", "", "2026-11-01T00:00:00Z".parse().unwrap(), 3)
+    }
+
+    #[test]
+    fn rule_of_a_terminating_object_is_left_to_the_garbage_collector() {
+        let (rules, mut terminating) = (RuleRequests::default(), object(true, None));
+        request_rule(&rules, &terminating);
+        assert_eq!(rules.keys(), [terminating.key.clone()]);
+        terminating.is_terminating = true;
+        request_rule(&rules, &terminating);
+        assert_eq!(rules.keys(), []);
     }
 
     #[test]

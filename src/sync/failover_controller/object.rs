@@ -37,6 +37,8 @@ impl TrackedExternalTarget {
 pub(super) struct ObservedExternalTarget {
     pub(super) key: ServiceKey,
     pub(super) uid: Uid,
+    /// Whether `metadata.deletionTimestamp` is set.
+    pub(super) is_terminating: bool,
     /// `metadata.creationTimestamp` in seconds since 1970.
     pub(super) created: Option<i64>,
     /// `metadata.resourceVersion`.
@@ -63,6 +65,7 @@ impl ObservedExternalTarget {
         Self {
             key,
             uid: metadata.uid.as_deref().unwrap_or_default().into(),
+            is_terminating: metadata.deletion_timestamp.is_some(),
             created: metadata.creation_timestamp.map(|time| time.0.as_second()),
             version: metadata.resource_version.unwrap_or_default(),
             generation: metadata.generation.unwrap_or_default(),

@@ -26,6 +26,8 @@ pub enum ApiFault {
     Throttle(Option<u32>),
     /// Forwards the request after this time.
     Late(Duration),
+    /// Forwards the request, and the response after this time.
+    LateAnswer(Duration),
     /// Forwards the request and drops the response.
     LoseAnswer,
     /// Replaces bytes in the response by other bytes of the same length.
@@ -130,6 +132,9 @@ async fn serve(mut client: TcpStream, api_server: SocketAddr, injector: ApiFault
     if server.write_all(&closing).await.is_err() {
         return;
     }
+    if let ApiFault::LateAnswer(delay) = fault {
+        tokio::time::sleep(delay).await;
+    }
     let (mut held, mut buffer) = (Vec::new(), vec![0; 65536]);
     while let Ok(read @ 1..) = server.read(&mut buffer).await {
         held.extend_from_slice(&buffer[..read]);
@@ -139,7 +144,11 @@ async fn serve(mut client: TcpStream, api_server: SocketAddr, injector: ApiFault
                 0
             }
             ApiFault::Garble(from, to) => garble(&mut held, from, to),
-            ApiFault::Pass | ApiFault::Late(_) | ApiFault::Throttle(_) | ApiFault::Answer(..) => 0,
+            ApiFault::Pass
+            | ApiFault::Late(_)
+            | ApiFault::LateAnswer(_)
+            | ApiFault::Throttle(_)
+            | ApiFault::Answer(..) => 0,
         };
         let rest = held.split_off(held.len() - kept);
         if client.write_all(&held).await.is_err() {
