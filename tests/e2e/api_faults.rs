@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::dns::short;
+use crate::harness::dns::answers;
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{ApiFault, ApiFaultInjector, FaultyApi};
 use crate::harness::{cluster_with_target, eventually};
@@ -50,7 +50,7 @@ async fn failed_first_list_still_restores_the_last_target() {
     let linker = start(&api, &namespace, &target, &[]);
     linker.ready().await;
     linker.line("503").await;
-    assert_eq!(short(linker.dns, &format!("web.{namespace}.lb.internal. CNAME")).await, "a.example.com.");
+    answers(linker.dns, &format!("web.{namespace}.lb.internal. CNAME"), "a.example.com.").await;
     linker.counts("lb_linker_links{state=\"stale\"}", 1.0).await;
 }
 
@@ -93,11 +93,11 @@ async fn removals_with_lost_responses_count_for_max_deletes() {
     for i in 0..8 {
         cluster.delete_service(&namespace, &format!("svc-{i}")).await;
     }
-    eventually("six removals that are held back", || async {
-        (linker.metric("lb_linker_deletes_held") == Some(6.0)).then_some(())
+    let left = || async { cluster.services(&target).list(&Default::default()).await.unwrap().items.len() };
+    eventually("two removals, and six that are held back", || async {
+        let are_held = linker.metric("lb_linker_deletes_held") == Some(6.0);
+        (are_held && lost.load(Ordering::Relaxed) >= 2 && left().await == 6).then_some(())
     })
     .await;
-    assert!(lost.load(Ordering::Relaxed) >= 2);
-    let left = cluster.services(&target).list(&Default::default()).await.unwrap();
-    assert_eq!(left.items.len(), 6);
+    assert_eq!(left().await, 6);
 }

@@ -9,6 +9,7 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 use crate::answers::{Fixture, start_with_links};
 use crate::harness::dns::{FaultyUpstream, address, ask_repeatedly_from, ede, error, query, show};
+use crate::harness::eventually;
 use crate::harness::linker::run_to_end;
 
 const LISTED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
@@ -34,9 +35,14 @@ async fn upstream() -> FaultyUpstream {
     .await
 }
 
-/// Sends a query from an address, by UDP and TCP, several times each.
+/// Sends a query from an address, by UDP and TCP, several times each, and again if an answer says that the upstream is
+/// late.
 async fn ask_from(source: IpAddr, server: SocketAddr, question: &str) -> Vec<Message> {
-    ask_repeatedly_from(source, server, &query(question)).await
+    let look = || async {
+        let answers = ask_repeatedly_from(source, server, &query(question)).await;
+        answers.iter().all(|answer| ede(answer) != Some(22)).then_some(answers)
+    };
+    eventually(question, look).await
 }
 
 async fn start(upstream: &FaultyUpstream, args: &[&str]) -> Fixture {

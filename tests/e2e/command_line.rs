@@ -4,9 +4,9 @@ use std::process::Output;
 
 use nix::sys::signal::Signal;
 
-use crate::harness::cluster_with_target;
 use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
 use crate::harness::port::HeldPort;
+use crate::harness::{cluster_with_target, eventually, permission};
 
 fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
@@ -230,8 +230,12 @@ async fn check_cluster_reports_every_missing_permission() {
             &target,
         ])
     };
-    let output = check("lb-linker", "lb-linker");
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    // The API server applies the new permissions a moment later.
+    let complete = || async {
+        let output = check("lb-linker", "lb-linker");
+        (output.status.code() == Some(0)).then_some(output)
+    };
+    let output = eventually("all permissions", complete).await;
     assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 15);
     let absent = "ExternalTargets aren't used, because their CRD isn't installed: deploy/crd/";
     assert!(stdout(&output).lines().any(|line| line == absent), "{}", stdout(&output));
@@ -240,6 +244,8 @@ async fn check_cluster_reports_every_missing_permission() {
     plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
     let subject = format!("--serviceaccount={namespace}:nobody");
     plane.kubectl(&["create", "clusterrolebinding", &namespace, "--clusterrole=lb-linker", &subject]);
+    let account = format!("--as=system:serviceaccount:{namespace}:nobody");
+    permission(plane, true, &["list", "services", "-A", &account]).await;
     let output = check(&namespace, "nobody");
     assert_eq!(output.status.code(), Some(1));
     for (verb, resource) in ["services", "endpointslices"]
@@ -269,6 +275,8 @@ async fn check_cluster_dry_runs_an_external_target() {
     plane.kubectl(&["-n", &home, "create", "serviceaccount", "admin"]);
     let subject = format!("--serviceaccount={home}:admin");
     plane.kubectl(&["create", "clusterrolebinding", &home, "--clusterrole=cluster-admin", &subject]);
+    let account = format!("--as=system:serviceaccount:{home}:admin");
+    permission(plane, true, &["create", "services", "-A", &account]).await;
     let nowhere = format!("{target}-nowhere");
     let output = check(&home, "admin", &["--target-namespace", &nowhere]);
     let sentence = format!(
@@ -289,7 +297,7 @@ async fn check_cluster_dry_runs_an_external_target() {
         let output = check("lb-linker", "lb-linker", &["--target-namespace", &full]);
         (output.status.code() == Some(1) && stderr(&output).starts_with(&sentence)).then_some(output)
     };
-    let output = crate::harness::eventually("the quota to be in force", refused).await;
+    let output = eventually("the quota to be in force", refused).await;
     assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
     // With `--sync plan`, `check` doesn't dry-run an external target.
     let plan = ["--target-namespace", &full, "--sync", "plan"];
@@ -369,13 +377,16 @@ async fn query_prints_the_answer_of_a_server() {
     let server = format!("@{}", linker.dns);
     let query = |arguments: &[&str]| run_to_end([&["query"], arguments].concat());
 
-    let output = query(&["web-default.lb.internal", &server, "cname"]);
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    // The program waits for an answer for 3 s only.
+    let answer = async |arguments: &[&str]| {
+        let look = || async { Some(query(arguments)).filter(|output| output.status.code() == Some(0)) };
+        eventually("an answer", look).await
+    };
+    let output = answer(&["web-default.lb.internal", &server, "cname"]).await;
     let text = stdout(&output);
     assert!(text.starts_with(";; NOERROR, flags aa rd; from 127.0.0.1:"), "{text}");
     assert!(text.ends_with("web-default.lb.internal. 5 IN CNAME a.example.com.\n"), "{text}");
-    let output = query(&[&server, "gone.lb.internal"]);
-    assert_eq!(output.status.code(), Some(0));
+    let output = answer(&[&server, "gone.lb.internal"]).await;
     assert!(stdout(&output).starts_with(";; NXDOMAIN"), "{}", stdout(&output));
 
     let output = query(&[&server]);

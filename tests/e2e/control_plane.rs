@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 use crate::harness::clients::client;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::permission;
 use crate::harness::programs::programs;
 
 #[tokio::test]
@@ -41,6 +42,8 @@ async fn service_account_has_only_its_permissions() {
     let account = format!("--serviceaccount={namespace}:reader");
     plane.kubectl(&["create", "rolebinding", "reader", "-n", &namespace, "--role=reader", &account]);
 
+    let user = format!("--as=system:serviceaccount:{namespace}:reader");
+    permission(plane, true, &["get", "services", "-n", &namespace, &user]).await;
     let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "reader");
     let reader = client(&kubeconfig).await;
     assert!(Cluster::new(reader.clone()).get_service(&namespace, "none").await.is_none());

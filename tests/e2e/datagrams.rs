@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -82,15 +83,21 @@ fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) ->
         question.to_vec().unwrap()
     };
     client.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let has_sent_all = AtomicBool::new(false);
     thread::scope(|scope| {
         let answered = scope.spawn(|| {
             let (mut ids, mut answer) = (HashSet::new(), [0; 1232]);
-            // The thread receives answers until none has arrived for two seconds.
-            while ids.len() < usize::from(STEPS)
-                && let Ok(length) = client.recv(&mut answer)
-            {
-                assert!(length > 12);
-                ids.insert([answer[0], answer[1]]);
+            // The thread receives answers until none has arrived for two seconds after the last query.
+            while ids.len() < usize::from(STEPS) {
+                let has_sent_all = has_sent_all.load(Ordering::SeqCst);
+                match client.recv(&mut answer) {
+                    Ok(length) => {
+                        assert!(length > 12);
+                        ids.insert([answer[0], answer[1]]);
+                    }
+                    Err(_) if has_sent_all => break,
+                    Err(_) => {}
+                }
             }
             ids.len()
         });
@@ -108,6 +115,7 @@ fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) ->
             next = (next + STEP).max(Instant::now());
             thread::sleep(next.saturating_duration_since(Instant::now()));
         }
+        has_sent_all.store(true, Ordering::SeqCst);
         1.0 - answered.join().unwrap() as f64 / f64::from(STEPS)
     })
 }

@@ -185,7 +185,7 @@ async fn pending_service_loses_its_predecessors_external_target() {
         linker.line(&format!("external target {target}/{object}: removed")).await;
         // If the Service counted as gone, its name wouldn't exist any more.
         let question = format!("web.{namespace}.lb.internal. CNAME");
-        assert_eq!(short(linker.dns, &question).await, "No Error");
+        answers(linker.dns, &question, "No Error").await;
         // The new Service's own target gets a new external target.
         cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
         wait_for_external_target(&cluster, &target, &object, "b.example.com").await;
@@ -269,9 +269,9 @@ async fn suspicious_list_is_ignored_until_a_second_list_agrees() {
     plane.kill_apiserver();
     plane.start_apiserver();
     let cluster = plane.cluster().await;
+    let continued = Instant::now();
     linker.signal(Signal::SIGCONT);
     let line = linker.line("12 of 15 load balancers are missing from a new list of the API server").await;
-    let doubted = Instant::now();
     assert!(line.contains("is ignored until a second list"), "{line}");
     for i in 0..15 {
         let question = format!("svc-{i}.default.lb.internal. CNAME");
@@ -285,5 +285,5 @@ async fn suspicious_list_is_ignored_until_a_second_list_agrees() {
     })
     .await
     .expect("the targets are removed after a second list agrees");
-    assert!(doubted.elapsed() > Duration::from_secs(25), "nothing is removed before the second list");
+    assert!(continued.elapsed() > Duration::from_secs(30), "nothing is removed before the second list");
 }

@@ -13,7 +13,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::answers;
 use crate::harness::linker::Linker;
-use crate::harness::{apply_deploy, deploy, eventually};
+use crate::harness::{LINKER, apply_deploy, deploy, eventually, permission};
 use crate::recreation::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
@@ -241,11 +241,7 @@ async fn missing_permission_for_events_is_logged_once() {
     assert!(asked >= Some(1.0) && asked < Some(10.0), "fewer requests than Events: {asked:?}");
 
     plane.apply(&rights);
-    let granted = || async {
-        let account = "--as=system:serviceaccount:lb-linker:lb-linker";
-        plane.try_kubectl(&["auth", "can-i", "create", "events.events.k8s.io", account]).ok()
-    };
-    eventually("the permission", granted).await;
+    permission(&plane, true, &["create", "events.events.k8s.io", LINKER]).await;
     change_until_event(&plane, &cluster, "default", "svc-0").await;
     linker.line("Events can be recorded again in namespace default").await;
 }
@@ -280,6 +276,7 @@ async fn permission_missing_in_some_namespaces_is_logged_once_each() {
         plane.kubectl(&["create", "rolebinding", "events", "-n", namespace, "--role=events", account]);
     };
     allow(&namespaces[0]);
+    permission(&plane, true, &["create", "events.events.k8s.io", "-n", &namespaces[0], LINKER]).await;
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     for refused in &namespaces[1..] {
         linker.line(&format!("can't create Events in namespace {refused}")).await;
@@ -288,7 +285,7 @@ async fn permission_missing_in_some_namespaces_is_logged_once_each() {
     change_until_event(&plane, &cluster, &namespaces[0], "web").await;
     let start = Instant::now();
     let mut round = 0;
-    while start.elapsed() < Duration::from_secs(4) {
+    while start.elapsed() < Duration::from_secs(4) || round < 20 {
         round += 1;
         for namespace in &namespaces {
             let host = format!("round-{round}.example.com");
@@ -328,6 +325,7 @@ async fn events_at_shutdown_are_sent_or_counted() {
         };
         futures::stream::iter(0..services).map(make).buffer_unordered(8).collect::<Vec<_>>().await;
         let args = ["--upstream", "none", "--leader-election", "off", "--watch-namespaces", namespace];
+        let since = Instant::now();
         let mut linker = Linker::in_cluster(&plane, TARGETS, &args);
         let written = || async {
             let all = cluster.services(TARGETS).list(&Default::default()).await.unwrap();
@@ -347,9 +345,10 @@ async fn events_at_shutdown_are_sent_or_counted() {
         });
         let sent = sent.count();
         let left = services - sent;
+        let most = 50 + 20 * (since.elapsed().as_secs() as usize + 1);
+        assert!(sent <= most, "{sent} are more than the limits allow");
         // A busy API server accepts fewer than 20 Events per second: then some of the FEW Events are left, too.
-        if services == TOO_MANY || left > 0 {
-            assert!(left > 0, "{sent} are more than the limits allow");
+        if left > 0 {
             let line = linker.line("Kubernetes Events haven't been sent").await;
             // If the response to the last request is missing, lb-linker counts its Event as not sent.
             let said = [left, left + 1].map(|number| format!("stopping although {number} Kubernetes Events"));

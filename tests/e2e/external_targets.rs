@@ -17,7 +17,7 @@ use crate::harness::clients::client;
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::run_to_end;
-use crate::harness::{deploy, eventually};
+use crate::harness::{deploy, eventually, permission};
 
 /// An ExternalTarget with every field of the spec.
 const WEB: &str = "
@@ -75,10 +75,17 @@ async fn refusal(api: &Api<ExternalTarget>, name: &str, spec: Value) -> Vec<Stat
 }
 
 /// Creates a ServiceAccount with this ClusterRole in its namespace, and returns its kubeconfig.
-fn account(plane: &ControlPlane, namespace: &str, name: &str, role: &str) -> PathBuf {
+async fn account(plane: &ControlPlane, namespace: &str, name: &str, role: &str) -> PathBuf {
     plane.kubectl(&["-n", namespace, "create", "serviceaccount", name]);
-    let (role, subject) = (format!("--clusterrole={role}"), format!("--serviceaccount={namespace}:{name}"));
-    plane.kubectl(&["-n", namespace, "create", "rolebinding", name, &role, &subject]);
+    let subject = format!("{namespace}:{name}");
+    let (binds, to) = (format!("--clusterrole={role}"), format!("--serviceaccount={subject}"));
+    plane.kubectl(&["-n", namespace, "create", "rolebinding", name, &binds, &to]);
+    // The role `view` has no rules, because the controller that copies them doesn't run here.
+    if role != "view" {
+        let verb = if role == "lb-linker-crd-edit" { "create" } else { "list" };
+        let user = format!("--as=system:serviceaccount:{subject}");
+        permission(plane, true, &[verb, "externaltargets.linker.hsj.com", "-n", namespace, &user]).await;
+    }
     plane.kubeconfig_for_service_account(namespace, name)
 }
 
@@ -385,7 +392,7 @@ async fn aggregated_roles_edit_the_spec_but_not_the_status() {
     let (edit, status) = (json!({"spec": {"ttlSeconds": 7}}), json!({"status": {"observedGeneration": 1}}));
     let (edit, status) = (Patch::Merge(edit), Patch::Merge(status));
     let as_user = async |role: &str| -> Api<ExternalTarget> {
-        let user = account(plane, &namespace, role, role);
+        let user = account(plane, &namespace, role, role).await;
         Api::namespaced(client(&user).await, &namespace)
     };
     let params = PatchParams::default();
@@ -460,12 +467,12 @@ async fn check_cluster_lists_permissions_for_an_installed_crd() {
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
     let permissions = ["list externaltargets", "watch externaltargets", "patch externaltargets/status"];
-    let user = account(plane, &namespace, "with", "lb-linker-crd");
+    let user = account(plane, &namespace, "with", "lb-linker-crd").await;
     let granted = permissions.map(|permission| format!("yes  {permission} in namespace {namespace}"));
     assert_eq!(check(&user, "on"), granted);
     assert_eq!(check(&user, "plan"), granted[..2]);
     assert_eq!(check(&user, "off"), granted[..2]);
-    let user = account(plane, &namespace, "without", "view");
+    let user = account(plane, &namespace, "without", "view").await;
     let why = "(only for ExternalTargets: deploy/crd/)";
     let missing = permissions.map(|permission| format!("no   {permission} in namespace {namespace} {why}"));
     assert_eq!(check(&user, "on"), missing);

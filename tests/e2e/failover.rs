@@ -19,7 +19,7 @@ use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{FaultyUpstream, absence, address, answers, error, short};
 use crate::harness::linker::Linker;
-use crate::harness::{apply_deploy, deploy, eventually};
+use crate::harness::{LINKER, apply_deploy, deploy, eventually, permission};
 use crate::recreation::wait_for_external_target;
 
 /// An upstream resolver whose names can be switched off.
@@ -287,6 +287,9 @@ async fn new_target_is_announced_when_it_resolves() {
     shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "web"}}]})).await;
     shop.wait_until_announced("web", "old.example.com").await;
     shop.condition("web", "Ready", "True").await;
+    for linker in both {
+        linker.counts("lb_linker_external_targets{state=\"verified\"}", 1.0).await;
+    }
 
     shop.cluster.set_ingress("shop", "web", &[Ingress::Hostname("new.example.com")]).await;
     let question = "web.shop.lb.internal. CNAME";
@@ -382,8 +385,11 @@ async fn loop_of_one_object_fails_no_check_of_another_one() {
     shop.load_balancer("shop", "web", "seoul.example.com").await;
     let alias = json!({"name": "alias", "hostname": "alias.example.com"});
     let sources = json!([{"name": "seoul", "service": {"name": "web"}}, alias]);
-    shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
-    shop.create("other", json!({"sources": [alias], "check": shortest_check()})).await;
+    // The first message of a state stays, so the checks wait long for a reply.
+    let check =
+        json!({"periodSeconds": 5, "timeoutSeconds": 30, "failureThreshold": 2, "successThreshold": 1});
+    shop.create("web", json!({"sources": sources, "check": check})).await;
+    shop.create("other", json!({"sources": [alias], "check": check})).await;
     let _linker = shop.linker(&[]).await;
 
     let state = async |name: &str| {
@@ -506,9 +512,10 @@ async fn target_stays_without_permission_and_goes_with_the_crd() {
     // Without the permission to list ExternalTargets, DNS answers the hostname of the external target.
     linker.stop();
     shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-crd"]);
-    let linker = shop.linker(&["--delete-delay", "5s"]).await;
+    permission(&shop.plane, false, &["list", "externaltargets.linker.hsj.com", "-A", LINKER]).await;
+    let linker = shop.linker(&["--delete-delay", "15s"]).await;
     linker.line("deploy/crd/").await;
-    assert_answer_stays(&[&linker], question, "a.example.com.", 7).await;
+    assert_answer_stays(&[&linker], question, "a.example.com.", 17).await;
     assert_eq!(shop.uid_of_external_target(name).await, uid);
 
     install(&shop.plane);

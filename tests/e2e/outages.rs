@@ -57,7 +57,7 @@ async fn cluster_dns_answers_with_one_of_two_replicas_silent() {
     // A dead node sends nothing, not even ICMP errors about closed ports.
     replicas[0].signal(Signal::SIGSTOP);
     for _ in 0..20 {
-        assert_eq!(short(dns.address, &question).await, "a.example.com.");
+        answers(dns.address, &question, "a.example.com.").await;
     }
     replicas[0].signal(Signal::SIGCONT);
 }
@@ -91,7 +91,7 @@ async fn links_resolve_while_the_cluster_dns_is_away() {
     drop(cluster_dns);
     let question = format!("web-{namespace}.lb.internal. A");
     for _ in 0..3 {
-        assert_eq!(short(linker.dns, &question).await, "a.example.com. 192.0.2.10");
+        answers(linker.dns, &question, "a.example.com. 192.0.2.10").await;
     }
     assert_eq!(linker.get_ready().0, 200);
     let failed = ask_udp(linker.dns, &query(&of_cluster)).await;

@@ -352,7 +352,7 @@ async fn flood_of_lookups_is_shed_before_zone_answers() {
     let refused = sum("lb_linker_dns_lookups_refused_total");
     let dropped = sum("lb_linker_dns_udp_dropped_total");
     assert!(refused > 0.0, "look-ups are refused");
-    assert!(answered - before > 20, "{answered} answers for the zone");
+    assert!(answered - before >= 20, "{answered} answers for the zone");
     let lines =
         linker.logged("look-ups refused since the last such line") + linker.logged("UDP: queries dropped");
     let minutes = usize::try_from(begun.elapsed().as_secs() / 60).unwrap();

@@ -108,7 +108,7 @@ async fn external_target_and_name_are_removed_after_the_delay() {
     let namespace = cluster.create_namespace("delay").await;
     let question = format!("web-{namespace}.lb.internal. CNAME");
     let object = format!("web-{namespace}-ext");
-    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "5s"]);
+    let linker = Linker::in_cluster(plane, &target, &["--upstream", "none", "--delete-delay", "12s"]);
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
     wait_for_external_target(&cluster, &target, &object, "a.example.com").await;

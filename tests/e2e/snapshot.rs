@@ -13,9 +13,12 @@ use tempfile::TempDir;
 
 use crate::failover::{Shop, shortest_check};
 use crate::harness::cluster::Ingress;
-use crate::harness::dns::{answers, ask_repeatedly, ask_udp, ede, query, short, show, without_foreign_ttls};
+use crate::harness::dns::{
+    IN_CLIENT_TIMEOUT, answers, ask_repeatedly, ask_udp, ask_within, ede, query, short, show,
+    without_foreign_ttls,
+};
 use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
-use crate::harness::{apply_deploy, eventually};
+use crate::harness::{LINKER, apply_deploy, eventually, permission};
 use crate::recreation::wait_for_external_target;
 
 /// The metric with the age of the snapshot that is served.
@@ -116,7 +119,10 @@ async fn start_without_api_server(outage: ApiServerOutage) {
     }
     assert_eq!(linker.metric(AGE), Some(0.0));
     linker.counts("lb_linker_snapshot_links", 4.0).await;
-    assert!(linker.metric("lb_linker_snapshot_last_write_timestamp_seconds").unwrap() > 1e9);
+    eventually("the time of the last write", || async {
+        (linker.metric("lb_linker_snapshot_last_write_timestamp_seconds")? > 1e9).then_some(())
+    })
+    .await;
     assert_eq!(fs::metadata(file.path()).unwrap().mode() & 0o777, 0o600);
     drop(linker);
 
@@ -142,7 +148,9 @@ async fn start_without_api_server(outage: ApiServerOutage) {
             let mut records = [address, alias];
             records.sort();
             let expected = format!("No Error aa rd ra | {} |  | ", records.join(", "));
-            assert_from_snapshot(&linker, &format!("{name}.lb.internal. A"), &expected).await;
+            let question = format!("{name}.lb.internal. A");
+            ask_within(IN_CLIENT_TIMEOUT, linker.dns, &query(&question)).await;
+            assert_from_snapshot(&linker, &question, &expected).await;
         }
     }
     let expected = "No Error aa rd ra | ips.shop.lb.internal. 5 IN A 192.0.2.7 |  | ";
@@ -223,10 +231,7 @@ async fn snapshot_causes_no_write_while_the_list_is_forbidden() {
     shop.cluster.delete_service("external-targets", "old-shop-ext").await;
     shop.cluster.delete_service("shop", "old").await;
     shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker"]);
-    let account = "--as=system:serviceaccount:lb-linker:lb-linker";
-    let may =
-        || async { shop.plane.try_kubectl(&["auth", "can-i", "list", "services", "-A", account]).err() };
-    eventually("the missing permission", may).await;
+    permission(&shop.plane, false, &["list", "services", "-A", LINKER]).await;
     let before = shop.plane.audit_events().len();
     let linker = file.start().await;
     assert_eq!(linker.get_ready().0, 200);
@@ -276,6 +281,7 @@ async fn damaged_snapshot_is_set_aside_at_the_start() {
         "the snapshot {path} isn't used: its checksum doesn't match its content; it was renamed to {path}.damaged, and a new one \
          will be written"
     );
+    linker.line(&line).await;
     assert_eq!(linker.logged(&line), 1, "{:#?}", linker.log());
     assert_eq!(fs::read_to_string(format!("{path}.damaged")).unwrap(), damaged);
     answers(linker.dns, "web-shop.lb.internal. CNAME", "a.example.com.").await;

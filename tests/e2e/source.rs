@@ -269,6 +269,7 @@ async fn follower_error_is_logged_once_and_has_no_event_at_start() {
     assert!(wait_for_refusal(&plane, &other, "new").await.starts_with(&refused));
 
     for name in ["malformed", "typo", "new"] {
+        linker.line(&format!("Service {other}/{name}: ")).await;
         assert_eq!(linker.logged(&format!("Service {other}/{name}: ")), 1, "{:#?}", linker.log());
         assert_eq!(refusal_messages(&plane, &other, name).len(), 1);
     }
@@ -304,6 +305,7 @@ async fn tombstone_is_written_to_former_followers_only() {
         wait_for_target(&cluster, namespace, "follows-ip", "deleted.lb.internal").await;
     }
 
+    wait_for_external_target(&cluster, TARGETS, &format!("web-{own}-ext"), "a.example.com").await;
     // The load balancer is deleted while lb-linker is stopped, so its allow-from annotation isn't known any more.
     linker.stop();
     cluster.delete_service(&own, "web").await;
@@ -366,14 +368,14 @@ async fn rejected_target_doesnt_delay_the_next_target() {
     })
     .await;
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("refused.example.com")]).await;
-    // Wait until the retry delay is at least 6 s, longer than the 3 s in which the next target must be written.
+    // Wait until the retry delay is at least 15 s, longer than the 12 s in which the next target must be written.
     let pause = |line: &String| line.split_once("next try in ")?.1.strip_suffix('s')?.parse().ok();
     eventually("a long pause", || async {
-        linker.log().iter().filter_map(pause).any(|seconds: f64| seconds >= 6.0).then_some(())
+        linker.log().iter().filter_map(pause).any(|seconds: f64| seconds >= 15.0).then_some(())
     })
     .await;
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("b.example.com")]).await;
-    let soon = std::time::Duration::from_secs(3);
+    let soon = std::time::Duration::from_secs(12);
     tokio::time::timeout(soon, wait_for_target(&cluster, &own, "db", "b.example.com"))
         .await
         .expect("at once");

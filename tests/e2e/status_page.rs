@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::harness::browser::Browser;
-use crate::harness::eventually;
 use crate::harness::linker::Linker;
+use crate::harness::{eventually, replace_file};
 
 /// WebDriver's characters for keys.
 const ESCAPE: &str = "\u{e00c}";
@@ -77,7 +77,7 @@ async fn status_page_shows_links_and_their_changes() {
     assert!(instance.contains("replica replica-1") && instance.contains("zones lb.internal"), "{instance}");
     let changed =
         [manifest("db", None), manifest("mail", None), manifest("web", Some("b.example.com"))].concat();
-    fs::write(page.directory.path().join("services.yaml"), changed).unwrap();
+    replace_file(&page.directory.path().join("services.yaml"), changed);
     page.shows(ROWS, json!(["db", "mail", "web"])).await;
     page.browser.click("button[data-link='shop/web']");
     let detail = "document.querySelector('tr.detail')?.innerText.includes('web-shop.lb.internal')";

@@ -1,5 +1,6 @@
 //! `lb-linker stub`, with a real CoreDNS in the roles of the cluster DNS and of NodeLocal DNSCache.
 
+use std::cell::Cell;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::{ControlPlane, Options};
@@ -17,7 +19,7 @@ use crate::harness::network;
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
-use crate::harness::{apply_deploy, deploy, eventually};
+use crate::harness::{EVENT_TIMEOUT, apply_deploy, deploy, eventually};
 
 /// The cluster IPs of lb-linker's Service, before and after it is recreated.
 const LB_LINKER: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 53), Ipv4Addr::new(10, 0, 0, 54)];
@@ -130,6 +132,24 @@ async fn wait_for_answer(server: Ipv4Addr, expected: &str) {
     .await;
 }
 
+/// Repeats `stub --verify` until its exit code and its errors are as expected: it waits for each answer for 3 s only.
+async fn verified(
+    kubeconfig: &Path,
+    is_expected: impl Fn(Option<i32>, &str) -> bool,
+) -> (Option<i32>, String, String) {
+    let last = Cell::new(String::new());
+    let look = || async {
+        let (code, out, err) = text(&stub(kubeconfig, &["--verify"]));
+        let result = is_expected(code, &err).then(|| (code, out.clone(), err.clone()));
+        last.set(format!("{code:?}: {out}{err}"));
+        result
+    };
+    match timeout(EVENT_TIMEOUT / 2, eventually("stub --verify", look)).await {
+        Ok(result) => result,
+        Err(_) => panic!("stub --verify gives {}", last.take()),
+    }
+}
+
 #[tokio::test]
 async fn zone_is_added_verified_and_removed_on_each_tier() {
     programs();
@@ -182,17 +202,15 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     );
     assert!(out.contains("        bind 169.254.20.10 10.0.0.10\n"), "{out}");
 
-    let (code, out, err) = text(&stub(&pod, &["--verify"]));
-    assert_eq!(code, Some(1), "{out}{err}");
     let expected = "web-shop.lb.internal A: the load balancer is lb-1.example.com\n\
                     RESOLVER               ADDRESS         ANSWER             TTL\n\
                     lb-linker              10.0.0.53       lb-1.example.com   5\n\
                     cluster DNS            10.0.0.11       NXDOMAIN           30\n";
-    assert!(out.starts_with(expected), "{out}");
     let problems = "lb-linker: cluster DNS at 10.0.0.11 answers wrongly: NXDOMAIN, TTL 30\n\
                     lb-linker: kube-system/coredns:Corefile has no block for lb.internal\n\
                     lb-linker: kube-system/node-local-dns:Corefile has no block for lb.internal\n";
-    assert_eq!(err, problems);
+    let (_, out, _) = verified(&pod, |code, err| code == Some(1) && err == problems).await;
+    assert!(out.starts_with(expected), "{out}");
 
     // Standard input is empty, so the question of `--apply` isn't answered.
     let (code, out, err) = text(&stub(&admin, &["--apply"]));
@@ -214,8 +232,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     for server in [KUBE_DNS_UPSTREAM, KUBE_DNS, NODE_LOCAL] {
         wait_for_answer(server, "lb-1.example.com.").await;
     }
-    let (code, out, err) = text(&stub(&pod, &["--verify"]));
-    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    let (_, out, _) = verified(&pod, |code, err| code == Some(0) && err.is_empty()).await;
     for tier in ["lb-linker              10.0.0.53", "cluster DNS            10.0.0.11"] {
         assert!(out.contains(&format!("\n{tier}       lb-1.example.com   5\n")), "{out}");
     }
@@ -234,9 +251,8 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     drop(linker);
     let linker = start_linker(&plane, LB_LINKER[1]);
     linker.ready().await;
-    let (code, out, err) = text(&stub(&pod, &["--verify"]));
-    assert_eq!(code, Some(1), "{out}{err}");
-    assert!(err.starts_with("lb-linker: cluster DNS at 10.0.0.11 answers wrongly: "), "{err}");
+    let wrong = "lb-linker: cluster DNS at 10.0.0.11 answers wrongly: ";
+    let (_, _, err) = verified(&pod, |code, err| code == Some(1) && err.starts_with(wrong)).await;
     for map in ["coredns", "node-local-dns"] {
         let end = "lb.internal is forwarded to 10.0.0.53, and Service lb-linker/lb-linker has the address 10.0.0.54\n";
         let line =
@@ -251,8 +267,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     for server in [KUBE_DNS_UPSTREAM, KUBE_DNS, NODE_LOCAL] {
         wait_for_answer(server, "lb-2.example.com.").await;
     }
-    let (code, out, err) = text(&stub(&pod, &["--verify"]));
-    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    verified(&pod, |code, err| code == Some(0) && err.is_empty()).await;
 
     // The blocks can be removed also after lb-linker was uninstalled.
     plane.kubectl(&["-n", "lb-linker", "delete", "service", "lb-linker"]);

@@ -18,7 +18,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::port::HeldPort;
-use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
+use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually, permission};
 use crate::recreation::wait_for_external_target as points_at;
 
 const FINALIZER: &str = "lb-linker/finalizer";
@@ -290,6 +290,10 @@ async fn migration_keeps_objects_and_writes_only_differences() {
     assert_eq!(err.matches("deploy/takeover/ grants the permissions").count(), 1, "{err}");
 
     plane.kubectl(&["apply", "-f", deploy().join("takeover").to_str().unwrap()]);
+    for verb in ["list", "patch"] {
+        let account = "--as=system:serviceaccount:lb-linker:lb-linker-takeover";
+        permission(&plane, true, &[verb, "services", "-A", account]).await;
+    }
     let dry = takeover(&plane, "lb-linker-takeover", &["--dry-run"]);
     assert_eq!(dry.status.code(), Some(0), "{}", text(&dry.stderr));
     assert_eq!(text(&dry.stdout).matches("would be freed").count(), 3);
@@ -454,6 +458,10 @@ async fn unwatched_namespaces_are_left_alone() {
     ] {
         let name = role.split_once('=').unwrap().1;
         plane.kubectl(&["-n", namespace, "create", "rolebinding", &format!("narrow-{name}"), role, &subject]);
+    }
+    for namespace in [&watched, &target] {
+        let account = format!("--as=system:serviceaccount:{watched}:narrow");
+        permission(plane, true, &["list", "services", "-n", namespace, &account]).await;
     }
     let kubeconfig = plane.kubeconfig_for_service_account(&watched, "narrow");
     let flags = [

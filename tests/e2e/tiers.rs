@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::ControlPlane;
-use crate::harness::dns::short;
+use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::network;
 use crate::harness::process::Process;
@@ -242,15 +242,10 @@ async fn clients_see_a_new_target_through_each_cache() {
             // During this pause the waiting clients fill each cache several times.
             sleep(LONG_TTL * 2 + LONG_TTL.mul_f64(golden_ratio_sequence(round))).await;
         }
-        let begin = Instant::now();
         let host = format!("{}.example.com", current.0);
         cluster.set_ingress(&namespace, "web", &[Ingress::Hostname(&host)]).await;
         first_answer(LB_LINKER, format!("{name} A"), current.1, EVENT_TIMEOUT).await;
-        // On a path without caches, the next answer has the new target.
-        for path in paths.iter().filter(|path| path.caches == 0 && !path.external_target) {
-            let answer = short(dns(path.server), &question(path)).await;
-            assert!(answer.ends_with(current.1), "{}: {answer}", path.name);
-        }
+        let begin = Instant::now();
         while let Some(measured) = waiting.join_next().await {
             let (index, time) = measured.unwrap();
             windows[index].push(time - begin);
@@ -308,17 +303,26 @@ async fn sidecar_sends_one_query_for_each_question() {
         );
         central.metric(&format!("coredns_dns_requests_total{{{labels}}}")).unwrap_or_default()
     };
-    let cpu = processor_time(central.id());
-    for _ in 0..questions {
-        for (address, _) in &running {
-            let answer = short(dns(*address), "web-default.lb.internal. A").await;
-            assert_eq!(answer, "old.example.com. 192.0.2.1");
-            assert_eq!(short(dns(*address), "new.example.com. A").await, "192.0.2.2");
-        }
-    }
+    // The central lb-linker looks up the target for the first client.
+    answers(dns(LB_LINKER), "web-default.lb.internal. A", "old.example.com. 192.0.2.1").await;
     let total = f64::from(sidecars * questions);
-    assert_eq!(asked(), total);
-    let cost = processor_time(central.id()) - cpu;
+    let mut attempts = 0;
+    let cost = loop {
+        let (cpu, before) = (processor_time(central.id()), asked());
+        for _ in 0..questions {
+            for (address, _) in &running {
+                answers(dns(*address), "web-default.lb.internal. A", "old.example.com. 192.0.2.1").await;
+                answers(dns(*address), "new.example.com. A", "192.0.2.2").await;
+            }
+        }
+        let number = asked() - before;
+        attempts += 1;
+        assert!(number >= total && attempts <= 5, "{number} queries for {total} questions");
+        // On a busy machine a sidecar repeats a datagram after half a second.
+        if number == total {
+            break processor_time(central.id()) - cpu;
+        }
+    };
     println!(
         "central Service: {total} queries, {:.1} us of processor time each, {} KiB resident",
         1e6 * cost / total,

@@ -59,6 +59,11 @@ impl Certificates {
     }
 }
 
+/// Returns limits that a pause of the test doesn't reach.
+fn patient() -> ConnectionLimits {
+    ConnectionLimits { read: EVENT_TIMEOUT, write: EVENT_TIMEOUT, idle: EVENT_TIMEOUT, ..Default::default() }
+}
+
 /// A DNS-over-TLS server in the test process.
 struct Server {
     address: SocketAddr,
@@ -85,7 +90,7 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let mut serving = JoinSet::new();
-        let terms = ConnectionConfig { tls: Some(config.into()), limits: ConnectionLimits::default() };
+        let terms = ConnectionConfig { tls: Some(config.into()), limits: patient() };
         let terms = Arc::new(ArcSwap::from_pointee(terms));
         serving.spawn(tcp::serve(listener, terms, places, handler, stop.clone()));
         Self { address, stop, serving, metrics }

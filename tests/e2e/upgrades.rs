@@ -18,7 +18,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout_at};
 
 use crate::failover::Shop;
 use crate::harness::audit::AuditEvent;
-use crate::harness::dns::{answers, query, short};
+use crate::harness::dns::{IN_CLIENT_TIMEOUT, answers, query, short};
 use crate::harness::eventually;
 use crate::harness::linker::Linker;
 use crate::harness::programs::previous;
@@ -87,6 +87,7 @@ impl Load {
     /// Asks a replica for the address of a Service. Returns why the answer isn't right.
     async fn exchange(socket: &UdpSocket, replica: SocketAddr, service: usize) -> Result<(), String> {
         let question = query(&format!("svc-{service}.shop.lb.internal. A"));
+        let begun = Instant::now();
         socket.send_to(&question.to_vec().unwrap(), replica).await.map_err(|error| error.to_string())?;
         let deadline = tokio::time::Instant::now() + ANSWER_TIMEOUT;
         let mut buffer = [0; 1232];
@@ -103,7 +104,9 @@ impl Load {
         let data: Vec<String> = answer.answers.iter().map(|record| record.data.to_string()).collect();
         let is_expected = |host: &str| data == [format!("{host}."), "192.0.2.1".to_owned()];
         let is_right = is_expected(&host(service)) || service == MOVED && is_expected("moved.example.com");
-        if is_right { Ok(()) } else { Err(format!("{} {data:?}", answer.metadata.response_code)) }
+        // If the upstream, which runs in this process, pauses, a first look-up ends without an address after 1.8 s.
+        let is_late = begun.elapsed() >= IN_CLIENT_TIMEOUT && data == [format!("{}.", host(service))];
+        if is_right || is_late { Ok(()) } else { Err(format!("{} {data:?}", answer.metadata.response_code)) }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{ApiFault, FaultyApi};
-use crate::harness::{apply_deploy, cluster_with_target, eventually};
+use crate::harness::{LINKER, apply_deploy, cluster_with_target, eventually, permission};
 use crate::recreation::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
@@ -251,6 +251,7 @@ async fn namespace_forbidden_since_start_delays_no_other_namespace() {
     drop(linker);
 
     plane.kubectl(&["delete", "rolebinding", "lb-linker", "-n", &closed]);
+    permission(&plane, false, &["list", "services", "-n", &closed, LINKER]).await;
     for namespace in ["default", &closed] {
         set_host(namespace, "new.example.com").await;
     }

@@ -6,7 +6,10 @@ use hickory_proto::op::Message;
 
 use crate::answers::{SOA, start_with_manifests, without_serial};
 use crate::harness::EVENT_TIMEOUT;
-use crate::harness::dns::{CoreDns, answers, ask_repeatedly, ask_tcp, ask_udp, query, send_udp, short, show};
+use crate::harness::dns::{
+    CoreDns, IN_CLIENT_TIMEOUT, answers, ask_repeatedly, ask_tcp, ask_udp, ask_within, query, send_udp,
+    short, show,
+};
 
 /// Returns the manifest of a load balancer with these ingress entries and ports.
 fn service(name: &str, ingress: &str, ports: &str) -> String {
@@ -94,6 +97,7 @@ async fn srv_queries_are_answered_over_udp_and_tcp() {
         ),
     ];
     for (question, expected) in table {
+        ask_within(IN_CLIENT_TIMEOUT, fixture.linker.dns, &query(question)).await;
         for answer in ask_repeatedly(fixture.linker.dns, &query(question)).await {
             assert_eq!(without_serial(&show(&answer)), expected, "{question}");
             assert_eq!(answer.queries, query(question).queries, "the question is repeated");

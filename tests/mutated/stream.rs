@@ -7,8 +7,8 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use lb_linker::dns::net::Protocol;
 use lb_linker::dns::transport::tcp;
-use lb_linker::dns::transport::tcp::ConnectionConfig;
 use lb_linker::dns::transport::tcp::connection_limit::ConnectionLimiter;
+use lb_linker::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
 use lb_linker::metrics::Metrics;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -36,7 +36,10 @@ impl StreamServer {
         let listener = tcp::bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
         let address = listener.local_addr().unwrap();
         let limiter = Arc::new(ConnectionLimiter::new(Metrics::new().unwrap().group().unwrap()));
-        let config = Arc::new(ArcSwap::from_pointee(ConnectionConfig::default()));
+        // A pause of the test must not end a connection.
+        let (read, write, idle) = (ANSWER_TIMEOUT, ANSWER_TIMEOUT, ANSWER_TIMEOUT);
+        let limits = ConnectionLimits { read, write, idle, ..ConnectionLimits::default() };
+        let config = Arc::new(ArcSwap::from_pointee(ConnectionConfig { limits, ..Default::default() }));
         runtime.spawn(tcp::serve(listener, config, limiter, handler(), CancellationToken::new()));
         Self { address, runtime }
     }

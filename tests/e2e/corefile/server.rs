@@ -13,11 +13,12 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::harness::EVENT_TIMEOUT;
+use crate::harness::dns::{socket_count, udp_sockets};
 use crate::harness::linker;
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
+use crate::harness::{EVENT_TIMEOUT, replace_file};
 
 /// The variables for ports in a Corefile, such as `{$PORT}`. Each server has its own ports.
 const PORTS: [&str; 7] = ["PORT", "PORT2", "PORT3", "TLS", "METRICS", "HEALTH", "READY"];
@@ -84,7 +85,7 @@ impl CorefileDir {
     pub fn write(&self, name: &str, content: &str) {
         let path = self.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
+        replace_file(&path, content);
     }
 }
 
@@ -132,22 +133,9 @@ impl Server {
     /// Returns whether the server listens on this port, on any address. A test connection would change the server's
     /// metrics.
     fn listens(&self, name: &str) -> bool {
-        let table = |kind: &str| {
-            ["", "6"]
-                .map(|family| fs::read_to_string(format!("/proc/net/{kind}{family}")).unwrap_or_default())
-                .concat()
-        };
-        // proc(5): local address, remote address, state; 0A is TCP_LISTEN, 07 an unconnected UDP socket.
-        let sockets = |kind: &str, state: &str| {
-            let port = format!(":{:04X}", self.port(name));
-            let here = |line: &&str| {
-                let mut words = line.split_whitespace().skip(1);
-                words.next().is_some_and(|local| local.ends_with(&port)) && words.nth(1) == Some(state)
-            };
-            table(kind).lines().filter(here).count()
-        };
+        let port = self.port(name);
         // One of the UDP sockets is the test's own, which reserves the port.
-        sockets("tcp", "0A") > 0 && (!name.starts_with("PORT") || sockets("udp", "07") > 1)
+        socket_count("tcp", "0A", port) > 0 && (!name.starts_with("PORT") || udp_sockets(port) > 1)
     }
 
     pub fn port(&self, name: &str) -> u16 {

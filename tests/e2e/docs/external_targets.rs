@@ -141,6 +141,11 @@ async fn commands_of_the_page_print_the_outputs_on_the_page() {
     let steps = steps();
     assert!(steps.len() > 10 && steps.iter().filter(|step| step.output.is_some()).count() > 5);
     for step in &steps {
+        if step.commands.contains("kubectl explain") {
+            // The API server publishes the schema of a new CRD a moment later.
+            let is_known = || async { plane.try_kubectl(&["explain", "xt.spec"]).ok() };
+            eventually("the schema of ExternalTargets", is_known).await;
+        }
         run_step(&plane, step).await;
         if step.commands.contains("create quota") {
             let refusal = "exceeded quota: external-targets";

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
@@ -13,6 +13,7 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -21,6 +22,11 @@ use super::port::HeldPort;
 use super::process::Process;
 use super::programs::programs;
 use super::{EVENT_TIMEOUT, eventually};
+
+/// An answer within this time isn't due to a timeout of lb-linker for an upstream.
+pub const IN_TIME: Duration = Duration::from_millis(900);
+/// An answer within this time isn't due to the end of the 1.8 s that a client waits for the records of a target.
+pub const IN_CLIENT_TIMEOUT: Duration = Duration::from_millis(1700);
 
 /// Returns a query with RD and EDNS, like `dig`. `question` is a name and a type.
 pub fn query(question: &str) -> Message {
@@ -54,6 +60,20 @@ pub async fn ask_udp(server: SocketAddr, message: &Message) -> Message {
     let answer = Message::from_vec(&bytes).unwrap();
     assert_eq!(answer.metadata.id, message.metadata.id);
     answer
+}
+
+/// Like [`ask_udp`], but asks again if the answer took longer than `limit`: if an upstream or a process pauses, a timeout
+/// of lb-linker ends, and the answer is an error.
+pub async fn ask_within(limit: Duration, server: SocketAddr, message: &Message) -> Message {
+    let deadline = Instant::now() + EVENT_TIMEOUT;
+    loop {
+        let begun = Instant::now();
+        let answer = ask_udp(server, message).await;
+        if begun.elapsed() < limit {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "each answer takes more than {limit:?}: {:?}", message.queries);
+    }
 }
 
 pub async fn ask_tcp(server: SocketAddr, message: &Message) -> Message {
@@ -137,7 +157,11 @@ pub fn without_foreign_ttls(shown: &str) -> String {
 /// Queries a name and type by UDP. Returns the data of the answer section, with sorted addresses at the end, such as
 /// `a.example. 192.0.2.1 192.0.2.2`; if the section is empty, the rcode, such as `No Error`.
 pub async fn short(server: SocketAddr, question: &str) -> String {
-    let answer = ask_udp(server, &query(question)).await;
+    data(&ask_udp(server, &query(question)).await)
+}
+
+/// Returns the answer section of an answer as [`short`] does.
+pub fn data(answer: &Message) -> String {
     let addresses = answer.answers.iter().filter_map(|record| record.data.ip_addr());
     let others = answer.answers.iter().filter(|record| record.data.ip_addr().is_none());
     let mut addresses: Vec<_> = addresses.collect();
@@ -163,6 +187,24 @@ pub async fn answers(server: SocketAddr, question: &str, expected: &str) {
     if timeout(EVENT_TIMEOUT / 2, waiting).await.is_err() {
         panic!("{question}: the answer should become {expected:?} and is {:?}", last.take());
     }
+}
+
+/// Returns the number of unconnected UDP sockets at this port of any address.
+pub fn udp_sockets(port: u16) -> usize {
+    socket_count("udp", "07", port)
+}
+
+/// Returns the number of sockets of this kind and state at this port. proc(5): local address, remote address, state; 0A
+/// is TCP_LISTEN, 07 an unconnected UDP socket.
+pub fn socket_count(kind: &str, state: &str, port: u16) -> usize {
+    let port = format!(":{port:04X}");
+    let tables = ["", "6"]
+        .map(|family| std::fs::read_to_string(format!("/proc/net/{kind}{family}")).unwrap_or_default());
+    let here = |line: &&str| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next().is_some_and(|local| local.ends_with(&port)) && words.nth(1) == Some(state)
+    };
+    tables.iter().map(|table| table.lines().filter(here).count()).sum()
 }
 
 /// A CoreDNS process.
@@ -202,6 +244,11 @@ impl CoreDns {
         command.current_dir(directory.path()).stdout(Stdio::null()).stderr(Stdio::null());
         let process = Process::spawn(command).unwrap();
         eventually("CoreDNS", || async { TcpStream::connect(address).await.ok() }).await;
+        // CoreDNS opens the UDP port last. One socket at this port is the test's own, which reserves it.
+        if scheme.is_empty() {
+            let is_open = || async { (udp_sockets(address.port()) > 1).then_some(()) };
+            eventually("the UDP port of CoreDNS", is_open).await;
+        }
         process
     }
 
@@ -254,9 +301,18 @@ back    60 IN CNAME web-default.lb.internal.
 
 /// An upstream with behavior that a real resolver can't be made to show. It stops on drop.
 pub struct FaultyUpstream {
-    _tasks: JoinSet<()>,
+    /// A thread of its own: what the test does doesn't delay the answers.
+    runtime: Option<Runtime>,
     pub address: SocketAddr,
     asked: Arc<Mutex<Vec<Message>>>,
+}
+
+impl Drop for FaultyUpstream {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl FaultyUpstream {
@@ -271,12 +327,16 @@ impl FaultyUpstream {
         delay: Duration,
         fault: impl Fn(&Message, bool) -> Vec<Message> + Send + Sync + 'static,
     ) -> Self {
-        let (tcp, udp) = loop {
-            let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()).await {
-                break (tcp, Arc::new(udp));
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let binding = runtime.spawn(async {
+            loop {
+                let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()).await {
+                    return (tcp, Arc::new(udp));
+                }
             }
-        };
+        });
+        let (tcp, udp) = binding.await.unwrap();
         let address = tcp.local_addr().unwrap();
         let asked: Arc<Mutex<Vec<Message>>> = Arc::default();
         let log = Arc::clone(&asked);
@@ -286,9 +346,8 @@ impl FaultyUpstream {
             log.lock().unwrap().push(message);
             answers.into_iter().map(|answer| answer.to_vec().unwrap()).collect::<Vec<_>>()
         });
-        let mut tasks = JoinSet::new();
         let by_udp = Arc::clone(&answer);
-        tasks.spawn(async move {
+        runtime.spawn(async move {
             let mut under_way = JoinSet::new();
             let mut buffer = vec![0; 65535];
             loop {
@@ -304,7 +363,7 @@ impl FaultyUpstream {
                 while under_way.try_join_next().is_some() {}
             }
         });
-        tasks.spawn(async move {
+        runtime.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (mut stream, _) = tcp.accept().await.unwrap();
@@ -319,7 +378,7 @@ impl FaultyUpstream {
                 });
             }
         });
-        Self { _tasks: tasks, address, asked }
+        Self { runtime: Some(runtime), address, asked }
     }
 
     /// Forgets the queries so far, in tests with millions of them.

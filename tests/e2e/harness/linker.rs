@@ -274,6 +274,13 @@ impl Linker {
         self.log().iter().filter(|line| line.contains(text)).count()
     }
 
+    /// Returns the warnings so far. On a busy machine the self-check of `/health` is slow, too.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut log = self.log();
+        log.retain(|line| line.contains("WARN") && !line.contains("self-check of /health"));
+        log
+    }
+
     /// Waits for a log line that contains `text`, and returns it.
     pub async fn line(&self, text: &str) -> String {
         let found = || async { self.log().into_iter().find(|line| line.contains(text)) };
@@ -381,12 +388,22 @@ pub(crate) fn get_from(address: SocketAddr, host: &str, path: &str) -> (u16, Str
     } else {
         vec![address]
     };
-    let mut stream = TcpStream::connect(&*addresses).expect("the port is open");
-    stream.set_read_timeout(Some(EVENT_TIMEOUT)).unwrap();
     // HTTP/1.0, so that the response isn't chunked.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n");
+    let deadline = Instant::now() + EVENT_TIMEOUT;
+    let answer = loop {
+        let mut stream = TcpStream::connect(&*addresses).expect("the port is open");
+        stream.set_read_timeout(Some(EVENT_TIMEOUT)).unwrap();
+        let mut answer = String::new();
+        let exchanged =
+            stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
+        if exchanged.as_ref().is_ok_and(|length| *length > 0) {
+            break answer;
+        }
+        // lb-linker closes a connection if the request is late.
+        assert!(Instant::now() < deadline, "no answer from {address}{path}: {exchanged:?}");
+        thread::sleep(Duration::from_millis(50));
+    };
     let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer");
     let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
     (code, body.to_owned())

@@ -58,6 +58,37 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, look: impl
     }
 }
 
+/// An argument of kubectl for requests of the ServiceAccount of lb-linker.
+pub const LINKER: &str = "--as=system:serviceaccount:lb-linker:lb-linker";
+
+/// Waits until the API server allows these words after `kubectl auth can-i`, or doesn't allow them: it applies changes
+/// of permissions a moment later.
+pub async fn permission(plane: &ControlPlane, is_expected: bool, words: &[&str]) {
+    let words = [&["auth", "can-i"], words].concat();
+    let look = || async { (plane.try_kubectl(&words).is_ok() == is_expected).then_some(()) };
+    eventually(&format!("{words:?}: {is_expected}"), look).await;
+}
+
+/// Runs a test with bounds of time up to five times, until one of the attempts keeps them: a busy machine slows down
+/// some attempts, a defect all of them.
+pub async fn once_of_five<F: Future<Output = Result<(), String>>>(attempt: impl Fn() -> F) {
+    let mut errors = Vec::new();
+    while errors.len() < 5 {
+        match attempt().await {
+            Ok(()) => return,
+            Err(error) => errors.push(error),
+        }
+    }
+    panic!("{errors:#?}");
+}
+
+/// Replaces a file atomically: lb-linker could read a file that is being written.
+pub fn replace_file(path: &Path, content: impl AsRef<[u8]>) {
+    let next = path.with_file_name(".next");
+    std::fs::write(&next, content).unwrap();
+    std::fs::rename(next, path).unwrap();
+}
+
 pub fn deploy() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy"))
 }

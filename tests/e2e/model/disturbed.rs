@@ -474,8 +474,9 @@ impl Disturbed {
                 // Wait until the load sends no more queries to the replica.
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 block_in_place(|| self.plane.stop_apiserver());
+                let end = Instant::now();
                 self.replicas[victim].linker.kill();
-                self.start_anew(victim).await;
+                self.start_anew(victim, end).await;
                 tokio::time::sleep(pause).await;
                 self.return_api_server(disturbance).await;
             }
@@ -550,7 +551,7 @@ impl Disturbed {
             self.take_overs.push(since.elapsed());
         }
         let Disturbance::LeaderSuspend(how, duration) = disturbance else {
-            self.start_anew(victim).await;
+            self.start_anew(victim, since).await;
             if self.setup.keeps_replica_0 {
                 // The Lease becomes free, so that replica 1 can lead again.
                 self.release_lease().await;
@@ -567,9 +568,9 @@ impl Disturbed {
         eventually("the former leader to follow", || async { (!follower.leads()).then_some(()) }).await;
     }
 
-    /// Starts a replica that has ended, and lets the load query it again.
-    async fn start_anew(&mut self, number: usize) {
-        self.shared.with(|history| history.begin_start(number));
+    /// Starts a replica that has ended at `end`, and lets the load query it again.
+    async fn start_anew(&mut self, number: usize, end: Instant) {
+        self.shared.with(|history| history.begin_start(number, end));
         self.replicas[number].start_anew().await;
         self.shared.replicas.lock().unwrap()[number] = Some(self.replicas[number].linker.dns);
     }

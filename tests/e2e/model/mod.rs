@@ -54,6 +54,7 @@ const OPERATIONS: usize = 2000;
 /// The number of concurrent requests to the API server.
 const CONCURRENT_REQUESTS: usize = 8;
 /// The time without writes after which lb-linker counts as idle, and for which it must then stay idle.
+const MAX_LATE_COUNTS: usize = 10;
 const IDLE_PERIOD: Duration = Duration::from_millis(30);
 
 #[tokio::test]
@@ -298,7 +299,7 @@ impl<'a> Run<'a> {
     async fn wait_for_quiet_point(&mut self) {
         let deadline = Instant::now() + EVENT_TIMEOUT;
         let keys: BTreeSet<ServiceKey> = self.universe.keys();
-        let mut pauses = PollPauses::new();
+        let (mut pauses, mut late_counts) = (PollPauses::new(), 0);
         loop {
             self.count("look");
             let observed = self.observe().await;
@@ -319,6 +320,11 @@ impl<'a> Run<'a> {
                     tokio::time::sleep(IDLE_PERIOD).await;
                     let later = self.observe().await;
                     if later != observed || self.linker.writes() != writes {
+                        // A write is counted a moment after the object has changed.
+                        if later == observed && late_counts < MAX_LATE_COUNTS {
+                            late_counts += 1;
+                            continue;
+                        }
                         let what =
                             format!("lb-linker writes at a quiet point: {writes} → {}", self.linker.writes());
                         self.fail(&[what, format!("before: {observed:#?}")], &later);

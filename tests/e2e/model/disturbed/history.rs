@@ -21,8 +21,6 @@ pub fn bound() -> Duration {
 }
 /// How long after an outage of the upstream answers may lack an address.
 const AFTER_OUTAGE: Duration = Duration::from_secs(60);
-/// How long after a change a snapshot may lack the change.
-const SNAPSHOT_DELAY: Duration = Duration::from_secs(5);
 /// How long states are kept after their end.
 const KEPT: Duration = Duration::from_secs(900);
 
@@ -148,6 +146,8 @@ pub struct History {
     outages: Vec<Period>,
     /// From the start of a replica until all replicas have converged, by replica.
     starts: [Vec<Period>; 2],
+    /// When a replica ended before its last start, by replica.
+    ends: [Option<Instant>; 2],
 }
 
 impl History {
@@ -205,9 +205,11 @@ impl History {
         self.end_starts();
     }
 
-    /// Records that a replica starts, which may answer from a snapshot: names that the snapshot lacks get SERVFAIL.
-    pub fn begin_start(&mut self, replica: usize) {
+    /// Records that a replica starts, which ended at `end` and may answer from a snapshot: names that the snapshot lacks
+    /// get SERVFAIL.
+    pub fn begin_start(&mut self, replica: usize, end: Instant) {
         self.starts[replica].push((Instant::now(), None));
+        self.ends[replica] = Some(end);
     }
 
     /// Records that no replica answers from a snapshot any more.
@@ -248,14 +250,14 @@ impl History {
                 && self.may_lack(subject, replica, sent)
     }
 
-    /// Returns whether the name may be missing in the snapshot of a replica that has started: at some time of the
-    /// [`SNAPSHOT_DELAY`] before the start the name had no target.
+    /// Returns whether the name may be missing in the snapshot of a replica that has started: at some time between
+    /// [`bound`] before the end of the replica and its start the name had no target.
     fn may_lack(&self, subject: usize, replica: usize, sent: Instant) -> bool {
         let starts = self.starts[replica].iter().rev();
         let Some((begun, _)) = starts.into_iter().find(|start| reaches(start, sent, Duration::ZERO)) else {
             return false;
         };
-        let since = *begun - SNAPSHOT_DELAY;
+        let since = self.ends[replica].unwrap_or(*begun).min(*begun) - bound();
         let before = |entry: &&Entry| entry.from <= *begun && entry.until.is_none_or(|end| end >= since);
         let mut before = self.entries[subject].iter().filter(before).peekable();
         let is_new = before.peek().is_none_or(|first| first.from > since);
@@ -312,6 +314,7 @@ fn end(periods: &mut Vec<Period>) {
 fn ended_state_is_true_only_until_its_end() {
     let mut history = History::default();
     let subject = history.add();
+    let before = Instant::now();
     for host in ["a", "b"] {
         history.begin_change();
         history.end_change(subject, State::Hosts(vec![host.to_owned()]));
@@ -321,6 +324,6 @@ fn ended_state_is_true_only_until_its_end() {
         history.was_true(subject, &Seen::Alias(host.to_owned()), RecordType::A, (since, after))
     };
     assert!(was_true("b", after) && !was_true("a", after));
-    assert!(was_true("a", after - Duration::from_secs(1)));
-    assert!(!was_true("c", after - Duration::from_secs(1)));
+    assert!(was_true("a", before));
+    assert!(!was_true("c", before));
 }
