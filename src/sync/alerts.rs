@@ -7,6 +7,7 @@
 mod controller;
 pub mod desired;
 mod fair_queue;
+mod pending_writes;
 pub mod requests;
 mod rule;
 #[cfg(test)]

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use super::AlertsContext;
 use super::desired::{DesiredRule, rule_name};
 use super::fair_queue::{FairQueue, MAX_WRITES};
+use super::pending_writes::PendingWrites;
 use super::requests::{RequestedRule, RuleRequest, RuleState};
 use super::rule::{GROUP_VERSION, ObservedRule, PLURAL, PrometheusRule, target_key};
 use super::write::{Outcome, PERMISSION_HINT, RuleChange, RuleWrite, RuleWriter};
@@ -37,9 +38,6 @@ use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, decoded, key_of, l
 pub(super) const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause before another try while another client's object, or an object that is being deleted, has the name.
 const CONFLICT_RETRY: Duration = Duration::from_secs(30);
-
-/// After a complete list without an object, only the watch can tell whether the object exists.
-const UNLISTED: u64 = u64::MAX;
 
 /// Maximum number of lines per minute about writes that another client reverts.
 const MAX_REVERTED_LINES: usize = 10;
@@ -100,9 +98,7 @@ pub(super) struct AlertsController {
     pub(super) work_queue: WorkQueue<u64>,
     fair_queue: FairQueue,
     pub(super) writes: JoinSet<RuleWrite>,
-    /// The writes under way, by key: the revision of the newest removal that the watch has shown since the write began;
-    /// 0 for none, [`UNLISTED`] after a list without the object.
-    removals: HashMap<ServiceKey, u64>,
+    pending_writes: PendingWrites,
     /// The requests for which `--sync plan` has logged the write.
     planned: HashMap<ServiceKey, u64>,
     object_errors: ObjectErrors,
@@ -142,7 +138,7 @@ impl AlertsController {
             work_queue: WorkQueue::new(MAX_WRITES),
             fair_queue: FairQueue::default(),
             writes: JoinSet::new(),
-            removals: HashMap::new(),
+            pending_writes: PendingWrites::default(),
             planned: HashMap::new(),
             object_errors: ObjectErrors::of_kind("PrometheusRule"),
             discovery_log: ThrottledLog::default(),
@@ -170,7 +166,7 @@ impl AlertsController {
         (self.has_asked_discovery, self.is_served) = (false, None);
         // Aborts the writes of the former term.
         self.writes = JoinSet::new();
-        self.removals.clear();
+        self.pending_writes.clear();
         (self.work_queue, self.fair_queue) = (WorkQueue::new(MAX_WRITES), FairQueue::default());
         self.planned.clear();
         self.term = term;
@@ -299,7 +295,8 @@ impl AlertsController {
                 let object = decoded(object, &mut self.object_errors);
                 scope.list.extend(object.and_then(|object| ObservedRule::of(&object)));
             }
-            Event::ListEnds { rewound, .. } => {
+            Event::ListEnds { version, rewound } => {
+                let is_restored = rewound || self.context.rewinds.count() != scope.rewinds;
                 // Another watch may have noticed the restore first.
                 if rewound && self.context.rewinds.count() == scope.rewinds {
                     self.context.rewinds.record_restore(scope.log.what());
@@ -312,11 +309,9 @@ impl AlertsController {
                 let list = std::mem::take(&mut scope.list);
                 self.rules.retain(|key, _| !scope.contains(key));
                 self.rules.extend(list);
-                for (key, newest) in &mut self.removals {
-                    if scope.contains(key) && !self.rules.contains_key(key) {
-                        *newest = UNLISTED;
-                    }
-                }
+                self.pending_writes.listed(version.filter(|_| !is_restored), |key| {
+                    scope.contains(key) && !self.rules.contains_key(key)
+                });
                 self.queue_scope(number);
             }
             Event::Applied(object) => {
@@ -346,8 +341,8 @@ impl AlertsController {
         }
     }
 
-    /// Processes the answer to a write. If the watch was faster and has shown that the object has gone since, the answer
-    /// is outdated.
+    /// Processes the answer to a write. `removed` is the newest revision at which the watch has shown since that the
+    /// object is absent: an older answer is outdated.
     fn on_answered(&mut self, key: &ServiceKey, observed: ObservedRule, removed: u64) {
         if observed.revision().is_none_or(|revision| revision >= removed) {
             self.on_observed(key, observed);
@@ -357,10 +352,12 @@ impl AlertsController {
     /// Processes that the PrometheusRule `rule` is gone, or doesn't belong to an ExternalTarget any more.
     fn on_removed(&mut self, rule: &ServiceKey, uid: Option<&str>, revision: u64) {
         let Some(key) = target_key(rule) else { return };
-        if let Some(newest) = self.removals.get_mut(&key) {
-            *newest = revision.max(*newest);
-        }
-        let is_known = self.rules.get(&key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid));
+        self.pending_writes.removed(&key, revision);
+        // The answer to a later write may have been faster than the watch.
+        let is_known = self.rules.get(&key).is_some_and(|known| {
+            uid.is_none_or(|uid| known.uid == *uid)
+                && known.revision().is_none_or(|known| revision == 0 || known <= revision)
+        });
         if is_known {
             self.rules.remove(&key);
         }
@@ -509,7 +506,7 @@ impl AlertsController {
         let (verb, fingerprint) = (change.verb(), request.fingerprint);
         self.work_queue.begin(key);
         self.fair_queue.begin(key, Instant::now());
-        self.removals.insert(key.clone(), 0);
+        self.pending_writes.begin(key);
         let key = key.clone();
         self.writes.spawn(async move {
             let written = AssertUnwindSafe(writer.write(term, &key, &rule, change)).catch_unwind().await;
@@ -521,7 +518,7 @@ impl AlertsController {
     pub(super) fn written(&mut self, RuleWrite { key, fingerprint, verb, code, result }: RuleWrite) {
         let is_superseded = self.work_queue.done(&key);
         self.fair_queue.end(&key);
-        let removed = self.removals.remove(&key).unwrap_or_default();
+        let removed = self.pending_writes.end(&key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.count_write(verb, "PrometheusRule", code);
         }

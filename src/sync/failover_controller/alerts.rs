@@ -11,11 +11,11 @@ use crate::sync::alerts::requests::{RuleRequests, RuleState};
 
 const FORBIDDEN: &str = "Forbidden";
 
-/// Requests the PrometheusRule that the specification of an ExternalTarget wants, or none. While an ExternalTarget is
-/// being deleted, its PrometheusRule is left to the garbage collector, which removes it or its owner reference.
+/// Requests the PrometheusRule that the specification of an ExternalTarget wants, or none. While the garbage collector
+/// deletes an ExternalTarget, it removes the PrometheusRule or its owner reference, and lb-linker leaves both alone.
 pub(super) fn request_rule(rules: &RuleRequests, object: &ObservedExternalTarget) {
     let (key, uid) = (&object.key, &object.uid);
-    if object.is_terminating {
+    if object.is_collected {
         return rules.forget(key);
     }
     match &object.spec.alerts {
@@ -138,13 +138,18 @@ mod tests {
     }
 
     #[test]
-    fn rule_of_a_terminating_object_is_left_to_the_garbage_collector() {
-        let (rules, mut terminating) = (RuleRequests::default(), object(true, None));
-        request_rule(&rules, &terminating);
-        assert_eq!(rules.keys(), [terminating.key.clone()]);
-        terminating.is_terminating = true;
-        request_rule(&rules, &terminating);
-        assert_eq!(rules.keys(), []);
+    fn rule_is_left_alone_while_the_garbage_collector_deletes() {
+        for (finalizer, expected) in [("orphan", 0), ("foregroundDeletion", 0), ("example.com/other", 1)] {
+            let spec = json!({"sources": [{"name": "a", "hostname": "a.example"}], "alerts": {}});
+            let mut object = ExternalTarget::new("web", serde_json::from_value(spec).unwrap());
+            let rules = RuleRequests::default();
+            request_rule(&rules, &ObservedExternalTarget::new(object.clone()));
+            assert_eq!(rules.keys().len(), 1);
+            object.metadata.finalizers = Some(vec![finalizer.to_owned()]);
+            object.metadata.deletion_timestamp = Some(serde_json::from_value(json!(NOW)).unwrap());
+            request_rule(&rules, &ObservedExternalTarget::new(object));
+            assert_eq!(rules.keys().len(), expected, "{finalizer}");
+        }
     }
 
     #[test]

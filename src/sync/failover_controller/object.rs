@@ -32,13 +32,16 @@ impl TrackedExternalTarget {
     }
 }
 
+/// The finalizers of the garbage collector of Kubernetes: for foreground deletion, and for deletion with orphans.
+const COLLECTOR_FINALIZERS: [&str; 2] = ["foregroundDeletion", "orphan"];
+
 /// The parts of an ExternalTarget that lb-linker reads.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ObservedExternalTarget {
     pub(super) key: ServiceKey,
     pub(super) uid: Uid,
-    /// Whether `metadata.deletionTimestamp` is set.
-    pub(super) is_terminating: bool,
+    /// Whether the garbage collector is deleting the object, and first removes its dependents or their references to it.
+    pub(super) is_collected: bool,
     /// `metadata.creationTimestamp` in seconds since 1970.
     pub(super) created: Option<i64>,
     /// `metadata.resourceVersion`.
@@ -65,7 +68,8 @@ impl ObservedExternalTarget {
         Self {
             key,
             uid: metadata.uid.as_deref().unwrap_or_default().into(),
-            is_terminating: metadata.deletion_timestamp.is_some(),
+            is_collected: metadata.deletion_timestamp.is_some()
+                && metadata.finalizers.iter().flatten().any(|name| COLLECTOR_FINALIZERS.contains(&&**name)),
             created: metadata.creation_timestamp.map(|time| time.0.as_second()),
             version: metadata.resource_version.unwrap_or_default(),
             generation: metadata.generation.unwrap_or_default(),

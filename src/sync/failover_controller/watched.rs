@@ -242,6 +242,8 @@ impl FailoverController {
                 let uid = Uid::from(object.uid().unwrap_or_default().as_str());
                 let is_replaced = self.objects.get(&key).is_some_and(|known| known.object.uid != uid);
                 if !is_replaced {
+                    // The garbage collector deletes the PrometheusRule.
+                    self.context.rules.forget(&key);
                     self.pending_deletions.add(key, uid, &self.context.client);
                 }
             }
