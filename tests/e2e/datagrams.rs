@@ -88,7 +88,8 @@ fn loss(server: SocketAddrV4, client: &UdpSocket, forger: &Forger, dead: u32) ->
         let answered = scope.spawn(|| {
             let (mut ids, mut answer) = (HashSet::new(), [0; 1232]);
             // The thread receives answers until none has arrived for two seconds after the last query.
-            while ids.len() < usize::from(STEPS) {
+            let deadline = Instant::now() + EVENT_TIMEOUT;
+            while ids.len() < usize::from(STEPS) && Instant::now() < deadline {
                 let has_sent_all = has_sent_all.load(Ordering::SeqCst);
                 match client.recv(&mut answer) {
                     Ok(length) => {

@@ -149,7 +149,8 @@ async fn start_without_api_server(outage: ApiServerOutage) {
             records.sort();
             let expected = format!("No Error aa rd ra | {} |  | ", records.join(", "));
             let question = format!("{name}.lb.internal. A");
-            ask_within(IN_CLIENT_TIMEOUT, linker.dns, &query(&question)).await;
+            let first = ask_within(IN_CLIENT_TIMEOUT, linker.dns, &query(&question)).await;
+            assert_eq!((without_foreign_ttls(&show(&first)), ede(&first)), (expected.clone(), Some(3)));
             assert_from_snapshot(&linker, &question, &expected).await;
         }
     }

@@ -37,13 +37,14 @@ async fn request(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<
 /// Requests `/metrics` by TLS, or by plain HTTP; returns whether the reply has metrics. A request that fails after two
 /// seconds is repeated: the servers close connections that are silent for five seconds.
 async fn scrapes(address: SocketAddr, tls: Option<ClientConfig>) -> bool {
-    loop {
+    for _ in 0..4 {
         let since = Instant::now();
         let has_metrics = scrapes_once(address, tls.clone()).await;
         if has_metrics || since.elapsed() < Duration::from_secs(2) {
             return has_metrics;
         }
     }
+    scrapes_once(address, tls).await
 }
 
 async fn scrapes_once(address: SocketAddr, tls: Option<ClientConfig>) -> bool {

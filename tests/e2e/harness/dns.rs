@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use tokio::runtime::{Builder, Runtime};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::control_plane::ControlPlane;
@@ -301,15 +301,27 @@ back    60 IN CNAME web-default.lb.internal.
 
 /// An upstream with behavior that a real resolver can't be made to show. It stops on drop.
 pub struct FaultyUpstream {
-    /// A thread of its own: what the test does doesn't delay the answers.
-    runtime: Option<Runtime>,
+    _thread: OwnThread,
     pub address: SocketAddr,
     asked: Arc<Mutex<Vec<Message>>>,
 }
 
-impl Drop for FaultyUpstream {
+/// A runtime with a thread of its own: what the test does doesn't delay the answers.
+struct OwnThread(Option<Runtime>);
+
+impl OwnThread {
+    fn start() -> Self {
+        Self(Some(Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()))
+    }
+
+    fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+        self.0.as_ref().expect("it runs until the drop").spawn(task)
+    }
+}
+
+impl Drop for OwnThread {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
+        if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }
     }
@@ -327,8 +339,8 @@ impl FaultyUpstream {
         delay: Duration,
         fault: impl Fn(&Message, bool) -> Vec<Message> + Send + Sync + 'static,
     ) -> Self {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let binding = runtime.spawn(async {
+        let thread = OwnThread::start();
+        let binding = thread.spawn(async {
             loop {
                 let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
                 if let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()).await {
@@ -347,7 +359,7 @@ impl FaultyUpstream {
             answers.into_iter().map(|answer| answer.to_vec().unwrap()).collect::<Vec<_>>()
         });
         let by_udp = Arc::clone(&answer);
-        runtime.spawn(async move {
+        thread.spawn(async move {
             let mut under_way = JoinSet::new();
             let mut buffer = vec![0; 65535];
             loop {
@@ -363,7 +375,7 @@ impl FaultyUpstream {
                 while under_way.try_join_next().is_some() {}
             }
         });
-        runtime.spawn(async move {
+        thread.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (mut stream, _) = tcp.accept().await.unwrap();
@@ -378,7 +390,7 @@ impl FaultyUpstream {
                 });
             }
         });
-        Self { runtime: Some(runtime), address, asked }
+        Self { _thread: thread, address, asked }
     }
 
     /// Forgets the queries so far, in tests with millions of them.

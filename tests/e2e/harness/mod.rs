@@ -22,6 +22,7 @@ pub mod scale;
 
 use std::future::Future;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -65,7 +66,13 @@ pub const LINKER: &str = "--as=system:serviceaccount:lb-linker:lb-linker";
 /// of permissions a moment later.
 pub async fn permission(plane: &ControlPlane, is_expected: bool, words: &[&str]) {
     let words = [&["auth", "can-i"], words].concat();
-    let look = || async { (plane.try_kubectl(&words).is_ok() == is_expected).then_some(()) };
+    let expected = if is_expected { "yes" } else { "no" };
+    let look = || async {
+        let output = plane.kubectl_command().args(&words).stdin(Stdio::null()).output().unwrap();
+        // An explanation may follow "no".
+        let said = String::from_utf8_lossy(&output.stdout);
+        (said.split([' ', '\n']).next() == Some(expected)).then_some(())
+    };
     eventually(&format!("{words:?}: {is_expected}"), look).await;
 }
 

@@ -54,8 +54,10 @@ const OPERATIONS: usize = 2000;
 /// The number of concurrent requests to the API server.
 const CONCURRENT_REQUESTS: usize = 8;
 /// The time without writes after which lb-linker counts as idle, and for which it must then stay idle.
-const MAX_LATE_COUNTS: usize = 10;
 const IDLE_PERIOD: Duration = Duration::from_millis(30);
+const LATE_COUNT: &str = "late count";
+/// How often in a run a write may be counted after its object was seen.
+const MAX_LATE_COUNTS: usize = 5;
 
 #[tokio::test]
 async fn random_operations_match_the_model_with_delete() {
@@ -299,7 +301,7 @@ impl<'a> Run<'a> {
     async fn wait_for_quiet_point(&mut self) {
         let deadline = Instant::now() + EVENT_TIMEOUT;
         let keys: BTreeSet<ServiceKey> = self.universe.keys();
-        let (mut pauses, mut late_counts) = (PollPauses::new(), 0);
+        let mut pauses = PollPauses::new();
         loop {
             self.count("look");
             let observed = self.observe().await;
@@ -321,8 +323,8 @@ impl<'a> Run<'a> {
                     let later = self.observe().await;
                     if later != observed || self.linker.writes() != writes {
                         // A write is counted a moment after the object has changed.
-                        if later == observed && late_counts < MAX_LATE_COUNTS {
-                            late_counts += 1;
+                        self.count(LATE_COUNT);
+                        if later == observed && self.tally[LATE_COUNT] <= MAX_LATE_COUNTS {
                             continue;
                         }
                         let what =

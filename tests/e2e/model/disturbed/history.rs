@@ -21,6 +21,10 @@ pub fn bound() -> Duration {
 }
 /// How long after an outage of the upstream answers may lack an address.
 const AFTER_OUTAGE: Duration = Duration::from_secs(60);
+/// How long after a change a snapshot may lack the change.
+fn snapshot_delay() -> Duration {
+    scaled(Duration::from_secs(5), Duration::from_secs(15))
+}
 /// How long states are kept after their end.
 const KEPT: Duration = Duration::from_secs(900);
 
@@ -251,13 +255,13 @@ impl History {
     }
 
     /// Returns whether the name may be missing in the snapshot of a replica that has started: at some time between
-    /// [`bound`] before the end of the replica and its start the name had no target.
+    /// [`snapshot_delay`] before the end of the replica and its start the name had no target.
     fn may_lack(&self, subject: usize, replica: usize, sent: Instant) -> bool {
         let starts = self.starts[replica].iter().rev();
         let Some((begun, _)) = starts.into_iter().find(|start| reaches(start, sent, Duration::ZERO)) else {
             return false;
         };
-        let since = self.ends[replica].unwrap_or(*begun).min(*begun) - bound();
+        let since = self.ends[replica].unwrap_or(*begun).min(*begun) - snapshot_delay();
         let before = |entry: &&Entry| entry.from <= *begun && entry.until.is_none_or(|end| end >= since);
         let mut before = self.entries[subject].iter().filter(before).peekable();
         let is_new = before.peek().is_none_or(|first| first.from > since);
