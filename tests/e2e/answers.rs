@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::harness::dns::{
     CoreDns, FaultyUpstream, IN_CLIENT_TIMEOUT, IN_TIME, address, ask_repeatedly, ask_tcp, ask_udp,
-    ask_within, data, ede, error, query, read_message, send_udp, short, show, without_foreign_ttls,
+    ask_within, data, ede, error, framed, query, read_message, send_udp, short, show, without_foreign_ttls,
 };
 use crate::harness::linker::Linker;
 use crate::harness::{EVENT_TIMEOUT, once_of_five, replace_file};
@@ -308,10 +308,7 @@ async fn slow_answer_delays_no_other_query_on_the_connection() {
     let mut stream = TcpStream::connect(fixture.linker.dns).await.unwrap();
     let slow = query("slow.example. A");
     let quick = query("web-default.lb.internal. CNAME");
-    let messages = [&slow, &quick].map(|message| {
-        let bytes = message.to_vec().unwrap();
-        [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat()
-    });
+    let messages = [&slow, &quick].map(|message| framed(&message.to_vec().unwrap()));
     stream.write_all(&messages.concat()).await.unwrap();
     let first = Message::from_vec(&read_message(&mut stream).await.unwrap()).unwrap();
     let second = Message::from_vec(&read_message(&mut stream).await.unwrap()).unwrap();

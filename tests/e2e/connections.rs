@@ -94,14 +94,13 @@ async fn idle_and_half_sent_connections_lock_no_client_out() {
     let before = linker.memory("VmRSS");
 
     let to = linker.dns;
-    let start = Instant::now();
+    let begun = Instant::now();
     let mut crowd: Vec<TcpStream> = futures::stream::iter(0..idle)
         .map(|i| connect_and_query(client(i % 10), to))
         .buffered(64)
         .collect()
         .await;
-    let opened = start.elapsed();
-    let begun = start;
+    let opened = begun.elapsed();
     let halves: Vec<TcpStream> = futures::stream::iter(0..half)
         .map(|_| connect_and_send_part(client(10), to))
         .buffered(64)

@@ -464,13 +464,11 @@ async fn external_target_that_replaces_a_service_leaves_no_gap() {
     fs::write(&path, service("web", "a.example")).unwrap();
     let linker = start(directory.path(), None);
     linker.ready().await;
-    fs::write(directory.path().join(".next"), external_target("web", "")).unwrap();
-    fs::rename(directory.path().join(".next"), &path).unwrap();
+    replace_file(&path, external_target("web", ""));
     answers(linker.dns, "web-default.lb.internal. CNAME", "lb.example.com.").await;
     linker.line("link default/web: a.example → lb.example.com").await;
     assert_eq!(linker.logged("link default/web: "), 1, "{:#?}", linker.log());
-    fs::write(directory.path().join(".next"), service("web", "b.example")).unwrap();
-    fs::rename(directory.path().join(".next"), &path).unwrap();
+    replace_file(&path, service("web", "b.example"));
     linker.line("link default/web: lb.example.com → b.example").await;
     linker.line("ExternalTarget default/web: its manifest is gone").await;
     assert_eq!(linker.logged("link default/web: "), 2, "{:#?}", linker.log());

@@ -148,8 +148,7 @@ async fn connect(connector: &TlsConnector, to: SocketAddr) -> TlsStream<TcpStrea
 }
 
 fn framed(message: &Message) -> Vec<u8> {
-    let message = message.to_vec().unwrap();
-    [&u16::try_from(message.len()).unwrap().to_be_bytes(), &*message].concat()
+    crate::harness::dns::framed(&message.to_vec().unwrap())
 }
 
 async fn read(stream: &mut TlsStream<TcpStream>) -> Option<Message> {

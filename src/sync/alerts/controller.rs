@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
 use futures::{FutureExt, StreamExt};
 use kube::Resource;
-use kube::api::ObjectMeta;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -31,7 +30,9 @@ use crate::sync::k8s::errors::{
 use crate::sync::k8s::labels::RULE_OWNER;
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::refusals::FailedWriteLog;
-use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, decoded, key_of, list_watch, watch_name};
+use crate::sync::k8s::watch::{
+    Event, RequestQuery, WatchItem, decoded, key_of, list_watch, version_of, watch_name,
+};
 
 /// The interval of discovery requests while a watch of PrometheusRules isn't running. If the API server serves
 /// PrometheusRules, all such watches start then, also watches that were forbidden before.
@@ -315,7 +316,7 @@ impl AlertsController {
                 self.queue_scope(number);
             }
             Event::Applied(object) => {
-                let (key, revision) = (key_of(&object), revision_of(object.meta()));
+                let (key, revision) = (key_of(&object), version_of(&object).unwrap_or_default());
                 let Some(object) = decoded(object, &mut self.object_errors) else { return };
                 match ObservedRule::of(&object) {
                     Some((key, observed)) => self.on_observed(&key, observed),
@@ -323,9 +324,9 @@ impl AlertsController {
                 }
             }
             Event::Deleted(object) => {
-                let key = key_of(&object);
+                let (key, revision) = (key_of(&object), version_of(&object).unwrap_or_default());
                 self.object_errors.set(&key, None);
-                self.on_removed(&key, object.meta().uid.as_deref(), revision_of(object.meta()));
+                self.on_removed(&key, object.meta().uid.as_deref(), revision);
             }
         }
     }
@@ -604,9 +605,4 @@ impl AlertsController {
     fn report(&mut self, key: &ServiceKey, why: &str, pause: Duration, is_new: bool) {
         self.refusals.report(format_args!("the PrometheusRule of ExternalTarget {key}"), why, pause, is_new);
     }
-}
-
-/// Returns `metadata.resourceVersion` as a number, or 0.
-fn revision_of(metadata: &ObjectMeta) -> u64 {
-    metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or_default()
 }

@@ -28,7 +28,7 @@ use crate::sync::k8s::errors::{
 };
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::watch::{
-    Event, RequestQuery, WatchError, WatchItem, key_of, list_watch, readable, watch_name,
+    Event, RequestQuery, WatchError, WatchItem, key_of, list_watch, readable, version_of, watch_name,
 };
 use crate::sync::source::relist_guard::CONFIRM_AFTER;
 use crate::sync::source::selection::Selection;
@@ -319,9 +319,8 @@ impl FailoverController {
     }
 
     fn note_version(&mut self, number: usize, object: &RawDeserializeGuard<ExternalTarget>) {
-        let version = object.resource_version().and_then(|version| version.parse().ok());
         let newest = &mut self.scopes[number].newest;
-        *newest = (*newest).max(version);
+        *newest = (*newest).max(version_of(object));
     }
 
     fn on_lists_changed(&mut self) {

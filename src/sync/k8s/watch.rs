@@ -774,5 +774,10 @@ pub(crate) fn key_of<K: Resource>(object: &RawDeserializeGuard<K>) -> ServiceKey
     ServiceKey::new(&object.namespace().unwrap_or_default(), &object.name_any())
 }
 
+/// Returns `metadata.resourceVersion` as a number, which increases with each change.
+pub(crate) fn version_of<K: Resource>(object: &RawDeserializeGuard<K>) -> Option<u64> {
+    object.resource_version()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests;

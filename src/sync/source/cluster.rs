@@ -35,7 +35,7 @@ use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{
-    Event, RequestQuery, WatchItem, key_of, list_watch, readable, sleep_until_opt, watch_name,
+    Event, RequestQuery, WatchItem, key_of, list_watch, readable, sleep_until_opt, version_of, watch_name,
 };
 use crate::sync::source::first_list::FirstList;
 use crate::sync::source::metrics::WatchMetrics;
@@ -765,10 +765,6 @@ pub(crate) fn set_rejections(
 
 fn joined<'a>(object_errors: impl IntoIterator<Item = &'a Rejection>) -> String {
     object_errors.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-}
-
-fn version_of(object: &RawDeserializeGuard<Service>) -> Option<u64> {
-    object.resource_version().and_then(|version| version.parse().ok())
 }
 
 #[cfg(test)]

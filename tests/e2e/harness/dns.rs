@@ -110,10 +110,14 @@ pub async fn ask_repeatedly_from(source: IpAddr, server: SocketAddr, message: &M
     answers
 }
 
-/// Writes a message with its TCP length prefix (RFC 1035 section 4.2.2).
+/// Returns a message with its TCP length prefix (RFC 1035 section 4.2.2).
+pub fn framed(message: &[u8]) -> Vec<u8> {
+    [&u16::try_from(message.len()).unwrap().to_be_bytes(), message].concat()
+}
+
+/// Writes a message with its TCP length prefix.
 pub async fn write_message(stream: &mut TcpStream, message: &[u8]) {
-    let length = u16::try_from(message.len()).unwrap();
-    stream.write_all(&[&length.to_be_bytes(), message].concat()).await.unwrap();
+    stream.write_all(&framed(message)).await.unwrap();
 }
 
 /// Reads a message; `None` at the end of the connection.
