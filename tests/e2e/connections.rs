@@ -7,12 +7,16 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use hickory_proto::op::Message;
+use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::{RData, Record};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-use crate::harness::dns::{ask_udp, query, read_message, show, write_message};
+use crate::harness::dns::{
+    FaultyUpstream, address, ask_udp, framed, query, read_message, show, write_message,
+};
 use crate::harness::linker::Linker;
 use crate::harness::{EVENT_TIMEOUT, eventually};
 
@@ -203,5 +207,54 @@ async fn clients_that_never_read_are_closed_in_bounded_memory() {
         "connections: {CLIENTS} that never read: {before} KiB before, at most {most} KiB; at most {taken} bytes of each taken"
     );
     assert!(most < MAX_RESIDENT, "{most} KiB");
+    ask_udp(linker.dns, &query(QUESTION)).await;
+}
+
+#[tokio::test]
+async fn unread_answers_that_waited_take_bounded_memory() {
+    const ROUNDS: usize = 20;
+    // With all their queries these connections have the share of a client that may wait for an upstream.
+    const CONNECTIONS: usize = 16;
+    const QUERIES: usize = 128;
+    // All queries for a name arrive before its first answer.
+    let upstream = FaultyUpstream::start_with_delay(Duration::from_millis(200), |asked, by_tcp| {
+        let mut answer = address(asked, 1, 3600);
+        let record = answer.answers[0].clone();
+        let with_address = |i| Record::from_rdata(record.name.clone(), 3600, RData::A(A::new(192, 0, 2, i)));
+        answer.answers = if by_tcp { (0..240).map(with_address).collect() } else { Vec::new() };
+        answer.metadata.truncation = !by_tcp;
+        vec![answer]
+    })
+    .await;
+    let directory = tempfile::tempdir().unwrap();
+    let upstream_address = upstream.address.to_string();
+    let args = ["--manifests", directory.path().to_str().unwrap(), "--upstream", &upstream_address];
+    let linker = Linker::start(args);
+    linker.ready().await;
+    let before = linker.memory("VmRSS");
+    let mut unread = Vec::new();
+    for round in 0..ROUNDS {
+        let question = query(&format!("n{round}.unread.example. A")).to_vec().unwrap();
+        let queries = framed(&question).repeat(QUERIES);
+        let connections = (0..CONNECTIONS).map(|_| async {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_recv_buffer_size(4096).unwrap();
+            socket.bind((client(40), 0).into()).unwrap();
+            let mut stream =
+                timeout(EVENT_TIMEOUT, socket.connect(linker.dns)).await.expect("a connection").unwrap();
+            // lb-linker may close the connection.
+            let _ = stream.write_all(&queries).await;
+            timeout(EVENT_TIMEOUT, stream.readable()).await.expect("an answer or the end").unwrap();
+            stream
+        });
+        unread.extend(futures::future::join_all(connections).await);
+    }
+    let most = linker.memory("VmHWM");
+    eprintln!(
+        "connections: {} with {QUERIES} unread answers of 4 KB each: {before} KiB before, at most {most} KiB",
+        unread.len()
+    );
+    assert!(most < MAX_RESIDENT, "{most} KiB");
+    assert!(linker.metric("lb_linker_dns_tcp_unread_total") > Some(0.0));
     ask_udp(linker.dns, &query(QUESTION)).await;
 }

@@ -49,8 +49,8 @@ impl Connection {
     /// allowed query is answered.
     ///
     /// # Errors
-    /// If the connection breaks, the client doesn't finish a query or read an answer in time, or too many bytes of
-    /// large answers are unread.
+    /// If the connection breaks, the client doesn't finish a query or read an answer in time, or too many bytes of its
+    /// answers are unread.
     pub async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
         let stop = self.stop.clone();
         let mut session = Session::new(self, Protocol::Tcp);
@@ -160,7 +160,7 @@ impl Session {
                 written = self.output.write(&mut writer), if !self.output.is_empty() => written?,
                 Some(answered) = self.waiting.join_next() => {
                     // A query gets no answer if its processing panicked.
-                    self.answered(answered.unwrap_or(Ok(None))?);
+                    self.answered(answered.unwrap_or(Ok(None))?)?;
                 }
                 () = &mut idle_timer, if deadline.is_some() => {
                     if !self.is_idle() || self.input.partial_since().is_some() {
@@ -210,7 +210,7 @@ impl Session {
             match (futures::poll!(unconstrained(&mut answering)), failure) {
                 (Poll::Ready(answer), _) => {
                     if let Some(answer) = answer? {
-                        self.answered(Some(answer));
+                        self.answered(Some(answer))?;
                     }
                 }
                 (Poll::Pending, None) => {
@@ -219,7 +219,10 @@ impl Session {
                 }
                 (Poll::Pending, Some(failure)) => {
                     self.connection.permit.limiter().count_busy();
-                    self.answered(failure.map(|bytes| BufferedReply { bytes, held: None }));
+                    if let Some(failure) = failure {
+                        self.output.push(&failure, None);
+                    }
+                    self.answered(None)?;
                 }
             }
         }
@@ -265,7 +268,7 @@ impl Session {
             io::Result::Ok(())
         })?;
         if answered > 0 {
-            self.answered(None);
+            self.answered(None)?;
         }
         Ok(unanswered)
     }
@@ -281,8 +284,15 @@ impl Session {
         self.waiting.len() >= MAX_PIPELINED || !self.connection.permit.reserve(self.waiting.len())
     }
 
-    fn answered(&mut self, answer: Option<BufferedReply>) {
+    /// Processes the end of a query, and sends its answer, if that isn't sent yet.
+    ///
+    /// # Errors
+    /// If too many bytes are unread.
+    fn answered(&mut self, answer: Option<BufferedReply>) -> io::Result<()> {
         if let Some(BufferedReply { bytes, held }) = answer {
+            if held.is_none() && self.output.is_full() {
+                return Err(self.connection.permit.limiter().too_many_unread_bytes());
+            }
             self.output.push(&bytes, held);
         }
         if self.waiting.is_empty() {
@@ -291,6 +301,7 @@ impl Session {
         } else {
             self.connection.permit.reserve(self.waiting.len());
         }
+        Ok(())
     }
 
     /// Returns the time at which the connection ends unless the client acts.

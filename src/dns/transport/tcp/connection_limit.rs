@@ -28,9 +28,10 @@ const MAX_CONNECTIONS_OF_CLIENT: usize = 1000;
 /// The maximum number of pending queries, not counting the first of each connection. Exceeds the `max_concurrent` of
 /// the built-in Corefile.
 const MAX_EXTRA_PENDING_QUERIES: usize = 4096;
-/// The maximum number of unread bytes of large answers.
+/// The maximum number of unread bytes, not counting answers from the response cache: these are sent only while few bytes
+/// of the connection are unread.
 const MAX_UNREAD_BYTES: usize = 32 << 20;
-/// The maximum size of a small answer in bytes. Small answers are limited by their number.
+/// The maximum size in bytes of an answer that may be sent without quota.
 const SMALL_REPLY_BYTES: usize = 4096;
 /// The interval between warnings about too many connections.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -134,20 +135,23 @@ impl ConnectionLimiter {
         Some((permit, registration))
     }
 
-    /// Reserves memory for an answer until the client has read it.
+    /// Reserves memory for an answer until the client has read it. If too many bytes are unread, returns a small answer
+    /// without quota.
     ///
     /// # Errors
-    /// If too many bytes are unread.
+    /// If too many bytes are unread, and the answer isn't small.
     pub fn hold(&self, client: SocketAddr, bytes: Vec<u8>) -> io::Result<BufferedReply> {
-        if bytes.len() <= SMALL_REPLY_BYTES {
-            return Ok(BufferedReply { bytes, held: None });
-        }
         let held = self.unread.acquire(unmapped(client).ip(), bytes.len());
-        if held.is_none() {
-            self.metrics.tcp_unread.inc();
-            return Err(io::Error::other("too many answers that aren't read"));
+        if held.is_none() && bytes.len() > SMALL_REPLY_BYTES {
+            return Err(self.too_many_unread_bytes());
         }
         Ok(BufferedReply { bytes, held })
+    }
+
+    /// Counts a connection that is closed, and returns the error for it.
+    pub(super) fn too_many_unread_bytes(&self) -> io::Error {
+        self.metrics.tcp_unread.inc();
+        io::Error::other("too many answers that aren't read")
     }
 }
 
@@ -250,7 +254,8 @@ impl Drop for ConnectionPermit {
 #[derive(Debug)]
 pub struct BufferedReply {
     pub bytes: Vec<u8>,
-    /// The quota that the unread bytes take; `None` for a small answer.
+    /// The quota that the unread bytes take. Without it, the answer may be sent only while few bytes of the connection
+    /// are unread.
     pub held: Option<QuotaGuard>,
 }
 
@@ -337,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_large_answers_leave_room_for_other_clients() {
+    fn unread_answers_leave_room_for_other_clients() {
         let limiter = limiter(1);
         let big = || vec![0; usize::from(u16::MAX)];
         let hold_all = |last| -> Vec<BufferedReply> {
@@ -347,8 +352,14 @@ mod tests {
         let held: Vec<Vec<BufferedReply>> = (1..=3).map(hold_all).collect();
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [most / 2, most / 4, most / 8]);
         assert_eq!(limiter.metrics.tcp_unread.get(), 3);
-        assert!(limiter.hold(client(1), vec![0; SMALL_REPLY_BYTES]).is_ok());
         drop(held);
-        assert!(limiter.hold(client(1), big()).is_ok());
+        let small = |last| limiter.hold(client(last), vec![0; 100]).unwrap().held;
+        let hold_all = |last| -> Vec<QuotaGuard> { std::iter::from_fn(|| small(last)).collect() };
+        let held: Vec<Vec<QuotaGuard>> = (1..=30).map(hold_all).collect();
+        assert_eq!(held[0].len(), MAX_UNREAD_BYTES / 2 / 100);
+        // The quota is used up. Small answers don't need it.
+        assert!(small(31).is_none());
+        assert!(limiter.hold(client(31), vec![0; SMALL_REPLY_BYTES]).is_ok());
+        assert!(limiter.hold(client(31), vec![0; SMALL_REPLY_BYTES + 1]).is_err());
     }
 }

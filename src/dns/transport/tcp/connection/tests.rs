@@ -416,6 +416,17 @@ async fn small_answers_have_no_more_time_than_a_large_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn answers_without_quota_are_limited_by_the_unread_bytes() {
+    let mut session = Session::new(connection(&CancellationToken::new()), Protocol::Tcp);
+    let small = || Some(BufferedReply { bytes: vec![0; 1000], held: None });
+    for _ in 0..5 {
+        session.answered(small()).unwrap();
+    }
+    assert!(session.answered(small()).is_err());
+    assert_eq!(session.connection.handler.metrics.group::<TransportMetrics>().unwrap().tcp_unread.get(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn queries_before_the_end_of_stream_are_answered() {
     let (mut client, serving, stop) = connected(4096);
     client.write_all(&[framed(), framed()].concat()).await.unwrap();
