@@ -16,7 +16,9 @@ use super::metrics::ServerMetrics;
 use super::request::{Purpose, Request};
 use super::server::Server;
 use crate::dns::message::encode::encode;
-use crate::dns::message::header::{HeaderCheck, MAX_UDP, check_header, format_error, server_failure};
+use crate::dns::message::header::{
+    HeaderCheck, MAX_UDP, check_header, disable_empty_subnets, format_error, server_failure,
+};
 use crate::dns::net::{Protocol, unmapped};
 use crate::dns::response_cache::wire_response::WireResponse;
 use crate::metrics::Metrics;
@@ -122,7 +124,9 @@ fn decode(
     protocol: Protocol,
 ) -> Option<Request> {
     let by = if protocol == Protocol::Udp { xfer::Protocol::Udp } else { xfer::Protocol::Tcp };
-    let decoded = Message::from_bytes(message.to_vec(), client, by);
+    let mut bytes = message.to_vec();
+    disable_empty_subnets(&mut bytes);
+    let decoded = Message::from_bytes(bytes, client, by);
     let decoded =
         decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
     let [query] = decoded.queries.queries() else { return None };

@@ -81,8 +81,34 @@ pub(crate) const fn opt(dnssec_ok: bool) -> [u8; OPT_LENGTH] {
     [0, type_high, type_low, size_high, size_low, 0, 0, flags, 0, 0, 0]
 }
 
-/// Returns the DO bit if the message has an OPT record. Record data isn't parsed, because it may be malformed.
+/// Disables each client subnet option of family 0 and prefix length 0: the option gets a code that isn't interpreted.
+/// hickory-proto refuses a message with such an option. `dig +subnet=0` sends it, to ask that no subnet is passed on
+/// (RFC 7871 section 7.1.2); lb-linker passes on no subnet at all.
+pub(crate) fn disable_empty_subnets(message: &mut [u8]) {
+    const CLIENT_SUBNET: [u8; 2] = 8_u16.to_be_bytes();
+    // For local use (RFC 6891 section 9).
+    const UNUSED: [u8; 2] = 65001_u16.to_be_bytes();
+    let Some(opt) = opt_of(message) else { return };
+    let length = usize::from(u16::from_be_bytes([message[opt + 8], message[opt + 9]]));
+    let Some(mut options) = message.get_mut(opt + 10..opt + 10 + length) else { return };
+    while let Some((option, rest)) = options.split_first_chunk_mut::<4>() {
+        let length = usize::from(u16::from_be_bytes([option[2], option[3]]));
+        let Some((data, rest)) = rest.split_at_mut_checked(length) else { return };
+        if option[..2] == CLIENT_SUBNET && data.len() >= 4 && data[..3] == [0; 3] {
+            option[..2].copy_from_slice(&UNUSED);
+        }
+        options = rest;
+    }
+}
+
+/// Returns the DO bit if the message has an OPT record.
 fn dnssec_ok_of(message: &[u8]) -> Option<bool> {
+    opt_of(message).map(|opt| message[opt + 6] & 0x80 != 0)
+}
+
+/// Returns where the type, class, TTL and length of the OPT record begin, if the message has one. They are complete.
+/// Record data isn't parsed, because it may be malformed.
+fn opt_of(message: &[u8]) -> Option<usize> {
     let count = |at: usize| {
         message.get(at..at + 2).map(|count| usize::from(u16::from_be_bytes([count[0], count[1]])))
     };
@@ -97,7 +123,7 @@ fn dnssec_ok_of(message: &[u8]) -> Option<bool> {
         // Type, class, TTL, length.
         let fixed = message.get(at..at + 10)?;
         if number >= others && message[name] == 0 && fixed[..2] == OPT {
-            return Some(fixed[6] & 0x80 != 0);
+            return Some(at);
         }
         at += 10 + usize::from(u16::from_be_bytes([fixed[8], fixed[9]]));
     }
@@ -199,6 +225,39 @@ pub(super) mod tests {
         let mut pointing = sent;
         pointing[12] = 0xc0;
         assert_eq!(format_error(&pointing).len(), 12);
+    }
+
+    #[test]
+    fn empty_client_subnet_does_not_prevent_decoding() {
+        let with_options = |options: &[u8]| {
+            let mut message = Message::from_vec(&query("a.example.")).unwrap();
+            message.set_edns(Edns::new());
+            let mut message = message.to_vec().unwrap();
+            *message.last_mut().unwrap() = u8::try_from(options.len()).unwrap();
+            message.extend(options);
+            message
+        };
+        let is_decoded = |options: &[u8]| {
+            let mut message = with_options(options);
+            disable_empty_subnets(&mut message);
+            Message::from_vec(&message).is_ok()
+        };
+        let (empty, other) = ([0, 8, 0, 4, 0, 0, 0, 0], [0, 10, 0, 2, 1, 2]);
+        assert!(Message::from_vec(&with_options(&empty)).is_err());
+        assert!(is_decoded(&empty));
+        assert!(is_decoded(&[&other[..], &empty, &other, &empty].concat()));
+        // Families 0 and 3 with a prefix length, and an incomplete option, stay malformed.
+        for malformed in [&[0, 8, 0, 4, 0, 0, 8, 0][..], &[0, 8, 0, 4, 0, 3, 0, 0], &[0, 8, 0, 3, 0, 0, 0]] {
+            assert!(!is_decoded(malformed), "{malformed:?}");
+        }
+        // Other subnets, an option longer than the record, and messages without options stay as they are.
+        let (subnet, longer) = ([0, 8, 0, 7, 0, 1, 24, 0, 10, 0, 0], [0, 8, 0, 5, 0, 0, 0, 0]);
+        for message in [with_options(&subnet), with_options(&longer), with_options(&[]), query("a.example.")]
+        {
+            let mut disabled = message.clone();
+            disable_empty_subnets(&mut disabled);
+            assert_eq!(disabled, message);
+        }
     }
 
     #[test]

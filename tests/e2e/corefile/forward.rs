@@ -92,6 +92,7 @@ pub const GROUPS: &[Group] = &[
             giant.example.org. TXT edns=65535 tcp
             a.example.org. A option=10:0102030405060708     ; a cookie
             a.example.org. A option=8:000118000a0000        ; a client's subnet
+            a.example.org. A option=8:00000000              ; an empty subnet
             a.example.org. A option=12:00000000 tcp         ; padding
             a.example.org. A option=65001:01 option=65002:02
             a.example.org. A version=255
