@@ -105,7 +105,12 @@ pub fn follow(
         let Some((record, target)) = alias else { break };
         // RFC 6672 section 3.1: include the DNAME that the CNAME was synthesized from.
         let dname = |record: &&&Record| record.dns_class == DNSClass::IN && redirects(record, &owner, target);
-        answers.extend(checkable.iter().filter(dname).copied().cloned());
+        // Section 2.4: a name has only one. It may redirect several names of the chain.
+        if let Some(dname) = checkable.iter().find(dname)
+            && !answers.contains(dname)
+        {
+            answers.push((*dname).clone());
+        }
         answers.push(record.clone());
         owner = target.clone();
         match step(&owner) {
@@ -590,6 +595,21 @@ mod tests {
             ChainStep::InAnswer
         });
         assert_eq!(chain.answers, [alias]);
+    }
+
+    #[test]
+    fn repeated_dname_is_passed_on_once() {
+        let hosts = (0..16).map(|hop| format!("t.{}d.example.", "x.".repeat(hop)));
+        let aliases = hosts.clone().zip(hosts.skip(1)).map(|(from, to)| format!("{from} CNAME {to}"));
+        let dnames = (0..1000).map(|_| "d.example. DNAME x.d.example.".to_owned());
+        let answers: Vec<Record> = dnames.chain(aliases).map(|text| record(&text)).collect();
+        let reply = reply(ResponseCode::NoError, answers, vec![]);
+        let chain = follow(&reply, &name("t.d.example."), RecordType::CNAME, 5, |_| ChainStep::InAnswer);
+        assert_eq!(chain.answers.len(), 1);
+        let chain = follow(&reply, &name("t.d.example."), RecordType::A, 5, |_| ChainStep::InAnswer);
+        let types: Vec<RecordType> = chain.answers.iter().map(Record::record_type).collect();
+        assert_eq!(types[..2], [RecordType::DNAME, RecordType::CNAME]);
+        assert_eq!(types.len(), 16, "{types:?}");
     }
 
     #[test]

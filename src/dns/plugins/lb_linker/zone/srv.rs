@@ -1,5 +1,6 @@
 //! SRV records (RFC 2782): the ports of a link's services.
 
+use std::collections::HashSet;
 use std::mem;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,6 +18,10 @@ use crate::model::link::{Link, Target};
 /// A link has only one host, so priority and weight have no effect. CoreDNS uses the same values.
 const PRIORITY: u16 = 0;
 const WEIGHT: u16 = 100;
+
+/// The maximum number of ports of a link that get a record. The API allows any number; a message holds some 1,300
+/// records, depending on the name of the host.
+const MAX_PORTS: usize = 1000;
 
 /// The maximum number of links in a chain of aliases, the same as the limit of a query's look-ups.
 const MAX_LINK_ALIASES: usize = 8;
@@ -47,12 +52,11 @@ impl Zone {
             },
         };
         let host = &end.host.name;
-        for (i, port) in ports.iter().enumerate() {
-            // RFC 2181 section 5: the same port for TCP and UDP is one record.
-            if !ports[..i].contains(port) {
-                let service = SRV::new(PRIORITY, WEIGHT, *port, host.clone());
-                answer.answers.push(record(zone_query.name, end.ttl, RData::SRV(service)));
-            }
+        // RFC 2181 section 5: the same port for TCP and UDP is one record.
+        let mut known = HashSet::new();
+        for port in ports.iter().filter(|port| known.insert(**port)).take(MAX_PORTS) {
+            let service = SRV::new(PRIORITY, WEIGHT, *port, host.clone());
+            answer.answers.push(record(zone_query.name, end.ttl, RData::SRV(service)));
         }
         // RFC 2782, "Usage rules": with the host's addresses in the reply, the client needn't query them.
         if !answer.answers.is_empty() {

@@ -176,3 +176,14 @@ fn srv_target_is_no_alias_of_this_zone() {
          end.default.lb.internal. 1 IN A 192.0.2.1"
     );
 }
+
+#[test]
+fn srv_answer_has_the_first_1000_ports() {
+    let ports: Vec<String> =
+        (1..=1001).flat_map(|port| ["TCP", "UDP"].map(|by| format!("/{by}/{port}"))).collect();
+    let ports: Vec<&str> = ports.iter().map(String::as_str).collect();
+    let store = store_of(vec![with_ports(&ports, link("default", "ips", &[], &["192.0.2.1"]))]);
+    let answer = ask(&store, "ips.default.lb.internal. SRV");
+    assert_eq!(answer.matches(" IN SRV ").count(), 1000);
+    assert!(answer.contains(" SRV 0 100 1000 ") && !answer.contains(" SRV 0 100 1001 "));
+}
