@@ -423,6 +423,8 @@ impl ServiceWatcher {
                 }
             }
         }
+        let before: Vec<Arc<Link>> =
+            seen.iter().filter_map(|observed| self.store.service_link(&observed.key)).collect();
         let seen = seen.into_iter().map(|observed| self.persisted.attach(&self.store, observed)).collect();
         changes.extend(self.store.replace(namespace, seen, unreadable, &retained));
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_terminating(&key, &uid, true);
@@ -438,6 +440,10 @@ impl ServiceWatcher {
         changes.extend(links.iter().filter(is_unfounded).filter_map(|link| self.store.forget(&link.key)));
         // The change feed has no changes of Services whose link is overridden.
         for link in links.iter().filter(|link| link.overridden.is_some()) {
+            self.unselected.changed(&link.key);
+        }
+        // The change feed has no changes of ports alone.
+        for link in before.iter().filter(|link| self.store.service_link(&link.key).as_ref() != Some(*link)) {
             self.unselected.changed(&link.key);
         }
         changes

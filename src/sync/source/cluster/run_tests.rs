@@ -132,6 +132,21 @@ async fn last_version_of_a_listed_load_balancer_counts() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn list_reports_a_change_of_ports_alone() {
+    let with_ports = |ports: Value| {
+        let mut event = added("a/web");
+        event["object"]["spec"]["ports"] = ports;
+        event
+    };
+    let first = vec![with_ports(json!([{"port": 80}])), list_ends(), gone()];
+    let second = vec![with_ports(json!([{"port": 80}, {"port": 443}])), list_ends()];
+    let source = source(vec![first, second]);
+    let mut changed = source.unselected.subscribe();
+    after(source, 5).await;
+    assert_eq!(changed.try_recv().map(|key| key.to_string()).as_deref(), Ok("a/web"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn missing_service_stays_until_confirmed_gone() {
     let first = vec![added("a/web"), added("a/api"), list_ends(), gone()];
     // The LISTs by name aren't answered.
