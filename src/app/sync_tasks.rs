@@ -253,6 +253,7 @@ impl SyncSource {
                         staleness: Arc::clone(&metrics.staleness),
                         leadership: leadership.clone(),
                         links_listed: listed.subscribe(),
+                        overrides_listed: overrides_listed.subscribe(),
                         rewinds: rewinds.clone(),
                     };
                     let until = stop.clone();

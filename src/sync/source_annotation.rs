@@ -74,6 +74,8 @@ pub struct SourceAnnotationContext {
     pub leadership: Leadership,
     /// Tracks the complete lists of load balancers.
     pub links_listed: watch::Receiver<CompletedLists>,
+    /// Tracks the complete lists of ExternalTargets.
+    pub overrides_listed: watch::Receiver<CompletedLists>,
     /// Counts restores of etcd.
     pub rewinds: RestoreCounter,
 }
@@ -88,12 +90,16 @@ pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) 
     memory.deleted_links.rescan(&context.store, &context.persisted);
     let mut leadership = context.leadership.clone();
     let mut links_listed = context.links_listed.clone();
+    let mut overrides_listed = context.overrides_listed.clone();
     let mut hostname_policy = context.hostname_policy.clone();
     loop {
         context.policy.tombstone = hostname_policy.borrow_and_update().tombstone();
         let lists = |term| ListEpoch { term, rewinds: context.rewinds.count() };
         let lists = leadership.current_term().map(lists);
-        let is_settled = |lists: &ListEpoch| links_listed.borrow_and_update().is_settled(*lists);
+        let is_settled = |lists: &ListEpoch| {
+            let are_links_settled = links_listed.borrow_and_update().is_settled(*lists);
+            overrides_listed.borrow_and_update().is_settled(*lists) && are_links_settled
+        };
         if let Some(lists) = lists.filter(is_settled)
             && context.store.is_synced()
         {
@@ -103,6 +109,7 @@ pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) 
             () = stop.cancelled() => return Ok(()),
             () = leadership.changed() => {}
             Ok(()) = links_listed.changed() => {}
+            Ok(()) = overrides_listed.changed() => {}
             () = context.store.synced(), if !context.store.is_synced() => {}
             Ok(()) = hostname_policy.changed() => {}
             change = feed.recv() => match change {
@@ -125,6 +132,7 @@ async fn run_term(
 ) -> Result<CrossTermState, SyncError> {
     let mut leadership = context.leadership.clone();
     let mut links_listed = context.links_listed.clone();
+    let mut overrides_listed = context.overrides_listed.clone();
     let rewinds = context.rewinds.clone();
     let mut hostname_policy = context.hostname_policy.clone();
     hostname_policy.mark_unchanged();
@@ -140,6 +148,7 @@ async fn run_term(
             () = rewinds.wait_for_change(lists.rewinds) => {}
             Ok(()) = hostname_policy.changed() => break,
             Ok(()) = links_listed.changed() => controller.queue_all(),
+            Ok(()) = overrides_listed.changed() => controller.queue_all(),
             change = feed.recv() => match change {
                 Ok(change) => controller.link_changed(&change),
                 Err(RecvError::Lagged(_)) => controller.rescan(),
@@ -349,6 +358,15 @@ impl SourceAnnotationController {
         }
         let store = &self.context.store;
         let (link, gone) = (store.get(source), self.memory.deleted_links.get(source));
+        // A former leader may have chosen another source of the ExternalTarget meanwhile.
+        let is_override_unknown = link.as_deref().is_some_and(|link| {
+            let is_listed = self.context.overrides_listed.borrow().covers(source.namespace(), self.lists);
+            link.active_override().is_some_and(|by| by.is_provisional)
+                || link.overridden.is_some() && !is_listed
+        });
+        if is_override_unknown {
+            return;
+        }
         if gone.is_some() || store.contains(source) {
             self.resolved.insert(key.clone());
             self.unknown.remove(key);

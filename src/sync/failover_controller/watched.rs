@@ -263,7 +263,9 @@ impl FailoverController {
         scope.is_forbidden = true;
         if !std::mem::replace(&mut self.is_forbidden_logged, true) {
             let why = explain_watch(error, scope.log.what(), PERMISSION_HINT);
-            warn!("{why}; until the permission is granted, their external targets stay as they are");
+            warn!(
+                "{why}; until the permission is granted, their external targets, and the Services that follow them, stay as they are"
+            );
         }
         self.note_list(number, false);
         self.on_lists_changed();

@@ -3,9 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use hickory_proto::rr::Name;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::model::hostname::Hostname;
+use crate::model::link::Target;
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::OnGone;
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::watch::Event;
@@ -31,7 +35,8 @@ fn context(client: Client) -> SourceAnnotationContext {
         link_reporter: test_support::link_reporter(),
         api: test_support::metrics(),
         staleness: test_support::metrics(),
-        links_listed: watch::Sender::new(lists).subscribe(),
+        links_listed: watch::Sender::new(lists.clone()).subscribe(),
+        overrides_listed: watch::Sender::new(lists).subscribe(),
         rewinds: RestoreCounter::default(),
         leadership,
     };
@@ -137,6 +142,34 @@ async fn services_wait_for_the_list_of_their_load_balancer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn overridden_load_balancer_is_followed_after_a_list_of_this_term() {
+    let mut controller = following_two();
+    let (now, web) = (controller.lists, ServiceKey::new("a", "web"));
+    let announce = |is_provisional| {
+        let host = Hostname::from(&Name::from_ascii("standby.example.").unwrap());
+        let announced = Announcement::Target(Target::Hostname(host));
+        LinkOverride { uid: "xt".into(), announced, is_provisional, ..LinkOverride::default() }
+    };
+    let mut lists =
+        CompletedLists::new(&BTreeSet::new(), ListEpoch { term: now.term - 1, rewinds: now.rewinds });
+    let overrides_listed = watch::Sender::new(lists.clone());
+    controller.context.overrides_listed = overrides_listed.subscribe();
+    drop(controller.context.store.set_override(&web, announce(false), None));
+    list(&mut controller, 0, &[follower("a", "db", "web")]);
+    list(&mut controller, 1, &[follower("b", "db", "web")]);
+    controller.drain_queue();
+    assert_eq!(controller.work_queue.in_flight(), [ServiceKey::new("b", "db")]);
+    lists.note(None, now, true);
+    overrides_listed.send_replace(lists);
+    for (is_provisional, writes) in [(true, 1), (false, 2)] {
+        drop(controller.context.store.set_override(&web, announce(is_provisional), None));
+        controller.queue_all();
+        controller.drain_queue();
+        assert_eq!(controller.writes.len(), writes, "provisional: {is_provisional}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn services_listed_before_a_restore_arent_written() {
     for by_own_watch in [true, false] {
         let mut controller = following_two();
@@ -160,7 +193,9 @@ async fn services_are_listed_again_after_a_restore() {
         CompletedLists::new(&BTreeSet::new(), ListEpoch { term: context.leadership.term(), rewinds })
     };
     let (restored, links_listed) = (at(1), watch::Sender::new(at(0)));
+    let overrides_listed = watch::Sender::new(at(0));
     context.links_listed = links_listed.subscribe();
+    context.overrides_listed = overrides_listed.subscribe();
     let rewinds = context.rewinds.clone();
     let asked = async |span| {
         tokio::time::sleep(Duration::from_secs(span)).await;
@@ -170,7 +205,9 @@ async fn services_are_listed_again_after_a_restore() {
         assert!(asked(90).await > 0);
         rewinds.record_restore("load balancers");
         assert_eq!(asked(1200).await, 0, "the load balancers haven't been listed since");
-        links_listed.send_replace(restored);
+        links_listed.send_replace(restored.clone());
+        assert_eq!(asked(1200).await, 0, "the ExternalTargets haven't been listed since");
+        overrides_listed.send_replace(restored);
         assert!(asked(10).await > 0);
     };
     tokio::select! {
