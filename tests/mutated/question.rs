@@ -1,10 +1,12 @@
 //! Properties of the answers to arbitrary bytes from a client, shared by the property test and the fuzz target.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
 use std::sync::Arc;
 
 use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::Name;
+use hickory_proto::serialize::binary::DecodeError;
 use lb_linker::dns::chain::handler::Handler;
 use lb_linker::dns::message::header::MAX_UDP;
 use lb_linker::dns::net::Protocol;
@@ -104,7 +106,7 @@ pub fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<
         (false, None) => return Err("a complete header without QR gets an answer".into()),
         (false, Some(answer)) => answer,
     };
-    let question = Message::from_vec(asked);
+    let question = decode(asked);
     let decoded =
         Message::from_vec(answer).map_err(|error| format!("the answer can't be decoded: {error}"))?;
     check_header(asked, answer)?;
@@ -130,6 +132,50 @@ pub fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<
         ensure(rcode != u16::from(ResponseCode::FormErr), "a query that can be decoded doesn't get FORMERR")?;
     }
     Ok(Some(rcode))
+}
+
+/// Decodes a query. In the OPT record, client subnets of family 0 and prefix length 0 count as options that aren't
+/// interpreted: hickory-proto refuses them, CoreDNS and lb-linker don't.
+fn decode(asked: &[u8]) -> Result<Message, DecodeError> {
+    let mut bytes = asked.to_vec();
+    let options = opt_data(asked).unwrap_or_default();
+    let (mut at, end) = (options.start, options.end);
+    while at + 4 <= end {
+        let length = usize::from(count(asked, at + 2));
+        let Some(data) = asked[..end].get(at + 4..at + 4 + length) else { break };
+        if count(asked, at) == 8 && length >= 4 && data.starts_with(&[0; 3]) {
+            bytes[at..at + 2].copy_from_slice(&65001_u16.to_be_bytes());
+        }
+        at += 4 + length;
+    }
+    Message::from_vec(&bytes)
+}
+
+/// Returns where the options of the first OPT record of the additional section are, if they are complete.
+fn opt_data(message: &[u8]) -> Option<Range<usize>> {
+    let end_of_name = |mut at: usize| loop {
+        match *message.get(at)? {
+            0 => return Some(at + 1),
+            length @ 1..=63 => at += 1 + usize::from(length),
+            192.. => return Some(at + 2),
+            _ => return None,
+        }
+    };
+    let mut at = HEADER;
+    for _ in 0..count(message, 4) {
+        at = end_of_name(at)? + 4;
+    }
+    let others = u32::from(count(message, 6)) + u32::from(count(message, 8));
+    for number in 0..others + u32::from(count(message, 10)) {
+        let owner = at;
+        let fixed = end_of_name(at)?;
+        let data = fixed + 10;
+        at = data + usize::from(count(message.get(..data)?, fixed + 8));
+        if number >= others && data - owner == 11 && count(message, fixed) == 41 {
+            return (at <= message.len()).then_some(data..at);
+        }
+    }
+    None
 }
 
 fn ensure(holds: bool, rule: &str) -> Result<(), String> {
