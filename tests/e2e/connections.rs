@@ -72,8 +72,7 @@ async fn connect_and_query(from: IpAddr, to: SocketAddr) -> TcpStream {
 async fn connect_and_send_part(from: IpAddr, to: SocketAddr) -> TcpStream {
     let mut stream = connect(from, to).await;
     let question = query(QUESTION).to_vec().unwrap();
-    let length = u8::try_from(question.len()).unwrap();
-    stream.write_all(&[&[0, length], &question[..20]].concat()).await.unwrap();
+    stream.write_all(&framed(&question)[..22]).await.unwrap();
     stream
 }
 
@@ -181,8 +180,7 @@ async fn clients_that_never_read_are_closed_in_bounded_memory() {
     linker.ready().await;
     let before = linker.memory("VmRSS");
     let question = query(QUESTION).to_vec().unwrap();
-    let length = u8::try_from(question.len()).unwrap();
-    let many = [&[0, length][..], &question].concat().repeat(1000);
+    let many = framed(&question).repeat(1000);
     let flood = |i: usize| {
         let many = &many;
         async move {

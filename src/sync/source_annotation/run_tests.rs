@@ -142,7 +142,7 @@ async fn services_wait_for_the_list_of_their_load_balancer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn overridden_load_balancer_is_followed_after_a_list_of_this_term() {
+async fn overridden_load_balancer_waits_for_a_list_of_this_term() {
     let mut controller = following_two();
     let (now, web) = (controller.lists, ServiceKey::new("a", "web"));
     let announce = |is_provisional| {

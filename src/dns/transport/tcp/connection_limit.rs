@@ -352,7 +352,9 @@ mod tests {
         let held: Vec<Vec<BufferedReply>> = (1..=3).map(hold_all).collect();
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [most / 2, most / 4, most / 8]);
         assert_eq!(limiter.metrics.tcp_unread.get(), 3);
+        assert!(limiter.hold(client(1), vec![0; SMALL_REPLY_BYTES]).is_ok());
         drop(held);
+        assert!(limiter.hold(client(1), big()).is_ok());
         let small = |last| limiter.hold(client(last), vec![0; 100]).unwrap().held;
         let hold_all = |last| -> Vec<QuotaGuard> { std::iter::from_fn(|| small(last)).collect() };
         let held: Vec<Vec<QuotaGuard>> = (1..=30).map(hold_all).collect();
