@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use indexmap::IndexSet;
+
 use super::names::allocator::{NameAllocator, Reassigned, coalesce};
 use super::names::custom_hostnames;
 use super::names::custom_hostnames::OwnerChange;
@@ -99,14 +101,18 @@ impl Store {
 
     /// Publishes custom hostnames under their new owners.
     pub(super) fn apply_owner_changes(&self, allocator: &mut NameAllocator, passed: Vec<OwnerChange>) {
-        for OwnerChange { name, from, to } in passed {
-            if let (None, Some(name)) = (&to, custom_hostnames::wire(&name)) {
+        for OwnerChange { name, to, .. } in &passed {
+            if let (None, Some(name)) = (to, custom_hostnames::wire(name)) {
                 self.index.custom_hostnames.set(&name, None);
             }
-            // Publish the new owner before unpublishing the old one.
-            for key in [to, from].into_iter().flatten() {
-                self.refresh_hostnames(allocator, &key);
-            }
+        }
+        // Publish the new owners before unpublishing the old ones, so that no name is without a link. Refresh each link
+        // once: many of its names may have changed.
+        let new_owners = passed.iter().filter_map(|change| change.to.as_ref());
+        let old_owners = passed.iter().filter_map(|change| change.from.as_ref());
+        let keys: IndexSet<&ServiceKey> = new_owners.chain(old_owners).collect();
+        for key in keys {
+            self.refresh_hostnames(allocator, key);
         }
     }
 

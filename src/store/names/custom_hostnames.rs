@@ -47,14 +47,15 @@ impl CustomHostnames {
         created: i64,
         names: &[Arc<str>],
     ) -> Vec<OwnerChange> {
-        let before = self.requests.remove(key);
+        let before = self.requests.get(key);
         if before.is_none() && names.is_empty() {
             return Vec::new();
         }
         let names: Vec<Arc<str>> = names.iter().filter(|name| wire(name).is_some()).cloned().collect();
         let concerned = before.iter().flat_map(|before| &before.names).chain(&names).cloned().collect();
         self.changes_of(concerned, |custom_hostnames| {
-            if let Some(HostnameRequest { created, names }) = before {
+            // Not before the change, because `owner` reads the requests.
+            if let Some(HostnameRequest { created, names }) = custom_hostnames.requests.remove(key) {
                 let claim = Claim { created, key: key.clone() };
                 names.iter().for_each(|name| custom_hostnames.claims.remove(&**name, &claim));
             }
@@ -114,10 +115,15 @@ impl CustomHostnames {
         self.claims.claims_for(name).iter().map(|claim| claim.key.clone()).collect()
     }
 
+    /// Returns the first recorded owner that requests a name, in order of precedence; else the first requester.
     fn owner(&self, name: &str) -> Option<&ServiceKey> {
-        let is_owner =
-            |key: &ServiceKey| self.recorded_owners.get(name).is_some_and(|owners| owners.contains(key));
-        self.claims.winner(name, is_owner).map(|claim| &claim.key)
+        let claims = self.claims.claims_for(name);
+        let recorded = self.recorded_owners.get(name).into_iter().flatten();
+        let positions = recorded.filter_map(|key| {
+            let created = self.requests.get(key)?.created;
+            claims.binary_search_by_key(&(created, key), |claim| (claim.created, &claim.key)).ok()
+        });
+        claims.get(positions.min().unwrap_or(0)).map(|claim| &claim.key)
     }
 
     /// Applies a change, and returns how the owners of these names have changed.
