@@ -36,6 +36,7 @@ pub struct CheckResult {
     /// When the upstreams had answered or timed out. The connection came after that.
     pub at: Timestamp,
     /// For a hostname one outcome for each upstream, for addresses one pass; one more outcome for a failed connection.
+    /// Without the passes if this process had no file or memory for a connection.
     pub outcomes: Vec<CheckOutcome>,
 }
 

@@ -1,12 +1,14 @@
 //! Checks of targets: DNS through a function from `src/app`, because `sync` doesn't use `dns`; TCP here.
 
 use std::collections::HashSet;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
 use jiff::Timestamp;
+use nix::errno::Errno;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -27,7 +29,7 @@ pub struct TargetCheckResult {
     /// were made.
     pub at: Timestamp,
     /// For a hostname one outcome for each upstream that was asked, for addresses one pass; and one more if no address
-    /// accepts a connection.
+    /// accepts a connection. Without the passes if this process had no file or memory for a connection.
     pub outcomes: Vec<CheckOutcome>,
     /// The addresses to connect to. For a hostname the first ones of each upstream's answer that the target policy
     /// allows.
@@ -81,34 +83,58 @@ pub(super) async fn check(key: CheckKey, check_dns: CheckDns) -> FinishedCheck {
         }
     };
     let is_passed = result.outcomes.contains(&CheckOutcome::Passed);
-    if let Some(port) = key.tcp_port.filter(|_| is_passed)
-        && let Err(why) = connect(&result.addresses, port, key.timeout).await
-    {
-        result.outcomes.push(CheckOutcome::Failed(why));
+    if let Some(port) = key.tcp_port.filter(|_| is_passed) {
+        match connect(&result.addresses, port, key.timeout).await {
+            Connected::Accepted => {}
+            // DNS alone is no pass.
+            Connected::OutOfResources => result.outcomes.retain(|outcome| *outcome != CheckOutcome::Passed),
+            Connected::Failed(why) => result.outcomes.push(CheckOutcome::Failed(why)),
+        }
     }
     FinishedCheck { key, result }
 }
 
-/// Connects to the first [`MAX_CONNECTIONS`] different addresses in parallel, and closes the connections.
-///
-/// # Errors
-/// If no address accepts a connection: the error of the first address.
-async fn connect(addresses: &[IpAddr], port: u16, limit: Duration) -> Result<(), String> {
+#[derive(Debug, PartialEq, Eq)]
+enum Connected {
+    Accepted,
+    /// This process had no file or memory for a connection, which says nothing about the target.
+    OutOfResources,
+    Failed(String),
+}
+
+/// Connects to the first [`MAX_CONNECTIONS`] different addresses in parallel, and closes the connections. Returns
+/// `Accepted` if an address accepts a connection, else `OutOfResources` if an attempt ended so, else the error of the
+/// first address.
+async fn connect(addresses: &[IpAddr], port: u16, limit: Duration) -> Connected {
     // Several upstreams may have answered with the same addresses.
     let mut known = HashSet::new();
     let distinct = addresses.iter().filter(|address| known.insert(**address));
     let connections = distinct.take(MAX_CONNECTIONS).map(|address| async move {
-        match timeout(limit, TcpStream::connect((*address, port))).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(format!("no connection to {}: {error}", SocketAddr::new(*address, port))),
-            Err(_) => Err(format!("no connection to {} within {limit:?}", SocketAddr::new(*address, port))),
+        let address = SocketAddr::new(*address, port);
+        match timeout(limit, TcpStream::connect(address)).await {
+            Ok(Ok(_)) => Connected::Accepted,
+            Ok(Err(error)) if is_out_of_resources(&error) => Connected::OutOfResources,
+            Ok(Err(error)) => Connected::Failed(format!("no connection to {address}: {error}")),
+            Err(_) => Connected::Failed(format!("no connection to {address} within {limit:?}")),
         }
     });
-    let results = join_all(connections).await;
-    if results.iter().any(Result::is_ok) {
-        return Ok(());
-    }
-    results.into_iter().next().unwrap_or_else(|| Err(format!("no address to connect to at port {port}")))
+    decisive(join_all(connections).await)
+        .unwrap_or_else(|| Connected::Failed(format!("no address to connect to at port {port}")))
+}
+
+/// Returns the result that decides; `None` without results.
+fn decisive(results: Vec<Connected>) -> Option<Connected> {
+    results.into_iter().min_by_key(|result| match result {
+        Connected::Accepted => 0,
+        Connected::OutOfResources => 1,
+        Connected::Failed(_) => 2,
+    })
+}
+
+/// Returns whether file descriptors or memory are exhausted.
+fn is_out_of_resources(error: &io::Error) -> bool {
+    let errnos = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+    errnos.iter().any(|errno| error.raw_os_error() == Some(*errno as i32))
 }
 
 #[cfg(test)]
@@ -121,8 +147,20 @@ mod tests {
         let (open, closed) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 0, 0, 2]));
         let port = listener.local_addr().unwrap().port();
         let limit = Duration::from_secs(20);
-        assert_eq!(connect(&[closed, closed, closed, closed, open], port, limit).await, Ok(()));
-        assert!(connect(&[closed], port, limit).await.is_err());
+        let addresses = [closed, closed, closed, closed, open];
+        assert_eq!(connect(&addresses, port, limit).await, Connected::Accepted);
+        assert!(matches!(connect(&[closed], port, limit).await, Connected::Failed(_)));
+    }
+
+    #[test]
+    fn exhausted_files_are_no_connection_failure() {
+        assert!(is_out_of_resources(&io::Error::from_raw_os_error(Errno::EMFILE as i32)));
+        assert!(!is_out_of_resources(&io::Error::from_raw_os_error(Errno::ECONNREFUSED as i32)));
+        let failed = |why: &str| Connected::Failed(why.to_owned());
+        assert_eq!(decisive(vec![failed("a"), Connected::OutOfResources]), Some(Connected::OutOfResources));
+        assert_eq!(decisive(vec![Connected::OutOfResources, Connected::Accepted]), Some(Connected::Accepted));
+        assert_eq!(decisive(vec![failed("a"), failed("b")]), Some(failed("a")));
+        assert_eq!(decisive(Vec::new()), None);
     }
 
     #[test]
