@@ -43,7 +43,6 @@ struct PendingLookup {
     /// The time of the LIST; `None` while it is in flight.
     due: Option<Due>,
     pauses: Backoff,
-    error_log: ThrottledLog,
     refusal: LastingRefusal,
 }
 
@@ -62,6 +61,9 @@ pub(super) struct RemovalChecks {
     in_flight: FuturesUnordered<BoxFuture<'static, LookupResult>>,
     /// The number of the last look-up.
     last_number: u64,
+    /// One log for all Services, because the look-ups of a deleted namespace fail together; a new one after the last
+    /// pending look-up.
+    error_log: ThrottledLog,
     /// Services that are selected again according to the LIST, but not yet according to the watch.
     reselected: HashSet<ServiceKey>,
     pub(super) kept: KeptServices,
@@ -82,6 +84,7 @@ impl RemovalChecks {
             waiting: BTreeSet::new(),
             in_flight: FuturesUnordered::new(),
             last_number: 0,
+            error_log: ThrottledLog::default(),
             reselected: HashSet::new(),
             kept: KeptServices::new(delay),
         }
@@ -93,13 +96,14 @@ impl RemovalChecks {
             pending.deleted = deleted;
             return;
         }
+        if self.pending.is_empty() {
+            self.error_log = ThrottledLog::default();
+        }
         let (key, due) = (deleted.key.clone(), Due::now());
         self.last_number += 1;
         self.waiting.insert((due, key.clone()));
-        let (pauses, error_log, refusal) =
-            (Backoff::new(RETRY_BACKOFF), ThrottledLog::default(), LastingRefusal::default());
-        let pending =
-            PendingLookup { deleted, number: self.last_number, due: Some(due), pauses, error_log, refusal };
+        let (pauses, refusal) = (Backoff::new(RETRY_BACKOFF), LastingRefusal::default());
+        let pending = PendingLookup { deleted, number: self.last_number, due: Some(due), pauses, refusal };
         self.pending.insert(key, pending);
         self.ask_next();
     }
@@ -178,7 +182,7 @@ impl RemovalChecks {
                 }
                 if let kube::Error::Api(status) = &error {
                     let doing = format!("list Service {} by its name", deleted.key);
-                    pending.error_log.report(status.code, &describe(&error, &doing, WatchLog::READING));
+                    self.error_log.report(status.code, &describe(&error, &doing, WatchLog::READING));
                 }
                 pending.pauses.next().max(retry_after(&error).unwrap_or_default())
             }
