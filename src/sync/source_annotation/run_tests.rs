@@ -170,6 +170,53 @@ async fn overridden_load_balancer_waits_for_a_list_of_this_term() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn list_of_external_targets_queues_the_waiting_services() {
+    let patches = Arc::new(AtomicUsize::new(0));
+    let made = Arc::clone(&patches);
+    let client = test_support::client(move |request| {
+        if request.method() == "PATCH" {
+            made.fetch_add(1, Ordering::Relaxed);
+            return (403, json!({"kind": "Status", "code": 403, "message": "no", "reason": "Forbidden"}));
+        }
+        // This API server has no streaming lists.
+        match request.uri().query().unwrap_or_default().contains("watch=") {
+            true => (422, json!({"kind": "Status", "code": 422, "message": "no", "reason": "Invalid"})),
+            false => {
+                let items = [follower("shop", "db", "web")];
+                (200, json!({"metadata": {"resourceVersion": "5"}, "items": items}))
+            }
+        }
+    });
+    let mut context = context(client);
+    load_balancer(&context, "shop");
+    let complete = context.overrides_listed.borrow().clone();
+    let now = ListEpoch { term: context.leadership.term(), rewinds: 0 };
+    let mut failed = CompletedLists::new(&BTreeSet::new(), None);
+    failed.note(None, now, false);
+    let overrides_listed = watch::Sender::new(failed);
+    context.overrides_listed = overrides_listed.subscribe();
+    let standby = Hostname::from(&Name::from_ascii("standby.example.").unwrap());
+    let announced = Announcement::Target(Target::Hostname(standby));
+    let external_target = LinkOverride { uid: "xt".into(), announced, ..LinkOverride::default() };
+    drop(context.store.set_override(&ServiceKey::new("shop", "web"), external_target, None));
+    let test = async {
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        assert_eq!(
+            patches.load(Ordering::Relaxed),
+            0,
+            "the ExternalTargets haven't been listed in this term"
+        );
+        overrides_listed.send_replace(complete);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(patches.load(Ordering::Relaxed), 1);
+    };
+    tokio::select! {
+        _ = run(context, CancellationToken::new()) => unreachable!(),
+        () = test => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn services_listed_before_a_restore_arent_written() {
     for by_own_watch in [true, false] {
         let mut controller = following_two();
