@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::process;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use futures::FutureExt;
@@ -143,6 +143,7 @@ fn decode(
         edns: decoded.edns.clone(),
         purpose: Purpose::Client,
         depth: 0,
+        alias_look_up_tries: OnceLock::new(),
         max_udp: MAX_UDP,
     })
 }

@@ -1,7 +1,8 @@
 //! A query and its context in the plugin chain.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hickory_proto::op::{Edns, Metadata, Query};
@@ -42,6 +43,9 @@ pub struct Request {
     pub purpose: Purpose,
     /// The number of internal look-ups that led to this request.
     pub depth: usize,
+    /// The number of calls of [`Server::look_up_alias`] for this request and the look-ups that they led to; set by the
+    /// first call.
+    pub alias_look_up_tries: OnceLock<Arc<AtomicUsize>>,
 }
 
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
@@ -20,8 +20,11 @@ use crate::dns::message::validity::ClientScope;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 
-/// The maximum number of look-ups for one query: a longer chain of targets is a mistake or an attack.
+/// The maximum depth of nested look-ups: a longer chain of targets is a mistake or an attack.
 pub(crate) const MAX_LOOKUP_DEPTH: usize = 8;
+/// The maximum number of look-ups of CNAME targets for one query. The depth alone doesn't limit them: each CNAME of an
+/// answer may cause a look-up, whose answer again has many CNAMEs.
+pub(crate) const MAX_ALIAS_LOOKUPS: usize = 16;
 
 const HEADER_LENGTH: usize = 12;
 /// The longest label (RFC 1035 section 2.3.4).
@@ -241,8 +244,13 @@ impl Server {
     }
 
     /// Looks up the target of a CNAME that a plugin adds to an answer, for the same purpose. The result isn't cacheable
-    /// if it may differ between clients, because `cache` shares answers between all clients.
+    /// if it may differ between clients, because `cache` shares answers between all clients. Returns `None` as
+    /// [`Self::look_up`], and after `MAX_ALIAS_LOOKUPS` look-ups for the client's query.
     pub async fn look_up_alias(outer: &Request, query: Query) -> Option<Reply> {
+        let tries = outer.alias_look_up_tries.get_or_init(Arc::default);
+        if tries.fetch_add(1, Ordering::Relaxed) >= MAX_ALIAS_LOOKUPS {
+            return None;
+        }
         let is_for_every_client = outer.server.access(&query, outer, LookUp::Query).clients.is_empty();
         let mut reply = Self::look_up(outer, query, outer.purpose.clone()).await?;
         reply.is_cacheable &= is_for_every_client;
@@ -285,6 +293,7 @@ impl Server {
             zone_metrics: Arc::clone(&self.unrouted_metrics),
             purpose: Purpose::Client,
             depth: 0,
+            alias_look_up_tries: OnceLock::new(),
         }
     }
 

@@ -158,7 +158,7 @@ pub mod store;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -365,5 +365,6 @@ fn background_request(request: &Request) -> Request {
     let mut request = request.clone();
     request.protocol = Protocol::Tcp;
     request.metadata.authentic_data = true;
+    request.alias_look_up_tries = OnceLock::new();
     request
 }

@@ -29,7 +29,9 @@
 //!   up.
 //! - TO of `cname` needs no dot at its end. CoreDNS can't send the answer without the dot.
 //! - A chain of look-ups by `cname` ends after eight look-ups, and the next CNAME stays unchanged, so that rules that
-//!   refer to each other don't loop.
+//!   refer to each other don't loop. A query causes at most 16 such look-ups, together with those of `template`, and so
+//!   does each name that `lb_linker` looks up for it. After a look-up without a reply, the remaining CNAMEs of the
+//!   rewritten answer stay unchanged, too.
 //! - If a rule for answers applies to a failure, the number in the line of `errors` is the RCODE that the client gets.
 //!   CoreDNS logs 0.
 //! - TO of `name exact` need not be a regular expression, which CoreDNS requires by mistake: `*.example.org` is a valid

@@ -34,7 +34,9 @@
 //!   `\# LENGTH OCTETS`. A record without data is a failure.
 //! - Only clients with EDNS get extended errors and response codes above 15: other clients get SERVFAIL instead of such
 //!   a response code. CoreDNS sends OPT to clients that haven't sent it, which RFC 6891 section 7 forbids.
-//! - A chain of CNAMEs from template to template ends after 8 look-ups; CoreDNS makes about 10.
+//! - A chain of CNAMEs from template to template ends after 8 look-ups; CoreDNS makes about 10. A query causes at most 16
+//!   look-ups, together with those of `rewrite cname`, and so does each name that `lb_linker` looks up for it; further
+//!   CNAMEs are answered without their target's records.
 //!
 //! # Syntax
 //!

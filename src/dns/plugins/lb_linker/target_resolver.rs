@@ -2,7 +2,7 @@
 //! answers are kept for upstream outages.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -208,7 +208,9 @@ impl TargetResolver {
             return LookupStart::InFlight(flight);
         }
         let account = request.quota_client();
-        let (outer_request, query) = (request.clone(), question.query.clone());
+        let (mut outer_request, query) = (request.clone(), question.query.clone());
+        // Other clients may share the look-up.
+        outer_request.alias_look_up_tries = OnceLock::new();
         let purpose = Purpose::Target {
             max_negative_age: wanted.max_negative_age,
             may_use_cached: wanted.accepts_cached,

@@ -28,14 +28,20 @@ impl CnameRule {
         request: &Request,
     ) -> Result<(), PluginError> {
         let RData::CNAME(target) = &open.records[number].data else { return Ok(()) };
+        if open.has_failed_look_up {
+            return Ok(());
+        }
         let old = name_text(&target.0);
         let Some(new) = self.from.replace(&old, &self.to) else { return Ok(()) };
         let new = parse_rewritten(&new)?;
         let query = Query::query(new.clone(), request.query.query_type());
         let Some(mut found) = Server::look_up_alias(request, query).await else {
-            error!("the target {new} of a rewritten CNAME can't be looked up");
-            // Other clients may be allowed to look up the target.
+            error!(
+                "the target {new} of a rewritten CNAME can't be looked up, or the query has caused too many look-ups"
+            );
+            // Another client may get an answer, or a query that has caused fewer look-ups.
             open.reply.is_cacheable = false;
+            open.has_failed_look_up = true;
             return Ok(());
         };
         open.reply.is_cacheable &= found.is_cacheable;

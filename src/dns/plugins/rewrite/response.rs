@@ -82,6 +82,8 @@ pub(super) struct ResponseEditor<'a> {
     pub(super) answers: Vec<usize>,
     authorities: Vec<usize>,
     additionals: Vec<usize>,
+    /// Whether a look-up of a CNAME's target failed: the remaining CNAMEs stay unchanged, with one log line per answer.
+    pub(super) has_failed_look_up: bool,
 }
 
 impl<'a> ResponseEditor<'a> {
@@ -92,12 +94,12 @@ impl<'a> ResponseEditor<'a> {
             records.append(section);
             (first..records.len()).collect()
         });
-        Self { reply, records, answers, authorities, additionals }
+        Self { reply, records, answers, authorities, additionals, has_failed_look_up: false }
     }
 
     /// Moves the records back into the sections.
     fn finish(self) {
-        let Self { reply, records, answers, authorities, additionals } = self;
+        let Self { reply, records, answers, authorities, additionals, .. } = self;
         let mut records: Vec<Option<Record>> = records.into_iter().map(Some).collect();
         let all = reply.records.all_mut().into_iter().zip([answers, authorities, additionals]);
         for (section, numbers) in all {

@@ -1,6 +1,9 @@
 //! Tests of `cname`, and of its look-ups.
 
+use std::sync::atomic::Ordering;
+
 use super::{NextPlugin, server_with_rules, shown};
+use crate::dns::chain::server::{MAX_ALIAS_LOOKUPS, Server};
 
 const ZONE: &[(&str, &str)] = &[
     ("abc.example. A", "NOERROR abc.example. 5 CNAME def.example., def.example. 5 A 1.2.3.4"),
@@ -141,4 +144,20 @@ async fn loop_of_cname_targets_ends_after_eight_look_ups() {
     assert_eq!(answers.len(), 10, "{answers:?}");
     assert_eq!(answers[7].to_string(), "loop.example. 5 IN CNAME loop.example.");
     assert_eq!(answers[8].to_string(), "loop.example. 5 IN CNAME loop.cdn.");
+}
+
+#[tokio::test]
+async fn query_causes_a_bounded_number_of_cname_look_ups() {
+    // 40 CNAMEs, each rewritten to the queried name: each look-up returns the same 40.
+    let aliases: Vec<String> =
+        (0..40).map(|number| format!("many.example. 5 CNAME {number}.cdn.example.")).collect();
+    let answer: &str = format!("NOERROR {}", aliases.join(", ")).leak();
+    let zone: &[(&str, &str)] = vec![("many.example. A", answer)].leak();
+    let server =
+        server_with_rules(r"rewrite cname regex .*\.cdn\.example\. many.example.", NextPlugin::Zone(zone));
+    let mut request = server.request("many.example. A");
+    assert!(Server::serve(&mut request).await.is_some());
+    let attempts = request.alias_look_up_tries.get().unwrap().load(Ordering::Relaxed);
+    // At most 17 answers, the first one and 16 of look-ups, each with one refused try.
+    assert!((MAX_ALIAS_LOOKUPS..=2 * MAX_ALIAS_LOOKUPS + 1).contains(&attempts), "{attempts}");
 }
