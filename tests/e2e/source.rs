@@ -1,7 +1,8 @@
 //! ExternalName Services that follow a load balancer by annotation.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -337,8 +338,8 @@ async fn only_one_follower_probes_an_absent_api_server() {
     };
     eventually("a first try", || async { (unanswered() >= 1.0).then_some(()) }).await;
     // All twenty followers become due in this time. The absence of attempts can't be awaited, so the test sleeps.
-    tokio::time::sleep(std::time::Duration::from_secs(4)).await;
-    // Up to eight requests may have been in flight at once; the pauses between further attempts double from 0.5 s.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    // Up to six requests may have been in flight at once; the pauses between further attempts double from 0.5 s.
     let away = unanswered();
     assert!(away <= 12.0, "{away} PATCHes without an answer");
     plane.start_apiserver();
@@ -375,7 +376,7 @@ async fn rejected_target_doesnt_delay_the_next_target() {
     })
     .await;
     cluster.set_ingress(&own, "web", &[Ingress::Hostname("b.example.com")]).await;
-    let soon = std::time::Duration::from_secs(12);
+    let soon = Duration::from_secs(12);
     tokio::time::timeout(soon, wait_for_target(&cluster, &own, "db", "b.example.com"))
         .await
         .expect("at once");
@@ -402,4 +403,46 @@ async fn forbidden_list_of_an_unused_feature_logs_no_warning() {
     eventually("some refusals", || async { (refused.load(Ordering::SeqCst) > 2).then_some(()) }).await;
     let log = linker.log();
     assert!(!log.iter().any(|line| line.contains("WARN") && line.contains("ExternalName")), "{log:#?}");
+}
+
+#[tokio::test]
+async fn hanging_writes_in_a_namespace_delay_no_other_namespace() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let mut namespaces = Vec::new();
+    for name in ["hang-source", "hang-a", "hang-z"] {
+        namespaces.push(cluster.create_namespace(name).await);
+    }
+    let [own, hanging, other] = &namespaces[..] else { unreachable!() };
+    // `None` until writes hang; then the paths of the PATCH requests, in their order.
+    let patched: Arc<Mutex<Option<Vec<String>>>> = Arc::default();
+    let (record, slow) = (Arc::clone(&patched), format!("/namespaces/{hanging}/services/"));
+    let injector = move |line: &str| {
+        let mut record = record.lock().unwrap();
+        let Some(paths) = record.as_mut().filter(|_| line.starts_with("PATCH ")) else {
+            return ApiFault::Pass;
+        };
+        paths.push(line.to_owned());
+        if line.contains(&slow) { ApiFault::Late(Duration::from_secs(3600)) } else { ApiFault::Pass }
+    };
+    let api = FaultyApi::start(plane, Arc::new(injector)).await;
+    let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", &target, "--upstream", "none"];
+    let watched = ["--watch-namespaces", &namespaces.join(",")];
+    let _linker = Linker::start(args.into_iter().chain(watched));
+    load_balancer(&cluster, own, "web", "a.example.com").await;
+    let names: Vec<String> = (0..20).map(|number| format!("db-{number}")).collect();
+    let followers: Vec<(&String, &str)> =
+        names.iter().map(|name| (hanging, &**name)).chain([(other, "db")]).collect();
+    for (namespace, name) in &followers {
+        follower(&cluster, namespace, name, &format!("{own}/web")).await;
+    }
+    for (namespace, name) in &followers {
+        wait_for_target(&cluster, namespace, name, "a.example.com").await;
+    }
+    *patched.lock().unwrap() = Some(Vec::new());
+    cluster.set_ingress(own, "web", &[Ingress::Hostname("b.example.com")]).await;
+    wait_for_target(&cluster, other, "db", "b.example.com").await;
+    let paths = patched.lock().unwrap().take().unwrap();
+    let of_followers: Vec<&String> = paths.iter().filter(|path| !path.contains(&*target)).collect();
+    let position = of_followers.iter().position(|path| path.contains(&**other)).unwrap();
+    assert!(position < 8, "a first write of the eight at once: {of_followers:#?}");
 }

@@ -2,8 +2,9 @@
 //! way.
 //!
 //! As in client-go a key is queued once, however often it is added, and isn't taken while a write for it is under way.
+//! Namespaces take turns.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use tokio_util::time::{DelayQueue, delay_queue};
 
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::backoff::Backoff;
+use crate::sync::controller::fair_keys::FairKeys;
+use crate::sync::controller::write_slots::WriteSlots;
 use crate::sync::k8s::watch::sleep_until_opt;
 
 /// First and longest pause after a failed write of a key.
@@ -35,19 +38,18 @@ const MAX_TIMER: Duration = Duration::from_secs(24 * 3600);
 /// How long a write waits, after a conflict (409), until the watch delivers another version of the object. No other
 /// version arrives if the conflict has another cause, such as a quota or a webhook.
 pub(crate) const CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Number of keys for which an empty queue keeps its memory.
-const MAX_IDLE_CAPACITY: usize = 1024;
+/// Capacity up to which the queue keeps its memory.
+const MAX_IDLE_CAPACITY: usize = 2048;
 
 /// Queue of keys. `A` is the desired state that a write sets: two writes for an equal state count as repeated.
 #[derive(Debug)]
 pub(crate) struct WorkQueue<A> {
-    max_writes: usize,
-    ready: VecDeque<ServiceKey>,
-    /// Keys with a failed last write, which are taken when `ready` is empty.
-    retries: VecDeque<ServiceKey>,
+    slots: WriteSlots,
+    ready: FairKeys,
+    /// Keys with a failed last write, which are taken when no key of `ready` can be taken.
+    retries: FairKeys,
     /// The keys in `ready` and `retries`.
     queued: HashSet<ServiceKey>,
-    in_flight: HashMap<ServiceKey, InFlight>,
     timers: DelayQueue<ServiceKey>,
     timer_of: HashMap<ServiceKey, delay_queue::Key>,
     failures: HashMap<ServiceKey, FailedWrites>,
@@ -56,14 +58,6 @@ pub(crate) struct WorkQueue<A> {
     throttles: HashMap<ServiceKey, DriftThrottle<A>>,
     /// The time of the next removal of old `throttles`.
     check_throttles_at: Option<Instant>,
-}
-
-/// A write under way.
-#[derive(Debug)]
-struct InFlight {
-    is_retry: bool,
-    /// Whether the desired state has changed since the write began.
-    is_superseded: bool,
 }
 
 /// Failed writes of a key since its last successful write, or since its desired state last changed.
@@ -85,14 +79,13 @@ struct DriftThrottle<A> {
 }
 
 impl<A: PartialEq + Clone> WorkQueue<A> {
-    /// Creates a queue for a controller that makes at most `max_writes` writes at once, at most half of them retries.
+    /// Creates a queue for a controller that makes at most `max_writes` writes at once.
     pub(crate) fn new(max_writes: usize) -> Self {
         Self {
-            max_writes,
-            ready: VecDeque::new(),
-            retries: VecDeque::new(),
+            slots: WriteSlots::new(max_writes),
+            ready: FairKeys::default(),
+            retries: FairKeys::default(),
             queued: HashSet::new(),
-            in_flight: HashMap::new(),
             timers: DelayQueue::new(),
             timer_of: HashMap::new(),
             failures: HashMap::new(),
@@ -107,9 +100,9 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// Queues a key, unless it is queued or a write for it is under way: when the write ends, the controller has to add
     /// the key again.
     pub(crate) fn add(&mut self, key: &ServiceKey) {
-        if !self.in_flight.contains_key(key) && self.queued.insert(key.clone()) {
+        if !self.slots.contains(key) && self.queued.insert(key.clone()) {
             let queue = if self.has_failed(key) { &mut self.retries } else { &mut self.ready };
-            queue.push_back(key.clone());
+            queue.push(key.clone());
         }
     }
 
@@ -132,12 +125,13 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// their timers add them again.
     pub(crate) fn next(&mut self) -> Option<ServiceKey> {
         while self.has_capacity() {
-            let may_retry =
-                || self.in_flight.values().filter(|write| write.is_retry).count() < self.max_writes / 2;
-            let key = match self.ready.pop_front() {
+            let slots = &self.slots;
+            let key = self.ready.pop(|namespace| slots.has_room(namespace, false));
+            let key = match key {
                 Some(key) => key,
-                None if may_retry() => self.retries.pop_front()?,
-                None => return None,
+                // Else `pop` would look for room in each namespace.
+                None if slots.is_full(true) => return None,
+                None => self.retries.pop(|namespace| slots.has_room(namespace, true))?,
             };
             self.queued.remove(&key);
             if !self.is_backing_off(&key) {
@@ -154,35 +148,33 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     /// Returns whether another write may begin.
     pub(crate) fn has_capacity(&self) -> bool {
-        self.in_flight.len() < self.max_writes
+        !self.slots.is_full(false)
     }
 
     /// Records that a write for a key begins.
     pub(crate) fn begin(&mut self, key: &ServiceKey) {
         let is_retry = self.has_failed(key);
-        self.in_flight.insert(key.clone(), InFlight { is_retry, is_superseded: false });
+        self.slots.begin(key, is_retry);
     }
 
     /// Returns the keys for which a write is under way, in order.
     #[cfg(test)]
     pub(crate) fn in_flight(&self) -> Vec<ServiceKey> {
-        let mut keys: Vec<ServiceKey> = self.in_flight.keys().cloned().collect();
+        let mut keys: Vec<ServiceKey> = self.slots.keys().cloned().collect();
         keys.sort();
         keys
     }
 
     /// Records that the write for a key has ended. Returns whether [`Self::changed`] was called meanwhile.
     pub(crate) fn done(&mut self, key: &ServiceKey) -> bool {
-        self.in_flight.remove(key).is_some_and(|write| write.is_superseded)
+        self.slots.end(key)
     }
 
     /// Records that the desired state of a key has changed: forgets its timer and its failures.
     pub(crate) fn changed(&mut self, key: &ServiceKey) {
         self.stop_timer(key);
         self.succeeded(key);
-        if let Some(write) = self.in_flight.get_mut(key) {
-            write.is_superseded = true;
-        }
+        self.slots.supersede(key);
     }
 
     /// Returns a copy of the queued keys.
@@ -190,9 +182,11 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.queued.clone()
     }
 
-    /// Frees the memory of a queue that is empty after it had very many keys. Returns whether memory was freed.
+    /// Frees memory after the queue had very many keys: if at most retries are left, and `queued` has room for more than
+    /// four times its keys. Returns whether memory was freed.
     pub(crate) fn shrink(&mut self) -> bool {
-        let shrinks = self.ready.is_empty() && self.ready.capacity() > MAX_IDLE_CAPACITY;
+        let shrinks =
+            self.ready.is_empty() && self.queued.capacity() > MAX_IDLE_CAPACITY.max(4 * self.queued.len());
         if shrinks {
             self.ready.shrink_to_fit();
             self.retries.shrink_to_fit();
@@ -541,6 +535,29 @@ mod tests {
         assert_eq!(work_queue.next(), None, "two of four writes are retries");
         work_queue.add(&keys[5]);
         assert_eq!(work_queue.next().as_ref(), Some(&keys[5]));
+    }
+
+    #[test]
+    fn hanging_namespace_leaves_writes_to_other_namespaces() {
+        let mut work_queue = WorkQueue::<()>::new(8);
+        for number in 0..20 {
+            work_queue.add(&ServiceKey::new("hangs", &number.to_string()));
+        }
+        let begin_all = |work_queue: &mut WorkQueue<()>| {
+            while let Some(key) = work_queue.next() {
+                work_queue.begin(&key);
+            }
+        };
+        begin_all(&mut work_queue);
+        assert_eq!(work_queue.in_flight().len(), 6);
+        for name in ["1", "2", "3"] {
+            work_queue.add(&ServiceKey::new("shop", name));
+        }
+        begin_all(&mut work_queue);
+        assert_eq!(work_queue.in_flight().len(), 8, "two writes of the other namespace have begun");
+        work_queue.done(&ServiceKey::new("shop", "1"));
+        begin_all(&mut work_queue);
+        assert!(work_queue.in_flight().contains(&ServiceKey::new("shop", "3")));
     }
 
     #[tokio::test(start_paused = true)]
