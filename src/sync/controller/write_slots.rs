@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn namespace_has_three_quarters_of_the_writes_and_of_the_retries() {
+    fn namespace_has_three_quarters_of_writes_and_of_retries() {
         for (max, writes, retries) in [(1, 1, 0), (2, 2, 1), (4, 3, 2), (8, 6, 3), (16, 12, 6)] {
             for (is_retry, expected) in [(false, writes), (true, retries)] {
                 let mut slots = WriteSlots::new(max);

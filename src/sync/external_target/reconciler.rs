@@ -334,7 +334,7 @@ impl Reconciler {
 
     // === reconciliation ===
 
-    /// Reconciles queued links, up to the limits of [`WorkQueue::next`].
+    /// Reconciles queued links while their writes may begin.
     fn drain_queue(&mut self) {
         while let Some(key) = self.work_queue.next() {
             self.reconcile_isolated(key);
