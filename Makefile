@@ -1,7 +1,7 @@
 # For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo recording test bench bench-cluster chaos soak build static rootfs image lint docs crd control-plane stubs go-programs helm promtool previous fuzz has-rust has-cargo-fuzz
+.PHONY: help demo recording test test-release bench bench-cluster chaos soak build static rootfs image lint docs crd control-plane stubs go-programs helm promtool previous fuzz has-rust has-cargo-fuzz
 
 # The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -21,8 +21,11 @@ recording: has-rust ## write the picture in README.md, docs/demo.svg, from a run
 	cargo build --locked --bin lb-linker --example demo
 	cargo run --locked --quiet --example demo -- --svg docs/demo.svg
 
-test: has-rust ## run every test, against a real kube-apiserver, and print how long each part took
+test: has-rust ## run the tests for a change, against a real kube-apiserver, and print how long each part took
 	tests/run
+
+test-release: has-rust ## test what is released: image, chart, alerts, the upgrade from an older version; mutated input
+	tests/run release
 
 bench: has-rust ## measure the CPU time of a query, beside other DNS servers (needs two idle cores)
 	cargo bench --locked --bench queries
@@ -82,7 +85,7 @@ docs: has-rust ## generate docs/plugins.md, docs/differences.md, outputs in docs
 crd: ## write the CRD of ExternalTargets, deploy/crd/crd.yaml and the template of the chart, from src/api/
 	LB_LINKER_WRITE_CRD=1 cargo test --locked --test architecture --quiet crd_in_deploy
 
-control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, kube-controller-manager, CoreDNS (needs Go, once)
+control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)
 	tests/control-plane/build
 
 stubs: ## build the tests' clients: look-ups by glibc's, musl's and Go's resolver (once)
@@ -94,7 +97,7 @@ go-programs: ## build what tests compare with: Go's text/template, and another D
 helm: ## build Helm 3 and Helm 4, for the tests of the chart (once)
 	tests/helm/build
 
-promtool: ## build promtool, and get the CRDs of the Prometheus operator, for the tests of deploy/monitoring/ (once)
+promtool: ## build promtool, for the tests of deploy/monitoring/ (once)
 	tests/prometheus/build
 
 previous: has-rust ## build the last version without ExternalTargets, for the test of upgrades (once; needs the history of git)

@@ -8,10 +8,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::harness::apply_deploy;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::programs::{helm, programs};
-use crate::monitoring::apply_crds;
+use crate::harness::{apply_deploy, apply_prometheus_crds};
 
 /// What the commands find: objects that a reader has, or that lb-linker and the cluster's DNS have created.
 const OBJECTS: &str = "
@@ -228,7 +227,10 @@ fn run(plane: &ControlPlane, page: &str) {
         fs::write(file(program), text).unwrap();
         fs::set_permissions(file(program), Permissions::from_mode(0o755)).unwrap();
     }
-    symlink(&helm()[1], file("bin/helm")).unwrap();
+    // Helm is built for the tests of releases.
+    if script.lines().any(|line| line.starts_with("helm ")) {
+        symlink(&helm()[1], file("bin/helm")).unwrap();
+    }
     fs::create_dir(file(".kube")).unwrap();
     symlink(plane.admin_kubeconfig(), file(".kube/config")).unwrap();
     let mut shell = Command::new("sh");
@@ -269,30 +271,12 @@ fn commands_of_pages_for_an_installed_lb_linker_succeed() {
 }
 
 #[test]
-fn commands_from_install_to_uninstall_succeed() {
-    let plane = ControlPlane::start(Options::default());
-    apply_crds(&plane);
-    plane.apply(OBJECTS);
-    // The policy that keeps the namespace must be in force before the page's last commands.
-    apply_deploy(&plane);
-    plane.apply(AFTER_INSTALL);
-    run(&plane, "docs/operations.md");
-}
-
-#[test]
 fn commands_of_the_page_for_local_clusters_succeed() {
     let plane = ControlPlane::start(Options::default());
     plane.apply(OBJECTS);
     apply_deploy(&plane);
     plane.apply(AFTER_INSTALL);
     run(&plane, "docs/local-clusters.md");
-}
-
-#[test]
-fn commands_of_the_readme_of_the_chart_succeed() {
-    let plane = ControlPlane::start(Options::default());
-    apply_crds(&plane);
-    run(&plane, "charts/lb-linker/README.md");
 }
 
 #[test]
@@ -304,5 +288,28 @@ fn every_indented_block_of_the_pages_is_run_or_listed() {
             assert!(run || known, "{page}: neither run nor listed in NOT_RUN:\n{block}");
             assert!(!run || this.contains(&format!("\"{page}\"")), "no test runs {page}:\n{block}");
         }
+    }
+}
+
+/// The pages with commands of Helm.
+mod release {
+    use super::*;
+
+    #[test]
+    fn commands_from_install_to_uninstall_succeed() {
+        let plane = ControlPlane::start(Options::default());
+        apply_prometheus_crds(&plane);
+        plane.apply(OBJECTS);
+        // The policy that keeps the namespace must be in force before the page's last commands.
+        apply_deploy(&plane);
+        plane.apply(AFTER_INSTALL);
+        run(&plane, "docs/operations.md");
+    }
+
+    #[test]
+    fn commands_of_the_readme_of_the_chart_succeed() {
+        let plane = ControlPlane::start(Options::default());
+        apply_prometheus_crds(&plane);
+        run(&plane, "charts/lb-linker/README.md");
     }
 }

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::control_plane::ControlPlane;
 use super::process::Process;
-use super::programs::programs;
+use super::programs::kube_controller_manager;
 
 impl ControlPlane {
     /// Starts a garbage collector for this control plane, which ends when the process is dropped. It discovers a CRD
@@ -13,7 +13,7 @@ impl ControlPlane {
     /// # Panics
     /// If it can't be started.
     pub fn start_garbage_collector(&self) -> Process {
-        let mut command = Command::new(&programs().kube_controller_manager);
+        let mut command = Command::new(kube_controller_manager());
         command.arg("--kubeconfig").arg(self.admin_kubeconfig());
         command.args([
             "--controllers=garbage-collector-controller",

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use cluster::Cluster;
 use control_plane::ControlPlane;
+use programs::prometheus_crds;
 
 /// Timeout for expected events: far longer than they take, so that only a defect reaches it.
 pub const EVENT_TIMEOUT: Duration = Duration::from_secs(180);
@@ -114,6 +115,12 @@ pub async fn cluster_with_target() -> (&'static ControlPlane, Cluster, String) {
 
 pub fn apply_deploy(plane: &ControlPlane) {
     plane.kubectl(&["apply", "-f", deploy().to_str().unwrap()]);
+}
+
+/// Creates the CRDs of the Prometheus operator, and waits until the API server serves them.
+pub fn apply_prometheus_crds(plane: &ControlPlane) {
+    plane.kubectl(&["apply", "--server-side", "-f", prometheus_crds().to_str().unwrap()]);
+    plane.wait_for_crds(&["servicemonitors.monitoring.coreos.com", "prometheusrules.monitoring.coreos.com"]);
 }
 
 /// Grants lb-linker the optional permissions of a folder of `deploy/` in a single namespace, by a RoleBinding, as the

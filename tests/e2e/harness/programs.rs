@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+const CONTROL_PLANE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/control-plane/build");
+
 /// The programs of the test control plane, and CoreDNS.
 #[derive(Debug)]
 pub struct Programs {
     pub etcd: PathBuf,
     pub kube_apiserver: PathBuf,
     pub kubectl: PathBuf,
-    pub kube_controller_manager: PathBuf,
     pub coredns: PathBuf,
 }
 
@@ -24,15 +25,24 @@ pub struct Programs {
 pub fn programs() -> &'static Programs {
     static PROGRAMS: OnceLock<Programs> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
-        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/control-plane/build"));
+        let answer = build(CONTROL_PLANE, &[]);
         Programs {
             etcd: path(&answer, "ETCD"),
             kube_apiserver: path(&answer, "KUBE_APISERVER"),
             kubectl: path(&answer, "KUBECTL"),
-            kube_controller_manager: path(&answer, "KUBE_CONTROLLER_MANAGER"),
             coredns: path(&answer, "COREDNS"),
         }
     })
+}
+
+/// Returns kube-controller-manager; the first call builds it.
+///
+/// # Panics
+/// As for [`programs`].
+pub fn kube_controller_manager() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM
+        .get_or_init(|| path(&build(CONTROL_PLANE, &["kube-controller-manager"]), "KUBE_CONTROLLER_MANAGER"))
 }
 
 /// Programs that resolve a name, each with another stub resolver.
@@ -50,7 +60,7 @@ pub struct Stubs {
 pub fn stubs() -> &'static Stubs {
     static STUBS: OnceLock<Stubs> = OnceLock::new();
     STUBS.get_or_init(|| {
-        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stubs/build"));
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stubs/build"), &[]);
         Stubs { glibc: path(&answer, "GLIBC"), musl: path(&answer, "MUSL"), go: path(&answer, "GO") }
     })
 }
@@ -69,7 +79,7 @@ pub struct GoPrograms {
 pub fn go_programs() -> &'static GoPrograms {
     static PROGRAMS: OnceLock<GoPrograms> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
-        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/go/build"));
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/go/build"), &[]);
         GoPrograms { roundtrip: path(&answer, "ROUNDTRIP"), actionlint: path(&answer, "ACTIONLINT") }
     })
 }
@@ -81,28 +91,32 @@ pub fn go_programs() -> &'static GoPrograms {
 pub fn helm() -> &'static [PathBuf; 2] {
     static HELM: OnceLock<[PathBuf; 2]> = OnceLock::new();
     HELM.get_or_init(|| {
-        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/helm/build"));
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/helm/build"), &[]);
         ["HELM3", "HELM4"].map(|name| path(&answer, name))
     })
 }
 
-/// What `tests/prometheus/` builds.
-#[derive(Debug)]
-pub struct Prometheus {
-    pub promtool: PathBuf,
-    /// A folder with the CRDs of the Prometheus operator.
-    pub crds: PathBuf,
-}
-
-/// Returns promtool and the CRDs; the first call builds them.
+/// Returns promtool; the first call builds it.
 ///
 /// # Panics
 /// As for [`programs`].
-pub fn prometheus() -> &'static Prometheus {
-    static PROMETHEUS: OnceLock<Prometheus> = OnceLock::new();
-    PROMETHEUS.get_or_init(|| {
-        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/prometheus/build"));
-        Prometheus { promtool: path(&answer, "PROMTOOL"), crds: path(&answer, "CRDS") }
+pub fn promtool() -> &'static Path {
+    static PROMTOOL: OnceLock<PathBuf> = OnceLock::new();
+    PROMTOOL.get_or_init(|| {
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/prometheus/build"), &[]);
+        path(&answer, "PROMTOOL")
+    })
+}
+
+/// Returns a folder with the CRDs of the Prometheus operator; the first call fetches them.
+///
+/// # Panics
+/// As for [`programs`].
+pub fn prometheus_crds() -> &'static Path {
+    static CRDS: OnceLock<PathBuf> = OnceLock::new();
+    CRDS.get_or_init(|| {
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/prometheus/crds/build"), &[]);
+        path(&answer, "CRDS")
     })
 }
 
@@ -113,15 +127,16 @@ pub fn prometheus() -> &'static Prometheus {
 pub fn previous() -> &'static Path {
     static PREVIOUS: OnceLock<PathBuf> = OnceLock::new();
     PREVIOUS.get_or_init(|| {
-        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/previous/build"));
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/previous/build"), &[]);
         path(&answer, "PREVIOUS")
     })
 }
 
 /// Runs a script that builds missing programs, and returns its `NAME=path` lines.
-fn build(script: &str) -> String {
+fn build(script: &str, arguments: &[&str]) -> String {
     let output = Command::new(script)
         .arg("--env")
+        .args(arguments)
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()

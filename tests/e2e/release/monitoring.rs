@@ -8,14 +8,14 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::chart::{CHART, Helm};
+use super::chart::{CHART, Helm};
 use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{CoreDns, ask_repeatedly_from, ask_udp, query};
 use crate::harness::linker::Linker;
-use crate::harness::programs::{helm, prometheus};
-use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
+use crate::harness::programs::{helm, promtool as program};
+use crate::harness::{apply_deploy, apply_prometheus_crds, cluster_with_target, deploy, eventually};
 
 /// Metrics of the dashboard without series, because what they count didn't happen in the run.
 const METRICS_WITHOUT_SERIES: [&str; 1] = ["lb_linker_sync_restarts_total"];
@@ -24,15 +24,9 @@ fn files() -> PathBuf {
     deploy().join("monitoring/files")
 }
 
-/// Creates the CRDs of the Prometheus operator, and waits until the API server serves them.
-pub fn apply_crds(plane: &ControlPlane) {
-    plane.kubectl(&["apply", "--server-side", "-f", prometheus().crds.to_str().unwrap()]);
-    plane.wait_for_crds(&["servicemonitors.monitoring.coreos.com", "prometheusrules.monitoring.coreos.com"]);
-}
-
 /// Runs promtool in a folder and returns its output, or its errors if it fails.
 pub fn promtool(folder: &Path, args: &[&str]) -> Result<String, String> {
-    let output = Command::new(&prometheus().promtool).current_dir(folder).args(args).output().unwrap();
+    let output = Command::new(program()).current_dir(folder).args(args).output().unwrap();
     let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     if output.status.success() { Ok(out) } else { Err(err + &out) }
 }
@@ -49,7 +43,7 @@ fn alerts_pass_the_unit_tests_of_promtool() {
 #[test]
 fn api_server_accepts_the_objects_with_the_operators_crds() {
     let plane = ControlPlane::start(Options::default());
-    apply_crds(&plane);
+    apply_prometheus_crds(&plane);
     apply_deploy(&plane);
     let folder = deploy().join("monitoring");
     plane.kubectl(&["apply", "--validate=strict", "-f", folder.to_str().unwrap()]);
