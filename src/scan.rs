@@ -62,7 +62,7 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
         }
     }
     let (mut scan, candidates) = find(&objects, scope.store, scope.target_namespace);
-    scan.notices = notices;
+    scan.notices.splice(..0, notices);
     scan.probable = stale(candidates, scope.resolvers).await;
     Ok(scan)
 }

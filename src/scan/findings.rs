@@ -11,12 +11,13 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use crate::api::external_target::ExternalTarget;
+use crate::model::excerpt::examples;
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::external_target::desired::link_of_labels;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
-use crate::sync::k8s::labels::{SERVICE_NAME, SLICE_MANAGED_BY, SOURCE};
+use crate::sync::k8s::labels::{MANAGED_BY, SERVICE_NAME, SLICE_MANAGED_BY, SOURCE};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, null_is_default};
 
 /// The minimum number of labels of a domain of load balancers, so that `com` isn't such a domain.
@@ -187,8 +188,7 @@ impl Resource for Endpoints {
     }
 }
 
-/// Returns the findings that need no DNS look-up, and the candidates for [`Scan::probable`]. Leaves `probable` and
-/// `notices` empty.
+/// Returns the findings that need no DNS look-up, and the candidates for [`Scan::probable`]. Leaves `probable` empty.
 #[must_use]
 pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, Vec<Candidate>) {
     let owners = owners_of_hostnames(store);
@@ -197,9 +197,13 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
     let is_of_service = |link: &Arc<Link>| link.active_override().is_none_or(|by| !by.service_uid.is_empty());
     let of_services = owners.iter().filter(|(_, links)| links.iter().any(is_of_service));
     let domains: HashSet<&str> = of_services.filter_map(|(hostname, _)| domain(hostname)).collect();
-    let (mut scan, mut candidates) = (Scan::default(), Vec::new());
+    let (mut scan, mut candidates, mut labelled) = (Scan::default(), Vec::new(), BTreeSet::new());
     for service in &objects.services {
         let Some(external_name) = unmanaged_external_name(service, store, target_namespace) else { continue };
+        if link_of_labels(&service.metadata).is_some() {
+            labelled.insert(service.key());
+            continue;
+        }
         let (namespace, service_name) =
             (service.key().namespace().to_owned(), service.key().name().to_owned());
         let all = owners.get(&external_name).map(Vec::as_slice).unwrap_or_default();
@@ -242,7 +246,15 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
     scan.exact.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
     scan.ambiguous.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
     scan.sources.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
-    scan.addresses = addresses(objects, store, target_namespace);
+    scan.addresses = addresses(objects, store, target_namespace, &mut labelled);
+    if !labelled.is_empty() {
+        scan.notices.push(format!(
+            "objects outside of namespace {target_namespace} with lb-linker's labels, which each user may set, are left out: \
+             {}; if no other lb-linker has written an object, remove its label {}",
+            examples(&labelled),
+            MANAGED_BY.0
+        ));
+    }
     (scan, candidates)
 }
 
@@ -289,13 +301,13 @@ fn hostnames_of_sources(
     found
 }
 
-/// Returns the hostname of an ExternalName Service that was written by hand: the Service isn't an external target,
-/// doesn't become one by its name, and doesn't follow a load balancer yet. `None` for any other Service.
+/// Returns the hostname of an ExternalName Service that isn't an external target, doesn't become one by its name, and
+/// doesn't follow a load balancer yet. `None` for any other Service.
 fn unmanaged_external_name(service: &Service, store: &Store, target_namespace: &str) -> Option<String> {
     let key = service.key();
-    let is_adopted = key.namespace() == target_namespace && !store.claimants(key.name()).is_empty();
-    let is_kept =
-        is_adopted || link_of_labels(&service.metadata).is_some() || service.annotation(SOURCE).is_some();
+    let is_written =
+        || link_of_labels(&service.metadata).is_some() || !store.claimants(key.name()).is_empty();
+    let is_kept = key.namespace() == target_namespace && is_written() || service.annotation(SOURCE).is_some();
     let is_external_name = service.spec.type_.as_deref() == Some(EXTERNAL_NAME);
     if is_kept || !is_external_name || service.metadata.deletion_timestamp.is_some() {
         return None;
@@ -309,7 +321,13 @@ fn domain(hostname: &str) -> Option<&str> {
     (domain.split('.').count() >= MIN_DOMAIN_LABELS).then_some(domain)
 }
 
-fn addresses(objects: &Objects, store: &Store, target_namespace: &str) -> Vec<AddressMatch> {
+/// Returns the objects with an address of a load balancer. Adds those with lb-linker's labels to `labelled` instead.
+fn addresses(
+    objects: &Objects,
+    store: &Store,
+    target_namespace: &str,
+    labelled: &mut BTreeSet<ServiceKey>,
+) -> Vec<AddressMatch> {
     // The endpoints of these Services are written by controllers, not by hand.
     let with_selector: BTreeSet<ServiceKey> = objects
         .services
@@ -340,11 +358,15 @@ fn addresses(objects: &Objects, store: &Store, target_namespace: &str) -> Vec<Ad
     let mut found = Vec::new();
     for (kind, metadata, service, texts) in slices.chain(endpoints) {
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
-        let is_ours = namespace == target_namespace || link_of_labels(metadata).is_some();
-        if is_ours || with_selector.contains(&ServiceKey::new(namespace, &service)) {
+        let is_written = namespace == target_namespace;
+        if is_written || with_selector.contains(&ServiceKey::new(namespace, &service)) {
             continue;
         }
         for address in texts.iter().filter_map(|text| text.parse::<IpAddr>().ok()) {
+            if link_of_labels(metadata).is_some() && !store.links_at(address).is_empty() {
+                labelled.insert(ServiceKey::new(namespace, metadata.name.as_deref().unwrap_or_default()));
+                break;
+            }
             found.extend(store.links_at(address).into_iter().map(|link| AddressMatch {
                 kind,
                 namespace: namespace.to_owned(),

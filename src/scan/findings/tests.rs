@@ -113,13 +113,21 @@ fn external_targets_and_following_services_are_left_out() {
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .into(),
     );
+    let mut external_target = external("external-targets", "b-lb-ext", "a.lb.example");
+    external_target.metadata.labels.clone_from(&labelled.metadata.labels);
     let services = vec![
         follows,
-        labelled,
+        external_target,
         external("external-targets", "a-lb-ext", "a.lb.example"),
         service("shop", "cluster", json!({"type": "ClusterIP", "externalName": "a.lb.example"})),
     ];
     assert_eq!(found(&store, services), (Scan::default(), Vec::new()));
+    // Elsewhere, each user may set the labels, and another lb-linker may have written the object.
+    let notice = "objects outside of namespace external-targets with lb-linker's labels, which each user may set, are left \
+                  out: elsewhere/a-lb-ext; if no other lb-linker has written an object, remove its label \
+                  app.kubernetes.io/managed-by";
+    let expected = Scan { notices: vec![notice.to_owned()], ..Scan::default() };
+    assert_eq!(found(&store, vec![labelled]), (expected, Vec::new()));
     // A Service in the namespace of external targets isn't one of them if no link's external target has its name.
     let (scan, _) = found(&store, vec![external("external-targets", "database", "a.lb.example")]);
     assert_eq!(scan.exact.len(), 1);
@@ -162,6 +170,29 @@ fn endpoints_with_an_address_of_a_load_balancer_are_found() {
             ("EndpointSlice", "db-1", "external-targets/a-lb-ext"),
             ("Endpoints", "old", "external-targets/a-lb-ext")
         ]
+    );
+}
+
+#[test]
+fn labelled_slice_in_another_namespace_is_left_out() {
+    let store = store(&[("lb", "a", "192.0.2.1", &[])]);
+    let slice = |name: &str, address: &str| -> EndpointSlice {
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "shop", "name": name, "labels": {
+                "kubernetes.io/service-name": "db", "app.kubernetes.io/managed-by": "lb-linker-operator",
+                "original-service-name": "a", "original-service-namespace": "lb"
+            }},
+            "addressType": "IPv4", "endpoints": [{"addresses": [address]}]
+        }))
+        .unwrap()
+    };
+    let slices = vec![slice("db-1", "192.0.2.1"), slice("db-2", "192.0.2.9")];
+    let (scan, _) = find(&Objects { slices, ..Objects::default() }, &store, "external-targets");
+    assert_eq!(scan.addresses, []);
+    assert!(
+        scan.notices[0].contains("which each user may set, are left out: shop/db-1; "),
+        "{:?}",
+        scan.notices
     );
 }
 
