@@ -1,17 +1,17 @@
 //! The changes of ConfigMaps that add the zones to the cluster DNS, or remove them. Pure functions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use super::Forwarding;
-use super::corefile::{Corefile, ZoneBlock};
+use super::corefile::{Corefile, Listener, ZoneBlock, lines, listeners};
 use super::platform::{
     COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES, DnsComponent, KUBE_DNS, KUBE_SYSTEM,
     Resolver, manager,
 };
+use super::{DNS_PORT, Forwarding};
 use crate::dns::corefile::CorefileError;
 
 /// The key of lb-linker's block in [`COREDNS_CUSTOM`].
@@ -122,21 +122,29 @@ fn try_core_dns(
 ) -> Result<PlannedChange, CorefileError> {
     let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
     let corefile = Corefile::parse(&file_name(map, COREFILE), text)?;
+    if let Some(refused) = bind_of_override(dns, &corefile) {
+        return Ok(PlannedChange::Refused(refused));
+    }
     let imports = corefile.imports_servers();
-    let mut foreign = if imports { custom_blocks(dns, &corefile, forwarding)? } else { Blocks::default() };
+    let imported = if imports { parse_imported(dns)? } else { Vec::new() };
+    let listeners = listeners([&corefile].into_iter().chain(imported.iter().map(|(_, imported)| imported)))?;
+    let ports = ports(&listeners);
+    let mut foreign = Blocks::default();
+    for (file, imported) in &imported {
+        foreign.extend(file, imported.blocks_of(&forwarding.zones, Some(&ports)));
+    }
     // Blocks that were added before the Corefile had the import stay where they are.
     if !imports || corefile.has_own_block() {
-        return step_to_add(map, &corefile, forwarding, foreign, false);
+        return step_to_add(map, &corefile, forwarding, (&listeners, foreign), false);
     }
-    foreign.extend(&file_name(map, COREFILE), corefile.blocks_of(&forwarding.zones));
-    let wanted = match foreign.missing(forwarding) {
+    foreign.extend(&file_name(map, COREFILE), corefile.blocks_of(&forwarding.zones, Some(&ports)));
+    let wanted = match foreign.missing(forwarding, &listeners) {
         Err(wrong) => return Ok(PlannedChange::Refused(wrong)),
-        Ok(zones) => Forwarding { zones, ..forwarding.clone() },
+        Ok(wanted) => wanted,
     };
     let absent = config_map(COREDNS_CUSTOM);
     let custom = dns.config_map(COREDNS_CUSTOM).unwrap_or(&absent);
-    let lines = corefile.lines_to_add(&wanted, false);
-    let after = (!wanted.zones.is_empty()).then_some(lines);
+    let after = (!wanted.is_empty()).then(|| lines(forwarding, &wanted, false));
     Ok(if value(custom, SERVER_KEY) == after.as_deref() {
         done(&format!("{KUBE_SYSTEM}/{COREDNS}"), forwarding)
     } else {
@@ -161,7 +169,7 @@ pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<PlannedCh
         let mut blocks = Blocks { accepted_upstreams: cluster_dns(dns, &corefile), ..Blocks::default() };
         // node-cache makes a block of its own for each of these domains.
         blocks.found.extend(stub_domains(dns, &forwarding.zones));
-        step_to_add(map, &corefile, forwarding, blocks, true)
+        step_to_add(map, &corefile, forwarding, (&listeners([&corefile])?, blocks), true)
     };
     Some(step().unwrap_or_else(|error: CorefileError| PlannedChange::Refused(error.to_string())))
 }
@@ -216,7 +224,9 @@ fn steps_to_remove(
         let restart = restart(&corefile, &workload(map));
         steps.push(step_of(map, COREFILE, Some(after), String::new(), false, restart));
     }
-    let blocks = corefile.blocks_of(zones).into_iter();
+    // Without known ports, the blocks on all ports.
+    let ports = listeners([&corefile]).ok().map(|listeners| ports(&listeners));
+    let blocks = corefile.blocks_of(zones, ports.as_deref()).into_iter();
     steps.extend(blocks.filter(|block| !block.is_ours).map(|ZoneBlock { zone, line, .. }| {
         PlannedChange::Refused(format!(
             "{}:{line}: the block of zone {zone} has no marker lines of lb-linker around it: remove it by hand",
@@ -278,38 +288,57 @@ impl Blocks {
             .filter_map(|(place, block)| wrong_upstreams(place, block, forwarding, &self.accepted_upstreams))
     }
 
-    /// Returns the zones that no block has.
-    pub(super) fn without_block(&self, zones: &[String]) -> Vec<String> {
-        let has_block = |zone: &&String| self.found.iter().any(|(_, block)| block.zone == **zone);
-        zones.iter().filter(|zone| !has_block(zone)).cloned().collect()
+    /// Returns whether a block has a zone on a port.
+    pub(super) fn has(&self, zone: &str, port: u16) -> bool {
+        self.found.iter().any(|(_, block)| block.zone == zone && block.ports.contains(&port))
     }
 
-    /// Returns the zones for which lb-linker adds a block.
+    /// Returns the zones for which lb-linker adds a block, with the port and the `bind` of each.
     ///
     /// # Errors
     /// If a block forwards elsewhere, with a sentence about it.
-    fn missing(&self, forwarding: &Forwarding) -> Result<Vec<String>, String> {
+    fn missing(
+        &self,
+        forwarding: &Forwarding,
+        listeners: &[Listener],
+    ) -> Result<Vec<(String, Listener)>, String> {
         match self.wrong(forwarding).next() {
             Some(wrong) => {
                 Err(format!("{wrong}; lb-linker didn't add this block: correct it by hand, or remove it"))
             }
-            None => Ok(self.without_block(&forwarding.zones)),
+            None => {
+                let all = listeners.iter().flat_map(|listener| {
+                    let zones = forwarding.zones.iter().filter(|zone| !self.has(zone, listener.port));
+                    zones.map(|zone| (zone.clone(), listener.clone()))
+                });
+                Ok(all.collect())
+            }
         }
     }
 }
 
-/// Returns the blocks of the zones in other keys of [`COREDNS_CUSTOM`], which `main` imports.
-fn custom_blocks(
-    dns: &ClusterDns,
-    main: &Corefile<'_>,
-    forwarding: &Forwarding,
-) -> Result<Blocks, CorefileError> {
-    let mut blocks = Blocks::default();
-    for (file, text) in imported(dns) {
-        let imported = Corefile::parse(&file, text)?;
-        blocks.extend(&file, main.blocks_of_imported(&imported, &forwarding.zones));
-    }
-    Ok(blocks)
+/// Returns the other keys of [`COREDNS_CUSTOM`] that the Corefile of CoreDNS imports, with their names in messages.
+fn parse_imported(dns: &ClusterDns) -> Result<Vec<(String, Corefile<'_>)>, CorefileError> {
+    let parsed = imported(dns).map(|(file, text)| Ok((file.clone(), Corefile::parse(&file, text)?)));
+    parsed.collect()
+}
+
+/// Returns a sentence about a `bind` that the blocks of a Corefile import; it can't be told for which blocks it is.
+fn bind_of_override(dns: &ClusterDns, corefile: &Corefile<'_>) -> Option<String> {
+    let data = dns.config_map(COREDNS_CUSTOM).and_then(|map| map.data.as_ref());
+    let mut overrides = data.into_iter().flatten().filter(|(key, _)| key.ends_with(".override"));
+    let has_bind = |text: &str| text.lines().any(|line| line.split_whitespace().next() == Some("bind"));
+    let (key, _) = overrides.find(|(_, text)| corefile.imports_overrides() && has_bind(text))?;
+    Some(format!(
+        "{KUBE_SYSTEM}/{COREDNS_CUSTOM}:{key} has a bind for blocks that import it, and lb-linker doesn't know for which: \
+         add the block for the zone by hand, with this bind"
+    ))
+}
+
+/// Returns the ports of listeners, each once.
+pub(super) fn ports(listeners: &[Listener]) -> Vec<u16> {
+    let ports: BTreeSet<u16> = listeners.iter().map(|listener| listener.port).collect();
+    ports.into_iter().collect()
 }
 
 /// Returns the name, as messages show it, and the text of each file that the Corefile of CoreDNS may import, except
@@ -328,7 +357,10 @@ pub(super) fn stub_domains(dns: &ClusterDns, zones: &[String]) -> Vec<(String, Z
     let place = format!("{KUBE_SYSTEM}/{KUBE_DNS}:stubDomains");
     let of_zones = domains.into_iter().filter(|(domain, _)| zones.contains(domain));
     of_zones
-        .map(|(zone, upstreams)| (place.clone(), ZoneBlock { zone, line: 1, upstreams, is_ours: false }))
+        .map(|(zone, upstreams)| {
+            let ports = vec![DNS_PORT];
+            (place.clone(), ZoneBlock { zone, ports, line: 1, upstreams, is_ours: false })
+        })
         .collect()
 }
 
@@ -347,6 +379,7 @@ pub(super) fn operator_zones(dns: &ClusterDns, zones: &[String]) -> Vec<(String,
         let of_zones = texts(&server["zones"]).into_iter().filter(|zone| zones.contains(zone));
         let block = |zone| ZoneBlock {
             zone,
+            ports: vec![DNS_PORT],
             line: 1,
             upstreams: upstreams.clone(),
             is_ours: name == OPERATOR_SERVER,
@@ -415,26 +448,27 @@ fn lacks_corefile(map: &ConfigMap) -> PlannedChange {
     PlannedChange::Refused(format!("ConfigMap {KUBE_SYSTEM}/{} has no key {COREFILE}", name(map)))
 }
 
-/// Returns the step after which lb-linker's block in a Corefile has the zones that have no other block.
+/// Returns the step after which lb-linker's blocks in a Corefile have the zones on each port of the listeners where no
+/// other block has them.
 fn step_to_add(
     map: &ConfigMap,
     corefile: &Corefile<'_>,
     forwarding: &Forwarding,
-    mut blocks: Blocks,
+    (listeners, mut blocks): (&[Listener], Blocks),
     is_node_local: bool,
 ) -> Result<PlannedChange, CorefileError> {
     let workload = workload(map);
-    let mut of_corefile = corefile.blocks_of(&forwarding.zones);
+    let mut of_corefile = corefile.blocks_of(&forwarding.zones, Some(&ports(listeners)));
     of_corefile.retain(|block| !block.is_ours);
     blocks.extend(&file_name(map, COREFILE), of_corefile);
-    let wanted = match blocks.missing(forwarding) {
+    let wanted = match blocks.missing(forwarding, listeners) {
         Err(wrong) => return Ok(PlannedChange::Refused(wrong)),
-        Ok(zones) => Forwarding { zones, ..forwarding.clone() },
+        Ok(wanted) => wanted,
     };
-    let (lines, after) = if wanted.zones.is_empty() {
+    let (lines, after) = if wanted.is_empty() {
         (String::new(), corefile.without_block()?)
     } else {
-        let lines = corefile.lines_to_add(&wanted, is_node_local);
+        let lines = lines(forwarding, &wanted, is_node_local);
         let after = corefile.with_block(&lines)?;
         (lines, after)
     };

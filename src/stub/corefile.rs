@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Forwarding;
-use crate::dns::corefile::{BlockSource, CorefileError, Directive, FileSources, Position, parse, tokenize};
+use super::{DNS_PORT, Forwarding};
+use crate::dns::corefile::{
+    BlockSource, CorefileError, Directive, FileSources, Position, Token, parse, tokenize,
+};
 
 /// The first line of what lb-linker adds.
 const BEGIN: &str = "# BEGIN lb-linker stub";
-/// The port of DNS (RFC 1035 section 4.2).
-pub(super) const DNS_PORT: &str = "53";
 /// The last line of what lb-linker adds.
 const END: &str = "# END lb-linker stub";
 
@@ -24,10 +24,26 @@ pub struct Corefile<'a> {
     own_lines: Option<(usize, usize)>,
 }
 
+/// A port on which a Corefile answers for all names by plain DNS, and the lines of `bind` there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    pub port: u16,
+    /// The lines with their indentation; empty without `bind`.
+    pub bind: String,
+}
+
+impl Default for Listener {
+    fn default() -> Self {
+        Self { port: DNS_PORT, bind: String::new() }
+    }
+}
+
 /// The server block of a zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneBlock {
     pub zone: String,
+    /// The ports on which the block has the zone, among those that were asked for; empty if they aren't known.
+    pub ports: Vec<u16>,
     pub line: usize,
     /// The upstreams to which the block forwards all names of the zone; empty if it doesn't forward them.
     pub upstreams: Vec<String>,
@@ -52,6 +68,16 @@ impl<'a> Corefile<'a> {
     /// Returns whether the Corefile imports other server blocks, such as by `import custom/*.server`.
     #[must_use]
     pub fn imports_servers(&self) -> bool {
+        self.imports(".server", |depth| depth == 0)
+    }
+
+    /// Returns whether server blocks import lines, such as by `import custom/*.override`.
+    #[must_use]
+    pub fn imports_overrides(&self) -> bool {
+        self.imports(".override", |depth| depth > 0)
+    }
+
+    fn imports(&self, end: &str, is_place: impl Fn(u32) -> bool) -> bool {
         let tokens = tokenize(&self.file, self.text);
         let mut depth = 0_u32;
         tokens.windows(2).any(|pair| {
@@ -60,7 +86,7 @@ impl<'a> Corefile<'a> {
                 "}" => depth = depth.saturating_sub(1),
                 _ => {}
             }
-            depth == 0 && pair[0].text == "import" && pair[1].text.ends_with(".server")
+            is_place(depth) && pair[0].text == "import" && pair[1].text.ends_with(end)
         })
     }
 
@@ -70,52 +96,42 @@ impl<'a> Corefile<'a> {
         self.blocks.iter().any(|block| block.lines.iter().any(|line| line.name() == "reload"))
     }
 
-    /// Returns the arguments of `bind` in the root block: the block of the root zone, or else the first block.
+    /// Returns the arguments of `bind` in the blocks of the root zone, except those of `except`.
     #[must_use]
     pub fn bind(&self) -> Vec<&str> {
-        let binds = self.root().into_iter().flat_map(|block| &block.lines);
-        binds
-            .filter(|line| line.name() == "bind")
-            .flat_map(|line| line.arguments().iter().map(|argument| &*argument.text))
-            .collect()
+        let is_root = |block: &&BlockSource| block.addresses.iter().any(|address| is_root(&address.text));
+        let lines = self.blocks.iter().filter(is_root).flat_map(|block| &block.lines);
+        let mut all = Vec::new();
+        for line in lines.filter(|line| line.name() == "bind") {
+            let options = line.block.iter().flatten();
+            let except: Vec<&str> = options.flat_map(Directive::arguments).map(|it| &*it.text).collect();
+            let arguments = line.arguments().iter().map(|argument| &*argument.text);
+            all.extend(arguments.filter(|argument| !except.contains(argument)));
+        }
+        all
     }
 
-    /// Returns the lines to add: a block that forwards the zones, on the port and the `bind` addresses of the root
-    /// block. `by_tcp` lets the block forward by TCP only.
+    /// Returns the blocks of these zones, by plain DNS on one of these ports; on any port if `ports` is `None`.
     #[must_use]
-    pub fn lines_to_add(&self, forwarding: &Forwarding, by_tcp: bool) -> String {
-        lines(forwarding, self.port(), &self.bind(), by_tcp)
-    }
-
-    /// Returns the port of the root block.
-    fn port(&self) -> &str {
-        let root = self.root().and_then(|block| {
-            let mut addresses = block.addresses.iter();
-            addresses.clone().find(|address| is_root(&address.text)).or_else(|| addresses.next())
-        });
-        root.and_then(|address| port_of(&address.text)).unwrap_or(DNS_PORT)
-    }
-
-    /// Returns the blocks of these zones, on the port of the root block.
-    #[must_use]
-    pub fn blocks_of(&self, zones: &[String]) -> Vec<ZoneBlock> {
-        self.blocks_on(self.port(), zones)
-    }
-
-    /// Returns the blocks of these zones in a file that this Corefile imports. An imported file may have blocks on other
-    /// ports only, so the port is that of this Corefile.
-    #[must_use]
-    pub fn blocks_of_imported(&self, imported: &Corefile<'_>, zones: &[String]) -> Vec<ZoneBlock> {
-        imported.blocks_on(self.port(), zones)
-    }
-
-    fn blocks_on(&self, port: &str, zones: &[String]) -> Vec<ZoneBlock> {
-        let found = zones.iter().filter_map(|zone| {
-            let block = self.blocks.iter().find(|block| serves(block, zone, port))?;
-            let (line, is_ours) = (line_of(block), self.is_ours(block));
-            Some(ZoneBlock { zone: zone.clone(), line, upstreams: upstreams(block, zone), is_ours })
-        });
-        found.collect()
+    pub fn blocks_of(&self, zones: &[String], ports: Option<&[u16]>) -> Vec<ZoneBlock> {
+        let block_of = |zone: &String, block: &BlockSource| {
+            let of_zone = |address: &&Token| zone_of(&address.text).as_ref() == Some(zone);
+            let mut of_zone = block.addresses.iter().filter(of_zone).map(port_of).peekable();
+            of_zone.peek()?;
+            // A port that isn't known may be each of these ports.
+            let own: Vec<Option<u16>> = of_zone.map(|port| port.ok().flatten()).collect();
+            let is_own = |port: &u16| own.iter().any(|own| own.is_none_or(|own| own == *port));
+            let served: Vec<u16> = ports.unwrap_or_default().iter().copied().filter(is_own).collect();
+            (ports.is_none() || !served.is_empty()).then(|| ZoneBlock {
+                zone: zone.clone(),
+                ports: served,
+                line: line_of(block),
+                upstreams: upstreams(block, zone),
+                is_ours: self.is_ours(block),
+            })
+        };
+        let all = zones.iter().flat_map(|zone| self.blocks.iter().map(move |block| (zone, block)));
+        all.filter_map(|(zone, block)| block_of(zone, block)).collect()
     }
 
     /// Returns whether the Corefile has lines that lb-linker has added.
@@ -150,20 +166,29 @@ impl<'a> Corefile<'a> {
         Ok(text)
     }
 
-    /// Checks that one block stands between the markers, and has only directives that lb-linker writes.
+    /// Checks that only blocks that lb-linker writes stand between the markers: one for each `bind`, all with the same
+    /// `forward`.
     fn check_ours(&self) -> Result<(), CorefileError> {
         let Some((first, _)) = self.own_lines else { return Ok(()) };
-        let mut blocks = self.blocks.iter().filter(|block| self.is_ours(block));
-        let is_made = |block: &BlockSource| {
-            block.lines.iter().all(|line| matches!(line.name(), "bind" | "errors" | "forward"))
+        let ours: Vec<&BlockSource> = self.blocks.iter().filter(|block| self.is_ours(block)).collect();
+        let of = |block: &BlockSource, name: &str| -> Vec<String> {
+            let lines = block.lines.iter().filter(|line| line.name() == name);
+            lines.map(|line| shape_of_lines(std::slice::from_ref(line))).collect()
         };
-        match (blocks.next(), blocks.next()) {
-            (Some(block), None) if is_made(block) => Ok(()),
-            _ => Err(self.position(first).error(
-                "only the block that lb-linker has added may stand between its marker lines: move everything else \
-                 out, or delete the two lines",
-            )),
+        let is_made = |(index, block): (usize, &&BlockSource)| {
+            let forward = of(block, "forward");
+            let is_alike = forward == of(ours[0], "forward")
+                && (index == 0 || forward.len() == 1)
+                && ours[..index].iter().all(|other| of(other, "bind") != of(block, "bind"));
+            is_alike && block.lines.iter().all(|line| matches!(line.name(), "bind" | "errors" | "forward"))
+        };
+        if !ours.is_empty() && ours.iter().enumerate().all(is_made) {
+            return Ok(());
         }
+        Err(self.position(first).error(
+            "only the block that lb-linker has added may stand between its marker lines: move everything else out, or \
+             delete the two lines",
+        ))
     }
 
     /// Checks that a changed text has exactly the blocks `added` and those of the Corefile that aren't lb-linker's.
@@ -191,12 +216,6 @@ impl<'a> Corefile<'a> {
         (&self.text[..offset(first - 1)], &self.text[offset(last)..])
     }
 
-    /// Returns the block of the root zone; the first block if there is none.
-    fn root(&self) -> Option<&BlockSource> {
-        let has_root = |block: &&BlockSource| block.addresses.iter().any(|address| is_root(&address.text));
-        self.blocks.iter().find(has_root).or_else(|| self.blocks.first())
-    }
-
     fn is_ours(&self, block: &BlockSource) -> bool {
         self.own_lines.is_some_and(|(first, last)| (first..=last).contains(&line_of(block)))
     }
@@ -206,17 +225,129 @@ impl<'a> Corefile<'a> {
     }
 }
 
-/// Returns a block that forwards the zones, between the marker lines. `by_tcp` lets it forward by TCP only.
+/// Returns where a cluster DNS with these Corefiles answers for all names by plain DNS: the ports and `bind` lines of the
+/// blocks of the root zone; without such a block, those of all blocks.
+///
+/// # Errors
+/// If an environment variable decides it, or if no block is for plain DNS.
+pub fn listeners<'a>(
+    corefiles: impl IntoIterator<Item = &'a Corefile<'a>>,
+) -> Result<Vec<Listener>, CorefileError> {
+    let foreign =
+        |corefile: &'a Corefile<'a>| corefile.blocks.iter().filter(|block| !corefile.is_ours(block));
+    let blocks: Vec<&BlockSource> = corefiles.into_iter().flat_map(foreign).collect();
+    let plain = plain_addresses(&blocks)?;
+    let is_known =
+        |address: &PlainAddress<'_>| !address.zone.contains(VARIABLE) && address.listener.is_some();
+    let has_root = plain.iter().any(|address| address.zone.is_empty() && is_known(address));
+    let mut all: Vec<Listener> = Vec::new();
+    for address in plain.iter().filter(|it| is_known(it) && (it.zone.is_empty() || !has_root)) {
+        all.extend(address.listener.clone().filter(|listener| !all.contains(listener)));
+    }
+    for address in plain.iter().filter(|it| !is_known(it)) {
+        let may_be_root = address.zone.is_empty() || address.zone.contains(VARIABLE);
+        let is_covered = address.listener.as_ref().is_some_and(|listener| all.contains(listener));
+        if !is_covered && (may_be_root || !has_root) {
+            return Err(address.token.error(format!(
+                "{} has an environment variable of CoreDNS, whose value isn't known here, and so the ports for DNS aren't \
+                 known: write the value instead, or add the block for the zone by hand",
+                address.token.text
+            )));
+        }
+    }
+    let overlaps = |address: &&PlainAddress<'_>| {
+        let port = address.listener.as_ref().map(|listener| listener.port);
+        address.has_view && all.iter().filter(|listener| Some(listener.port) == port).count() > 1
+    };
+    if let Some(address) = plain.iter().find(overlaps) {
+        return Err(address.token.error(
+            "on this port, blocks with view and with other addresses in bind may overlap: add the block for the zone by \
+             hand",
+        ));
+    }
+    match blocks.iter().flat_map(|block| &block.addresses).next() {
+        Some(address) if all.is_empty() => Err(address.error(
+            "no block answers by plain DNS, and so there is no port for the zone: add the block for the zone by hand",
+        )),
+        _ if all.is_empty() => Ok(vec![Listener::default()]),
+        _ => Ok(all),
+    }
+}
+
+/// What the parser leaves of an environment variable.
+const VARIABLE: &str = "{$";
+
+/// An address of a block for plain DNS.
+struct PlainAddress<'a> {
+    token: &'a Token,
+    /// As [`zone_of`] returns it.
+    zone: String,
+    /// `None` if an environment variable decides the port.
+    listener: Option<Listener>,
+    has_view: bool,
+}
+
+fn plain_addresses<'a>(blocks: &[&'a BlockSource]) -> Result<Vec<PlainAddress<'a>>, CorefileError> {
+    let mut plain = Vec::new();
+    for block in blocks {
+        let bind = text_of(block.lines.iter().filter(|line| line.name() == "bind"), 1);
+        let has_view = block.lines.iter().any(|line| line.name() == "view");
+        for token in &block.addresses {
+            let Some(zone) = zone_of(&token.text) else { continue };
+            let listener = port_of(token)?.map(|port| Listener { port, bind: bind.clone() });
+            plain.push(PlainAddress { token, zone, listener, has_view });
+        }
+    }
+    Ok(plain)
+}
+
+/// Returns the blocks that forward these zones, each where it is needed, between the marker lines: a block for each
+/// `bind`. `by_tcp` lets them forward by TCP only.
 #[must_use]
-pub fn lines(forwarding: &Forwarding, port: &str, bind: &[&str], by_tcp: bool) -> String {
-    let zones: Vec<String> = forwarding.zones.iter().map(|zone| format!("{zone}:{port}")).collect();
-    let bind = if bind.is_empty() { String::new() } else { format!("    bind {}\n", bind.join(" ")) };
+pub fn lines(forwarding: &Forwarding, wanted: &[(String, Listener)], by_tcp: bool) -> String {
     let options = if by_tcp { " {\n        force_tcp\n    }" } else { "" };
-    format!(
-        "{BEGIN}\n{} {{\n{bind}    errors\n    forward . {}{options}\n}}\n{END}\n",
-        zones.join(" "),
-        forwarding.upstream()
-    )
+    let mut binds: Vec<&str> = Vec::new();
+    for (_, Listener { bind, .. }) in wanted {
+        if !binds.contains(&&**bind) {
+            binds.push(bind);
+        }
+    }
+    let mut lines = format!("{BEGIN}\n");
+    for bind in binds {
+        let here = wanted.iter().filter(|(_, listener)| listener.bind == bind);
+        let addresses: Vec<String> =
+            here.map(|(zone, Listener { port, .. })| format!("{zone}:{port}")).collect();
+        let (addresses, upstream) = (addresses.join(" "), forwarding.upstream());
+        lines += &format!("{addresses} {{\n{bind}    errors\n    forward . {upstream}{options}\n}}\n");
+    }
+    lines + END + "\n"
+}
+
+/// Returns a block that forwards the zones on port 53, as [`lines`] does.
+#[must_use]
+pub fn default_lines(forwarding: &Forwarding, by_tcp: bool) -> String {
+    let zones = forwarding.zones.iter();
+    let wanted: Vec<_> = zones.map(|zone| (zone.clone(), Listener::default())).collect();
+    lines(forwarding, &wanted, by_tcp)
+}
+
+/// Returns directives as lines of a Corefile.
+fn text_of<'a>(directives: impl IntoIterator<Item = &'a Directive>, depth: usize) -> String {
+    let indentation = "    ".repeat(depth);
+    let text = |directive: &Directive| {
+        let words: Vec<String> = directive.tokens.iter().map(word).collect();
+        let block = directive.block.as_ref().map(|block| text_of(block, depth + 1));
+        let block = block.map_or_else(String::new, |block| format!(" {{\n{block}{indentation}}}"));
+        format!("{indentation}{}{block}\n", words.join(" "))
+    };
+    directives.into_iter().map(text).collect()
+}
+
+fn word(token: &Token) -> String {
+    let text = &token.text;
+    let needs_quotes =
+        text.is_empty() || text.contains(|c: char| c.is_whitespace() || matches!(c, '#' | '"'));
+    if needs_quotes { format!("\"{}\"", text.replace('"', "\\\"")) } else { text.clone() }
 }
 
 /// Reads no imported files and no environment: those of this process aren't those of the cluster DNS.
@@ -254,14 +385,6 @@ fn is_root(address: &str) -> bool {
     zone_of(address).is_some_and(|zone| zone.is_empty())
 }
 
-/// Returns whether a block is for a zone, by plain DNS on this port.
-fn serves(block: &BlockSource, zone: &str, port: &str) -> bool {
-    block.addresses.iter().any(|address| {
-        zone_of(&address.text).is_some_and(|found| found == zone)
-            && port_of(&address.text).unwrap_or(DNS_PORT) == port
-    })
-}
-
 /// Returns the zone of an address such as `dns://lb.internal.:53`, without the dot at its end and in lower case; `None`
 /// for transports other than plain DNS.
 fn zone_of(address: &str) -> Option<String> {
@@ -270,13 +393,30 @@ fn zone_of(address: &str) -> Option<String> {
         Some(_) => return None,
         None => address,
     };
-    let zone = address.rsplit_once(':').map_or(address, |(zone, _)| zone);
+    let zone = port_text(address).map_or(address, |(zone, _)| zone);
     Some(zone.trim_end_matches('.').to_ascii_lowercase())
 }
 
-fn port_of(address: &str) -> Option<&str> {
-    let (_, port) = address.rsplit_once(':')?;
-    (!port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())).then_some(port)
+/// Returns the port of an address; `None` if an environment variable decides it.
+fn port_of(address: &Token) -> Result<Option<u16>, CorefileError> {
+    let rest = address.text.split_once("://").map_or(&*address.text, |(_, rest)| rest);
+    match port_text(rest) {
+        Some((_, port)) if port.contains(VARIABLE) => Ok(None),
+        Some((_, port)) => {
+            let number = port.parse().map_err(|_| address.error("a port is a number from 0 to 65535"))?;
+            Ok(Some(number))
+        }
+        // The variable may have the port, too.
+        None if rest.contains(VARIABLE) => Ok(None),
+        None => Ok(Some(DNS_PORT)),
+    }
+}
+
+/// Splits an address into its zone and its port; `None` without a port.
+fn port_text(address: &str) -> Option<(&str, &str)> {
+    let (zone, port) = address.rsplit_once(':')?;
+    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number || port.contains(VARIABLE)).then_some((zone, port))
 }
 
 /// Returns the upstreams that a block forwards all names of a zone to.

@@ -7,7 +7,7 @@ use super::changes::{
     Change, OPERATOR_SERVER, PlannedChange, SERVER_KEY, core_dns, node_local, operator_zones, value,
     wrong_upstreams,
 };
-use super::corefile::{DNS_PORT, lines};
+use super::corefile::default_lines;
 use super::platform::{
     COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DnsComponent, KUBE_DNS, KUBE_SYSTEM, NODE_LOCAL, Resolver,
     Unsupported,
@@ -34,7 +34,7 @@ pub fn report(dns: &ClusterDns, forwarding: &Forwarding, wanted: Option<Resolver
                 .to_owned(),
         );
         report.push(String::new());
-        report.extend(indented(&lines(forwarding, DNS_PORT, &[], false)));
+        report.extend(indented(&default_lines(forwarding, false)));
     }
     for part in parts {
         report.push(String::new());
@@ -69,7 +69,7 @@ fn section(dns: &ClusterDns, forwarding: &Forwarding, resolver: Resolver) -> Vec
         Resolver::CoreDns => of_core_dns("CoreDNS", COREDNS, dns, forwarding),
         Resolver::NodeLocal => match node_local(dns, forwarding) {
             Some(step) => of_step("NodeLocal DNSCache", step),
-            None => by_hand("NodeLocal DNSCache", NODE_LOCAL[0], &lines(forwarding, DNS_PORT, &[], true)),
+            None => by_hand("NodeLocal DNSCache", NODE_LOCAL[0], &default_lines(forwarding, true)),
         },
         Resolver::Eks => eks(dns, forwarding),
         Resolver::Aks => {
@@ -87,7 +87,7 @@ fn section(dns: &ClusterDns, forwarding: &Forwarding, resolver: Resolver) -> Vec
 fn of_core_dns(title: &str, config_map: &str, dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
     match core_dns(dns, forwarding) {
         Some(step) => of_step(title, step),
-        None => by_hand(title, config_map, &lines(forwarding, DNS_PORT, &[], false)),
+        None => by_hand(title, config_map, &default_lines(forwarding, false)),
     }
 }
 
@@ -165,7 +165,7 @@ fn eks(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
             change
         }
         Some(step) => return of_step("EKS", step),
-        None => return by_hand("EKS", COREDNS, &lines(forwarding, DNS_PORT, &[], false)),
+        None => return by_hand("EKS", COREDNS, &default_lines(forwarding, false)),
     };
     let mut section = vec![
         "EKS: the configuration of the add-on `coredns` has to hold the whole Corefile. Changes of ConfigMap \

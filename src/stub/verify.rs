@@ -10,9 +10,9 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::changes::{
-    Blocks, SERVER_KEY, cluster_dns, file_name, imported, operator_zones, stub_domains, value,
+    Blocks, SERVER_KEY, cluster_dns, file_name, imported, operator_zones, ports, stub_domains, value,
 };
-use super::corefile::Corefile;
+use super::corefile::{Corefile, listeners};
 use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES};
 use super::{DNS_PORT, Forwarding};
 use crate::dns::corefile::resolv_conf::nameservers;
@@ -234,24 +234,26 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
                 continue;
             }
         };
-        let mut blocks = Blocks::default();
-        blocks.extend(&file, corefile.blocks_of(&forwarding.zones));
-        if is_node_local {
-            blocks.accepted_upstreams = cluster_dns(dns, &corefile);
-            blocks.found.extend(stub_domains(dns, &forwarding.zones));
-        } else if corefile.imports_servers() {
-            for (file, text) in &imported {
-                match Corefile::parse(file, text) {
-                    Ok(imported) => {
-                        blocks.extend(file, corefile.blocks_of_imported(&imported, &forwarding.zones))
-                    }
-                    Err(error) => wrong.push(error.to_string()),
-                }
+        let imports = !is_node_local && corefile.imports_servers();
+        let mut parts = vec![(file.clone(), corefile)];
+        for (file, text) in imported.iter().filter(|_| imports) {
+            match Corefile::parse(file, text) {
+                Ok(imported) => parts.push((file.clone(), imported)),
+                Err(error) => wrong.push(error.to_string()),
             }
         }
+        // If an environment variable decides the ports, blocks on all ports.
+        let ports = listeners(parts.iter().map(|(_, part)| part)).ok().map(|listeners| ports(&listeners));
+        let mut blocks = Blocks::default();
+        for (file, part) in &parts {
+            blocks.extend(file, part.blocks_of(&forwarding.zones, ports.as_deref()));
+        }
+        if is_node_local {
+            blocks.accepted_upstreams = cluster_dns(dns, &parts[0].1);
+            blocks.found.extend(stub_domains(dns, &forwarding.zones));
+        }
         if with_missing {
-            let zones = blocks.without_block(&forwarding.zones);
-            wrong.extend(zones.iter().map(|zone| format!("{file} has no block for {zone}")));
+            wrong.extend(missing(&blocks, &file, &forwarding.zones, ports.as_deref()));
         }
         wrong.extend(blocks.wrong(forwarding));
     }
@@ -261,6 +263,23 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
     }
     wrong.extend(blocks.wrong(forwarding));
     wrong
+}
+
+/// Returns a sentence for each zone that has no block on a port; if the ports aren't known, on any port.
+fn missing(blocks: &Blocks, file: &str, zones: &[String], ports: Option<&[u16]>) -> Vec<String> {
+    let mut missing = Vec::new();
+    for zone in zones {
+        match ports {
+            Some(ports) => missing.extend(ports.iter().filter(|port| !blocks.has(zone, **port)).map(
+                |port| {
+                    if *port == DNS_PORT { zone.clone() } else { format!("{zone}:{port}") }
+                },
+            )),
+            None if blocks.found.iter().any(|(_, block)| block.zone == *zone) => {}
+            None => missing.push(zone.clone()),
+        }
+    }
+    missing.into_iter().map(|zone| format!("{file} has no block for {zone}")).collect()
 }
 
 fn corefile_of(map: &ConfigMap) -> Option<(String, &str)> {

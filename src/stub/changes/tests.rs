@@ -230,6 +230,40 @@ fn imported_blocks_count_on_the_port_of_the_corefile() {
 }
 
 #[test]
+fn each_port_of_a_root_block_gets_the_zone() {
+    let with = |server: &str, lines: &str| {
+        let mut dns = recorded("aks");
+        let map = |dns: &mut ClusterDns, name: &str, key: &str, text: &str| {
+            let map = dns.config_maps.iter_mut().find(|map| map.metadata.name.as_deref() == Some(name));
+            map.unwrap().data.get_or_insert_default().entry(key.to_owned()).or_default().push_str(text);
+        };
+        map(&mut dns, COREDNS, COREFILE, ".:5353 {\n    bind 10.0.0.1\n}\n");
+        map(&mut dns, COREDNS_CUSTOM, "mine.server", server);
+        map(&mut dns, COREDNS_CUSTOM, "mine.override", lines);
+        to_apply(&dns, &forwarding())
+    };
+    let block = |addresses: &str, bind: &str| {
+        format!("{addresses} {{\n{bind}    errors\n    forward . 10.96.77.7\n}}\n")
+    };
+    let bind = "    bind 10.0.0.1\n";
+    for (server, expected) in [
+        ("", block("lb.internal:53", "") + &block("lb.internal:5353", bind)),
+        ("lb.internal:53 {\n    forward . 10.96.77.7\n}\n", block("lb.internal:5353", bind)),
+        (".:5300 {\n}\n", block("lb.internal:53 lb.internal:5300", "") + &block("lb.internal:5353", bind)),
+    ] {
+        let after = format!("# BEGIN lb-linker stub\n{expected}# END lb-linker stub\n");
+        assert_eq!(changes(with(server, "log\n"))[0].after.as_ref(), Some(&after), "{server}");
+    }
+    let [PlannedChange::Refused(reason)] = &with("", "  bind eth0\n")[..] else { panic!() };
+    assert!(
+        reason.starts_with("kube-system/coredns-custom:mine.override has a bind for blocks that import it"),
+        "{reason}"
+    );
+    let [PlannedChange::Refused(reason)] = &with(".:{$PORT} {\n}\n", "")[..] else { panic!() };
+    assert!(reason.starts_with("kube-system/coredns-custom:mine.server:1:1: .:{$PORT} has"), "{reason}");
+}
+
+#[test]
 fn block_added_before_the_import_stays_in_the_corefile() {
     let mut dns = recorded("k3s");
     dns.config_maps[0].metadata.annotations = None;

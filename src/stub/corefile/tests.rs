@@ -6,10 +6,24 @@ const PLAIN: &str = ".:53 {\n    errors\n    forward . /etc/resolv.conf\n    rel
 const ADDED: &str = "# BEGIN lb-linker stub\nlb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n\
                      # END lb-linker stub\n";
 
+fn try_add(text: &str) -> Result<String, CorefileError> {
+    let corefile = Corefile::parse(NAME, text)?;
+    corefile.with_block(&lines_for(&corefile, &forwarding(), false)?)
+}
+
 fn add(text: &str) -> Result<String, String> {
-    let corefile = Corefile::parse(NAME, text).map_err(|error| error.to_string())?;
-    let lines = corefile.lines_to_add(&forwarding(), false);
-    corefile.with_block(&lines).map_err(|error| error.to_string())
+    try_add(text).map_err(|error| error.to_string())
+}
+
+fn lines_for(
+    corefile: &Corefile<'_>,
+    forwarding: &Forwarding,
+    by_tcp: bool,
+) -> Result<String, CorefileError> {
+    let listeners = listeners([corefile])?.into_iter();
+    let zones = &forwarding.zones;
+    let wanted = listeners.flat_map(|it| zones.iter().map(move |zone| (zone.clone(), it.clone())));
+    Ok(lines(forwarding, &wanted.collect::<Vec<_>>(), by_tcp))
 }
 
 fn remove(text: &str) -> String {
@@ -40,27 +54,75 @@ fn former_block_is_replaced_where_it_stands() {
 fn block_takes_port_and_bind_of_the_root_block() {
     let text = "cluster.local:1053 {\n    bind 192.0.2.1\n}\n.:1053 {\n    bind 169.254.20.10 10.96.0.10\n    bind fd00::a\n}\n";
     let corefile = Corefile::parse(NAME, text).unwrap();
-    let expected = "# BEGIN lb-linker stub\nlb.internal:1053 {\n    bind 169.254.20.10 10.96.0.10 fd00::a\n    errors\n    \
-                    forward . 10.96.77.7 {\n        force_tcp\n    }\n}\n# END lb-linker stub\n";
-    assert_eq!(corefile.lines_to_add(&forwarding(), true), expected);
+    let expected = "# BEGIN lb-linker stub\nlb.internal:1053 {\n    bind 169.254.20.10 10.96.0.10\n    bind fd00::a\n    \
+                    errors\n    forward . 10.96.77.7 {\n        force_tcp\n    }\n}\n# END lb-linker stub\n";
+    assert_eq!(lines_for(&corefile, &forwarding(), true).unwrap(), expected);
     let mut forwarding = forwarding();
     forwarding.zones.push("lb.example".to_owned());
     forwarding.addresses = vec!["fd00::7".parse().unwrap()];
     forwarding.port = 5353;
-    let lines = corefile.lines_to_add(&forwarding, false);
+    let lines = lines_for(&corefile, &forwarding, false).unwrap();
     assert!(lines.contains("\nlb.internal:1053 lb.example:1053 {\n"), "{lines}");
     assert!(lines.contains("    forward . [fd00::7]:5353\n"), "{lines}");
 }
 
 #[test]
-fn port_is_that_of_the_root_address_else_the_first() {
+fn zone_is_on_each_plain_port_of_the_root_blocks() {
+    let both = "lb.internal:5353 lb.internal:53";
     for (text, expected) in [
         ("tls://.:853 .:1053 {\n}\n", "lb.internal:1053"),
         ("corp.example:5353 . {\n}\n", "lb.internal:53"),
         ("corp.example:1053 {\n}\n", "lb.internal:1053"),
+        (".:5353 {\n}\n.:53 {\n}\n", both),
+        (".:5353 .:53 {\n}\n", both),
+        (".:5353, dns://.\n{\n}\n", both),
+        (".:5353 {\n}\n:53 {\n}\nhttps://.:443 {\n}\n", both),
+        (".:5353 {\n}\n.:053 {\n}\ncorp.example:5300 {\n}\n", both),
+        (".:5353 {\n    view a\n}\n. {\n}\n.:5353 {\n}\n", both),
+        // A variable in the address of a block that is no root block, or that adds no port.
+        (".:53 {\n}\ncorp.example:{$PORT} {\n}\n{$DOMAIN}:53 {\n}\n", "lb.internal:53"),
     ] {
-        let lines = Corefile::parse(NAME, text).unwrap().lines_to_add(&forwarding(), false);
-        assert!(lines.contains(&format!("\n{expected} {{\n")), "{text}: {lines}");
+        let lines = lines_for(&Corefile::parse(NAME, text).unwrap(), &forwarding(), false).unwrap();
+        assert!(lines.contains(&format!("stub\n{expected} {{\n")), "{text}: {lines}");
+        assert_eq!(add(&add(text).unwrap()), add(text), "{text}");
+        assert_eq!(remove(&add(text).unwrap()), text);
+    }
+}
+
+#[test]
+fn bind_is_copied_whole_for_each_root_block() {
+    let bind = "    bind eth0 {\n        except 10.0.0.5\n    }\n    bind \"a b\" {$POD_IP}\n";
+    let text = format!(".:53 {{\n{bind}}}\n.:5353 {{\n    bind 10.0.0.9\n}}\n.:5300 {{\n{bind}}}\n");
+    let forward = "    errors\n    forward . 10.96.77.7\n}\n";
+    let added = format!(
+        "# BEGIN lb-linker stub\nlb.internal:53 lb.internal:5300 {{\n{bind}{forward}lb.internal:5353 {{\n    \
+         bind 10.0.0.9\n{forward}# END lb-linker stub\n"
+    );
+    assert_eq!(add(&text).unwrap(), format!("{text}{added}"));
+    assert_eq!(add(&add(&text).unwrap()), add(&text));
+    assert_eq!(remove(&add(&text).unwrap()), text);
+    let text = ".:53 {\n    bind 10.0.0.1 10.0.0.2 {\n        except 10.0.0.2\n    }\n}\n";
+    assert_eq!(Corefile::parse(NAME, text).unwrap().bind(), ["10.0.0.1"]);
+}
+
+#[test]
+fn ports_that_arent_known_are_refused_with_the_reason() {
+    for (text, place, reason) in [
+        (".:{$PORT} {\n}\n", ":1:1: .:{$PORT}", "has an environment variable of CoreDNS"),
+        (".:53 {\n}\n.:{%PORT%} {\n}\n", ":3:1: .:{$PORT}", "has an environment variable of CoreDNS"),
+        (".:53 {\n}\n{$ADDRESS} {\n}\n", ":3:1: {$ADDRESS}", "has an environment variable of CoreDNS"),
+        (".:53 {\n}\n{$ZONE}:5353 {\n}\n", ":3:1: {$ZONE}:5353", "has an environment variable of CoreDNS"),
+        ("corp.example:{$PORT} {\n}\n", ":1:1: corp.example", "has an environment variable of CoreDNS"),
+        (".:65536 {\n}\n", ":1:1: ", "a port is a number from 0 to 65535"),
+        ("tls://.:853 {\n}\n", ":1:1: ", "no block answers by plain DNS"),
+        (
+            ".:53 {\n    view a\n    bind 10.0.0.1 10.0.0.2\n}\n.:53 {\n    bind 10.0.0.1\n}\n",
+            ":1:1: ",
+            "on this port, blocks with view",
+        ),
+    ] {
+        let error = add(text).unwrap_err();
+        assert!(error.starts_with(&format!("{NAME}{place}")) && error.contains(reason), "{text:?}: {error}");
     }
 }
 
@@ -86,6 +148,11 @@ fn corefiles_with_wrong_braces_or_markers_are_refused() {
             ":1:1: only the block that lb-linker has added may stand between its marker lines",
         ),
         (
+            "# BEGIN lb-linker stub\na {\n    forward . 10.0.0.1\n}\nb {\n    bind lo\n    forward . 10.0.0.2\n}\n\
+             # END lb-linker stub\n",
+            ":1:1: only the block that lb-linker has added may stand between its marker lines",
+        ),
+        (
             "# BEGIN lb-linker stub\na {\n    cache\n}\n# END lb-linker stub\n",
             ":1:1: only the block that lb-linker has added may stand between its marker lines",
         ),
@@ -99,7 +166,7 @@ fn corefiles_with_wrong_braces_or_markers_are_refused() {
 fn blocks_of_zones_tell_where_they_forward() {
     let blocks = |text: &str| -> Vec<(usize, Vec<String>, bool)> {
         let corefile = Corefile::parse(NAME, text).unwrap();
-        let blocks = corefile.blocks_of(&forwarding().zones).into_iter();
+        let blocks = corefile.blocks_of(&forwarding().zones, Some(&[53])).into_iter();
         blocks.map(|block| (block.line, block.upstreams, block.is_ours)).collect()
     };
     let found = |line, upstreams: &[&str], is_ours| {
@@ -118,6 +185,7 @@ fn blocks_of_zones_tell_where_they_forward() {
         ("lb.internal {\n errors\n}\n", found(1, &[], false)),
         // Pods send queries to no other port, and by no other transport.
         (".:53 {\n}\nlb.internal:5300 {\n forward . 192.0.2.1\n}\n", vec![]),
+        ("lb.internal:{$PORT} {\n forward . 192.0.2.1\n}\n", found(1, &["192.0.2.1"], false)),
         ("tls://lb.internal {\n forward . 192.0.2.1\n}\n", vec![]),
         ("https://. {\n whoami\n}\n", vec![]),
     ] {
