@@ -153,7 +153,7 @@ enum Command {
         /// With --apply or --remove: don't ask
         #[arg(long)]
         yes: bool,
-        /// lb-linker's Service [default: the one with the label app.kubernetes.io/name=lb-linker]
+        /// lb-linker's Service [default: the one in the namespace of this Pod, or that of the release]
         #[arg(long, value_name = "NAMESPACE/NAME")]
         service: Option<String>,
         #[command(flatten)]

@@ -4,6 +4,7 @@ pub mod apply;
 pub mod changes;
 pub mod cluster;
 pub mod corefile;
+pub mod own_service;
 pub mod platform;
 pub mod report;
 pub mod verify;

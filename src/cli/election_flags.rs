@@ -144,11 +144,21 @@ impl Flags {
         environment.in_cluster && self.kubeconfig.is_none() && self.context.is_none()
     }
 
+    /// Returns the namespace of this Pod; `None` if lb-linker doesn't run in the cluster that it uses.
+    #[must_use]
+    pub fn own_namespace(&self) -> Option<String> {
+        self.own_namespace_in(&Environment::detect())
+    }
+
+    fn own_namespace_in(&self, environment: &Environment) -> Option<String> {
+        let own = environment.pod_namespace.as_ref().or(environment.account_namespace.as_ref());
+        own.filter(|_| self.is_own_cluster(environment)).cloned()
+    }
+
     /// Returns the namespace of a Lease that the leader renews: the Pod's namespace, or the target namespace if
     /// lb-linker doesn't run in the cluster that it uses.
     fn lease_namespace_in(&self, environment: &Environment) -> String {
-        let own = environment.pod_namespace.as_ref().or(environment.account_namespace.as_ref());
-        own.filter(|_| self.is_own_cluster(environment)).unwrap_or(&self.target_namespace).clone()
+        self.own_namespace_in(environment).unwrap_or_else(|| self.target_namespace.clone())
     }
 
     /// Returns the name of the installation that owns the external targets.

@@ -12,7 +12,8 @@ use lb_linker::model::excerpt::printable;
 use lb_linker::model::hostname::to_presentation;
 use lb_linker::stub::apply::write;
 use lb_linker::stub::changes::{PlannedChange, diff, to_apply, to_remove};
-use lb_linker::stub::cluster::{forwarding, read};
+use lb_linker::stub::cluster::read;
+use lb_linker::stub::own_service::forwarding;
 use lb_linker::stub::platform::{ClusterDns, KUBE_SYSTEM, Resolver};
 use lb_linker::stub::report::report;
 use lb_linker::stub::{Forwarding, verify};
@@ -62,7 +63,8 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
         return exit_with_error("nothing was changed, because not all objects could be read", FAILED);
     }
     let is_complete = notices.is_empty();
-    match (action, forwarding(&client, name, zones.clone()).await) {
+    let own_namespace = flags.own_namespace();
+    match (action, forwarding(&client, name, own_namespace.as_deref(), zones.clone()).await) {
         // lb-linker's Service may be gone already.
         (StubAction::Remove { ask }, _) => write_steps(&client, to_remove(&dns, &zones), ask).await,
         (_, Err(error)) => exit_with_error(&error.to_string(), FAILED),

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
@@ -19,6 +19,10 @@ pub const COREDNS_CUSTOM: &str = "coredns-custom";
 /// The ConfigMap of NodeLocal DNSCache, in its own manifest and with kubespray.
 pub const NODE_LOCAL: [&str; 2] = ["node-local-dns", "nodelocaldns"];
 pub const KUBE_DNS: &str = "kube-dns";
+/// The namespace of OpenShift's CoreDNS.
+pub const OPENSHIFT_DNS: &str = "openshift-dns";
+/// The label of nodes that tells the mode of EKS.
+const EKS_COMPUTE_TYPE: &str = "eks.amazonaws.com/compute-type";
 /// Services that the DNS of a cluster may have, by namespace and name. The first reaches CoreDNS also on nodes with
 /// NodeLocal DNSCache.
 pub const DNS_SERVICES: [(&str, &str); 5] = [
@@ -26,7 +30,7 @@ pub const DNS_SERVICES: [(&str, &str); 5] = [
     (KUBE_SYSTEM, KUBE_DNS),
     (KUBE_SYSTEM, COREDNS),
     (KUBE_SYSTEM, "rke2-coredns-rke2-coredns"),
-    ("openshift-dns", "dns-default"),
+    (OPENSHIFT_DNS, "dns-default"),
 ];
 
 /// The objects that tell how the DNS of a cluster is configured.
@@ -40,8 +44,8 @@ pub struct ClusterDns {
     pub services: Vec<Service>,
     /// The Deployment `kube-dns`, if it exists.
     pub deployments: Vec<Deployment>,
-    /// Some nodes.
-    pub nodes: Vec<Node>,
+    /// What [`identifying`] keeps of the nodes.
+    pub nodes: Vec<ObjectMeta>,
     /// OpenShift's `dns.operator/default`.
     pub dns_operator: Option<DynamicObject>,
 }
@@ -135,7 +139,7 @@ impl ClusterDns {
 
     fn gke(&self) -> Vec<DnsComponent> {
         // Nodes of Autopilot are named gk3-….
-        if !self.nodes.is_empty() && self.nodes.iter().all(|node| node.name_any().starts_with("gk3-")) {
+        if !self.nodes.is_empty() && self.nodes.iter().all(is_autopilot) {
             return vec![DnsComponent::Unsupported(Unsupported::GkeAutopilot)];
         }
         let replicas = |it: &Deployment| it.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
@@ -155,8 +159,21 @@ pub fn cluster_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
     spec.and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten().filter_map(|ip| ip.parse().ok())
 }
 
-fn is_eks_auto_mode(node: &Node) -> bool {
-    node.labels().get("eks.amazonaws.com/compute-type").is_some_and(|value| value == "auto")
+/// Returns the name of a node, and its label that [`ClusterDns::parts`] reads: there may be many nodes.
+#[must_use]
+pub fn identifying(node: &ObjectMeta) -> ObjectMeta {
+    let labels = node.labels.iter().flatten().filter(|(key, _)| *key == EKS_COMPUTE_TYPE);
+    let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+    ObjectMeta { name: node.name.clone(), labels: Some(labels), ..ObjectMeta::default() }
+}
+
+fn is_eks_auto_mode(node: &ObjectMeta) -> bool {
+    let mut labels = node.labels.iter().flatten();
+    labels.any(|(key, value)| key == EKS_COMPUTE_TYPE && value == "auto")
+}
+
+fn is_autopilot(node: &ObjectMeta) -> bool {
+    node.name.as_deref().is_some_and(|name| name.starts_with("gk3-"))
 }
 
 /// Returns whether the addon manager sets an object back to its own manifest.

@@ -31,7 +31,7 @@ pub fn recorded(name: &str) -> ClusterDns {
             "ConfigMap" => dns.config_maps.push(serde_json::from_value(object).unwrap()),
             "Service" => dns.services.push(serde_json::from_value(object).unwrap()),
             "Deployment" => dns.deployments.push(serde_json::from_value(object).unwrap()),
-            "Node" => dns.nodes.push(serde_json::from_value(object).unwrap()),
+            "Node" => dns.nodes.push(serde_json::from_value(object["metadata"].clone()).unwrap()),
             "DNS" => dns.dns_operator = Some(serde_json::from_value(object).unwrap()),
             kind => panic!("{name}: {kind}"),
         }

@@ -11,14 +11,15 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::chart::{CHART, Helm};
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::short;
-use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
 use crate::harness::network;
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
-use crate::harness::programs::programs;
+use crate::harness::programs::{helm, programs};
 use crate::harness::{EVENT_TIMEOUT, apply_deploy, deploy, eventually};
 
 /// The cluster IPs of lb-linker's Service, before and after it is recreated.
@@ -365,10 +366,11 @@ async fn config_maps_managed_by_another_program_are_left_alone() {
     let admin = plane.admin_kubeconfig();
     let (code, _, err) = text(&stub(&admin, &["--apply", "--yes"]));
     assert_eq!(code, Some(1));
-    assert!(
-        err.starts_with("lb-linker: no Service with the label app.kubernetes.io/name=lb-linker"),
-        "{err}"
-    );
+    let reasons = "lb-linker: lb-linker's Service wasn't found: no Service in namespace lb-linker has the label \
+                   app.kubernetes.io/name=lb-linker; no ClusterRoleBinding has the label \
+                   app.kubernetes.io/name=lb-linker; install lb-linker first, or name its Service by --service \
+                   NAMESPACE/NAME\n";
+    assert_eq!(err, reasons);
     apply_deploy(&plane);
     let corefile_text = ".:53 {\n    errors\n}\n";
     let mut map = config_map("coredns", json!({"Corefile": corefile_text}));
@@ -391,11 +393,14 @@ async fn config_maps_managed_by_another_program_are_left_alone() {
     assert!(err.contains("is managed by Argo CD"), "{err}");
     assert_eq!(corefile(&plane, "coredns"), corefile_text);
 
-    let second = service("default", "lb-linker", Ipv4Addr::new(10, 0, 7, 7)).to_string();
-    plane.apply(&second);
+    let mut second = service("lb-linker", "second", Ipv4Addr::new(10, 0, 7, 8));
+    second["metadata"]["labels"] = json!({"app.kubernetes.io/name": "lb-linker"});
+    plane.apply(&second.to_string());
     let (code, _, err) = text(&stub(&admin, &[]));
     assert_eq!(code, Some(1));
-    assert!(err.ends_with("name one by --service: default/lb-linker, lb-linker/lb-linker\n"), "{err}");
+    let several = "name one by --service NAMESPACE/NAME: lb-linker/lb-linker, lb-linker/second\n";
+    assert!(err.ends_with(several), "{err}");
+    plane.apply(&service("default", "lb-linker", Ipv4Addr::new(10, 0, 7, 7)).to_string());
     let (code, out, _) = text(&stub(&admin, &["--service", "default/lb-linker"]));
     assert_eq!(code, Some(0));
     assert!(out.starts_with("The cluster DNS has to forward lb.internal to 10.0.7.7, "), "{out}");
@@ -411,4 +416,270 @@ async fn config_maps_managed_by_another_program_are_left_alone() {
     let (_, _, err) = text(&stub(&pod, &["--service", "lb-linker/lb-linker"]));
     assert!(err.contains("can't read ConfigMap kube-system/coredns: the API server forbids it"), "{err}");
     assert!(err.contains("; deploy/stub/ grants the permissions\n"), "{err}");
+}
+
+/// The label of lb-linker's own objects.
+const LABEL: &str = "app.kubernetes.io/name";
+
+/// Creates a namespace with a user who may do everything with these kinds there. Returns kubectl's flag for the user.
+fn tenant(plane: &ControlPlane, namespace: &str) -> String {
+    let account = format!("--serviceaccount={namespace}:eve");
+    plane.kubectl(&["create", "namespace", namespace]);
+    plane.kubectl(&["-n", namespace, "create", "serviceaccount", "eve"]);
+    let resources = "--resource=services,pods,configmaps,endpoints,deployments.apps";
+    plane.kubectl(&["-n", namespace, "create", "role", "eve", "--verb=*", resources]);
+    plane.kubectl(&["-n", namespace, "create", "rolebinding", "eve", "--role=eve", &account]);
+    format!("--as=system:serviceaccount:{namespace}:eve")
+}
+
+/// Creates 50 Services with lb-linker's label as a tenant; the last is for DNS, and selects the tenant's Pods, which claim
+/// lb-linker's labels and the name of its ServiceAccount.
+fn imitate(plane: &ControlPlane, namespace: &str, user: &str) {
+    let labels = json!({LABEL: "lb-linker", "app.kubernetes.io/instance": "lb-linker"});
+    let mut items: Vec<Value> = (10..60)
+        .map(|i| {
+            let port = if i == 59 { json!({"port": 53, "protocol": "UDP"}) } else { json!({"port": 80}) };
+            json!({"apiVersion": "v1", "kind": "Service",
+                "metadata": {"name": format!("lb-linker-{i}"), "namespace": namespace, "labels": labels},
+                "spec": {"ports": [port], "selector": {LABEL: "lb-linker"}}})
+        })
+        .collect();
+    for account in ["eve", "lb-linker"] {
+        items.push(json!({"apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": account, "namespace": namespace, "labels": labels},
+            "spec": {"serviceAccountName": account, "containers": [{"name": "lb-linker", "image": "lb-linker"}]}}));
+    }
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
+    plane.kubectl_stdin(&[user, "create", "-f", "-"], &list);
+}
+
+#[tokio::test]
+async fn service_with_the_label_of_a_tenant_isnt_taken() {
+    let plane = ControlPlane::start(Options::default());
+    let admin = plane.admin_kubeconfig();
+    let main = ".:53 {\n    errors\n    reload\n}\n";
+    plane.apply(&config_map("coredns", json!({"Corefile": main})).to_string());
+    // It precedes all other namespaces in lists.
+    let user = tenant(&plane, "a-tenant");
+    imitate(&plane, "a-tenant", &user);
+    let binding = ["create", "clusterrolebinding", "lb-linker", "--clusterrole=lb-linker", "--user=eve"];
+    assert!(plane.try_kubectl(&[&[user.as_str()][..], &binding].concat()).is_err());
+    let refused = |reasons: &[&str]| {
+        let (code, out, err) = text(&stub(&admin, &["--apply", "--yes"]));
+        assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
+        let foreign = "Services in other namespaces aren't taken for it, because each user of a namespace can set the label \
+                       there: a-tenant/lb-linker-10, a-tenant/lb-linker-11, a-tenant/lb-linker-12 and 47 more; install \
+                       lb-linker first, or name its Service by --service NAMESPACE/NAME\n";
+        let reasons = reasons.join("; ");
+        assert_eq!(err, format!("lb-linker: lb-linker's Service wasn't found: {reasons}; {foreign}"));
+        assert_eq!(corefile(&plane, "coredns"), main);
+    };
+    let without_label = "no Service in namespace lb-linker has the label app.kubernetes.io/name=lb-linker";
+    refused(&[without_label, "no ClusterRoleBinding has the label app.kubernetes.io/name=lb-linker"]);
+    apply_deploy(&plane);
+    let address = service_address(&plane);
+    let pod = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let (code, out, _) = text(&stub(&pod, &[]));
+    assert_eq!(code, Some(0));
+    assert!(out.contains(&format!(" forward lb.internal to {address}, ")), "{out}");
+
+    // An administrator gives the tenant lb-linker's permissions by a copy of its ClusterRoleBinding.
+    let mut copy = plane.list("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings");
+    copy.retain(|binding| binding["metadata"]["name"] == "lb-linker");
+    let mut copy = copy.remove(0);
+    copy["apiVersion"] = "rbac.authorization.k8s.io/v1".into();
+    copy["kind"] = "ClusterRoleBinding".into();
+    copy["metadata"] = json!({"name": "lb-linker-readers", "labels": copy["metadata"]["labels"]});
+    copy["subjects"][0] = json!({"kind": "ServiceAccount", "name": "eve", "namespace": "a-tenant"});
+    plane.kubectl_stdin(&["create", "-f", "-"], &copy.to_string());
+    plane.kubectl(&["-n", "lb-linker", "delete", "service", "lb-linker"]);
+    let copied =
+        "ClusterRoleBinding lb-linker-readers isn't that of a release, because its role is lb-linker";
+    let unselected = "no Service with a cluster IP and a UDP port for DNS selects Pods of ServiceAccount \
+                      lb-linker/lb-linker, which a ClusterRoleBinding of lb-linker names";
+    refused(&[without_label, copied, unselected]);
+    plane.kubectl(&["apply", "-f", deploy().join("30-service.yaml").to_str().unwrap()]);
+    let address = service_address(&plane);
+    let (code, out, err) = text(&stub(&admin, &["--apply", "--yes"]));
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    assert!(corefile(&plane, "coredns").contains(&format!("    forward . {address}\n")));
+}
+
+#[tokio::test]
+async fn service_of_a_release_is_found_by_its_service_account() {
+    let plane = ControlPlane::start(Options::default());
+    let admin = plane.admin_kubeconfig();
+    let user = tenant(&plane, "a-tenant");
+    imitate(&plane, "a-tenant", &user);
+    plane.kubectl(&["create", "namespace", "external-targets"]);
+    let helm = Helm::new(&helm()[1], &admin);
+    let common = "--set=crds.enabled=false,keepTargets.enabled=false,targetNamespace.create=false,alerts.enabled=true,\
+                  source.enabled=true,stub.enabled=true";
+    let install = |release: &str, namespace: &str, values: &[&str]| {
+        let template = ["template", release, CHART, "--namespace", namespace, common];
+        let objects = helm.run(&[&template, values].concat());
+        plane.kubectl_stdin(&["apply", "-f", "-"], &objects);
+        // There is no controller that makes Pods of Deployments.
+        let deployment = plane.list(&format!("/apis/apps/v1/namespaces/{namespace}/deployments")).remove(0);
+        let mut pod = deployment["spec"]["template"].clone();
+        pod["metadata"]["name"] = "pod".into();
+        pod["metadata"]["namespace"] = namespace.into();
+        (pod["apiVersion"], pod["kind"]) = ("v1".into(), "Pod".into());
+        plane.kubectl_stdin(&["create", "-f", "-"], &pod.to_string());
+        objects
+    };
+    let found = || {
+        let (code, out, err) = text(&stub(&admin, &[]));
+        assert_eq!(code, Some(0), "{err}");
+        let service = out.split(" the address of Service").nth(1).unwrap_or_else(|| panic!("{out}"));
+        service.split_whitespace().next().unwrap().trim_end_matches('.').to_owned()
+    };
+    for (release, namespace, values, service) in [
+        ("blue", "dns-blue", "--set=podLabels.a=b", "dns-blue/blue-lb-linker"),
+        ("lb-linker", "dns-green", "--set=serviceAccount.name=mine", "dns-green/lb-linker"),
+        ("red", "dns-red", "--set=fullnameOverride=dns-red", "dns-red/dns-red"),
+        ("x", "dns-x", "--set=serviceAccount.create=false,serviceAccount.name=theirs", "dns-x/x-lb-linker"),
+    ] {
+        plane.kubectl(&["create", "namespace", namespace]);
+        let objects = install(release, namespace, &[values]);
+        assert_eq!(found(), service);
+        // Another Service for the same Pods, such as one for the nodes' network.
+        let public = json!({"apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": "public", "namespace": namespace},
+            "spec": {"type": "NodePort", "ports": [{"port": 53, "protocol": "UDP"}],
+                "selector": {LABEL: "lb-linker"}}});
+        plane.kubectl_stdin(&["create", "-f", "-"], &public.to_string());
+        assert_eq!(found(), service);
+        if release != "x" {
+            plane.kubectl_stdin(&["delete", "-f", "-"], &objects);
+            let (code, _, err) = text(&stub(&admin, &[]));
+            assert_eq!(code, Some(1), "{err}");
+        }
+    }
+    // A user's namespace that is called lb-linker, while no Pod of the release runs.
+    let user = tenant(&plane, "lb-linker");
+    imitate(&plane, "lb-linker", &user);
+    let (code, _, err) = text(&stub(&admin, &[]));
+    assert_eq!(code, Some(1));
+    assert!(err.ends_with("NAMESPACE/NAME: dns-x/x-lb-linker, lb-linker/lb-linker-59\n"), "{err}");
+    plane.kubectl(&["-n", "dns-x", "delete", "pod", "pod", "--now"]);
+    let (code, _, err) = text(&stub(&admin, &[]));
+    assert_eq!(code, Some(1));
+    let reasons = [
+        "no Service with a cluster IP and a UDP port for DNS selects Pods of ServiceAccount dns-x/theirs, which a",
+        "; lb-linker/lb-linker-59 isn't taken for it, because the ClusterRoleBindings of lb-linker name ServiceAccounts of",
+    ];
+    assert!(reasons.iter().all(|reason| err.contains(reason)), "{err}");
+    apply_deploy(&plane);
+    let (code, _, err) = text(&stub(&admin, &[]));
+    assert_eq!(code, Some(1));
+    let several = "lb-linker: several Services of lb-linker were found: name one by --service NAMESPACE/NAME: \
+                   lb-linker/lb-linker, lb-linker/lb-linker-59\n";
+    assert_eq!(err, several);
+}
+
+#[tokio::test]
+async fn service_in_the_namespace_of_the_pod_is_taken() {
+    programs();
+    if !network::is_own("stub::service_in_the_namespace_of_the_pod_is_taken") {
+        return;
+    }
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    let user = tenant(&plane, "a-tenant");
+    imitate(&plane, "a-tenant", &user);
+    plane.kubectl(&["create", "namespace", "dns"]);
+    plane.kubectl(&["-n", "dns", "create", "serviceaccount", "lb-linker"]);
+    let account = "--serviceaccount=dns:lb-linker";
+    plane.kubectl(&["create", "clusterrolebinding", "dns", "--clusterrole=lb-linker", account]);
+    // In the test's own mount namespace.
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "none", "/var/run"]).status().unwrap();
+    assert!(mounted.success());
+    let files = Path::new("/var/run/secrets/kubernetes.io/serviceaccount");
+    fs::create_dir_all(files).unwrap();
+    fs::write(files.join("ca.crt"), plane.certificate_authority()).unwrap();
+    fs::write(files.join("token"), plane.token_for_service_account("dns", "lb-linker", None)).unwrap();
+    fs::write(files.join("namespace"), "dns").unwrap();
+    let (host, port) = (plane.address().ip().to_string(), plane.address().port().to_string());
+    let in_pod = |arguments: &[&str]| {
+        let variables = [("KUBERNETES_SERVICE_HOST", &*host), ("KUBERNETES_SERVICE_PORT", &*port)];
+        text(&run_to_end_with(&variables, [&["stub"], arguments].concat()))
+    };
+    let is_found = |(code, out, err): (Option<i32>, String, String), service: &str| {
+        assert_eq!(code, Some(0), "{err}");
+        assert!(out.replace('\n', " ").contains(&format!(" the address of Service {service}. ")), "{out}");
+    };
+    is_found(in_pod(&[]), "lb-linker/lb-linker");
+    plane.apply(&service("dns", "lb-linker", Ipv4Addr::new(10, 0, 7, 7)).to_string());
+    is_found(in_pod(&[]), "dns/lb-linker");
+    let kubeconfig = plane.kubeconfig_for_service_account("dns", "lb-linker");
+    is_found(in_pod(&["--kubeconfig", kubeconfig.to_str().unwrap()]), "lb-linker/lb-linker");
+    let mut second = service("dns", "second", Ipv4Addr::new(10, 0, 7, 8));
+    second["metadata"]["labels"] = json!({LABEL: "lb-linker"});
+    plane.apply(&second.to_string());
+    let (code, _, err) = in_pod(&[]);
+    assert_eq!(code, Some(1));
+    assert!(err.ends_with("name one by --service NAMESPACE/NAME: dns/lb-linker, dns/second\n"), "{err}");
+    is_found(in_pod(&["--service", "dns/second"]), "dns/second");
+}
+
+#[tokio::test]
+async fn zone_is_added_on_each_port_of_coredns() {
+    programs();
+    if !network::is_own("stub::zone_is_added_on_each_port_of_coredns") {
+        return;
+    }
+    for address in [NODE_LOCAL, KUBE_DNS_UPSTREAM, LB_LINKER[0]] {
+        network::add_loopback_address(address).unwrap();
+    }
+    let plane = ControlPlane::start(Options::default());
+    apply_deploy(&plane);
+    plane.kubectl(&["-n", "lb-linker", "delete", "service", "lb-linker"]);
+    plane.apply(&service("lb-linker", "lb-linker", LB_LINKER[0]).to_string());
+    let cluster = plane.cluster().await;
+    plane.kubectl(&["create", "namespace", "shop"]);
+    cluster.create_load_balancer("shop", "web").await;
+    cluster.set_ingress("shop", "web", &[Ingress::Hostname("lb-1.example.com")]).await;
+    let linker = start_linker(&plane, LB_LINKER[0]);
+    linker.ready().await;
+    let block = |port: u16, bind: &str| {
+        format!(
+            ".:{port} {{\n    bind {bind}\n    template ANY ANY {{\n        rcode NXDOMAIN\n    }}\n    reload\n}}\n"
+        )
+    };
+    let except = format!("lo {{\n        except {NODE_LOCAL}\n    }}");
+    let main = block(5353, &except) + &block(53, &KUBE_DNS_UPSTREAM.to_string());
+    plane.apply(&config_map("coredns", json!({"Corefile": main})).to_string());
+    let admin = plane.admin_kubeconfig();
+    let (code, out, err) = text(&stub(&admin, &["--apply", "--yes"]));
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    let directory = tempfile::tempdir().unwrap();
+    let _core_dns =
+        CoreDns::start(&plane, "coredns", directory.path().join("coredns"), KUBE_DNS_UPSTREAM).await;
+    for port in [53, 5353] {
+        let server = (KUBE_DNS_UPSTREAM, port).into();
+        eventually(&format!("{server}"), || async {
+            (short(server, &format!("{NAME} A")).await == "lb-1.example.com.").then_some(())
+        })
+        .await;
+    }
+    assert!(TcpStream::connect((NODE_LOCAL, 5353)).await.is_err(), "{}", corefile(&plane, "coredns"));
+    let (code, out, _) = text(&stub(&admin, &["--apply", "--yes"]));
+    assert_eq!(
+        (code, out.as_str()),
+        (Some(0), "ConfigMap kube-system/coredns forwards lb.internal already\n")
+    );
+    let (code, out, err) = text(&stub(&admin, &["--remove", "--yes"]));
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    assert_eq!(data(&plane, "coredns"), json!({"Corefile": main}));
+
+    // The environment of CoreDNS isn't known.
+    let main = ".:{$PORT} {\n    reload\n}\n";
+    plane.apply(&config_map("coredns", json!({"Corefile": main})).to_string());
+    let (code, out, err) = text(&stub(&admin, &["--apply", "--yes"]));
+    assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
+    let reason =
+        "lb-linker: kube-system/coredns:Corefile:1:1: .:{$PORT} has an environment variable of CoreDNS";
+    assert!(err.starts_with(reason), "{err}");
+    assert_eq!(corefile(&plane, "coredns"), main);
 }

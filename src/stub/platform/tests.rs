@@ -52,6 +52,15 @@ fn mixed_eks_cluster_has_both_parts() {
 }
 
 #[test]
+fn only_name_and_mode_of_nodes_are_kept() {
+    let node = json!({"name": "a", "labels": {"eks.amazonaws.com/compute-type": "auto", "b": "c"},
+        "annotations": {"d": "e"}});
+    let expected = json!({"name": "a", "labels": {"eks.amazonaws.com/compute-type": "auto"}});
+    let kept = identifying(&serde_json::from_value(node).unwrap());
+    assert_eq!(serde_json::to_value(kept).unwrap(), expected);
+}
+
+#[test]
 fn managers_that_undo_changes_are_recognized() {
     let manager_of = |metadata: Value| manager(&serde_json::from_value(metadata).unwrap());
     let field_manager = |name: &str| json!({"managedFields": [{"manager": name, "operation": "Apply"}]});

@@ -368,6 +368,11 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
         "{notes}"
     );
     assert!(notes.contains("kubectl -n lb-linker get service lb-linker -o jsonpath"), "{notes}");
+    // By name: users of other namespaces may set the label of the Service.
+    assert!(
+        notes.contains("    lb-linker stub --service lb-linker/lb-linker --zone lb.internal\n"),
+        "{notes}"
+    );
 
     // lb-linker works with the permissions that the chart grants.
     let cluster = plane.cluster().await;
