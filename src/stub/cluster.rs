@@ -54,7 +54,11 @@ pub async fn read(client: &Client, with_workloads: bool) -> (ClusterDns, Vec<Str
     }
     let is_gke = dns.server_version.contains("-gke.");
     if with_workloads && is_gke {
-        dns.deployments.extend(reader.get::<Deployment>(KUBE_DNS, "").await);
+        let kind = ApiResource::erase::<Deployment>(&());
+        let deployments = Api::<DynamicObject>::namespaced_with(client.clone(), KUBE_SYSTEM, &kind);
+        let found = deployments.get_opt(KUBE_DNS).await;
+        let found = reader.or_notice(found, &format!("read Deployment {KUBE_SYSTEM}/{KUBE_DNS}"), "");
+        dns.deployments.extend(found.flatten());
     }
     if with_workloads && (is_gke || dns.server_version.contains("-eks-")) {
         let labels = if is_gke { String::new() } else { EKS_AUTO_MODE.to_owned() };

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
@@ -42,8 +41,8 @@ pub struct ClusterDns {
     pub config_maps: Vec<ConfigMap>,
     /// Services of the cluster DNS.
     pub services: Vec<Service>,
-    /// The Deployment `kube-dns`, if it exists.
-    pub deployments: Vec<Deployment>,
+    /// The Deployment `kube-dns`, if it exists. Decoding the whole type would add half a megabyte to the program.
+    pub deployments: Vec<DynamicObject>,
     /// What [`identifying`] keeps of the nodes.
     pub nodes: Vec<ObjectMeta>,
     /// OpenShift's `dns.operator/default`.
@@ -142,8 +141,8 @@ impl ClusterDns {
         if !self.nodes.is_empty() && self.nodes.iter().all(is_autopilot) {
             return vec![DnsComponent::Unsupported(Unsupported::GkeAutopilot)];
         }
-        let replicas = |it: &Deployment| it.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
-        let is_stopped = |it: &Deployment| it.name_any() == KUBE_DNS && replicas(it) == 0;
+        let replicas = |it: &DynamicObject| it.data["spec"]["replicas"].as_i64().unwrap_or(1);
+        let is_stopped = |it: &DynamicObject| it.name_any() == KUBE_DNS && replicas(it) == 0;
         let cloud_dns = DnsComponent::Unsupported(Unsupported::GkeCloudDns);
         if self.deployments.iter().any(is_stopped) {
             return vec![cloud_dns];
