@@ -45,7 +45,7 @@ pub fn machine(programs: &Programs, dnsperf: &Path) -> String {
         .extend(version(&said(Command::new(dnsperf).arg("-h"))).map(|version| format!("dnsperf {version}")));
     format!(
         "Measured on {}, on {} ({cores} cores), Linux {}: {}.\n",
-        jiff::Zoned::now().date(),
+        jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date(),
         model.map_or("an unknown processor", |(_, model)| model),
         kernel.trim(),
         versions.join(", "),
