@@ -84,6 +84,75 @@ async fn invalid_file_is_reported_and_keeps_its_last_content() {
 }
 
 #[tokio::test]
+async fn misspelled_field_holds_only_its_own_service() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("all.yaml");
+    let both = |host: &str, more: &str| {
+        let api = service("api", host).replace("LoadBalancer}", &format!("LoadBalancer{more}}}"));
+        format!("{}---\n{api}", service("web", host))
+    };
+    fs::write(&file, both("a.example", "")).unwrap();
+    let mut linker = start(directory.path(), None);
+    linker.ready().await;
+    replace_file(&file, both("b.example", ", prots: [{port: 80}]"));
+    answers(linker.dns, "web-default.lb.internal. CNAME", "b.example.").await;
+    assert_eq!(short(linker.dns, "api-default.lb.internal. CNAME").await, "a.example.");
+    let why = format!("{}:9:28: unknown field \"spec.prots\"", file.display());
+    let line = linker.line(&why).await;
+    assert!(line.ends_with("; its last good content stays in force"), "{line}");
+    assert!(linker.stop().success());
+    for command in [&["run"][..], &["check"]] {
+        let output = run_to_end(command.iter().chain(&["--manifests", directory.path().to_str().unwrap()]));
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8(output.stderr).unwrap().contains(&why));
+    }
+}
+
+/// Parts of a Service that kubectl refuses, and after them parts that it accepts: the text that is replaced, and the
+/// new text.
+const STRICT: [(&str, &str, bool); 12] = [
+    ("type: LoadBalancer}", "type: LoadBalancer, prots: []}", false),
+    ("type: LoadBalancer}", "type: LoadBalancer, Ports: []}", false),
+    ("type: LoadBalancer}", "type: LoadBalancer, type: LoadBalancer}", false),
+    ("type: LoadBalancer}", "type: LoadBalancer, ports: [{port: 1, nodeport: 1}]}", false),
+    ("metadata: {", "metadata: {lables: {}, ", false),
+    ("status: {", "status: {loadbalancer: {}, ", false),
+    ("{hostname", "{ports: [{prot: 1}], hostname", false),
+    ("kind: Service", "kind: Service\ndata: {}", false),
+    ("metadata: {", "metadata: {labels: {any: x}, generation: 1, selfLink: x, ", true),
+    (
+        "type: LoadBalancer}",
+        "type: LoadBalancer, sessionAffinityConfig: {clientIP: {timeoutSeconds: 5}}}",
+        true,
+    ),
+    ("type: LoadBalancer}", "type: LoadBalancer, clusterIPs: [], trafficDistribution: PreferClose}", true),
+    ("status: {", "status: {conditions: [], ", true),
+];
+
+#[test]
+fn unknown_and_repeated_fields_are_refused_as_by_kubectl() {
+    let directory = tempfile::tempdir().unwrap();
+    for (number, (from, to, _)) in STRICT.iter().enumerate() {
+        let path = directory.path().join(format!("{number:03}.yaml"));
+        fs::write(path, service(&format!("strict{number}"), "a.example").replace(from, to)).unwrap();
+    }
+    let check = run_to_end(["check", "--manifests", directory.path().to_str().unwrap()]);
+    let mut kubectl = ControlPlane::shared().kubectl_command();
+    let args = ["create", "--dry-run=server", "--validate=strict", "-o", "name", "-f"];
+    let theirs = kubectl.args(args).arg(directory.path()).output().unwrap();
+    let [ours, theirs] = [check, theirs].map(|it| String::from_utf8(it.stderr).unwrap());
+    for (number, (_, to, accepted)) in STRICT.iter().enumerate() {
+        let has = |text: &str, faults: &[&str]| {
+            let of_file = |line: &&str| line.contains(&format!("/{number:03}.yaml"));
+            text.lines().filter(of_file).any(|line| faults.iter().any(|fault| line.contains(fault)))
+        };
+        assert_eq!(!has(&ours, &[""]), *accepted, "{to}: {ours}");
+        let faults = ["unknown field", "already set", "strict decoding", "error converting YAML"];
+        assert_eq!(!has(&theirs, &faults), *accepted, "{to}: {theirs}");
+    }
+}
+
+#[tokio::test]
 async fn service_in_two_files_counts_once_and_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let (first, second) = (directory.path().join("a.yaml"), directory.path().join("b.yaml"));
@@ -331,7 +400,9 @@ fn misread_scalar_is_rejected_with_its_position() {
         service("web", "a.example").replace("LoadBalancer}", "LoadBalancer, ports: [{port: \"80\"}]}");
     let found = check(&quoted);
     assert!(
-        found.contains("a.yaml:4:43: spec.ports.port: \"80\" is a string, and has to be a number: write 80"),
+        found.contains(
+            "a.yaml:4:43: spec.ports[0].port: \"80\" is a string, and has to be a number: write 80"
+        ),
         "{found}"
     );
 }

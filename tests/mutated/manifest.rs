@@ -14,13 +14,12 @@ pub fn try_manifest(links: &Links, bytes: &[u8]) -> Result<&'static str, String>
     let rule = |rule: String| format!("{rule}\n{}", String::from_utf8_lossy(bytes));
     let objects = match parse(Path::new("web.yaml"), bytes) {
         Ok(objects) => objects,
-        Err(errors) if errors.is_empty() => return Err(rule("a rejected file has an error".to_owned())),
-        Err(errors) => {
-            return errors.iter().try_for_each(|error| check(error)).map(|()| "wrong").map_err(rule);
-        }
+        Err(error) => return check(&error).map(|()| "wrong").map_err(rule),
     };
+    objects.refused.iter().try_for_each(|error| check(error)).map_err(rule)?;
     links.replace(&objects.services, &objects.external_targets).map_err(rule)?;
     Ok(match (objects.services.is_empty(), objects.external_targets.is_empty()) {
+        _ if !objects.refused.is_empty() => "wrong",
         (true, true) => "nothing",
         (false, true) => "services",
         (_, false) => "external targets",

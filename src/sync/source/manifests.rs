@@ -1,6 +1,11 @@
 //! A source of links without a cluster: Services and ExternalTargets in the YAML or JSON files of a directory.
 
 mod external_targets;
+mod reader;
+mod schema;
+#[cfg(test)]
+mod serde_fields;
+mod services;
 mod strings;
 mod tree;
 
@@ -12,9 +17,6 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use parking_lot::Mutex;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 use serde_saphyr::{Location, Spanned};
 use tracing::{info, warn};
@@ -26,11 +28,9 @@ use super::own_targets::own_hosts;
 use super::selection::{Membership, Selection};
 use super::unselected::UnselectedServices;
 use crate::api::external_target::ExternalTarget;
-use crate::model::excerpt;
-use crate::model::excerpt::{located, sentence};
+use crate::model::excerpt::located;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
-use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
 use crate::sync::controller::supervisor::SyncError;
@@ -39,13 +39,12 @@ use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::persisted_targets::PersistedTargets;
-use external_targets::FieldError;
-use strings::{Misread, ServicesIn, SourceText, misread};
+use reader::FieldError;
+use strings::SourceText;
 use tree::{Node, place};
 
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
-/// A text that each file with an ExternalTarget contains.
 const EXTERNAL_TARGET: &str = "ExternalTarget";
 /// Maximum number of errors that are reported for a file.
 const MAX_ERRORS: usize = 20;
@@ -275,10 +274,46 @@ struct ManifestFile {
 pub struct Objects {
     pub services: Vec<Service>,
     pub external_targets: Vec<Arc<ExternalTarget>>,
+    /// The errors of the objects that are refused, as sentences that begin with file, line and column.
+    pub refused: Vec<String>,
+}
+
+impl Objects {
+    /// Adds the objects of an earlier content of the file that are missing: they may be among those that are refused.
+    fn keep_missing(&mut self, before: &mut Self) {
+        let known: HashSet<ServiceKey> = self.services.iter().map(Service::key).collect();
+        let services = before.services.drain(..).filter(|service| !known.contains(&service.key()));
+        self.services.extend(services);
+        let known: HashSet<ServiceKey> =
+            self.external_targets.iter().map(|object| external_targets::key(object)).collect();
+        let is_missing = |object: &Arc<ExternalTarget>| !known.contains(&external_targets::key(object));
+        self.external_targets.extend(before.external_targets.drain(..).filter(is_missing));
+    }
+}
+
+impl ManifestFile {
+    /// Takes the objects of a new content, and returns its errors.
+    fn take(&mut self, read: Result<Objects, String>) -> Vec<FileError> {
+        let had_valid_content = self.had_valid_content;
+        let (passed_over, errors) = match read {
+            Ok(mut objects) => {
+                let refused = std::mem::take(&mut objects.refused);
+                self.had_valid_content |= refused.is_empty();
+                if !refused.is_empty() {
+                    objects.keep_missing(&mut self.objects);
+                }
+                self.objects = objects;
+                ("object", refused)
+            }
+            Err(error) => ("file", vec![error]),
+        };
+        errors.into_iter().map(|error| FileError { error, passed_over, had_valid_content }).collect()
+    }
 }
 
 impl ManifestFiles {
-    /// Reads the directory again. A file that can't be read or parsed keeps its last valid content.
+    /// Reads the directory again. A file that can't be read or parsed keeps its last valid content; of a file with
+    /// objects that are refused, the other ones are used.
     fn read(&mut self, directory: &Path) -> Result<(), DirectoryError> {
         let paths = manifest_files(directory)?;
         let mut before = std::mem::take(&mut self.by_name);
@@ -287,21 +322,14 @@ impl ManifestFiles {
             match read_file(&path) {
                 Ok(content) if file.content.as_ref() == Some(&content) => {}
                 Ok(content) => {
-                    match parse(&path, &content) {
-                        Ok(objects) => (file.objects, file.had_valid_content) = (objects, true),
-                        Err(errors) => {
-                            let had_valid_content = file.had_valid_content;
-                            let errors = errors.into_iter().take(MAX_ERRORS);
-                            self.errors.extend(errors.map(|error| FileError { error, had_valid_content }));
-                        }
-                    }
+                    self.errors.extend(file.take(parse(&path, &content)));
                     file.content = Some(content);
                 }
                 // The file was removed after the directory was listed.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => {
-                    let error = format!("{}: {error}", path.display());
-                    self.errors.push(FileError { error, had_valid_content: file.had_valid_content });
+                    let error = Err(format!("{}: {error}", path.display()));
+                    self.errors.extend(file.take(error));
                 }
             }
             self.by_name.insert(path, file);
@@ -320,7 +348,7 @@ impl ManifestFiles {
         let mut first: HashMap<(&str, ServiceKey), &Path> = HashMap::new();
         let mut reported_duplicates = BTreeSet::new();
         for (path, file) in &self.by_name {
-            let Objects { services, external_targets } = &file.objects;
+            let Objects { services, external_targets, .. } = &file.objects;
             let services = services.iter().map(|service| ("Service", service.key()));
             let external_targets = external_targets.iter();
             let external_targets =
@@ -412,17 +440,18 @@ impl ManifestFiles {
 #[derive(Debug)]
 struct FileError {
     error: String,
+    /// What isn't used because of the error, if there is no last valid content.
+    passed_over: &'static str,
     had_valid_content: bool,
 }
 
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let consequence = if self.had_valid_content {
-            "its last good content stays in force"
-        } else {
-            "the file is passed over"
-        };
-        write!(f, "{}; {consequence}", self.error)
+        write!(f, "{}; ", self.error)?;
+        match self.had_valid_content {
+            true => f.write_str("its last good content stays in force"),
+            false => write!(f, "the {} is passed over", self.passed_over),
+        }
     }
 }
 
@@ -448,48 +477,11 @@ fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
     std::fs::read(path)
 }
 
-/// The type of a YAML document.
-#[derive(Debug, Deserialize)]
-struct DocumentType {
-    #[serde(rename = "apiVersion")]
-    api_version: Option<String>,
-    kind: Option<String>,
-}
-
-/// A `List` with items of any kind: the kind of each item has to be checked before it is decoded.
-#[derive(Debug, Deserialize)]
-struct ObjectList {
-    #[serde(default)]
-    items: Vec<Spanned<Value>>,
-}
-
-impl ObjectList {
-    /// Returns the Services of the list, and their positions.
-    fn services(self, place: impl Fn(Location) -> String) -> Result<Vec<(String, Service)>, String> {
-        // Items of a ServiceList may omit apiVersion and kind.
-        let is = |item: &Value, field, what| item.get(field).is_none_or(|found| found == what);
-        self.items
-            .into_iter()
-            .filter(|item| is(&item.value, "apiVersion", "v1") && is(&item.value, "kind", "Service"))
-            .map(|Spanned { value, defined, .. }| {
-                let here = place(defined);
-                match serde_json::from_value(value) {
-                    Ok(service) => Ok((here, service)),
-                    Err(error) => {
-                        let error = sentence(&error.to_string()).to_string();
-                        Err(format!("{here}: this item of the list: {error}"))
-                    }
-                }
-            })
-            .collect()
-    }
-}
-
 /// Returns the YAML documents of a file. Spellings of infinity and NaN are decoded as strings, because kubectl reads
 /// some of them, such as `Infinity`, as strings.
-fn documents<'a, T: DeserializeOwned + 'a>(
+fn documents<'a>(
     content: &'a mut &[u8],
-) -> impl Iterator<Item = Result<T, serde_saphyr::Error>> + 'a {
+) -> impl Iterator<Item = Result<Spanned<Node>, serde_saphyr::Error>> + 'a {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_reader_input_bytes: None },
         non_finite_float_policy: NonFiniteFloatPolicy::AsString,
@@ -500,105 +492,73 @@ fn documents<'a, T: DeserializeOwned + 'a>(
 /// Returns the objects of a file with YAML documents, or with JSON, which is a subset of YAML.
 ///
 /// # Errors
-/// Sentences that begin with file, line and column.
-pub fn parse(path: &Path, content: &[u8]) -> Result<Objects, Vec<String>> {
+/// If the file isn't YAML: a sentence that begins with file, line and column.
+pub fn parse(path: &Path, mut content: &[u8]) -> Result<Objects, String> {
     let text = std::str::from_utf8(content).map_err(|error| {
         let line = content[..error.valid_up_to()].split(|byte| *byte == b'\n').count();
-        vec![format!("{}:{line}:1: this line isn't UTF-8", path.display())]
+        format!("{}:{line}:1: this line isn't UTF-8", path.display())
     })?;
-    let source = SourceText::new(text);
-    let at = |error: serde_saphyr::Error| vec![located(&path.display().to_string(), &error)];
-    let here = |at: Location| format!("{}:{}:{}", path.display(), at.line(), at.column());
-    let mut services = Vec::new();
-    let mut external_targets = Vec::new();
-    let mut errors = Vec::new();
-    let (mut heads, mut whole, mut lists, mut trees) = (content, content, content, content);
-    let may_have_external_targets = text.contains(EXTERNAL_TARGET);
-    // Parse each document in several ways: its kind decides which result counts.
-    let documents = documents::<Spanned<DocumentType>>(&mut heads)
-        .zip(documents::<Service>(&mut whole))
-        .zip(documents::<ObjectList>(&mut lists))
-        .zip(documents::<Spanned<Node>>(&mut trees));
-    for (((head, service), list), tree) in documents {
-        let head = head.map_err(at)?;
-        let place = here(head.defined);
-        let kind = (head.value.api_version.as_deref(), head.value.kind.as_deref());
-        let services_in = match kind {
-            (Some("v1"), Some("Service")) => Some(ServicesIn::Document),
-            (Some("v1"), Some("List" | "ServiceList")) => Some(ServicesIn::Items),
-            _ => None,
-        };
-        // Documents of other kinds may have keys that aren't strings.
-        let is_read = services_in.is_some() || may_have_external_targets;
-        let tree = if is_read { Some(tree.map_err(at)?) } else { None };
-        if let (Some(tree), Some(services_in)) = (&tree, services_in)
-            && let Some(Misread { place: at, why }) = misread(&source, tree, services_in)
-        {
-            return Err(vec![format!("{}: {why}", here(at))]);
-        }
-        match kind {
-            (Some("v1"), Some("Service")) => services.push((place, service.map_err(at)?)),
-            (Some("v1"), Some("List" | "ServiceList")) => {
-                services.extend(list.map_err(at)?.services(here).map_err(|error| vec![error])?);
-            }
-            (None, _) => return Err(vec![format!("{place}: this document has no apiVersion")]),
-            (_, None) => return Err(vec![format!("{place}: this document has no kind")]),
-            _ => {}
-        }
-        for object in tree.iter().flat_map(|tree| external_targets_of(&source, tree)) {
-            match object {
-                Ok(object) => external_targets.push(Arc::new(object)),
-                Err(refused) => errors
-                    .extend(refused.into_iter().map(|it| format!("{}: {}", here(it.position), it.message))),
-            }
-        }
+    let mut reader = FileReader { content: SourceText::new(text), path, objects: Objects::default() };
+    for document in documents(&mut content) {
+        let document = document.map_err(|error| located(&path.display().to_string(), &error))?;
+        reader.document(&document);
     }
-    for (place, service) in &services {
-        let key = service.key();
-        let (namespace, name) = key.parts();
-        for (field, value) in [("name", name), ("namespace", namespace)] {
-            if !names::is_label(value) {
-                return Err(vec![format!(
-                    "{place}: metadata.{field} {} isn't 1 to 63 lower-case letters, digits and hyphens",
-                    excerpt::value(value)
-                )]);
-            }
-        }
-    }
-    if errors.is_empty() {
-        let services = services.into_iter().map(|(_, service)| service).collect();
-        Ok(Objects { services, external_targets })
-    } else {
-        Err(errors)
-    }
+    Ok(reader.objects)
 }
 
-/// Returns the ExternalTargets of a document, which may be a list.
-fn external_targets_of(
-    content: &SourceText<'_>,
-    document: &Spanned<Node>,
-) -> Vec<Result<ExternalTarget, Vec<FieldError>>> {
-    let read = |object: &Spanned<Node>, assumed: [Option<&str>; 2]| {
-        let fields = [object.value.text("apiVersion"), object.value.text("kind")];
-        let [api_version, kind] = [fields[0].or(assumed[0]), fields[1].or(assumed[1])];
-        match external_targets::is_external_target(api_version, kind) {
-            Ok(false) => None,
-            Ok(true) => Some(external_targets::read(content, object)),
-            Err(message) => Some(Err(vec![FieldError { position: place(object), message }])),
+/// Collects the objects of the documents of a file.
+struct FileReader<'a> {
+    content: SourceText<'a>,
+    path: &'a Path,
+    objects: Objects,
+}
+
+impl FileReader<'_> {
+    /// Reads a document, which may be a list.
+    fn document(&mut self, document: &Spanned<Node>) {
+        let (api_version, kind) = (document.value.text("apiVersion"), document.value.text("kind"));
+        let (Some(api_version), Some(kind)) = (api_version, kind) else {
+            let missing = if api_version.is_none() { "apiVersion" } else { "kind" };
+            return self.refuse(place(document), &format!("this document has no {missing}"));
+        };
+        // Items of a list of one kind may omit apiVersion and kind.
+        let assumed = match (api_version, kind) {
+            ("v1", "List" | "ServiceList") => ("v1", "Service"),
+            (_, kind) if kind.strip_suffix("List") == Some(EXTERNAL_TARGET) => (api_version, EXTERNAL_TARGET),
+            _ => return self.object(document, (api_version, kind)),
+        };
+        if let Some(Node::List(items)) = document.value.field("items").map(|items| &items.value) {
+            items.iter().for_each(|item| self.object(item, assumed));
         }
-    };
-    let (api_version, kind) = (document.value.text("apiVersion"), document.value.text("kind"));
-    let assumed = match (api_version, kind) {
-        (Some("v1"), Some("List")) => [None; 2],
-        // The items of an ExternalTargetList may omit apiVersion and kind.
-        (_, Some(kind)) if kind.strip_suffix("List") == Some(EXTERNAL_TARGET) => {
-            [api_version, Some(EXTERNAL_TARGET)]
+    }
+
+    /// Reads an object, with the apiVersion and the kind that it has if it doesn't tell.
+    fn object(&mut self, object: &Spanned<Node>, assumed: (&str, &str)) {
+        let field = |name, assumed| match object.value.field(name) {
+            None => Some(assumed),
+            Some(_) => object.value.text(name),
+        };
+        let (api_version, kind) = (field("apiVersion", assumed.0), field("kind", assumed.1));
+        let refused = if (api_version, kind) == (Some("v1"), Some("Service")) {
+            services::read(&self.content, object).map(|service| self.objects.services.push(service))
+        } else {
+            match external_targets::is_external_target(api_version, kind) {
+                Ok(false) => return,
+                Ok(true) => external_targets::read(&self.content, object)
+                    .map(|object| self.objects.external_targets.push(Arc::new(object))),
+                Err(message) => Err(vec![FieldError { position: place(object), message }]),
+            }
+        };
+        for FieldError { position, message } in refused.err().into_iter().flatten() {
+            self.refuse(position, &message);
         }
-        _ => return read(document, [None; 2]).into_iter().collect(),
-    };
-    match document.value.field("items").map(|items| &items.value) {
-        Some(Node::List(items)) => items.iter().filter_map(|item| read(item, assumed)).collect(),
-        _ => Vec::new(),
+    }
+
+    fn refuse(&mut self, position: Location, why: &str) {
+        if self.objects.refused.len() < MAX_ERRORS {
+            let (line, column) = (position.line(), position.column());
+            self.objects.refused.push(format!("{}:{line}:{column}: {why}", self.path.display()));
+        }
     }
 }
 

@@ -1,41 +1,9 @@
 //! Finds strings in manifests that kubectl reads as another type: it reads YAML 1.1, in which a plain `n` is a boolean
 //! and `1e3` is a number. A manifest that kubectl would read differently is rejected with the position.
 
-use serde_json::Value;
-use serde_saphyr::{Location, Spanned};
+use serde_saphyr::Location;
 
-use super::tree::{Node, place};
-
-/// The fields of a Service that have to be strings. A path leads through all items of a list.
-const STRINGS: [&str; 15] = [
-    "metadata.name",
-    "metadata.namespace",
-    "metadata.uid",
-    "metadata.resourceVersion",
-    "metadata.finalizers",
-    "metadata.ownerReferences.name",
-    "metadata.ownerReferences.uid",
-    "spec.type",
-    "spec.externalName",
-    "spec.clusterIP",
-    "spec.ports.name",
-    "spec.ports.protocol",
-    "spec.ports.appProtocol",
-    "status.loadBalancer.ingress.hostname",
-    "status.loadBalancer.ingress.ip",
-];
-/// The fields that are maps of strings.
-const MAPS: [&str; 3] = ["metadata.labels", "metadata.annotations", "spec.selector"];
-/// The fields that have to be numbers.
-const NUMBERS: [&str; 1] = ["spec.ports.port"];
-
-/// A scalar that kubectl reads as another type.
-#[derive(Debug)]
-pub(super) struct Misread {
-    pub(super) place: Location,
-    /// The error, and the correct spelling.
-    pub(super) why: String,
-}
+use crate::model::excerpt::sentence;
 
 /// The type as which kubectl reads a plain scalar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,112 +50,6 @@ impl<'a> SourceText<'a> {
     }
 }
 
-/// Where a document has Services.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum ServicesIn {
-    /// The document is a Service.
-    Document,
-    /// The document is a list with Services and other objects.
-    Items,
-}
-
-/// Returns the first scalar of the Services in a document that kubectl reads as another type.
-pub(super) fn misread(
-    content: &SourceText<'_>,
-    document: &Spanned<Node>,
-    services: ServicesIn,
-) -> Option<Misread> {
-    let mut check = Check { content, found: Vec::new() };
-    match services {
-        ServicesIn::Document => check.service(document),
-        ServicesIn::Items => {
-            let items = values_at(document, "items").into_iter();
-            items.filter(|item| is_service(&item.value)).for_each(|item| check.service(item));
-        }
-    }
-    check.found.into_iter().min_by_key(|misread| (misread.place.line(), misread.place.column()))
-}
-
-/// Returns whether an item is a Service. Items of a ServiceList may omit apiVersion and kind.
-fn is_service(item: &Node) -> bool {
-    let is = |name, what| item.field(name).is_none_or(|_| item.text(name) == Some(what));
-    is("apiVersion", "v1") && is("kind", "Service")
-}
-
-/// Returns the values at a path of field names.
-fn values_at<'a>(from: &'a Spanned<Node>, path: &str) -> Vec<&'a Spanned<Node>> {
-    let items = |node: &'a Spanned<Node>| match &node.value {
-        Node::List(items) => items.iter().collect(),
-        _ => vec![node],
-    };
-    path.split('.').fold(vec![from], |nodes, name| {
-        nodes.into_iter().filter_map(|node| node.value.field(name)).flat_map(items).collect()
-    })
-}
-
-/// Collects the scalars of a document that kubectl reads as another type.
-struct Check<'a> {
-    content: &'a SourceText<'a>,
-    found: Vec<Misread>,
-}
-
-impl Check<'_> {
-    fn service(&mut self, service: &Spanned<Node>) {
-        for field in STRINGS {
-            values_at(service, field).into_iter().for_each(|value| self.string(field, value));
-        }
-        for field in MAPS {
-            for map in values_at(service, field) {
-                let Node::Map(entries) = &map.value else { continue };
-                entries.iter().for_each(|entry| self.entry(field, entry));
-            }
-        }
-        for field in NUMBERS {
-            values_at(service, field).into_iter().for_each(|value| self.number(field, value));
-        }
-    }
-
-    /// Returns the text of a scalar: of a string without its quotes, of any other scalar as the file spells it. `None`
-    /// for null, and for a list or a map.
-    fn text<'s>(&'s self, scalar: &'s Spanned<Node>) -> Option<&'s str> {
-        match &scalar.value {
-            Node::Scalar(Value::Null) | Node::List(_) | Node::Map(_) => None,
-            // The parser changes the spelling of infinity and NaN.
-            Node::Scalar(Value::String(text)) if !matches!(&**text, ".inf" | "-.inf" | ".nan") => Some(text),
-            Node::Scalar(_) => Some(self.content.spelled(scalar.defined)),
-        }
-    }
-
-    /// Checks that a string is a string to kubectl, too.
-    fn string(&mut self, field: &str, scalar: &Spanned<Node>) {
-        let why =
-            self.text(scalar).and_then(|text| misread_string(self.content, field, text, scalar.defined));
-        self.found.extend(why.map(|why| Misread { place: place(scalar), why }));
-    }
-
-    /// Checks an entry of a map. kubectl converts keys to strings, which may differ from the spelling: `on` becomes
-    /// `true`, and `017` becomes `15`.
-    fn entry(&mut self, field: &str, (key, value): &(Spanned<Option<String>>, Spanned<Node>)) {
-        let why = key
-            .value
-            .as_deref()
-            .filter(|text| !is_same_key(text))
-            .and_then(|text| misread_string(self.content, field, text, key.defined));
-        self.found.extend(why.map(|why| Misread { place: place(key), why }));
-        self.string(field, value);
-    }
-
-    /// Checks a number: in quotes it is a string to kubectl.
-    fn number(&mut self, field: &str, scalar: &Spanned<Node>) {
-        let Node::Scalar(Value::String(_)) = scalar.value else { return };
-        let Some(value) = self.text(scalar) else { return };
-        if length(scalar.defined) != value.chars().count() && !is_tagged(self.content, scalar.defined) {
-            let why = format!("{field}: {value:?} is a string, and has to be a number: write {value}");
-            self.found.push(Misread { place: place(scalar), why });
-        }
-    }
-}
-
 /// Returns the error for a scalar that has to be a string, if kubectl reads it as another type, because it has neither
 /// quotes nor a tag. `value` is the text of the scalar.
 pub(super) fn misread_string(
@@ -197,15 +59,21 @@ pub(super) fn misread_string(
     defined: Location,
 ) -> Option<String> {
     let kind = kind(value);
-    let is_misread = kind != ScalarKind::String
-        && length(defined) == value.chars().count()
-        && !is_tagged(content, defined);
-    is_misread.then(|| {
-        format!(
-            "{field}: {value} is {} to kubectl, which reads YAML 1.1, and has to be a string: write \"{value}\"",
-            kind.name()
-        )
+    (kind != ScalarKind::String && is_plain(content, value, defined)).then(|| {
+        let (field, value, kind) = (sentence(field), sentence(value), kind.name());
+        format!("{field}: {value} is {kind} to kubectl, which reads YAML 1.1, and has to be a string: write \"{value}\"")
     })
+}
+
+/// Returns whether a scalar with this text has neither quotes nor a tag.
+pub(super) fn is_plain(content: &SourceText<'_>, text: &str, defined: Location) -> bool {
+    length(defined) == text.chars().count() && !is_tagged(content, defined)
+}
+
+/// Returns the boolean as which kubectl reads a plain scalar.
+pub(super) fn boolean(plain: &str) -> Option<bool> {
+    (kind(plain) == ScalarKind::Boolean)
+        .then(|| matches!(&*plain.to_ascii_lowercase(), "y" | "yes" | "true" | "on"))
 }
 
 /// Returns whether a tag, or the header of a block scalar, precedes a scalar, perhaps with an anchor in between.
@@ -298,15 +166,20 @@ fn has_digits_around_underscores(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_saphyr::Spanned;
+
+    use super::super::reader::FieldError;
+    use super::super::services;
+    use super::super::tree::Node;
     use super::*;
 
     /// Returns the error for a Service with this value of the annotation `k`.
     fn misread(value: &str) -> Option<String> {
-        let content = format!("metadata:\n  annotations:\n    \u{e4}: \u{f6}\n    k: {value}\n");
+        let content = format!("metadata:\n  name: a\n  annotations:\n    \u{e4}: \u{f6}\n    k: {value}\n");
         let document = serde_saphyr::read::<_, Spanned<Node>>(&mut content.as_bytes()).next()?.ok()?;
-        let Misread { place, why } =
-            super::misread(&SourceText::new(&content), &document, ServicesIn::Document)?;
-        Some(format!("{}:{}: {why}", place.line(), place.column()))
+        let refused = services::read(&SourceText::new(&content), &document).err()?;
+        let [FieldError { position, message }] = &refused[..] else { panic!("{refused:?}") };
+        Some(format!("{}:{}: {message}", position.line(), position.column()))
     }
 
     #[test]
@@ -350,7 +223,7 @@ mod tests {
             assert_eq!(
                 found,
                 format!(
-                    "4:{column}: metadata.annotations: n is a boolean to kubectl, which reads YAML 1.1, and has to be a \
+                    "5:{column}: metadata.annotations.k: n is a boolean to kubectl, which reads YAML 1.1, and has to be a \
                      string: write \"n\""
                 )
             );

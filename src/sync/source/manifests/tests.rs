@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::api::validation::bad_input;
@@ -15,22 +15,27 @@ spec:
 status: {target: {source: fixed, hostname: lb.example.com, verified: true, since: 2026-11-22T10:20:00Z}}
 ";
 
-fn read(content: &str) -> Result<Objects, Vec<String>> {
-    parse(Path::new("web.yaml"), content.as_bytes())
+fn read(content: &str) -> Objects {
+    let objects = parse(Path::new("web.yaml"), content.as_bytes()).unwrap();
+    assert_eq!(objects.refused, [""; 0], "{content}");
+    objects
 }
 
 fn errors(content: &str) -> Vec<String> {
-    read(content).err().unwrap_or_default()
+    match parse(Path::new("web.yaml"), content.as_bytes()) {
+        Ok(objects) => objects.refused,
+        Err(error) => vec![error],
+    }
 }
 
 fn keys(content: &str) -> Vec<String> {
-    let objects = read(content).unwrap().external_targets;
+    let objects = read(content).external_targets;
     objects.iter().map(|object| external_targets::key(object).to_string()).collect()
 }
 
 #[test]
 fn external_target_is_read_with_its_status() {
-    let objects = read(WEB).unwrap();
+    let objects = read(WEB);
     assert!(objects.services.is_empty());
     let [object] = &objects.external_targets[..] else { panic!("{objects:?}") };
     assert_eq!(external_targets::key(object).to_string(), "shop/web");
@@ -60,7 +65,7 @@ fn external_targets_of_lists_and_documents_are_read() {
         // The same kind in another API group.
         (item.to_string().replace("linker.hsj.com", "other.example"), 0, 0),
     ] {
-        let objects = read(&content).unwrap();
+        let objects = read(&content);
         let found = (objects.external_targets.len(), objects.services.len());
         assert_eq!(found, (external_targets, services), "{content}");
     }
@@ -83,7 +88,7 @@ fn invalid_external_target_is_refused_with_its_position() {
     for (given, name, spec) in bad_input::accepted() {
         let object = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
             "metadata": {"name": name}, "spec": spec});
-        let objects = read(&object.to_string()).unwrap_or_else(|errors| panic!("{given}: {errors:?}"));
+        let objects = read(&object.to_string());
         assert_eq!(serde_json::to_value(&objects.external_targets[0].spec).unwrap(), spec, "{given}");
     }
 }
@@ -98,7 +103,23 @@ fn each_error_has_line_column_and_field() {
         ("source: fixed,", "sources: fixed,", &["9:19: unknown field \"status.target.sources\""]),
         ("spec:\n", "speck: {}\nspec:\n", &["4:1: unknown field \"speck\""]),
         ("ttlSeconds: 5", "ttlSeconds: soon", &["8:15: spec.ttlSeconds: must be of type integer"]),
-        ("ttlSeconds: 5", "ttlSeconds: '5'", &["8:15: spec.ttlSeconds: must be of type integer"]),
+        (
+            "ttlSeconds: 5",
+            "ttlSeconds: '5'",
+            &["8:15: spec.ttlSeconds: \"5\" is a string, and has to be a number: write 5"],
+        ),
+        (
+            "since: 2026-11-22T10:20:00Z",
+            "since: soon",
+            &["9:83: status.target.since: must be a time, such as 2026-11-27T10:20:00Z"],
+        ),
+        (
+            "name: web,",
+            "name: Web,",
+            &[
+                "3:18: metadata.name must be a DNS label: 1 to 63 lower-case letters, digits and hyphens, without a hyphen at either end",
+            ],
+        ),
         ("ttlSeconds: 5", "ttlSeconds: 0x10", &["8:15: spec.ttlSeconds: 0x10 must be written as 16"]),
         ("ttlSeconds: 5", "hostnames: [~]", &["8:15: spec.hostnames[0]: must be of type string"]),
         ("name: seoul", "name: ~", &["6:7: spec.sources[0].name: must be given"]),
@@ -168,7 +189,7 @@ fn errors_of_all_objects_of_a_file_are_reported() {
 fn null_means_that_a_field_is_missing() {
     let content = WEB.replace("uid: u,", "uid: null,").replace("ttlSeconds: 5", "ttlSeconds: null\n  pin: ");
     let status = content.find("status:").unwrap();
-    let objects = read(&format!("{}status: null\n", &content[..status])).unwrap();
+    let objects = read(&format!("{}status: null\n", &content[..status]));
     let object = &objects.external_targets[0];
     assert_eq!((&object.metadata.uid, object.status.is_none()), (&None, true));
     assert_eq!((&object.spec.ttl_seconds, &object.spec.pin), (&None, &None));
@@ -207,12 +228,14 @@ fn misread_scalar_is_found_beside_other_kinds_in_a_list() {
     let deployment =
         "{apiVersion: apps/v1, kind: Deployment, spec: {selector: {matchLabels: {app: web}}, ports: 5}}";
     let service = |metadata: &str| format!("{{apiVersion: v1, kind: Service, metadata: {{{metadata}}}}}");
-    let error_of =
-        |text: &str| parse(Path::new("a.yaml"), text.as_bytes()).err().map(|errors| errors.join("; "));
+    let error_of = |text: &str| {
+        let refused = parse(Path::new("a.yaml"), text.as_bytes()).unwrap().refused;
+        (!refused.is_empty()).then(|| refused.join("; "))
+    };
     for (metadata, field, what) in [
         ("name: n", "metadata.name: n", "a boolean"),
-        ("name: web, annotations: {k: 0_7}", "metadata.annotations: 0_7", "a number"),
-        ("name: web, annotations: {k: 1e3}", "metadata.annotations: 1e3", "a number"),
+        ("name: web, annotations: {k: 0_7}", "metadata.annotations.k: 0_7", "a number"),
+        ("name: web, annotations: {k: 1e3}", "metadata.annotations.k: 1e3", "a number"),
     ] {
         let service = service(metadata);
         let column = 3 + service.rfind(field.rsplit(": ").next().unwrap()).unwrap();
@@ -232,7 +255,7 @@ fn misread_scalar_is_found_beside_other_kinds_in_a_list() {
         let service = service(&format!("name: web, annotations: {{\u{e4}: {scalar}}}"));
         for start in ["", "\u{feff}"] {
             let error = error_of(&format!("{start}{service}")).unwrap();
-            assert!(error.contains(&format!("metadata.annotations: {scalar} is {kind}")), "{error}");
+            assert!(error.contains(&format!("metadata.annotations.\u{e4}: {scalar} is {kind}")), "{error}");
             let quoted = service.replace(scalar, &format!("\"{scalar}\""));
             assert_eq!(error_of(&format!("{start}{quoted}")), None);
         }
@@ -241,4 +264,128 @@ fn misread_scalar_is_found_beside_other_kinds_in_a_list() {
     assert!(error_of(stray).unwrap().starts_with("a.yaml:3:18: metadata.name: n is a boolean"));
     let other_kind = "apiVersion: example.com/v1\nkind: Other\nspec:\n  [a, b]: c\n";
     assert_eq!(error_of(other_kind), None);
+}
+
+/// A Service as `kubectl get -o yaml` prints it, with the fields that are seldom set, too.
+const SERVICE: &str = "\
+apiVersion: v1
+kind: Service
+metadata:
+  name: web
+  labels: {app: web}
+  managedFields: [{manager: kubectl, operation: Update, fieldsV1: {'f:spec': {'f:any': {}}}, subresource: status}]
+  ownerReferences: [{apiVersion: v1, kind: Pod, name: a, uid: u, controller: yes}]
+  generateName: w
+spec:
+  type: LoadBalancer
+  allocateLoadBalancerNodePorts: no
+  publishNotReadyAddresses: yes
+  sessionAffinityConfig: {clientIP: {timeoutSeconds: 0x10}}
+  trafficDistribution: PreferSameZone
+  ports:
+    - {name: https, port: 443, targetPort: web, nodePort: 30443, protocol: TCP, appProtocol: null}
+  selector: {app: web, 17: a}
+status:
+  conditions: [{type: a, status: 'True', reason: b, message: c, lastTransitionTime: 2026-11-22T10:20:00Z}]
+  loadBalancer:
+    ingress:
+      - {hostname: a.example, ipMode: VIP, ports: [{port: 443, protocol: TCP, error: x}]}
+";
+
+#[test]
+fn service_with_every_kind_of_field_is_read() {
+    let [service] = &read(SERVICE).services[..] else { panic!() };
+    assert_eq!(service.key().to_string(), "default/web");
+    assert_eq!(service.status.load_balancer.ingress[0].hostname.as_deref(), Some("a.example"));
+    assert_eq!((service.spec.ports[0].port, &*service.spec.selector["17"]), (443, "a"));
+    assert_eq!(service.metadata.owner_references.as_ref().unwrap()[0].controller, Some(true));
+}
+
+#[test]
+fn each_error_of_a_service_has_line_column_and_field() {
+    let label = "isn't 1 to 63 lower-case letters, digits and hyphens";
+    let mut wrong = Vec::new();
+    for (from, to, expected) in [
+        ("  ports:", "  prots: {}\n  ports:", "15:3: unknown field \"spec.prots\"".to_owned()),
+        ("nodePort", "nodeport", "16:49: unknown field \"spec.ports[0].nodeport\"".to_owned()),
+        ("labels", "lables", "5:3: unknown field \"metadata.lables\"".to_owned()),
+        ("operation", "op", "6:38: unknown field \"metadata.managedFields[0].op\"".to_owned()),
+        ("ipMode", "ipmode", "22:31: unknown field \"status.loadBalancer.ingress[0].ipmode\"".to_owned()),
+        ("spec:\n", "data: {}\nspec:\n", "9:1: unknown field \"data\"".to_owned()),
+        ("timeoutSeconds", "timeout", "13:38: unknown field \"spec.sessionAffinityConfig.clientIP.timeout\"".to_owned()),
+        ("name: web\n", "name: Web\n", format!("4:9: metadata.name \"Web\" {label}")),
+        ("name: web\n", "name: web\n  namespace: a.b\n", format!("5:14: metadata.namespace \"a.b\" {label}")),
+        ("  name: web\n", "", format!("4:3: metadata.name \"\" {label}")),
+        ("port: 443, targetPort", "port: 65536, targetPort", "16:27: spec.ports[0].port: 65536 isn't a port: write a number from 1 to 65535".to_owned()),
+        ("port: 443, targetPort", "targetPort", "16:7: spec.ports[0].port: must be given".to_owned()),
+        ("type: LoadBalancer", "type: [LoadBalancer]", "10:9: spec.type: must be of type string".to_owned()),
+        ("  selector: {", "  selector: {~: a, ", "17:14: spec.selector.~: ~ is null to kubectl, which reads YAML 1.1, and has to be a string: write \"~\"".to_owned()),
+    ] {
+        let found = errors(&SERVICE.replacen(from, to, 1));
+        let expected = vec![format!("web.yaml:{expected}")];
+        if found != expected {
+            wrong.push((to, found, expected));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn field_that_occurs_twice_is_refused() {
+    for (from, to, line) in
+        [("  type:", "  type: ClusterIP\n  type:", "11:3:"), ("spec:\n", "spec: {}\nspec:\n", "10:1:")]
+    {
+        let found = errors(&SERVICE.replacen(from, to, 1));
+        let [error] = &found[..] else { panic!("{found:?}") };
+        assert!(error.starts_with(&format!("web.yaml:{line}")) && error.contains("duplicate"), "{error}");
+    }
+}
+
+#[test]
+fn errors_of_a_file_are_limited() {
+    let fields: String = (0..1000).map(|number| format!("  f{number}: 1\n")).collect();
+    let broken = SERVICE.replacen("spec:\n", &format!("spec:\n{fields}"), 1);
+    assert_eq!(errors(&broken).len(), MAX_ERRORS);
+    assert_eq!(errors(&[&*broken; 3].join("---\n")).len(), MAX_ERRORS);
+}
+
+#[test]
+fn refused_object_keeps_its_last_content_and_other_objects_change() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("all.yaml");
+    let service = |name: &str, host: &str, more: &str| {
+        let service = SERVICE.replace("name: web\n", &format!("name: {name}\n"));
+        service.replace("a.example", host).replace("spec:\n", &format!("spec:\n{more}"))
+    };
+    let mut files = ManifestFiles::default();
+    let mut read = |objects: &[String]| {
+        std::fs::write(&path, objects.join("---\n")).unwrap();
+        files.read(directory.path()).unwrap();
+        let hosts = files.all().map(|service| {
+            let host = service.status.load_balancer.ingress[0].hostname.as_deref().unwrap();
+            format!("{} {host}", service.key().name())
+        });
+        let mut hosts: Vec<_> = hosts.collect();
+        hosts.sort();
+        let errors = std::mem::take(&mut files.errors);
+        (hosts.join(", "), errors.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let misspelled = "  prots: 5\n";
+    let (hosts, errors) = read(&[service("a", "a1", ""), service("b", "b1", misspelled)]);
+    assert_eq!(hosts, "a a1");
+    assert!(errors[0].ends_with("; the object is passed over"), "{errors:?}");
+    let (hosts, errors) = read(&[service("a", "a1", ""), service("b", "b1", ""), WEB.to_owned()]);
+    assert_eq!((&*hosts, errors.len()), ("a a1, b b1", 0));
+    let (hosts, errors) =
+        read(&[service("a", "a2", ""), service("b", "b2", misspelled), service("c", "c1", "")]);
+    assert_eq!(hosts, "a a2, b b1, c c1");
+    assert!(
+        errors[0].ends_with("unknown field \"spec.prots\"; its last good content stays in force"),
+        "{errors:?}"
+    );
+    // Text that isn't YAML may be the begin of a file that is being written.
+    let (hosts, errors) = read(&[service("a", "a3", ""), "broken: [".to_owned()]);
+    assert_eq!((&*hosts, errors.len()), ("a a2, b b1, c c1", 1));
+    let (hosts, errors) = read(&[service("b", "b4", "")]);
+    assert_eq!((&*hosts, errors.len()), ("b b4", 0));
 }

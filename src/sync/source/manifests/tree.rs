@@ -11,15 +11,19 @@ pub(super) enum Node {
     /// Neither an array nor an object; null is a scalar, too.
     Scalar(Value),
     List(Vec<Spanned<Self>>),
-    Map(Vec<(Spanned<Option<String>>, Spanned<Self>)>),
+    /// Keys may be of any type in documents of other kinds.
+    Map(Vec<(Spanned<Self>, Spanned<Self>)>),
 }
 
 impl Node {
     /// Returns the value of a field of a map.
     pub(super) fn field(&self, name: &str) -> Option<&Spanned<Self>> {
         let Self::Map(entries) = self else { return None };
-        let is_it = |key: &Spanned<Option<String>>| key.value.as_deref() == Some(name);
-        entries.iter().find(|(key, _)| is_it(key)).map(|(_, value)| value)
+        entries.iter().find(|(key, _)| key.value.is_text(name)).map(|(_, value)| value)
+    }
+
+    pub(super) fn is_text(&self, text: &str) -> bool {
+        matches!(self, Self::Scalar(Value::String(found)) if found == text)
     }
 
     /// Returns a field of a map, if it is a string.
