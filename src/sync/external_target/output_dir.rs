@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
-use serde::Deserialize;
+use serde_json::Value;
 use tokio::task::JoinError;
 use tracing::warn;
 
@@ -144,12 +144,6 @@ impl OutputDirectory {
     }
 }
 
-/// The `kind` of a file, read first: each of the two types would also accept the text of the other one.
-#[derive(Default, Deserialize)]
-struct FileKind {
-    kind: Option<String>,
-}
-
 /// Returns the object in a file, named after the file. A foreign file becomes a Service without labels, which occupies
 /// its name and is left alone.
 fn read(path: &Path) -> Option<Object> {
@@ -167,14 +161,16 @@ fn read(path: &Path) -> Option<Object> {
                 Some(vec![ManagedFieldsEntry { manager: Some(FIELD_MANAGER.into()), ..Default::default() }]);
         }
     };
-    let head: FileKind = serde_saphyr::from_str(&text).unwrap_or_default();
-    if head.kind == Some(ObjectKind::EndpointSlice.to_string())
-        && let Ok(mut slice) = serde_saphyr::from_str::<EndpointSlice>(&text)
+    // Decoding YAML once, to a value, keeps the program small.
+    let file: Value = serde_saphyr::from_str(&text).unwrap_or_default();
+    // Each of the two types would also accept the other one.
+    if file["kind"] == ObjectKind::EndpointSlice.to_string()
+        && let Ok(mut slice) = serde_json::from_value::<EndpointSlice>(file.clone())
     {
         adopt(&mut slice.metadata);
         return Some(slice.into());
     }
-    let service: Service = serde_saphyr::from_str(&text).unwrap_or_default();
+    let service: Service = serde_json::from_value(file).unwrap_or_default();
     // A file without our labels isn't an external target, whatever its contents.
     let mut service = if link_of_labels(&service.metadata).is_some() { service } else { Service::default() };
     adopt(&mut service.metadata);
