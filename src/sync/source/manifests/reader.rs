@@ -218,10 +218,12 @@ impl<'a> Reader<'a> {
     }
 
     fn take_text(&mut self, path: &str, scalar: &Value, node: &Spanned<Node>) -> Value {
+        let spelled = self.content.spelled(node.defined);
         let text = match scalar {
-            // The parser changes the spelling of infinity and NaN.
-            Value::String(text) if !matches!(&**text, ".inf" | "-.inf" | ".nan") => text,
-            _ => self.content.spelled(node.defined),
+            // The parser changes the spelling of infinity and NaN; in quotes they are ordinary texts.
+            Value::String(text) if spelled.trim_start_matches('+').eq_ignore_ascii_case(text) => spelled,
+            Value::String(text) => text,
+            _ => spelled,
         };
         if let Some(why) = misread_string(self.content, path, text, node.defined) {
             self.refuse(place(node), why);

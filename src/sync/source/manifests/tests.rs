@@ -275,7 +275,7 @@ metadata:
   labels: {app: web}
   managedFields: [{manager: kubectl, operation: Update, fieldsV1: {'f:spec': {'f:any': {}}}, subresource: status}]
   ownerReferences: [{apiVersion: v1, kind: Pod, name: a, uid: u, controller: yes}]
-  generateName: w
+  annotations: {a: \".inf\", b: !!str 5, c: \"x\\n\"}
 spec:
   type: LoadBalancer
   allocateLoadBalancerNodePorts: no
@@ -298,6 +298,8 @@ fn service_with_every_kind_of_field_is_read() {
     assert_eq!(service.key().to_string(), "default/web");
     assert_eq!(service.status.load_balancer.ingress[0].hostname.as_deref(), Some("a.example"));
     assert_eq!((service.spec.ports[0].port, &*service.spec.selector["17"]), (443, "a"));
+    let annotations = service.metadata.annotations.as_ref().unwrap();
+    assert_eq!((&*annotations["a"], &*annotations["b"], &*annotations["c"]), (".inf", "5", "x\n"));
     assert_eq!(service.metadata.owner_references.as_ref().unwrap()[0].controller, Some(true));
 }
 
