@@ -31,7 +31,7 @@
 //! - A chain of look-ups by `cname` ends after eight look-ups, and the next CNAME stays unchanged, so that rules that
 //!   refer to each other don't loop. A query causes at most 16 such look-ups, together with those of `template`, and so
 //!   does each name that `lb_linker` looks up for it. After a look-up without a reply, the remaining CNAMEs of the
-//!   rewritten answer stay unchanged, too.
+//!   rewritten answer stay unchanged, too. A log line, at most one a minute for each rule, counts such look-ups.
 //! - If a rule for answers applies to a failure, the number in the line of `errors` is the RCODE that the client gets.
 //!   CoreDNS logs 0.
 //! - TO of `name exact` need not be a regular expression, which CoreDNS requires by mistake: `*.example.org` is a valid

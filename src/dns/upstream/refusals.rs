@@ -1,4 +1,4 @@
-//! Logs refused look-ups, at most one line per minute.
+//! Logs refused look-ups, at most one line per minute; and the limit itself, for other repeated errors.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,27 +13,33 @@ use super::error::ForwardError;
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
-pub(crate) struct RefusedLookups(Mutex<RefusedState>);
+pub(crate) struct RefusedLookups(LineLimit);
+
+/// Allows one log line per minute.
+#[derive(Debug, Default)]
+pub(crate) struct LineLimit(Mutex<LineState>);
 
 #[derive(Debug, Default)]
-struct RefusedState {
-    /// The number of refused look-ups since the last line.
+struct LineState {
+    /// The number of events since the last line.
     number: u64,
     logged_at: Option<Instant>,
 }
 
 impl RefusedLookups {
     pub(crate) fn note(&self, origin: LookupOrigin, client: IpAddr, why: &ForwardError) {
-        if let Some(number) = self.due() {
+        if let Some(number) = self.0.due() {
             let what = if origin == LookupOrigin::Target { "look-ups of targets" } else { "look-ups" };
             warn!(
                 "plugin/forward: {what} refused since the last such line: {number}; the newest, of {client}: {why}"
             );
         }
     }
+}
 
-    /// Counts a refusal. Returns the number since the last line, if a line is due.
-    fn due(&self) -> Option<u64> {
+impl LineLimit {
+    /// Counts an event. Returns the number since the last line, if a line is due.
+    pub(crate) fn due(&self) -> Option<u64> {
         let mut state = self.0.lock();
         state.number += 1;
         if state.logged_at.is_some_and(|at| at.elapsed() < LOG_INTERVAL) {
@@ -52,7 +58,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_line_a_minute_counts_all_refusals() {
-        let refusals = RefusedLookups::default();
+        let refusals = LineLimit::default();
         let lines: Vec<_> = (0..5).map(|_| refusals.due()).collect();
         assert_eq!(lines, [Some(1), None, None, None, None]);
         advance(LOG_INTERVAL).await;

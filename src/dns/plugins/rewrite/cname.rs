@@ -1,5 +1,7 @@
 //! The `cname` rule: replaces the target of a CNAME and the records after it.
 
+use std::sync::Arc;
+
 use hickory_proto::op::Query;
 use hickory_proto::rr::RData;
 use tracing::error;
@@ -11,11 +13,14 @@ use crate::dns::chain::plugin::PluginError;
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::message::presentation::name_text;
+use crate::dns::upstream::refusals::LineLimit;
 
 #[derive(Clone, Debug)]
 pub(super) struct CnameRule {
     pub(super) from: NameMatcher,
     pub(super) to: String,
+    /// Copies of the rule share it.
+    pub(super) failures: Arc<LineLimit>,
 }
 
 impl CnameRule {
@@ -36,9 +41,12 @@ impl CnameRule {
         let new = parse_rewritten(&new)?;
         let query = Query::query(new.clone(), request.query.query_type());
         let Some(mut found) = Server::look_up_alias(request, query).await else {
-            error!(
-                "the target {new} of a rewritten CNAME can't be looked up, or the query has caused too many look-ups"
-            );
+            if let Some(number) = self.failures.due() {
+                error!(
+                    "plugin/rewrite: targets of rewritten CNAMEs that can't be looked up, or whose query has caused too \
+                     many look-ups, since the last such line: {number}; the newest: {new}"
+                );
+            }
             // Another client may get an answer, or a query that has caused fewer look-ups.
             open.reply.is_cacheable = false;
             open.has_failed_look_up = true;

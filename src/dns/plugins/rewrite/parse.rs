@@ -1,5 +1,7 @@
 //! Parses rules.
 
+use std::sync::Arc;
+
 use hickory_proto::rr::{DNSClass, RecordType};
 use regex::{Regex, RegexBuilder};
 
@@ -270,7 +272,8 @@ fn cname(kind: &Token, arguments: &[&Token]) -> Result<ResponseRule, CorefileErr
         MatchKind::Exact => names::normalize(&word.text),
         _ => word.text.to_lowercase(),
     };
-    Ok(ResponseRule::Cname(CnameRule { from: how.of(normal(from), from)?, to: normal(to) }))
+    let from = how.of(normal(from), from)?;
+    Ok(ResponseRule::Cname(CnameRule { from, to: normal(to), failures: Arc::default() }))
 }
 
 fn regex(text: &str, word: &Token) -> Result<Regex, CorefileError> {

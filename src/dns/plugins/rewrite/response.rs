@@ -82,7 +82,7 @@ pub(super) struct ResponseEditor<'a> {
     pub(super) answers: Vec<usize>,
     authorities: Vec<usize>,
     additionals: Vec<usize>,
-    /// Whether a look-up of a CNAME's target failed: the remaining CNAMEs stay unchanged, with one log line per answer.
+    /// Whether a look-up of a CNAME's target failed: the remaining CNAMEs stay unchanged.
     pub(super) has_failed_look_up: bool,
 }
 
