@@ -18,7 +18,7 @@ use crate::dns::message::presentation::{
     class_text, name_text, parse_name, parse_type_or_number, rcode_text, type_text,
 };
 use crate::dns::message::sections::Sections;
-use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
+use crate::dns::message::upstream_reply::{UpstreamReply, parse_datagram, parse_reply};
 use crate::dns::message::wire::{WireError, WireMessage};
 use crate::model::excerpt::{printable, sentence};
 
@@ -69,14 +69,35 @@ pub enum QueryError {
     Mismatch { server: SocketAddr },
 }
 
+impl QueryError {
+    /// Returns the cause, without the server.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Timeout { .. } => "no answer".to_owned(),
+            Self::Io { source, .. } => source.to_string(),
+            Self::Malformed { source, .. } => format!("the answer is malformed: {source}"),
+            Self::Mismatch { .. } => "an answer to another question".to_owned(),
+        }
+    }
+}
+
 /// The answer to a question.
 #[derive(Debug)]
 pub struct Answer {
     question: Question,
     message: WireMessage,
-    /// Whether the answer came by TCP, because the answer by UDP was truncated.
-    by_tcp: bool,
+    transport: AnswerTransport,
     took: Duration,
+}
+
+#[derive(Debug)]
+enum AnswerTransport {
+    Udp,
+    /// The answer by UDP was truncated.
+    Tcp,
+    /// The answer by UDP is truncated, and there is none by TCP for this reason.
+    UdpAfterTcp(QueryError),
 }
 
 impl Question {
@@ -108,10 +129,11 @@ impl Question {
         })
     }
 
-    /// Sends the question by UDP, and again by TCP if the answer is truncated.
+    /// Sends the question by UDP, and again by TCP if the answer is truncated. If that fails, the whole records of the
+    /// truncated answer are the answer.
     ///
     /// # Errors
-    /// If there is no valid answer within 3 s, or 3 s more by TCP.
+    /// If there is no valid answer by UDP within 3 s.
     pub async fn ask(self) -> Result<Answer, QueryError> {
         let server = self.server;
         let query = self.query().map_err(|source| QueryError::Io { server, source })?;
@@ -120,14 +142,16 @@ impl Question {
             Ok(received) => received?,
             Err(_) => return Err(QueryError::Timeout { server }),
         };
-        let (message, by_tcp) = match received {
-            Some(message) => (message, false),
-            None => match timeout(TIMEOUT, by_tcp(server, &query)).await {
-                Ok(message) => (message?, true),
-                Err(_) => return Err(QueryError::Timeout { server }),
-            },
+        let (message, transport) = if received.metadata.truncation {
+            let by_tcp = timeout(TIMEOUT, by_tcp(server, &query)).await;
+            match by_tcp.unwrap_or(Err(QueryError::Timeout { server })) {
+                Ok(whole) => (whole, AnswerTransport::Tcp),
+                Err(error) => (received, AnswerTransport::UdpAfterTcp(error)),
+            }
+        } else {
+            (received, AnswerTransport::Udp)
         };
-        Ok(Answer { question: self, message, by_tcp, took: asked.elapsed() })
+        Ok(Answer { question: self, message, transport, took: asked.elapsed() })
     }
 
     fn query(&self) -> io::Result<Vec<u8>> {
@@ -146,6 +170,17 @@ impl Answer {
     #[must_use]
     pub fn rcode(&self) -> ResponseCode {
         self.message.metadata.response_code
+    }
+
+    /// Returns why the answer is truncated: there is none by TCP.
+    #[must_use]
+    pub fn truncated(&self) -> Option<String> {
+        match &self.transport {
+            AnswerTransport::UdpAfterTcp(error) => {
+                Some(format!("the answer is truncated, and there is none by TCP: {}", error.reason()))
+            }
+            AnswerTransport::Udp | AnswerTransport::Tcp => None,
+        }
     }
 
     /// Returns the records, without the OPT record.
@@ -172,8 +207,11 @@ impl fmt::Display for Answer {
         .filter_map(|(set, flag)| set.then_some(flag))
         .collect();
         let rcode = rcode_text(metadata.response_code);
-        let transport = if self.by_tcp { ", by TCP" } else { "" };
+        let transport = if matches!(self.transport, AnswerTransport::Tcp) { ", by TCP" } else { "" };
         writeln!(f, ";; {rcode}, flags {}; from {server} in {:.1?}{transport}", flags.join(" "), self.took)?;
+        if let Some(why) = self.truncated() {
+            writeln!(f, ";; {why}")?;
+        }
         for option in &self.message.extended_errors {
             if let EdnsOption::Unknown(_, data) = option
                 && let Some((code, text)) = data.split_first_chunk()
@@ -258,9 +296,8 @@ fn parse_server(text: &str) -> Option<SocketAddr> {
     text.parse().ok().or_else(without_port)
 }
 
-/// Returns the answer by UDP; `None` if it is truncated. Packets that don't match the query are ignored: they may be
-/// forged.
-async fn by_udp(server: SocketAddr, query: &[u8]) -> Result<Option<WireMessage>, QueryError> {
+/// Returns the answer by UDP, perhaps truncated. Packets that don't match the query are ignored: they may be forged.
+async fn by_udp(server: SocketAddr, query: &[u8]) -> Result<WireMessage, QueryError> {
     let io_error = |source| QueryError::Io { server, source };
     let any: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -270,9 +307,9 @@ async fn by_udp(server: SocketAddr, query: &[u8]) -> Result<Option<WireMessage>,
     let mut buffer = vec![0; usize::from(u16::MAX)];
     loop {
         let length = socket.recv(&mut buffer).await.map_err(io_error)?;
-        match parse_reply(query, &buffer[..length]) {
-            UpstreamReply::Answer(message) => return Ok(Some(*message)),
-            UpstreamReply::Truncated(_) => return Ok(None),
+        // No datagram is larger than the buffer.
+        match parse_datagram(query, &buffer[..length], false) {
+            UpstreamReply::Answer(message) | UpstreamReply::Truncated(message) => return Ok(*message),
             UpstreamReply::Malformed(source) => return Err(QueryError::Malformed { server, source }),
             UpstreamReply::Mismatch => {}
         }
@@ -291,10 +328,8 @@ async fn by_tcp(server: SocketAddr, query: &[u8]) -> Result<WireMessage, QueryEr
     };
     let reply = exchange.await.map_err(|source| QueryError::Io { server, source })?;
     match parse_reply(query, &reply) {
-        UpstreamReply::Answer(message) | UpstreamReply::Truncated(Ok(message)) => Ok(*message),
-        UpstreamReply::Malformed(source) | UpstreamReply::Truncated(Err(source)) => {
-            Err(QueryError::Malformed { server, source })
-        }
+        UpstreamReply::Answer(message) | UpstreamReply::Truncated(message) => Ok(*message),
+        UpstreamReply::Malformed(source) => Err(QueryError::Malformed { server, source }),
         UpstreamReply::Mismatch => Err(QueryError::Mismatch { server }),
     }
 }

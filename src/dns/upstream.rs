@@ -12,6 +12,7 @@ pub(crate) mod health;
 pub(crate) mod idle;
 pub(crate) mod metrics;
 pub(crate) mod policy;
+pub(crate) mod query_rate;
 pub(crate) mod refusals;
 pub(crate) mod sharded_cache;
 pub(crate) mod singleflight;

@@ -4,6 +4,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::dns::message::ede::extended_error;
+use crate::held_port::HeldPort;
 
 fn parse(arguments: &[&str]) -> Result<Question, QuestionError> {
     Question::parse(&arguments.iter().map(|&argument| argument.to_owned()).collect::<Vec<_>>())
@@ -152,4 +153,37 @@ async fn closed_port_is_reported_with_the_server() {
     let error = question.ask().await.unwrap_err().to_string();
     assert!(error.starts_with(&format!("{server}: Connection refused")), "{error}");
     assert!(error.ends_with("names another server"), "{error}");
+}
+
+/// Returns a socket by UDP. The TCP port of the same number stays closed until the held port is dropped.
+fn udp_only() -> (UdpSocket, HeldPort) {
+    let port = HeldPort::take().unwrap();
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+    socket.set_reuse_port(true).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket.bind(&port.local().into()).unwrap();
+    (UdpSocket::from_std(socket.into()).unwrap(), port)
+}
+
+#[tokio::test]
+async fn truncated_answer_is_printed_if_tcp_fails() {
+    let (udp, _port) = udp_only();
+    let question = Question { server: udp.local_addr().unwrap(), ..parse(&["a.lb.internal"]).unwrap() };
+    let server = async {
+        let mut buffer = [0; 512];
+        let (length, client) = udp.recv_from(&mut buffer).await.unwrap();
+        let whole = answer(&buffer[..length]).to_vec().unwrap();
+        // It ends within the last record, and has no TC.
+        udp.send_to(&whole[..whole.len() - 1], client).await.unwrap();
+    };
+    let (answer, ()) = tokio::join!(question.ask(), server);
+    let text = answer.unwrap().to_string();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with(";; NOERROR, flags aa tc; from 127.0.0.1:"), "{text}");
+    assert!(
+        lines[1].starts_with(";; the answer is truncated, and there is none by TCP: Connection refused"),
+        "{text}"
+    );
+    assert_eq!(lines[4], ";; answer");
+    assert_eq!(lines.len(), 5 + 4, "{text}");
 }

@@ -133,11 +133,17 @@ pub async fn ask(hops: Vec<ResolverHop>, expected: &Expected) -> Vec<QueriedReso
                 let sections = answer.sections();
                 let first = sections.answers.first().or(sections.authorities.first());
                 let of_name = sections.answers.iter().filter(|record| record.name == expected.name);
-                let data = of_name.filter_map(|record| text(&record.data)).collect();
-                Ok(ResolverAnswer { rcode: answer.rcode(), data, ttl: first.map(|record| record.ttl) })
+                let data: Vec<String> = of_name.filter_map(|record| text(&record.data)).collect();
+                match answer.truncated().filter(|_| data.is_empty()) {
+                    Some(why) => Err(why),
+                    None => Ok(ResolverAnswer {
+                        rcode: answer.rcode(),
+                        data,
+                        ttl: first.map(|record| record.ttl),
+                    }),
+                }
             }
-            Err(QueryError::Timeout { .. }) => Err("no answer".to_owned()),
-            Err(QueryError::Io { source, .. }) => Err(source.to_string()),
+            Err(error @ (QueryError::Timeout { .. } | QueryError::Io { .. })) => Err(error.reason()),
             Err(error) => Err(error.to_string()),
         };
         (hop, seen)

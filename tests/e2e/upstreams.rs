@@ -420,7 +420,55 @@ async fn truncated_answer_without_records_is_retried_over_tcp() {
     let fixture = with_upstream(&WEB, never.address).await;
     let answer = ask_tcp(fixture.linker.dns, &query("web-default.lb.internal. A")).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::ServFail, "{}", show(&answer));
-    assert!(!answer.metadata.truncation);
+    assert_eq!((answer.metadata.truncation, ede(&answer)), (false, Some(23)));
+    // A client that uses UDP may know another way.
+    let answer =
+        ask_within(IN_CLIENT_TIMEOUT, fixture.linker.dns, &query("web-default.lb.internal. A")).await;
+    assert_eq!(
+        show(&answer),
+        "No Error aa tc rd ra | web-default.lb.internal. 5 IN CNAME a.example.com. |  | "
+    );
+    let answer = ask_within(IN_CLIENT_TIMEOUT, fixture.linker.dns, &query("other.example. A")).await;
+    assert!(show(&answer).starts_with("No Error tc rd"), "{}", show(&answer));
+}
+
+/// Returns an answer with 401 addresses, of 6.4 KB.
+fn many_addresses(asked: &Message) -> Message {
+    let mut answer = error(asked, ResponseCode::NoError);
+    let name = asked.queries[0].name();
+    let data = |number: u16| RData::A(A::new(198, 51, (number >> 8) as u8, number as u8));
+    answer.add_answers((0..401).map(|number| Record::from_rdata(name.clone(), 60, data(number))));
+    answer
+}
+
+#[tokio::test]
+async fn answer_larger_than_the_buffer_is_whole_by_tcp() {
+    // This upstream ignores the size that the query advertises.
+    let upstream = FaultyUpstream::start(|asked, _| vec![many_addresses(asked)]).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let dns = fixture.linker.dns;
+    for (question, records) in [("other.example. A", 401), ("web-default.lb.internal. A", 402)] {
+        let by_udp = ask_within(IN_CLIENT_TIMEOUT, dns, &query(question)).await;
+        assert_eq!(by_udp.metadata.response_code, ResponseCode::NoError, "{}", show(&by_udp));
+        assert!(by_udp.metadata.truncation && by_udp.answers.len() > 20, "{}", show(&by_udp));
+        let by_tcp = ask_tcp(dns, &query(question)).await;
+        assert_eq!((by_tcp.answers.len(), by_tcp.metadata.truncation), (records, false));
+    }
+}
+
+#[tokio::test]
+async fn answer_larger_than_the_buffer_is_cut_without_tcp() {
+    let upstream =
+        FaultyUpstream::start(|asked, tcp| if tcp { vec![] } else { vec![many_addresses(asked)] }).await;
+    let fixture = with_upstream(&WEB, upstream.address).await;
+    let dns = fixture.linker.dns;
+    for question in ["other.example. A", "web-default.lb.internal. A"] {
+        let by_udp = ask_within(IN_CLIENT_TIMEOUT, dns, &query(question)).await;
+        assert!(by_udp.metadata.truncation && by_udp.answers.len() > 20, "{}", show(&by_udp));
+        let by_tcp = ask_tcp(dns, &query(question)).await;
+        assert_eq!(by_tcp.metadata.response_code, ResponseCode::ServFail, "{}", show(&by_tcp));
+        assert!(matches!(ede(&by_tcp), Some(22 | 23)), "{}", show(&by_tcp));
+    }
 }
 
 #[tokio::test]

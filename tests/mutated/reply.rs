@@ -10,7 +10,7 @@ use lb_linker::dns::message::encode::encode;
 use lb_linker::dns::message::records::Records;
 use lb_linker::dns::message::reply::Reply as Answer;
 use lb_linker::dns::message::sections::Sections;
-use lb_linker::dns::message::upstream_reply::{UpstreamReply, parse_reply};
+use lb_linker::dns::message::upstream_reply::{UpstreamReply, parse_datagram};
 use lb_linker::dns::message::validity::Section;
 use lb_linker::dns::message::wire::WireMessage;
 use lb_linker::dns::plugins::lb_linker::chase::{ChainEnd, ChainStep, CnameChain, drop_denied, follow};
@@ -29,11 +29,10 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     asked.add_query(Query::query(name.clone(), qtype.into()));
     let mut asked = asked.to_vec().map_err(|error| format!("the question: {error}"))?;
     asked[..2].copy_from_slice(bytes.get(..2).unwrap_or(&[0, 0]));
-    let (kind, message) = match parse_reply(&asked, bytes) {
+    let (kind, message) = match parse_datagram(&asked, bytes, false) {
         UpstreamReply::Mismatch => return Ok("mismatch"),
         UpstreamReply::Malformed(_) => return Ok("malformed"),
-        UpstreamReply::Truncated(Err(_)) => return Ok("cut"),
-        UpstreamReply::Truncated(Ok(message)) => ("truncated", message),
+        UpstreamReply::Truncated(message) => ("truncated", message),
         UpstreamReply::Answer(message) => ("answer", message),
     };
     let zone = Name::from_ascii("lb.internal.").unwrap();

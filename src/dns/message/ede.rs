@@ -18,6 +18,9 @@ impl Ede {
     pub const NOT_READY: Self = Self { code: 14, text: "waiting for the first list of load balancers" };
     /// The target's name can't be resolved because no upstream answers.
     pub const NO_UPSTREAM: Self = Self { code: 22, text: "no upstream has answered" };
+    /// An upstream's answer by UDP is truncated, and it gives no whole one by TCP (RFC 8914 section 4.24).
+    pub const TRUNCATED: Self =
+        Self { code: 23, text: "the upstream's answer is truncated, and there is no whole one by TCP" };
     /// The look-up of the target failed: an upstream or a plugin returned an error.
     pub const TARGET_FAILED: Self = Self { code: 0, text: "the target can't be resolved" };
     /// The limit of concurrent queries to the upstream is reached.

@@ -36,6 +36,8 @@ const NAME: usize = FLAGS + 1;
 const RECURSION_DESIRED: u8 = 1;
 const CHECKING_DISABLED: u8 = 2;
 const DNSSEC_OK: u8 = 4;
+/// Never sent; see [`QueryKey::by_stream`].
+const BY_STREAM: u8 = 8;
 
 impl UpstreamQuery {
     /// Returns a query with RD set and no other flag.
@@ -102,6 +104,13 @@ impl QueryKey {
     #[must_use]
     pub fn name(&self) -> &[u8] {
         &self.0[NAME..]
+    }
+
+    /// Returns another key for the same query by TCP or TLS, for failures that say nothing about UDP.
+    pub(crate) fn by_stream(&self) -> Self {
+        let mut key = self.0.to_vec();
+        key[FLAGS] |= BY_STREAM;
+        Self(key.into())
     }
 
     fn qtype(&self) -> RecordType {

@@ -10,16 +10,31 @@ use super::wire::{WireError, WireMessage};
 pub enum UpstreamReply {
     /// An answer, or an error response of the upstream.
     Answer(Box<WireMessage>),
-    /// A reply with TC set; `Err` if its records can't be used.
-    Truncated(Result<Box<WireMessage>, WireError>),
+    /// A reply that isn't whole, with the whole records that can be used, and with TC.
+    Truncated(Box<WireMessage>),
     /// A reply to the query that isn't accepted.
     Malformed(WireError),
     /// A message that isn't the reply to the query.
     Mismatch,
 }
 
-/// Parses the reply to the query `sent`: id and question must match (RFC 5452 section 9.1). The kernel has already
-/// matched address and port.
+/// Parses a datagram as the reply to the query `sent`, as [`parse_reply`] does. A datagram that the kernel has cut, or that
+/// ends before the records that its header counts, is truncated: the upstream, or a box on the way, ignores the size that
+/// the query has advertised.
+#[must_use]
+pub fn parse_datagram(sent: &[u8], datagram: &[u8], is_cut: bool) -> UpstreamReply {
+    match parse_reply(sent, datagram) {
+        UpstreamReply::Answer(mut message) if is_cut => {
+            message.metadata.truncation = true;
+            UpstreamReply::Truncated(message)
+        }
+        UpstreamReply::Malformed(WireError::Cut) => truncated(datagram),
+        reply => reply,
+    }
+}
+
+/// Parses the reply to the query `sent`: id and question must match (RFC 5452 section 9.1). For a datagram the kernel has
+/// already matched address and port.
 #[must_use]
 pub fn parse_reply(sent: &[u8], reply: &[u8]) -> UpstreamReply {
     let is_answer = reply.len() >= HEADER
@@ -37,13 +52,20 @@ pub fn parse_reply(sent: &[u8], reply: &[u8]) -> UpstreamReply {
         },
         _ => return UpstreamReply::Mismatch,
     };
+    let has_tc = reply[2] & 0x02 != 0;
     match message.map(Box::new) {
-        Ok(message) if reply[2] & 0x02 != 0 => UpstreamReply::Truncated(Ok(message)),
+        Ok(message) if has_tc => UpstreamReply::Truncated(message),
         Ok(message) => UpstreamReply::Answer(message),
-        // The cut may be inside a record, or inside its owner.
-        Err(error @ (WireError::Cut | WireError::Owner | WireError::Incomplete)) if reply[2] & 0x02 != 0 => {
-            UpstreamReply::Truncated(Err(error))
-        }
+        // The cut may be inside a record.
+        Err(WireError::Cut | WireError::Incomplete) if has_tc => truncated(reply),
+        Err(error) => UpstreamReply::Malformed(error),
+    }
+}
+
+/// Returns the whole records of a reply that isn't whole.
+fn truncated(reply: &[u8]) -> UpstreamReply {
+    match WireMessage::truncated(reply) {
+        Ok(message) => UpstreamReply::Truncated(Box::new(message)),
         Err(error) => UpstreamReply::Malformed(error),
     }
 }
@@ -80,22 +102,17 @@ mod tests {
     use super::*;
     use crate::dns::message::ede::Ede;
     use crate::dns::message::header::tests::query;
+    use crate::dns::message::validity::Section;
 
     #[test]
-    fn reply_is_answer_truncated_cut_malformed_or_mismatch() {
+    fn reply_is_answer_truncated_malformed_or_mismatch() {
         let sent = query("a.example.");
         let mut answer = sent.clone();
         answer[2] |= 0x80;
         let with = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut reply = answer.clone();
             change(&mut reply);
-            match parse_reply(&sent, &reply) {
-                UpstreamReply::Answer(_) => "answer",
-                UpstreamReply::Truncated(Ok(_)) => "truncated",
-                UpstreamReply::Truncated(Err(_)) => "cut",
-                UpstreamReply::Malformed(_) => "malformed",
-                UpstreamReply::Mismatch => "mismatch",
-            }
+            kind(&parse_reply(&sent, &reply))
         };
         assert_eq!(with(&|_| {}), "answer");
         assert_eq!(with(&|reply| reply[13] = b'A'), "answer", "another case");
@@ -105,20 +122,67 @@ mod tests {
             reply[7] = 1;
             reply.extend([0xc0, 12, 0]);
         };
-        assert_eq!(with(&cut), "cut", "TC in the middle of a record");
+        assert_eq!(with(&cut), "truncated", "TC in the middle of a record");
         let incomplete = |reply: &mut Vec<u8>| {
             reply[2] |= 2;
             reply[7] = 1;
             // An address whose owner is a pointer forwards.
             reply.extend([0xc0, 0xff, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 1]);
         };
-        assert_eq!(with(&incomplete), "cut", "TC, and no answer that can be read");
+        assert_eq!(with(&incomplete), "truncated", "TC, and no answer that can be read");
         assert_eq!(with(&|reply| reply[7] = 1), "malformed");
         assert_eq!(with(&|reply| reply[0] ^= 1), "mismatch", "id");
         assert_eq!(with(&|reply| reply[2] &= 0x7f), "mismatch", "a query");
         assert_eq!(with(&|reply| reply[2] |= 0x10), "mismatch", "opcode");
         assert_eq!(with(&|reply| reply[13] = b'b'), "mismatch", "name");
         assert_eq!(with(&|reply| *reply.iter_mut().nth_back(2).unwrap() = 28), "mismatch", "type");
+    }
+
+    fn kind(reply: &UpstreamReply) -> &'static str {
+        match reply {
+            UpstreamReply::Answer(_) => "answer",
+            UpstreamReply::Truncated(_) => "truncated",
+            UpstreamReply::Malformed(_) => "malformed",
+            UpstreamReply::Mismatch => "mismatch",
+        }
+    }
+
+    #[test]
+    fn datagram_that_ends_within_a_record_is_truncated() {
+        const A: &[u8] = &[0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 1];
+        let sent = query("a.example.");
+        let mut whole = sent.clone();
+        (whole[2], whole[7], whole[9]) = (whole[2] | 0x80, 2, 1);
+        whole.extend(A.repeat(3));
+        assert_eq!(kind(&parse_datagram(&sent, &whole, false)), "answer");
+        for end in 0..whole.len() {
+            let datagram = &whole[..end];
+            let Some(records) = end.checked_sub(sent.len()).map(|octets| octets / A.len()) else {
+                assert_eq!(kind(&parse_datagram(&sent, datagram, true)), "mismatch", "{end}: no question");
+                continue;
+            };
+            assert_eq!(kind(&parse_reply(&sent, datagram)), "malformed", "{end}: by TCP the length is known");
+            for is_cut in [false, true] {
+                let UpstreamReply::Truncated(message) = parse_datagram(&sent, datagram, is_cut) else {
+                    panic!("{end}")
+                };
+                assert!(message.metadata.truncation);
+                let counts = [message.count(Section::Answer), message.count(Section::Authority)];
+                assert_eq!(counts, [records.min(2), records.saturating_sub(2)], "{end}");
+            }
+        }
+        // The rest that the kernel has cut needn't be records.
+        let UpstreamReply::Truncated(message) = parse_datagram(&sent, &whole, true) else { panic!() };
+        assert!(message.metadata.truncation && message.count(Section::Answer) == 2);
+        let mut unknown_label = whole.clone();
+        unknown_label[sent.len()] = 0x40;
+        assert_eq!(kind(&parse_datagram(&sent, &unknown_label, false)), "malformed", "it isn't cut");
+        // Without its owner, the first record can't be used, and the rest might mislead.
+        let mut incomplete = whole[..whole.len() - 1].to_vec();
+        incomplete[sent.len()..][..2].copy_from_slice(&[0xc0, 0xff]);
+        incomplete[sent.len() + A.len() + 3] = 5;
+        let UpstreamReply::Truncated(message) = parse_datagram(&sent, &incomplete, false) else { panic!() };
+        assert_eq!(message.count(Section::Answer), 0);
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub enum WireError {
     Question,
     #[error("it ends within a record")]
     Cut,
-    #[error("the owner of a record has no end")]
+    #[error("the owner of a record has a label of an unknown kind")]
     Owner,
     #[error("it is incomplete without the records whose names are malformed")]
     Incomplete,
@@ -136,6 +136,37 @@ impl WireMessage {
             section_ends: [0; 3],
             question_end: end,
             uncompressed: [end.into(); 3],
+        })
+    }
+
+    /// Reads the whole records of a truncated reply, which may end within a record, and sets TC. Without the records that
+    /// can't be used the rest might mislead: then no record is used.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub(super) fn truncated(message: &[u8]) -> Result<Self, WireError> {
+        let question_end = HEADER + question(message).ok_or(WireError::Question)?.len();
+        let (mut whole, mut end) = (message.to_vec(), question_end);
+        for count in whole[6..HEADER].chunks_exact_mut(2) {
+            let number = u16::from_be_bytes([count[0], count[1]]);
+            let mut kept = 0_u16;
+            while kept < number
+                && let Some(record_end) = record_end(message, end)
+            {
+                (kept, end) = (kept + 1, record_end);
+            }
+            count.copy_from_slice(&kept.to_be_bytes());
+        }
+        whole.truncate(end);
+        let mut read = Self::new(&whole);
+        if read.as_ref().is_err_and(|error| *error == WireError::Incomplete) {
+            whole[6..HEADER].fill(0);
+            whole.truncate(question_end);
+            read = Self::new(&whole);
+        }
+        read.map(|mut message| {
+            message.metadata.truncation = true;
+            message
         })
     }
 
@@ -653,6 +684,19 @@ impl From<WireRecord> for RecordOffset {
     fn from(WireRecord { start, ttl, end }: WireRecord) -> Self {
         Self { start: start.into(), ttl: ttl.into(), end: end.into() }
     }
+}
+
+/// Returns the effective TTL: a TTL with the top bit set is zero (RFC 2181 section 8).
+pub(crate) fn effective_ttl(ttl: u32) -> u32 {
+    if i32::try_from(ttl).is_ok() { ttl } else { 0 }
+}
+
+/// Returns the end of the record at an offset; `None` if the message ends before it, or if its owner is malformed.
+fn record_end(message: &[u8], start: usize) -> Option<usize> {
+    let data = wire_name::end(message, start)? + FIXED;
+    let length: &[u8; 2] = message.get(data - 2..)?.first_chunk()?;
+    let end = data + usize::from(u16::from_be_bytes(*length));
+    (end <= message.len()).then_some(end)
 }
 
 /// Returns whether no octet of a range changes when the message is passed on. The fixed fields of a record count as

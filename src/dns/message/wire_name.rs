@@ -82,17 +82,18 @@ pub(super) fn read(
     }
 }
 
-/// Returns the end of the octets of the name at an offset, exclusive, whether or not its pointer can be followed; `None` if
-/// the name is cut, or has a label of an unknown kind.
+/// Returns the end of the octets of the name at an offset, exclusive, whether or not its pointer can be followed. A name
+/// that is cut ends at or after the end of the message. Returns `None` if the name has a label of an unknown kind.
 pub(super) fn end(message: &[u8], mut at: usize) -> Option<usize> {
-    loop {
-        match *message.get(at)? {
+    while let Some(&length) = message.get(at) {
+        match length {
             0 => return Some(at + 1),
             length if usize::from(length) <= MAX_LABEL => at += 1 + usize::from(length),
             high if high & POINTER == POINTER => return Some(at + 2),
             _ => return None,
         }
     }
+    Some(at)
 }
 
 /// The names in the rdata of a type.

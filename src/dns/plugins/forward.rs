@@ -11,8 +11,8 @@
 //! so no other upstream is asked, unless *failover* names the code.
 //!
 //! An upstream that has failed is checked, at once and then every half second until it answers; a healthy upstream
-//! isn't checked. The check is a query (`. NS`) over the same transport, and any answer counts as a success. An
-//! upstream that has failed more checks in a row than *max_fails* allows is down and isn't asked. If all upstreams are
+//! isn't checked. The check is a query (`. NS`) over the same transport, and any answer counts as a success, also a
+//! truncated or malformed one. An upstream that has failed more checks in a row than *max_fails* allows is down and isn't asked. If all upstreams are
 //! down, the checks themselves may be broken, and all upstreams are asked in random order.
 //!
 //! If a block has several *forward* lines, the first line in the file with a zone that contains the name answers, so
@@ -29,9 +29,13 @@
 //!   upstream is checked after 0.4 s, and not only after *read_timeout*. An answer that comes after *read_timeout* is
 //!   still accepted as long as the query waits for other upstreams.
 //! - A truncated UDP answer is requested again by TCP, which CoreDNS does only with *prefer_udp*, and a server that
-//!   doesn't support EDNS is asked without EDNS: the cache can then give the whole answer to every client.
-//! - An answer that is still truncated goes only to clients that use UDP, which then repeat the query by TCP. A client
-//!   that uses TCP or TLS gets SERVFAIL.
+//!   doesn't support EDNS is asked without EDNS: the cache can then give the whole answer to every client. A UDP answer
+//!   of more than 4096 bytes, or one that ends before its last record, counts as truncated, too.
+//! - If there is no whole answer by TCP within a second, the whole records of the UDP answer are the answer, and TC is
+//!   set. Without answer records other upstreams are asked first. A truncated answer goes only to clients that use UDP,
+//!   which then repeat the query by TCP; a client that uses TCP or TLS gets SERVFAIL. It is never kept by *cache*.
+//! - One look-up sends at most 4 queries to one upstream in a second, whatever the upstream answers: repetitions,
+//!   queries without EDNS and queries by TCP count. Further ones wait, or aren't sent.
 //! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text in
 //!   all. A reply with two OPT records, or signed with TSIG or SIG(0), counts as a failure of the upstream.
 //! - A UDP socket is used for at most 128 queries and one second, for one query at a time, and a retransmission uses a
@@ -113,7 +117,8 @@
 //! - `max_fails` **NUMBER**: the number of health checks in a row that an upstream may fail before it is down. The
 //!   default is 2. With 0 there are no checks, and no upstream is ever down.
 //! - `max_connect_attempts` **NUMBER**: the number of failed attempts for one query. The default is two for each
-//!   upstream; with 0 only the time is limited. Each round through the upstreams takes at least 0.1s.
+//!   upstream; with 0 only the time is limited. Each round through the upstreams takes at least 0.1s, and an upstream
+//!   is asked at most 4 times in a second.
 //! - `max_concurrent` **NUMBER**: the maximum number of concurrent look-ups. Further queries get REFUSED. A client may
 //!   have at most half of the look-ups that other clients leave free; its further queries get REFUSED, too. For the
 //!   default, and 0, see above.
@@ -403,7 +408,9 @@ impl Forward {
     /// Returns whether the query goes on to the next *forward* line.
     fn passes_to_next(&self, answer: &WireMessage) -> bool {
         let rcode = answer.metadata.response_code;
-        let no_data = rcode == ResponseCode::NoError && answer.count(Section::Answer) == 0;
+        let no_data = rcode == ResponseCode::NoError
+            && answer.count(Section::Answer) == 0
+            && !answer.metadata.truncation;
         self.next_rcodes.contains(&rcode) || self.next_on_nodata && no_data
     }
 }
@@ -428,9 +435,7 @@ fn to_reply(request: &Request, answer: Arc<WireMessage>) -> PluginResult {
     let Metadata { authoritative, recursion_available, authentic_data, truncation, response_code, .. } =
         answer.metadata;
     if truncation && request.protocol != Protocol::Udp && matches!(request.purpose, Purpose::Client) {
-        return Err(PluginError::servfail(
-            "the upstream's answer is truncated, and no whole answer came by TCP",
-        ));
+        return Err(PluginError::servfail(Ede::TRUNCATED.text).with_ede(Ede::TRUNCATED));
     }
     let mut reply = request.reply(NAME);
     // A client without EDNS can't see the upper bits, and would misread the rest as another code.

@@ -511,7 +511,7 @@ impl LbLinker {
         if is_cut && request.protocol != Protocol::Udp {
             // Only a UDP client repeats its query by TCP.
             reply.metadata.response_code = ResponseCode::ServFail;
-            reply.ede = Some(Ede::TARGET_FAILED);
+            reply.ede = Some(Ede::TRUNCATED);
             reply.validity = None;
             return None;
         }
@@ -530,6 +530,9 @@ impl LbLinker {
             ChainEnd::Denied => self.deny(request, reply, chase, denial.unwrap_or(Denial::Name)),
             // The upstream refused the query: answer with the CNAMEs alone, so that the client can ask another server.
             ChainEnd::Unresolved if refused && !request.is_check() => {}
+            // The client asks again by TCP.
+            ChainEnd::Unresolved if is_cut && known.reply.metadata.response_code == ResponseCode::NoError => {
+            }
             ChainEnd::Unresolved => {
                 reply.metadata.response_code = ResponseCode::ServFail;
                 reply.ede = Some(Ede::TARGET_FAILED);

@@ -19,6 +19,7 @@ use super::group::UpstreamGroup;
 use super::policy::SelectionPolicy;
 use super::socket_budget::SocketBudget;
 use crate::dns::chain::request::INTERNAL_ADDRESS;
+use crate::dns::message::ede::Ede;
 use crate::dns::message::query::UpstreamQuery;
 
 /// The first and the longest pause between two attempts to resolve the names.
@@ -164,7 +165,10 @@ async fn addresses(
                     RData::A(ip) => Some(IpAddr::V4(ip.0)),
                     RData::AAAA(ip) => Some(IpAddr::V6(ip.0)),
                     _ => None,
-                }))
+                }));
+                if answer.metadata.truncation && ips.is_empty() {
+                    return Err(io::Error::other(Ede::TRUNCATED.text));
+                }
             }
             // The addresses of the other family are enough.
             Err(_) if !ips.is_empty() => {}

@@ -19,12 +19,13 @@ use tracing::debug;
 
 use super::error::{ExchangeError, ExchangeProgress, Operation};
 use super::health::Upstream;
+use super::query_rate::QueryRate;
 use super::small_future_set::SmallFutureSet;
 use super::socket_budget::{SocketPermit, SocketQuota};
 use super::stream_pool::{Stream, StreamConnection};
 use super::udp_pool::UdpUpstreamSocket;
 use crate::dns::message::query::QueryKey;
-use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
+use crate::dns::message::upstream_reply::{UpstreamReply, parse_datagram, parse_reply};
 use crate::dns::message::validity::Section;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::upstream::endpoint::Transport;
@@ -34,7 +35,7 @@ use crate::dns::upstream::endpoint::Transport;
 const SILENT_AFTER: Duration = Duration::from_millis(400);
 /// The pause before the first retransmission of a datagram; it doubles with each retransmission.
 const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
-/// The timeout of the query by TCP after a truncated answer that has records.
+/// The timeout of the query by TCP after a truncated answer: a resolver that forwards to lb-linker waits for 2 s.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a reused connection may be silent before a new one is tried: the other end may be gone.
 const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
@@ -53,11 +54,12 @@ struct Attempt<'a> {
     times: Deadlines,
     progress: &'a ExchangeProgress,
     quota: &'a SocketQuota,
+    rate: &'a QueryRate,
 }
 
-/// Sends a query to an upstream, repeatedly if necessary, and waits for the reply until the deadline. Also returns the
-/// time at which the exchange ended. Starts a health check of an upstream that fails, or that is silent for
-/// [`SILENT_AFTER`].
+/// Sends a query to an upstream, repeatedly if necessary and within the rate of the look-up, and waits for the reply until
+/// the deadline. Also returns the time at which the exchange ended. Starts a health check of an upstream that fails, or
+/// that is silent for [`SILENT_AFTER`].
 pub(crate) async fn exchange(
     upstream: Arc<Upstream>,
     question: &QueryKey,
@@ -65,8 +67,9 @@ pub(crate) async fn exchange(
     times: Deadlines,
     progress: Arc<ExchangeProgress>,
     quota: &SocketQuota,
+    rate: &QueryRate,
 ) -> (Instant, Result<WireMessage, ExchangeError>) {
-    let attempt = Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota };
+    let attempt = Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota, rate };
     let mut attempt = pin!(attempt.ask());
     let answer = tokio::select! {
         biased;
@@ -92,7 +95,8 @@ pub(crate) async fn exchange(
     (ended, answer)
 }
 
-/// Sends a health check query to an upstream.
+/// Sends a health check query to an upstream. By every transport, any reply to the query shows that the upstream works, as
+/// in CoreDNS: also one that is truncated, malformed or an error.
 pub(crate) async fn ping(
     upstream: &Upstream,
     question: &QueryKey,
@@ -103,19 +107,21 @@ pub(crate) async fn ping(
     let progress = &upstream.progress(now);
     let times = Deadlines { begun: now, deadline };
     let quota = &upstream.budget.check_quota();
-    let attempt = Attempt { upstream, question, by_tcp, times, progress, quota };
+    let rate = &QueryRate::default();
+    let attempt = Attempt { upstream, question, by_tcp, times, progress, quota, rate };
     let bytes = question.encode(false);
+    attempt.turn("udp", now).await?;
     // Each check opens a new socket, because an open one may be the problem. This isn't counted as a miss of the pool.
-    if by_tcp {
+    let (reply, network, local) = if by_tcp {
         let (reply, local) = attempt.reply_by_new_connection(&bytes, quota.take()).await?;
-        // A reply that isn't accepted as an answer still shows that the upstream works, as by UDP.
-        if matches!(reply, UpstreamReply::Mismatch) {
-            return Err(attempt.refused("tcp", local, MISMATCH));
-        }
+        (reply, "tcp", local)
     } else {
-        attempt.by_udp(&bytes, quota.take(), None, now).await?;
+        (attempt.by_udp(&bytes, quota.take(), None, now).await?, "udp", None)
+    };
+    match reply {
+        UpstreamReply::Mismatch => Err(attempt.refused(network, local, MISMATCH)),
+        UpstreamReply::Answer(_) | UpstreamReply::Truncated(_) | UpstreamReply::Malformed(_) => Ok(()),
     }
-    Ok(())
 }
 
 impl Upstream {
@@ -193,27 +199,52 @@ impl Attempt<'_> {
         if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
             return by_stream().await;
         }
+        let now = self.turn("udp", now).await?;
         let permit = self.quota.take();
         let idle = permit.is_ok().then(|| self.upstream.sockets.take(now)).flatten();
         self.upstream.count_socket(idle.is_some(), false);
         match self.by_udp(&bytes, permit, idle, now).await? {
             UpstreamReply::Answer(answer) => Ok(*answer),
             UpstreamReply::Truncated(cut) => {
-                let whole = by_stream();
-                match cut.ok().filter(|cut| cut.count(Section::Answer) > 0) {
-                    // A truncated answer, marked by TC, is better than none.
-                    Some(cut) => match timeout(STREAM_TIMEOUT, whole).await {
-                        Ok(Ok(whole)) => Ok(whole),
-                        _ => Ok(*cut),
-                    },
-                    None => whole.await,
-                }
+                // Not longer than a reply may take: the attempt would count as failed, and the truncated answer be lost.
+                let whole = timeout(STREAM_TIMEOUT.min(self.upstream.reply_timeout), by_stream()).await;
+                Ok(self.best_of(*cut, whole.unwrap_or_else(|_| Err(self.late()))))
             }
             UpstreamReply::Malformed(error) => {
                 Err(self.refused("udp", None, format!("the reply isn't accepted: {error}")))
             }
             UpstreamReply::Mismatch => Err(self.refused("udp", None, MISMATCH)),
         }
+    }
+
+    /// Returns the answer by TCP, unless a truncated answer by UDP has records, and TCP gives no whole answer or an error.
+    fn best_of(&self, cut: WireMessage, by_tcp: Result<WireMessage, ExchangeError>) -> WireMessage {
+        let by_tcp = match by_tcp {
+            Ok(by_tcp) => by_tcp,
+            Err(error) => {
+                debug!("upstream {}: the answer is truncated, and by TCP: {error}", self.upstream.endpoint);
+                return cut;
+            }
+        };
+        let is_whole = !by_tcp.metadata.truncation && is_about_the_name(by_tcp.metadata.response_code);
+        if is_whole || cut.count(Section::Answer) == 0 { by_tcp } else { cut }
+    }
+
+    /// Waits until the look-up may send another query to the upstream. Returns the time.
+    async fn turn(&self, network: &'static str, now: Instant) -> Result<Instant, ExchangeError> {
+        let to = self.upstream.endpoint.address;
+        if self.rate.take(to, now).is_ok() {
+            return Ok(now);
+        }
+        self.progress.begin(self.upstream.dialing(network), now);
+        // Boxed, because it is seldom needed.
+        let waited = Box::pin(timeout_at(self.times.deadline, self.rate.wait(to))).await;
+        waited.map(|()| Instant::now()).map_err(|_| self.late())
+    }
+
+    /// Returns the error of an attempt that has no time left for its current operation.
+    fn late(&self) -> ExchangeError {
+        self.progress.due(Duration::ZERO).0.late()
     }
 
     fn refused(
@@ -229,11 +260,11 @@ impl Attempt<'_> {
     /// Sends the query by UDP, first from an idle socket if there is one, and repeats it until an answer comes. If a
     /// spare socket is free, a repetition has another port and another id: several servers may share an address, and
     /// the network maps each port to one of them, which may be dead. After `reply_timeout` the query isn't repeated any
-    /// more, but an answer is accepted until the deadline.
+    /// more, but an answer is accepted until the deadline. The caller has waited for the turn of the first datagram.
     async fn by_udp(
         &self,
         bytes: &[u8],
-        mut permit: io::Result<SocketPermit>,
+        permit: io::Result<SocketPermit>,
         mut idle: Option<UdpUpstreamSocket>,
         mut now: Instant,
     ) -> Result<UpstreamReply, ExchangeError> {
@@ -243,23 +274,30 @@ impl Attempt<'_> {
         let mut id = [bytes[0], bytes[1]];
         let mut pause = UDP_RETRANSMIT;
         let mut local = None;
+        // `None` if no datagram may be sent now.
+        let mut permit = Some(permit);
         loop {
             let was_open = idle.is_some();
-            let socket = permit.and_then(|permit| match idle.take() {
-                Some(socket) => Ok(socket.with(permit)),
-                None => self.upstream.open(permit),
+            let socket = permit.take().map(|permit| {
+                permit.and_then(|permit| match idle.take() {
+                    Some(socket) => Ok(socket.with(permit)),
+                    None => self.upstream.open(permit),
+                })
             });
             match socket {
-                Ok(socket) => {
+                Some(Ok(socket)) => {
                     local = local.or(socket.local);
                     let mut bytes = bytes.to_vec();
                     bytes[..2].copy_from_slice(&id);
                     tries.push(self.ask_from(socket, bytes, &send_again));
                 }
-                Err(error) if tries.is_empty() => return Err(self.upstream.dialing("udp").failed(error)),
+                Some(Err(error)) if tries.is_empty() => {
+                    return Err(self.upstream.dialing("udp").failed(error));
+                }
                 // Without a spare socket the datagram is sent again from a waiting socket, because the first datagram
                 // may be lost.
-                Err(_) => send_again.store(true, Ordering::Relaxed),
+                Some(Err(_)) => send_again.store(true, Ordering::Relaxed),
+                None => {}
             }
             let reading = Operation::read("udp", local, self.upstream.endpoint.address);
             self.progress.begin_unless_current(reading, now);
@@ -283,7 +321,13 @@ impl Attempt<'_> {
                 pause *= 2;
             }
             id = rand::random();
-            permit = if tries.is_empty() { self.quota.take() } else { self.quota.take_spare() };
+            permit = if tries.is_empty() {
+                now = self.turn("udp", now).await?;
+                Some(self.quota.take())
+            } else {
+                let may_repeat = self.rate.take(self.upstream.endpoint.address, now).is_ok();
+                may_repeat.then(|| self.quota.take_spare())
+            };
         }
     }
 
@@ -301,7 +345,8 @@ impl Attempt<'_> {
         loop {
             // A mismatched response may be forged, or late for an earlier query: the real answer may still come.
             let reply = {
-                let mut receiving = pin!(socket.receive(|answer| parse_reply(&bytes, answer)));
+                let mut receiving =
+                    pin!(socket.receive(|answer, is_cut| parse_datagram(&bytes, answer, is_cut)));
                 let receive = poll_fn(|context| {
                     if send_again.load(Ordering::Relaxed) && send_again.swap(false, Ordering::Relaxed) {
                         socket.send_again(&bytes)?;
@@ -324,6 +369,7 @@ impl Attempt<'_> {
 
     /// Sends the query over an idle connection if there is one, else over a new one.
     async fn by_stream(&self, bytes: &[u8]) -> Result<WireMessage, ExchangeError> {
+        let begun = self.turn("tcp", Instant::now()).await?;
         let permit = match self.quota.take() {
             Ok(permit) => permit,
             refused => return self.answer_by_new_connection(bytes, refused).await,
@@ -331,7 +377,6 @@ impl Attempt<'_> {
         let pooled = self.upstream.pool.take();
         self.upstream.count_socket(pooled.is_some(), true);
         let Some(connection) = pooled else { return self.answer_by_new_connection(bytes, Ok(permit)).await };
-        let begun = Instant::now();
         let mut old = Box::pin(self.exchange_by_connection(connection.with(permit), bytes));
         let outcome = timeout(POOLED_STREAM_TIMEOUT, &mut old).await;
         if let Ok(Ok(answer)) = outcome {
@@ -343,14 +388,15 @@ impl Attempt<'_> {
                 drop(old);
                 // The other end may have closed the other idle connections, too.
                 self.upstream.pool.close_idle_since(begun);
+                self.turn("tcp", Instant::now()).await?;
                 self.answer_by_new_connection(bytes, self.quota.take()).await
             }
             // Either the other end is gone, or the answer is slow. If the old connection then answers first, the idle
             // connections stay open.
             Err(_) => {
-                let permit = self.quota.take_spare();
                 let new = Box::pin(async {
-                    let outcome = self.answer_by_new_connection(bytes, permit).await;
+                    self.turn("tcp", Instant::now()).await?;
+                    let outcome = self.answer_by_new_connection(bytes, self.quota.take_spare()).await;
                     self.upstream.pool.close_idle_since(begun);
                     outcome
                 });
@@ -408,7 +454,7 @@ impl Attempt<'_> {
                 Err(_) => return Err(reading.late()),
             };
         let reply = parse_reply(bytes, &answer);
-        if matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(Ok(_))) {
+        if matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(_)) {
             self.upstream.pool.put(connection);
         }
         Ok((reply, local))
@@ -423,13 +469,19 @@ impl Attempt<'_> {
         (reply, local): (UpstreamReply, Option<SocketAddr>),
     ) -> Result<WireMessage, ExchangeError> {
         match reply {
-            UpstreamReply::Answer(answer) | UpstreamReply::Truncated(Ok(answer)) => Ok(*answer),
-            UpstreamReply::Malformed(error) | UpstreamReply::Truncated(Err(error)) => {
+            UpstreamReply::Answer(answer) | UpstreamReply::Truncated(answer) => Ok(*answer),
+            UpstreamReply::Malformed(error) => {
                 Err(self.refused("tcp", local, format!("the reply isn't accepted: {error}")))
             }
             UpstreamReply::Mismatch => Err(self.refused("tcp", local, MISMATCH)),
         }
     }
+}
+
+/// Returns whether an rcode tells something about the name, and not about the server that answers.
+pub(crate) fn is_about_the_name(rcode: ResponseCode) -> bool {
+    // YXDOMAIN: a DNAME makes a name too long (RFC 6672 section 2.2).
+    matches!(rcode, ResponseCode::NoError | ResponseCode::NXDomain | ResponseCode::YXDomain)
 }
 
 /// Sends a message and reads one, each with its length before it (RFC 1035 section 4.2.2).
@@ -443,161 +495,4 @@ async fn send_and_receive(stream: &mut Stream, bytes: &[u8]) -> io::Result<Vec<u
 }
 
 #[cfg(test)]
-mod tests {
-    use hickory_proto::rr::{Name, RecordType};
-    use tokio::net::{TcpListener, TcpStream, UdpSocket};
-    use tokio::time::advance;
-
-    use super::*;
-    use crate::dns::message::header::HEADER;
-    use crate::dns::message::query::UpstreamQuery;
-    use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
-    use crate::dns::upstream::endpoint::UpstreamEndpoint;
-
-    #[tokio::test]
-    async fn health_check_passes_by_udp_and_tcp_after_a_malformed_reply() {
-        let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let question = UpstreamQuery::recursive(Name::root(), RecordType::NS).key();
-        let ping = async |address, transport| {
-            let upstream = Upstream::new(UpstreamEndpoint { address, transport }, &ForwardOptions::default());
-            ping(&upstream, &question, Instant::now() + Duration::from_secs(30)).await
-        };
-        // The header counts an answer record, and the message ends after the question.
-        let malformed = |message: &mut [u8]| {
-            message[2] |= 0x80;
-            message[7] = 1;
-        };
-        let mut message = [0; 512];
-        let answering = async {
-            let (length, from) = udp.recv_from(&mut message).await.unwrap();
-            malformed(&mut message);
-            udp.send_to(&message[..length], from).await.unwrap();
-        };
-        let (checked, ()) = tokio::join!(ping(udp.local_addr().unwrap(), Transport::Udp), answering);
-        checked.unwrap();
-
-        let reply_by_tcp = async |change: &dyn Fn(&mut [u8])| {
-            let (mut stream, _) = tcp.accept().await.unwrap();
-            let mut message = vec![0; usize::from(stream.read_u16().await.unwrap())];
-            stream.read_exact(&mut message).await.unwrap();
-            change(&mut message);
-            stream.write_u16(message.len().try_into().unwrap()).await.unwrap();
-            stream.write_all(&message).await.unwrap();
-        };
-        let address = tcp.local_addr().unwrap();
-        let (checked, ()) = tokio::join!(ping(address, Transport::Tcp), reply_by_tcp(&malformed));
-        checked.unwrap();
-        let (checked, ()) = tokio::join!(ping(address, Transport::Tcp), reply_by_tcp(&|_| {}));
-        let error = checked.unwrap_err().to_string();
-        assert!(error.contains(MISMATCH), "{error}");
-    }
-
-    #[tokio::test]
-    async fn slow_answer_leaves_the_idle_connections_open() {
-        let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
-        let read = async |stream: &mut TcpStream| {
-            let mut message = vec![0; usize::from(stream.read_u16().await.unwrap())];
-            stream.read_exact(&mut message).await.unwrap();
-            message
-        };
-        for (is_answered_by_old, idle) in [(true, 2), (false, 1)] {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
-            let endpoint = UpstreamEndpoint { address, transport: Transport::Tcp };
-            let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
-            let upstream = Arc::new(Upstream::new(endpoint, &options));
-            let quota = upstream.budget.check_quota();
-            let mut accepted = Vec::new();
-            for _ in 0..2 {
-                let stream = upstream.connect().await.unwrap();
-                let (opened, _permit) = (Instant::now(), quota.take().unwrap());
-                upstream.pool.put(StreamConnection { stream, opened, _permit });
-                accepted.push(listener.accept().await.unwrap().0);
-            }
-            let begun = Instant::now();
-            let times = Deadlines { begun, deadline: begun + Duration::from_secs(30) };
-            let progress = Arc::new(upstream.progress(begun));
-            let attempt = exchange(Arc::clone(&upstream), &question, true, times, progress, &quota);
-            let answering = async {
-                let mut old = accepted.pop().unwrap();
-                let mut message = read(&mut old).await;
-                let (mut new, _) = listener.accept().await.unwrap();
-                let answered = if is_answered_by_old { &mut old } else { &mut new };
-                if !is_answered_by_old {
-                    message = read(answered).await;
-                }
-                message[2] |= 0x80;
-                answered.write_u16(message.len().try_into().unwrap()).await.unwrap();
-                answered.write_all(&message).await.unwrap();
-                (old, new)
-            };
-            let ((_, answer), _open) = tokio::join!(attempt, answering);
-            answer.unwrap();
-            assert_eq!(std::iter::from_fn(|| upstream.pool.take()).count(), idle);
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn query_is_repeated_though_no_socket_is_spare() {
-        let upstream_socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let endpoint =
-            UpstreamEndpoint { address: upstream_socket.local_addr().unwrap(), transport: Transport::Udp };
-        let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
-        let upstream = Arc::new(Upstream::new(endpoint, &options));
-        let quota = upstream.budget.quota_for(LookupOrigin::Forward, [10, 0, 0, 1].into());
-        let _in_use: Vec<SocketPermit> = std::iter::from_fn(|| quota.take_spare().ok()).collect();
-        let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
-        let begun = Instant::now();
-        let times = Deadlines { begun, deadline: begun + Duration::from_secs(5) };
-        let progress = Arc::new(upstream.progress(begun));
-        let attempt = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
-        let answering = async {
-            let mut message = [0; 512];
-            let (_, first) = upstream_socket.recv_from(&mut message).await.unwrap();
-            // This datagram gets no answer, as if it were lost.
-            let (length, second) = upstream_socket.recv_from(&mut message).await.unwrap();
-            assert_eq!(first, second, "the query is repeated from the same socket");
-            message[2] |= 0x80;
-            upstream_socket.send_to(&message[..length], second).await.unwrap();
-        };
-        let ((_, answer), ()) = timeout(Duration::from_secs(10), async { tokio::join!(attempt, answering) })
-            .await
-            .expect("the query is repeated");
-        assert!(answer.is_ok(), "{answer:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn query_is_repeated_though_its_reused_socket_has_failed() {
-        advance(Duration::from_secs(1)).await;
-        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
-        let upstream = Arc::new(Upstream::new(endpoint, &ForwardOptions::default()));
-        let quota = upstream.budget.check_quota();
-        let broken = upstream.open(quota.take().unwrap()).unwrap();
-        broken.fail_to_send();
-        upstream.sockets.put(broken);
-        let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
-        let begun = Instant::now();
-        let times = Deadlines { begun, deadline: begun + Duration::from_secs(5) };
-        let progress = Arc::new(upstream.progress(begun));
-        let attempt = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota);
-        let heard = async || {
-            let mut message = [0; 512];
-            // Skips health checks, which ask for the root.
-            while message[HEADER] == 0 {
-                silent.recv(&mut message).await.unwrap();
-            }
-            Instant::now()
-        };
-        let hearing = async {
-            let first = heard().await;
-            heard().await - first
-        };
-        let pause = tokio::select! {
-            pause = hearing => pause,
-            answer = attempt => panic!("{answer:?}"),
-        };
-        assert!(pause < 2 * UDP_RETRANSMIT, "{pause:?}");
-    }
-}
+mod tests;

@@ -16,16 +16,18 @@ use tokio::time::{Instant, sleep_until};
 use crate::dns::chain::request::CHECK_ADDRESS;
 use crate::dns::chain::target_check::{TargetCheck, Wait};
 use crate::dns::message::query::QueryKey;
+use crate::dns::message::validity::Section;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::upstream::attempts::{AttemptSchedule, InFlight};
 use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
-use crate::dns::upstream::exchange::{Deadlines, exchange};
+use crate::dns::upstream::exchange::{Deadlines, exchange, is_about_the_name};
 use crate::dns::upstream::health::Upstream;
 use crate::dns::upstream::metrics::LookupLimit;
 use crate::dns::upstream::policy::SelectionPolicy;
+use crate::dns::upstream::query_rate::QueryRate;
 use crate::dns::upstream::refusals::RefusedLookups;
 use crate::dns::upstream::small_future_set::SmallFutureSet;
 
@@ -112,7 +114,8 @@ impl UpstreamGroup {
     /// Sends the query to one upstream, and to another one as soon as an upstream has failed or is silent for half a
     /// second. The sockets use the quota of `client`. Returns, for a client's query, the first answer with an rcode
     /// that isn't in `failover`, or else the last answer; for a target, the first answer with NOERROR, NXDOMAIN or
-    /// YXDOMAIN, or else the most informative one.
+    /// YXDOMAIN, or else the most informative one. A truncated answer without answer records counts only if no other
+    /// upstream answers.
     ///
     /// # Errors
     /// If no upstream has answered in time, no upstream can be asked, or no socket is free.
@@ -124,6 +127,7 @@ impl UpstreamGroup {
     ) -> Result<WireMessage, ForwardError> {
         let (upstreams, attempts) = self.order()?;
         let quota = &self.options.sockets.quota_for(origin, client);
+        let rate = &QueryRate::default();
         let by_tcp = origin == LookupOrigin::ForwardByTcp && !self.options.prefer_udp;
         let begun = Instant::now();
         let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
@@ -145,7 +149,7 @@ impl UpstreamGroup {
                 // Created inside the block: a future that is moved into a future that awaits it occupies its space
                 // twice.
                 tries.push(async move {
-                    (number, exchange(upstream, question, by_tcp, times, progress, quota).await)
+                    (number, exchange(upstream, question, by_tcp, times, progress, quota, rate).await)
                 });
                 continue;
             }
@@ -201,7 +205,8 @@ impl UpstreamGroup {
         let begun = Instant::now();
         let progress = Arc::new(upstream.progress(begun));
         let times = Deadlines { begun, deadline: check.deadline };
-        let answer = exchange(upstream, question, false, times, progress, quota);
+        let rate = QueryRate::default();
+        let answer = exchange(upstream, question, false, times, progress, quota, &rate);
         check.wait_for(Wait::Upstream, answer).await.1.map_err(|error| {
             if error.is_shortage() {
                 ForwardError::NoSocket
@@ -254,7 +259,9 @@ impl UpstreamGroup {
     fn is_final(&self, answer: &WireMessage, origin: LookupOrigin) -> bool {
         match origin {
             LookupOrigin::Target => is_good(answer),
-            _ => !self.options.failover.contains(&answer.metadata.response_code),
+            _ => {
+                !self.options.failover.contains(&answer.metadata.response_code) && !is_cut_to_nothing(answer)
+            }
         }
     }
 }
@@ -274,11 +281,15 @@ pub(crate) fn is_good(answer: &WireMessage) -> bool {
 /// a better answer than any error.
 fn rank(answer: &WireMessage) -> u8 {
     match answer.metadata.response_code {
-        // YXDOMAIN: a DNAME makes a name too long (RFC 6672 section 2.2).
-        ResponseCode::NoError | ResponseCode::NXDomain | ResponseCode::YXDomain => 3,
-        ResponseCode::ServFail => 2,
+        rcode if is_about_the_name(rcode) && !is_cut_to_nothing(answer) => 3,
+        rcode if is_about_the_name(rcode) || rcode == ResponseCode::ServFail => 2,
         _ => 1,
     }
+}
+
+/// Returns whether a truncated answer lacks all records of its answer section.
+fn is_cut_to_nothing(answer: &WireMessage) -> bool {
+    answer.metadata.truncation && answer.count(Section::Answer) == 0
 }
 
 #[cfg(test)]

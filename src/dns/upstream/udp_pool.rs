@@ -12,7 +12,9 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, recv, socket,
+};
 use rand::RngExt;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -24,7 +26,7 @@ use super::socket_budget::{SocketBudget, SocketPermit};
 /// The maximum number of queries from one port. A new socket costs more than a query, but its cost is small if 128
 /// queries share it. The maximum age of a socket limits an attacker to one second anyway.
 const MAX_QUERIES_PER_SOCKET: u8 = 128;
-/// The maximum size of an answer in bytes; EDNS advertises less.
+/// The maximum size of an answer in bytes; EDNS advertises less. A larger one is cut, and requested again by TCP.
 const MAX_DATAGRAM: usize = 4096;
 const MAX_SOCKET_AGE: Duration = Duration::from_secs(1);
 
@@ -87,12 +89,12 @@ impl UdpUpstreamSocket {
         }
     }
 
-    /// Waits for a datagram, and returns the result of `look` for this datagram. `look` must not receive datagrams,
-    /// because all sockets of a thread share a buffer.
+    /// Waits for a datagram, and returns the result of `look` for it, and for whether it was larger than the buffer and is
+    /// cut. `look` must not receive datagrams, because all sockets of a thread share a buffer.
     ///
     /// # Errors
     /// If the kernel reports that the port is closed (ICMP), or the socket is broken.
-    pub(crate) async fn receive<T>(&self, mut look: impl FnMut(&[u8]) -> T) -> io::Result<T> {
+    pub(crate) async fn receive<T>(&self, mut look: impl FnMut(&[u8], bool) -> T) -> io::Result<T> {
         loop {
             // A closed port causes only an error event: the socket doesn't become readable.
             if self.udp.ready(Interest::READABLE | Interest::ERROR).await?.ready().is_error() {
@@ -103,8 +105,10 @@ impl UdpUpstreamSocket {
                 }
             }
             let received: io::Result<T> = DATAGRAM.with_borrow_mut(|datagram| {
-                let length = self.udp.try_io(Interest::READABLE, |udp| udp.recv(datagram))?;
-                Ok(look(&datagram[..length]))
+                // With MSG_TRUNC the kernel returns the whole length.
+                let receive = |udp: &UdpSocket| Ok(recv(udp.as_raw_fd(), datagram, MsgFlags::MSG_TRUNC)?);
+                let length = self.udp.try_io(Interest::READABLE, receive)?;
+                Ok(look(&datagram[..length.min(MAX_DATAGRAM)], length > MAX_DATAGRAM))
             });
             match received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -1,6 +1,12 @@
 use std::borrow::Cow;
 
+use hickory_proto::op::Message;
+use hickory_proto::rr::Record;
+use hickory_proto::rr::rdata::A;
+use tokio::net::UdpSocket;
+
 use super::*;
+use crate::held_port::HeldPort;
 use crate::stub::test_support::{forwarding, recorded};
 
 fn link(state: ViewState, names: &[&str], target: Option<&str>) -> LinkView {
@@ -229,4 +235,43 @@ fn unspecified_bind_address_of_node_local_isnt_asked() {
     let corefile = map.data.as_mut().unwrap().get_mut("Corefile").unwrap();
     *corefile = corefile.replace("bind 169.254.20.10 10.96.0.10", "bind 0.0.0.0");
     assert!(resolver_hops(&dns, &forwarding(), "").iter().all(|tier| !tier.server.ip().is_unspecified()));
+}
+
+#[tokio::test]
+async fn truncated_answer_counts_by_its_records() {
+    let expected = Expected {
+        name: Name::from_ascii("web.lb.internal.").unwrap(),
+        qtype: RecordType::A,
+        data: vec!["192.0.2.1".to_owned(), "192.0.2.2".to_owned()],
+    };
+    for (octets, is_known) in [(-1, true), (-20, false)] {
+        // Its TCP port is closed.
+        let port = HeldPort::take().unwrap();
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+        socket.set_reuse_port(true).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        socket.bind(&port.local().into()).unwrap();
+        let udp = UdpSocket::from_std(socket.into()).unwrap();
+        let hops = vec![ResolverHop { name: "cluster DNS", server: port.local() }];
+        let server = async {
+            let mut buffer = [0; 512];
+            let (length, client) = udp.recv_from(&mut buffer).await.unwrap();
+            let query = Message::from_vec(&buffer[..length]).unwrap();
+            let mut reply = Message::response(query.metadata.id, query.metadata.op_code);
+            reply.add_query(query.queries[0].clone());
+            for last in [1, 2] {
+                let data = RData::A(A::new(192, 0, 2, last));
+                reply.add_answer(Record::from_rdata(expected.name.clone(), 5, data));
+            }
+            let whole = reply.to_vec().unwrap();
+            udp.send_to(&whole[..whole.len().checked_add_signed(octets).unwrap()], client).await.unwrap();
+        };
+        let (asked, ()) = tokio::join!(ask(hops, &expected), server);
+        let seen = &asked[0].1;
+        assert_eq!(is_right(&expected, seen), is_known, "{seen:?}");
+        if !is_known {
+            let why = seen.as_ref().unwrap_err();
+            assert!(why.starts_with("the answer is truncated, and there is none by TCP: "), "{why}");
+        }
+    }
 }

@@ -142,6 +142,11 @@ pub const GROUPS: &[Group] = &[
             brief.odd. A
             cut.odd. A
             cut.odd. A tcp
+            deaf.odd. A
+            deaf.odd. A edns=4096
+            large.odd. A
+            large.odd. A edns=4096
+            large.odd. A tcp
             some.odd. A
             some.odd. A tcp
             some.odd. A edns=4096

@@ -190,6 +190,17 @@ fn odd(asked: &Message, tcp: bool) -> Vec<Message> {
             answer.metadata.truncation = true;
         }
         "some" if !tcp => answer.metadata.truncation = true,
+        // Its TCP port never answers.
+        "deaf" if tcp => return Vec::new(),
+        "deaf" => {
+            answer.answers.clear();
+            answer.metadata.truncation = true;
+        }
+        // 6.4 KB, also by UDP, whatever size the query allows.
+        "large" => {
+            let data = |last: u16| RData::A(A::new(198, 51, (last >> 8) as u8, last as u8));
+            answer.answers = (0..401).map(|last| Record::from_rdata(name.clone(), 60, data(last))).collect();
+        }
         "other" => {
             answer.queries[0].set_name(Name::from_ascii("somebody.odd.").unwrap());
         }

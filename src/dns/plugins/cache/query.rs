@@ -1,5 +1,6 @@
 //! A query to the plugin *cache*, and the reply from a cache entry.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use hickory_proto::op::{Metadata, ResponseCode};
@@ -13,6 +14,7 @@ use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::records::Records;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::{Section, Validity};
+use crate::dns::net::Protocol;
 use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::dns::plugins::cache::store::CacheHit;
 use crate::metrics::sharded::ShardedCounters;
@@ -22,12 +24,20 @@ pub(super) struct CacheQuery {
     pub(super) upstream_query: UpstreamQuery,
     pub(super) key: QueryKey,
     pub(super) server: Arc<Server>,
+    /// Whether upstreams are asked by TCP alone, as the client asks: the UDP port of an upstream may work, and TCP not.
+    is_by_stream: bool,
 }
 
 impl CacheQuery {
     pub(super) fn new(request: &Request) -> Self {
         let upstream_query = request.upstream_query();
-        Self { key: upstream_query.key(), upstream_query, server: Arc::clone(&request.server) }
+        let is_by_stream = request.protocol != Protocol::Udp && matches!(request.purpose, Purpose::Client);
+        Self { key: upstream_query.key(), upstream_query, server: Arc::clone(&request.server), is_by_stream }
+    }
+
+    /// Returns the key of a failure of all upstreams: clients that use UDP don't get a failure by TCP.
+    pub(super) fn failure_key(&self) -> Cow<'_, QueryKey> {
+        if self.is_by_stream { Cow::Owned(self.key.by_stream()) } else { Cow::Borrowed(&self.key) }
     }
 
     pub(super) fn name(&self) -> &Name {

@@ -1,5 +1,6 @@
 //! The state that queries and background refreshes share.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use hickory_proto::op::ResponseCode;
@@ -48,7 +49,10 @@ impl CacheState {
     /// expired answer nor a denial older than `max_negative_age` may answer for a target.
     pub(super) fn find(&self, request: &Request, cache_query: &CacheQuery) -> Option<CacheHit> {
         match &request.purpose {
-            Purpose::Client => self.store.get(&cache_query.key),
+            Purpose::Client => self.store.get(&cache_query.key).or_else(|| match cache_query.failure_key() {
+                Cow::Owned(by_stream) => self.store.failure(&by_stream),
+                Cow::Borrowed(_) => None,
+            }),
             Purpose::Target { may_use_cached: true, max_negative_age } => {
                 self.store.get(&cache_query.key).filter(|found| {
                     !matches!(found.freshness, Freshness::Stale(_))
@@ -166,9 +170,8 @@ impl CacheState {
     fn store_failure(&self, cache_query: &CacheQuery, mark: QueryMark, failure: &PluginError) {
         let no_upstream = matches!(failure, PluginError::Error { no_upstream: true, .. });
         if no_upstream && self.may_store(cache_query, mark, ResponseKind::NoAnswer) {
-            self.insert(cache_query, mark, ResponseKind::NoAnswer, || {
-                self.store.put_no_answer(&cache_query.key)
-            });
+            let key = cache_query.failure_key();
+            self.insert(cache_query, mark, ResponseKind::NoAnswer, || self.store.put_no_answer(&key));
         }
     }
 
@@ -197,6 +200,7 @@ impl CacheState {
         if self.invalidated.is_invalidated_since(mark, cache_query.key.name()) {
             // The name was invalidated after `may_store`.
             self.store.remove(&cache_query.key);
+            self.store.remove(&cache_query.failure_key());
         }
         self.counters(cache_query).stored(kind, evicted, self.store.len());
     }

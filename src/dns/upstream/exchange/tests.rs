@@ -1,0 +1,345 @@
+use hickory_proto::rr::{Name, RecordType};
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+use tokio::time::advance;
+
+use super::*;
+use crate::dns::message::header::HEADER;
+use crate::dns::message::query::UpstreamQuery;
+use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
+use crate::dns::upstream::endpoint::UpstreamEndpoint;
+use crate::dns::upstream::error::ForwardError;
+use crate::dns::upstream::group::UpstreamGroup;
+use crate::held_port::HeldPort;
+
+#[tokio::test]
+async fn slow_answer_leaves_the_idle_connections_open() {
+    let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+    let read = async |stream: &mut TcpStream| {
+        let mut message = vec![0; usize::from(stream.read_u16().await.unwrap())];
+        stream.read_exact(&mut message).await.unwrap();
+        message
+    };
+    for (is_answered_by_old, idle) in [(true, 2), (false, 1)] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let endpoint = UpstreamEndpoint { address, transport: Transport::Tcp };
+        let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
+        let upstream = Arc::new(Upstream::new(endpoint, &options));
+        let quota = upstream.budget.check_quota();
+        let mut accepted = Vec::new();
+        for _ in 0..2 {
+            let stream = upstream.connect().await.unwrap();
+            let (opened, _permit) = (Instant::now(), quota.take().unwrap());
+            upstream.pool.put(StreamConnection { stream, opened, _permit });
+            accepted.push(listener.accept().await.unwrap().0);
+        }
+        let begun = Instant::now();
+        let times = Deadlines { begun, deadline: begun + Duration::from_secs(30) };
+        let progress = Arc::new(upstream.progress(begun));
+        let rate = QueryRate::default();
+        let attempt = exchange(Arc::clone(&upstream), &question, true, times, progress, &quota, &rate);
+        let answering = async {
+            let mut old = accepted.pop().unwrap();
+            let mut message = read(&mut old).await;
+            let (mut new, _) = listener.accept().await.unwrap();
+            let answered = if is_answered_by_old { &mut old } else { &mut new };
+            if !is_answered_by_old {
+                message = read(answered).await;
+            }
+            message[2] |= 0x80;
+            answered.write_u16(message.len().try_into().unwrap()).await.unwrap();
+            answered.write_all(&message).await.unwrap();
+            (old, new)
+        };
+        let ((_, answer), _open) = tokio::join!(attempt, answering);
+        answer.unwrap();
+        assert_eq!(std::iter::from_fn(|| upstream.pool.take()).count(), idle);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn query_is_repeated_though_no_socket_is_spare() {
+    let upstream_socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let endpoint =
+        UpstreamEndpoint { address: upstream_socket.local_addr().unwrap(), transport: Transport::Udp };
+    let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
+    let upstream = Arc::new(Upstream::new(endpoint, &options));
+    let quota = upstream.budget.quota_for(LookupOrigin::Forward, [10, 0, 0, 1].into());
+    let _in_use: Vec<SocketPermit> = std::iter::from_fn(|| quota.take_spare().ok()).collect();
+    let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+    let begun = Instant::now();
+    let times = Deadlines { begun, deadline: begun + Duration::from_secs(5) };
+    let progress = Arc::new(upstream.progress(begun));
+    let rate = QueryRate::default();
+    let attempt = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota, &rate);
+    let answering = async {
+        let mut message = [0; 512];
+        let (_, first) = upstream_socket.recv_from(&mut message).await.unwrap();
+        // This datagram gets no answer, as if it were lost.
+        let (length, second) = upstream_socket.recv_from(&mut message).await.unwrap();
+        assert_eq!(first, second, "the query is repeated from the same socket");
+        message[2] |= 0x80;
+        upstream_socket.send_to(&message[..length], second).await.unwrap();
+    };
+    let ((_, answer), ()) = timeout(Duration::from_secs(10), async { tokio::join!(attempt, answering) })
+        .await
+        .expect("the query is repeated");
+    assert!(answer.is_ok(), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn query_is_repeated_though_its_reused_socket_has_failed() {
+    advance(Duration::from_secs(1)).await;
+    let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = UpstreamEndpoint { address: silent.local_addr().unwrap(), transport: Transport::Udp };
+    let upstream = Arc::new(Upstream::new(endpoint, &ForwardOptions::default()));
+    let quota = upstream.budget.check_quota();
+    let broken = upstream.open(quota.take().unwrap()).unwrap();
+    broken.fail_to_send();
+    upstream.sockets.put(broken);
+    let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
+    let begun = Instant::now();
+    let times = Deadlines { begun, deadline: begun + Duration::from_secs(5) };
+    let progress = Arc::new(upstream.progress(begun));
+    let rate = QueryRate::default();
+    let attempt = exchange(Arc::clone(&upstream), &question, false, times, progress, &quota, &rate);
+    let heard = async || {
+        let mut message = [0; 512];
+        // Skips health checks, which ask for the root.
+        while message[HEADER] == 0 {
+            silent.recv(&mut message).await.unwrap();
+        }
+        Instant::now()
+    };
+    let hearing = async {
+        let first = heard().await;
+        heard().await - first
+    };
+    let pause = tokio::select! {
+        pause = hearing => pause,
+        answer = attempt => panic!("{answer:?}"),
+    };
+    assert!(pause < 2 * UDP_RETRANSMIT, "{pause:?}");
+}
+
+/// An upstream that answers with octets of the test's choice.
+struct RawUpstream {
+    address: SocketAddr,
+    /// When the queries arrived.
+    arrivals: Arc<Mutex<Vec<Instant>>>,
+    _port: HeldPort,
+    _tasks: JoinSet<()>,
+}
+
+/// Returns the reply to a query; `None` for silence.
+type React = fn(&[u8]) -> Option<Vec<u8>>;
+
+impl RawUpstream {
+    /// Starts an upstream. Without `by_tcp`, its TCP port is closed.
+    fn start(by_udp: React, by_tcp: Option<React>) -> Self {
+        let port = HeldPort::take().unwrap();
+        let address = port.local();
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+        socket.set_reuse_port(true).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        socket.bind(&address.into()).unwrap();
+        let udp = UdpSocket::from_std(socket.into()).unwrap();
+        let arrivals: Arc<Mutex<Vec<Instant>>> = Arc::default();
+        let mut tasks = JoinSet::new();
+        let arrived = Arc::clone(&arrivals);
+        tasks.spawn(async move {
+            let mut query = [0; 512];
+            loop {
+                let (length, from) = udp.recv_from(&mut query).await.unwrap();
+                arrived.lock().push(Instant::now());
+                if let Some(reply) = by_udp(&query[..length]) {
+                    udp.send_to(&reply, from).await.unwrap();
+                }
+            }
+        });
+        if let Some(react) = by_tcp {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_reuseaddr(true).unwrap();
+            socket.bind(address).unwrap();
+            let (listener, arrived) = (socket.listen(16).unwrap(), Arc::clone(&arrivals));
+            tasks.spawn(async move {
+                let mut connections = JoinSet::new();
+                loop {
+                    let (stream, _) = listener.accept().await.unwrap();
+                    connections.spawn(converse(stream, react, Arc::clone(&arrived)));
+                }
+            });
+        }
+        Self { address, arrivals, _port: port, _tasks: tasks }
+    }
+
+    fn endpoint(&self) -> UpstreamEndpoint {
+        UpstreamEndpoint { address: self.address, transport: Transport::Udp }
+    }
+
+    async fn ask(&self, origin: LookupOrigin) -> Result<WireMessage, ForwardError> {
+        let options = ForwardOptions { max_fails: 0, max_attempts: Some(0), ..ForwardOptions::default() };
+        let group = UpstreamGroup::new(vec![self.endpoint()], options);
+        group.ask(&question(), origin, [10, 0, 0, 1].into()).await
+    }
+}
+
+async fn converse(mut stream: TcpStream, react: React, arrivals: Arc<Mutex<Vec<Instant>>>) {
+    while let Ok(length) = stream.read_u16().await {
+        let mut query = vec![0; usize::from(length)];
+        stream.read_exact(&mut query).await.unwrap();
+        arrivals.lock().push(Instant::now());
+        if let Some(reply) = react(&query) {
+            let framed = [&u16::try_from(reply.len()).unwrap().to_be_bytes(), &reply[..]].concat();
+            // The client may have closed the connection.
+            let _ = stream.write_all(&framed).await;
+        }
+    }
+}
+
+fn question() -> QueryKey {
+    UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key()
+}
+
+/// The size of the header and of the question in a message about `a.example.`.
+const QUESTION_END: usize = HEADER + 11 + 4;
+const ADDRESS: &[u8] = &[0xc0, 0x0c, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 192, 0, 2, 1];
+const OPT: &[u8] = &[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0];
+
+/// Returns a reply with these addresses.
+fn addresses(query: &[u8], number: u16) -> Vec<u8> {
+    let mut reply = query[..QUESTION_END].to_vec();
+    reply[2] |= 0x80;
+    reply[6..HEADER].fill(0);
+    reply[6..8].copy_from_slice(&number.to_be_bytes());
+    reply.extend(ADDRESS.repeat(number.into()));
+    reply
+}
+
+fn changed(query: &[u8], number: u16, change: fn(&mut Vec<u8>)) -> Option<Vec<u8>> {
+    let mut reply = addresses(query, number);
+    change(&mut reply);
+    Some(reply)
+}
+
+const SILENT: React = |_| None;
+const FORMERR: React = |query| changed(query, 0, |reply| reply[3] |= 1);
+const TC: React = |query| changed(query, 0, |reply| reply[2] |= 2);
+const TWO_OPTS: React = |query| {
+    changed(query, 0, |reply| {
+        reply[11] = 2;
+        reply.extend(OPT.repeat(2));
+    })
+};
+/// Addresses of more octets than the buffer.
+const LARGE: React = |query| Some(addresses(query, 401));
+/// It ends within the third record.
+const CUT: React = |query| changed(query, 3, |reply| reply.truncate(reply.len() - 3));
+const OTHER_QUESTION: React = |query| changed(query, 1, |reply| reply[HEADER + 1] = b'b');
+const NONSENSE: React = |_| Some(b"HTTP/1.1 400 Bad Request".to_vec());
+
+#[tokio::test(start_paused = true)]
+async fn cut_reply_is_requested_by_tcp_or_given_as_far_as_it_is_whole() {
+    // What fits into 4,096 octets, and what precedes the cut.
+    let fitting = (4096 - QUESTION_END) / ADDRESS.len();
+    for (by_udp, whole, so_far) in [(LARGE, 401, fitting), (CUT, 3, 2)] {
+        let upstream = RawUpstream::start(by_udp, Some(|query| Some(addresses(query, 401))));
+        let answer = upstream.ask(LookupOrigin::Forward).await.unwrap();
+        assert_eq!((answer.count(Section::Answer), answer.metadata.truncation), (401, false), "{whole}");
+        for by_tcp in [None, Some(SILENT), Some(NONSENSE), Some(FORMERR), Some(OTHER_QUESTION), Some(TC)] {
+            for origin in [LookupOrigin::Forward, LookupOrigin::Target] {
+                let answer = RawUpstream::start(by_udp, by_tcp).ask(origin).await.unwrap();
+                let seen = (answer.count(Section::Answer), answer.metadata.truncation);
+                assert_eq!(seen, (so_far, true), "{origin:?}");
+                assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn truncated_reply_isnt_lost_if_the_read_timeout_is_short() {
+    let upstream = RawUpstream::start(CUT, Some(SILENT));
+    let options = ForwardOptions {
+        max_fails: 0,
+        read_timeout: Duration::from_millis(200),
+        ..ForwardOptions::default()
+    };
+    let group = UpstreamGroup::new(vec![upstream.endpoint()], options);
+    let answer = group.ask(&question(), LookupOrigin::Forward, [10, 0, 0, 1].into()).await.unwrap();
+    assert_eq!((answer.count(Section::Answer), answer.metadata.truncation), (2, true));
+}
+
+#[tokio::test]
+async fn cut_reply_to_another_question_is_ignored() {
+    let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = UpstreamEndpoint { address: udp.local_addr().unwrap(), transport: Transport::Udp };
+    let group = UpstreamGroup::new(vec![endpoint], ForwardOptions::default());
+    let asked = question();
+    let asking = group.ask(&asked, LookupOrigin::Forward, [10, 0, 0, 1].into());
+    let answering = async {
+        let mut query = [0; 512];
+        let (length, from) = udp.recv_from(&mut query).await.unwrap();
+        let query = &query[..length];
+        let mut other_id = LARGE(query).unwrap();
+        other_id[0] ^= 1;
+        let mut other_question = LARGE(query).unwrap();
+        other_question[HEADER + 1] = b'b';
+        let within_the_question = addresses(query, 1)[..QUESTION_END - 1].to_vec();
+        for forged in [other_id, other_question, within_the_question, addresses(query, 1)] {
+            udp.send_to(&forged, from).await.unwrap();
+        }
+    };
+    let (answer, ()) = tokio::join!(asking, answering);
+    let answer = answer.unwrap();
+    assert_eq!((answer.count(Section::Answer), answer.metadata.truncation), (1, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn look_up_sends_an_upstream_at_most_4_queries_a_second() {
+    for by_udp in [SILENT, FORMERR, TC, TWO_OPTS, LARGE, CUT, OTHER_QUESTION] {
+        for by_tcp in [None, Some(SILENT), Some(NONSENSE), Some(FORMERR), Some(OTHER_QUESTION), Some(TC)] {
+            for origin in [LookupOrigin::Forward, LookupOrigin::ForwardByTcp, LookupOrigin::Target] {
+                let upstream = RawUpstream::start(by_udp, by_tcp);
+                let outcome = upstream.ask(origin).await;
+                let arrivals = upstream.arrivals.lock();
+                for five in arrivals.windows(5) {
+                    assert!(
+                        five[4] - five[0] > Duration::from_secs(1),
+                        "{origin:?} {outcome:?} {arrivals:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_check_has_one_rule_for_all_transports() {
+    let is_alive = async |react: React, transport| {
+        let upstream = RawUpstream::start(react, Some(react));
+        let endpoint = UpstreamEndpoint { address: upstream.address, transport };
+        let checked = Upstream::new(endpoint, &ForwardOptions::default());
+        ping(&checked, &question(), Instant::now() + Duration::from_secs(1)).await.is_ok()
+    };
+    let unknown_label: React = |query| changed(query, 1, |reply| reply[QUESTION_END] = 0x40);
+    let without_question: React = |query| {
+        changed(query, 0, |reply| {
+            reply.truncate(HEADER);
+            (reply[3], reply[5]) = (2, 0);
+        })
+    };
+    for works in [TC, TWO_OPTS, LARGE, CUT, FORMERR, unknown_label, without_question] {
+        for transport in [Transport::Udp, Transport::Tcp] {
+            assert!(is_alive(works, transport.clone()).await, "{transport:?}");
+        }
+    }
+    let repeated: React = |query| Some(query.to_vec());
+    for fails in [SILENT, OTHER_QUESTION, NONSENSE, repeated] {
+        for transport in [Transport::Udp, Transport::Tcp] {
+            assert!(!is_alive(fails, transport.clone()).await, "{transport:?}");
+        }
+    }
+}
