@@ -458,6 +458,22 @@ impl WireMessage {
         records.any(|record| self.rtype(record) == RecordType::RRSIG && !is_valid(record))
     }
 
+    /// Returns how long a denial may be kept, in seconds: the lesser of the TTL of its SOA record and the MINIMUM field of
+    /// this record (RFC 2308 section 5). `None` without an SOA record in the authority section.
+    pub(crate) fn negative_ttl(&self) -> Option<u32> {
+        /// The two names of the data have at least an octet each, and five numbers follow; MINIMUM is the last one.
+        const MIN_SOA: usize = 2 + 5 * 4;
+        let records = self.records_in(Section::Authority).iter();
+        let soas = records.filter(|record| self.rtype(record) == RecordType::SOA);
+        let ttls = soas.map(|record| {
+            let data = self.rdata(record);
+            let minimum = data.last_chunk().filter(|_| data.len() >= MIN_SOA).copied();
+            let ttl = u32::from_be_bytes(self.octets_at(record.ttl.into()));
+            minimum.map_or(ttl, |minimum| ttl.min(effective_ttl(u32::from_be_bytes(minimum))))
+        });
+        ttls.min()
+    }
+
     fn rdata(&self, record: &WireRecord) -> &[u8] {
         &self.bytes[record.data()]
     }

@@ -7,8 +7,8 @@
 //! Answers of the plugins after this one are cached, and given to all clients with the same question: the same name,
 //! type and class, with the same DO and CD flags. An answer is kept as long as the shortest TTL in it, within bounds:
 //! from 5 seconds to an hour for a positive answer, from 5 seconds to half an hour for an answer that denies the name
-//! or the type. All records of a message get that one TTL, also when the answer has just arrived. SERVFAIL and NOTIMP
-//! are kept for 5 seconds. The cache doesn't keep truncated answers, transfers, other errors, NXDOMAIN without an SOA
+//! or the type. The MINIMUM field of the SOA record of a denial counts as a TTL, too (RFC 2308 section 5). All records of
+//! a message get that one TTL, also when the answer has just arrived. SERVFAIL and NOTIMP are kept for 5 seconds. The cache doesn't keep truncated answers, transfers, other errors, NXDOMAIN without an SOA
 //! record, NXDOMAIN with records in its answer section, CNAME chains with neither data nor an SOA record at their end,
 //! and, for clients with DO, answers with signatures that have expired, aren't valid yet, or are incomplete.
 //!
@@ -28,12 +28,14 @@
 //!
 //! Differences from CoreDNS:
 //!
+//! - CoreDNS ignores the MINIMUM field, and keeps denials as long as the TTL of the SOA record.
 //! - A part also takes 32 MiB at most, or proportionally more if its capacity is above the default: some thousand long
 //!   answers must not take all memory.
 //! - Queries without RD have separate answers, which aren't cached: such an answer holds only the records that a server
 //!   happened to have cached, and isn't for clients that set RD.
-//! - If no upstream answers at all, SERVFAIL is cached for one second (RFC 9520), unless `servfail` is 0. A plugin's
-//!   own failure, such as a name that *hosts* doesn't have, is never cached.
+//! - If no upstream answers at all, SERVFAIL is cached for one second (RFC 9520), unless `servfail` is 0. A failure by
+//!   TCP isn't given to clients that use UDP. A plugin's own failure, such as a name that *hosts* doesn't have, is never
+//!   cached.
 //! - A failure replaces no answer that may still be given: a cached SERVFAIL or NOTIMP never hides a better answer, and
 //!   an expired failure is never given. CoreDNS protects only positive answers, and only from SERVFAIL.
 //! - The newest answer replaces the older one: a denial replaces a positive answer, and a positive answer a denial, in

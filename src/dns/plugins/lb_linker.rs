@@ -122,7 +122,7 @@ use crate::dns::message::validity::{Section, Serial, TtlCountdown, Validity};
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 use crate::dns::plugins::lb_linker::chase::{
-    ChainEnd, ChainStep, CnameChain, drop_denied, drop_hints, follow,
+    ChainEnd, ChainStep, CnameChain, drop_denied, drop_hints, follow, negative_ttl,
 };
 use crate::dns::plugins::lb_linker::zone::{Zone, ZoneAnswer, closest_first};
 use crate::metrics::{self, registered};
@@ -654,7 +654,8 @@ fn add_target_dependencies(
             cap: u32::MAX,
         });
     }
-    validity.replace_authority(chain.authorities.len(), countdown, chase.negative_ttl);
+    let cap = negative_ttl(&chain.authorities, chase.negative_ttl);
+    validity.replace_authority(chain.authorities.len(), countdown, cap);
     // The target is a name in a zone of links of another server block.
     if let Some(Serial { store, .. }) = &target_validity.serial {
         validity.serial = soa_position(store, start, &chain.answers, &chain.authorities);

@@ -107,11 +107,23 @@ pub const EXPECTED: &[Expected] = &[
                  *prefer_udp*, and then kept by *cache*.",
         at: &[
             ("forward: odd answers", "cut.odd. A", "answer flags"),
+            ("forward: odd answers", "large.odd. A*", "answer"),
             ("forward: odd answers", "some.odd. A*", "flags"),
             ("cache", "cut.odd. A*", "answer flags"),
             ("cache", "some.odd. A*", "flags"),
             ("log", "*A IN big.example.org. udp * NOERROR qr,aa,tc,rd,ra 932 *", "CoreDNS"),
             ("log", "*A IN big.example.org. udp * NOERROR qr,aa,tc,rd,ra 1352 *", "lb-linker"),
+        ],
+    },
+    Expected {
+        reason: "*cache* keeps a denial for the lesser of the TTL of its SOA record and the MINIMUM field of \
+                 this record (RFC 2308 section 5), and all records of the answer get this TTL. CoreDNS \
+                 ignores MINIMUM.",
+        at: &[
+            ("cache", "x.denied.test. A*", "ttl"),
+            ("cache", "brief.odd. A*", "ttl"),
+            ("cache: TTLs", "nowhere.cluster.local. A*", "ttl"),
+            ("cache: disable", "x.denied.test. A*", "ttl"),
         ],
     },
     Expected {

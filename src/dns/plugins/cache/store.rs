@@ -296,7 +296,9 @@ impl CacheStore {
         // with an empty answer section.
         let counts = is_empty_nxdomain || (rcode == ResponseCode::NoError && !is_referral(message));
         let lowest = message.lowest_ttl().filter(|_| counts).unwrap_or(MIN_TTL);
-        Cacheability { kind, ttl: bounds.clamp(lowest) }
+        let is_denial = kind == ResponseKind::Denial;
+        let negative = message.negative_ttl().filter(|_| is_denial).unwrap_or(u32::MAX);
+        Cacheability { kind, ttl: bounds.clamp(lowest.min(negative)) }
     }
 
     fn servfail(&self) -> u32 {

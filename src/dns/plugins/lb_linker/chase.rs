@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use crate::dns::message::reply::{MAX_CNAMES_IN_ANSWER, Reply};
 use crate::dns::message::rrsig::type_covered;
+use crate::dns::message::wire::effective_ttl;
 use crate::model::target_policy::TargetPolicy;
 
 /// The records of an answer that belong to the queried name, and the end of the CNAME chain.
@@ -185,11 +186,6 @@ fn redirects(record: &Record, owner: &Name, target: &Name) -> bool {
     redirected.is_ok_and(|redirected| redirected == *target)
 }
 
-/// Returns the effective TTL: a TTL with the top bit set is zero (RFC 2181 section 8).
-fn effective_ttl(ttl: u32) -> u32 {
-    if i32::try_from(ttl).is_ok() { ttl } else { 0 }
-}
-
 /// Drops records with addresses that the policy denies, and SRV, MX, SVCB and HTTPS records with a name that `allows`
 /// denies: the owner of a hostname could otherwise direct clients anywhere, also into the cluster. The signature of a
 /// changed RRset is dropped, too, because it isn't valid for the remaining records. Returns whether an address was
@@ -288,7 +284,8 @@ fn host_of(data: &RData) -> Option<&Name> {
 }
 
 /// Returns the SOA record of the zone that contains `owner`, and the NSEC, NSEC3 and RRSIG records of the zone. Their
-/// TTLs are limited to `max_negative_ttl`, because caches keep a denial as long as the SOA (RFC 2308 section 5).
+/// TTLs are limited to `max_negative_ttl` and MINIMUM, because some caches keep a denial as long as the TTL of the SOA,
+/// whatever its MINIMUM (RFC 2308 section 5).
 fn negative_proof(answer: &Reply, owner: &Name, max_negative_ttl: u32) -> Vec<Record> {
     let soa = answer
         .records
@@ -301,10 +298,20 @@ fn negative_proof(answer: &Reply, owner: &Name, max_negative_ttl: u32) -> Vec<Re
         *record == soa || denies && soa.name.zone_of(&record.name)
     };
     let mut proof: Vec<Record> = answer.records.authorities.iter().filter(belongs).cloned().collect();
+    let limit = negative_ttl(&proof, max_negative_ttl);
     for record in &mut proof {
-        record.ttl = effective_ttl(record.ttl).min(max_negative_ttl);
+        record.ttl = effective_ttl(record.ttl).min(limit);
     }
     proof
+}
+
+/// Returns the lesser of `max_negative_ttl` and the MINIMUM field of the SOA record in a proof, in seconds.
+pub(super) fn negative_ttl(proof: &[Record], max_negative_ttl: u32) -> u32 {
+    let minimums = proof.iter().filter_map(|record| match &record.data {
+        RData::SOA(soa) => Some(effective_ttl(soa.minimum)),
+        _ => None,
+    });
+    minimums.fold(max_negative_ttl, u32::min)
 }
 
 #[cfg(test)]
@@ -620,9 +627,16 @@ mod tests {
     }
 
     #[test]
-    fn negative_ttl_is_limited_to_our_own_ttl() {
-        let reply = reply(ResponseCode::NXDomain, vec![], vec![record("example. SOA ns.example.")]);
-        let chain = follow(&reply, &name("t.example."), RecordType::A, 5, |_| ChainStep::InAnswer);
-        assert_eq!(chain.authorities[0].ttl, 5);
+    fn negative_ttl_is_limited_to_our_own_ttl_and_minimum() {
+        for (soa, limit, ttl) in [
+            ("example. SOA ns.example.", 5, 5),
+            ("example. SOA ns. root. 1 1 1 1 30", 300, 30),
+            ("example. SOA ns. root. 1 1 1 1 4294967295", 300, 0),
+            ("example. SOA ns. root. 1 1 1 1 86400", 7200, 3600),
+        ] {
+            let reply = reply(ResponseCode::NXDomain, vec![], vec![record(soa)]);
+            let chain = follow(&reply, &name("t.example."), RecordType::A, limit, |_| ChainStep::InAnswer);
+            assert_eq!(chain.authorities[0].ttl, ttl, "{soa}");
+        }
     }
 }

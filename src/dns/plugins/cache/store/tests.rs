@@ -77,6 +77,25 @@ async fn answers_are_kept_for_their_ttl_within_bounds() {
             Some((ResponseKind::Denial, 20)),
         ),
         (NX, &[], &["example. 6 SOA ns.example."], Some((ResponseKind::Denial, 6))),
+        // RFC 2308 section 5: the lesser of the SOA's TTL and its MINIMUM.
+        (NX, &[], &["example. 1800 SOA ns. root. 1 1 1 1 20"], Some((ResponseKind::Denial, 20))),
+        (OK, &[], &["example. 1800 SOA ns. root. 1 1 1 1 20"], Some((ResponseKind::Denial, 20))),
+        (OK, &[], &["example. 10 SOA ns. root. 1 1 1 1 20"], Some((ResponseKind::Denial, 10))),
+        (
+            OK,
+            &["a.example. 25 CNAME b.example."],
+            &["example. 1800 SOA ns. root. 1 1 1 1 20"],
+            Some((ResponseKind::Denial, 20)),
+        ),
+        (NX, &[], &["example. 1800 SOA ns. root. 1 1 1 1 0"], Some((ResponseKind::Denial, 5))),
+        (NX, &[], &["example. 1800 SOA ns. root. 1 1 1 1 4294967295"], Some((ResponseKind::Denial, 5))),
+        // MINIMUM doesn't count for data.
+        (
+            OK,
+            &["a.example. 25 A 192.0.2.1"],
+            &["example. 1800 SOA ns. root. 1 1 1 1 20"],
+            Some((ResponseKind::Success, 25)),
+        ),
         // A referral, and an empty answer.
         (OK, &[], &["example. 900 NS ns.example."], Some((ResponseKind::Success, 5))),
         (OK, &[], &[], Some((ResponseKind::Success, 5))),
