@@ -373,7 +373,8 @@ impl Forward {
         };
         match answer {
             Ok(answer) if check.probe().is_some() => {
-                check.end(if is_good(&answer) {
+                // A truncated answer shows that the upstream works, too.
+                check.end(if is_good(&answer) || answer.metadata.truncation {
                     TargetOutcome::Resolved(Vec::new())
                 } else {
                     TargetOutcome::NoAnswer(rcode_text(answer.metadata.response_code).into_owned())

@@ -439,6 +439,38 @@ async fn upstream_by_name_is_asked_after_its_resolution() {
     assert_eq!(context.ask("x. A").await, "NOERROR ra | x. 60 IN A 192.0.2.7 | |");
 }
 
+#[tokio::test(start_paused = true)]
+async fn truncated_answer_names_an_upstream_without_tcp() {
+    for (records, is_resolved) in [(1, true), (0, false)] {
+        let resolver = FakeUpstream::start(move |asked, by_tcp| {
+            let mut answer = error(asked, ResponseCode::NoError);
+            if asked.queries[0].query_type() == RecordType::A {
+                let name = asked.queries[0].name();
+                let address = Record::from_rdata(name.clone(), 60, RData::A(A::new(127, 0, 0, 1)));
+                answer.add_answers(std::iter::repeat_n(address, records));
+                answer.metadata.truncation = true;
+            }
+            (!by_tcp).then_some(answer)
+        })
+        .await;
+        let upstream = FakeUpstream::good(7).await;
+        let (port, resolver) = (upstream.address.port(), resolver.address);
+        let (context, tasks) =
+            TestServer::with_tasks(&format!("forward . dns.example:{port} {{\nresolver {resolver}\n}}"));
+        let stop = CancellationToken::new();
+        let resolving = async {
+            for task in tasks {
+                task(Arc::clone(&context.server), stop.clone()).await;
+            }
+        };
+        // It is tried again for ever, if it has no address.
+        let ended = tokio::time::timeout(Duration::from_secs(60), resolving).await;
+        assert_eq!(ended.is_ok(), is_resolved);
+        let answer = context.ask("x. A").await;
+        assert_eq!(answer.starts_with("NOERROR"), is_resolved, "{answer}");
+    }
+}
+
 #[tokio::test]
 async fn queries_are_sent_from_the_source_address() {
     let upstream = FakeUpstream::good(1).await;

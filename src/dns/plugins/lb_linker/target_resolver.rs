@@ -277,6 +277,7 @@ fn stale_reply(last: StaleEntry) -> Resolved {
 /// Returns the reason of a failed look-up for the log.
 fn failure_reason(reply: &Reply) -> String {
     match (reply.ede, reply.metadata.response_code) {
+        _ if reply.metadata.truncation => Ede::TRUNCATED.text.to_owned(),
         (Some(ede), ResponseCode::ServFail | ResponseCode::Refused) => ede.text.to_owned(),
         // An empty plugin name means that a plugin failed, or that no block answered.
         (_, rcode) if reply.plugin.is_empty() => format!("its look-up ends with {}", rcode_text(rcode)),
