@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::chart::{CHART, Helm};
+use crate::release::chart::{CHART, Helm};
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::short;
