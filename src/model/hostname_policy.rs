@@ -147,10 +147,13 @@ impl HostnamePolicy {
     }
 }
 
-/// Returns the custom hostnames in the value of an external target's annotation [`HOSTNAME`].
+/// Returns the custom hostnames in the value of an external target's annotation [`HOSTNAME`], sorted.
 #[must_use]
 pub fn recorded_hostnames(annotation: Option<&str>) -> Vec<Arc<str>> {
-    annotation.into_iter().flat_map(|names| ListEntries::of(names).accepted).map(Into::into).collect()
+    let names = annotation.into_iter().flat_map(|names| ListEntries::of(names).accepted);
+    let mut names: Vec<Arc<str>> = names.map(Into::into).collect();
+    names.sort_unstable();
+    names
 }
 
 /// Returns a requested name as links have it: in lower case and without a dot at its end.

@@ -23,7 +23,7 @@ pub(crate) const RANK_NEVER_OBSERVED: i64 = i64::MAX;
 /// such links.
 pub(crate) const RANK_WITHOUT_CREATION_TIME: i64 = i64::MIN;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
     /// The name; `None` if it is empty.
@@ -64,7 +64,7 @@ pub struct ObservedService {
     pub resource_version: Option<u64>,
     /// The usable part of `status.loadBalancer.ingress`.
     pub ingress: Ingress,
-    /// `spec.ports`.
+    /// `spec.ports`, sorted.
     pub ports: Arc<[Port]>,
     pub annotations: Annotations,
     /// Whether a target in the Service's status is invalid, or denied by the target policy.
@@ -75,7 +75,7 @@ pub struct ObservedService {
     pub persisted: Option<PersistedTarget>,
 }
 
-/// The granted settings in the annotations of a Service.
+/// The granted settings in the annotations of a Service. The lists are sorted, because their order means nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Annotations {
     /// The TTL of the Service's records, in seconds.
@@ -102,8 +102,8 @@ pub struct Ingress {
 }
 
 impl Ingress {
-    /// Chooses the target: the current hostname while it is listed, else the first hostname, else all addresses; `None`
-    /// while the load balancer is pending.
+    /// Chooses the target: the current hostname while it is listed, else the first hostname, else all addresses, in the
+    /// current order while they are the same; `None` while the load balancer is pending.
     #[must_use]
     pub fn choose(self, in_use: Option<&Target>) -> Option<Target> {
         if let Some(Target::Hostname(name)) = in_use
@@ -114,16 +114,41 @@ impl Ingress {
         if let Some(name) = self.hostnames.into_iter().next() {
             return Some(Target::Hostname(name));
         }
-        (!self.addresses.is_empty()).then_some(Target::Addresses(self.addresses.into()))
+        let target =
+            Target::Addresses(Some(self.addresses).filter(|addresses| !addresses.is_empty())?.into());
+        Some(in_use.filter(|in_use| **in_use == target).cloned().unwrap_or(target))
     }
 }
 
-/// The hostname or the addresses of a load balancer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The hostname or the addresses of a load balancer. Load balancers list the same addresses in any order: targets with
+/// the same addresses are equal.
+#[derive(Clone, Debug, Eq)]
 pub enum Target {
     Hostname(Hostname),
-    /// One or more distinct IPv4 or IPv6 addresses.
+    /// One or more distinct IPv4 or IPv6 addresses, in the order of the answers.
     Addresses(Box<[IpAddr]>),
+}
+
+impl PartialEq for Target {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Hostname(one), Self::Hostname(other)) => one == other,
+            (Self::Addresses(one), Self::Addresses(other)) => has_same_entries(one, other),
+            (Self::Hostname(_), Self::Addresses(_)) | (Self::Addresses(_), Self::Hostname(_)) => false,
+        }
+    }
+}
+
+/// Returns whether two lists have the same entries, in any order.
+pub(crate) fn has_same_entries<T: Ord>(one: &[T], other: &[T]) -> bool {
+    let sorted = |list: &'_ [T]| {
+        let mut entries: Vec<_> = (0..list.len()).collect();
+        entries.sort_unstable_by(|a, b| list[*a].cmp(&list[*b]));
+        entries
+    };
+    one == other
+        || one.len() == other.len()
+            && sorted(one).into_iter().zip(sorted(other)).all(|(a, b)| one[a] == other[b])
 }
 
 /// Maximum number of addresses in the text of a target.
@@ -235,7 +260,7 @@ pub struct Link {
     /// Whether one of the link's names already leads to a newer version, or to another link.
     pub(crate) outdated: OutdatedFlag,
     pub state: LinkState,
-    /// The ports of the Service with this target. The external target has ports only if the target consists of
+    /// The ports of the Service with this target, sorted. The external target has ports only if the target consists of
     /// addresses.
     pub ports: Arc<[Port]>,
     /// The custom hostnames that the link holds: other links may hold some of the requested ones.

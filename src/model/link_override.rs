@@ -74,7 +74,11 @@ impl OverriddenLink {
             ..before.map_or(empty, Link::clone)
         };
         let link = match (&by.announced, service) {
-            (Announcement::Target(target), _) => Link { target: Some(target.clone()), ..link },
+            (Announcement::Target(target), _) => {
+                // Answers keep the order of the addresses.
+                let known = before.and_then(|before| before.target.as_ref()).filter(|known| *known == target);
+                Link { target: Some(known.unwrap_or(target).clone()), ..link }
+            }
             (Announcement::Withdrawn, _) => Link { state: LinkState::Recreated(withdrawn()), ..link },
             (Announcement::NotYet, None) => link,
             (Announcement::NotYet, Some(service)) => Link {

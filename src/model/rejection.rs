@@ -17,12 +17,13 @@ pub enum RejectedField {
     Other,
 }
 
-/// The rejected values of one field or annotation of a Service, and the reasons: three examples and a count.
+/// The rejected values of one field or annotation of a Service, and the reasons: three examples and a count. They don't
+/// depend on the order of the values, which a load balancer may change at any time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     pub kind: RejectedField,
     field: String,
-    /// Rejected values as they are displayed, and the reason for each.
+    /// The first rejected values in alphabetical order, as they are displayed, and the reason for each.
     examples: Vec<(String, String)>,
     refused: usize,
     /// The number of ignored entries, and the text of the limit.
@@ -38,8 +39,11 @@ impl Rejection {
 
     pub fn reject(&mut self, text: &str, why: &str) {
         self.refused += 1;
-        if self.examples.len() < MAX_EXAMPLES {
-            self.examples.push((value(text).to_string(), sentence(why).to_string()));
+        let example = (value(text).to_string(), sentence(why).to_string());
+        let position = self.examples.partition_point(|known| *known <= example);
+        if position < MAX_EXAMPLES {
+            self.examples.truncate(MAX_EXAMPLES - 1);
+            self.examples.insert(position, example);
         }
     }
 
@@ -132,6 +136,18 @@ mod tests {
     }
 
     #[test]
+    fn rejection_doesnt_depend_on_the_order_of_the_values() {
+        let of = |values: &[&str]| {
+            let mut rejection = Rejection::new(RejectedField::Target, "the ip");
+            values.iter().for_each(|value| rejection.reject(value, "denied"));
+            rejection.to_string()
+        };
+        let text = of(&["d", "c", "b", "a"]);
+        assert!(text.contains("\"a\"") && text.contains("\"c\"") && text.ends_with("; and 1 more"), "{text}");
+        assert_eq!(of(&["b", "a", "d", "c"]), text);
+    }
+
+    #[test]
     fn rejection_has_three_examples_and_a_count() {
         let mut rejection = Rejection::new(RejectedField::Hostname, "the annotation");
         assert_eq!(rejection.clone().non_empty(), None);
@@ -141,7 +157,7 @@ mod tests {
             rejection.reject(&"\n".repeat(250_000), &"y".repeat(250_000));
         }
         let text = rejection.to_string();
-        assert!(text.ends_with("; and 9998 more") && text.len() < 2500, "{text}");
+        assert!(text.ends_with("; and 9998 more") && text.len() < 4000, "{text}");
         assert!(!text.contains('\n'), "{text}");
         let mut ignored = Rejection::new(RejectedField::Other, "the annotation");
         ignored.ignore(7, ListEntries::LIMIT);

@@ -76,6 +76,34 @@ fn new_target_is_published_and_sent_to_the_feed() {
     assert!(feed.try_recv().is_err());
 }
 
+fn with_addresses(addresses: &[&str]) -> ObservedService {
+    let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
+    ObservedService {
+        ingress: Ingress { hostnames: Vec::new(), addresses },
+        ..seen("default", "web", "1", &[])
+    }
+}
+
+#[test]
+fn addresses_keep_their_order_until_the_set_changes() {
+    let store = Store::new(OnGone::Kept);
+    store.apply(with_addresses(&["192.0.2.2", "2001:db8::1", "192.0.2.1"]));
+    let (mut feed, silent) = (store.subscribe(), store.subscribe_silent_updates());
+    let shown = || target(&store, &["web-default"]).unwrap();
+    let before = store.get(&ServiceKey::new("default", "web")).unwrap();
+    assert!(store.apply(with_addresses(&["192.0.2.1", "192.0.2.2", "2001:db8::1"])).is_none());
+    assert!(Arc::ptr_eq(&before, &store.get(&before.key).unwrap()));
+    assert!(feed.try_recv().is_err() && !silent.has_changed().unwrap());
+
+    let annotations = Annotations { ttl: Some(7), ..Annotations::default() };
+    let observed = with_addresses(&["192.0.2.1", "192.0.2.2", "2001:db8::1"]);
+    let change = store.apply(ObservedService { annotations, ..observed }).unwrap();
+    assert_eq!(change.target_change(), None);
+    assert_eq!(shown(), "192.0.2.2,2001:db8::1,192.0.2.1");
+    store.apply(with_addresses(&["192.0.2.1", "192.0.2.2"]));
+    assert_eq!(shown(), "192.0.2.1,192.0.2.2");
+}
+
 #[test]
 fn blank_status_keeps_the_target_of_the_same_service_only() {
     let store = Store::new(OnGone::Kept);

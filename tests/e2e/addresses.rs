@@ -218,3 +218,107 @@ async fn endpoint_slice_port_without_number_is_repaired() {
     cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.9")]).await;
     wait_for_slice(&cluster, &target, &slice, Some(&["192.0.2.9"])).await;
 }
+
+/// Returns the lines about a link and its external target.
+fn lines_about(linker: &Linker, namespace: &str, name: &str) -> Vec<String> {
+    let mut lines = linker.log();
+    let texts = [format!("{namespace}/{name}"), format!("{name}-{namespace}-ext")];
+    lines.retain(|line| texts.iter().any(|text| line.contains(text)));
+    lines
+}
+
+/// Waits until all earlier changes of load balancers are processed: this one comes last in the same watch.
+async fn pass_marker(cluster: &Cluster, target: &str, namespace: &str, name: &str) {
+    cluster.create_load_balancer(namespace, name).await;
+    cluster.set_ingress(namespace, name, &[Ingress::Hostname("marker.example.com")]).await;
+    wait_for_external_target(cluster, target, &format!("{name}-{namespace}-ext"), "marker.example.com").await;
+}
+
+/// Waits until this many writes are counted: the count follows the write.
+async fn wait_for_writes(linker: &Linker, expected: f64) {
+    eventually("the writes", || async { (linker.writes() >= expected).then_some(()) }).await;
+    assert!((linker.writes() - expected).abs() < 0.5, "{:#?}", linker.log());
+}
+
+#[tokio::test]
+async fn fifty_reorderings_cause_no_write_and_no_line() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("reordered").await;
+    let args = ["--upstream", "none", "--watch-namespaces", &namespace];
+    let linker = Linker::in_cluster(plane, &target, &args);
+    let mut ips = ["192.0.2.8", "2001:db8::2", "192.0.2.1", "192.0.2.5", "2001:db8::1", "192.0.2.3"];
+    let mut denied = ["169.254.1.1", "127.0.0.1", "224.0.0.1", "fe80::1"];
+    let mut hostnames = ["c", "a", "b"].map(|name| format!("{name}.{namespace}.lb.internal"));
+    let mut allowed = ["shop", "app", "web"];
+    let mut ports = [("http", 80), ("https", 443), ("admin", 8080)];
+    let settings = |hostnames: &[String], allowed: &[&str], ports: &[(&str, u16)]| {
+        let ports: Vec<_> = ports.iter().map(|(name, port)| json!({"name": name, "port": port})).collect();
+        let annotations = json!({"linker.hsj.com/hostname": hostnames.join(","),
+            "linker.hsj.com/allow-from": allowed.join(",")});
+        json!({"metadata": {"annotations": annotations}, "spec": {"ports": ports}})
+    };
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.patch_service(&namespace, "web", settings(&hostnames, &allowed, &ports)).await;
+    let entries = |ips: &[&'static str], denied: &[&'static str]| -> Vec<Ingress<'static>> {
+        ips.iter().chain(denied).copied().map(Ingress::Ip).collect()
+    };
+    cluster.set_ingress(&namespace, "web", &entries(&ips, &denied)).await;
+    let object = format!("web-{namespace}-ext");
+    wait_for_headless(&cluster, &target, &object).await;
+    let ipv4 = format!("{object}-ipv4");
+    let expected = ["192.0.2.8", "192.0.2.1", "192.0.2.5", "192.0.2.3"];
+    wait_for_slice(&cluster, &target, &ipv4, Some(&expected)).await;
+    pass_marker(&cluster, &target, &namespace, "first").await;
+    let written = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
+    let (writes, lines) = (linker.writes(), lines_about(&linker, &namespace, "web"));
+    assert!(lines.iter().any(|line| line.contains("isn't served")), "{lines:#?}");
+
+    for round in 0..50 {
+        ips.rotate_left(1 + round % 4);
+        denied.rotate_left(1);
+        cluster.set_ingress(&namespace, "web", &entries(&ips, &denied)).await;
+        if round % 5 == 0 {
+            hostnames.rotate_left(1);
+            allowed.reverse();
+            ports.rotate_left(1);
+            cluster.patch_service(&namespace, "web", settings(&hostnames, &allowed, &ports)).await;
+        }
+    }
+    pass_marker(&cluster, &target, &namespace, "last").await;
+    assert_eq!(lines_about(&linker, &namespace, "web"), lines);
+    wait_for_writes(&linker, writes + 1.0).await;
+    wait_for_slice(&cluster, &target, &ipv4, Some(&expected)).await;
+    let after = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
+    assert_eq!(after, written);
+
+    // Another process sees the lists in another order from its start.
+    drop(linker);
+    let linker = Linker::in_cluster(plane, &target, &args);
+    pass_marker(&cluster, &target, &namespace, "restarted").await;
+    wait_for_slice(&cluster, &target, &ipv4, Some(&expected)).await;
+    wait_for_writes(&linker, 1.0).await;
+}
+
+#[tokio::test]
+async fn external_name_keeps_its_address_while_it_is_listed() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("reordered").await;
+    let args = ["--upstream", "none", "--watch-namespaces", &namespace, "--ip-targets", "external-name"];
+    let object = format!("web-{namespace}-ext");
+    cluster.create_load_balancer(&namespace, "web").await;
+    for (round, ips) in [["192.0.2.2", "192.0.2.1"], ["192.0.2.1", "192.0.2.2"], ["192.0.2.3", "192.0.2.2"]]
+        .iter()
+        .enumerate()
+    {
+        let linker = Linker::in_cluster(plane, &target, &args);
+        cluster.set_ingress(&namespace, "web", &ips.map(Ingress::Ip)).await;
+        pass_marker(&cluster, &target, &namespace, &format!("marker-{round}")).await;
+        wait_for_external_target(&cluster, &target, &object, "192.0.2.2").await;
+        drop(linker);
+        cluster.set_ingress(&namespace, "web", &[ips[1], ips[0]].map(Ingress::Ip)).await;
+        let linker = Linker::in_cluster(plane, &target, &args);
+        pass_marker(&cluster, &target, &namespace, &format!("restarted-{round}")).await;
+        wait_for_external_target(&cluster, &target, &object, "192.0.2.2").await;
+        wait_for_writes(&linker, 1.0).await;
+    }
+}

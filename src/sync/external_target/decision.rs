@@ -247,7 +247,10 @@ fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instan
         }
         // Only a new target or the end of the Service replaces the last target.
         (_, None) => return NextStep::Done,
-        (_, Some(target)) => Desired::of(link, target, policy.ip_targets),
+        (_, Some(target)) => {
+            let in_use = actual.named.and_then(|named| named.spec.external_name.as_deref());
+            Desired::of(link, target, policy.ip_targets, in_use)
+        }
     };
     let service = || match &desired.service {
         Some(desired) => service_step(link, desired, actual.named, ours, own),

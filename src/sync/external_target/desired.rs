@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HOSTNAME;
-use crate::model::link::{Link, Target};
+use crate::model::link::{Link, Target, has_same_entries};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::election::term::TERM;
@@ -54,16 +54,16 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Returns the desired objects of a link with this target.
+    /// Returns the desired objects of a link with this target. `in_use` is the present `spec.externalName`: of several
+    /// addresses an ExternalName keeps the one that it has.
     #[must_use]
-    pub fn of(link: &Link, target: &Target, ip_targets: IpTargets) -> Self {
+    pub fn of(link: &Link, target: &Target, ip_targets: IpTargets, in_use: Option<&str>) -> Self {
         let alone = |service| Self { service, slices: Vec::new() };
         match (target, ip_targets) {
             (Target::Hostname(host), _) => alone(Some(external_name(link, &host.to_string()))),
             (Target::Addresses(_), IpTargets::Skip) => alone(None),
             (Target::Addresses(ips), IpTargets::ExternalName) => {
-                let ipv4 = ips.iter().find(|ip| ip.is_ipv4());
-                alone(ipv4.map(|ip| external_name(link, &ip.to_string())))
+                alone(ipv4_name(ips, in_use).map(|ip| external_name(link, &ip)))
             }
             (Target::Addresses(ips), IpTargets::Headless) => {
                 let families = [(IPV4, "IPv4", true), (IPV6, "IPv6", false)];
@@ -85,6 +85,14 @@ impl Desired {
     pub fn tombstone(link: &Link, name: &str) -> Self {
         Self { service: Some(external_name(link, name)), slices: Vec::new() }
     }
+}
+
+/// Returns the IPv4 address that an ExternalName has for a target: the one in use, else the first one.
+pub(crate) fn ipv4_name(ips: &[IpAddr], in_use: Option<&str>) -> Option<String> {
+    let in_use = in_use.map(|name| name.trim_end_matches('.'));
+    let mut names = ips.iter().filter(|ip| ip.is_ipv4()).map(ToString::to_string);
+    let first = names.clone().next();
+    names.find(|name| Some(&**name) == in_use).or(first)
 }
 
 fn external_name(link: &Link, host: &str) -> Service {
@@ -184,6 +192,13 @@ pub fn service_differs(actual: &Service, desired: &Service) -> bool {
     // The API server keeps a trailing dot that another client has written.
     let name = |spec: &Spec| spec.external_name.as_deref().map(|name| name.trim_end_matches('.').to_owned());
     let ip = |spec: &Spec| spec.cluster_ip.clone().filter(|ip| !ip.is_empty());
+    let hostnames = |service: &'_ Service| -> Option<Vec<String>> {
+        Some(service.annotation(HOSTNAME)?.split(',').map(ToOwned::to_owned).collect())
+    };
+    let are_alike = |one: &Option<Vec<String>>, other: &Option<Vec<String>>| match (one, other) {
+        (Some(one), Some(other)) => has_same_entries(one, other),
+        (one, other) => one == other,
+    };
     let overridden_by = desired.annotation(EXTERNAL_TARGET_UID);
     let other_uid = match (actual.annotation(SERVICE_UID), desired.annotation(SERVICE_UID)) {
         (Some(actual), Some(desired)) => actual != desired,
@@ -192,13 +207,13 @@ pub fn service_differs(actual: &Service, desired: &Service) -> bool {
         _ => false,
     };
     lacks_labels(&actual.metadata, &desired.metadata)
-        || actual.annotation(HOSTNAME) != desired.annotation(HOSTNAME)
+        || !are_alike(&hostnames(actual), &hostnames(desired))
         || actual.annotation(EXTERNAL_TARGET_UID) != overridden_by
         || other_uid
         || actual.spec.type_ != desired.spec.type_
         || name(&actual.spec) != name(&desired.spec)
         || ip(&actual.spec) != ip(&desired.spec)
-        || actual.spec.ports != desired.spec.ports
+        || !has_same_entries(&actual.spec.ports, &desired.spec.ports)
         || !actual.spec.selector.is_empty()
 }
 
@@ -206,8 +221,8 @@ pub fn service_differs(actual: &Service, desired: &Service) -> bool {
 #[must_use]
 pub fn slice_differs(actual: &EndpointSlice, desired: &EndpointSlice) -> bool {
     lacks_labels(&actual.metadata, &desired.metadata)
-        || actual.endpoints != desired.endpoints
-        || actual.ports != desired.ports
+        || !has_same_entries(&actual.endpoints, &desired.endpoints)
+        || !has_same_entries(&actual.ports, &desired.ports)
 }
 
 /// The version of an object that a write is meant for: the API server refuses the write for any other version.
@@ -326,7 +341,6 @@ pub fn current_target<'a>(
             Err(_) => Target::Hostname(Hostname::from(&host_name(name).ok()?)),
         });
     }
-    // Keep the order of the addresses: another order would cause a write.
     let ips: Vec<IpAddr> = slices
         .flat_map(|slice| &slice.endpoints)
         .flat_map(|endpoint| &endpoint.addresses)

@@ -7,7 +7,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::outlook::{PlannedCheck, Urgency};
-use super::spec::{CheckSettings, is_same};
+use super::sources::text_of;
+use super::spec::CheckSettings;
 use super::times::later;
 use super::upstream_answers::UpstreamAnswers;
 use crate::model::link::Target;
@@ -106,7 +107,7 @@ impl CheckRecord {
     }
 
     fn is_of(&self, target: &Target, tcp_port: Option<u16>) -> bool {
-        self.tcp_port == tcp_port && is_same(&self.target, target)
+        self.tcp_port == tcp_port && self.target == *target
     }
 
     /// Records a result. From now on it is settled whether a missing answer in the former result is a failure:
@@ -213,7 +214,7 @@ impl CheckRecords {
 /// out over the period; equal targets of several ExternalTargets have the same times, so that one check is enough.
 fn next_slot(target: &Target, after: Timestamp, period: Duration) -> Timestamp {
     let mut hasher = DefaultHasher::new();
-    target.to_string().hash(&mut hasher);
+    text_of(target).hash(&mut hasher);
     let period = i64::try_from(period.as_millis()).unwrap_or(i64::MAX).max(1);
     // Halved to fit into `i64`.
     let offset = i64::try_from(hasher.finish() / 2).unwrap_or_default().rem_euclid(period);

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::outlook::StatusBuilder;
 use super::sources::NOT_CHECKED;
-use super::spec::{Refusal, is_same};
+use super::spec::Refusal;
 use super::status::{Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus, cut};
 use super::times::end_of_wait;
 
@@ -56,7 +56,7 @@ impl StatusBuilder<'_> {
             return finding(true, "NotChecked", NOT_CHECKED);
         }
         let tally = facts.tally(&current.target);
-        let is_same = self.former.is_some_and(|former| is_same(&former.target, &current.target));
+        let is_same = self.former.is_some_and(|former| former.target == current.target);
         let former = facts.input.former.condition(ConditionType::Resolved).filter(|_| is_same);
         let passes = match former {
             Some(former) if former.status == ConditionStatus::False => settings.success_threshold as usize,

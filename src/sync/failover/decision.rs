@@ -11,7 +11,7 @@ use super::history;
 use super::outlook::{PlannedCheck, StatusBuilder};
 use super::rules::{Choice, Rules};
 use super::sources;
-use super::spec::{Offer, is_same};
+use super::spec::Offer;
 use super::status::{
     AnnouncedTarget, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget, MoveReason,
     SourceState, SourceStatus,
@@ -98,7 +98,7 @@ fn begin(input: &Inputs<'_>) -> FailoverStatus {
     {
         let offering = || {
             let sources = input.spec.sources.iter().zip(input.offers);
-            sources.filter(|(_, offer)| offer.target.as_ref().is_some_and(|offered| is_same(offered, target)))
+            sources.filter(|(_, offer)| offer.target.as_ref() == Some(target))
         };
         let is_exact = |(_, offer): &(_, &Offer)| uid.is_empty() || offer.uid == *uid;
         // A restored Service has another uid.
@@ -173,7 +173,7 @@ impl<'a> Transition<'a> {
         let Some(target) = self.facts.offered(position) else { return };
         let source = self.facts.name(position).to_owned();
         let uid = self.facts.input.offers[position].uid.clone();
-        if let Some(current) = self.current.as_mut().filter(|current| is_same(&current.target, target)) {
+        if let Some(current) = self.current.as_mut().filter(|current| current.target == *target) {
             // Another source offers the same target: nothing changes for clients.
             (current.source, current.uid) = (source, uid);
             return;

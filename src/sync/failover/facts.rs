@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::checks::{CheckRecords, CheckTally};
-use super::spec::{FailoverSpec, Offer, Refusal, RefusalReason, is_same};
+use super::spec::{FailoverSpec, Offer, Refusal, RefusalReason};
 use super::status::{AnnouncedTarget, FailoverStatus, SourceState, SourceStatus};
 use super::times::{end_of_wait, later, whole_second};
 use super::upstream_answers::UpstreamAnswers;
@@ -97,7 +97,7 @@ impl<'a> Facts<'a> {
     }
 
     pub(super) fn is_offered(&self, position: usize, target: &Target) -> bool {
-        self.offered(position).is_some_and(|offered| is_same(offered, target))
+        self.offered(position).is_some_and(|offered| offered == target)
     }
 
     /// Returns why a target must be withdrawn; `None` if it stays. The last target of a Service stays while the status
@@ -120,7 +120,7 @@ impl<'a> Facts<'a> {
     /// any address.
     pub(super) fn tcp_port(&self, target: &Target) -> Option<u16> {
         let is_of_living_source = |announced: &AnnouncedTarget| {
-            let position = self.position_of(&announced.source).filter(|_| is_same(&announced.target, target));
+            let position = self.position_of(&announced.source).filter(|_| announced.target == *target);
             position.map(|position| &self.input.offers[position]).is_some_and(|offer| {
                 let forbidding = [RefusalReason::CheckRefused, RefusalReason::RefNotPermitted];
                 let is_refused = forbidding.into_iter().any(|reason| offer.is_refused_for(reason));

@@ -1,7 +1,6 @@
 //! What follows from a decision: which target is still waited for, and what is checked.
 
 use super::facts::Facts;
-use super::spec::is_same;
 use super::status::{AnnouncedTarget, FormerTarget, SourceState, SourceStatus};
 use crate::model::link::Target;
 
@@ -40,7 +39,7 @@ impl StatusBuilder<'_> {
     pub(super) fn new_target(&self) -> Option<(usize, &Target)> {
         let current = self.current?;
         let position = self.facts.position_of(&current.source)?;
-        let offered = self.facts.offered(position).filter(|offered| !is_same(offered, &current.target))?;
+        let offered = self.facts.offered(position).filter(|offered| **offered != current.target)?;
         Some((position, offered))
     }
 
@@ -52,7 +51,7 @@ impl StatusBuilder<'_> {
             if !facts.is_checked(target) {
                 return;
             }
-            match checks.iter_mut().find(|check| is_same(&check.target, target)) {
+            match checks.iter_mut().find(|check| check.target == *target) {
                 Some(known) => known.urgency = known.urgency.max(urgency),
                 None => {
                     let (target, tcp_port) = (target.clone(), facts.tcp_port(target));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::facts::Facts;
 use super::history::next_move;
-use super::spec::{Failback, is_same};
+use super::spec::Failback;
 use super::status::{AnnouncedTarget, FormerTarget, MoveReason, SourceState, SourceStatus};
 use crate::model::link::Target;
 
@@ -40,7 +40,7 @@ impl Rules<'_> {
             return move_to(first, MoveReason::SourcesEdited);
         };
         // The new target of a pinned source is announced like that of any other source: once it passes a check.
-        let new = facts.offered(position).filter(|offered| !is_same(offered, &current.target));
+        let new = facts.offered(position).filter(|offered| **offered != current.target);
         if new.is_some_and(|new| facts.is_passing(new)) {
             return Choice::Move(position, MoveReason::TargetChanged);
         }

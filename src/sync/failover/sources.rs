@@ -38,7 +38,7 @@ fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus 
 
 /// Returns a target as text: the same text for the same addresses in any order, another text for another target. If
 /// some addresses aren't shown, the text ends in a hash of all.
-fn text_of(target: &Target) -> String {
+pub(super) fn text_of(target: &Target) -> String {
     let Target::Addresses(addresses) = target else { return target.to_string() };
     let mut addresses = addresses.clone();
     addresses.sort_unstable();

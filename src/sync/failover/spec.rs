@@ -80,16 +80,6 @@ pub struct Offer {
     pub is_live_link: bool,
 }
 
-/// Returns whether two targets are the same. Load balancers list the same addresses in any order.
-pub(super) fn is_same(one: &Target, other: &Target) -> bool {
-    match (one, other) {
-        (Target::Addresses(one), Target::Addresses(other)) => {
-            one.len() == other.len() && one.iter().all(|address| other.contains(address))
-        }
-        _ => one == other,
-    }
-}
-
 impl Offer {
     #[must_use]
     pub fn is_refused_for(&self, reason: RefusalReason) -> bool {

@@ -35,7 +35,11 @@ impl Hash for CheckKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match &self.target {
             Target::Hostname(host) => host.hash(state),
-            Target::Addresses(addresses) => addresses.hash(state),
+            Target::Addresses(addresses) => {
+                let mut addresses = addresses.clone();
+                addresses.sort_unstable();
+                addresses.hash(state);
+            }
         }
         (self.tcp_port, self.timeout).hash(state);
     }

@@ -25,7 +25,7 @@ use super::write::{StatusWriteEnd, patch_status};
 use super::write_budget::WriteBudget;
 use super::{FailoverController, sources_of};
 use crate::api::status::ExternalTargetStatus;
-use crate::model::link::{Link, Target};
+use crate::model::link::{Link, Target, has_same_entries};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -491,6 +491,9 @@ impl FailoverController {
             self.leader.decided_at,
         );
         let before = own_part(&object.status);
+        if has_same_entries(&before.dns_names, &after.dns_names) {
+            after.dns_names.clone_from(&before.dns_names);
+        }
         let is_ready =
             status.condition(ConditionType::Ready).is_some_and(|ready| ready.status == ConditionStatus::True);
         let position = status

@@ -105,10 +105,15 @@ pub(super) fn annotations(
                 }
             }
         }
+        granted.sort_unstable();
         granted.into()
     });
-    let allow_from = spec.allow_from.as_ref();
-    let allow_from = allow_from.map(|names| names.iter().map(|name| Arc::from(&**name)).collect());
+    let allow_from = spec.allow_from.as_ref().map(|names| {
+        let mut namespaces: Vec<Arc<str>> = names.iter().map(|name| Arc::from(&**name)).collect();
+        namespaces.sort_unstable();
+        namespaces.dedup();
+        namespaces.into()
+    });
     let annotations = Annotations {
         ttl: spec.ttl_seconds.and_then(|ttl| u32::try_from(ttl).ok()).or(own.ttl),
         hostnames: hostnames.unwrap_or(own.hostnames),

@@ -30,7 +30,7 @@ pub struct EndpointSlice {
 }
 
 /// A port of an EndpointSlice. The API requires none of its fields, and doesn't validate the number.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointPort {
     /// An empty `name` counts as none.
@@ -54,7 +54,7 @@ impl From<&Port> for EndpointPort {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Endpoint {
     /// A single address, as Kubernetes recommends.
     #[serde(default, deserialize_with = "null_is_default")]
@@ -63,7 +63,7 @@ pub struct Endpoint {
     pub conditions: Conditions,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Conditions {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,

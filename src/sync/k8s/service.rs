@@ -184,19 +184,23 @@ impl Service {
                 None
             }
         });
-        let (hostnames, refused_names) = hostname_policy.hostnames(&self.key(), |name| self.annotation(name));
+        let (mut hostnames, refused_names) =
+            hostname_policy.hostnames(&self.key(), |name| self.annotation(name));
+        hostnames.sort_unstable();
         unusable.extend(refused_names);
         let (allow_from, refused_namespaces) = self.allow_from();
         unusable.extend(refused_namespaces);
         unusable.extend(self.unknown_annotations(&hostname_policy.hostname_annotations));
         let annotations = Annotations { ttl, hostnames: hostnames.into(), allow_from };
+        let mut ports = self.spec.ports.clone();
+        ports.sort_unstable();
         let observed = ObservedService {
             key,
             uid: self.uid().into(),
             created: self.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
             resource_version: self.version(),
             ingress,
-            ports: self.spec.ports.as_slice().into(),
+            ports: ports.into(),
             annotations,
             refused,
             has_finalizer: self.has_finalizer(),
@@ -207,7 +211,8 @@ impl Service {
 }
 
 impl Service {
-    /// Returns the namespaces that may follow this Service, without duplicates, and the invalid part of the annotation.
+    /// Returns the namespaces that may follow this Service, sorted and without duplicates, and the invalid part of the
+    /// annotation.
     pub(crate) fn allow_from(&self) -> (Arc<[Arc<str>]>, Option<Rejection>) {
         let ListEntries { accepted, ignored } =
             ListEntries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
@@ -222,6 +227,7 @@ impl Service {
                 namespaces.push(namespace.into());
             }
         }
+        namespaces.sort_unstable();
         (namespaces.into(), rejection.non_empty())
     }
 
@@ -453,6 +459,26 @@ mod tests {
         );
         assert!(rejection.contains("entries that are ignored: 13900;"), "{rejection}");
         assert!(rejection.len() < 1024 && !rejection.contains('\n'), "{rejection}");
+    }
+
+    #[test]
+    fn order_of_addresses_names_and_ports_means_nothing() {
+        let service = |ips: [&str; 3], names: [&str; 2], ports: [u16; 2]| {
+            let ips = ips.map(|ip| json!({"ip": ip}));
+            let ports = ports.map(|port| json!({"name": format!("p{port}"), "port": port}));
+            observe(json!({
+                "metadata": {"name": "web", "namespace": "web",
+                    "annotations": {HOSTNAME: names.join(","), ALLOW_FROM: names.join(",")}},
+                "spec": {"ports": ports},
+                "status": {"loadBalancer": {"ingress": ips}},
+            }))
+        };
+        let (one, rejected) = service(["192.0.2.1", "127.0.0.1", "127.0.0.2"], ["a", "b"], [1, 2]);
+        let (other, rejected_too) = service(["127.0.0.2", "127.0.0.1", "192.0.2.1"], ["b", "a"], [2, 1]);
+        assert_eq!((one.annotations, one.ports), (other.annotations, other.ports));
+        assert_eq!(one.ingress.choose(None), other.ingress.choose(None));
+        assert_eq!(rejected, rejected_too);
+        assert!(rejected.contains("127.0.0.1"), "{rejected}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::model::link::{Annotations, Link, Target};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::decision::{OnDelete, SyncPolicy};
-use crate::sync::external_target::desired::{Precondition, link_of_labels};
+use crate::sync::external_target::desired::{Precondition, ipv4_name, link_of_labels};
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
 
@@ -83,7 +83,7 @@ impl AnnotatedService {
                 self.key.namespace()
             ));
         }
-        match external_name(target) {
+        match external_name(target, &self.name) {
             Some(name) => self.write_if_different(name),
             None => Decision::Refuse(format!("{} has no hostname and no IPv4 address", self.source)),
         }
@@ -94,7 +94,7 @@ impl AnnotatedService {
     /// last target counts as permitted.
     fn moves_to_tombstone(&self, link: Option<&Link>, gone: Option<&DeletedLink>) -> bool {
         let followed = |gone: &DeletedLink| {
-            external_name(&gone.target).as_deref() == Some(self.name.trim_end_matches('.'))
+            external_name(&gone.target, &self.name).as_deref() == Some(self.name.trim_end_matches('.'))
                 && gone.annotations.as_ref().is_none_or(|annotations| self.is_allowed(annotations))
         };
         // While the link exists, the tombstone is enforced. Afterwards it is written once, and later writes of other
@@ -112,11 +112,12 @@ impl AnnotatedService {
     }
 }
 
-/// Returns the `spec.externalName` for a target; `None` if the target can't be expressed.
-fn external_name(target: &Target) -> Option<String> {
+/// Returns the `spec.externalName` for a target, of several addresses the one in use; `None` if the target can't be
+/// expressed.
+fn external_name(target: &Target, in_use: &str) -> Option<String> {
     match target {
         Target::Hostname(host) => Some(host.to_string()),
-        Target::Addresses(ips) => ips.iter().find(|ip| ip.is_ipv4()).map(ToString::to_string),
+        Target::Addresses(ips) => ipv4_name(ips, Some(in_use)),
     }
 }
 

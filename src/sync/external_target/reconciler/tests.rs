@@ -102,7 +102,7 @@ fn external_target_of(reconciler: &Reconciler, name: &str, term: &str) -> Object
 /// Returns the external target of a link as the API server stores it, with this term.
 fn stored_for(link: &Link, term: &str) -> Object {
     let mut made: Object =
-        Desired::of(link, link.target.as_ref().unwrap(), IpTargets::Headless).service.unwrap().into();
+        Desired::of(link, link.target.as_ref().unwrap(), IpTargets::Headless, None).service.unwrap().into();
     Stamp { instance: Some("own".to_owned()), term: Some(1) }.put_on(&mut made);
     let mut value = to_json(&made, "7");
     value["metadata"]["uid"] = "o".into();
