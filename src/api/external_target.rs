@@ -60,6 +60,11 @@ pub const TTL_SECONDS: Bounds = (0, 3600);
     printcolumn(name = "Target", type_ = "string", json_path = ".status.target.display"),
     printcolumn(name = "Since", type_ = "date", json_path = ".status.target.since"),
     printcolumn(
+        name = "Progressing",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Progressing\")].message"
+    ),
+    printcolumn(
         name = "Resolved",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Resolved\")].status",

@@ -104,7 +104,7 @@ impl ValueEnum for IpTargets {
             }
             Self::ExternalName => (
                 "external-name",
-                "An ExternalName Service with the first IPv4 address as name, as the earlier operator wrote it",
+                "An ExternalName Service with an IPv4 address as name, as the earlier operator wrote it",
             ),
             Self::Skip => ("skip", "No external target"),
         };

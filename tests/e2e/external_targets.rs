@@ -287,10 +287,10 @@ async fn kubectl_get_prints_source_target_and_state() {
     assert_eq!(
         narrow,
         [
-            "NAME | READY | SOURCE | TARGET | SINCE",
-            "fixed | True | seoul | 192.0.2.10,2001:db8::10 | 20d",
-            "fresh |  |  |  | ",
-            "web | True | busan | web-dr-77c0d.lb.example-cloud.com | 20d",
+            "NAME | READY | SOURCE | TARGET | SINCE | PROGRESSING",
+            "fixed | True | seoul | 192.0.2.10,2001:db8::10 | 20d | ",
+            "fresh |  |  |  |  | ",
+            "web | True | busan | web-dr-77c0d.lb.example-cloud.com | 20d | ",
         ]
     );
     let more = [

@@ -2,9 +2,10 @@
 
 use jiff::Timestamp;
 
+use super::history::next_move;
 use super::outlook::StatusBuilder;
 use super::sources::NOT_CHECKED;
-use super::spec::Refusal;
+use super::spec::{Failback, Refusal};
 use super::status::{Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus, cut};
 use super::times::end_of_wait;
 
@@ -91,14 +92,69 @@ impl StatusBuilder<'_> {
         if let Some(pin) = pin.filter(|pin| *pin != current.source) {
             return finding(true, "PinnedSourceNotReady", self.unusable_pin(pin));
         }
-        let Some((position, new)) = self.new_target() else { return finding(false, "TargetAnnounced", "") };
+        if let Some(held) = self.held_failover() {
+            return finding(true, "FailoverHeld", held);
+        }
+        let failback = self.held_failback();
+        let Some((position, new)) = self.new_target() else {
+            return match failback {
+                Some(held) => finding(true, "FailbackHeld", held),
+                None => finding(false, "TargetAnnounced", ""),
+            };
+        };
         let source = &self.sources[position];
         if !self.facts.is_wait_over(source) {
             let until = self.facts.waits_until(source);
             let message = format!("waits until {until} for {new}: {}", source.message);
             return finding(true, "WaitsForTarget", message);
         }
-        finding(false, CUTOVER_TIMED_OUT, format!("{} stays: {new}: {}", current.target, source.message))
+        let failback = failback.map(|held| format!("; {held}")).unwrap_or_default();
+        let message = format!("{} stays: {new}: {}{failback}", current.target, source.message);
+        finding(false, CUTOVER_TIMED_OUT, message)
+    }
+
+    /// Returns for what a failover waits although another source is healthy, and until when.
+    fn held_failover(&self) -> Option<String> {
+        let (facts, current) = (self.facts, self.current?);
+        if self.is_failover_held {
+            return Some(
+                "waits for another failed check: too many ExternalTargets would fail over".to_owned(),
+            );
+        }
+        let until = next_move(self.history, MoveReason::FailedOver);
+        if facts.input.spec.pin.is_some() || !facts.has_failed(&current.target) || until <= facts.input.now {
+            return None;
+        }
+        let is_standby =
+            |source: &&SourceStatus| source.name != current.source && source.state == SourceState::Healthy;
+        let name = &self.sources.iter().find(is_standby)?.name;
+        Some(format!(
+            "waits until {until} for the failover to {name}: there are at most two moves in two minutes"
+        ))
+    }
+
+    /// Returns for what a failback waits although a preferred source is healthy, and until when. The newest check doesn't
+    /// count, so that a single failed check causes no write.
+    fn held_failback(&self) -> Option<String> {
+        let (facts, current, spec) = (self.facts, self.current?, self.facts.input.spec);
+        let Failback::Automatic { after } = spec.failback else { return None };
+        let position = facts.position_of(&current.source).filter(|_| spec.pin.is_none())?;
+        let next_move = next_move(self.history, MoveReason::FailedBack);
+        let healthy = self.sources[..position].iter().filter(|source| source.state == SourceState::Healthy);
+        let end = |source: &&SourceStatus| end_of_wait(source.since, after).max(next_move);
+        let source = healthy.min_by_key(end)?;
+        let (name, until) = (&source.name, end(&source));
+        Some(if facts.has_passed(until) {
+            format!(
+                "waits for {} passed checks in a row, for the failback to {name}",
+                spec.check.success_threshold
+            )
+        } else if until == next_move {
+            format!("waits until {until} for the failback to {name}: there is at most one move a minute")
+        } else {
+            let seconds = after.as_secs();
+            format!("waits until {until} for the failback to {name}: failback.afterSeconds is {seconds}")
+        })
     }
 
     /// Returns why the pinned source isn't in use.

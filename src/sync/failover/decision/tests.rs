@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::model::link::Target;
 use crate::sync::failover::checks::CheckOutcome;
 use crate::sync::failover::decision::EventReason;
+use crate::sync::failover::history::next_move;
 use crate::sync::failover::outlook::Urgency;
 use crate::sync::failover::spec::{Failback, Offer, RefusalReason};
 use crate::sync::failover::status::ConditionStatus::{False, True, Unknown};
@@ -315,6 +316,11 @@ fn target_stays_while_the_move_to_a_ready_standby_waits() {
     let decision = harness.decide();
     assert_eq!(decision.moved, None, "a failover may follow the failback after a minute");
     assert_eq!(decision.again, Some(at(90 + 35)), "the end of the standby's pass");
+    let until = next_move(&harness.status.history, MoveReason::FailedOver);
+    assert!(until > at(90) && harness.condition(Progressing) == (True, "FailoverHeld"));
+    let expected =
+        format!("waits until {until} for the failover to busan: there are at most two moves in two minutes");
+    assert_eq!(progress(&harness), expected);
 }
 
 // --- Withdrawal
@@ -615,6 +621,58 @@ fn failback_comes_after_the_source_was_healthy_long_enough() {
         (Some(MoveReason::FailedBack), vec![EventReason::FailedBack])
     );
     assert_eq!(harness.condition(Degraded).0, False);
+}
+
+fn progress(harness: &Harness) -> String {
+    harness.status.condition(Progressing).unwrap().message.clone()
+}
+
+#[test]
+fn held_failback_says_for_what_it_waits_and_until_when() {
+    let mut harness = failed_over();
+    assert_eq!(harness.condition(Progressing), (False, "TargetAnnounced"));
+    for second in [20, 40] {
+        harness.now = at(second);
+        harness.pass("a.example");
+        harness.decide();
+    }
+    let expected = format!("waits until {} for the failback to seoul: failback.afterSeconds is 300", at(341));
+    assert_eq!(harness.condition(Progressing), (True, "FailbackHeld"));
+    assert_eq!(progress(&harness), expected);
+    let before = harness.status.clone();
+    harness.now = at(100);
+    harness.fail("a.example");
+    harness.pass("b.example");
+    harness.decide();
+    assert_eq!(harness.status, before, "a single failure causes no write");
+    harness.now = at(341);
+    harness.pass("a.example");
+    harness.pass("b.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+    assert_eq!(progress(&harness), "waits for 2 passed checks in a row, for the failback to seoul");
+    harness.pass("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(harness.condition(Progressing), (False, "TargetAnnounced"));
+}
+
+#[test]
+fn failback_that_waits_for_the_next_minute_says_so() {
+    let mut harness = failed_over();
+    harness.spec.failback = Failback::Automatic { after: Duration::ZERO };
+    for second in [12, 14] {
+        harness.now = at(second);
+        harness.pass("a.example");
+        harness.decide();
+    }
+    let until = next_move(&harness.status.history, MoveReason::FailedBack);
+    let expected =
+        format!("waits until {until} for the failback to seoul: there is at most one move a minute");
+    assert_eq!(progress(&harness), expected);
+    harness.spec.failback = Failback::Manual;
+    harness.decide();
+    assert_eq!(harness.condition(Progressing), (False, "TargetAnnounced"));
 }
 
 #[test]
