@@ -77,6 +77,8 @@ pub struct Store {
     snapshot_links: ArcSwapOption<SnapshotLinks>,
     /// Counts published changes that the change feed doesn't have: only DNS and the snapshot depend on them.
     silent_updates: watch::Sender<u64>,
+    /// What keeps external targets from being written, for the user.
+    sync_note: ArcSwapOption<String>,
 }
 
 /// The origins of zones, in wire form.
@@ -107,6 +109,7 @@ impl Store {
             zones: RwLock::default(),
             snapshot_links: ArcSwapOption::default(),
             silent_updates: watch::Sender::new(0),
+            sync_note: ArcSwapOption::default(),
         }
     }
 
@@ -809,6 +812,19 @@ impl Store {
     #[must_use]
     pub fn subscribe_silent_updates(&self) -> watch::Receiver<u64> {
         self.silent_updates.subscribe()
+    }
+
+    /// Records what keeps external targets from being written at present. DNS answers anyway.
+    pub fn set_sync_note(&self, note: Option<String>) {
+        if self.sync_note.load().as_deref() != note.as_ref() {
+            self.sync_note.store(note.map(Arc::new));
+        }
+    }
+
+    /// Returns what keeps external targets from being written at present.
+    #[must_use]
+    pub fn sync_note(&self) -> Option<Arc<String>> {
+        self.sync_note.load_full()
     }
 
     #[must_use]

@@ -101,3 +101,49 @@ async fn removals_with_lost_responses_count_for_max_deletes() {
     .await;
     assert_eq!(left().await, 6);
 }
+
+#[tokio::test]
+async fn writes_with_lost_responses_cause_their_events() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("lost").await;
+    let path = format!(" /api/v1/namespaces/{target}/services");
+    let (seen, lost) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let counter = Arc::clone(&lost);
+    // Loses the first answer to each kind of write.
+    let injector = move |line: &str| {
+        let verbs = ["POST", "PATCH", "DELETE"];
+        let Some(verb) = verbs.iter().position(|verb| line.starts_with(&format!("{verb}{path}"))) else {
+            return ApiFault::Pass;
+        };
+        if seen.fetch_or(1 << verb, Ordering::Relaxed) & (1 << verb) != 0 {
+            return ApiFault::Pass;
+        }
+        counter.fetch_add(1, Ordering::Relaxed);
+        ApiFault::LoseAnswer
+    };
+    let api = FaultyApi::start(plane, Arc::new(injector)).await;
+    let linker = start(&api, &namespace, &target, &["--delete-delay", "0s", "--max-deletes", "unlimited"]);
+    let object = format!("web-{namespace}-ext");
+    let event = |reason: &'static str, note: String| {
+        let events = ["-n", &namespace, "get", "events.events.k8s.io", "-o"];
+        let columns = "custom-columns=REASON:.reason,NOTE:.note";
+        let is_sent = move || {
+            let listed = plane.kubectl(&[&events[..], &[columns]].concat());
+            listed.lines().any(|line| line.starts_with(reason) && line.ends_with(&note)).then_some(())
+        };
+        async move { eventually(&format!("the Event {reason}"), || async { is_sent() }).await }
+    };
+    balancer(&cluster, &namespace, "web").await;
+    event("ExternalTargetCreated", format!("{target}/{object} → a.example.com")).await;
+    linker.line(&format!("external target {target}/{object}: created → a.example.com")).await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
+    event("TargetChanged", "a.example.com → b.example.com".to_owned()).await;
+    linker.line(&format!("external target {target}/{object}: changed → b.example.com")).await;
+    cluster.delete_service(&namespace, "web").await;
+    event("Removed", format!("{target}/{object}")).await;
+    linker.line(&format!("external target {target}/{object}: removed")).await;
+    assert_eq!(lost.load(Ordering::Relaxed), 3);
+    for text in ["created →", "changed →", "removed"] {
+        assert_eq!(linker.logged(&format!("{object}: {text}")), 1, "{:#?}", linker.log());
+    }
+}

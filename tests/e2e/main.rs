@@ -53,6 +53,7 @@ mod status_page;
 mod stub;
 mod stubs;
 mod takeover;
+mod target_namespace;
 mod throughput;
 mod tiers;
 mod tls;

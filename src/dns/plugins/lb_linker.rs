@@ -241,7 +241,10 @@ impl Plugin for LbLinker {
 
     fn note(&self) -> Option<String> {
         let snapshot_links = if self.store.is_synced() { None } else { self.store.snapshot_links() };
-        snapshot_links.map(|snapshot_links| snapshot_links.to_string())
+        let snapshot = snapshot_links.map(|snapshot_links| snapshot_links.to_string());
+        let notes = snapshot.into_iter().chain(self.store.sync_note().map(|note| note.to_string()));
+        let notes: Vec<String> = notes.collect();
+        (!notes.is_empty()).then(|| notes.join("\n"))
     }
 
     fn invalidate(&self, name: Option<&[u8]>) {

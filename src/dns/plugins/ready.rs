@@ -7,7 +7,8 @@
 //! `/ready` answers 200 and "OK" when all plugins are ready, and 503 with the names of the plugins that aren't. The
 //! only plugin that has to become ready is `lb_linker`, when the load balancers are known for the first time. It then
 //! stays ready, even if the API server becomes unavailable. With `--snapshot` it is ready, too, while it answers from a
-//! snapshot that isn't older than `--snapshot-max-age`; `/ready` then answers with a note instead of "OK".
+//! snapshot that isn't older than `--snapshot-max-age`; `/ready` then answers with a note instead of "OK". A note also
+//! says that external targets can't be written because the target namespace is missing: DNS answers as before.
 //!
 //! One line applies to all blocks. CoreDNS checks only the plugins of the blocks that have *ready*; but a Pod is ready
 //! or not as a whole.

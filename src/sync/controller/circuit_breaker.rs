@@ -74,6 +74,11 @@ impl<C: Eq + Hash> CircuitBreakers<C> {
         self.0.remove(class).map(|breaker| breaker.waiting.into_iter().collect()).unwrap_or_default()
     }
 
+    /// Returns whether writes of a class are refused at present.
+    pub(crate) fn is_open(&self, class: &C) -> bool {
+        self.0.contains_key(class)
+    }
+
     /// Ends the probes of a key, whatever the result: another key may probe.
     pub(crate) fn probe_ended(&mut self, key: &ServiceKey) {
         for breaker in self.0.values_mut() {

@@ -33,6 +33,10 @@ use crate::sync::k8s::watch::{Event, RequestQuery, WatchStream, decoded, key_of,
 const NAMESPACE_HINT: &str =
     "either the namespace doesn't exist or lb-linker has no Role in it, and deploy/ has both";
 
+/// The longest pause before the first list in the target namespace is requested again after a refusal: nothing is written
+/// before that list, and the namespace may be created together with its Role.
+const FIRST_LIST_PAUSE: Duration = Duration::from_secs(5);
+
 /// The manifest that grants the permission to change finalizers of load balancers.
 const FINALIZER_PERMISSION_HINT: &str = "--finalizer needs the ClusterRole of deploy/finalizer/";
 
@@ -132,7 +136,11 @@ impl Backend {
     pub fn events(&self, staleness: &Staleness) -> BoxStream<'static, ObjectEvent> {
         match self {
             Self::Namespace { client, availability, namespace } => {
-                let query = RequestQuery { namespace: Some(namespace.clone()), ..RequestQuery::default() };
+                let query = RequestQuery {
+                    namespace: Some(namespace.clone()),
+                    first_list_pause: Some(FIRST_LIST_PAUSE),
+                    ..RequestQuery::default()
+                };
                 let activity = staleness.watch("external-targets");
                 let services = list_watch::<Service>(client.clone(), query.clone(), activity);
                 let activity = staleness.watch("endpoint-slices");

@@ -21,7 +21,13 @@ use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 
 /// Writes that the API server refuses together: verb, kind, and for load balancers the namespace.
-pub(crate) type WriteClass = (&'static str, ObjectKind, Option<Arc<str>>);
+pub(crate) type WriteClass = (&'static str, Option<ObjectKind>, Option<Arc<str>>);
+
+/// The classes of creates in the target namespace, by kind.
+pub(crate) const CREATES: [WriteClass; 2] =
+    [("create", Some(ObjectKind::Service), None), ("create", Some(ObjectKind::EndpointSlice), None)];
+/// All creates in the target namespace, which fail together if the namespace is missing.
+pub(crate) const ALL_CREATES: WriteClass = ("create", None, None);
 
 /// One write of an external target or EndpointSlice, or of the finalizer of a load balancer.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,7 +85,14 @@ impl Write {
             Self::Finalizer { service, .. } => Some(service.namespace().into()),
             _ => None,
         };
-        (self.verb(), self.id().kind, namespace)
+        (self.verb(), Some(self.id().kind), namespace)
+    }
+
+    /// Returns all classes that the write belongs to.
+    #[must_use]
+    pub(crate) fn classes(&self) -> Vec<WriteClass> {
+        let all = matches!(self, Self::Create(_)).then_some(ALL_CREATES);
+        [self.class()].into_iter().chain(all).collect()
     }
 
     /// Returns whether only the lease protects the write: the write has no resourceVersion, or removes the object

@@ -39,6 +39,7 @@ impl Reconciler {
             }
             ObjectEvent::Listed(kind, list) => self.on_list(kind, list),
             ObjectEvent::Unseen => {
+                self.is_list_refused = true;
                 self.context.store.set_owners_known();
                 if self.context.policy.sync == SyncMode::Off {
                     // With `--sync off` nothing is written: don't wait for objects that can't be read.
@@ -52,6 +53,7 @@ impl Reconciler {
                 if was_outdated || self.objects.changes_cache(&object) {
                     let is_new = self.objects.get(&id).is_none_or(|known| known.uid != *object.uid());
                     self.change_object(&id, |objects| objects.apply(&object));
+                    self.report_lost_answer(&id);
                     self.process_object_term(&object, is_new);
                 }
             }
@@ -60,6 +62,7 @@ impl Reconciler {
                 self.count_observed_removal(&id, &uid);
                 self.unwanted.forget(&uid);
                 self.change_object(&id, |objects| objects.remove(&id, &uid));
+                self.report_lost_answer(&id);
             }
         }
     }
@@ -103,6 +106,9 @@ impl Reconciler {
         self.listed.insert(kind);
         self.listed_in_term.insert(kind);
         self.process_all_terms();
+        for id in self.lost_answers.of_kind(kind) {
+            self.report_lost_answer(&id);
+        }
         for id in &gone {
             self.report_owner(id);
         }

@@ -32,6 +32,8 @@ use super::decision::{
 use super::deletion_budget::DeletionBudget;
 use super::desired::{current_target, has_our_field_manager};
 use super::left_out::postponed;
+use super::lost_answers::LostAnswers;
+use super::missing_namespace::MissingNamespace;
 use super::object_cache::{ObjectCache, object_ids};
 use super::observed_object::ObservedObject;
 use super::orphans::Orphans;
@@ -87,6 +89,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             Ok(()) = hostname_policy.changed() => events = reconciler.on_policy_change(),
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
         }
+        reconciler.note_missing_namespace();
     }
     reconciler.begin_term_without_election();
     reconciler.restore_deleted(true);
@@ -95,6 +98,10 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
     reconciler.initial_pass = reconciler.work_queue.queued();
     loop {
         reconciler.drain_queue();
+        reconciler.note_missing_namespace();
+        if std::mem::take(&mut reconciler.lists_again) {
+            events = reconciler.context.backend.events(&reconciler.context.staleness);
+        }
         tokio::select! {
             () = stop.cancelled() => break,
             change = feed.recv() => match change {
@@ -157,6 +164,13 @@ pub(crate) struct Reconciler {
     start_check: StartCheck,
     /// Whether a write or the look-up before it has had no answer since the last successful write.
     pub(crate) unanswered: bool,
+    pub(crate) lost_answers: LostAnswers,
+    /// Why the target namespace accepts no new objects, if that is known.
+    pub(crate) missing: Option<MissingNamespace>,
+    /// Whether a list in the target namespace was refused in this term.
+    pub(crate) is_list_refused: bool,
+    /// Whether the objects have to be listed again, because the target namespace may be a new one.
+    pub(crate) lists_again: bool,
     /// Whether no more writes are started.
     pub(crate) is_stopping: bool,
 }
@@ -191,6 +205,10 @@ impl Reconciler {
             refused_look_ups: HashMap::new(),
             start_check: StartCheck::default(),
             unanswered: false,
+            lost_answers: LostAnswers::default(),
+            missing: None,
+            is_list_refused: false,
+            lists_again: false,
             is_stopping: false,
             context,
         }
@@ -224,6 +242,7 @@ impl Reconciler {
         self.term = self.context.leadership.term();
         self.rewinds = self.context.rewinds.count();
         self.listed_in_term.clear();
+        self.is_list_refused = false;
         self.unwanted.clear();
         self.refused_look_ups.clear();
         self.context.backend.events(&self.context.staleness)
@@ -301,6 +320,8 @@ impl Reconciler {
         if self.context.leadership.current_term().is_none() {
             self.report.leadership_lost();
             self.adoption.clear();
+            self.lost_answers.clear();
+            self.missing = None;
         }
     }
 
@@ -378,6 +399,7 @@ impl Reconciler {
             self.work_queue.forget(&key);
             self.adoption.forget(&key);
             self.breakers.forget(&key);
+            self.lost_answers.forget(&key);
             self.context.external_target_states.set(&key, None);
             // The store has no link for an object that exists: add the link again, as the link of a gone Service.
             if self.has_removable_object(&key) {

@@ -6,18 +6,24 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 
+use super::lost_answers::LostAnswer;
+use super::missing_namespace::{MissingNamespace, PROBE_PAUSE};
 use super::reconciler::Reconciler;
 use super::reconciler::departure::{Confirmed, GoneCheck, Remedy, Unconfirmed, WATCH_LAG};
 use super::write_result::{SkipReason, WriteEnd, WriteResult};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::work_queue::CONFLICT_TIMEOUT;
-use crate::sync::external_target::backend::WriteError;
-use crate::sync::external_target::decision::{SyncMode, SyncPolicy, Write};
+use crate::sync::external_target::backend::{Backend, WriteError};
+use crate::sync::external_target::decision::{ALL_CREATES, CREATES, SyncMode, SyncPolicy, Write};
 use crate::sync::external_target::desired::Stamp;
 use crate::sync::external_target::observed_object::ObservedObject;
-use crate::sync::k8s::forbidden::LastingRefusal;
+use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::object::{ObjectId, ObjectKind};
+
+/// Stands for the code 403 of a terminating namespace in the log, which limits its lines by code: the 403 of a missing
+/// Role may follow.
+const TERMINATING_CODE: u16 = 1403;
 
 impl Reconciler {
     /// Returns the deletion budget's key if a write removes an external target for good, rather than an object under a
@@ -79,7 +85,7 @@ impl Reconciler {
         if budget_key.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
-        if !self.breakers.admit(&key, &[write.class()]) {
+        if !self.breakers.admit(&key, &write.classes()) {
             return false;
         }
         let is_foreign =
@@ -228,16 +234,23 @@ impl Reconciler {
         let is_inconclusive = |error: &WriteError| {
             matches!(
                 error,
-                WriteError::NotLeading(_) | WriteError::Unanswered | WriteError::WholeClass { .. }
+                WriteError::NotLeading(_)
+                    | WriteError::Unanswered
+                    | WriteError::WholeClass { .. }
+                    | WriteError::Refused { by: Forbidden::NamespaceTerminating, .. }
             )
         };
         if !result.as_ref().is_err_and(is_inconclusive) {
-            for waiting in self.breakers.record_success(&write.class()) {
-                self.work_queue.add(&waiting);
-            }
+            self.close_breakers(&write);
+        }
+        let may_be_made =
+            matches!(&result, Err(WriteError::Unanswered | WriteError::WholeClass { code: 0 | 500.., .. }));
+        if may_be_made {
+            self.lost_answers.add(&key, &write, adopted);
         }
         match result {
             Ok(after) => {
+                self.lost_answers.remove(&id, "");
                 self.work_queue.succeeded_and_release(&key);
                 let link = self.context.store.get(&key);
                 if let Some(link) = &link
@@ -260,6 +273,14 @@ impl Reconciler {
                 self.work_queue.add(&key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
+                if self.lost_answers.remove(&id, write.uid()) {
+                    self.report.report_written(
+                        self.context.store.get(&key).as_deref(),
+                        &write,
+                        adopted,
+                        None,
+                    );
+                }
                 self.work_queue.succeeded(&key);
                 self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
                 self.work_queue.add(&key);
@@ -287,11 +308,21 @@ impl Reconciler {
             Err(WriteError::WholeClass { code, message, retry_after }) => {
                 self.report.report_class_error(&write, code, &message);
                 if matches!(code, 401 | 403 | 404) {
-                    self.breakers.record_failure(write.class(), &key, retry_after);
+                    let missing = match code {
+                        404 => Some(MissingNamespace::Absent),
+                        403 => Some(MissingNamespace::Refused),
+                        _ => None,
+                    };
+                    self.open_breaker(&key, &write, missing, retry_after);
                 } else {
                     // Writes of other objects may succeed: a webhook may be slow for this object.
                     self.work_queue.add_rate_limited(&key, retry_after);
                 }
+            }
+            Err(WriteError::Refused { by: Forbidden::NamespaceTerminating, message }) => {
+                let sentence = format!("can't {} {}s: {message}", write.verb(), id.kind);
+                self.report.report_class_error(&write, TERMINATING_CODE, &sentence);
+                self.open_breaker(&key, &write, Some(MissingNamespace::Terminating), None);
             }
             // The target has changed since the write was sent: the failure concerns the old target.
             Err(WriteError::Refused { .. } | WriteError::Other { .. }) if is_superseded => {
@@ -308,12 +339,95 @@ impl Reconciler {
             }
         }
         self.objects.write_ended(&write.id());
+        if may_be_made {
+            // The watch may have been faster.
+            self.report_lost_answer(&write.id());
+        }
     }
 
     /// Schedules the retry of a write that failed for a reason of this link alone.
     fn failed(&mut self, key: &ServiceKey, write: &Write, reason: &str, at_least: Option<Duration>) {
         let (pause, is_new) = self.work_queue.add_refused(key, at_least, reason);
         self.report.report_failed(key, write, reason, pause, is_new);
+    }
+}
+
+impl Reconciler {
+    /// Opens the breaker of a refused write. If the namespace is missing, or creates of both kinds are refused, the
+    /// creates of both kinds share a breaker, so that one object at a time probes.
+    pub(crate) fn open_breaker(
+        &mut self,
+        key: &ServiceKey,
+        write: &Write,
+        missing: Option<MissingNamespace>,
+        at_least: Option<Duration>,
+    ) {
+        if !matches!(write, Write::Create(_)) {
+            return self.breakers.record_failure(write.class(), key, at_least);
+        }
+        self.missing = missing.or(self.missing);
+        let is_certain = missing.is_some_and(|missing| missing != MissingNamespace::Refused);
+        let is_other_open =
+            || CREATES.iter().any(|class| *class != write.class() && self.breakers.is_open(class));
+        let is_open = self.breakers.is_open(&ALL_CREATES);
+        if !is_certain && !is_open && !is_other_open() {
+            return self.breakers.record_failure(write.class(), key, at_least);
+        }
+        let at_least = at_least.max((is_certain || is_open).then_some(PROBE_PAUSE));
+        self.breakers.record_failure(ALL_CREATES, key, at_least);
+        // These keys wait for the shared breaker from now on.
+        for waiting in CREATES.iter().flat_map(|class| self.breakers.record_success(class)) {
+            self.work_queue.add(&waiting);
+        }
+    }
+
+    /// Closes the breakers of a write that the API server has processed, and queues the keys that waited. After creates
+    /// were refused, the objects are listed again: those of a deleted namespace are gone, and the watches may be in a
+    /// long pause.
+    pub(crate) fn close_breakers(&mut self, write: &Write) {
+        let classes = write.classes();
+        if matches!(write, Write::Create(_)) && classes.iter().any(|class| self.breakers.is_open(class)) {
+            self.lists_again = true;
+        }
+        for waiting in classes.iter().flat_map(|class| self.breakers.record_success(class)) {
+            self.work_queue.add(&waiting);
+        }
+    }
+
+    /// Passes what is missing to the store: `/ready` shows it, and stays ready.
+    pub(crate) fn note_missing_namespace(&mut self) {
+        let are_creates_refused =
+            self.breakers.is_open(&ALL_CREATES) || CREATES.iter().any(|class| self.breakers.is_open(class));
+        if !are_creates_refused {
+            self.missing = None;
+        }
+        let is_list_missing = self.is_list_refused && self.listed_in_term.len() < CREATES.len();
+        let missing = self.missing.or(is_list_missing.then_some(MissingNamespace::Refused));
+        let note = match (missing, &self.context.backend, self.context.policy.sync) {
+            (Some(missing), Backend::Namespace { namespace, .. }, SyncMode::On) => {
+                let why = missing.why();
+                Some(format!("external targets can't be written to namespace {namespace} now: {why}"))
+            }
+            _ => None,
+        };
+        self.context.store.set_sync_note(note);
+    }
+}
+
+impl Reconciler {
+    /// Reports a write whose answer was lost if the object shows its effect, and reconciles the link without a pause.
+    pub(crate) fn report_lost_answer(&mut self, id: &ObjectId) {
+        let present = self.objects.get(id);
+        let Some(LostAnswer { key, write, adopted }) = self.lost_answers.take_if_made(id, present) else {
+            return;
+        };
+        let present =
+            present.filter(|_| !matches!(write, Write::Delete { .. })).map(ObservedObject::to_object);
+        let link = self.context.store.get(&key);
+        self.report.report_written(link.as_deref(), &write, adopted, present.as_ref());
+        self.work_queue.stop_timer(&key);
+        self.work_queue.succeeded(&key);
+        self.work_queue.add(&key);
     }
 }
 

@@ -119,6 +119,8 @@ pub struct RequestQuery {
     pub labels: String,
     /// Whether to request only the metadata of objects.
     pub metadata_only: bool,
+    /// The longest pause before the first list is requested again after a refusal (401, 403, 404).
+    pub first_list_pause: Option<Duration>,
 }
 
 impl RequestQuery {
@@ -677,6 +679,13 @@ where
 
     fn fail(&mut self, input: WatchInput<'_>, error: WatchError) -> StepResult<K> {
         self.follow(input, error.retry_after());
+        if let (Some(longest), ListWatchState::Rest { until, .. }) =
+            (self.query.first_list_pause, &mut self.state)
+            && self.progress.version().is_none()
+            && matches!(error.code(), 401 | 403 | 404)
+        {
+            *until = (*until).min(Instant::now() + longest.max(error.retry_after()));
+        }
         StepResult::Item(Err(error))
     }
 

@@ -81,7 +81,8 @@ impl WatchScope {
         let (label, ours) = MANAGED_BY;
         let labels =
             if matches!(self, Self::Only(_, true)) { format!("{label}!={ours}") } else { String::new() };
-        RequestQuery { namespace: self.namespace().map(ToOwned::to_owned), fields, labels, metadata_only }
+        let namespace = self.namespace().map(ToOwned::to_owned);
+        RequestQuery { namespace, fields, labels, metadata_only, first_list_pause: None }
     }
 
     fn contains(&self, key: &ServiceKey) -> bool {

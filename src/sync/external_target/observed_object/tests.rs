@@ -139,7 +139,8 @@ fn observed_service_is_enough_for_every_decision() {
         (&["status"], json!({"loadBalancer": {"ingress": [{"ip": "10.0.0.3"}]}})),
     ]);
     for made in &links[..2] {
-        let made = Desired::of(made, made.target.as_ref().unwrap(), IpTargets::Headless, None).service.unwrap();
+        let made =
+            Desired::of(made, made.target.as_ref().unwrap(), IpTargets::Headless, None).service.unwrap();
         for value in variants(&stored(&made), &changes) {
             let before = service(value.clone());
             let after = check_metadata(&before.clone().into());

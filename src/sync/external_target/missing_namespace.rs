@@ -1,0 +1,28 @@
+//! The target namespace may be missing, or be deleted and created again: a single create at a time probes it, and the
+//! objects are listed again when it accepts one.
+
+use std::time::Duration;
+
+/// The pause between two creates while the target namespace is missing.
+pub(crate) const PROBE_PAUSE: Duration = Duration::from_secs(5);
+
+/// Why the target namespace accepts no new objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MissingNamespace {
+    /// The API server has answered that there is no such namespace.
+    Absent,
+    Terminating,
+    /// An authorizer has refused a create: a ServiceAccount gets this answer also for a namespace that doesn't exist,
+    /// because its Role is gone together with the namespace.
+    Refused,
+}
+
+impl MissingNamespace {
+    pub(crate) fn why(self) -> &'static str {
+        match self {
+            Self::Absent => "the namespace doesn't exist",
+            Self::Terminating => "the namespace is being deleted",
+            Self::Refused => "either the namespace doesn't exist or lb-linker has no Role in it",
+        }
+    }
+}
