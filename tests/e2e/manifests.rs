@@ -97,11 +97,11 @@ async fn misspelled_field_holds_only_its_own_service() {
     replace_file(&file, both("b.example", ", prots: [{port: 80}]"));
     answers(linker.dns, "web-default.lb.internal. CNAME", "b.example.").await;
     assert_eq!(short(linker.dns, "api-default.lb.internal. CNAME").await, "a.example.");
-    let why = format!("{}:9:28: unknown field \"spec.prots\"", file.display());
+    let why = format!("{}:10:28: unknown field \"spec.prots\"", file.display());
     let line = linker.line(&why).await;
     assert!(line.ends_with("; its last good content stays in force"), "{line}");
     assert!(linker.stop().success());
-    for command in [&["run"][..], &["check"]] {
+    for command in [&["run", "--listen", "127.0.0.1:0"][..], &["check"]] {
         let output = run_to_end(command.iter().chain(&["--manifests", directory.path().to_str().unwrap()]));
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8(output.stderr).unwrap().contains(&why));

@@ -219,7 +219,7 @@ impl<'a> Reader<'a> {
 
     fn take_text(&mut self, path: &str, scalar: &Value, node: &Spanned<Node>) -> Value {
         let spelled = self.content.spelled(node.defined);
-        let text = match scalar {
+        let text: &str = match scalar {
             // The parser changes the spelling of infinity and NaN; in quotes they are ordinary texts.
             Value::String(text) if spelled.trim_start_matches('+').eq_ignore_ascii_case(text) => spelled,
             Value::String(text) => text,

@@ -1,5 +1,6 @@
-//! The fields of Services and ExternalTargets, as the API server knows them: an unknown field of a manifest is an error,
-//! as in kubectl. Tests compare them with the types of Kubernetes and with the CRD, which are too large for the program.
+//! The fields of Services and ExternalTargets, as the API server knows them: an unknown field of a manifest is an
+//! error, as in kubectl. Tests compare them with the types of Kubernetes and with the CRD, which are too large for the
+//! program.
 
 /// What a value in a manifest has to be.
 #[derive(Debug)]

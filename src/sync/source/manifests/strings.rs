@@ -61,7 +61,10 @@ pub(super) fn misread_string(
     let kind = kind(value);
     (kind != ScalarKind::String && is_plain(content, value, defined)).then(|| {
         let (field, value, kind) = (sentence(field), sentence(value), kind.name());
-        format!("{field}: {value} is {kind} to kubectl, which reads YAML 1.1, and has to be a string: write \"{value}\"")
+        format!(
+            "{field}: {value} is {kind} to kubectl, which reads YAML 1.1, and has to be a string: write \
+             \"{value}\""
+        )
     })
 }
 

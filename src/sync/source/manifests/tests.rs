@@ -352,7 +352,7 @@ fn errors_of_a_file_are_limited() {
 }
 
 #[test]
-fn refused_object_keeps_its_last_content_and_other_objects_change() {
+fn refused_object_keeps_its_content_and_other_objects_change() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("all.yaml");
     let service = |name: &str, host: &str, more: &str| {
