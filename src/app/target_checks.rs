@@ -17,20 +17,25 @@ use crate::sync::failover_controller::checks::{CheckDns, TargetCheckResult};
 
 /// Returns the function that checks a hostname.
 pub(super) fn check_dns(checker: TargetChecker) -> CheckDns {
-    Arc::new(move |host, timeout| {
+    Arc::new(move |host, namespace, timeout| {
         let checker = checker.clone();
-        async move { check(&checker, &host, timeout).await }.boxed()
+        async move { check(&checker, &host, &namespace, timeout).await }.boxed()
     })
 }
 
 /// Returns a function that checks nothing, for commands that read links and decide about no ExternalTarget.
 pub(super) fn no_checks() -> CheckDns {
-    Arc::new(|_, _| async { TargetCheckResult::without_answer() }.boxed())
+    Arc::new(|_, _, _| async { TargetCheckResult::without_answer() }.boxed())
 }
 
-async fn check(checker: &TargetChecker, host: &Hostname, timeout: Duration) -> TargetCheckResult {
+async fn check(
+    checker: &TargetChecker,
+    host: &Hostname,
+    namespace: &str,
+    timeout: Duration,
+) -> TargetCheckResult {
     let name = host.name();
-    let TargetResults { upstreams: results, links } = checker.check(&name, timeout).await;
+    let TargetResults { upstreams: results, links } = checker.check(&name, namespace, timeout).await;
     let at = Timestamp::now();
     let (mut outcomes, mut addresses, mut answers) = (Vec::new(), Vec::new(), Vec::new());
     let mut unanswered = Vec::new();

@@ -1,6 +1,7 @@
 //! ExternalTargets: failover, failback, and changes of the target, which wait until the new target resolves.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -412,6 +413,54 @@ async fn loop_of_one_object_fails_no_check_of_another_one() {
     eventually("further checks", are_more).await;
     assert_eq!(shop.condition("other", "Ready", "True").await, "TargetVerified");
     assert!(!shop.plane.event_reasons("shop").contains(&"NoHealthySource".to_owned()));
+}
+
+/// The owner of a source's hostname turns it into a CNAME to the link of another tenant, which doesn't allow that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn source_that_leads_to_another_tenant_fails_over() {
+    let mut shop = Shop::open(&[]).await;
+    let is_turned = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&is_turned);
+    shop.upstream.resolver = FaultyUpstream::start(move |asked, _| {
+        let name = asked.queries[0].name().clone();
+        if name.to_string() != "seoul.example.com." || !seen.load(Ordering::Relaxed) {
+            return vec![address(asked, 1, 5)];
+        }
+        let elsewhere = CNAME(Name::from_ascii("bank.shop-dr.lb.internal.").unwrap());
+        let mut answer = error(asked, ResponseCode::NoError);
+        answer.add_answer(Record::from_rdata(name, 5, RData::CNAME(elsewhere)));
+        vec![answer]
+    })
+    .await;
+    shop.load_balancer("shop-dr", "bank", "bank.example.com").await;
+    let linker = shop.linker(&[]).await;
+    let source = |name: &str| json!({"name": name, "hostname": format!("{name}.example.com")});
+    let spec = json!({"sources": [source("seoul"), source("busan")], "check": shortest_check()});
+    shop.create("web", spec.clone()).await;
+    let own = Api::<ExternalTarget>::namespaced(shop.cluster.client.clone(), "shop-dr");
+    let object = ExternalTarget::new("own", serde_json::from_value(spec).unwrap());
+    own.create(&PostParams::default(), &object).await.unwrap();
+    shop.wait_until_announced("web", "seoul.example.com").await;
+    let are_healthy = || async {
+        let sources = shop.status("web").await.sources;
+        sources.iter().all(|source| source.state == Some(SourceState::Healthy)).then_some(())
+    };
+    eventually("both sources are healthy", are_healthy).await;
+    answers(linker.dns, "web.shop.lb.internal. A", "seoul.example.com. 192.0.2.1").await;
+    answers(linker.dns, "own.shop-dr.lb.internal. A", "seoul.example.com. 192.0.2.1").await;
+
+    is_turned.store(true, Ordering::Relaxed);
+    shop.wait_until_announced("web", "busan.example.com").await;
+    answers(linker.dns, "web.shop.lb.internal. A", "busan.example.com. 192.0.2.1").await;
+    let message = "leads to bank.shop-dr.lb.internal: it lies in lb-linker's own zone and belongs to Service \
+                   shop-dr/bank, whose annotation linker.hsj.com/allow-from doesn't list namespace shop";
+    let seoul = shop.status("web").await.sources.remove(0);
+    assert_eq!((seoul.state, &*seoul.message), (Some(SourceState::Unhealthy), message));
+    // For the namespace of that link, the same hostname is healthy.
+    let own = own.get("own").await.unwrap().status.unwrap_or_default();
+    assert_eq!(own.sources[0].state, Some(SourceState::Healthy), "{own:#?}");
+    let chain = "seoul.example.com. bank.shop-dr.lb.internal. bank.example.com. 192.0.2.1";
+    answers(linker.dns, "own.shop-dr.lb.internal. A", chain).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -183,9 +183,9 @@ impl TargetCheck {
         progress.is_asked = false;
     }
 
-    /// Records the outcome of a check that ends without an answer to judge.
+    /// Records the outcome of a check that ends without an answer to judge. The first outcome counts.
     pub(crate) fn end(&self, outcome: TargetOutcome) {
-        self.progress.lock().outcome = Some(outcome);
+        self.progress.lock().outcome.get_or_insert(outcome);
     }
 
     /// Awaits a future, and records what the check waits for: [`Self::outcome_at_deadline`] reports it.

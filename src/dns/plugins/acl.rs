@@ -94,6 +94,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prometheus::{IntCounterVec, Opts, Registry};
 
 use super::clients::is_client_query;
@@ -206,14 +207,35 @@ fn decide<'a>(
     })
 }
 
+/// Returns whether the query is denied to every client.
+fn denies_all(lists: &[RuleList], name: &Name, qtype: RecordType) -> bool {
+    let everywhere = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
+    let lists = lists.iter().filter(|list| list.zones.closest(name).is_some());
+    let rules = lists.flat_map(|list| &list.rules).filter(|rule| rule.has_type(qtype));
+    let mut denied: Vec<IpNet> = Vec::new();
+    for rule in rules {
+        let nets = rule.nets.as_ref().map_or(&everywhere[..], Nets::all);
+        if rule.action != Action::Allow {
+            denied.extend(nets);
+            denied = IpNet::aggregate(&denied);
+        } else if nets.iter().any(|net| !denied.iter().any(|denied| denied.contains(net))) {
+            return false;
+        }
+    }
+    everywhere.iter().all(|net| denied.contains(net))
+}
+
 fn is_allowed(decision: Option<(Action, &Name)>) -> bool {
     matches!(decision, None | Some((Action::Allow, _)))
 }
 
 impl AclRule {
-    fn matches(&self, qtype: RecordType, client: IpAddr) -> bool {
+    fn has_type(&self, qtype: RecordType) -> bool {
         self.types.as_ref().is_none_or(|types| types.contains(&qtype))
-            && self.nets.as_ref().is_none_or(|nets| nets.contains(client))
+    }
+
+    fn matches(&self, qtype: RecordType, client: IpAddr) -> bool {
+        self.has_type(qtype) && self.nets.as_ref().is_none_or(|nets| nets.contains(client))
     }
 }
 
@@ -271,9 +293,13 @@ impl AccessRule for Acl {
     }
 
     fn denies(&self, request: &Request, query: &Query) -> bool {
-        // An internal look-up has no client that a rule could match.
-        !request.is_internal()
-            && !is_allowed(self.decide(query.name(), query.query_type(), request.client.ip()))
+        let (name, qtype) = (query.name(), query.query_type());
+        match request.is_internal() {
+            true if request.is_check() => denies_all(&self.lists, name, qtype),
+            // Another internal look-up has no client that a rule could match.
+            true => false,
+            false => !is_allowed(self.decide(name, qtype, request.client.ip())),
+        }
     }
 
     fn clients(&self, request: &Request, query: &Query) -> Option<ClientScope> {

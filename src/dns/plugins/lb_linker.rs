@@ -99,6 +99,7 @@ mod tests;
 pub mod zone;
 
 use std::any::Any;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -130,7 +131,7 @@ use crate::model::link::{IpFamily, Link};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
 use failed_targets::FailedTargetsGauge;
-use hops::{Denial, Denials, HopCheck};
+use hops::{Denial, Denials, HopCheck, denied_by_acl, fail_check};
 use target_resolver::{CLIENT_TIMEOUT, ResolveOptions, Resolved, TargetResolvers, query_for};
 
 pub use options::{LinkZone, link_zones};
@@ -217,7 +218,8 @@ impl Plugin for LbLinker {
         reply.metadata.recursion_available = access.allows_recursion == Some(true);
         let family = family_of(request.query.query_type());
         reply.validity = Some(Box::new(Validity { clients: access.clients, family, ..Validity::default() }));
-        let is_missing = self.answer(request, &mut reply, (zone, relative)).await;
+        let is_missing =
+            self.follow(request, &mut reply, Some((zone, relative)), ChaseState::new(ttl, None)).await;
         if is_missing && falls_through {
             if self.prohibits(request) {
                 self.prohibited.record(request);
@@ -292,24 +294,27 @@ impl LbLinker {
         self.zones.iter().find_map(|zone| Some((zone, zone.relative(name)?)))
     }
 
-    /// Answers with authority, and resolves a CNAME's target, because a stub resolver doesn't. Returns whether the
-    /// queried name itself doesn't exist.
-    async fn answer(&self, request: &Request, reply: &mut Reply, zone: (&Zone, Vec<u8>)) -> bool {
-        let mut chase = ChaseState {
-            deadline: Instant::now() + CLIENT_TIMEOUT,
-            negative_ttl: zone.0.ttl(),
-            alias_only_is_nodata: false,
-            link: None,
-        };
+    /// Follows the chain from the queried name, at `place` in our zones or outside of them. Answers with authority, and
+    /// resolves a CNAME's target, because a stub resolver doesn't. Returns whether the queried name itself doesn't
+    /// exist.
+    async fn follow(
+        &self,
+        request: &Request,
+        reply: &mut Reply,
+        mut place: Option<(&Zone, Vec<u8>)>,
+        mut chase: ChaseState<'_>,
+    ) -> bool {
         let qtype = request.query.query_type();
         let mut name = request.query.name().clone();
-        let mut place = Some(zone);
         let mut seen: Vec<Name> = Vec::new();
         while !seen.contains(&name) && request.depth + seen.len() < MAX_LOOKUP_DEPTH {
             let next = match place {
                 Some((zone, relative)) => {
                     let mut answer = zone.answer(&self.store, &name, &relative, qtype);
-                    if chase.link.as_ref().is_some_and(|link| !answer.is_open_to(link.key.namespace())) {
+                    if let Some(namespace) = chase.namespace()
+                        && !answer.is_open_to(namespace)
+                    {
+                        fail_check(request, &name, || answer.denied_to(namespace));
                         answer.answers.clear();
                         self.add_dependencies(reply, &mut answer);
                         self.deny(request, reply, &mut chase, Denial::Namespace);
@@ -364,12 +369,12 @@ impl LbLinker {
         if !is_ours && !request.metadata.recursion_desired {
             return Ok(false);
         }
-        if self.policy.check_name(name).is_err() {
-            return Err(Denial::Name);
+        if let Purpose::Check(check) = &request.purpose
+            && let Some(link) = self.store.link_of_host(name)
+        {
+            check.note_link(&link.key);
         }
-        if let Purpose::Check(check) = &request.purpose {
-            self.note_link_of(name, check);
-        }
+        self.check_name(request, name)?;
         let query = query_for(request, name);
         let look_up = match query.query_type() {
             _ if is_ours => LookUp::Stored,
@@ -381,7 +386,7 @@ impl LbLinker {
             validity.clients.extend(access.clients);
         }
         if access.is_denied {
-            return Err(Denial::Acl);
+            return Err(denied_by_acl(request, name));
         }
         if is_ours || access.allows_recursion != Some(false) {
             return Ok(true);
@@ -398,7 +403,7 @@ impl LbLinker {
     }
 
     /// Ends a chain at a denied name: the client gets the CNAME records before that name.
-    fn deny(&self, request: &Request, reply: &mut Reply, chase: &mut ChaseState, denial: Denial) {
+    fn deny(&self, request: &Request, reply: &mut Reply, chase: &mut ChaseState<'_>, denial: Denial) {
         reply.metadata.response_code = ResponseCode::NoError;
         reply.records.authorities.clear();
         reply.records.additionals.clear();
@@ -471,7 +476,7 @@ impl LbLinker {
         request: &Request,
         reply: &mut Reply,
         name: &Name,
-        chase: &mut ChaseState,
+        chase: &mut ChaseState<'_>,
     ) -> Option<Name> {
         let query = query_for(request, name);
         let mut found = self.resolve_target(request, &query, chase, true).await;
@@ -511,7 +516,7 @@ impl LbLinker {
         add_target_dependencies(reply, &known.reply, &chain, chase, is_absence);
         let is_cut =
             known.reply.metadata.truncation && matches!(chain.end, ChainEnd::Final(_) | ChainEnd::Unresolved);
-        if is_cut && request.protocol != Protocol::Udp {
+        if is_cut && request.protocol != Protocol::Udp && !request.is_check() {
             // Only a UDP client repeats its query by TCP.
             reply.metadata.response_code = ResponseCode::ServFail;
             reply.ede = Some(Ede::TRUNCATED);
@@ -539,6 +544,9 @@ impl LbLinker {
             ChainEnd::Unresolved => {
                 reply.metadata.response_code = ResponseCode::ServFail;
                 reply.ede = Some(Ede::TARGET_FAILED);
+                if let Purpose::Check(check) = &request.purpose {
+                    check.end(target_check::unresolved(&known.reply));
+                }
             }
         }
         None
@@ -549,7 +557,7 @@ impl LbLinker {
         &self,
         request: &Request,
         query: &Query,
-        chase: &ChaseState,
+        chase: &ChaseState<'_>,
         accepts_cached: bool,
     ) -> Result<TargetAnswer, Ede> {
         let wanted =
@@ -577,12 +585,21 @@ impl LbLinker {
             |name| server.is_link_name(name),
             |name| server.has_link_zones_below(name),
         );
-        // A chain outside our zones started at a link.
-        let namespace = chase.link.as_ref().map_or("", |link| link.key.namespace());
+        // A chain outside our zones started at a link, or at the target of a check.
+        let namespace = chase.namespace().unwrap_or_default();
+        let found: Vec<IpAddr> = match request.is_check() {
+            true => chain.answers.iter().filter_map(|record| record.data.ip_addr()).collect(),
+            false => Vec::new(),
+        };
         let allows = |name: &Name| self.allows_data(request, namespace, name, &mut hop_check);
         let has_denied_addresses = drop_denied(&mut chain.answers, &self.policy, allows);
         if has_denied_addresses {
             hop_check.denial.get_or_insert(Denial::Address);
+            if let Purpose::Check(check) = &request.purpose
+                && !chain.answers.iter().any(|record| record.data.ip_addr().is_some())
+            {
+                check.end(target_check::only_denied(&found));
+            }
         }
         let allows = |host: &Name, qtype| !self.is_denied_by_acl(request, host, qtype, &mut hop_check);
         if drop_hints(&mut chain.answers, allows) {
@@ -593,7 +610,7 @@ impl LbLinker {
 }
 
 /// The state that all look-ups of a query share.
-struct ChaseState {
+struct ChaseState<'a> {
     /// The time at which the client gets an answer, even if a look-up is still under way.
     deadline: Instant,
     /// The maximum negative TTL, in seconds.
@@ -602,9 +619,27 @@ struct ChaseState {
     alias_only_is_nodata: bool,
     /// The link that leads to the current name of the chain.
     link: Option<Arc<Link>>,
+    /// For a check, the namespace of the links that lead to the queried name.
+    checked_for: Option<&'a str>,
 }
 
-impl ChaseState {
+impl<'a> ChaseState<'a> {
+    fn new(negative_ttl: u32, checked_for: Option<&'a str>) -> Self {
+        Self {
+            deadline: Instant::now() + CLIENT_TIMEOUT,
+            negative_ttl,
+            alias_only_is_nodata: false,
+            link: None,
+            checked_for,
+        }
+    }
+
+    /// Returns the namespace that the next name of the chain must be open to; `None` if a client has asked for that
+    /// name.
+    fn namespace(&self) -> Option<&str> {
+        self.link.as_ref().map(|link| link.key.namespace()).or(self.checked_for)
+    }
+
     fn absence(&self) -> Duration {
         Duration::from_secs(self.negative_ttl.into())
     }
@@ -633,7 +668,7 @@ fn add_target_dependencies(
     reply: &mut Reply,
     target: &Reply,
     chain: &CnameChain,
-    chase: &ChaseState,
+    chase: &ChaseState<'_>,
     is_absence: bool,
 ) {
     let (start, number) = (reply.records.answers.len(), chain.answers.len());

@@ -17,6 +17,10 @@ impl Nets {
         Self(nets)
     }
 
+    pub(super) fn all(&self) -> &[IpNet] {
+        &self.0
+    }
+
     pub(super) fn contains(&self, client: IpAddr) -> bool {
         let behind = self.0.partition_point(|net| net.network() <= client);
         self.0[..behind].last().is_some_and(|net| net.contains(&client))

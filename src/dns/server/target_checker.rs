@@ -34,12 +34,13 @@ impl TargetChecker {
         Self { servers, dns }
     }
 
-    /// Checks a hostname, without caches, at each upstream that would be asked for it on behalf of a client. Returns at
-    /// least one result; listeners with different blocks may have different results for an upstream.
-    pub async fn check(&self, name: &Name, timeout: Duration) -> TargetResults {
+    /// Checks a hostname, without caches, at each upstream that would be asked for it on behalf of a client that queries
+    /// a link in `namespace`. Returns at least one result; listeners with different blocks may have different results
+    /// for an upstream.
+    pub async fn check(&self, name: &Name, namespace: &str, timeout: Duration) -> TargetResults {
         let checks = self.views().into_iter().map(|(server, links)| {
-            let name = name.clone();
-            self.on_dns(async move { links.check_target(&server, &name, timeout).await })
+            let (name, namespace) = (name.clone(), namespace.to_owned());
+            self.on_dns(async move { links.check_target(&server, &name, &namespace, timeout).await })
         });
         let views = join_all(checks).await;
         let is_aborted = views.iter().any(Option::is_none);

@@ -44,6 +44,7 @@ pub struct CheckResult {
 /// The check results of each target, since this leader began to check it.
 #[derive(Debug, Default)]
 pub struct CheckRecords {
+    namespace: Box<str>,
     records: Vec<CheckRecord>,
 }
 
@@ -149,6 +150,11 @@ impl CheckRecord {
 // === impl CheckRecords ===
 
 impl CheckRecords {
+    /// Returns the records of an ExternalTarget in `namespace`, before the first check.
+    pub fn new(namespace: &str) -> Self {
+        Self { namespace: namespace.into(), records: Vec::new() }
+    }
+
     /// Keeps only the records of these checks, and begins a record at `now` for each check that has none.
     pub fn retain(&mut self, checks: &[PlannedCheck], now: Timestamp) {
         let mut former = std::mem::take(&mut self.records);
@@ -204,17 +210,21 @@ impl CheckRecords {
             (Some(newest), Urgency::Awaited) => later(newest, AWAITED.min(settings.period)),
             (Some(newest), Urgency::Undecided) => later(newest, UNDECIDED.min(settings.period)),
             (newest, _) => {
-                next_slot(&check.target, newest.or(tally.decided).unwrap_or(now).min(now), settings.period)
+                let after = newest.or(tally.decided).unwrap_or(now).min(now);
+                next_slot(&check.target, &self.namespace, after, settings.period)
             }
         }
     }
 }
 
-/// Returns the next time after `after` for the routine check of a target. Different targets have times that are spread
-/// out over the period; equal targets of several ExternalTargets have the same times, so that one check is enough.
-fn next_slot(target: &Target, after: Timestamp, period: Duration) -> Timestamp {
+/// Returns the next time after `after` for the routine check of a target. Different checks have times that are spread
+/// out over the period; equal checks of several ExternalTargets have the same times, so that one check is enough.
+fn next_slot(target: &Target, namespace: &str, after: Timestamp, period: Duration) -> Timestamp {
     let mut hasher = DefaultHasher::new();
     text_of(target).hash(&mut hasher);
+    if matches!(target, Target::Hostname(_)) {
+        namespace.hash(&mut hasher);
+    }
     let period = i64::try_from(period.as_millis()).unwrap_or(i64::MAX).max(1);
     // Halved to fit into `i64`.
     let offset = i64::try_from(hasher.finish() / 2).unwrap_or_default().rem_euclid(period);
@@ -359,7 +369,7 @@ mod tests {
     #[test]
     fn next_check_time_depends_on_results_and_urgency() {
         let pass = || CheckOutcome::Passed;
-        let slot = |after| next_slot(&target(HOST), at(after), settings().period);
+        let slot = |after| next_slot(&target(HOST), "", at(after), settings().period);
         let (routine, undecided, awaited) = (Urgency::Routine, Urgency::Undecided, Urgency::Awaited);
         for (results, urgency, now, expected) in [
             (&[][..], awaited, 5, at(5)),
@@ -426,9 +436,9 @@ mod tests {
         let mut seconds = [0; 30];
         for number in 0..3_000 {
             let target = target(&format!("lb-{number}.example"));
-            let slot = next_slot(&target, at(0), period);
+            let slot = next_slot(&target, "", at(0), period);
             assert!(slot > at(0) && slot <= at(30));
-            assert_eq!(next_slot(&target, slot, period), later(slot, period));
+            assert_eq!(next_slot(&target, "", slot, period), later(slot, period));
             let millisecond = slot.as_millisecond() - at(0).as_millisecond() - 1;
             seconds[usize::try_from(millisecond / 1000).unwrap()] += 1;
         }

@@ -26,6 +26,9 @@ const SHARES: usize = 4;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckKey {
     pub target: Target,
+    /// The namespace of the links that lead to a hostname: which names of its chain are allowed depends on the
+    /// namespace. `None` for addresses.
+    pub namespace: Option<Arc<str>>,
     /// The port that one of the target's addresses must accept a connection at; `None` if only DNS is checked.
     pub tcp_port: Option<u16>,
     pub timeout: Duration,
@@ -41,7 +44,7 @@ impl Hash for CheckKey {
                 addresses.hash(state);
             }
         }
-        (self.tcp_port, self.timeout).hash(state);
+        (&self.namespace, self.tcp_port, self.timeout).hash(state);
     }
 }
 

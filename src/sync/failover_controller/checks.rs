@@ -40,8 +40,9 @@ pub struct TargetCheckResult {
     pub links: HashSet<ServiceKey>,
 }
 
-/// Checks a hostname at each upstream, without caches, with a timeout.
-pub type CheckDns = Arc<dyn Fn(Hostname, Duration) -> BoxFuture<'static, TargetCheckResult> + Send + Sync>;
+/// Checks a hostname at each upstream, without caches, with a timeout, as a client of a link in the namespace asks.
+pub type CheckDns =
+    Arc<dyn Fn(Hostname, Arc<str>, Duration) -> BoxFuture<'static, TargetCheckResult> + Send + Sync>;
 
 impl TargetCheckResult {
     /// Returns the result of a check that says nothing about the target.
@@ -76,7 +77,9 @@ pub(super) struct FinishedCheck {
 /// Checks a target. Returns the check and its result.
 pub(super) async fn check(key: CheckKey, check_dns: CheckDns) -> FinishedCheck {
     let mut result = match &key.target {
-        Target::Hostname(host) => check_dns(host.clone(), key.timeout).await,
+        Target::Hostname(host) => {
+            check_dns(host.clone(), key.namespace.clone().unwrap_or_default(), key.timeout).await
+        }
         Target::Addresses(addresses) => {
             let addresses = addresses.iter().take(MAX_CONNECTIONS).copied().collect();
             TargetCheckResult::new(Timestamp::now(), vec![CheckOutcome::Passed], addresses)

@@ -148,7 +148,7 @@ impl DecisionState {
             status: from_stored(&object.status),
             decided_at: None,
             sent: None,
-            records: CheckRecords::default(),
+            records: CheckRecords::new(object.key.namespace()),
             stale: None,
             changes: UnreportedEvents::default(),
             in_flight: UnreportedEvents::default(),
@@ -420,6 +420,7 @@ impl FailoverController {
         let timeout = spec.check.timeout;
         let check_of = |planned: &PlannedCheck| CheckKey {
             target: planned.target.clone(),
+            namespace: matches!(planned.target, Target::Hostname(_)).then(|| namespace.into()),
             tcp_port: planned.tcp_port,
             timeout,
         };

@@ -26,7 +26,7 @@ fn context(client: Client, recorder: Recorder) -> FailoverContext {
         policy: test_support::policy(None),
         target_namespace: "external-targets".to_owned(),
         tcp_check_namespaces: BTreeSet::new(),
-        check_dns: Arc::new(|_, _| Box::pin(ready(TargetCheckResult::without_answer()))),
+        check_dns: Arc::new(|_, _, _| Box::pin(ready(TargetCheckResult::without_answer()))),
         link_reporter: LinkReporter { recorder, ..test_support::link_reporter() },
         metrics: test_support::metrics(),
         api: test_support::metrics(),

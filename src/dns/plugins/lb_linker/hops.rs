@@ -3,20 +3,23 @@
 //! from.
 
 use std::any::Any;
+use std::fmt::Display;
 
 use hickory_proto::rr::{Name, RecordType};
 use prometheus::Registry;
 use smallvec::SmallVec;
 
 use super::{LbLinker, query_for};
-use crate::dns::chain::request::Request;
+use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::LookUp;
+use crate::dns::chain::target_check::TargetOutcome;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::ClientScope;
 use crate::dns::plugins::lb_linker::zone::{Hop, Zone, ZoneDependencies};
 use crate::metrics::MetricGroup;
 use crate::metrics::sharded::ShardedCounterVec;
+use crate::model::hostname::to_presentation;
 
 /// The types that a client queries for a host's addresses.
 pub(super) const ADDRESS_TYPES: [RecordType; 2] = [RecordType::A, RecordType::AAAA];
@@ -107,6 +110,18 @@ impl HopCheck {
     }
 }
 
+/// Ends the check of a target whose chain leads to a denied name. Does nothing for a client's query.
+pub(super) fn fail_check<T: Display>(request: &Request, name: &Name, why: impl FnOnce() -> T) {
+    if let Purpose::Check(check) = &request.purpose {
+        check.end(TargetOutcome::Failed(format!("leads to {}: {}", to_presentation(name), why())));
+    }
+}
+
+pub(super) fn denied_by_acl(request: &Request, name: &Name) -> Denial {
+    fail_check(request, name, || "an acl denies it to all clients");
+    Denial::Acl
+}
+
 impl LbLinker {
     /// Returns the zone of this listener that contains a name, and the name relative to the zone. This plugin's zones
     /// go first.
@@ -120,15 +135,26 @@ impl LbLinker {
 
     /// Checks a name outside our zones in a chain; returns whether the chain may continue there.
     pub(super) fn allows_name(&self, request: &Request, name: &Name, hop_check: &mut HopCheck) -> bool {
-        if self.policy.check_name(name).is_err() {
-            hop_check.denial = Some(Denial::Name);
-            return false;
-        }
-        let is_denied = self.is_denied_by_acl(request, name, request.query.query_type(), hop_check);
-        if is_denied {
-            hop_check.denial = Some(Denial::Acl);
-        }
-        !is_denied
+        let qtype = request.query.query_type();
+        let denial = match self.check_name(request, name) {
+            Ok(()) if self.is_denied_by_acl(request, name, qtype, hop_check) => {
+                Some(denied_by_acl(request, name))
+            }
+            checked => checked.err(),
+        };
+        hop_check.denial = denial.or(hop_check.denial);
+        denial.is_none()
+    }
+
+    /// Checks any name of a chain against the target policy.
+    ///
+    /// # Errors
+    /// Fails if the name is denied.
+    pub(super) fn check_name(&self, request: &Request, name: &Name) -> Result<(), Denial> {
+        self.policy.check_name(name).map_err(|denied| {
+            fail_check(request, name, || denied);
+            Denial::Name
+        })
     }
 
     /// Checks the names on the way to the host of a link's SRV records, or the name of a zone's name server. Returns

@@ -13,20 +13,16 @@ use hickory_proto::rr::{Name, RecordType};
 use parking_lot::Mutex;
 use tokio::time::timeout_at;
 
-use super::LbLinker;
 use super::hops::ADDRESS_TYPES;
-use super::target_resolver::{is_busy, query_for};
-use crate::dns::chain::request::Purpose;
-use crate::dns::chain::server::{LookUp, MAX_LOOKUP_DEPTH, Server};
-use crate::dns::chain::target_check::{
-    CheckEnd, NOT_RESOLVED, TargetCheck, TargetOutcome, TargetResults, UpstreamResult,
-};
+use super::target_resolver::is_busy;
+use super::{ChaseState, LbLinker, NAME};
+use crate::dns::chain::request::{Purpose, Request};
+use crate::dns::chain::server::Server;
+use crate::dns::chain::target_check::{CheckEnd, TargetCheck, TargetOutcome, TargetResults, UpstreamResult};
 use crate::dns::message::ede::Ede;
 use crate::dns::message::presentation::rcode_text;
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::message::reply::Reply;
-use crate::dns::plugins::lb_linker::chase::{ChainEnd, ChainStep, follow};
-use crate::model::hostname::to_presentation;
 
 /// The maximum number of addresses in a result.
 const MAX_ADDRESSES: usize = 4;
@@ -40,33 +36,25 @@ type FamilyResult = (Option<SocketAddr>, TargetOutcome);
 
 impl LbLinker {
     /// Checks a hostname, without caches, at each upstream of the *forward* lines that would be asked for it on behalf
-    /// of a client. The hostname passes at an upstream if the upstream has an allowed address of either family.
-    /// ExternalTargets may share a check, so the results contain the links that the hostname leads to: each
-    /// ExternalTarget looks there for its own link.
-    pub async fn check_target(&self, server: &Arc<Server>, name: &Name, timeout: Duration) -> TargetResults {
-        if let Err(denied) = self.policy.check_name(name) {
-            let outcome = TargetOutcome::Failed(bounded(denied.to_string()));
-            let upstreams = vec![UpstreamResult { upstream: None, outcome }];
-            return TargetResults { upstreams, ..TargetResults::default() };
-        }
+    /// of a client that queries a link in `namespace`. The hostname passes at an upstream if the upstream has an allowed
+    /// address of either family. The ExternalTargets of a namespace may share a check, so the results contain the links
+    /// that the hostname leads to: each ExternalTarget looks there for its own link.
+    pub async fn check_target(
+        &self,
+        server: &Arc<Server>,
+        name: &Name,
+        namespace: &str,
+        timeout: Duration,
+    ) -> TargetResults {
         let links = Arc::new(Mutex::new(HashSet::new()));
-        let [v4, v6] = ADDRESS_TYPES.map(|qtype| Query::query(name.clone(), qtype));
-        let check = || {
+        let family = |qtype| {
             let check = TargetCheck::new(Arc::clone(&links), timeout);
-            self.note_link_of(name, &check);
-            check
+            self.check_family(server, Query::query(name.clone(), qtype), namespace, check)
         };
-        let (v4, v6) =
-            tokio::join!(self.check_family(server, &v4, check()), self.check_family(server, &v6, check()));
+        let [v4, v6] = ADDRESS_TYPES.map(family);
+        let (v4, v6) = tokio::join!(v4, v6);
         let links = std::mem::take(&mut *links.lock());
         TargetResults { upstreams: merged(&v4, &v6), links }
-    }
-
-    /// Records the link with the name `name`, a name of a chain, if there is such a link.
-    pub(super) fn note_link_of(&self, name: &Name, check: &TargetCheck) {
-        if let Some(link) = self.store.link_of_host(name) {
-            check.note_link(&link.key);
-        }
     }
 
     /// Asks `upstream` for the A record of the name `other`, if a client's query for `name` would reach this upstream.
@@ -100,25 +88,21 @@ impl LbLinker {
     async fn check_family(
         &self,
         server: &Arc<Server>,
-        query: &Query,
+        query: Query,
+        namespace: &str,
         check: TargetCheck,
     ) -> Vec<FamilyResult> {
-        let request = server.internal_request(query.clone());
-        if !server.is_link_name(query.name())
-            && server.allows_recursion(query, &request, LookUp::Target) == Some(false)
-        {
-            return vec![(None, TargetOutcome::Inconclusive(NOT_RESOLVED.to_owned()))];
-        }
         let mut results = Vec::new();
         let mut checks = FuturesUnordered::new();
         let mut begun = HashSet::new();
-        checks.push(self.check_once(server, query, check));
+        let check_once = |check| self.check_once(server, query.clone(), namespace, check);
+        checks.push(check_once(check));
         while let Some((upstream, end)) = checks.next().await {
             match end {
                 CheckEnd::Found(further) => {
                     // The answers of several upstreams may pass the query on to the same next *forward* line.
                     let new = further.into_iter().filter(|check| begun.insert(check.line_and_upstream()));
-                    checks.extend(new.map(|check| self.check_once(server, query, check)));
+                    checks.extend(new.map(check_once));
                 }
                 CheckEnd::Outcome(outcome) => results.push((upstream, bounded_outcome(upstream, outcome))),
             }
@@ -131,103 +115,73 @@ impl LbLinker {
     async fn check_once(
         &self,
         server: &Arc<Server>,
-        query: &Query,
+        query: Query,
+        namespace: &str,
         check: TargetCheck,
     ) -> (Option<SocketAddr>, CheckEnd) {
         let check = Arc::new(check);
-        let end = timeout_at(check.deadline, self.follow_target(server, query, &check)).await;
-        (check.upstream(), end.unwrap_or_else(|_| CheckEnd::Outcome(check.outcome_at_deadline())))
-    }
-
-    /// Looks the hostname up, and follows a chain that leads from an upstream's answer to our zones.
-    async fn follow_target(&self, server: &Arc<Server>, query: &Query, check: &Arc<TargetCheck>) -> CheckEnd {
-        let request = server.internal_request(query.clone());
-        let mut name = query.name().clone();
-        let mut looked_up = HashSet::new();
-        for _ in 0..MAX_LOOKUP_DEPTH {
-            if !looked_up.insert(name.clone()) {
-                return failed("its CNAME chain is a loop");
-            }
-            let purpose = Purpose::Check(Arc::clone(check));
-            let reply = Server::look_up(&request, query_for(&request, &name), purpose).await;
-            match (check.ended(), reply) {
-                (Some(end), _) => return end,
-                (None, None) => return failed("the query is dropped"),
-                (None, Some(reply)) => {
-                    match self.next_zone_name(server, &reply, &name, query.query_type(), check) {
-                        Ok(next) => name = next,
-                        Err(outcome) => return CheckEnd::Outcome(outcome),
-                    }
-                }
-            }
-        }
-        failed("its CNAME chain is too long")
-    }
-
-    /// Returns the name in our zones that an answer leads to.
-    ///
-    /// # Errors
-    /// Returns the outcome of the check if the chain doesn't lead to our zones.
-    fn next_zone_name(
-        &self,
-        server: &Server,
-        reply: &Reply,
-        name: &Name,
-        qtype: RecordType,
-        check: &TargetCheck,
-    ) -> Result<Name, TargetOutcome> {
-        let mut denial = None;
-        let step = |name: &Name| {
-            self.note_link_of(name, check);
-            if server.is_link_name(name) {
-                return ChainStep::LinkZone;
-            }
-            match self.policy.check_name(name) {
-                Ok(()) => ChainStep::InAnswer,
-                Err(denied) => {
-                    denial = Some(format!("leads to {}: {denied}", to_presentation(name)));
-                    ChainStep::Denied
-                }
-            }
+        let purpose = Purpose::Check(Arc::clone(&check));
+        let request = Request { purpose, ..server.internal_request(query) };
+        let chased = timeout_at(check.deadline, self.chase_target(&request, namespace)).await;
+        let end = match (check.ended(), chased) {
+            (Some(end), Ok(_)) => end,
+            (None, Ok(reply)) => CheckEnd::Outcome(outcome_of(&reply)),
+            (_, Err(_)) => CheckEnd::Outcome(check.outcome_at_deadline()),
         };
-        let chain = follow(reply, name, qtype, 0, step);
-        let addresses: Vec<IpAddr> =
-            chain.answers.iter().filter_map(|record| record.data.ip_addr()).collect();
-        let allowed = addresses.iter().copied().filter(|ip| self.policy.check_address(*ip).is_ok());
-        let allowed: Vec<IpAddr> = allowed.take(MAX_ADDRESSES).collect();
-        if !allowed.is_empty() {
-            return Err(TargetOutcome::Resolved(allowed));
+        (check.upstream(), end)
+    }
+
+    /// Returns the records that the queried name adds to the answer for a link in `namespace` with this target.
+    async fn chase_target(&self, request: &Request, namespace: &str) -> Reply {
+        let name = request.query.name();
+        let mut reply = request.reply(NAME);
+        let place = self.find_zone(request, name);
+        if self.step(request, &mut reply, name, place.is_some()) == Ok(true) {
+            self.follow(request, &mut reply, place, ChaseState::new(0, Some(namespace))).await;
         }
-        let rcode = reply.metadata.response_code;
-        Err(match chain.end {
-            ChainEnd::InLinkZone(next) => return Ok(next),
-            ChainEnd::Denied => TargetOutcome::Failed(denial.unwrap_or_default()),
-            ChainEnd::Final(ResponseCode::NXDomain) => TargetOutcome::Failed(NXDOMAIN.to_owned()),
-            ChainEnd::Final(_) if !addresses.is_empty() => {
-                let denied: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-                TargetOutcome::Failed(format!("only denied addresses: {}", denied.join(", ")))
-            }
-            // In an answer of our own zones, the extended error is the reason.
-            ChainEnd::Final(_) => {
-                TargetOutcome::Failed(reply.ede.map_or(NO_ADDRESSES, |ede| ede.text).to_owned())
-            }
-            ChainEnd::Unresolved if is_busy(reply) || reply.ede == Some(Ede::NOT_READY) => {
-                TargetOutcome::Inconclusive(reply.ede.map_or("", |ede| ede.text).to_owned())
-            }
-            // RFC 6672 section 2.2: a DNAME makes the name too long.
-            ChainEnd::Unresolved if rcode == ResponseCode::YXDomain => {
-                TargetOutcome::Failed(rcode_text(rcode).into_owned())
-            }
-            ChainEnd::Unresolved if rcode == ResponseCode::NoError => {
-                TargetOutcome::NoAnswer("the answer is a referral, truncated, or a CNAME loop".to_owned())
-            }
-            ChainEnd::Unresolved => TargetOutcome::NoAnswer(rcode_text(rcode).into_owned()),
-        })
+        reply
     }
 }
 
-fn failed(why: &str) -> CheckEnd {
-    CheckEnd::Outcome(TargetOutcome::Failed(why.to_owned()))
+/// Returns the outcome of a check whose chain was followed to its end.
+fn outcome_of(reply: &Reply) -> TargetOutcome {
+    let addresses = reply.records.answers.iter().filter_map(|record| record.data.ip_addr());
+    let addresses: Vec<IpAddr> = addresses.take(MAX_ADDRESSES).collect();
+    if !addresses.is_empty() {
+        return TargetOutcome::Resolved(addresses);
+    }
+    let rcode = reply.metadata.response_code;
+    match (rcode, reply.ede) {
+        (ResponseCode::NXDomain, _) => TargetOutcome::Failed(NXDOMAIN.to_owned()),
+        (_, Some(ede)) if is_busy(reply) || ede == Ede::NOT_READY => {
+            TargetOutcome::Inconclusive(ede.text.to_owned())
+        }
+        (_, Some(ede)) => TargetOutcome::Failed(ede.text.to_owned()),
+        (ResponseCode::NoError, None) => TargetOutcome::Failed(NO_ADDRESSES.to_owned()),
+        (_, None) => TargetOutcome::Failed(rcode_text(rcode).into_owned()),
+    }
+}
+
+/// Returns the outcome of a check for an answer that can't be followed.
+pub(super) fn unresolved(answer: &Reply) -> TargetOutcome {
+    let rcode = answer.metadata.response_code;
+    match rcode {
+        _ if is_busy(answer) || answer.ede == Some(Ede::NOT_READY) => {
+            TargetOutcome::Inconclusive(answer.ede.map_or("", |ede| ede.text).to_owned())
+        }
+        // RFC 6672 section 2.2: a DNAME makes the name too long.
+        ResponseCode::YXDomain => TargetOutcome::Failed(rcode_text(rcode).into_owned()),
+        ResponseCode::NoError => {
+            TargetOutcome::NoAnswer("the answer is a referral, truncated, or a CNAME loop".to_owned())
+        }
+        _ => TargetOutcome::NoAnswer(rcode_text(rcode).into_owned()),
+    }
+}
+
+/// Returns the outcome of a check if all addresses at the end of a chain are denied.
+pub(super) fn only_denied(addresses: &[IpAddr]) -> TargetOutcome {
+    let denied: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    TargetOutcome::Failed(format!("only denied addresses: {}", denied.join(", ")))
 }
 
 /// Limits the length of the message. Without an upstream, a missing answer is a failure, because no upstream can be at

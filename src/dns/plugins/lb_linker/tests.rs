@@ -250,13 +250,8 @@ async fn alias_only_denial_and_its_rrsig_have_capped_ttls() {
     for (covered, ttl) in [(RecordType::CNAME, 5), (RecordType::DNAME, 5), (RecordType::A, 900)] {
         let mut reply = context.request.reply("");
         reply.records.answers = records(covered);
-        super::ChaseState {
-            deadline: Instant::now(),
-            negative_ttl: 5,
-            alias_only_is_nodata: true,
-            link: None,
-        }
-        .cap_alias_ttls(&mut reply);
+        super::ChaseState { alias_only_is_nodata: true, ..super::ChaseState::new(5, None) }
+            .cap_alias_ttls(&mut reply);
         let ttls: Vec<u32> = reply.records.answers.iter().map(|record| record.ttl).collect();
         assert_eq!(ttls, [ttl; 2], "{covered}");
     }

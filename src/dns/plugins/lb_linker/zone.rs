@@ -25,6 +25,7 @@ use crate::dns::message::zone_set::absolute;
 use crate::dns::plugins::lb_linker::zone::lookup::{Node, ZoneQuery};
 use crate::model::link::{Link, Target};
 use crate::model::names;
+use crate::model::target_policy::Denied;
 use crate::store::{NameSetVersion, Store};
 use dependencies::Lookups;
 use link_names::LinkNames;
@@ -387,6 +388,17 @@ impl ZoneAnswer {
     #[must_use]
     pub fn is_open_to(&self, namespace: &str) -> bool {
         self.link.as_ref().map_or(self.answers.is_empty(), |link| link.is_open_to(namespace))
+    }
+
+    /// Returns why the name isn't open to `namespace`.
+    pub fn denied_to(&self, namespace: &str) -> String {
+        self.link.as_ref().map_or_else(
+            || "it belongs to the zone itself".to_owned(),
+            |link| {
+                let (owner, namespace) = (link.key.clone(), namespace.to_owned());
+                Denied::OtherNamespace { owner, namespace }.to_string()
+            },
+        )
     }
 
     fn not_ready() -> Self {

@@ -68,7 +68,7 @@ async fn check_within(
     upstreams: &[&FakeUpstream],
     timeout: Duration,
 ) -> Vec<String> {
-    let results = checker.check(&name(host), timeout).await.upstreams;
+    let results = checker.check(&name(host), "default", timeout).await.upstreams;
     let mut texts: Vec<String> = results.iter().map(|result| text(result, upstreams)).collect();
     texts.sort();
     texts
@@ -205,7 +205,7 @@ async fn denied_addresses_and_names_fail() {
         ]
     );
     let results = check(&checker, "localhost.", &all).await;
-    assert_eq!(results, ["- failed: localhost would be the client's own host"]);
+    assert_eq!(results, ["- failed: leads to localhost: localhost would be the client's own host"]);
 }
 
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn messages_have_at_most_200_characters() {
     })
     .await;
     let (checker, _context) = checker_of(&forward(&[&upstream]));
-    let results = checker.check(&name("t.example."), TIMEOUT).await.upstreams;
+    let results = checker.check(&name("t.example."), "default", TIMEOUT).await.upstreams;
     let [UpstreamResult { outcome: TargetOutcome::Failed(why), .. }] = &results[..] else {
         panic!("{results:?}")
     };
@@ -371,7 +371,7 @@ async fn first_four_allowed_addresses_are_returned() {
     );
     let all = [&mixed, &many, &v6];
     let (checker, _context) = checker_of(&forward(&all));
-    let results = checker.check(&name("t.example."), TIMEOUT).await.upstreams;
+    let results = checker.check(&name("t.example."), "default", TIMEOUT).await.upstreams;
     for (fake, expected) in [
         (&mixed, &["192.0.2.2", "192.0.2.1", "2001:db8::1"][..]),
         (&many, &["192.0.2.5", "192.0.2.4", "192.0.2.3", "192.0.2.2"]),
@@ -385,7 +385,7 @@ async fn first_four_allowed_addresses_are_returned() {
         |qtype, ip| format!("template IN {qtype} {{\nanswer \"{{{{ .Name }}}} 60 IN {qtype} {ip}\"\n}}");
     let block = format!("{}\n{}", template("AAAA", "2001:db8::9"), forward(&[&mixed]));
     let (checker, _context) = checker_of(&block);
-    let results = checker.check(&name("t.example."), TIMEOUT).await.upstreams;
+    let results = checker.check(&name("t.example."), "default", TIMEOUT).await.upstreams;
     let [UpstreamResult { outcome: TargetOutcome::Resolved(addresses), .. }] = &results[..] else {
         panic!("{results:?}")
     };
@@ -412,7 +412,7 @@ async fn links_in_the_cname_chain_are_returned() {
         (&all[2..], "back.default.lb.internal.", vec![&behind, &web]),
     ] {
         let (checker, _context) = checker_of(&forward(upstreams));
-        let found = checker.check(&name(host), TIMEOUT).await.links;
+        let found = checker.check(&name(host), "default", TIMEOUT).await.links;
         assert_eq!(found, expected.into_iter().cloned().collect(), "{host}");
     }
 }
@@ -429,9 +429,73 @@ async fn alias_of_a_link_resolves_and_returns_the_link() {
     })
     .await;
     let (checker, _context) = checker_of(&forward(&[&upstream]));
-    let results = checker.check(&name("alias.example."), TIMEOUT).await;
+    let results = checker.check(&name("alias.example."), "default", TIMEOUT).await;
     assert_eq!(text(&results.upstreams[0], &[&upstream]), "0 resolved");
     assert_eq!(results.links, [ServiceKey::new("default", "web")].into());
+}
+
+#[tokio::test]
+async fn chain_to_a_link_passes_for_allowed_namespaces_only() {
+    let upstream = FakeUpstream::start(|asked, _| {
+        let records: &[&str] = match asked.queries[0].name().to_string().as_str() {
+            "alias.example." => &["alias.example. 60 CNAME open.default.lb.internal."],
+            "apex.example." => &["apex.example. 60 CNAME ns.dns.lb.internal."],
+            _ => &["t.example. 60 A 192.0.2.1", "t.example. 60 AAAA 2001:db8::1"],
+        };
+        Some(answer(asked, records))
+    })
+    .await;
+    let (checker, context) = checker_of(&forward(&[&upstream]));
+    let mut open = link("open", "t.example.");
+    open.annotations.allow_from = ["shop".into()].into();
+    context.shared.store.replace(None, vec![open], vec![], &Default::default());
+    let check = async |host: &str, namespace: &str| {
+        let results = checker.check(&name(host), namespace, TIMEOUT).await;
+        results.upstreams.iter().map(|result| text(result, &[&upstream])).collect::<Vec<_>>().join(", ")
+    };
+    for namespace in ["default", "shop"] {
+        assert_eq!(check("alias.example.", namespace).await, "0 resolved", "{namespace}");
+        assert_eq!(check("open.default.lb.internal.", namespace).await, "0 resolved", "{namespace}");
+    }
+    let why = "leads to open.default.lb.internal: it lies in lb-linker's own zone and belongs to Service \
+               default/open, whose annotation linker.hsj.com/allow-from doesn't list namespace other";
+    assert_eq!(check("alias.example.", "other").await, format!("0 failed: {why}"));
+    assert_eq!(check("open.default.lb.internal.", "other").await, format!("- failed: {why}"));
+    let why = "leads to ns.dns.lb.internal: it belongs to the zone itself";
+    assert_eq!(check("apex.example.", "default").await, format!("0 failed: {why}"));
+}
+
+#[tokio::test]
+async fn acl_that_denies_every_client_fails_the_check() {
+    let upstream = FakeUpstream::start(|asked, _| {
+        let records: &[&str] = match asked.queries[0].name().to_string().as_str() {
+            "t.example." => &["t.example. 60 CNAME a.example.", "a.example. 60 A 192.0.2.1"],
+            _ => &["alias.example. 60 CNAME fixed.default.lb.internal."],
+        };
+        Some(answer(asked, records))
+    })
+    .await;
+    let denied = |name: &str| format!("leads to {name}: an acl denies it to all clients");
+    for (acl, expected) in [
+        ("a.example {\nblock\n}", format!("0 failed: {}", denied("a.example"))),
+        ("t.example {\nblock\n}", format!("- failed: {}", denied("t.example"))),
+        ("{\nfilter type A net 0.0.0.0/1 128.0.0.0/1 ::/0\n}", format!("0 failed: {}", denied("t.example"))),
+        ("a.example {\nblock type AAAA\n}", "0 resolved".to_owned()),
+        ("a.example {\nblock net 10.0.0.0/8\n}", "0 resolved".to_owned()),
+        ("a.example {\nallow net 10.0.0.0/8\nblock\n}", "0 resolved".to_owned()),
+        (
+            "a.example {\nblock net 10.0.0.0/7\nallow net 10.0.0.0/8\ndrop\n}",
+            format!("0 failed: {}", denied("a.example")),
+        ),
+    ] {
+        let (checker, _context) = checker_of(&format!("acl {acl}\n{}", forward(&[&upstream])));
+        assert_eq!(check(&checker, "t.example.", &[&upstream]).await, [expected], "{acl}");
+    }
+    let links = "lb.internal {\nacl {\nblock\n}\nlb_linker\n}\n";
+    let context = TestServer::corefile(&format!("{links}. {{\n{}\n}}\n", forward(&[&upstream])));
+    let (checker, _servers) = checker(Arc::clone(&context.server));
+    let results = check(&checker, "alias.example.", &[&upstream]).await;
+    assert_eq!(results, [format!("0 failed: {}", denied("fixed.default.lb.internal"))]);
 }
 
 #[tokio::test]
@@ -439,7 +503,7 @@ async fn refused_target_of_a_link_counts_as_no_answer() {
     let refusing = FakeUpstream::erring(ResponseCode::Refused).await;
     let (checker, _context) = checker_of(&forward(&[&refusing]));
     let results = check(&checker, "web.default.lb.internal.", &[&refusing]).await;
-    assert_eq!(results, ["0 no answer: SERVFAIL"]);
+    assert_eq!(results, ["0 no answer: REFUSED"]);
 }
 
 #[tokio::test]
@@ -526,7 +590,7 @@ async fn checks_are_not_counted_as_queries_of_clients() {
     let upstream = with(&["t.example. 60 A 127.0.0.1"]).await;
     let (checker, context) = checker_of(&forward(&[&upstream]));
     let results = check(&checker, "web.default.lb.internal.", &[&upstream]).await;
-    assert_eq!(results, ["0 failed: the target has addresses that aren't followed"]);
+    assert_eq!(results, ["0 failed: only denied addresses: 127.0.0.1"]);
     let denied = context.metrics("targets_denied_total");
     assert!(denied.iter().all(|line| line.ends_with(" 0")), "{denied:?}");
     let link = context.shared.store.get(&ServiceKey::new("default", "web")).unwrap();

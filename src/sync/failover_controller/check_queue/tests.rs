@@ -8,7 +8,7 @@ use crate::model::hostname::Hostname;
 
 fn check(host: &str) -> CheckKey {
     let target = Target::Hostname(Hostname::from(&Name::from_ascii(format!("{host}.example.")).unwrap()));
-    CheckKey { target, tcp_port: None, timeout: Duration::from_secs(2) }
+    CheckKey { target, namespace: None, tcp_port: None, timeout: Duration::from_secs(2) }
 }
 
 fn waiter(namespace: &str) -> ServiceKey {
@@ -44,13 +44,13 @@ fn equal_checks_are_made_once() {
     let (mut queue, now) = (CheckQueue::default(), Instant::now());
     let with_port = CheckKey { tcp_port: Some(443), ..check("a") };
     let longer = CheckKey { timeout: Duration::from_secs(3), ..check("a") };
-    for (key, namespace) in
-        [(check("a"), "x"), (check("a"), "x"), (check("a"), "y"), (with_port.clone(), "x"), (longer, "x")]
-    {
+    let of_x = CheckKey { namespace: Some("x".into()), ..check("a") };
+    let equal = ["x", "x", "y"].map(|namespace| (check("a"), namespace));
+    for (key, namespace) in [(with_port.clone(), "x"), (longer, "x"), (of_x, "x")].into_iter().chain(equal) {
         queue.add(key, waiter(namespace));
     }
     let started: Vec<_> = std::iter::from_fn(|| queue.next(now)).collect();
-    assert_eq!(started.len(), 3);
+    assert_eq!(started.len(), 4);
     queue.add(check("a"), waiter("z"));
     assert_eq!(queue.next(now), None, "the check is under way");
     assert!(queue.is_waiting(&check("a"), &waiter("z")) && !queue.is_waiting(&with_port, &waiter("z")));
