@@ -292,6 +292,7 @@ impl SyncSource {
                         leadership: leadership.clone(),
                         rewinds: rewinds.clone(),
                         overrides_listed: overrides_listed.subscribe(),
+                        log: link_reporter.log.clone(),
                     };
                     let (until, name) = (stop.clone(), "the PrometheusRules");
                     let alerts = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
@@ -366,6 +367,7 @@ impl SyncSource {
                     Arc::clone(&unselected),
                     Arc::clone(&selection),
                     Arc::clone(&metrics.failover),
+                    link_reporter.log.clone(),
                 );
                 let directory = flags.manifests.clone().unwrap_or_default();
                 let source = ManifestSource {

@@ -32,6 +32,11 @@ impl LineLimit {
         self.logged += 1;
         Some(std::mem::take(&mut self.omitted))
     }
+
+    /// Counts lines that are omitted for another reason, or that weren't reported after [`Self::take`].
+    pub(crate) fn leave_out(&mut self, lines: usize) {
+        self.omitted += lines;
+    }
 }
 
 #[cfg(test)]

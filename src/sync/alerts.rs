@@ -29,6 +29,7 @@ use super::external_target::decision::SyncMode;
 use super::k8s::errors::ApiAvailability;
 use super::k8s::listed::CompletedLists;
 use super::k8s::metrics::ApiMetrics;
+use super::k8s::object_log::ObjectLog;
 use super::k8s::rewinds::RestoreCounter;
 use super::k8s::watch::sleep_until_opt;
 use super::source::selection::Selection;
@@ -56,6 +57,7 @@ pub struct AlertsContext {
     pub rewinds: RestoreCounter,
     /// The namespaces with a complete list of ExternalTargets.
     pub overrides_listed: watch::Receiver<CompletedLists>,
+    pub log: ObjectLog,
 }
 
 /// Keeps PrometheusRules up to date until `stop` is cancelled.

@@ -209,12 +209,12 @@ impl FailoverController {
         context.metrics.reset();
         Self {
             scopes: Scope::of(&context.selection, &context.availability),
+            object_errors: ObjectErrors::of_kind("ExternalTarget", context.link_reporter.log.clone()),
             lists: ListEpoch { term: context.leadership.term(), rewinds: context.rewinds.count() },
             context,
             objects: HashMap::new(),
             by_service: HashMap::new(),
             events: SelectAll::new(),
-            object_errors: ObjectErrors::of_kind("ExternalTarget"),
             relist_guard: RelistGuard::default(),
             pending_deletions: PendingDeletions::default(),
             error_log: ThrottledLog::default(),

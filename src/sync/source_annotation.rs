@@ -20,7 +20,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::info;
 
 use super::controller::circuit_breaker::CircuitBreakers;
 use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
@@ -86,7 +86,10 @@ pub struct SourceAnnotationContext {
 /// If the Services can't be watched any more.
 pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) -> Result<(), SyncError> {
     let mut feed = context.store.subscribe();
-    let mut memory = CrossTermState::default();
+    let mut memory = CrossTermState {
+        object_errors: ObjectErrors::of_kind("Service", context.link_reporter.log.clone()),
+        deleted_links: DeletedLinks::default(),
+    };
     memory.deleted_links.rescan(&context.store, &context.persisted);
     let mut leadership = context.leadership.clone();
     let mut links_listed = context.links_listed.clone();
@@ -343,9 +346,10 @@ impl SourceAnnotationController {
         }));
         if outcome.is_err() {
             let pause = self.work_queue.add_rate_limited(key, None);
-            error!(
+            let line = format_args!(
                 "Service {key}: its reconciliation has panicked, a defect of lb-linker; next try in {pause:.1?}"
             );
+            self.context.link_reporter.log.error(key, line);
         }
     }
 
@@ -390,7 +394,10 @@ impl SourceAnnotationController {
             }
             (Decision::Write(name), SyncMode::Plan) => {
                 if self.planned.get(key) != Some(&name) {
-                    info!("plan for Service {key}, which follows {source}: patch → {name}");
+                    // The Services of the first lists are logged in full: they are what `--sync plan` is for.
+                    if !is_news || self.context.link_reporter.log.takes(key) {
+                        info!("plan for Service {key}, which follows {source}: patch → {name}");
+                    }
                     self.planned.insert(key.clone(), name);
                 }
             }

@@ -1,9 +1,13 @@
 //! Limits of a tenant's Services: memory, log lines, Kubernetes Events.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
+use crate::failover::Shop;
+use crate::harness::audit::AuditEvent;
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::answers;
@@ -105,6 +109,58 @@ async fn huge_annotations_cost_bounded_memory_log_and_events() {
     let peak = linker.memory("VmHWM");
     println!("peak resident memory: {peak} KiB");
     assert!(peak < MEMORY_LIMIT, "{peak} KiB");
+}
+
+/// Returns the lines about an object, its external target included.
+fn lines_about(linker: &Linker, name: &str) -> Vec<String> {
+    let (key, external_target) = (format!("shop/{name}:"), format!("/{name}-shop-ext:"));
+    let is_about = |line: &String| line.contains(&key) || line.contains(&external_target);
+    linker.log().into_iter().filter(is_about).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flooding_external_target_has_a_share_of_the_log() {
+    const CHANGES: usize = 500;
+    const LINES_PER_MINUTE: usize = 20;
+    let shop = Shop::open(&[]).await;
+    let linker = shop.linker(&[]).await;
+    let spec =
+        |last: usize| json!({"sources": [{"name": "fixed", "addresses": [format!("192.0.2.{last}")]}]});
+    for name in ["flood", "quiet"] {
+        shop.create(name, spec(1)).await;
+        shop.wait_until_announced(name, "192.0.2.1").await;
+    }
+    let targets = shop.targets();
+    let set = async |name: &str, last: usize| {
+        let patch = Patch::Merge(json!({"spec": spec(last)}));
+        targets.patch(name, &PatchParams::default(), &patch).await.unwrap();
+    };
+    let started = Instant::now();
+    for change in 0..CHANGES {
+        set("flood", 2 + change % 250).await;
+    }
+    set("quiet", 2).await;
+    // The change of the other object is logged in full.
+    linker.line("ExternalTarget shop/quiet: TargetChanged: fixed 192.0.2.1 → fixed 192.0.2.2").await;
+    linker.line("link shop/quiet: 192.0.2.1 → 192.0.2.2").await;
+    shop.wait_until_announced("flood", &format!("192.0.2.{}", 2 + (CHANGES - 1) % 250)).await;
+    let line = linker.line("further lines about objects of namespace shop in the last minute").await;
+    let minutes = started.elapsed().as_secs() as usize / 60 + 2;
+    let lines = lines_about(&linker, "flood");
+    assert!(lines.len() <= minutes * LINES_PER_MINUTE, "{} lines in {minutes} minutes", lines.len());
+    let is_write = |event: &&AuditEvent| event.resource == "externaltargets" && event.subresource == "status";
+    let events = shop.plane.audit_events();
+    let writes = events.iter().filter(is_write).filter(|event| event.name == "flood").count();
+    let changes = lines.iter().filter(|line| line.contains("TargetChanged")).count();
+    println!(
+        "{CHANGES} changes: {writes} writes, {} lines, {changes} of them TargetChanged; {line}",
+        lines.len()
+    );
+    assert!(changes <= writes, "{changes} changes are logged, {writes} were written");
+    let log = linker.log();
+    let first =
+        log.iter().position(|line| line.contains("ExternalTarget shop/flood: TargetChanged")).unwrap();
+    assert!(log[first].contains("fixed 192.0.2.1 → fixed 192.0.2."), "{}", log[first]);
 }
 
 #[tokio::test]

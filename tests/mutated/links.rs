@@ -39,7 +39,13 @@ impl Links {
             ..Default::default()
         };
         let metrics = Metrics::new().unwrap().group().unwrap();
-        let overrides = ManifestOverrides::new(Arc::clone(&store), Arc::default(), Arc::default(), metrics);
+        let overrides = ManifestOverrides::new(
+            Arc::clone(&store),
+            Arc::default(),
+            Arc::default(),
+            metrics,
+            Default::default(),
+        );
         Self { store, policy, overrides }
     }
 

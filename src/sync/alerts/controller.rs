@@ -18,7 +18,6 @@ use super::pending_writes::PendingWrites;
 use super::requests::{RequestedRule, RuleRequest, RuleState};
 use super::rule::{GROUP_VERSION, ObservedRule, PLURAL, PrometheusRule, target_key};
 use super::write::{Outcome, PERMISSION_HINT, RuleChange, RuleWrite, RuleWriter};
-use crate::model::line_limit::LineLimit;
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::work_queue::WorkQueue;
 use crate::sync::external_target::backend::WriteError;
@@ -39,9 +38,6 @@ use crate::sync::k8s::watch::{
 pub(super) const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause before another try while another client's object, or an object that is being deleted, has the name.
 const CONFLICT_RETRY: Duration = Duration::from_secs(30);
-
-/// Maximum number of lines per minute about writes that another client reverts.
-const MAX_REVERTED_LINES: usize = 10;
 
 pub(super) type ScopedEvents = BoxStream<'static, (usize, WatchItem<PrometheusRule>)>;
 
@@ -109,8 +105,6 @@ pub(super) struct AlertsController {
     /// The namespace of the last write in `write_log`.
     failing_namespace: Box<str>,
     refusals: FailedWriteLog,
-    /// Limits the lines about writes that another client reverts.
-    reverted: LineLimit,
 }
 
 impl AlertsController {
@@ -141,12 +135,11 @@ impl AlertsController {
             writes: JoinSet::new(),
             pending_writes: PendingWrites::default(),
             planned: HashMap::new(),
-            object_errors: ObjectErrors::of_kind("PrometheusRule"),
+            object_errors: ObjectErrors::of_kind("PrometheusRule", context.log.clone()),
             discovery_log: ThrottledLog::default(),
             write_log: ThrottledLog::default(),
             failing_namespace: Box::default(),
             refusals: FailedWriteLog::default(),
-            reverted: LineLimit::new(MAX_REVERTED_LINES),
             context,
         }
     }
@@ -485,7 +478,9 @@ impl AlertsController {
             if self.planned.insert(key.clone(), request.fingerprint) != Some(request.fingerprint)
                 && let Some((rule, change)) = self.change(key, request)
             {
-                info!("plan for ExternalTarget {key}: {} PrometheusRule {}", change.verb(), rule.name());
+                let (verb, rule) = (change.verb(), rule.name());
+                let line = format_args!("plan for ExternalTarget {key}: {verb} PrometheusRule {rule}");
+                self.context.log.info(key, line);
             }
         } else if let Some(pause) = self.work_queue.throttled_for(key, &request.fingerprint) {
             self.work_queue.add_after(key.clone(), pause);
@@ -550,12 +545,11 @@ impl AlertsController {
                 if let Some(pause) = self.work_queue.record_write(&key, &fingerprint) {
                     let why = "another client changes the PrometheusRule".to_owned();
                     self.context.rules.set_state(&key, fingerprint, RuleState::Refused(why));
-                    if self.reverted.take(std::time::Instant::now()).is_some() {
-                        warn!(
-                            "ExternalTarget {key}: another client changes its PrometheusRule; it was written again, and \
-                             the next write is made after {pause:.0?}"
-                        );
-                    }
+                    let line = format_args!(
+                        "ExternalTarget {key}: another client changes its PrometheusRule; it was written again, and \
+                         the next write is made after {pause:.0?}"
+                    );
+                    self.context.log.warn(&key, line);
                 }
                 self.work_queue.add(&key);
             }
@@ -603,6 +597,7 @@ impl AlertsController {
     }
 
     fn report(&mut self, key: &ServiceKey, why: &str, pause: Duration, is_new: bool) {
-        self.refusals.report(format_args!("the PrometheusRule of ExternalTarget {key}"), why, pause, is_new);
+        let what = format_args!("the PrometheusRule of ExternalTarget {key}");
+        self.refusals.report(&self.context.log, key, what, why, pause, is_new);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use super::{Reason, Recorder};
 use crate::model::excerpt::examples;
@@ -16,7 +16,7 @@ use crate::sync::k8s::object_log::ObjectLog;
 pub struct LinkReporter {
     pub metrics: Arc<EventMetrics>,
     pub recorder: Recorder,
-    /// Log lines about single Services.
+    /// Log lines about single Services and ExternalTargets.
     pub log: ObjectLog,
 }
 
@@ -35,15 +35,15 @@ pub(crate) fn log_change(link_reporter: &LinkReporter, change: &LinkChange) {
     }
     if before != after && after == Some(LinkState::Stale) {
         // The link continues with its last target, but needs attention.
-        warn!("{change}");
+        link_reporter.log.warn(&change.key, change);
     } else if retargeted.is_some() || before != after {
-        info!("{change}");
+        link_reporter.log.info(&change.key, change);
     } else {
         debug!("link {}: same target; another TTL, other ports, names or settings", change.key);
     }
     let Some(link) = &change.after else { return };
     if let Some(note) = lost_hostnames(change) {
-        link_reporter.log.warn(&link.key, &format!("link {}: {note}", link.key));
+        link_reporter.log.warn(&link.key, format_args!("link {}: {note}", link.key));
         link_reporter.recorder.about(link, Reason::Conflict, &note);
     }
     if let (Some(target), Some(LinkState::Stale)) = (&link.target, after)
@@ -79,7 +79,7 @@ pub(crate) fn log_first_list(store: &Store, link_reporter: &LinkReporter, change
     for change in changes {
         debug!("{change}");
         if let Some(note) = lost_hostnames(change) {
-            link_reporter.log.warn(&change.key, &format!("link {}: {note}", change.key));
+            link_reporter.log.warn(&change.key, format_args!("link {}: {note}", change.key));
         }
     }
     info!("ready: load balancers: {}", store.links().len());

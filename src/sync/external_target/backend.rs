@@ -26,6 +26,7 @@ use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog, describe
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
+use crate::sync::k8s::object_log::ObjectLog;
 use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{Event, RequestQuery, WatchStream, decoded, key_of, list_watch};
 
@@ -364,7 +365,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
 ) -> impl Stream<Item = ObjectEvent> + Send + use<K> {
     let mut watch_log =
         WatchLog::new(availability, format!("{kind}s in namespace {namespace}"), NAMESPACE_HINT);
-    let mut object_errors = ObjectErrors::of_kind(kind.name());
+    let mut object_errors = ObjectErrors::of_kind(kind.name(), ObjectLog::default());
     let mut list = Vec::new();
     events.filter_map(move |event| {
         // The reconciler waits until a temporary failure is over, but not for missing credentials, a permission or a

@@ -4,8 +4,6 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use tracing::info;
-
 use super::reconciler::Reconciler;
 use super::reconciler::context::ReconcilerContext;
 use super::write::removal_of;
@@ -139,7 +137,9 @@ impl Reconciler {
             && before.external_target_override != after.external_target_override
         {
             let (before, after) = (&before.external_target(), &after.external_target());
-            info!("link {}: its external target is {after} from now on, not {before}", change.key);
+            let line =
+                format_args!("link {}: its external target is {after} from now on, not {before}", change.key);
+            self.context.link_reporter.log.info(&change.key, line);
         }
         if self.may_write() {
             self.report.record_target_change(change);

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, warn};
+use tracing::warn;
 
 use super::backend::ObjectEvent;
 use super::decision::{
@@ -379,9 +379,10 @@ impl Reconciler {
         if outcome.is_err() {
             self.context.metrics.reconciled(ReconcileResult::Failed, now);
             let pause = self.work_queue.add_rate_limited(&key, None);
-            error!(
+            let line = format_args!(
                 "link {key}: its reconciliation has panicked, a defect of lb-linker; next try in {pause:.1?}"
             );
+            self.context.link_reporter.log.error(&key, line);
         }
     }
 
@@ -491,7 +492,7 @@ impl Reconciler {
                 let removal = Self::removal(&link, &write);
                 if removal.is_none_or(|object| self.may_remove(&link, &object)) {
                     let writes = all_writes(&link, actual, &self.context.policy, now);
-                    self.report.plan(&key, actual.named, writes);
+                    self.report.plan(&key, actual.named, writes, is_news);
                 }
                 ReconcileResult::Waiting
             }

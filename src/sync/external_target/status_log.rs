@@ -118,6 +118,7 @@ impl StatusLog {
     /// ends an error of the whole class of writes.
     pub(crate) fn report_written(
         &mut self,
+        key: &ServiceKey,
         link: Option<&Link>,
         write: &Write,
         adopted: bool,
@@ -130,27 +131,37 @@ impl StatusLog {
                 self.link_reporter.recorder.about(link, reason, note);
             }
         };
+        let log = &self.link_reporter.log;
         match (write, after.and_then(|after| after.as_service())) {
             (Write::Finalizer { add, .. }, _) => {
-                info!("Service {object}: finalizer {FINALIZER} {}", if *add { "added" } else { "removed" });
+                log.info(
+                    key,
+                    format_args!(
+                        "Service {object}: finalizer {FINALIZER} {}",
+                        if *add { "added" } else { "removed" }
+                    ),
+                );
             }
             (Write::Create(_), Some(service)) => {
-                info!("external target {object}: created → {}", destination(service));
+                log.info(key, format_args!("external target {object}: created → {}", destination(service)));
                 record(Reason::ExternalTargetCreated, &format!("{object} → {}", destination(service)));
             }
             (Write::Change { .. }, Some(service)) if adopted => {
-                info!("external target {object}: adopted → {}", destination(service));
+                log.info(key, format_args!("external target {object}: adopted → {}", destination(service)));
                 record(Reason::Adopted, &format!("{object} → {}", destination(service)));
             }
             (Write::Change { .. }, Some(service)) => {
-                info!("external target {object}: changed → {}", destination(service));
+                log.info(key, format_args!("external target {object}: changed → {}", destination(service)));
             }
             (Write::Delete { .. }, Some(left)) => {
                 let finalizers = left.metadata.finalizers.clone().unwrap_or_default();
-                info!("external target {object}: deleted, and held by {}", examples(finalizers));
+                log.info(
+                    key,
+                    format_args!("external target {object}: deleted, and held by {}", examples(finalizers)),
+                );
             }
             (Write::Delete { .. }, None) if id.kind == ObjectKind::Service => {
-                info!("external target {object}: removed");
+                log.info(key, format_args!("external target {object}: removed"));
                 record(Reason::Removed, &object);
             }
             (Write::Annotate { .. }, _) => debug!("{} {object}: annotations written", id.kind),
@@ -193,24 +204,35 @@ impl StatusLog {
         is_new: bool,
     ) {
         let what = format!("external target {} of link {key}", self.place(&write.id()));
-        self.refusals.report(what, reason, pause, is_new);
+        self.refusals.report(&self.link_reporter.log, key, what, reason, pause, is_new);
     }
 
     /// Logs that another client seems to undo the writes for a link.
     pub(crate) fn report_reverted_write(&self, key: &ServiceKey, write: &Write, pause: Duration) {
         let object = self.place(&write.id());
-        warn!(
+        let line = format_args!(
             "external target {object} of link {key}: another client, or an admission policy, changes what is \
              written; it is written again, and then not before {pause:.0?} have passed"
         );
+        self.link_reporter.log.warn(key, line);
     }
 
-    /// Logs the planned writes; `present` is the Service that has the name of the external target.
-    pub(crate) fn plan(&mut self, key: &ServiceKey, present: Option<&Service>, writes: Vec<Write>) {
+    /// Logs the planned writes; `present` is the Service that has the name of the external target. Those of the first
+    /// list are logged in full, because they are what `--sync plan` is for.
+    pub(crate) fn plan(
+        &mut self,
+        key: &ServiceKey,
+        present: Option<&Service>,
+        writes: Vec<Write>,
+        is_news: bool,
+    ) {
         if self.planned.get(key) == Some(&writes) {
             return;
         }
         for write in &writes {
+            if is_news && !self.link_reporter.log.takes(key) {
+                continue;
+            }
             let id = write.id();
             let (object, verb, kind) = (self.place(&id), write.verb(), id.kind);
             match write {
@@ -240,7 +262,7 @@ impl StatusLog {
             "external target {object} of link {key} is left alone: {why}; rename or delete it, or label it"
         );
         if self.conflicts.get(key) != Some(&sentence) {
-            warn!("{sentence}");
+            self.link_reporter.log.warn(key, &sentence);
             if reports_events {
                 let note = format!("{object} is left alone: {why}; rename or delete it, or label it");
                 self.link_reporter.recorder.about(link, Reason::Conflict, &note);
@@ -253,20 +275,22 @@ impl StatusLog {
     /// Reports once that an object of a link has a higher term than this leader's, and isn't written.
     pub(crate) fn higher_term(&mut self, key: &ServiceKey, id: &ObjectId, term: u64, own: u64) {
         if self.higher_terms.insert(key.clone(), term) != Some(term) {
-            warn!(
+            let line = format_args!(
                 "{} {} of link {key} isn't written: its annotation {TERM} says {term}, which is higher than the term \
                  of this process, {own}; another lb-linker without a leader election writes here, too, or the \
                  annotation was written by hand: then remove the annotation, or restart lb-linker",
                 id.kind,
                 self.place(id)
             );
+            self.link_reporter.log.warn(key, line);
         }
     }
 
     /// Reports the end of a conflict, if there was one.
     pub(crate) fn no_conflict(&mut self, key: &ServiceKey) {
         if self.conflicts.remove(key).is_some() {
-            info!("link {key}: the name of its external target is free now, or not needed");
+            let line = format_args!("link {key}: the name of its external target is free now, or not needed");
+            self.link_reporter.log.info(key, line);
             self.count_conflicts();
         }
     }
@@ -369,7 +393,8 @@ impl StatusLog {
             };
             let (first, own) =
                 (self.backend.describe(&first), self.backend.describe(&link.external_target()));
-            warn!("link {}: its external target is {own}, not {first}: {whose}", link.key);
+            let line = format!("link {}: its external target is {own}, not {first}: {whose}", link.key);
+            self.link_reporter.log.warn(&link.key, line);
             let note = format!("the external target is {own}, not {first}: {whose}");
             self.link_reporter.recorder.about(link, Reason::Conflict, &note);
         }

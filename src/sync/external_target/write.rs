@@ -259,8 +259,8 @@ impl Reconciler {
                     self.report.report_reverted_write(&key, &write, pause);
                 }
                 let unanswered = std::mem::take(&mut self.unanswered);
-                if self.report.report_written(link.as_deref(), &write, adopted, after.as_ref()) || unanswered
-                {
+                let link = link.as_deref();
+                if self.report.report_written(&key, link, &write, adopted, after.as_ref()) || unanswered {
                     self.work_queue.resume();
                 }
                 match (&write, after) {

@@ -39,7 +39,38 @@ pub struct FailoverDecision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverEvent {
     pub reason: EventReason,
-    pub message: String,
+    /// For a move, the source and target before it.
+    from: Option<String>,
+    /// For a move, the source and target after it.
+    to: String,
+    note: String,
+}
+
+impl FailoverEvent {
+    pub fn new(reason: EventReason, message: String) -> Self {
+        Self { reason, from: None, to: message, note: String::new() }
+    }
+
+    #[cfg(test)]
+    pub fn of_move(reason: EventReason, from: &str, to: &str) -> Self {
+        Self { from: Some(from.to_owned()), ..Self::new(reason, to.to_owned()) }
+    }
+
+    pub fn message(&self) -> String {
+        let Self { from, to, note, .. } = self;
+        from.as_ref().map_or_else(|| format!("{to}{note}"), |from| format!("{from} → {to}{note}"))
+    }
+
+    /// Returns whether the Event is about a move from one target to another.
+    pub fn is_move(&self) -> bool {
+        self.from.is_some()
+    }
+
+    /// Returns the Event of two moves together; `None` if they lead back to the first target.
+    pub fn followed_by(self, later: Self) -> Option<Self> {
+        let both = Self { from: self.from, ..later };
+        (both.from.as_ref() != Some(&both.to)).then_some(both)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +188,7 @@ impl<'a> Transition<'a> {
             && let Some(current) = self.current.take()
         {
             let message = format!("{} is withdrawn: {why}", source_and_target(&current));
-            self.events.push(FailoverEvent { reason: EventReason::TargetChanged, message });
+            self.events.push(FailoverEvent::new(EventReason::TargetChanged, message));
             self.moved = Some(MoveReason::Withdrawn);
             history::push(&mut self.history, current, facts.now_second(), MoveReason::Withdrawn);
         }
@@ -190,19 +221,17 @@ impl<'a> Transition<'a> {
     }
 
     fn change_event(&self, new: &AnnouncedTarget, reason: MoveReason) -> FailoverEvent {
-        let mut message = match &self.current {
-            Some(current) => format!("{} → {}", source_and_target(current), source_and_target(new)),
-            None => format!("{} is announced", source_and_target(new)),
-        };
+        let from = self.current.as_ref().map(source_and_target);
+        let mut note = if from.is_some() { String::new() } else { " is announced".to_owned() };
         // A link that an ExternalTarget takes over keeps its target without a check.
         if !new.verified && reason != MoveReason::Announced {
-            message += ", which hasn't passed a check yet";
+            note += ", which hasn't passed a check yet";
         }
         let failed = self.current.as_ref().filter(|_| reason == MoveReason::FailedOver);
         if let Some(why) = failed.and_then(|failed| self.facts.tally(&failed.target).message) {
-            message = format!("{message}: {why}");
+            note = format!("{note}: {why}");
         }
-        FailoverEvent { reason: event_reason(reason), message }
+        FailoverEvent { reason: event_reason(reason), from, to: source_and_target(new), note }
     }
 }
 
@@ -226,12 +255,12 @@ fn events_without_move(
     let timed_out = is_new(ConditionType::Progressing, &|condition| condition.reason == CUTOVER_TIMED_OUT);
     if let Some(condition) = timed_out {
         let reason = EventReason::CutoverTimedOut;
-        events.push(FailoverEvent { reason, message: condition.message.clone() });
+        events.push(FailoverEvent::new(reason, condition.message.clone()));
     }
     let failed = status.condition(ConditionType::Resolved).filter(|_| has_failed_alone(status));
     if let Some(condition) = failed.filter(|_| !has_failed_alone(former)) {
         let message = format!("{} stays: {}", source_and_target(target), condition.message);
-        events.push(FailoverEvent { reason: EventReason::NoHealthySource, message });
+        events.push(FailoverEvent::new(EventReason::NoHealthySource, message));
     }
     events
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use kube::api::Patch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tracing::{error, info, warn};
+use tracing::warn;
 
 use super::absence::{LookUpEnd, MissingServices};
 use super::alerts::add_condition;
@@ -30,7 +30,7 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::controller::work_queue::{CONFLICT_TIMEOUT, WorkQueue};
-use crate::sync::events::link_log::lost_hostnames_of;
+use crate::sync::events::link_log::{LinkReporter, lost_hostnames_of};
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::SyncMode;
@@ -60,8 +60,6 @@ const FIRST_READY: Duration = Duration::from_secs(60);
 const LIST_WAIT: Duration = Duration::from_secs(5);
 /// The longest timer: wall clock times are compared again after it, because the clock may have been set.
 const MAX_TIMER: Duration = Duration::from_secs(60);
-/// The shortest time between two log lines about refusals of the same ExternalTarget.
-const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of decisions before other tasks have a turn.
 const MAX_DECISIONS: usize = 64;
 /// Multiplied by the number of ExternalTargets: the shortest time between two decisions about the same ExternalTarget
@@ -138,8 +136,6 @@ struct DecisionState {
     in_flight: UnreportedEvents,
     /// The reason and the message of the refusal that was reported last.
     refusal: Option<(String, String)>,
-    /// When a refusal was logged last.
-    refusal_logged: Option<Instant>,
 }
 
 impl DecisionState {
@@ -153,7 +149,6 @@ impl DecisionState {
             changes: UnreportedEvents::default(),
             in_flight: UnreportedEvents::default(),
             refusal: None,
-            refusal_logged: None,
         }
     }
 }
@@ -168,10 +163,18 @@ struct UnreportedEvents {
 }
 
 impl UnreportedEvents {
-    /// Adds what happened later.
+    /// Adds what happened later. Moves that haven't been written in between become one.
     fn extend(&mut self, later: Self) {
         self.moved = self.moved.or(later.moved);
-        self.events.extend(later.events);
+        for event in later.events {
+            match self.events.pop() {
+                Some(former) if former.is_move() && event.is_move() => match former.followed_by(event) {
+                    Some(both) => self.events.push(both),
+                    None => self.moved = None,
+                },
+                former => self.events.extend(former.into_iter().chain([event])),
+            }
+        }
         self.events.drain(..self.events.len().saturating_sub(MAX_EVENTS));
     }
 }
@@ -297,9 +300,10 @@ impl FailoverController {
                 Ok(()) => self.leader.to_decide.succeeded(&key),
                 Err(_) => {
                     let pause = self.leader.to_decide.add_rate_limited(&key, None);
-                    error!(
+                    let line = format_args!(
                         "ExternalTarget {key}: the decision panicked, a defect of lb-linker; next try in {pause:.1?}"
                     );
+                    self.context.link_reporter.log.error(&key, line);
                 }
             }
         }
@@ -513,7 +517,8 @@ impl FailoverController {
         if self.context.policy.sync == SyncMode::Plan {
             if state.sent.as_ref() != Some(&after) {
                 let target = after.target.as_ref().map_or("none", |target| &*target.display);
-                info!("plan for ExternalTarget {key}: status.target → {target}");
+                let line = format_args!("plan for ExternalTarget {key}: status.target → {target}");
+                self.context.link_reporter.log.info(key, line);
                 state.sent = Some(after);
             }
             state.changes = UnreportedEvents::default();
@@ -589,10 +594,11 @@ impl FailoverController {
                 }
                 if let Some(sent) = sent {
                     if let Some(pause) = self.leader.to_write.record_write(&key, &sent) {
-                        warn!(
+                        let line = format_args!(
                             "ExternalTarget {key}: another client changes the written status; it was written again, \
                              and the next write is made after {pause:.0?}"
                         );
+                        self.context.link_reporter.log.warn(&key, line);
                     }
                     self.report_changes(&key, &sent);
                 }
@@ -625,6 +631,8 @@ impl FailoverController {
     fn refused(&mut self, key: &ServiceKey, message: &str, retry_after: Option<Duration>) {
         let (pause, is_new) = self.leader.to_write.add_refused(key, retry_after, message);
         self.leader.refusals.report(
+            &self.context.link_reporter.log,
+            key,
             format_args!("the status of ExternalTarget {key}"),
             message,
             pause,
@@ -643,11 +651,11 @@ impl FailoverController {
                 self.context.metrics.changed(key);
             }
         }
-        let recorder = &self.context.link_reporter.recorder;
+        let LinkReporter { recorder, log, .. } = &self.context.link_reporter;
         let regarding = || Regarding::external_target(key, &followed.object.uid);
-        for FailoverEvent { reason, message } in events {
-            let reason = reason_of(reason);
-            info!("ExternalTarget {key}: {reason}: {message}");
+        for event in events {
+            let (reason, message) = (reason_of(event.reason), event.message());
+            log.info(key, format_args!("ExternalTarget {key}: {reason}: {message}"));
             recorder.record(regarding(), reason, &message);
         }
         let accepted = written.conditions.iter().find(|condition| condition.type_ == "Accepted");
@@ -655,11 +663,7 @@ impl FailoverController {
         let refusal = refused.map(|condition| (condition.reason.clone(), condition.message.clone()));
         if refusal != state.refusal {
             if let Some((reason, message)) = &refusal {
-                // The spec may be edited many times a second.
-                if state.refusal_logged.is_none_or(|at| at.elapsed() >= REFUSAL_LOG_INTERVAL) {
-                    warn!("ExternalTarget {key}: {reason}: {message}");
-                    state.refusal_logged = Some(Instant::now());
-                }
+                log.warn(key, format_args!("ExternalTarget {key}: {reason}: {message}"));
                 if let Some(reason) = reason_of_refusal(reason) {
                     recorder.record(regarding(), reason, message);
                 }
@@ -791,12 +795,12 @@ mod tests {
     }
 
     fn decided(state: &mut DecisionState, message: &str, moved: MoveReason) {
-        let event = FailoverEvent { reason: EventReason::TargetChanged, message: message.to_owned() };
+        let event = FailoverEvent::new(EventReason::TargetChanged, message.to_owned());
         state.changes.extend(UnreportedEvents { events: vec![event], moved: Some(moved), is_void: false });
     }
 
-    fn messages(changes: &UnreportedEvents) -> Vec<&str> {
-        changes.events.iter().map(|event| &*event.message).collect()
+    fn messages(changes: &UnreportedEvents) -> String {
+        changes.events.iter().map(FailoverEvent::message).collect::<Vec<_>>().join(", ")
     }
 
     #[test]
@@ -822,15 +826,36 @@ mod tests {
         decided(&mut state, "first", MoveReason::FailedOver);
         state.begin_write();
         decided(&mut state, "second", MoveReason::FailedBack);
-        assert_eq!((messages(&state.in_flight), messages(&state.changes)), (vec!["first"], vec!["second"]));
+        assert_eq!(
+            (messages(&state.in_flight), messages(&state.changes)),
+            ("first".to_owned(), "second".to_owned())
+        );
         assert_eq!(state.in_flight.moved, Some(MoveReason::FailedOver));
         state.write_failed();
-        assert_eq!((messages(&state.in_flight), messages(&state.changes)), (vec![], vec!["first", "second"]));
+        assert_eq!(
+            (messages(&state.in_flight), messages(&state.changes)),
+            (String::new(), "first, second".to_owned())
+        );
         assert_eq!(state.changes.moved, Some(MoveReason::FailedOver));
         for number in 0..20 {
             decided(&mut state, &number.to_string(), MoveReason::FailedBack);
         }
-        assert_eq!(messages(&state.changes).len(), MAX_EVENTS);
+        assert_eq!(state.changes.events.len(), MAX_EVENTS);
+    }
+
+    #[test]
+    fn moves_between_two_writes_are_reported_as_one() {
+        let moves = |path: &[&str]| {
+            let mut changes = UnreportedEvents::default();
+            for step in path.windows(2) {
+                let event = FailoverEvent::of_move(EventReason::TargetChanged, step[0], step[1]);
+                changes.extend(UnreportedEvents { events: vec![event], ..UnreportedEvents::default() });
+            }
+            messages(&changes)
+        };
+        assert_eq!(moves(&["a", "b"]), "a → b");
+        assert_eq!(moves(&["a", "b", "c", "d"]), "a → d");
+        assert_eq!(moves(&["a", "b", "a"]), "");
     }
 
     #[test]
@@ -845,8 +870,8 @@ mod tests {
         let changed = ExternalTargetStatus { observed_generation: Some(7), ..Default::default() };
         leader.observed(&object(&changed), Some(&first));
         let state = leader.states.get_mut(&key).unwrap();
-        assert_eq!(messages(&state.in_flight), ["first"], "the write may have been made before");
+        assert_eq!(messages(&state.in_flight), "first", "the write may have been made before");
         state.write_failed();
-        assert_eq!((messages(&state.in_flight), messages(&state.changes)), (vec![], vec![]));
+        assert_eq!((messages(&state.in_flight), messages(&state.changes)), (String::new(), String::new()));
     }
 }

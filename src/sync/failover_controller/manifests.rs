@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tracing::info;
 
 use super::metrics::FailoverMetrics;
 use super::object::{ObservedExternalTarget, TrackedExternalTarget};
@@ -24,6 +23,7 @@ use crate::store::Store;
 use crate::sync::failover::spec::Offer;
 use crate::sync::failover::status::AnnouncedTarget;
 use crate::sync::k8s::errors::ObjectErrors;
+use crate::sync::k8s::object_log::ObjectLog;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::unselected::UnselectedServices;
 
@@ -34,6 +34,7 @@ pub struct ManifestOverrides {
     selection: Arc<Selection>,
     metrics: Arc<FailoverMetrics>,
     known: Mutex<Known>,
+    log: ObjectLog,
 }
 
 /// What is known of the ExternalTargets from earlier versions of the manifests.
@@ -50,10 +51,11 @@ impl ManifestOverrides {
         unselected: Arc<UnselectedServices>,
         selection: Arc<Selection>,
         metrics: Arc<FailoverMetrics>,
+        log: ObjectLog,
     ) -> Self {
-        let object_errors = ObjectErrors::of_kind("ExternalTarget");
+        let object_errors = ObjectErrors::of_kind("ExternalTarget", log.clone());
         let known = Mutex::new(Known { inherited: HashMap::new(), object_errors });
-        Self { store, unselected, selection, metrics, known }
+        Self { store, unselected, selection, metrics, known, log }
     }
 
     fn report(&self, change: &LinkChange) {
@@ -63,7 +65,8 @@ impl ManifestOverrides {
         if let Some(source) = source.filter(|source| source_of(&change.before).as_ref() != Some(source))
             && self.store.is_synced()
         {
-            info!("ExternalTarget {}: source {} is in use", change.key, sentence(&source));
+            let line = format_args!("ExternalTarget {}: source {} is in use", change.key, sentence(&source));
+            self.log.info(&change.key, line);
         }
     }
 
@@ -114,7 +117,7 @@ impl ManifestOverrides {
             self.store.links().iter().filter(|link| link.overridden.is_some() && !keys.contains(&link.key))
         {
             if self.store.is_synced() {
-                info!("ExternalTarget {}: its manifest is gone", link.key);
+                self.log.info(&link.key, format_args!("ExternalTarget {}: its manifest is gone", link.key));
             }
             changes.extend(self.store.end_override(&link.key, None, Instant::now()));
         }

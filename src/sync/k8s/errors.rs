@@ -118,15 +118,15 @@ pub struct ObjectErrors {
 
 impl Default for ObjectErrors {
     fn default() -> Self {
-        Self::of_kind("Service")
+        Self::of_kind("Service", ObjectLog::default())
     }
 }
 
 impl ObjectErrors {
     /// Returns an empty set of errors for objects of this kind.
     #[must_use]
-    pub fn of_kind(kind: &'static str) -> Self {
-        Self { kind, logged: HashMap::new(), log: ObjectLog::default() }
+    pub fn of_kind(kind: &'static str, log: ObjectLog) -> Self {
+        Self { kind, logged: HashMap::new(), log }
     }
 
     /// Sets or clears the error of an object. Logs a new error, at a limited rate. Returns whether the error is new.
@@ -135,7 +135,7 @@ impl ObjectErrors {
             None => drop(self.logged.remove(key)),
             Some(error_text) if self.logged.get(key) == Some(&error_text) => {}
             Some(error_text) => {
-                self.log.warn(key, &format!("{} {key}: {error_text}", self.kind));
+                self.log.warn(key, format_args!("{} {key}: {error_text}", self.kind));
                 self.logged.insert(key.clone(), error_text);
                 return true;
             }

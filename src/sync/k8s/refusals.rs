@@ -6,31 +6,54 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use crate::model::line_limit::LineLimit;
+use crate::model::service_key::ServiceKey;
+use crate::sync::k8s::object_log::ObjectLog;
+use crate::sync::k8s::rate_limiter::{Allowed, KeyedRateLimiter};
 
 /// Maximum number of lines per minute about objects that fail for a new reason.
 const MAX_NEW_LINES: usize = 20;
 /// Maximum number of lines per minute about objects that fail again for the same reason.
 const MAX_REPEATED_LINES: usize = 10;
+/// Maximum number of lines per minute about the objects of one namespace.
+const MAX_LINES_PER_NAMESPACE: usize = 10;
 
 #[derive(Debug)]
 pub(crate) struct FailedWriteLog {
     new: LineLimit,
     again: LineLimit,
+    namespaces: KeyedRateLimiter<Box<str>>,
 }
 
 impl Default for FailedWriteLog {
     fn default() -> Self {
-        Self { new: LineLimit::new(MAX_NEW_LINES), again: LineLimit::new(MAX_REPEATED_LINES) }
+        Self {
+            new: LineLimit::new(MAX_NEW_LINES),
+            again: LineLimit::new(MAX_REPEATED_LINES),
+            namespaces: KeyedRateLimiter::new(MAX_LINES_PER_NAMESPACE, Duration::from_secs(60)),
+        }
     }
 }
 
 impl FailedWriteLog {
-    /// Logs why a write of `what` failed, and when it is retried, unless the limit of lines per minute is reached.
-    /// `is_new` tells whether the reason differs from the last one.
-    pub(crate) fn report(&mut self, what: impl Display, reason: &str, pause: Duration, is_new: bool) {
+    /// Logs why a write of `what`, which belongs to the object `key`, failed, and when it is retried, unless a limit of
+    /// lines per minute is reached. `is_new` tells whether the reason differs from the last one.
+    pub(crate) fn report(
+        &mut self,
+        log: &ObjectLog,
+        key: &ServiceKey,
+        what: impl Display,
+        reason: &str,
+        pause: Duration,
+        is_new: bool,
+    ) {
         let limit = if is_new { &mut self.new } else { &mut self.again };
-        match limit.take(Instant::now()) {
+        let now = Instant::now();
+        if self.namespaces.take(&key.namespace().into(), now.into()) == Allowed::No {
+            return limit.leave_out(1);
+        }
+        match limit.take(now) {
             None => {}
+            Some(omitted) if !log.takes(key) => limit.leave_out(omitted),
             Some(0) => warn!("{what}: {reason}; next try in {pause:.1?}"),
             Some(omitted) => warn!(
                 "{what}: {reason}; next try in {pause:.1?}; {omitted} such lines about other failed writes were left out"

@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::own_targets::InZoneTargets;
 use super::selection::{Membership, Selection};
@@ -193,8 +193,14 @@ impl ServiceWatcher {
         let (mut relist_guards, mut owners_deadline) = (RelistGuards::default(), None);
         let (client, availability) = (self.client.clone(), self.availability.clone());
         let mut other_services = OtherServices {
-            object_errors: ObjectErrors::default(),
-            leaving: RemovalChecks::new(client, availability, Arc::clone(&self.selection), self.delete_delay),
+            object_errors: ObjectErrors::of_kind("Service", self.link_reporter.log.clone()),
+            leaving: RemovalChecks::new(
+                client,
+                availability,
+                Arc::clone(&self.selection),
+                self.delete_delay,
+                self.link_reporter.log.clone(),
+            ),
         };
         loop {
             // While a list is being received, the Service that a target depends on may still be missing.
@@ -651,7 +657,7 @@ impl ServiceWatcher {
             Membership::NotSelected if self.is_left_out(key) => return,
             Membership::NotSelected if self.is_followed(deleted) => {
                 if leaving.keep(key, uid) {
-                    info!("{}", leaving.kept.notice(key));
+                    self.link_reporter.log.info(key, leaving.kept.notice(key));
                 }
                 return;
             }

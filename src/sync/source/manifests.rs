@@ -83,7 +83,7 @@ impl ManifestSource {
     /// If the directory can't be read or watched any more.
     pub async fn run(self) -> Result<(), SyncError> {
         let mut changes = Box::pin(changes(&self.directory)?);
-        let mut object_errors = ObjectErrors::default();
+        let mut object_errors = ObjectErrors::of_kind("Service", self.link_reporter.log.clone());
         let (mut kept, mut owners_deadline) = (KeptServices::new(self.delete_delay), None);
         loop {
             tokio::select! {
@@ -192,7 +192,7 @@ impl ManifestSource {
             match self.selection.membership(service) {
                 Membership::NotSelected => {
                     if kept.keep(&key, service.uid()) {
-                        info!("{}", kept.notice(&key));
+                        self.link_reporter.log.info(&key, kept.notice(&key));
                     }
                     unselected.insert(key);
                 }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use kube::api::Patch;
 use serde_json::json;
-use tracing::{info, warn};
 
 use super::SourceAnnotationController;
 use super::decision::AnnotatedService;
@@ -91,7 +90,8 @@ impl SourceAnnotationController {
             }
         }
         if result.is_ok() {
-            info!("Service {key}, which follows {source}: {} → {name}", before.name);
+            let line = format_args!("Service {key}, which follows {source}: {} → {name}", before.name);
+            self.context.link_reporter.log.info(&key, line);
         }
         // The Service is gone, or has no valid annotation any more: there is nothing to update.
         let Some(known) = self.annotated.get_mut(&key) else { return };
@@ -104,10 +104,11 @@ impl SourceAnnotationController {
                 }
                 self.work_queue.succeeded(&key);
                 if let Some(pause) = self.work_queue.record_write(&key, &name) {
-                    warn!(
+                    let line = format_args!(
                         "Service {key}, which follows {source}: another client, or an admission policy, changes \
                          what is written; it is written again, and then not before {pause:.0?} have passed"
                     );
+                    self.context.link_reporter.log.warn(&key, line);
                 }
                 self.work_queue.add(&key);
             }
@@ -144,7 +145,8 @@ impl SourceAnnotationController {
     /// Schedules the retry of a write whose failure opens no circuit breaker.
     fn failed(&mut self, key: &ServiceKey, source: &ServiceKey, reason: &str, at_least: Option<Duration>) {
         let (pause, is_new) = self.work_queue.add_refused(key, at_least, reason);
-        self.refusals.report(format_args!("Service {key}, which follows {source}"), reason, pause, is_new);
+        let what = format_args!("Service {key}, which follows {source}");
+        self.refusals.report(&self.context.link_reporter.log, key, what, reason, pause, is_new);
     }
 
     /// Queues the Services that wait until a place can be written.

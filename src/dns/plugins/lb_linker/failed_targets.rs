@@ -17,6 +17,8 @@ use crate::model::hostname::to_presentation;
 
 /// The rate limit of log lines: when all targets fail, the first lines are enough.
 const MAX_LINES_PER_MINUTE: u32 = 20;
+/// A name that fails and works in turn has a share of the lines.
+const MAX_LINES_OF_NAME: u32 = 5;
 const LINES_WINDOW: Duration = Duration::from_secs(60);
 /// A target whose last failed look-up is older than this is removed, because clients have stopped querying it: when the
 /// look-up of any target ends, or at a scrape, but at most once per `FORGET_INTERVAL`.
@@ -78,6 +80,7 @@ struct FailureState {
     /// The start of the rate limit's window, the lines in it, and the number of suppressed lines.
     window_start: Instant,
     lines: u32,
+    lines_of_names: HashMap<Box<[u8]>, u32>,
     suppressed: u64,
     /// This set's share of the gauge.
     reported: i64,
@@ -100,6 +103,7 @@ impl FailedTargets {
             last_cleanup: Instant::now(),
             window_start: Instant::now(),
             lines: 0,
+            lines_of_names: HashMap::new(),
             suppressed: 0,
             reported: 0,
         };
@@ -119,7 +123,7 @@ impl FailedTargets {
         if !is_known && state.failing.len() < MAX_FAILED_TARGETS {
             state.failing.insert(key.clone(), now);
             self.count(&mut state);
-            if let Some(suffix) = state.take_log_slot() {
+            if let Some(suffix) = state.take_log_slot(key.name()) {
                 warn!("target {}: {why}{suffix}", name_of(question));
             }
         }
@@ -134,7 +138,7 @@ impl FailedTargets {
         self.forget_old(&mut state, Instant::now());
         if state.failing.remove(key).is_some() {
             self.count(&mut state);
-            if let Some(suffix) = state.take_log_slot() {
+            if let Some(suffix) = state.take_log_slot(key.name()) {
                 info!("target {}: it can be resolved again{suffix}", name_of(question));
             }
         }
@@ -180,15 +184,18 @@ impl Drop for FailedTargets {
 
 impl FailureState {
     /// Returns the number of suppressed lines if a line may be written.
-    fn take_log_slot(&mut self) -> Option<UnloggedFailures> {
+    fn take_log_slot(&mut self, name: &[u8]) -> Option<UnloggedFailures> {
         if self.window_start.elapsed() >= LINES_WINDOW {
             (self.window_start, self.lines) = (Instant::now(), 0);
+            self.lines_of_names.clear();
         }
-        if self.lines >= MAX_LINES_PER_MINUTE {
+        let of_name = self.lines_of_names.get(name).copied().unwrap_or_default();
+        if self.lines >= MAX_LINES_PER_MINUTE || of_name >= MAX_LINES_OF_NAME {
             self.suppressed += 1;
             return None;
         }
         self.lines += 1;
+        self.lines_of_names.insert(name.into(), of_name + 1);
         Some(UnloggedFailures(std::mem::take(&mut self.suppressed)))
     }
 }
@@ -231,6 +238,11 @@ mod tests {
         tokio::time::advance(LINES_WINDOW).await;
         failing.mark_resolved(&question(3).key(), &question(3));
         assert_eq!(lines(), (1, 0));
+        for _ in 0..10 {
+            failing.mark_failed(&question(3).key(), &question(3), "why");
+            failing.mark_resolved(&question(3).key(), &question(3));
+        }
+        assert_eq!(lines(), (MAX_LINES_OF_NAME, 16), "other targets have the rest");
         // From here on only target 4 is queried.
         tokio::time::advance(FORGET_AFTER / 2).await;
         failing.mark_failed(&question(4).key(), &question(4), "why");

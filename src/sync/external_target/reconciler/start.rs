@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::Reconciler;
 use super::context::ReconcilerContext;
@@ -145,7 +145,9 @@ impl Reconciler {
     /// Adds a link for a Service that was deleted while no lb-linker was running.
     fn adopt(&self, key: &ServiceKey) {
         if let Some(change) = self.context.store.insert_gone(key, self.recorded_hostnames(key)) {
-            info!("link {}: its Service is gone, its external target is still there", change.key);
+            let line =
+                format_args!("link {}: its Service is gone, its external target is still there", change.key);
+            self.context.link_reporter.log.info(key, line);
         }
     }
 

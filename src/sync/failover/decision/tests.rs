@@ -151,7 +151,7 @@ fn failed_target_is_replaced_by_the_first_healthy_source() {
     assert_eq!(harness.announced(), "busan b.example");
     assert_eq!(decision.moved, Some(MoveReason::FailedOver));
     assert_eq!(reasons(&decision), [EventReason::FailedOver]);
-    assert_eq!(decision.events[0].message, "seoul a.example → busan b.example: NXDOMAIN");
+    assert_eq!(decision.events[0].message(), "seoul a.example → busan b.example: NXDOMAIN");
     assert!(decision.fails_over);
     assert_eq!(harness.state("seoul"), SourceState::Unhealthy);
     assert_eq!(harness.condition(Degraded), (True, "FailedOver"));
@@ -211,7 +211,7 @@ fn sources_that_fail_together_are_reported_once() {
     harness.fail("b.example");
     let decision = harness.decide();
     assert_eq!(reasons(&decision), [EventReason::NoHealthySource]);
-    assert_eq!(decision.events[0].message, "seoul a.example stays: NXDOMAIN");
+    assert_eq!(decision.events[0].message(), "seoul a.example stays: NXDOMAIN");
     harness.now = at(30);
     harness.fail("a.example");
     harness.fail("b.example");

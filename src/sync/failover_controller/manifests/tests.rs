@@ -18,7 +18,13 @@ impl Manifests {
         store.set_synced();
         let (unselected, selection) = (Arc::default(), Arc::default());
         Self {
-            overrides: ManifestOverrides::new(Arc::new(store), unselected, selection, metrics()),
+            overrides: ManifestOverrides::new(
+                Arc::new(store),
+                unselected,
+                selection,
+                metrics(),
+                ObjectLog::default(),
+            ),
             policy: HostnamePolicy::default(),
         }
     }

@@ -6,21 +6,20 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::model::service_key::ServiceKey;
+use crate::sync::controller::backoff::Backoff;
+use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, WatchLog, describe, retry_after, root_cause};
+use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
+use crate::sync::k8s::object_log::ObjectLog;
+use crate::sync::k8s::service::Service;
+use crate::sync::k8s::watch::{RequestQuery, find};
+use crate::sync::source::kept_services::KeptServices;
+use crate::sync::source::selection::{Membership, Selection};
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use kube::Client;
 use tokio::time::{Instant as Due, sleep_until};
-use tracing::warn;
-
-use crate::model::service_key::ServiceKey;
-use crate::sync::controller::backoff::Backoff;
-use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, WatchLog, describe, retry_after, root_cause};
-use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
-use crate::sync::k8s::service::Service;
-use crate::sync::k8s::watch::{RequestQuery, find};
-use crate::sync::source::kept_services::KeptServices;
-use crate::sync::source::selection::{Membership, Selection};
 
 /// Maximum number of concurrent LISTs: many Services may be deleted together.
 const MAX_CONCURRENT_LOOKUPS: usize = 8;
@@ -67,6 +66,7 @@ pub(super) struct RemovalChecks {
     /// Services that are selected again according to the LIST, but not yet according to the watch.
     reselected: HashSet<ServiceKey>,
     pub(super) kept: KeptServices,
+    log: ObjectLog,
 }
 
 impl RemovalChecks {
@@ -75,6 +75,7 @@ impl RemovalChecks {
         availability: ApiAvailability,
         selection: Arc<Selection>,
         delay: Duration,
+        log: ObjectLog,
     ) -> Self {
         Self {
             client,
@@ -87,6 +88,7 @@ impl RemovalChecks {
             error_log: ThrottledLog::default(),
             reselected: HashSet::new(),
             kept: KeptServices::new(delay),
+            log,
         }
     }
 
@@ -172,11 +174,12 @@ impl RemovalChecks {
                 pending.refusal.note(Forbidden::lists_services(&error));
                 if pending.refusal.is_lasting() {
                     // The namespace may have been deleted, together with the permission to list its Services.
-                    warn!(
+                    let line = format_args!(
                         "Service {} counts as gone: it has left the watch, and for ten minutes the API server has \
                          refused every LIST of it",
                         deleted.key
                     );
+                    self.log.warn(&deleted.key, line);
                     self.pending.remove(&deleted.key);
                     return Some((deleted, Membership::Gone));
                 }
@@ -299,6 +302,7 @@ mod tests {
                 ApiAvailability::default(),
                 Arc::default(),
                 Duration::from_secs(delay),
+                ObjectLog::default(),
             ),
             requests,
         )
