@@ -545,7 +545,7 @@ impl LbLinker {
                 reply.metadata.response_code = ResponseCode::ServFail;
                 reply.ede = Some(Ede::TARGET_FAILED);
                 if let Purpose::Check(check) = &request.purpose {
-                    check.end(target_check::unresolved(&known.reply));
+                    check.end(target_resolver::unresolved(&known.reply));
                 }
             }
         }
@@ -598,7 +598,7 @@ impl LbLinker {
             if let Purpose::Check(check) = &request.purpose
                 && !chain.answers.iter().any(|record| record.data.ip_addr().is_some())
             {
-                check.end(target_check::only_denied(&found));
+                check.end(target_resolver::only_denied(&found));
             }
         }
         let allows = |host: &Name, qtype| !self.is_denied_by_acl(request, host, qtype, &mut hop_check);

@@ -61,3 +61,19 @@ impl FailedWriteLog {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_one_namespace_leave_lines_to_another() {
+        let (mut failures, log) = (FailedWriteLog::default(), ObjectLog::default());
+        for number in 0..100 {
+            let key = ServiceKey::new("tenant", &number.to_string());
+            failures.report(&log, &key, "a write", "why", Duration::ZERO, true);
+        }
+        let left_out = 100 - MAX_LINES_PER_NAMESPACE;
+        assert_eq!(failures.new.take(Instant::now()), Some(left_out), "there is room for another namespace");
+    }
+}

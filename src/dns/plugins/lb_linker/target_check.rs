@@ -162,28 +162,6 @@ fn outcome_of(reply: &Reply) -> TargetOutcome {
     }
 }
 
-/// Returns the outcome of a check for an answer that can't be followed.
-pub(super) fn unresolved(answer: &Reply) -> TargetOutcome {
-    let rcode = answer.metadata.response_code;
-    match rcode {
-        _ if is_busy(answer) || answer.ede == Some(Ede::NOT_READY) => {
-            TargetOutcome::Inconclusive(answer.ede.map_or("", |ede| ede.text).to_owned())
-        }
-        // RFC 6672 section 2.2: a DNAME makes the name too long.
-        ResponseCode::YXDomain => TargetOutcome::Failed(rcode_text(rcode).into_owned()),
-        ResponseCode::NoError => {
-            TargetOutcome::NoAnswer("the answer is a referral, truncated, or a CNAME loop".to_owned())
-        }
-        _ => TargetOutcome::NoAnswer(rcode_text(rcode).into_owned()),
-    }
-}
-
-/// Returns the outcome of a check if all addresses at the end of a chain are denied.
-pub(super) fn only_denied(addresses: &[IpAddr]) -> TargetOutcome {
-    let denied: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-    TargetOutcome::Failed(format!("only denied addresses: {}", denied.join(", ")))
-}
-
 /// Limits the length of the message. Without an upstream, a missing answer is a failure, because no upstream can be at
 /// fault.
 fn bounded_outcome(upstream: Option<SocketAddr>, outcome: TargetOutcome) -> TargetOutcome {

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::Server;
+use crate::dns::chain::target_check::TargetOutcome;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::presentation::rcode_text;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
@@ -283,6 +284,28 @@ fn failure_reason(reply: &Reply) -> String {
         (_, rcode) if reply.plugin.is_empty() => format!("its look-up ends with {}", rcode_text(rcode)),
         (_, rcode) => format!("the upstream answers {}", rcode_text(rcode)),
     }
+}
+
+/// Returns the outcome of a check for an answer that can't be followed.
+pub(super) fn unresolved(answer: &Reply) -> TargetOutcome {
+    let rcode = answer.metadata.response_code;
+    match rcode {
+        _ if is_busy(answer) || answer.ede == Some(Ede::NOT_READY) => {
+            TargetOutcome::Inconclusive(answer.ede.map_or("", |ede| ede.text).to_owned())
+        }
+        // RFC 6672 section 2.2: a DNAME makes the name too long.
+        ResponseCode::YXDomain => TargetOutcome::Failed(rcode_text(rcode).into_owned()),
+        ResponseCode::NoError => {
+            TargetOutcome::NoAnswer("the answer is a referral, truncated, or a CNAME loop".to_owned())
+        }
+        _ => TargetOutcome::NoAnswer(rcode_text(rcode).into_owned()),
+    }
+}
+
+/// Returns the outcome of a check if all addresses at the end of a chain are denied.
+pub(super) fn only_denied(addresses: &[IpAddr]) -> TargetOutcome {
+    let denied: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    TargetOutcome::Failed(format!("only denied addresses: {}", denied.join(", ")))
 }
 
 /// Returns whether our own limits refused the query.
