@@ -1,5 +1,6 @@
 //! Changes in the environment of a running lb-linker: resolvers, credentials, addresses, clocks, interfaces.
 
+mod credential_programs;
 mod network;
 
 use std::cell::Cell;

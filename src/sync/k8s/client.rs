@@ -1,5 +1,6 @@
 //! Connects to the API server.
 
+mod credential_program;
 mod reloading;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use self::credential_program::ProgramError;
 use self::reloading::reloading_client;
 use crate::model::excerpt::{located, sentence, value};
 use crate::model::names;
@@ -43,6 +45,8 @@ pub enum ClientError {
     InCluster(#[from] kube::config::InClusterError),
     #[error("the configuration for the API server can't be used: {}", credential_failure(&**.0).unwrap_or_else(|| .0.to_string()))]
     Settings(Box<kube::Error>),
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// kube panics at such a token.
     #[error(
         "the configuration for the API server can't be used: its token has a character that no HTTP header can have, \

@@ -1,5 +1,6 @@
 //! A client that reads its configuration again when a file of it changes: the kubelet replaces tokens and certificates
-//! while a Pod runs, and the address of the API server may change, too.
+//! while a Pod runs, and the address of the API server may change, too. The program of a kubeconfig that prints
+//! credentials runs again when they are refused or get old.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use tokio::time::timeout;
 use tower::service_fn;
 use tracing::{info, warn};
 
+use super::credential_program::{Obtained, Renewal, Run, obtain};
 use super::{
     ApiServer, ClientConnection, ClientError, ClusterIdentity, ConfigSource, LoadedConfig, client_of,
 };
@@ -48,6 +50,7 @@ struct ReloadingClient {
 
 /// The files as they were read last.
 struct ReadState {
+    /// The end of the last reading, or the start of the present one.
     at: Instant,
     server: ApiServer,
     hashes: Vec<(PathBuf, FileHash)>,
@@ -55,16 +58,29 @@ struct ReadState {
     reading: Option<JoinHandle<Result<Option<NewConfig>, ClientError>>>,
     /// Whether the files as they were read last aren't used, because they are of another cluster.
     is_refused: bool,
+    /// When the program for the credentials runs again.
+    renewal: Renewal,
     /// The last error, which is logged once.
     error: Option<String>,
 }
 
-/// A changed configuration.
+/// A configuration whose files have changed, or whose credentials were renewed.
 struct NewConfig {
     client: Client,
     server: ApiServer,
     identity: ClusterIdentity,
     hashes: Vec<(PathBuf, FileHash)>,
+    obtained: Option<Obtained>,
+}
+
+impl NewConfig {
+    /// Reads a configuration, and runs its program for credentials. Blocking.
+    fn read(source: &ConfigSource, run: Run) -> Result<(Self, String), ClientError> {
+        let (LoadedConfig { mut config, server, .. }, hashes) = Handle::current().block_on(read(source))?;
+        let obtained = obtain(&mut config.auth_info, run)?;
+        let (identity, namespace) = (ClusterIdentity::of(&config, &server), config.default_namespace.clone());
+        Ok((Self { client: client_of(config)?, server, identity, hashes, obtained }, namespace))
+    }
 }
 
 /// Returns a client for the configuration of a source, which follows changes of the source.
@@ -84,20 +100,24 @@ pub(super) async fn reloading_client(source: ConfigSource) -> Result<ClientConne
 impl ReloadingClient {
     /// Returns a client for the configuration of a source, its API server and its namespace.
     async fn open(mut source: ConfigSource) -> Result<(Self, ApiServer, String), ClientError> {
-        let (LoadedConfig { config, server, .. }, hashes) = read(&source).await?;
+        let first = source.clone();
+        let opened = spawn_blocking(move || NewConfig::read(&first, Run::First)).await;
+        let failed = |error| ClientError::Kubeconfig(format!("can't be read: {error}"));
+        let (NewConfig { client, server, identity, hashes, obtained }, namespace) =
+            opened.map_err(failed)??;
         source.fix_context(&server);
-        let identity = watch::Sender::new(ClusterIdentity::of(&config, &server));
-        let namespace = config.default_namespace.clone();
         let state = ReadState {
             at: Instant::now(),
             server: server.clone(),
             hashes,
             reading: None,
             is_refused: false,
+            renewal: Renewal::new(obtained, Instant::now()),
             error: None,
         };
-        let current = ArcSwap::from_pointee(client_of(config)?);
+        let current = ArcSwap::from_pointee(client);
         let (has_failed, state) = (AtomicBool::new(false), Mutex::new(state));
+        let identity = watch::Sender::new(identity);
         Ok((Self { source, current, has_failed, state, identity }, server, namespace))
     }
 
@@ -105,13 +125,18 @@ impl ReloadingClient {
         let failed = self.has_failed.load(Ordering::Relaxed);
         // A single request reads the files; concurrent requests use the present client.
         if let Ok(state) = self.state.try_lock() {
-            self.refresh(state, if failed { READ_INTERVAL_AFTER_FAILURE } else { READ_INTERVAL }).await;
+            let interval = if failed { READ_INTERVAL_AFTER_FAILURE } else { READ_INTERVAL };
+            self.refresh(state, interval, false).await;
         }
         let again = copy(&request);
         let client = self.current.load_full();
         match client.send(request).await {
             Ok(response) if response.status() == StatusCode::UNAUTHORIZED => {
-                self.refresh(self.state.lock().await, READ_INTERVAL_AFTER_FAILURE).await;
+                let state = self.state.lock().await;
+                // A concurrent request may have renewed them.
+                if Arc::ptr_eq(&client, &self.current.load()) {
+                    self.refresh(state, READ_INTERVAL_AFTER_FAILURE, true).await;
+                }
                 let newer = self.current.load_full();
                 match again {
                     // The request had no effect, so it can be repeated.
@@ -127,68 +152,97 @@ impl ReloadingClient {
         }
     }
 
-    /// Reads the files again if they were read longer ago than `interval`. If they have changed, later requests use the
-    /// new settings.
-    async fn refresh(&self, mut state: MutexGuard<'_, ReadState>, interval: Duration) {
-        if state.at.elapsed() < interval {
+    /// Reads the files again if they were read longer ago than `interval`, or if the credentials of the kubeconfig's
+    /// program have to be renewed. If they have changed, later requests use the new settings.
+    async fn refresh(&self, mut state: MutexGuard<'_, ReadState>, interval: Duration, are_refused: bool) {
+        let (now, is_waiting) = (Instant::now(), state.reading.is_some());
+        let renews = state.renewal.is_due(are_refused, now);
+        let is_fresh = state.renewal.pauses(now) || !renews && now.duration_since(state.at) < interval;
+        if is_fresh && !is_waiting {
             return;
         }
-        state.at = Instant::now();
         self.has_failed.store(false, Ordering::Relaxed);
-        let (source, known) = (self.source.clone(), state.hashes.clone());
-        let is_hanging = state.reading.is_some();
+        if !is_waiting {
+            state.at = now;
+        }
+        let (source, known, started) = (self.source.clone(), state.hashes.clone(), state.at);
         // Reading may block. If the last reading hangs, there is no second one.
         let reading = state.reading.get_or_insert_with(|| {
             spawn_blocking(move || {
-                if known.iter().all(|(file, hash)| hash_of(file) == *hash) {
+                if !renews && known.iter().all(|(file, hash)| hash_of(file) == *hash) {
                     return Ok(None);
                 }
-                let (LoadedConfig { config, server, .. }, hashes) =
-                    Handle::current().block_on(read(&source))?;
-                let identity = ClusterIdentity::of(&config, &server);
-                Ok(Some(NewConfig { client: client_of(config)?, server, identity, hashes }))
+                NewConfig::read(&source, Run::Later).map(|(new, _)| Some(new))
             })
         });
-        // The first request waits for the files. If reading them hangs, later requests don't wait.
-        let wait = if is_hanging { Duration::ZERO } else { READ_TIMEOUT };
+        // The first requests wait for the files. If reading them hangs, later requests don't wait.
+        let wait = READ_TIMEOUT.saturating_sub(now.duration_since(started));
         let ended = timeout(wait, reading).await;
         if ended.is_ok() {
-            state.reading = None;
+            (state.reading, state.at) = (None, Instant::now());
         }
-        state.at = Instant::now();
+        let is_of_program = matches!(&ended, Ok(Ok(Err(ClientError::Program(_)))));
+        if is_of_program || state.renewal.has_program() && !matches!(&ended, Ok(Ok(Ok(_))) | Err(_)) {
+            let now = state.at;
+            state.renewal.failed(now);
+        }
         let error = match ended {
-            Ok(Ok(Ok(None))) if state.is_refused => return,
-            Ok(Ok(Ok(None))) => {
-                if state.error.take().is_some() {
-                    info!("the configuration for the API server is as it was before");
-                }
-                return;
-            }
-            Ok(Ok(Ok(Some(new)))) if !self.identity.borrow().may_become(&new.identity) => {
-                (state.hashes, state.is_refused) = (new.hashes, true);
-                format!("it is of another cluster, {}: restart lb-linker to use that one", new.server)
-            }
-            Ok(Ok(Ok(Some(NewConfig { client, server, identity, hashes })))) => {
-                self.current.store(Arc::new(client));
-                self.identity.send_replace(identity);
-                if server == state.server {
-                    info!("the credentials for the API server have changed, and are used from now on");
-                } else {
-                    info!("API server {server}, because the configuration has changed");
-                }
-                (state.server, state.hashes, state.is_refused, state.error) = (server, hashes, false, None);
-                return;
-            }
+            Ok(Ok(Ok(new))) => match self.apply(&mut state, new) {
+                Ok(()) => return,
+                Err(error) => error,
+            },
             Ok(Ok(Err(error))) => error.to_string(),
             Ok(Err(panic)) => panic.to_string(),
+            // A program may take longer, and has a limit of its own.
+            Err(_) if state.renewal.has_program() => return,
             Err(_) => format!("it can't be read within {READ_TIMEOUT:?}"),
         };
-        if state.error.as_ref() != Some(&error) {
+        if state.error.as_ref() == Some(&error) {
+            return;
+        }
+        if is_of_program {
+            warn!(
+                "the credentials for the API server can't be renewed, the previous ones stay in use: {error}"
+            );
+        } else {
             warn!(
                 "the changed configuration for the API server isn't used, the previous one stays in force: {error}"
             );
-            state.error = Some(error);
         }
+        state.error = Some(error);
+    }
+
+    /// Uses what was read; `None` if no file has changed.
+    fn apply(&self, state: &mut ReadState, new: Option<NewConfig>) -> Result<(), String> {
+        let Some(NewConfig { client, server, identity, hashes, obtained }) = new else {
+            if !state.is_refused && state.error.take().is_some() {
+                info!("the configuration for the API server is as it was before");
+            }
+            return Ok(());
+        };
+        let have_changed = hashes != state.hashes;
+        let are_other = state.renewal.renewed(obtained, state.at);
+        state.hashes = hashes;
+        if !self.identity.borrow().may_become(&identity) {
+            state.is_refused = true;
+            return Err(format!("it is of another cluster, {server}: restart lb-linker to use that one"));
+        }
+        let had_error = state.error.take().is_some();
+        if !have_changed && !are_other {
+            if had_error {
+                info!("the configuration and the credentials for the API server are as they were before");
+            }
+            return Ok(());
+        }
+        self.current.store(Arc::new(client));
+        self.identity.send_replace(identity);
+        if server == state.server {
+            info!("the credentials for the API server have changed, and are used from now on");
+        } else {
+            info!("API server {server}, because the configuration has changed");
+        }
+        (state.server, state.is_refused) = (server, false);
+        Ok(())
     }
 }
 
@@ -312,13 +366,13 @@ current-context: c
         ] {
             let before = reloading.current.load_full();
             std::fs::write(&path, kubeconfig(server, authority)).unwrap();
-            reloading.refresh(reloading.state.lock().await, Duration::ZERO).await;
+            reloading.refresh(reloading.state.lock().await, Duration::ZERO, false).await;
             assert_eq!(reloading.identity.borrow().server, expected, "{server}");
             let is_kept = Arc::ptr_eq(&before, &reloading.current.load_full());
             assert_eq!(is_kept, server != expected, "{server}");
             let error = reloading.state.lock().await.error.clone().unwrap_or_default();
             assert_eq!(error.contains("restart lb-linker"), is_kept, "{error}");
-            reloading.refresh(reloading.state.lock().await, Duration::ZERO).await;
+            reloading.refresh(reloading.state.lock().await, Duration::ZERO, false).await;
             let unchanged = reloading.state.lock().await.error.clone().unwrap_or_default();
             assert_eq!(unchanged, error, "the error stays while the file does");
         }

@@ -1,0 +1,152 @@
+//! Programs that print credentials (`exec` in a kubeconfig), without saying when these end.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    date_time_ymd,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{TokenFixture, credentials, replace, revoke};
+use crate::harness::cluster::Ingress;
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::answers;
+use crate::harness::eventually;
+use crate::harness::linker::Linker;
+
+/// A program that prints an ExecCredential.
+struct Program {
+    directory: TempDir,
+}
+
+impl Program {
+    fn new(status: &Value) -> Self {
+        let program = Self { directory: tempfile::tempdir().unwrap() };
+        program.prints(status);
+        let at = program.directory.path().display().to_string();
+        let script = format!("#!/bin/sh\necho run >> {at}/runs\ncat {at}/printed\n");
+        std::fs::write(program.file("program"), script).unwrap();
+        std::fs::set_permissions(program.file("program"), Permissions::from_mode(0o755)).unwrap();
+        program
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn prints(&self, status: &Value) {
+        let credential = json!({
+            "apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status,
+        });
+        replace(&self.file("printed"), &credential.to_string());
+    }
+
+    /// Lets the program fail, as its `cat` does.
+    fn fails(&self) {
+        std::fs::remove_file(self.file("printed")).unwrap();
+    }
+
+    fn runs(&self) -> usize {
+        std::fs::read_to_string(self.file("runs")).unwrap_or_default().lines().count()
+    }
+
+    async fn has_run(&self, times: usize) {
+        eventually(&format!("run {times}"), || async { (self.runs() >= times).then_some(()) }).await;
+    }
+
+    /// Returns a kubeconfig for this control plane.
+    fn kubeconfig(&self, plane: &ControlPlane) -> String {
+        let authority = self.file("ca.crt");
+        std::fs::write(&authority, plane.certificate_authority()).unwrap();
+        let server = format!("https://{}", plane.address());
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority": authority}}],
+            "users": [{"name": "test", "user": {"exec": {
+                "apiVersion": "client.authentication.k8s.io/v1", "command": self.file("program"),
+                "interactiveMode": "Never",
+            }}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        })
+        .to_string()
+    }
+}
+
+/// Returns a token that is valid as long as a new Secret of this name exists.
+async fn token(plane: &ControlPlane, secret: &str) -> Value {
+    let files = credentials(plane, secret).await;
+    json!({"token": files.iter().find(|(name, _)| *name == "token").unwrap().1})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_token_of_a_program_is_renewed_by_one_run() {
+    let stage = TokenFixture::start(async |plane| plane.address()).await;
+    let program = Program::new(&token(&stage.plane, "two").await);
+    replace(&stage.kubeconfig, &program.kubeconfig(&stage.plane));
+    stage.linker.line("the credentials for the API server have changed").await;
+    stage.change_is_applied().await;
+    assert_eq!(program.runs(), 1);
+
+    program.prints(&token(&stage.plane, "three").await);
+    revoke(&stage.plane, "two").await;
+    program.has_run(2).await;
+    stage.change_is_applied().await;
+    assert_eq!(program.runs(), 2, "{:#?}", stage.linker.log());
+
+    // All watches begin anew, and each is refused, while the program fails.
+    program.fails();
+    revoke(&stage.plane, "three").await;
+    stage.plane.stop_apiserver();
+    let begun = Instant::now();
+    stage.plane.start_apiserver();
+    let line = stage.linker.line("can't be renewed, the previous ones stay in use").await;
+    assert!(line.ends_with("/program\", failed: exit status: 1"), "{line}");
+    program.has_run(4).await;
+    let (runs, seconds) = (program.runs() - 2, begun.elapsed().as_secs());
+    // Each pause is twice as long as the one before.
+    assert!(runs <= (seconds + 1).ilog2() as usize + 2, "{runs} runs in {seconds} s");
+    assert_eq!(stage.linker.logged("can't be renewed"), 1, "{:#?}", stage.linker.log());
+    program.prints(&token(&stage.plane, "four").await);
+    stage.change_is_applied().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_certificate_of_a_program_is_renewed() {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new([]).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    std::fs::write(file("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+    let authority = Issuer::new(params, key);
+    let certificate = |last_year: i32| {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new([]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, "ann");
+        params.distinguished_name.push(DnType::OrganizationName, "system:masters");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params.not_after = date_time_ymd(last_year, 12, 31);
+        let certificate = params.signed_by(&key, &authority).unwrap().pem();
+        json!({"clientCertificateData": certificate, "clientKeyData": key.serialize_pem()})
+    };
+    let client_ca = format!("--client-ca-file={}", file("ca.crt").display());
+    let plane = ControlPlane::start(Options { apiserver_args: vec![client_ca], ..Options::default() });
+    let cluster = plane.cluster().await;
+    cluster.create_load_balancer("default", "web").await;
+    cluster.set_ingress("default", "web", &[Ingress::Hostname("a.example.com")]).await;
+
+    let program = Program::new(&certificate(2020));
+    let kubeconfig = file("kubeconfig");
+    std::fs::write(&kubeconfig, program.kubeconfig(&plane)).unwrap();
+    let args = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--upstream", "none"];
+    let linker = Linker::start_bare(&[], args);
+    linker.line("doesn't accept lb-linker's credentials (401").await;
+    program.prints(&certificate(2999));
+    answers(linker.dns, "web.default.lb.internal. CNAME", "a.example.com.").await;
+    linker.line("the credentials for the API server have changed").await;
+}
