@@ -126,9 +126,11 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         };
         let recording = supervise("the history of links", stop.clone(), Arc::clone(&supervisor), recording);
         background.spawn_on(recording, sync.runtime());
-        let (address, until) = (flags.admin_listen, stop.clone());
-        let serving = move || admin::server::serve(address, status.clone(), until.clone()).map(Ok);
-        background.spawn(supervise("the status page", stop.clone(), Arc::clone(&supervisor), serving));
+        if let Some(address) = flags.admin_listen.address() {
+            let until = stop.clone();
+            let serving = move || admin::server::serve(address, status.clone(), until.clone()).map(Ok);
+            background.spawn(supervise("the status page", stop.clone(), Arc::clone(&supervisor), serving));
+        }
         if let (Some(path), Some((cluster, first_list))) = (flags.snapshot.clone(), source.cluster()) {
             let context = SnapshotContext {
                 path,

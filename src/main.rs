@@ -5,7 +5,7 @@ mod commands;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -22,6 +22,8 @@ use crate::commands::{BAD_INPUT, FAILED, exit_with_error, fail, print_problem};
 use lb_linker::app::run;
 use lb_linker::cli::check::check;
 use lb_linker::cli::flags::{Flags, LogFormat};
+use lb_linker::cli::mistyped_variables::refused_variable;
+use lb_linker::cli::replaced_flags::replaced_flags;
 use lb_linker::dns::server::instance::SetDebug;
 use lb_linker::links::{LinkFilter, OutputFormat};
 use lb_linker::model::excerpt::printable;
@@ -240,8 +242,28 @@ fn for_stub(flag: &str) -> bool {
             .contains(&flag)
 }
 
+/// Reads the command line and the environment. Ends the process if they are wrong, or ask for help.
+fn command_line() -> Result<Cli, ExitCode> {
+    let matches = Cli::command().try_get_matches().unwrap_or_else(|error| {
+        if let Some(variable) = refused_variable(&error) {
+            // Ignore EPIPE: stderr may be closed.
+            let _ = writeln!(std::io::stderr(), "lb-linker: the environment variable {variable} is wrong:");
+        }
+        error.exit()
+    });
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let of_command = matches.subcommand().map_or(&matches, |(_, of_command)| of_command);
+    match replaced_flags(of_command) {
+        Some(problem) => Err(exit_with_error(&problem, BAD_INPUT)),
+        None => Ok(cli),
+    }
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match command_line() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => return exit_with_error(&error.to_string(), FAILED),

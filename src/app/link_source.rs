@@ -42,17 +42,16 @@ enum OpenSource {
 }
 
 impl LinkSource {
-    /// Opens the lb-linker at `--admin-listen`. If no lb-linker of this version answers there, or a flag names a
-    /// cluster or manifests, opens the cluster or the manifests. Logs a warning if it opens the cluster because the
-    /// connection to `--admin-listen` timed out, or another program or version answered.
+    /// Opens the lb-linker at `--admin-listen`. If that is `none`, no lb-linker of this version answers there, or a flag
+    /// names a cluster or manifests, opens the cluster or the manifests. Logs a warning if it opens the cluster because
+    /// the connection to `--admin-listen` timed out, or another program or version answered.
     ///
     /// # Errors
     /// If the flags can't be used, or the links can't be read.
     pub async fn open(flags: Flags, filter: LinkFilter) -> Result<Self, RunError> {
         let mut foreign = None;
         let is_named = flags.manifests.is_some() || flags.kubeconfig.is_some() || flags.context.is_some();
-        if !is_named {
-            let address = flags.admin_listen;
+        if let (false, Some(address)) = (is_named, flags.admin_listen.address()) {
             let mut client = InstanceClient::new(address, filter.clone());
             match client.links().await {
                 Ok(listing) => {

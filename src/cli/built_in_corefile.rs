@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::flags::Flags;
+use super::http_listen::HttpListen;
 use super::upstream_flag::UpstreamSpec;
 use crate::dns::server::config::quoted;
 use crate::model::hostname::to_presentation;
@@ -32,11 +33,12 @@ impl Flags {
         let all = ips.contains(&IpAddr::V6(Ipv6Addr::UNSPECIFIED));
         let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
         let bind = if all { String::new() } else { format!("    bind {}\n", ips.join(" ")) };
-        let prometheus = format!("    prometheus {}\n", self.metrics_listen);
-        let probes = format!(
-            "    health {} {{\n        lameduck 5s\n    }}\n    ready {}\n",
-            self.health_listen, self.ready_listen
-        );
+        let line = |listen: HttpListen, plugin: &str, options: &str| {
+            listen.address().map(|address| format!("    {plugin} {address}{options}\n")).unwrap_or_default()
+        };
+        let prometheus = line(self.metrics_listen, "prometheus", "");
+        let probes = line(self.health_listen, "health", " {\n        lameduck 5s\n    }")
+            + &line(self.ready_listen, "ready", "");
         let upstreams: Vec<String> = self
             .upstream
             .iter()

@@ -11,7 +11,8 @@ use kube::core::Selector;
 use crate::cli::client_nets_flag::ClientNet;
 use crate::cli::client_nets_flag::PRIVATE_NETS;
 use crate::cli::election_flags::ElectionFlags;
-use crate::cli::parsers::{delay, dns_label, instance, listen, loopback_listen, max_deletes, zone};
+use crate::cli::http_listen::{HttpListen, http_listen, loopback_http_listen};
+use crate::cli::parsers::{delay, dns_label, instance, listen, max_deletes, zone};
 use crate::cli::policy_flags::HostnamePolicyFlags;
 use crate::cli::selector::selector;
 use crate::cli::upstream_flag::UpstreamSpec;
@@ -247,15 +248,7 @@ pub struct Flags {
 
     /// Corefile for DNS, instead of the flags from --zone to --ready-listen: CoreDNS's syntax and plugins, and the
     /// plugin lb_linker for the names of load balancers; without lb_linker no cluster is needed
-    #[arg(
-        long,
-        value_name = "PATH",
-        env = "LB_LINKER_COREFILE",
-        conflicts_with_all = [
-            "zones", "listen", "upstream", "client_nets", "metrics_listen", "health_listen", "ready_listen",
-        ],
-        help_heading = "DNS"
-    )]
+    #[arg(long, value_name = "PATH", env = "LB_LINKER_COREFILE", help_heading = "DNS")]
     pub corefile: Option<PathBuf>,
 
     /// Zone to answer for; may be repeated
@@ -308,50 +301,50 @@ pub struct Flags {
     )]
     pub client_nets: Vec<ClientNet>,
 
-    /// Address of /metrics, for Prometheus
+    /// Address of /metrics, for Prometheus; or "none"
     #[arg(
         long,
-        value_name = "ADDRESS:PORT",
+        value_name = "ADDRESS:PORT|none",
         env = "LB_LINKER_METRICS_LISTEN",
         default_value = ":9153",
-        value_parser = listen,
+        value_parser = http_listen,
         help_heading = "Observing"
     )]
-    pub metrics_listen: SocketAddr,
+    pub metrics_listen: HttpListen,
 
-    /// Address of /health: 200 while the process works
+    /// Address of /health: 200 while the process works; or "none"
     #[arg(
         long,
-        value_name = "ADDRESS:PORT",
+        value_name = "ADDRESS:PORT|none",
         env = "LB_LINKER_HEALTH_LISTEN",
         default_value = ":8080",
-        value_parser = listen,
+        value_parser = http_listen,
         help_heading = "Observing"
     )]
-    pub health_listen: SocketAddr,
+    pub health_listen: HttpListen,
 
-    /// Address of /ready: 200 once all load balancers have been read, or while DNS answers from a snapshot
+    /// Address of /ready: 200 once all load balancers have been read, or while DNS answers from a snapshot; or "none"
     #[arg(
         long,
-        value_name = "ADDRESS:PORT",
+        value_name = "ADDRESS:PORT|none",
         env = "LB_LINKER_READY_LISTEN",
         default_value = ":8181",
-        value_parser = listen,
+        value_parser = http_listen,
         help_heading = "Observing"
     )]
-    pub ready_listen: SocketAddr,
+    pub ready_listen: HttpListen,
 
     /// Address of the status page and its API, on the loopback interface: they show the links to every process that can
-    /// connect
+    /// connect; or "none"
     #[arg(
         long,
-        value_name = "ADDRESS:PORT",
+        value_name = "ADDRESS:PORT|none",
         env = "LB_LINKER_ADMIN_LISTEN",
         default_value = "127.0.0.1:8053",
-        value_parser = loopback_listen,
+        value_parser = loopback_http_listen,
         help_heading = "Observing"
     )]
-    pub admin_listen: SocketAddr,
+    pub admin_listen: HttpListen,
 
     /// Format of the log; RUST_LOG sets the level
     #[arg(

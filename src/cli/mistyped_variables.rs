@@ -1,7 +1,8 @@
-//! Environment variables that look like a mistyped variable of a flag.
+//! Environment variables that look like a mistyped variable of a flag, or have a wrong value.
 
 use std::collections::BTreeSet;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Command};
 
 use crate::cli::flags::Flags;
@@ -33,6 +34,25 @@ fn warnings(variables: impl Iterator<Item = String>, of_corefile: &BTreeSet<Stri
         .collect();
     warnings.sort();
     warnings
+}
+
+/// Returns the environment variable that has the value which clap refuses: clap names only its flag. `None` if the value
+/// is on the command line, or the error is another one.
+#[must_use]
+pub fn refused_variable(error: &clap::Error) -> Option<String> {
+    error.get(ContextKind::InvalidValue)?;
+    let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else { return None };
+    let flag = shown.split(' ').next()?;
+    let is_given =
+        |arg: String| arg == flag || arg.strip_prefix(flag).is_some_and(|rest| rest.starts_with('='));
+    if std::env::args_os().filter_map(|arg| arg.into_string().ok()).any(is_given) {
+        return None;
+    }
+    let command = Flags::augment_args(Command::new("lb-linker"));
+    let arg = command.get_arguments().find(|arg| arg.get_long() == flag.strip_prefix("--"))?;
+    let variable = arg.get_env()?;
+    std::env::var_os(variable)?;
+    Some(variable.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::process::Output;
 
 use nix::sys::signal::Signal;
 
+use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
 use crate::harness::port::HeldPort;
 use crate::harness::{cluster_with_target, eventually, permission};
@@ -191,13 +192,88 @@ fn corefile_error_is_reported_with_its_position() {
             assert_eq!(said.lines().count(), 1, "{said}");
         }
     }
-    let output = run_to_end(["check", "--corefile", path, "--zone", "lb.internal"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        stderr(&output).contains("'--corefile <PATH>' cannot be used with '--zone <ZONE>'"),
-        "{}",
-        stderr(&output)
-    );
+}
+
+#[test]
+fn wrong_value_of_a_variable_names_the_variable() {
+    let variables = [("LB_LINKER_METRICS_LISTEN", "off")];
+    let said = stderr(&run_to_end_with(&variables, ["check", "--upstream", "none"]));
+    let flag =
+        "error: invalid value 'off' for '--metrics-listen <ADDRESS:PORT|none>': neither an address and port";
+    let expected = format!("lb-linker: the environment variable LB_LINKER_METRICS_LISTEN is wrong:\n{flag}");
+    assert!(said.starts_with(&expected), "{said}");
+    // The flag has precedence.
+    let said = stderr(&run_to_end_with(&variables, ["check", "--metrics-listen=off"]));
+    assert!(said.starts_with(flag), "{said}");
+}
+
+#[test]
+fn flags_and_variables_beside_a_corefile_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let corefile = directory.path().join("Corefile");
+    std::fs::write(&corefile, ". {\n whoami\n}\n").unwrap();
+    let path = corefile.to_str().unwrap();
+    let given = ["--corefile", path];
+    let zone = "--zone (in the Corefile: lb_linker ZONE)";
+    let listen = "the variable LB_LINKER_LISTEN (in the Corefile: the port of each block, as in .:53, and bind ADDRESS)";
+    let rest = ": write it there, and leave the";
+    for (variables, args, expected) in [
+        (&[][..], &["--zone", "lb.internal"][..], format!("{zone}{rest} flag out")),
+        (&[("LB_LINKER_LISTEN", ":54")], &[], format!("{listen}{rest} variable out")),
+        (
+            &[("LB_LINKER_LISTEN", ":54")],
+            &["--zone", "lb.internal"],
+            format!("{zone} and {listen}{rest} flag out"),
+        ),
+    ] {
+        for command in [&["check"][..], &["run"], &[], &["links"]] {
+            let output = run_to_end_with(variables, [command, &given, args].concat());
+            assert_eq!(output.status.code(), Some(2), "{command:?}: {}", stderr(&output));
+            assert_eq!(stderr(&output), format!("lb-linker: --corefile can't be used with {expected}\n"));
+        }
+    }
+    // The Corefile, too, may be named by a variable.
+    let output = run_to_end_with(&[("LB_LINKER_COREFILE", path)], ["check", "--ready-listen", "none"]);
+    let said =
+        "lb-linker: --corefile can't be used with --ready-listen (in the Corefile: ready ADDRESS:PORT)";
+    assert!(stderr(&output).starts_with(said), "{}", stderr(&output));
+    assert!(run_to_end([&["check"], &given[..]].concat()).status.success());
+}
+
+#[tokio::test]
+async fn without_http_ports_only_dns_listens() {
+    let directory = tempfile::tempdir().unwrap();
+    let service = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, \
+                   spec: {type: LoadBalancer}, status: {loadBalancer: {ingress: [{hostname: a.example.com}]}}}";
+    std::fs::write(directory.path().join("web.yaml"), service).unwrap();
+    let mut linker = Linker::start_without_http(directory.path());
+    answers(linker.dns, "web.shop.lb.internal. CNAME", "a.example.com.").await;
+    let listening = listening_ports(linker.id());
+    assert_eq!(listening, [linker.dns.port()], "{:#?}", linker.log());
+    assert_eq!(linker.logged("status page"), 0, "{:#?}", linker.log());
+    assert!(linker.stop().success());
+}
+
+/// Returns the TCP ports on which a process listens.
+fn listening_ports(process: u32) -> Vec<u16> {
+    let files = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap();
+    let links = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    let sockets: Vec<String> = links.map(|link| link.to_string_lossy().into_owned()).collect();
+    let mut ports = Vec::new();
+    for family in ["tcp", "tcp6"] {
+        let table = std::fs::read_to_string(format!("/proc/{process}/net/{family}")).unwrap();
+        for line in table.lines().skip(1) {
+            // proc_net_tcp: the local address, the state (0A is LISTEN) and the inode.
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            if fields[3] == "0A" && sockets.contains(&format!("socket:[{}]", fields[9])) {
+                let port = fields[1].rsplit_once(':').unwrap().1;
+                ports.push(u16::from_str_radix(port, 16).unwrap());
+            }
+        }
+    }
+    ports.sort_unstable();
+    ports.dedup();
+    ports
 }
 
 #[test]

@@ -144,6 +144,33 @@ fn tls_upstream_needs_an_address_and_may_have_a_server_name() {
 }
 
 #[test]
+fn each_http_port_can_be_switched_off() {
+    const FLAGS: [(&str, &str); 3] = [("metrics", "prometheus "), ("health", "health "), ("ready", "ready ")];
+    let lines = |arguments: &[&str], plugin: &str| {
+        let text = flags(arguments).built_in_corefile();
+        text.lines().filter(|line| line.trim_start().starts_with(plugin)).count()
+    };
+    for upstream in ["none", "192.0.2.1"] {
+        let upstream = format!("--upstream={upstream}");
+        for (flag, plugin) in FLAGS {
+            let flag = format!("--{flag}-listen=none");
+            for (_, other) in FLAGS {
+                let is_there = lines(&[&upstream, &flag], other) > 0;
+                assert_eq!(is_there, other != plugin, "{other} with {flag}");
+            }
+        }
+    }
+    assert_eq!(flags(&["--admin-listen=none"]).admin_listen.address(), None);
+    assert!(flags(&["--admin-listen=none"]).effective().contains(&("--admin-listen", "none".to_owned())));
+    assert!(
+        wrong(&["--metrics-listen=off"]).ends_with(
+            "neither an address and port such as 127.0.0.1:9153, [::1]:9153 or :9153, nor \"none\""
+        )
+    );
+    assert!(wrong(&["--admin-listen=:8053"]).contains("neither a loopback address and port such as"));
+}
+
+#[test]
 fn upstream_none_excludes_other_upstreams() {
     assert!(flags(&["--upstream=none"]).upstreams().unwrap().is_empty());
     assert!(matches!(flags(&["--upstream=none,192.0.2.1"]).upstreams(), Err(ConfigError::NoneAndOthers)));

@@ -213,7 +213,31 @@ impl Linker {
         Self::spawn(command)
     }
 
-    fn spawn(mut command: Command) -> Self {
+    /// Starts lb-linker on manifests, with a port for DNS only.
+    pub fn start_without_http(manifests: &Path) -> Self {
+        let mut command = bare();
+        command.arg("--manifests").arg(manifests).args(["--upstream", "none", "--listen", "127.0.0.1:0"]);
+        for flag in ["--metrics-listen", "--health-listen", "--ready-listen", "--admin-listen"] {
+            command.args([flag, "none"]);
+        }
+        Self::spawn_with(command, |port| {
+            let unused = SocketAddr::from(([127, 0, 0, 1], 0));
+            (port("DNS on "), [unused; 3])
+        })
+    }
+
+    fn spawn(command: Command) -> Self {
+        Self::spawn_with(command, |port| {
+            (port("DNS on "), ["/metrics on ", "/health on ", "/ready on "].map(port))
+        })
+    }
+
+    /// Starts the process. `ports` reads the addresses of DNS, `/metrics`, `/health` and `/ready` from the log: it gets
+    /// a function that waits for the address after a text.
+    fn spawn_with(
+        mut command: Command,
+        ports: impl FnOnce(&mut dyn FnMut(&str) -> SocketAddr) -> (SocketAddr, [SocketAddr; 3]),
+    ) -> Self {
         command.stderr(Stdio::piped());
         let mut process = Process::spawn(command).expect("lb-linker can be started");
         let stderr = process.stderr().expect("it is piped");
@@ -224,7 +248,7 @@ impl Linker {
                 lines.lock().unwrap().push(line);
             }
         });
-        let mut port = |what: &str| {
+        let mut port = |what: &str| -> SocketAddr {
             let deadline = Instant::now() + EVENT_TIMEOUT;
             loop {
                 let log = log.lock().unwrap().clone();
@@ -238,8 +262,7 @@ impl Linker {
                 thread::sleep(Duration::from_millis(5));
             }
         };
-        let (dns, metrics) = (port("DNS on "), port("/metrics on "));
-        let (health, ready) = (port("/health on "), port("/ready on "));
+        let (dns, [metrics, health, ready]) = ports(&mut port);
         Self { dns, metrics, health, ready, log, process }
     }
 
