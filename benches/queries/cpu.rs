@@ -7,6 +7,8 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::ClockId;
 use nix::unistd::Pid;
 
+use crate::load::CoreShares;
+
 /// The core of the measured servers.
 pub const SERVER: usize = 0;
 /// The core of the clients and of the upstreams.
@@ -63,13 +65,14 @@ fn family(pid: u32) -> Vec<u32> {
     pids
 }
 
-/// The idle time of a core so far.
+/// The idle and the busy time of a core so far.
 ///
 /// The kernel measures idle time, but samples busy time only at ticks: a server that wakes up for each query and
 /// sleeps at every tick would count as idle.
 #[derive(Clone, Copy, Debug)]
 pub struct Core {
     idle: Duration,
+    sampled: Duration,
     since: Instant,
 }
 
@@ -80,13 +83,17 @@ impl Core {
         let line = stat.lines().find_map(|line| line.strip_prefix(&name)).expect("the core exists");
         // proc(5): user, nice, system, idle, iowait, irq, softirq, steal, in hundredths of a second.
         let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
-        Self { idle: Duration::from_millis((ticks[3] + ticks[4] + ticks[7]) * 10), since: Instant::now() }
+        let time =
+            |fields: &[usize]| Duration::from_millis(fields.iter().map(|field| ticks[*field] * 10).sum());
+        Self { idle: time(&[3, 4, 7]), sampled: time(&[0, 1, 2, 5, 6]), since: Instant::now() }
     }
 
-    /// Returns the share of the time since `then` in which the core was busy with any process.
-    pub fn busy_since(then: Self, core: usize) -> f64 {
+    /// Returns how the core spent the time since `then`. iowait may decrease (proc(5)).
+    pub fn shares_since(then: Self, core: usize) -> CoreShares {
         let now = Self::now(core);
-        let idle = (now.idle - then.idle).as_secs_f64() / (now.since - then.since).as_secs_f64();
-        (1.0 - idle).clamp(0.0, 1.0)
+        let share = |now_: Duration, then_: Duration| {
+            now_.saturating_sub(then_).as_secs_f64() / (now.since - then.since).as_secs_f64()
+        };
+        CoreShares { idle: share(now.idle, then.idle), sampled: share(now.sampled, then.sampled) }
     }
 }

@@ -34,7 +34,8 @@ pub fn run(
     command.args(["-s", &server.ip().to_string(), "-p", &server.port().to_string()]);
     command.args(["-c", "8", "-T", "1", "-B", "-d"]).arg(data);
     command.args(if tcp { ["-m", "tcp", "-q", "100"] } else { ["-m", "udp", "-q", "200"] });
-    command.args(["-l", &time.as_secs_f64().to_string()]);
+    // At the end dnsperf waits so long for each query that was lost.
+    command.args(["-t", "1", "-l", &time.as_secs_f64().to_string()]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut process = Process::spawn(command).map_err(|error| format!("{}: {error}", program.display()))?;
     let mut output = process.stdout().ok_or("dnsperf has no output")?;

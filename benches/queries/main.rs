@@ -14,6 +14,7 @@ mod floor;
 #[path = "../../tests/e2e/harness/mod.rs"]
 mod harness;
 mod latency;
+mod load;
 mod page;
 mod plan;
 mod report;

@@ -3,7 +3,8 @@
 use std::io::{IsTerminal, stderr};
 
 use crate::latency::Latencies;
-use crate::rounds::{LoadResult, Measured, Sample};
+use crate::load::LoadResult;
+use crate::rounds::{Measured, Sample};
 use crate::servers::Server;
 use crate::spread::Spread;
 

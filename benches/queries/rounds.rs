@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 use crate::client::Client;
 use crate::cpu::{self, Core};
 use crate::latency::{self, Latencies};
+use crate::load::LoadResult;
 use crate::plan::Settings;
 use crate::servers::{Running, Server};
 use crate::sets::{NAMES, Set};
 use crate::{dnsperf, report};
 
-/// The share of the servers' core that other processes may use, and the share of the load that may be missing.
-const DISTURBED: f64 = 0.1;
 /// The maximum number of attempts at an undisturbed measurement; the least disturbed measurement is kept.
 const TRIES: usize = 3;
 
@@ -27,31 +26,6 @@ pub struct Sample {
     pub paced: Option<(LoadResult, Latencies)>,
     /// Resident memory in kilobytes.
     pub resident: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct LoadResult {
-    /// Microseconds of CPU per query.
-    pub cpu: f64,
-    /// The share of the time in which the core was busy with any process.
-    pub busy: f64,
-    /// The share of the time in which the core was busy with other processes.
-    pub other_processes: f64,
-    pub per_second: f64,
-    /// Mean latency in microseconds.
-    pub mean: f64,
-    pub lost: f64,
-    /// The intended queries per second, if the load had a limit.
-    wanted: Option<u32>,
-}
-
-impl LoadResult {
-    /// Whether other processes used more than [`DISTURBED`] of the servers' core, or more than this share of the load
-    /// is missing.
-    pub fn is_disturbed(&self) -> bool {
-        let late = self.wanted.is_some_and(|wanted| self.per_second < (1.0 - DISTURBED) * f64::from(wanted));
-        self.other_processes > DISTURBED || late
-    }
 }
 
 /// All rounds of a set.
@@ -165,14 +139,16 @@ impl Meter {
     fn stop(self, answered: f64, mean: f64, lost: f64) -> LoadResult {
         let used = cpu::used(self.pid) - self.used;
         let seconds = self.since.elapsed().as_secs_f64();
-        let busy = Core::busy_since(self.core, cpu::SERVER);
-        let other_processes = (busy - used / 1e6 / seconds).max(0.0);
+        let own = used / 1e6 / seconds;
+        let core = Core::shares_since(self.core, cpu::SERVER);
         LoadResult {
             cpu: used / answered,
-            busy,
-            other_processes,
+            busy: core.busy(own),
+            own,
+            other_processes: core.other_processes(own),
             per_second: answered / seconds,
             mean,
+            answered,
             lost,
             wanted: None,
         }

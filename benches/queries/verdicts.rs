@@ -102,7 +102,7 @@ impl Bound {
 }
 
 fn is_undisturbed(sample: &Sample) -> bool {
-    !sample.saturated.is_disturbed() && sample.saturated.lost == 0.0
+    !sample.saturated.is_disturbed()
 }
 
 impl Limit {

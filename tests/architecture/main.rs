@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod bench_load;
 mod crd;
 mod docs;
 mod imports;
