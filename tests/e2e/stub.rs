@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::release::chart::{CHART, Helm};
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::short;
@@ -21,6 +20,7 @@ use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::{helm, programs};
 use crate::harness::{EVENT_TIMEOUT, apply_deploy, deploy, eventually};
+use crate::release::chart::{CHART, Helm};
 
 /// The cluster IPs of lb-linker's Service, before and after it is recreated.
 const LB_LINKER: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 53), Ipv4Addr::new(10, 0, 0, 54)];

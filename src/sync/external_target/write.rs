@@ -274,12 +274,8 @@ impl Reconciler {
             }
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
                 if self.lost_answers.remove(&id, write.uid()) {
-                    self.report.report_written(
-                        self.context.store.get(&key).as_deref(),
-                        &write,
-                        adopted,
-                        None,
-                    );
+                    let link = self.context.store.get(&key);
+                    self.report.report_written(&key, link.as_deref(), &write, adopted, None);
                 }
                 self.work_queue.succeeded(&key);
                 self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
@@ -424,7 +420,7 @@ impl Reconciler {
         let present =
             present.filter(|_| !matches!(write, Write::Delete { .. })).map(ObservedObject::to_object);
         let link = self.context.store.get(&key);
-        self.report.report_written(link.as_deref(), &write, adopted, present.as_ref());
+        self.report.report_written(&key, link.as_deref(), &write, adopted, present.as_ref());
         self.work_queue.stop_timer(&key);
         self.work_queue.succeeded(&key);
         self.work_queue.add(&key);
