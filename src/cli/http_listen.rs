@@ -34,15 +34,13 @@ impl fmt::Display for HttpListen {
 
 /// Parses an address like [`listen`], or `none`.
 pub(crate) fn http_listen(text: &str) -> Result<HttpListen, &'static str> {
-    const WRONG: &str =
-        "neither an address and port such as 127.0.0.1:9153, [::1]:9153 or :9153, nor \"none\"";
+    const WRONG: &str = "not an address and port such as 127.0.0.1:9153, [::1]:9153 or :9153, nor \"none\"";
     if text == "none" { Ok(HttpListen::None) } else { listen(text).map(HttpListen::At).map_err(|_| WRONG) }
 }
 
 /// Parses a loopback address, or `none`.
 pub(crate) fn loopback_http_listen(text: &str) -> Result<HttpListen, &'static str> {
-    const WRONG: &str =
-        "neither a loopback address and port such as 127.0.0.1:8053 or [::1]:8053, nor \"none\"";
+    const WRONG: &str = "not a loopback address and port such as 127.0.0.1:8053 or [::1]:8053, nor \"none\"";
     if text == "none" {
         Ok(HttpListen::None)
     } else {

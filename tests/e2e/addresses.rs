@@ -250,7 +250,7 @@ async fn fifty_reorderings_cause_no_write_and_no_line() {
     let mut denied = ["169.254.1.1", "127.0.0.1", "224.0.0.1", "fe80::1"];
     let mut hostnames = ["c", "a", "b"].map(|name| format!("{name}.{namespace}.lb.internal"));
     let mut allowed = ["shop", "app", "web"];
-    let mut ports = [("http", 80), ("https", 443), ("admin", 8080)];
+    let mut ports = [("http", 80), ("https", 443), ("metrics", 8080)];
     let settings = |hostnames: &[String], allowed: &[&str], ports: &[(&str, u16)]| {
         let ports: Vec<_> = ports.iter().map(|(name, port)| json!({"name": name, "port": port})).collect();
         let annotations = json!({"linker.hsj.com/hostname": hostnames.join(","),

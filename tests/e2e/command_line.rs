@@ -199,7 +199,7 @@ fn wrong_value_of_a_variable_names_the_variable() {
     let variables = [("LB_LINKER_METRICS_LISTEN", "off")];
     let said = stderr(&run_to_end_with(&variables, ["check", "--upstream", "none"]));
     let flag =
-        "error: invalid value 'off' for '--metrics-listen <ADDRESS:PORT|none>': neither an address and port";
+        "error: invalid value 'off' for '--metrics-listen <ADDRESS:PORT|none>': not an address and port";
     let expected = format!("lb-linker: the environment variable LB_LINKER_METRICS_LISTEN is wrong:\n{flag}");
     assert!(said.starts_with(&expected), "{said}");
     // The flag has precedence.

@@ -39,15 +39,13 @@ use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::persisted_targets::PersistedTargets;
-use reader::FieldError;
+use reader::{FieldError, MAX_ERRORS};
 use strings::SourceText;
 use tree::{Node, place};
 
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 const EXTERNAL_TARGET: &str = "ExternalTarget";
-/// Maximum number of errors that are reported for a file.
-const MAX_ERRORS: usize = 20;
 
 /// Applies the overrides by these ExternalTargets, of which no two have the same name, and ends all other overrides.
 /// Returns the changes of links.

@@ -6,12 +6,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value};
 use serde_saphyr::{Location, Spanned};
 
-use super::MAX_ERRORS;
 use super::schema::{Field, Schema};
 use super::strings::{SourceText, boolean, is_plain, is_same_key, length, misread_string};
 use super::tree::{Node, place};
 use crate::model::excerpt::{sentence, value};
 use crate::model::names;
+
+/// Maximum number of errors that are reported for a file.
+pub(super) const MAX_ERRORS: usize = 20;
 
 /// A part of a manifest that is refused.
 #[derive(Debug)]
