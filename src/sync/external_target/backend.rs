@@ -329,13 +329,16 @@ fn classify_api_error(
     let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
     let retry_after = retry_after(&error);
     match code {
+        401 | 404 if is_of_admission(status, resource) => {
+            WriteError::Refused { by: Forbidden::Admission, message: answered(status) }
+        }
         // No object is in the way; a quota was being updated, for example. No watch event follows such a conflict.
         409 if created && status.reason != "AlreadyExists" => other(status, retry_after),
         409 => WriteError::Conflict,
         404 if !created => WriteError::Gone,
         // Another uid: the object of this write is gone.
         422 if is_uid_mismatch(&error) && !created => WriteError::Gone,
-        404 => WriteError::WholeClass {
+        404 if is_namespace_missing(status) => WriteError::WholeClass {
             code,
             message: format!("can't {doing}: there is no such namespace (404 {})", sentence(&status.message)),
             retry_after,
@@ -347,6 +350,20 @@ fn classify_api_error(
             None => other(status, retry_after),
         },
     }
+}
+
+/// Returns whether admission has refused the object. A webhook chooses the code, and the end of the message; a
+/// ValidatingAdmissionPolicy may choose 401.
+fn is_of_admission(status: &Status, resource: &str) -> bool {
+    let message = status.message.as_str();
+    message.starts_with("admission webhook \"")
+        || message.starts_with(resource) && message.contains(" is forbidden: ")
+}
+
+/// Returns whether a create was refused because its namespace doesn't exist.
+fn is_namespace_missing(status: &Status) -> bool {
+    status.message.starts_with("namespaces \"")
+        || status.details.as_ref().is_some_and(|details| details.kind == "namespaces")
 }
 
 fn other(status: &Status, retry_after: Option<Duration>) -> WriteError {

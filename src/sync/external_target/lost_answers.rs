@@ -1,6 +1,7 @@
 //! Writes whose answer was lost: they are reported when the watch shows what they did.
 
 use std::collections::HashMap;
+use std::mem::discriminant;
 
 use super::decision::Write;
 use super::desired::{service_differs, slice_differs};
@@ -8,7 +9,8 @@ use super::observed_object::ObservedObject;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 
-/// The last write without an answer of each object, until its effect is seen or another write of the object succeeds.
+/// The last write without an answer of each object, until its effect is seen, a write of the object succeeds, another
+/// kind of write of the object begins, or the link needs no write.
 #[derive(Debug, Default)]
 pub(crate) struct LostAnswers(HashMap<ObjectId, LostAnswer>);
 
@@ -32,6 +34,14 @@ impl LostAnswers {
     pub(crate) fn remove(&mut self, id: &ObjectId, uid: &str) -> bool {
         let lost = self.0.remove(id);
         lost.is_some_and(|lost| matches!(lost.write, Write::Delete { .. }) && lost.write.uid() == uid)
+    }
+
+    /// Forgets the write of an object unless `write`, which begins now, is its retry.
+    pub(crate) fn write_begins(&mut self, write: &Write) {
+        let is_retry = |lost: &LostAnswer| discriminant(&lost.write) == discriminant(write);
+        if self.0.get(&write.id()).is_some_and(|lost| !is_retry(lost)) {
+            self.0.remove(&write.id());
+        }
     }
 
     pub(crate) fn forget(&mut self, key: &ServiceKey) {
@@ -125,5 +135,19 @@ mod tests {
             assert_eq!(found.is_some(), expected, "{write:?} {present:?}");
             assert_eq!(lost.of_kind(ObjectKind::Service).len(), usize::from(!expected));
         }
+    }
+
+    #[test]
+    fn only_a_retry_keeps_the_lost_write_of_an_object() {
+        let (key, id) = (ServiceKey::new("shop", "web"), ObjectId::service("web-shop-ext"));
+        let precondition = Precondition { uid: Some("1".to_owned()), resource_version: None };
+        let change = Write::Change { desired: object("1", "a.example"), precondition: precondition.clone() };
+        let delete = Write::Delete { id, precondition };
+        let mut lost = LostAnswers::default();
+        lost.add(&key, &delete, false);
+        lost.write_begins(&delete);
+        assert_eq!(lost.of_kind(ObjectKind::Service).len(), 1);
+        lost.write_begins(&change);
+        assert!(lost.of_kind(ObjectKind::Service).is_empty());
     }
 }

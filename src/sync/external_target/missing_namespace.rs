@@ -1,5 +1,5 @@
-//! The target namespace may be missing, or be deleted and created again: a single create at a time probes it, and the
-//! objects are listed again when it accepts one.
+//! The target namespace may be missing, or be deleted and created again: a single create at a time probes it (one of each
+//! kind if an authorizer refuses them), and the objects are listed again when it accepts one.
 
 use std::time::Duration;
 

@@ -178,6 +178,12 @@ impl ObjectCache {
         self.under_way.remove(id);
     }
 
+    /// Returns whether a write of an object is under way.
+    #[must_use]
+    pub fn is_write_under_way(&self, id: &ObjectId) -> bool {
+        self.under_way.contains_key(id)
+    }
+
     /// Applies an object from the answer to a write. The watch may have been faster, even with the object's deletion.
     /// After a complete list without the object only the watch can tell whether it exists.
     pub fn answered(&mut self, object: &Object) {

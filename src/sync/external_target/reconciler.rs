@@ -466,6 +466,7 @@ impl Reconciler {
         let (repair, adoption) = self.wanted_annotations(&link, actual, &step);
         if !matches!(step, NextStep::Write(_)) {
             self.report.clear_held_back(&key);
+            self.lost_answers.forget(&key);
             // The last write of an annotation may have failed although the link needs no other write.
             if repair.is_none() && adoption.is_none() {
                 self.work_queue.succeeded(&key);

@@ -93,6 +93,7 @@ impl Reconciler {
         let adopted = self.objects.get(&id).is_some_and(is_foreign);
         self.work_queue.begin(&key);
         self.objects.write_begins(&id);
+        self.lost_answers.write_begins(&write);
         let backend = self.context.backend.clone();
         let is_refused = self.refused_look_ups.get(&key).is_some_and(LastingRefusal::is_lasting);
         let gone_check = GoneCheck::of(link, &write, &self.context, is_refused);
@@ -162,6 +163,7 @@ impl Reconciler {
             }
         }
         self.objects.write_ended(&write.id());
+        self.report_lost_answer(&write.id());
         // Events that arrived meanwhile may have changed the decision.
         if self.context.store.get(key).is_none_or(|link| link.service_gone_since().is_none()) {
             self.work_queue.succeeded(key);
@@ -335,10 +337,8 @@ impl Reconciler {
             }
         }
         self.objects.write_ended(&write.id());
-        if may_be_made {
-            // The watch may have been faster.
-            self.report_lost_answer(&write.id());
-        }
+        // The watch may have been faster.
+        self.report_lost_answer(&write.id());
     }
 
     /// Schedules the retry of a write that failed for a reason of this link alone.
@@ -349,8 +349,9 @@ impl Reconciler {
 }
 
 impl Reconciler {
-    /// Opens the breaker of a refused write. If the namespace is missing, or creates of both kinds are refused, the
-    /// creates of both kinds share a breaker, so that one object at a time probes.
+    /// Opens the breaker of a refused write. If the namespace is missing for certain, the creates of both kinds share a
+    /// breaker, so that one object at a time probes. An authorizer may refuse one kind only, so that each kind has to
+    /// probe by itself.
     pub(crate) fn open_breaker(
         &mut self,
         key: &ServiceKey,
@@ -362,18 +363,17 @@ impl Reconciler {
             return self.breakers.record_failure(write.class(), key, at_least);
         }
         self.missing = missing.or(self.missing);
-        let is_certain = missing.is_some_and(|missing| missing != MissingNamespace::Refused);
-        let is_other_open =
-            || CREATES.iter().any(|class| *class != write.class() && self.breakers.is_open(class));
-        let is_open = self.breakers.is_open(&ALL_CREATES);
-        if !is_certain && !is_open && !is_other_open() {
-            return self.breakers.record_failure(write.class(), key, at_least);
-        }
-        let at_least = at_least.max((is_certain || is_open).then_some(PROBE_PAUSE));
-        self.breakers.record_failure(ALL_CREATES, key, at_least);
-        // These keys wait for the shared breaker from now on.
-        for waiting in CREATES.iter().flat_map(|class| self.breakers.record_success(class)) {
-            self.work_queue.add(&waiting);
+        let is_shared = missing.is_some_and(|missing| missing != MissingNamespace::Refused);
+        let released = if is_shared {
+            self.breakers.record_failure(ALL_CREATES, key, at_least.max(Some(PROBE_PAUSE)));
+            CREATES.iter().flat_map(|class| self.breakers.record_success(class)).collect()
+        } else {
+            self.breakers.record_failure(write.class(), key, at_least);
+            self.breakers.record_success(&ALL_CREATES)
+        };
+        // These keys wait for the other breaker from now on.
+        for waiting in &released {
+            self.work_queue.add(waiting);
         }
     }
 
@@ -412,7 +412,11 @@ impl Reconciler {
 
 impl Reconciler {
     /// Reports a write whose answer was lost if the object shows its effect, and reconciles the link without a pause.
+    /// While the retry is under way, the effect may be the retry's, which its answer reports.
     pub(crate) fn report_lost_answer(&mut self, id: &ObjectId) {
+        if self.objects.is_write_under_way(id) {
+            return;
+        }
         let present = self.objects.get(id);
         let Some(LostAnswer { key, write, adopted }) = self.lost_answers.take_if_made(id, present) else {
             return;

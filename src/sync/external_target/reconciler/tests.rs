@@ -16,11 +16,13 @@ use crate::sync::election::Leadership;
 use crate::sync::election::term::TERM;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::events::{Reason, Recorder};
-use crate::sync::external_target::backend::Backend;
+use crate::sync::external_target::backend::{Backend, WriteError};
+use crate::sync::external_target::decision::{ALL_CREATES, CREATES};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
-use crate::sync::external_target::desired::{Desired, IpTargets, Stamp};
+use crate::sync::external_target::desired::{Desired, IpTargets, Precondition, Stamp};
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::metrics::ReconcileResult;
+use crate::sync::external_target::write_result::WriteResult;
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::listed::CompletedLists;
@@ -598,4 +600,106 @@ async fn stale_watch_cache_causes_no_removal() {
     is_stale.store(false, Ordering::Relaxed);
     run_for(&mut reconciler, 60).await;
     assert_eq!(deleted.lock().len(), 1);
+}
+
+#[tokio::test]
+async fn refusal_by_admission_concerns_one_object_for_any_code() {
+    let webhook = "admission webhook \"no.example\" denied the request: namespaces \"x\" not found";
+    let policy = "services \"web-shop-ext\" is forbidden: ValidatingAdmissionPolicy 'no' denied request: no";
+    for (code, reason, message, is_of_all, is_of_object) in [
+        (404, "NotFound", "namespaces \"external-targets\" not found", true, false),
+        (404, "NotFound", webhook, false, true),
+        (404, "NotFound", "404 page not found", false, false),
+        (401, "Unauthorized", "Unauthorized", true, false),
+        (401, "Unauthorized", webhook, false, true),
+        (401, "Unauthorized", policy, false, true),
+    ] {
+        let (reconciler, _) = {
+            let (client, requests) = test_support::refusing(code, reason, message);
+            (reconciler(client), requests)
+        };
+        let object = external_target(&reconciler, "1");
+        let precondition = Precondition { uid: Some("o".to_owned()), resource_version: None };
+        let delete = Write::Delete { id: object.id(), precondition };
+        let (stamp, backend) = (Stamp { instance: None, term: None }, &reconciler.context.backend);
+        let (_, created) = backend.write(Write::Create(object), &stamp).await;
+        assert_eq!(matches!(created, Err(WriteError::WholeClass { .. })), is_of_all, "{created:?}");
+        assert_eq!(matches!(created, Err(WriteError::Refused { .. })), is_of_object, "{created:?}");
+        let (_, deleted) = backend.write(delete, &stamp).await;
+        assert_eq!(matches!(deleted, Err(WriteError::Refused { .. })), is_of_object, "{deleted:?}");
+    }
+}
+
+/// Returns a reconciler with a lost deletion of the external target of `web`, and the deletion.
+fn with_lost_deletion() -> (Reconciler, Object, Write) {
+    let (mut reconciler, _) = denied();
+    let object = external_target(&reconciler, "1");
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+    let precondition = Precondition { uid: Some("o".to_owned()), resource_version: None };
+    let delete = Write::Delete { id: object.id(), precondition };
+    reconciler.lost_answers.add(&ServiceKey::new("shop", "web"), &delete, false);
+    (reconciler, object, delete)
+}
+
+#[tokio::test]
+async fn effect_seen_during_the_retry_is_reported_by_its_answer() {
+    for is_answered in [true, false] {
+        let (mut reconciler, object, delete) = with_lost_deletion();
+        reconciler.objects.write_begins(&object.id());
+        let uid = object.uid().to_string();
+        reconciler.on_object_event(ObjectEvent::Deleted { id: object.id(), uid });
+        let remembered = |reconciler: &Reconciler| reconciler.lost_answers.of_kind(ObjectKind::Service).len();
+        assert_eq!(remembered(&reconciler), 1, "nothing is reported yet");
+        reconciler.on_written(WriteResult {
+            key: ServiceKey::new("shop", "web"),
+            started_at: Instant::now(),
+            write: delete,
+            target: None,
+            adopted: false,
+            confirmed: None,
+            budget_key: None,
+            code: if is_answered { 200 } else { 422 },
+            result: if is_answered { Ok(None) } else { Err(WriteError::Conflict) },
+        });
+        assert_eq!(remembered(&reconciler), 0);
+    }
+}
+
+#[tokio::test]
+async fn lost_deletion_is_forgotten_when_the_link_needs_no_write() {
+    let (mut reconciler, ..) = with_lost_deletion();
+    reconciler.context.policy.sync = SyncMode::Off;
+    reconciler.queue_all();
+    reconciler.drain_queue();
+    assert!(reconciler.lost_answers.of_kind(ObjectKind::Service).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_creates_of_one_kind_do_not_delay_the_other_kind() {
+    let (mut reconciler, _) = denied();
+    let service = Write::Create(external_target(&reconciler, "1"));
+    let slice: EndpointSlice =
+        serde_json::from_value(json!({"metadata": {"name": "web-shop-ext"}, "addressType": "IPv4"})).unwrap();
+    let slice = Write::Create(slice.into());
+    let (web, api) = (ServiceKey::new("shop", "web"), ServiceKey::new("shop", "api"));
+    let open = |reconciler: &Reconciler| {
+        [&ALL_CREATES, &CREATES[0], &CREATES[1]].map(|class| reconciler.breakers.is_open(class))
+    };
+    let refused = Some(MissingNamespace::Refused);
+    reconciler.open_breaker(&web, &service, refused, None);
+    reconciler.open_breaker(&api, &slice, refused, None);
+    assert_eq!(open(&reconciler), [false, true, true]);
+    reconciler.open_breaker(&web, &service, Some(MissingNamespace::Absent), None);
+    assert_eq!(open(&reconciler), [true, false, false]);
+    // The Role is gone together with the namespace.
+    reconciler.open_breaker(&web, &service, refused, None);
+    assert_eq!(open(&reconciler), [false, true, false]);
+    for _ in 0..20 {
+        // The creates of slices stay refused.
+        reconciler.open_breaker(&api, &slice, refused, None);
+        reconciler.open_breaker(&web, &service, refused, None);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert!(reconciler.breakers.admit(&web, &service.classes()), "a probe after at most 5 s");
+    }
 }
