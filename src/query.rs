@@ -19,7 +19,9 @@ use crate::dns::message::presentation::{
 };
 use crate::dns::message::sections::Sections;
 use crate::dns::message::upstream_reply::{UpstreamReply, parse_datagram, parse_reply};
+use crate::dns::message::validity::Section;
 use crate::dns::message::wire::{WireError, WireMessage};
+use crate::dns::upstream::exchange::is_about_the_name;
 use crate::model::excerpt::{printable, sentence};
 
 /// The port of DNS (RFC 1035 section 4.2).
@@ -97,7 +99,7 @@ enum AnswerTransport {
     /// The answer by UDP was truncated.
     Tcp,
     /// The answer by UDP is truncated, and there is none by TCP for this reason.
-    UdpAfterTcp(QueryError),
+    UdpAfterTcp(String),
 }
 
 impl Question {
@@ -129,8 +131,8 @@ impl Question {
         })
     }
 
-    /// Sends the question by UDP, and again by TCP if the answer is truncated. If that fails, the whole records of the
-    /// truncated answer are the answer.
+    /// Sends the question by UDP, and again by TCP if the answer is truncated. If that fails, or gives an error or another
+    /// truncated answer, the whole records of the truncated answer are the answer.
     ///
     /// # Errors
     /// If there is no valid answer by UDP within 3 s.
@@ -145,8 +147,11 @@ impl Question {
         let (message, transport) = if received.metadata.truncation {
             let by_tcp = timeout(TIMEOUT, by_tcp(server, &query)).await;
             match by_tcp.unwrap_or(Err(QueryError::Timeout { server })) {
-                Ok(whole) => (whole, AnswerTransport::Tcp),
-                Err(error) => (received, AnswerTransport::UdpAfterTcp(error)),
+                Ok(by_tcp) => match why_unfit(&by_tcp).filter(|_| received.count(Section::Answer) > 0) {
+                    Some(why) => (received, AnswerTransport::UdpAfterTcp(why)),
+                    None => (by_tcp, AnswerTransport::Tcp),
+                },
+                Err(error) => (received, AnswerTransport::UdpAfterTcp(error.reason())),
             }
         } else {
             (received, AnswerTransport::Udp)
@@ -176,8 +181,8 @@ impl Answer {
     #[must_use]
     pub fn truncated(&self) -> Option<String> {
         match &self.transport {
-            AnswerTransport::UdpAfterTcp(error) => {
-                Some(format!("the answer is truncated, and there is none by TCP: {}", error.reason()))
+            AnswerTransport::UdpAfterTcp(why) => {
+                Some(format!("the answer is truncated, and there is none by TCP: {why}"))
             }
             AnswerTransport::Udp | AnswerTransport::Tcp => None,
         }
@@ -236,6 +241,15 @@ impl fmt::Display for Answer {
         }
         Ok(())
     }
+}
+
+/// Returns why an answer by TCP doesn't replace the records of a truncated answer.
+fn why_unfit(by_tcp: &WireMessage) -> Option<String> {
+    let rcode = by_tcp.metadata.response_code;
+    if !is_about_the_name(rcode) {
+        return Some(format!("an answer with {}", rcode_text(rcode)));
+    }
+    by_tcp.metadata.truncation.then(|| "an answer that is truncated, too".to_owned())
 }
 
 /// Formats a record as in a zone file, in one line.

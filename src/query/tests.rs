@@ -112,8 +112,8 @@ async fn answer_is_printed_without_control_characters() {
     );
 }
 
-#[tokio::test]
-async fn truncated_answer_is_asked_for_again_by_tcp() {
+/// Asks a server whose answer by UDP is truncated after `number` records, and whose answer by TCP is changed.
+async fn ask_truncating(number: usize, change: impl Fn(&mut Message)) -> Answer {
     let (udp, tcp) = loop {
         let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         // The same port may be in use for UDP.
@@ -127,20 +127,50 @@ async fn truncated_answer_is_asked_for_again_by_tcp() {
         let mut buffer = [0; 512];
         let (length, client) = udp.recv_from(&mut buffer).await.unwrap();
         let mut truncated = answer(&buffer[..length]);
-        truncated.answers.clear();
+        truncated.answers.truncate(number);
         truncated.metadata.truncation = true;
         udp.send_to(&truncated.to_vec().unwrap(), client).await.unwrap();
         let (mut stream, _) = tcp.accept().await.unwrap();
         let mut query = vec![0; stream.read_u16().await.unwrap().into()];
         stream.read_exact(&mut query).await.unwrap();
-        let reply = answer(&query).to_vec().unwrap();
+        let mut reply = answer(&query);
+        change(&mut reply);
+        let reply = reply.to_vec().unwrap();
         stream.write_u16(reply.len().try_into().unwrap()).await.unwrap();
         stream.write_all(&reply).await.unwrap();
     };
     let (answer, ()) = tokio::join!(question.ask(), server);
-    let answer = answer.unwrap();
-    assert_eq!(answer.sections().answers.len(), 5);
-    assert!(answer.to_string().lines().next().unwrap().ends_with(", by TCP"), "{answer}");
+    answer.unwrap()
+}
+
+#[tokio::test]
+async fn truncated_answer_is_asked_for_again_by_tcp() {
+    for number in [0, 2] {
+        let answer = ask_truncating(number, |_| ()).await;
+        assert_eq!(answer.sections().answers.len(), 5);
+        assert!(answer.to_string().lines().next().unwrap().ends_with(", by TCP"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn useless_answer_by_tcp_doesnt_replace_records() {
+    let servfail = |reply: &mut Message| {
+        reply.answers.clear();
+        reply.metadata.response_code = ResponseCode::ServFail;
+    };
+    let cut = |reply: &mut Message| {
+        reply.answers.truncate(1);
+        reply.metadata.truncation = true;
+    };
+    let why = "the answer is truncated, and there is none by TCP: an answer ";
+    let answer = ask_truncating(2, servfail).await;
+    assert_eq!((answer.rcode(), answer.sections().answers.len()), (ResponseCode::NoError, 2));
+    assert_eq!(answer.truncated(), Some(format!("{why}with SERVFAIL")));
+    let answer = ask_truncating(2, cut).await;
+    assert_eq!(answer.sections().answers.len(), 2);
+    assert_eq!(answer.truncated(), Some(format!("{why}that is truncated, too")));
+    let answer = ask_truncating(0, servfail).await;
+    assert_eq!((answer.rcode(), answer.truncated()), (ResponseCode::ServFail, None));
 }
 
 #[tokio::test]

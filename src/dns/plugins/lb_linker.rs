@@ -307,7 +307,9 @@ impl LbLinker {
         let qtype = request.query.query_type();
         let mut name = request.query.name().clone();
         let mut seen: Vec<Name> = Vec::new();
-        while !seen.contains(&name) && request.depth + seen.len() < MAX_LOOKUP_DEPTH {
+        // A client comes to a checked name from a link, whose own name counts, too.
+        let depth = request.depth + usize::from(chase.checked_for.is_some());
+        while !seen.contains(&name) && depth + seen.len() < MAX_LOOKUP_DEPTH {
             let next = match place {
                 Some((zone, relative)) => {
                     let mut answer = zone.answer(&self.store, &name, &relative, qtype);
@@ -523,6 +525,10 @@ impl LbLinker {
             reply.validity = None;
             return None;
         }
+        if is_cut && let Purpose::Check(check) = &request.purpose {
+            // Clients that repeat their query by TCP get no address.
+            check.end(target_resolver::unresolved(&known.reply));
+        }
         reply.records.answers.append(&mut chain.answers);
         reply.records.authorities = chain.authorities;
         // The extended errors of a stale answer are outdated.
@@ -596,6 +602,7 @@ impl LbLinker {
         if has_denied_addresses {
             hop_check.denial.get_or_insert(Denial::Address);
             if let Purpose::Check(check) = &request.purpose
+                && !known.reply.metadata.truncation
                 && !chain.answers.iter().any(|record| record.data.ip_addr().is_some())
             {
                 check.end(target_resolver::only_denied(&found));

@@ -217,7 +217,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Returns the answer by TCP, unless a truncated answer by UDP has records, and TCP gives no whole answer or an error.
+    /// Returns the answer by TCP, unless it is an error, or it is truncated and the answer by UDP has records.
     fn best_of(&self, cut: WireMessage, by_tcp: Result<WireMessage, ExchangeError>) -> WireMessage {
         let by_tcp = match by_tcp {
             Ok(by_tcp) => by_tcp,
@@ -226,8 +226,8 @@ impl Attempt<'_> {
                 return cut;
             }
         };
-        let is_whole = !by_tcp.metadata.truncation && is_about_the_name(by_tcp.metadata.response_code);
-        if is_whole || cut.count(Section::Answer) == 0 { by_tcp } else { cut }
+        let is_better = !by_tcp.metadata.truncation || cut.count(Section::Answer) == 0;
+        if is_better && is_about_the_name(by_tcp.metadata.response_code) { by_tcp } else { cut }
     }
 
     /// Waits until the look-up may send another query to the upstream. Returns the time.

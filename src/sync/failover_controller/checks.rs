@@ -1,6 +1,6 @@
 //! Checks of targets: DNS through a function from `src/app`, because `sync` doesn't use `dns`; TCP here.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -81,7 +81,9 @@ pub(super) async fn check(key: CheckKey, check_dns: CheckDns) -> FinishedCheck {
             check_dns(host.clone(), key.namespace.clone().unwrap_or_default(), key.timeout).await
         }
         Target::Addresses(addresses) => {
-            let addresses = addresses.iter().take(MAX_CONNECTIONS).copied().collect();
+            // Sorted: ExternalTargets that list the same addresses in another order share the check.
+            let addresses: BTreeSet<IpAddr> = addresses.iter().copied().collect();
+            let addresses = addresses.into_iter().take(MAX_CONNECTIONS).collect();
             TargetCheckResult::new(Timestamp::now(), vec![CheckOutcome::Passed], addresses)
         }
     };
@@ -153,6 +155,20 @@ mod tests {
         let addresses = [closed, closed, closed, closed, open];
         assert_eq!(connect(&addresses, port, limit).await, Connected::Accepted);
         assert!(matches!(connect(&[closed], port, limit).await, Connected::Failed(_)));
+    }
+
+    #[tokio::test]
+    async fn order_of_addresses_doesnt_decide_the_check() {
+        let check_dns: CheckDns = Arc::new(|_, _, _| Box::pin(async { TargetCheckResult::without_answer() }));
+        let ip = |last| IpAddr::from([192, 0, 2, last]);
+        let six = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]);
+        for listed in [[six, ip(1), ip(2), ip(3), ip(10)], [ip(10), ip(3), six, ip(2), ip(1)]] {
+            let target = Target::Addresses(listed.into());
+            let timeout = Duration::from_secs(20);
+            let key = CheckKey { target, namespace: None, tcp_port: None, timeout };
+            let checked = check(key, Arc::clone(&check_dns)).await;
+            assert_eq!(checked.result.addresses, [ip(1), ip(2), ip(3), ip(10)]);
+        }
     }
 
     #[test]

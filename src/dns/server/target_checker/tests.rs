@@ -35,6 +35,16 @@ async fn with(records: &'static [&'static str]) -> FakeUpstream {
     FakeUpstream::start(move |asked, _| Some(answer(asked, records))).await
 }
 
+/// Starts an upstream whose answers are truncated after these records; by TCP it is silent.
+async fn without_tcp(records: &'static [&'static str]) -> FakeUpstream {
+    FakeUpstream::start(move |asked, by_tcp| {
+        let mut answer = answer(asked, records);
+        answer.metadata.truncation = true;
+        (!by_tcp).then_some(answer)
+    })
+    .await
+}
+
 fn checker(server: Arc<Server>) -> (TargetChecker, watch::Sender<Servers>) {
     let (servers, current) = watch::channel(Servers::from([server]));
     (TargetChecker::new(current, Handle::current()), servers)
@@ -104,7 +114,22 @@ async fn each_upstream_has_its_own_result() {
         Some(answer)
     })
     .await;
-    let all = [&good, &missing, &empty, &failing, &refusing, &silent, &truncating];
+    let first = &["t.example. 60 A 192.0.2.1", "t.example. 60 AAAA 2001:db8::1"];
+    let denied = &["t.example. 60 A 127.0.0.1", "t.example. 60 AAAA ::1"];
+    let (cut_to_nothing, cut, cut_denied) =
+        (without_tcp(&[]).await, without_tcp(first).await, without_tcp(denied).await);
+    let all = [
+        &good,
+        &missing,
+        &empty,
+        &failing,
+        &refusing,
+        &silent,
+        &truncating,
+        &cut_to_nothing,
+        &cut,
+        &cut_denied,
+    ];
     let (checker, _context) = checker_of(&forward(&all));
     assert_eq!(
         check_within(&checker, "t.example.", &all, Duration::from_secs(3)).await,
@@ -116,6 +141,9 @@ async fn each_upstream_has_its_own_result() {
             "4 no answer: REFUSED",
             "5 no answer: no reply within 3s",
             "6 resolved",
+            "7 no answer: the answer is a referral, truncated, or a CNAME loop",
+            "8 no answer: the answer is a referral, truncated, or a CNAME loop",
+            "9 no answer: the answer is a referral, truncated, or a CNAME loop",
         ]
     );
     assert_eq!(good.count(), 2, "A and AAAA, once each");
@@ -270,6 +298,23 @@ async fn hostname_in_our_zone_is_answered_by_its_link() {
         "the link's target is asked for at each upstream"
     );
     assert_eq!(context.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
+}
+
+#[tokio::test]
+async fn check_follows_as_many_names_as_dns() {
+    for (last, passes) in [(7, true), (8, false)] {
+        let (checker, context) = checker_of("whoami");
+        let target = |number| match number {
+            _ if number == last => "192.0.2.9".to_owned(),
+            _ => format!("n{}.default.lb.internal.", number + 1),
+        };
+        let links = (0..=last).map(|number| link(&format!("n{number}"), &target(number))).collect();
+        context.shared.store.replace(None, links, vec![], &Default::default());
+        let reply = context.ask("n0.default.lb.internal. A").await;
+        assert_eq!(reply.contains("192.0.2.9"), passes, "{reply}");
+        let results = check(&checker, "n1.default.lb.internal.", &[]).await;
+        assert_eq!(results == ["- resolved"], passes, "{results:?}");
+    }
 }
 
 #[tokio::test]

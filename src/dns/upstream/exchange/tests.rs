@@ -226,6 +226,8 @@ fn changed(query: &[u8], number: u16, change: fn(&mut Vec<u8>)) -> Option<Vec<u8
 
 const SILENT: React = |_| None;
 const FORMERR: React = |query| changed(query, 0, |reply| reply[3] |= 1);
+const SERVFAIL: React = |query| changed(query, 0, |reply| reply[3] |= 2);
+const REFUSED: React = |query| changed(query, 0, |reply| reply[3] |= 5);
 const TC: React = |query| changed(query, 0, |reply| reply[2] |= 2);
 const TWO_OPTS: React = |query| {
     changed(query, 0, |reply| {
@@ -244,11 +246,13 @@ const NONSENSE: React = |_| Some(b"HTTP/1.1 400 Bad Request".to_vec());
 async fn cut_reply_is_requested_by_tcp_or_given_as_far_as_it_is_whole() {
     // What fits into 4,096 octets, and what precedes the cut.
     let fitting = (4096 - QUESTION_END) / ADDRESS.len();
-    for (by_udp, whole, so_far) in [(LARGE, 401, fitting), (CUT, 3, 2)] {
+    for (by_udp, whole, so_far) in [(LARGE, 401, fitting), (CUT, 3, 2), (TC, 3, 0)] {
         let upstream = RawUpstream::start(by_udp, Some(|query| Some(addresses(query, 401))));
         let answer = upstream.ask(LookupOrigin::Forward).await.unwrap();
         assert_eq!((answer.count(Section::Answer), answer.metadata.truncation), (401, false), "{whole}");
-        for by_tcp in [None, Some(SILENT), Some(NONSENSE), Some(FORMERR), Some(OTHER_QUESTION), Some(TC)] {
+        let errors = [SERVFAIL, REFUSED, FORMERR].map(Some);
+        let further = [None, Some(SILENT), Some(NONSENSE), Some(OTHER_QUESTION), Some(TC)];
+        for by_tcp in errors.into_iter().chain(further) {
             for origin in [LookupOrigin::Forward, LookupOrigin::Target] {
                 let answer = RawUpstream::start(by_udp, by_tcp).ask(origin).await.unwrap();
                 let seen = (answer.count(Section::Answer), answer.metadata.truncation);

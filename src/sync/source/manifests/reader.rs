@@ -151,7 +151,7 @@ impl<'a> Reader<'a> {
             let spelled = sentence(self.content.spelled(node.defined)).to_string();
             self.refuse(place(node), format!("{path}: {spelled} must be written as {number}"));
         }
-        let is_port = || number.as_u64().is_some_and(|port| u16::try_from(port).is_ok());
+        let is_port = || number.as_u64().is_some_and(|port| (1..=u16::MAX.into()).contains(&port));
         if matches!(schema, Schema::Port) && !is_port() {
             self.refuse(
                 place(node),

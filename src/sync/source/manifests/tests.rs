@@ -319,6 +319,7 @@ fn each_error_of_a_service_has_line_column_and_field() {
         ("name: web\n", "name: web\n  namespace: a.b\n", format!("5:14: metadata.namespace \"a.b\" {label}")),
         ("  name: web\n", "", format!("4:3: metadata.name \"\" {label}")),
         ("port: 443, targetPort", "port: 65536, targetPort", "16:27: spec.ports[0].port: 65536 isn't a port: write a number from 1 to 65535".to_owned()),
+        ("port: 443, targetPort", "port: 0, targetPort", "16:27: spec.ports[0].port: 0 isn't a port: write a number from 1 to 65535".to_owned()),
         ("port: 443, targetPort", "targetPort", "16:7: spec.ports[0].port: must be given".to_owned()),
         ("type: LoadBalancer", "type: [LoadBalancer]", "10:9: spec.type: must be of type string".to_owned()),
         ("  selector: {", "  selector: {~: a, ", "17:14: spec.selector.~: ~ is null to kubectl, which reads YAML 1.1, and has to be a string: write \"~\"".to_owned()),
