@@ -203,10 +203,10 @@ pub struct Check {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = THRESHOLD.0, max = THRESHOLD.1))]
     pub success_threshold: Option<i32>,
-    /// The TCP port, from 1 to 65535, at which one of the first four addresses of a target must accept a connection:
-    /// the lowest ones of a list of addresses, the first ones of each DNS answer for a hostname. A Service that is a
-    /// source must have this TCP port. Sources with a hostname or addresses are checked at it only where
-    /// --tcp-check-namespaces of lb-linker lists the namespace. If this field is missing, only DNS is checked.
+    /// The TCP port, from 1 to 65535, at which one of the first four addresses of a target must accept a connection;
+    /// the lowest addresses of a list come first. A Service that is a source must have this TCP port. Sources with a
+    /// hostname or addresses are checked at it only where --tcp-check-namespaces of lb-linker lists the namespace. If
+    /// this field is missing, only DNS is checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = TCP_PORT.0, max = TCP_PORT.1))]
     pub tcp_port: Option<i32>,
