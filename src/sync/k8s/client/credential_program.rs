@@ -2,7 +2,7 @@
 //! run it three times for a client, take a failed run for one without credentials, and renew no credentials without an
 //! expirationTimestamp.
 
-use std::io::{self, Read};
+use std::io::{self, IsTerminal, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -21,9 +21,9 @@ use serde_json::{Value, json};
 use crate::model::excerpt::value;
 use crate::model::names;
 
-/// How long the first run may take: it may ask the user, as for a login.
-const FIRST_LIMIT: Duration = Duration::from_secs(300);
-/// How long a later run may take.
+/// How long a run may take that may ask the user, as for a login.
+const INTERACTIVE_LIMIT: Duration = Duration::from_secs(300);
+/// How long any other run may take.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How often it is checked whether a program has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -34,7 +34,9 @@ const MAX_OUTPUT: u64 = 1 << 20;
 const MAX_AGE: Duration = Duration::from_secs(3600);
 /// Credentials are renewed so long before their end.
 const MARGIN: Duration = Duration::from_secs(60);
-/// The longest pause between two runs; the first one is a second, and each further one twice as long.
+/// The shortest pause between two runs, which is the first one; each further one is twice as long.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause between two runs.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// After this time without a run, pauses begin with the shortest one again.
 const SETTLED: Duration = Duration::from_secs(300);
@@ -86,6 +88,8 @@ struct CredentialStatus {
 pub(super) struct Obtained {
     /// The time until they are renewed.
     lifetime: Duration,
+    /// The time until their end; `None` if they have none.
+    valid_for: Option<Duration>,
     hash: String,
 }
 
@@ -108,10 +112,17 @@ pub(super) fn obtain(auth: &mut AuthInfo, run: Run) -> Result<Option<Obtained>, 
         return Ok(None);
     }
     let Some(exec) = auth.exec.take() else { return Ok(None) };
-    let limit = if run == Run::First { FIRST_LIMIT } else { LIMIT };
-    let found = output_of(&exec, run, limit).and_then(|output| apply(auth, &output, Timestamp::now()));
+    let interactive = is_interactive(&exec, run, io::stdin().is_terminal());
+    let limit = if interactive { INTERACTIVE_LIMIT } else { LIMIT };
+    let found =
+        output_of(&exec, interactive, limit).and_then(|output| apply(auth, &output, Timestamp::now()));
     let program = exec.command.unwrap_or_default();
     found.map(Some).map_err(|failure| ProgramError { program, failure })
+}
+
+/// Returns whether a run may use the terminal.
+fn is_interactive(exec: &ExecConfig, run: Run, has_terminal: bool) -> bool {
+    run == Run::First && has_terminal && exec.interactive_mode != Some(ExecInteractiveMode::Never)
 }
 
 /// Puts printed credentials into a configuration.
@@ -120,13 +131,14 @@ fn apply(auth: &mut AuthInfo, output: &[u8], now: Timestamp) -> Result<Obtained,
     let printed: Value = serde_saphyr::from_slice(output).map_err(|_| Failure::Output)?;
     let printed: ExecCredential = serde_json::from_value(printed).map_err(|_| Failure::Output)?;
     let status = printed.status.unwrap_or_default();
-    let lifetime = match status.expiration_timestamp {
-        None => MAX_AGE,
+    let valid_for = match status.expiration_timestamp {
+        None => None,
         Some(time) => {
             let end: Timestamp = time.parse().map_err(|_| Failure::Expiration)?;
-            Duration::try_from(end.duration_since(now)).unwrap_or_default().saturating_sub(MARGIN)
+            Some(Duration::try_from(end.duration_since(now)).unwrap_or_default())
         }
     };
+    let lifetime = valid_for.map_or(MAX_AGE, |rest| rest.saturating_sub(MARGIN));
     let pair = status.client_certificate_data.zip(status.client_key_data);
     if status.token.is_none() && pair.is_none() {
         return Err(Failure::Empty);
@@ -137,7 +149,7 @@ fn apply(auth: &mut AuthInfo, output: &[u8], now: Timestamp) -> Result<Obtained,
         auth.client_certificate_data = base64(certificate);
         auth.client_key_data = base64(key).map(SecretString::from);
     }
-    Ok(Obtained { lifetime, hash })
+    Ok(Obtained { lifetime, valid_for, hash })
 }
 
 fn base64(text: String) -> Option<String> {
@@ -146,8 +158,7 @@ fn base64(text: String) -> Option<String> {
 }
 
 /// Runs a program, and returns what it prints. A program that exceeds `limit` is killed.
-fn output_of(exec: &ExecConfig, run: Run, limit: Duration) -> Result<Vec<u8>, Failure> {
-    let interactive = run == Run::First && exec.interactive_mode != Some(ExecInteractiveMode::Never);
+fn output_of(exec: &ExecConfig, interactive: bool, limit: Duration) -> Result<Vec<u8>, Failure> {
     let mut command = command_of(exec, interactive);
     let failed = |error| match &exec.install_hint {
         Some(hint) => Failure::StartWithHint(error, value(hint).to_string()),
@@ -189,7 +200,8 @@ fn command_of(exec: &ExecConfig, interactive: bool) -> Command {
     let info = json!({"apiVersion": exec.api_version, "kind": "ExecCredential", "spec": spec});
     command.env("KUBERNETES_EXEC_INFO", info.to_string());
     if !interactive {
-        command.stdin(Stdio::null()).process_group(0);
+        // Its messages may be secret, and of any length.
+        command.stdin(Stdio::null()).stderr(Stdio::null()).process_group(0);
     }
     command
 }
@@ -235,6 +247,8 @@ pub(super) struct Renewal {
     at: Instant,
     /// The time from it to the next run, unless the API server refuses the credentials first; `None` without a program.
     lifetime: Option<Duration>,
+    /// The end of the credentials in use, if they have one.
+    end: Option<Instant>,
     hash: String,
     /// The number of runs of which each came less than [`SETTLED`] after the previous one.
     repeated: u32,
@@ -242,8 +256,10 @@ pub(super) struct Renewal {
 
 impl Renewal {
     pub(super) fn new(obtained: Option<Obtained>, now: Instant) -> Self {
-        let (lifetime, hash) = obtained.map(|new| (new.lifetime, new.hash)).unzip();
-        Self { at: now, lifetime, hash: hash.unwrap_or_default(), repeated: 0 }
+        let lifetime = obtained.as_ref().map(|new| new.lifetime);
+        let end = obtained.as_ref().and_then(|new| now.checked_add(new.valid_for?));
+        let hash = obtained.map(|new| new.hash).unwrap_or_default();
+        Self { at: now, lifetime, end, hash, repeated: 0 }
     }
 
     pub(super) fn has_program(&self) -> bool {
@@ -255,9 +271,12 @@ impl Renewal {
         self.lifetime.is_some_and(|lifetime| are_refused || now.duration_since(self.at) >= lifetime)
     }
 
-    /// Returns whether the program mustn't run yet.
+    /// Returns whether the program mustn't run yet. A pause doesn't reach beyond the end of the credentials.
     pub(super) fn pauses(&self, now: Instant) -> bool {
-        let pause = Duration::from_secs(1 << self.repeated.min(6)).min(MAX_PAUSE);
+        let mut pause = Duration::from_secs(1 << self.repeated.min(6)).min(MAX_PAUSE);
+        if let Some(end) = self.end.filter(|end| *end > self.at) {
+            pause = pause.min(end.duration_since(self.at).max(MIN_PAUSE));
+        }
         self.has_program() && now.duration_since(self.at) < pause
     }
 
@@ -277,12 +296,17 @@ impl Renewal {
     }
 
     fn repeated(&self, now: Instant) -> u32 {
-        if now.duration_since(self.at) < SETTLED { self.repeated.saturating_add(1) } else { 0 }
+        // At the end of the credentials, new ones are more urgent than before.
+        let has_ended = self.end.is_some_and(|end| self.at < end && end <= now);
+        if now.duration_since(self.at) < SETTLED && !has_ended { self.repeated.saturating_add(1) } else { 0 }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use nix::errno::Errno;
+    use nix::sys::signal::kill;
+
     use super::*;
 
     fn exec(script: &str) -> ExecConfig {
@@ -344,17 +368,58 @@ mod tests {
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .into(),
         ]);
-        let printed = output_of(&exec, Run::Later, LIMIT).unwrap();
+        let printed = output_of(&exec, false, LIMIT).unwrap();
         assert_eq!(String::from_utf8_lossy(&printed), "{status: {token: abc}}\n");
+    }
+
+    /// Returns whether a process has ended, even if its parent hasn't waited for it yet.
+    fn has_ended(id: i32) -> bool {
+        let is_zombie = || {
+            let status = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+            status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
+        };
+        kill(Pid::from_raw(id), None) == Err(Errno::ESRCH) || is_zombie()
     }
 
     #[test]
     fn hanging_program_is_killed_with_its_children() {
+        let directory = tempfile::tempdir().unwrap();
         // Both the program and its child hang; then only the child, which holds the output open.
-        for script in ["sleep 1000; true", "sleep 1000 &"] {
-            let error = output_of(&exec(script), Run::Later, Duration::from_millis(200)).unwrap_err();
-            assert!(matches!(error, Failure::Hangs(_)), "{script}: {error}");
+        for (name, end) in [("both", "wait"), ("child", "true")] {
+            let file = directory.path().join(name);
+            let script = format!("sleep 1000 & echo $! >'{}'; {end}", file.display());
+            let mut limit = Duration::from_millis(200);
+            // On a busy machine, the program may be killed before it has a child.
+            let child = loop {
+                let error = output_of(&exec(&script), false, limit).unwrap_err();
+                assert!(matches!(error, Failure::Hangs(_)), "{script}: {error}");
+                let id = std::fs::read_to_string(&file).unwrap_or_default();
+                if let Ok(id) = id.trim().parse() {
+                    break id;
+                }
+                limit *= 2;
+            };
+            let deadline = Instant::now() + LIMIT;
+            while !has_ended(child) {
+                assert!(Instant::now() < deadline, "{script}: the child still runs");
+                thread::sleep(POLL_INTERVAL);
+            }
         }
+    }
+
+    #[test]
+    fn only_a_first_run_at_a_terminal_is_interactive() {
+        let mut exec = exec("");
+        assert!(is_interactive(&exec, Run::First, true));
+        assert!(!is_interactive(&exec, Run::First, false) && !is_interactive(&exec, Run::Later, true));
+        exec.interactive_mode = Some(ExecInteractiveMode::Never);
+        assert!(!is_interactive(&exec, Run::First, true));
+    }
+
+    #[test]
+    fn program_without_a_terminal_has_no_place_for_messages() {
+        let script = "test /proc/self/fd/2 -ef /dev/null && echo '{status: {token: t}}'";
+        assert!(output_of(&exec(script), false, LIMIT).is_ok());
     }
 
     #[test]
@@ -386,7 +451,7 @@ mod tests {
     fn runs_pause_twice_as_long_each_time_up_to_a_minute() {
         let seconds = Duration::from_secs;
         let start = Instant::now();
-        let obtained = || Some(Obtained { lifetime: MAX_AGE, hash: "a".to_owned() });
+        let obtained = || Some(Obtained { lifetime: MAX_AGE, valid_for: None, hash: "a".to_owned() });
         let mut renewal = Renewal::new(obtained(), start);
         assert!(
             !renewal.is_due(false, start + seconds(3599)) && renewal.is_due(false, start + seconds(3600))
@@ -411,9 +476,42 @@ mod tests {
         now += seconds(300);
         renewal.failed(now);
         assert!(!renewal.pauses(now + seconds(1)));
-        assert!(
-            renewal.renewed(Some(Obtained { lifetime: MAX_AGE, hash: "b".to_owned() }), now + seconds(1))
-        );
+        assert!(renewal.renewed(
+            Some(Obtained { lifetime: MAX_AGE, valid_for: None, hash: "b".to_owned() }),
+            now + seconds(1)
+        ));
+    }
+
+    #[test]
+    fn pause_ends_with_the_credentials() {
+        let seconds = Duration::from_secs;
+        let start = Instant::now();
+        let obtained = |valid_for| {
+            let lifetime = seconds(valid_for).saturating_sub(MARGIN);
+            Some(Obtained { lifetime, valid_for: Some(seconds(valid_for)), hash: "a".to_owned() })
+        };
+        let run = |end: u64, last: u64, prints: bool| -> Vec<u64> {
+            let mut renewal = Renewal::new(obtained(end), start);
+            let mut times = Vec::new();
+            for time in 1..=last {
+                let now = start + seconds(time);
+                if renewal.is_due(false, now) && !renewal.pauses(now) {
+                    times.push(time);
+                    if prints {
+                        renewal.renewed(obtained(end.saturating_sub(time)), now);
+                    } else {
+                        renewal.failed(now);
+                    }
+                }
+            }
+            times
+        };
+        // The program prints the same token until its end and beyond; then it fails.
+        for prints in [true, false] {
+            let times = run(140, 200, prints);
+            assert_eq!(times, [80, 82, 86, 94, 110, 140, 141, 143, 147, 155, 171], "{prints}");
+        }
+        assert_eq!(run(3, 8, true), [1, 3, 4, 6]);
     }
 
     #[test]
