@@ -137,7 +137,7 @@ async fn labelled(
 /// Returns the ServiceAccounts of lb-linker's releases. Only administrators may create ClusterRoleBindings.
 async fn service_accounts(client: &Client, reasons: &mut Vec<String>) -> BTreeSet<ServiceKey> {
     let query = RequestQuery { labels: format!("{}={}", LABEL.0, LABEL.1), ..RequestQuery::default() };
-    match list::<ClusterRoleBinding, _>(client, &query, |it| Some(it)).await {
+    match list::<ClusterRoleBinding, _>(client, &query, Some).await {
         Ok(bindings) if bindings.is_empty() => {
             reasons.push(format!("no ClusterRoleBinding has the label {}={}", LABEL.0, LABEL.1));
             BTreeSet::new()

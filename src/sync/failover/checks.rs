@@ -7,8 +7,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::outlook::{PlannedCheck, Urgency};
-use super::sources::text_of;
 use super::spec::CheckSettings;
+use super::status::text_of;
 use super::times::later;
 use super::upstream_answers::UpstreamAnswers;
 use crate::model::link::Target;

@@ -2,9 +2,8 @@
 
 use super::facts::Facts;
 use super::spec::Refusal;
-use super::status::{AnnouncedTarget, SourceState, SourceStatus, cut};
-use crate::model::link::{MAX_SHOWN_ADDRESSES, Target};
-use crate::model::names::{HASH_DIGITS, hash_of};
+use super::status::{AnnouncedTarget, SourceState, SourceStatus, cut, text_of};
+use crate::model::link::Target;
 
 /// The message of addresses without `tcpPort`.
 pub(super) const NOT_CHECKED: &str = "not checked: no tcpPort";
@@ -34,18 +33,6 @@ fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus 
     };
     let since = known.filter(|known| known.state == state).map_or(facts.now_second(), |known| known.since);
     SourceStatus { name: name.to_owned(), state, offers, since, message: cut(message) }
-}
-
-/// Returns a target as text: the same text for the same addresses in any order, another text for another target. If
-/// some addresses aren't shown, the text ends in a hash of all.
-pub(super) fn text_of(target: &Target) -> String {
-    let Target::Addresses(addresses) = target else { return target.to_string() };
-    let mut addresses = addresses.clone();
-    addresses.sort_unstable();
-    let all: String = addresses.iter().map(|address| format!("{address},")).collect();
-    let is_whole = addresses.len() <= MAX_SHOWN_ADDRESSES;
-    let text = Target::Addresses(addresses).to_string();
-    if is_whole { text } else { format!("{text} ({})", &hash_of(&all)[..HASH_DIGITS[0]]) }
 }
 
 /// Returns the state and the message of a source that offers a target. As for load balancers of clouds, the first pass
