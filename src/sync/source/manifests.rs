@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use parking_lot::Mutex;
+use serde_saphyr::Spanned;
 use serde_saphyr::options::NonFiniteFloatPolicy;
-use serde_saphyr::{Location, Spanned};
 use tracing::{info, warn};
 
 use super::cluster::{EXTERNAL_TARGETS_LIST_TIMEOUT, set_rejections};
@@ -31,6 +31,7 @@ use crate::api::external_target::ExternalTarget;
 use crate::model::excerpt::located;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
+use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
 use crate::sync::controller::supervisor::SyncError;
@@ -45,6 +46,7 @@ use tree::{Node, place};
 
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
+const SERVICE: &str = "Service";
 const EXTERNAL_TARGET: &str = "ExternalTarget";
 
 /// Applies the overrides by these ExternalTargets, of which no two have the same name, and ends all other overrides.
@@ -274,38 +276,72 @@ pub struct Objects {
     pub external_targets: Vec<Arc<ExternalTarget>>,
     /// The errors of the objects that are refused, as sentences that begin with file, line and column.
     pub refused: Vec<String>,
+    /// The object of each of these errors.
+    refused_at: Vec<RefusedObject>,
+    /// All objects that are refused.
+    refused_objects: HashSet<RefusedObject>,
 }
 
+/// What a refused object tells of its kind, its namespace and its name; `None` if no name can be read.
+type RefusedObject = Option<(Option<&'static str>, Option<String>, String)>;
+
 impl Objects {
-    /// Adds the objects of an earlier content of the file that are missing: they may be among those that are refused.
-    fn keep_missing(&mut self, before: &mut Self) {
+    /// Adds the objects of an earlier content of the file that are missing because they are refused. Returns the refused
+    /// objects of which there is an earlier content; without a name, a refused object may be each missing one.
+    fn keep_refused(&mut self, before: &mut Self) -> HashSet<RefusedObject> {
+        let mut kept = HashSet::new();
+        let mut keeps = |kind: &'static str, key: &ServiceKey| {
+            let (namespace, name) = (Some(key.namespace().to_owned()), key.name());
+            let same = [(Some(kind), &namespace), (Some(kind), &None), (None, &namespace), (None, &None)];
+            let same = same.map(|(kind, namespace)| Some((kind, namespace.clone(), name.to_owned())));
+            let found: Vec<RefusedObject> = same
+                .into_iter()
+                .chain([None])
+                .filter(|object| self.refused_objects.contains(object))
+                .collect();
+            let is_kept = !found.is_empty();
+            kept.extend(found);
+            is_kept
+        };
         let known: HashSet<ServiceKey> = self.services.iter().map(Service::key).collect();
-        let services = before.services.drain(..).filter(|service| !known.contains(&service.key()));
+        let services = before.services.drain(..).filter(|service| {
+            let key = service.key();
+            !known.contains(&key) && keeps(SERVICE, &key)
+        });
         self.services.extend(services);
         let known: HashSet<ServiceKey> =
             self.external_targets.iter().map(|object| external_targets::key(object)).collect();
-        let is_missing = |object: &Arc<ExternalTarget>| !known.contains(&external_targets::key(object));
-        self.external_targets.extend(before.external_targets.drain(..).filter(is_missing));
+        let external_targets = before.external_targets.drain(..).filter(|object| {
+            let key = external_targets::key(object);
+            !known.contains(&key) && keeps(EXTERNAL_TARGET, &key)
+        });
+        self.external_targets.extend(external_targets);
+        kept
+    }
+
+    fn is_empty(&self) -> bool {
+        self.services.is_empty() && self.external_targets.is_empty()
     }
 }
 
 impl ManifestFile {
     /// Takes the objects of a new content, and returns its errors.
     fn take(&mut self, read: Result<Objects, String>) -> Vec<FileError> {
-        let had_valid_content = self.had_valid_content;
-        let (passed_over, errors) = match read {
-            Ok(mut objects) => {
-                let refused = std::mem::take(&mut objects.refused);
-                self.had_valid_content |= refused.is_empty();
-                if !refused.is_empty() {
-                    objects.keep_missing(&mut self.objects);
-                }
-                self.objects = objects;
-                ("object", refused)
+        let mut objects = match read {
+            Ok(objects) => objects,
+            Err(error) => {
+                return vec![FileError { error, passed_over: "file", is_kept: !self.objects.is_empty() }];
             }
-            Err(error) => ("file", vec![error]),
         };
-        errors.into_iter().map(|error| FileError { error, passed_over, had_valid_content }).collect()
+        self.had_valid_content |= objects.refused.is_empty();
+        let kept = objects.keep_refused(&mut self.objects);
+        objects.refused_objects.clear();
+        let refused = std::mem::take(&mut objects.refused).into_iter();
+        let refused = refused.zip(std::mem::take(&mut objects.refused_at));
+        self.objects = objects;
+        let error =
+            |(error, object)| FileError { error, passed_over: "object", is_kept: kept.contains(&object) };
+        refused.map(error).collect()
     }
 }
 
@@ -347,7 +383,7 @@ impl ManifestFiles {
         let mut reported_duplicates = BTreeSet::new();
         for (path, file) in &self.by_name {
             let Objects { services, external_targets, .. } = &file.objects;
-            let services = services.iter().map(|service| ("Service", service.key()));
+            let services = services.iter().map(|service| (SERVICE, service.key()));
             let external_targets = external_targets.iter();
             let external_targets =
                 external_targets.map(|object| (EXTERNAL_TARGET, external_targets::key(object)));
@@ -434,19 +470,20 @@ impl ManifestFiles {
     }
 }
 
-/// The error of a file, and whether the file has been valid before.
+/// The error of a file or of an object in it.
 #[derive(Debug)]
 struct FileError {
     error: String,
     /// What isn't used because of the error, if there is no last valid content.
     passed_over: &'static str,
-    had_valid_content: bool,
+    /// Whether its last valid content is used.
+    is_kept: bool,
 }
 
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; ", self.error)?;
-        match self.had_valid_content {
+        match self.is_kept {
             true => f.write_str("its last good content stays in force"),
             false => write!(f, "the {} is passed over", self.passed_over),
         }
@@ -517,11 +554,14 @@ impl FileReader<'_> {
         let (api_version, kind) = (document.value.text("apiVersion"), document.value.text("kind"));
         let (Some(api_version), Some(kind)) = (api_version, kind) else {
             let missing = if api_version.is_none() { "apiVersion" } else { "kind" };
-            return self.refuse(place(document), &format!("this document has no {missing}"));
+            let kind = kind.and_then(kind_of);
+            let error =
+                FieldError { position: place(document), message: format!("this document has no {missing}") };
+            return self.refuse(refused_object(&document.value, kind), vec![error]);
         };
         // Items of a list of one kind may omit apiVersion and kind.
         let assumed = match (api_version, kind) {
-            ("v1", "List" | "ServiceList") => ("v1", "Service"),
+            ("v1", "List" | "ServiceList") => ("v1", SERVICE),
             (_, kind) if kind.strip_suffix("List") == Some(EXTERNAL_TARGET) => (api_version, EXTERNAL_TARGET),
             _ => return self.object(document, (api_version, kind)),
         };
@@ -537,7 +577,7 @@ impl FileReader<'_> {
             Some(_) => object.value.text(name),
         };
         let (api_version, kind) = (field("apiVersion", assumed.0), field("kind", assumed.1));
-        let refused = if (api_version, kind) == (Some("v1"), Some("Service")) {
+        let refused = if (api_version, kind) == (Some("v1"), Some(SERVICE)) {
             services::read(&self.content, object).map(|service| self.objects.services.push(service))
         } else {
             match external_targets::is_external_target(api_version, kind) {
@@ -547,17 +587,34 @@ impl FileReader<'_> {
                 Err(message) => Err(vec![FieldError { position: place(object), message }]),
             }
         };
-        for FieldError { position, message } in refused.err().into_iter().flatten() {
-            self.refuse(position, &message);
+        if let Err(errors) = refused {
+            self.refuse(refused_object(&object.value, kind.and_then(kind_of)), errors);
         }
     }
 
-    fn refuse(&mut self, position: Location, why: &str) {
-        if self.objects.refused.len() < MAX_ERRORS {
-            let (line, column) = (position.line(), position.column());
-            self.objects.refused.push(format!("{}:{line}:{column}: {why}", self.path.display()));
+    fn refuse(&mut self, object: RefusedObject, errors: Vec<FieldError>) {
+        for FieldError { position, message } in errors {
+            if self.objects.refused.len() < MAX_ERRORS {
+                let (line, column) = (position.line(), position.column());
+                self.objects.refused.push(format!("{}:{line}:{column}: {message}", self.path.display()));
+                self.objects.refused_at.push(object.clone());
+            }
         }
+        self.objects.refused_objects.insert(object);
     }
+}
+
+fn kind_of(kind: &str) -> Option<&'static str> {
+    [SERVICE, EXTERNAL_TARGET].into_iter().find(|known| *known == kind)
+}
+
+/// Returns what a refused object tells of itself. Its namespace may be absent because the field is misspelled.
+fn refused_object(object: &Node, kind: Option<&'static str>) -> RefusedObject {
+    let metadata = &object.field("metadata")?.value;
+    // An invalid name may be a misspelled one.
+    let name = metadata.text("name").filter(|name| names::is_label(name))?;
+    let namespace = metadata.text("namespace").filter(|namespace| names::is_label(namespace));
+    Some((kind, namespace.map(ToOwned::to_owned), name.to_owned()))
 }
 
 #[cfg(test)]

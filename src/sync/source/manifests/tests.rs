@@ -392,3 +392,54 @@ fn refused_object_keeps_its_content_and_other_objects_change() {
     let (hosts, errors) = read(&[service("b", "b4", "")]);
     assert_eq!((&*hosts, errors.len()), ("b b4", 0));
 }
+
+#[test]
+fn deleted_object_beside_a_refused_one_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("all.yaml");
+    let service = |name: &str| SERVICE.replace("name: web\n", &format!("name: {name}\n"));
+    let other = service("api").replace("name: api\n", "name: api\n  namespace: shop\n");
+    let before = [service("web"), service("api"), other].join("---\n");
+    let api = |from: &str, to: &str| {
+        let api = service("api");
+        assert!(api.contains(from));
+        api.replace(from, to)
+    };
+    let after = |content: &str| {
+        let mut files = ManifestFiles::default();
+        let mut read = |content: &str| {
+            std::fs::write(&path, content).unwrap();
+            files.read(directory.path()).unwrap();
+        };
+        read(&before);
+        read(content);
+        let mut keys: Vec<_> = files.all().map(|service| service.key().to_string()).collect();
+        keys.sort();
+        let errors: Vec<_> = files.errors.iter().map(ToString::to_string).collect();
+        (keys.join(" "), errors)
+    };
+    let all = "default/api default/web shop/api";
+    for (content, expected) in [
+        (
+            api("name: api\n", "name: api\n  namespace: default\n").replace("spec:\n", "spec:\n  prots: 5\n"),
+            "default/api",
+        ),
+        // The namespace may be what is misspelled; or the kind, or the name.
+        (api("name: api\n", "name: api\n  namspace: shop\n"), "default/api shop/api"),
+        (api("kind: Service\n", "knd: Service\n"), "default/api shop/api"),
+        (api("name: api\n", "nam: api\n"), all),
+        (api("name: api\n", "name: Api\n"), all),
+    ] {
+        let (keys, errors) = after(&content);
+        assert_eq!(keys, expected, "{content}");
+        assert!(!errors.is_empty());
+        assert!(
+            errors.iter().all(|error| error.ends_with("; its last good content stays in force")),
+            "{errors:?}"
+        );
+    }
+    // Nothing is kept of an object that is new.
+    let (keys, errors) = after(&service("new").replace("spec:\n", "spec:\n  prots: 5\n"));
+    assert_eq!(keys, "");
+    assert!(errors[0].ends_with("; the object is passed over"), "{errors:?}");
+}
