@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use super::corefile::{Corefile, Listener, ZoneBlock, lines, listeners};
+use super::corefile::{Bind, Corefile, Listener, ZoneBlock, lines, listeners};
 use super::platform::{
     COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES, DnsComponent, KUBE_DNS, KUBE_SYSTEM,
     Resolver, manager,
@@ -288,31 +288,54 @@ impl Blocks {
             .filter_map(|(place, block)| wrong_upstreams(place, block, forwarding, &self.accepted_upstreams))
     }
 
-    /// Returns whether a block has a zone on a port.
-    pub(super) fn has(&self, zone: &str, port: u16) -> bool {
-        self.found.iter().any(|(_, block)| block.zone == zone && block.ports.contains(&port))
+    fn at(&self, zone: &str, port: u16) -> impl Iterator<Item = &(String, ZoneBlock)> {
+        self.found.iter().filter(move |(_, block)| block.zone == zone && block.ports.contains(&port))
+    }
+
+    /// Returns whether blocks have a zone at all addresses of a listener.
+    pub(super) fn has(&self, zone: &str, listener: &Listener) -> bool {
+        let has = |is_there: &dyn Fn(&Bind) -> bool| {
+            self.at(zone, listener.port).any(|(_, block)| block.bind.as_ref().is_none_or(is_there))
+        };
+        match &*listener.bind.addresses {
+            [] => has(&|bind| bind.addresses.is_empty()),
+            addresses => addresses.iter().all(|address| has(&|bind| bind.addresses.contains(address))),
+        }
+    }
+
+    /// Returns a sentence about a block beside which CoreDNS may not accept one of the same zone with the `bind` of a
+    /// listener.
+    pub(super) fn in_the_way(&self, zone: &str, listener: &Listener) -> Option<String> {
+        let Listener { port, bind: wanted } = listener;
+        self.at(zone, *port).find_map(|(place, block)| {
+            let bind = block.bind.as_ref().filter(|bind| !bind.is_apart_from(wanted))?;
+            Some(format!(
+                "{place}: {zone} on port {port} has {bind}, but the block for all names has {wanted}, so that queries may \
+                 not reach it"
+            ))
+        })
     }
 
     /// Returns the zones for which lb-linker adds a block, with the port and the `bind` of each.
     ///
     /// # Errors
-    /// If a block forwards elsewhere, with a sentence about it.
+    /// If a block forwards elsewhere, or prevents another one, with a sentence about it.
     fn missing(
         &self,
         forwarding: &Forwarding,
         listeners: &[Listener],
     ) -> Result<Vec<(String, Listener)>, String> {
-        match self.wrong(forwarding).next() {
+        let all = listeners.iter().flat_map(|listener| {
+            let zones = forwarding.zones.iter().filter(|zone| !self.has(zone, listener));
+            zones.map(|zone| (zone.clone(), listener.clone()))
+        });
+        let all: Vec<_> = all.collect();
+        let mut in_the_way = all.iter().filter_map(|(zone, listener)| self.in_the_way(zone, listener));
+        match self.wrong(forwarding).next().or_else(|| in_the_way.next()) {
             Some(wrong) => {
                 Err(format!("{wrong}; lb-linker didn't add this block: correct it by hand, or remove it"))
             }
-            None => {
-                let all = listeners.iter().flat_map(|listener| {
-                    let zones = forwarding.zones.iter().filter(|zone| !self.has(zone, listener.port));
-                    zones.map(|zone| (zone.clone(), listener.clone()))
-                });
-                Ok(all.collect())
-            }
+            None => Ok(all),
         }
     }
 }
@@ -359,7 +382,7 @@ pub(super) fn stub_domains(dns: &ClusterDns, zones: &[String]) -> Vec<(String, Z
     of_zones
         .map(|(zone, upstreams)| {
             let ports = vec![DNS_PORT];
-            (place.clone(), ZoneBlock { zone, ports, line: 1, upstreams, is_ours: false })
+            (place.clone(), ZoneBlock { zone, ports, bind: None, line: 1, upstreams, is_ours: false })
         })
         .collect()
 }
@@ -380,6 +403,7 @@ pub(super) fn operator_zones(dns: &ClusterDns, zones: &[String]) -> Vec<(String,
         let block = |zone| ZoneBlock {
             zone,
             ports: vec![DNS_PORT],
+            bind: None,
             line: 1,
             upstreams: upstreams.clone(),
             is_ours: name == OPERATOR_SERVER,
@@ -414,7 +438,7 @@ pub(super) fn cluster_dns(dns: &ClusterDns, node_local: &Corefile<'_>) -> Vec<St
     let addresses = DNS_SERVICES.iter().flat_map(|(_, service)| dns.cluster_ips(service));
     let addresses = addresses.map(|address| address.to_string());
     let own = node_local.bind();
-    let upstream = addresses.filter(|address| !own.contains(&address.as_str()));
+    let upstream = addresses.filter(|address| !own.contains(address));
     upstream.chain([CLUSTER_DNS_PLACEHOLDER.to_owned()]).collect()
 }
 

@@ -1,5 +1,7 @@
 //! The Corefile of the cluster DNS as text: adds and removes the block that forwards the zones. Pure functions.
 
+use std::fmt;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,18 +26,62 @@ pub struct Corefile<'a> {
     own_lines: Option<(usize, usize)>,
 }
 
-/// A port on which a Corefile answers for all names by plain DNS, and the lines of `bind` there.
+/// A port on which a Corefile answers for all names by plain DNS, and the `bind` there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
     pub port: u16,
-    /// The lines with their indentation; empty without `bind`.
-    pub bind: String,
+    pub bind: Bind,
 }
 
 impl Default for Listener {
     fn default() -> Self {
-        Self { port: DNS_PORT, bind: String::new() }
+        Self { port: DNS_PORT, bind: Bind::default() }
     }
+}
+
+/// What a block has of `bind`. CoreDNS has a server for each address and port: a query reaches only the blocks of the
+/// server with the most specific address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bind {
+    /// The lines with their indentation; empty without `bind`.
+    lines: String,
+    /// The addresses, and the interfaces with their `except`.
+    pub addresses: Vec<String>,
+}
+
+impl Bind {
+    fn of(block: &BlockSource) -> Self {
+        let lines = || block.lines.iter().filter(|line| line.name() == "bind");
+        Self { lines: text_of(lines(), 1), addresses: lines().flat_map(addresses_of).collect() }
+    }
+
+    /// Returns whether CoreDNS certainly accepts blocks of the same zone and port with these two.
+    #[must_use]
+    pub fn is_apart_from(&self, other: &Self) -> bool {
+        let is_known = |bind: &Self| {
+            !bind.addresses.is_empty() && bind.addresses.iter().all(|it| it.parse::<IpAddr>().is_ok())
+        };
+        is_known(self) && is_known(other) && !self.addresses.iter().any(|it| other.addresses.contains(it))
+    }
+}
+
+impl fmt::Display for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words: Vec<&str> = self.lines.split_whitespace().collect();
+        f.write_str(&if words.is_empty() { "no bind".to_owned() } else { words.join(" ") })
+    }
+}
+
+fn addresses_of(bind: &Directive) -> impl Iterator<Item = String> {
+    let options = bind.block.iter().flatten();
+    let except: Vec<&str> = options.flat_map(Directive::arguments).map(|it| &*it.text).collect();
+    bind.arguments().iter().map(|argument| &*argument.text).filter_map(move |argument| {
+        if except.is_empty() || argument.parse::<IpAddr>().is_ok() {
+            (!except.contains(&argument)).then(|| argument.to_owned())
+        } else {
+            Some(format!("{argument} except {}", except.join(" ")))
+        }
+    })
 }
 
 /// The server block of a zone.
@@ -44,6 +90,8 @@ pub struct ZoneBlock {
     pub zone: String,
     /// The ports on which the block has the zone, among those that were asked for; empty if they aren't known.
     pub ports: Vec<u16>,
+    /// `None`: that of the other blocks, from which the cluster DNS makes this one.
+    pub bind: Option<Bind>,
     pub line: usize,
     /// The upstreams to which the block forwards all names of the zone; empty if it doesn't forward them.
     pub upstreams: Vec<String>,
@@ -96,19 +144,11 @@ impl<'a> Corefile<'a> {
         self.blocks.iter().any(|block| block.lines.iter().any(|line| line.name() == "reload"))
     }
 
-    /// Returns the arguments of `bind` in the blocks of the root zone, except those of `except`.
+    /// Returns the addresses of the blocks of the root zone, as [`Bind`] has them.
     #[must_use]
-    pub fn bind(&self) -> Vec<&str> {
+    pub fn bind(&self) -> Vec<String> {
         let is_root = |block: &&BlockSource| block.addresses.iter().any(|address| is_root(&address.text));
-        let lines = self.blocks.iter().filter(is_root).flat_map(|block| &block.lines);
-        let mut all = Vec::new();
-        for line in lines.filter(|line| line.name() == "bind") {
-            let options = line.block.iter().flatten();
-            let except: Vec<&str> = options.flat_map(Directive::arguments).map(|it| &*it.text).collect();
-            let arguments = line.arguments().iter().map(|argument| &*argument.text);
-            all.extend(arguments.filter(|argument| !except.contains(argument)));
-        }
-        all
+        self.blocks.iter().filter(is_root).flat_map(|block| Bind::of(block).addresses).collect()
     }
 
     /// Returns the blocks of these zones, by plain DNS on one of these ports; on any port if `ports` is `None`.
@@ -125,6 +165,7 @@ impl<'a> Corefile<'a> {
             (ports.is_none() || !served.is_empty()).then(|| ZoneBlock {
                 zone: zone.clone(),
                 ports: served,
+                bind: Some(Bind::of(block)),
                 line: line_of(block),
                 upstreams: upstreams(block, zone),
                 is_ours: self.is_ours(block),
@@ -290,7 +331,7 @@ struct PlainAddress<'a> {
 fn plain_addresses<'a>(blocks: &[&'a BlockSource]) -> Result<Vec<PlainAddress<'a>>, CorefileError> {
     let mut plain = Vec::new();
     for block in blocks {
-        let bind = text_of(block.lines.iter().filter(|line| line.name() == "bind"), 1);
+        let bind = Bind::of(block);
         let has_view = block.lines.iter().any(|line| line.name() == "view");
         for token in &block.addresses {
             let Some(zone) = zone_of(&token.text) else { continue };
@@ -308,13 +349,13 @@ pub fn lines(forwarding: &Forwarding, wanted: &[(String, Listener)], by_tcp: boo
     let options = if by_tcp { " {\n        force_tcp\n    }" } else { "" };
     let mut binds: Vec<&str> = Vec::new();
     for (_, Listener { bind, .. }) in wanted {
-        if !binds.contains(&&**bind) {
-            binds.push(bind);
+        if !binds.contains(&&*bind.lines) {
+            binds.push(&bind.lines);
         }
     }
     let mut lines = format!("{BEGIN}\n");
     for bind in binds {
-        let here = wanted.iter().filter(|(_, listener)| listener.bind == bind);
+        let here = wanted.iter().filter(|(_, listener)| listener.bind.lines == bind);
         let addresses: Vec<String> =
             here.map(|(zone, Listener { port, .. })| format!("{zone}:{port}")).collect();
         let (addresses, upstream) = (addresses.join(" "), forwarding.upstream());

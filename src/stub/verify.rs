@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use super::changes::{
     Blocks, SERVER_KEY, cluster_dns, file_name, imported, operator_zones, ports, stub_domains, value,
 };
-use super::corefile::{Corefile, listeners};
+use super::corefile::{Corefile, Listener, listeners};
 use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES};
 use super::{DNS_PORT, Forwarding};
 use crate::dns::corefile::resolv_conf::nameservers;
@@ -249,7 +249,8 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
             }
         }
         // If an environment variable decides the ports, blocks on all ports.
-        let ports = listeners(parts.iter().map(|(_, part)| part)).ok().map(|listeners| ports(&listeners));
+        let listeners = listeners(parts.iter().map(|(_, part)| part)).ok();
+        let ports = listeners.as_deref().map(ports);
         let mut blocks = Blocks::default();
         for (file, part) in &parts {
             blocks.extend(file, part.blocks_of(&forwarding.zones, ports.as_deref()));
@@ -259,7 +260,7 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
             blocks.found.extend(stub_domains(dns, &forwarding.zones));
         }
         if with_missing {
-            wrong.extend(missing(&blocks, &file, &forwarding.zones, ports.as_deref()));
+            wrong.extend(missing(&blocks, &file, &forwarding.zones, listeners.as_deref()));
         }
         wrong.extend(blocks.wrong(forwarding));
     }
@@ -271,21 +272,27 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
     wrong
 }
 
-/// Returns a sentence for each zone that has no block on a port; if the ports aren't known, on any port.
-fn missing(blocks: &Blocks, file: &str, zones: &[String], ports: Option<&[u16]>) -> Vec<String> {
+/// Returns a sentence for each zone that has no block for a listener; if the listeners aren't known, no block at all.
+fn missing(blocks: &Blocks, file: &str, zones: &[String], listeners: Option<&[Listener]>) -> Vec<String> {
     let mut missing = Vec::new();
     for zone in zones {
-        match ports {
-            Some(ports) => missing.extend(ports.iter().filter(|port| !blocks.has(zone, **port)).map(
-                |port| {
-                    if *port == DNS_PORT { zone.clone() } else { format!("{zone}:{port}") }
-                },
-            )),
+        let no_block = |port: u16| {
+            let port = if port == DNS_PORT { String::new() } else { format!(":{port}") };
+            format!("{file} has no block for {zone}{port}")
+        };
+        match listeners {
+            Some(listeners) => {
+                let without = listeners.iter().filter(|listener| !blocks.has(zone, listener));
+                missing.extend(without.map(|listener| {
+                    blocks.in_the_way(zone, listener).unwrap_or_else(|| no_block(listener.port))
+                }));
+            }
             None if blocks.found.iter().any(|(_, block)| block.zone == *zone) => {}
-            None => missing.push(zone.clone()),
+            None => missing.push(no_block(DNS_PORT)),
         }
     }
-    missing.into_iter().map(|zone| format!("{file} has no block for {zone}")).collect()
+    missing.dedup();
+    missing
 }
 
 fn corefile_of(map: &ConfigMap) -> Option<(String, &str)> {

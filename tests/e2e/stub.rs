@@ -654,14 +654,17 @@ async fn zone_is_added_on_each_port_of_coredns() {
     let (code, out, err) = text(&stub(&admin, &["--apply", "--yes"]));
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
     let directory = tempfile::tempdir().unwrap();
-    let _core_dns =
+    let mut core_dns =
         CoreDns::start(&plane, "coredns", directory.path().join("coredns"), KUBE_DNS_UPSTREAM).await;
-    for port in [53, 5353] {
-        let server = (KUBE_DNS_UPSTREAM, port).into();
-        eventually(&format!("{server}"), || async {
-            (short(server, &format!("{NAME} A")).await == "lb-1.example.com.").then_some(())
+    let wait_for = |address: Ipv4Addr, port: u16, expected: &'static str| async move {
+        let server = (address, port).into();
+        eventually(&format!("{server}: {expected:?}"), || async {
+            (short(server, &format!("{NAME} A")).await == expected).then_some(())
         })
         .await;
+    };
+    for port in [53, 5353] {
+        wait_for(KUBE_DNS_UPSTREAM, port, "lb-1.example.com.").await;
     }
     assert!(TcpStream::connect((NODE_LOCAL, 5353)).await.is_err(), "{}", corefile(&plane, "coredns"));
     let (code, out, _) = text(&stub(&admin, &["--apply", "--yes"]));
@@ -672,6 +675,29 @@ async fn zone_is_added_on_each_port_of_coredns() {
     let (code, out, err) = text(&stub(&admin, &["--remove", "--yes"]));
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
     assert_eq!(data(&plane, "coredns"), json!({"Corefile": main}));
+
+    // A block made by hand answers only where it listens, and no second one may be added beside one without bind.
+    let root = block(5353, &KUBE_DNS_UPSTREAM.to_string());
+    let by_hand = |bind: &str| format!("lb.internal:5353 {{\n{bind}    forward . {}\n}}\n", LB_LINKER[0]);
+    let main = root.clone() + &by_hand("");
+    plane.apply(&config_map("coredns", json!({"Corefile": main})).to_string());
+    core_dns.reload(&plane);
+    let at_other_addresses = || async { TcpStream::connect((NODE_LOCAL, 5353)).await.ok() };
+    eventually("the block made by hand", at_other_addresses).await;
+    wait_for(NODE_LOCAL, 5353, "lb-1.example.com.").await;
+    wait_for(KUBE_DNS_UPSTREAM, 5353, "Non-Existent Domain").await;
+    let (code, _, err) = text(&stub(&admin, &["--apply", "--yes"]));
+    let reason = "lb-linker: kube-system/coredns:Corefile:8: lb.internal on port 5353 has no bind, but the block for all \
+                  names has bind 10.0.0.11, ";
+    assert!(code == Some(1) && err.starts_with(reason), "{err}");
+    let elsewhere = by_hand(&format!("    bind {NODE_LOCAL}\n"));
+    plane.apply(&config_map("coredns", json!({"Corefile": root + &elsewhere})).to_string());
+    let (code, out, err) = text(&stub(&admin, &["--apply", "--yes"]));
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    core_dns.reload(&plane);
+    for address in [KUBE_DNS_UPSTREAM, NODE_LOCAL] {
+        wait_for(address, 5353, "lb-1.example.com.").await;
+    }
 
     // The environment of CoreDNS isn't known.
     let main = ".:{$PORT} {\n    reload\n}\n";

@@ -313,7 +313,8 @@ fn hand_made_blocks_arent_changed() {
         "{step:?}"
     );
     // NodeLocal DNSCache may forward to CoreDNS.
-    let by_core_dns = "lb.internal:53 {\n    forward . __PILLAR__CLUSTER__DNS__\n}\n";
+    let by_core_dns =
+        "lb.internal:53 {\n    bind 169.254.20.10 10.96.0.10\n    forward . __PILLAR__CLUSTER__DNS__\n}\n";
     let step = &with("nodelocal", "node-local-dns", COREFILE, by_core_dns)[1];
     assert!(matches!(step, PlannedChange::Done(_)), "{step:?}");
     let step = &with("aks", COREDNS_CUSTOM, "mine.server", right)[0];
@@ -330,6 +331,71 @@ fn hand_made_blocks_arent_changed() {
         changes(with("aks", COREDNS_CUSTOM, "mine.override", wrong))[0].after.as_deref(),
         Some(CUSTOM)
     );
+}
+
+/// Returns the step for CoreDNS with this Corefile, and with these keys of [`COREDNS_CUSTOM`].
+fn step_for(corefile: &str, custom: &[(&str, &str)]) -> PlannedChange {
+    let mut dns = recorded("kubeadm");
+    let data = dns.config_maps[0].data.as_mut().unwrap();
+    data.insert(COREFILE.to_owned(), corefile.to_owned());
+    let mut map = config_map(COREDNS_CUSTOM);
+    map.data = Some(custom.iter().map(|&(key, text)| (key.to_owned(), text.to_owned())).collect());
+    dns.config_maps.push(map);
+    to_apply(&dns, &forwarding()).remove(0)
+}
+
+fn refusal(step: PlannedChange) -> String {
+    match step {
+        PlannedChange::Refused(reason) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn hand_made_block_counts_where_root_block_listens() {
+    const EXCEPT: &str = "bind eth0 {\n except 10.0.0.1\n}";
+    let root = |bind: &str| format!(".:53 {{\n{bind}\n}}\n");
+    let by_hand = |bind: &str| format!("lb.internal {{\n{bind}\nforward . 10.96.77.7\n}}\n");
+    let both = by_hand("bind 10.0.0.1") + &by_hand("bind 10.0.0.2");
+    for (root_bind, blocks) in [
+        ("", by_hand("")),
+        ("bind 10.0.0.1 10.0.0.2", by_hand("bind 10.0.0.2\nbind 10.0.0.1")),
+        ("bind 10.0.0.1", by_hand("bind 10.0.0.1 10.0.0.2")),
+        ("bind 10.0.0.1 10.0.0.2", both),
+        ("bind 10.0.0.1 10.0.0.2 {\n except 10.0.0.2\n}", by_hand("bind 10.0.0.1")),
+        (EXCEPT, by_hand(EXCEPT)),
+    ] {
+        let step = step_for(&(root(root_bind) + &blocks), &[]);
+        assert!(matches!(step, PlannedChange::Done(_)), "{root_bind}: {step:?}");
+    }
+    // CoreDNS refuses a second block for the same addresses, and one beside a block without bind.
+    for (root_bind, bind, reason) in [
+        ("bind 10.0.0.1", "", "has no bind, but the block for all names has bind 10.0.0.1"),
+        ("", "bind 10.0.0.1", "has bind 10.0.0.1, but the block for all names has no bind"),
+        (
+            "bind 10.0.0.1 10.0.0.2",
+            "bind 10.0.0.1",
+            "has bind 10.0.0.1, but the block for all names has bind 10.0.0.1 10.0.0.2",
+        ),
+        ("bind 10.0.0.1", "bind eth0", "has bind eth0, but the block for all names has bind 10.0.0.1"),
+        ("bind eth0", EXCEPT, "has bind eth0 { except 10.0.0.1 }, but the block for all names has bind eth0"),
+    ] {
+        let expected = format!(
+            "kube-system/coredns:Corefile:4: lb.internal on port 53 {reason}, so that queries may not reach it; lb-linker \
+             didn't add this block: correct it by hand, or remove it"
+        );
+        assert_eq!(refusal(step_for(&(root(root_bind) + &by_hand(bind)), &[])), expected);
+    }
+    let first = "bind 10.0.0.1";
+    for (roots, blocks, added) in [
+        (root(first), by_hand("bind 10.0.0.2"), first),
+        (root(first), by_hand("bind 0.0.0.0"), first),
+        (root(first) + &root("bind 10.0.0.2"), by_hand("bind 10.0.0.2"), first),
+    ] {
+        let [change] = &changes(vec![step_for(&(roots + &blocks), &[])])[..] else { panic!() };
+        let expected = CUSTOM.replace("    errors", &format!("    {added}\n    errors"));
+        assert_eq!(change.lines, expected, "{blocks}");
+    }
 }
 
 #[test]

@@ -163,9 +163,20 @@ fn blocks_that_forward_elsewhere_are_reported() {
           address 10.96.77.7"
         ]
     );
+    let bind = "    bind 169.254.20.10 10.96.0.10\n";
+    let bound = block("10.96.77.7").replace("    forward", &format!("{bind}    forward"));
+    assert_eq!(
+        wrong("nodelocal", "node-local-dns", "Corefile", &bound),
+        [missing("kube-system/coredns:Corefile")]
+    );
     assert_eq!(
         wrong("nodelocal", "node-local-dns", "Corefile", &block("10.96.77.7")),
-        [missing("kube-system/coredns:Corefile")]
+        [
+            missing("kube-system/coredns:Corefile"),
+            "kube-system/node-local-dns:Corefile:47: lb.internal on port 53 has no bind, but the block for all names has \
+             bind 169.254.20.10 10.96.0.10, so that queries may not reach it"
+                .to_owned(),
+        ]
     );
     for name in ["aks", "k3s"] {
         assert_eq!(
