@@ -122,6 +122,7 @@ fn try_core_dns(
 ) -> Result<PlannedChange, CorefileError> {
     let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
     let corefile = Corefile::parse(&file_name(map, COREFILE), text)?;
+    corefile.check_imports(&forwarding.zones, true)?;
     if let Some(refused) = bind_of_override(dns, &corefile) {
         return Ok(PlannedChange::Refused(refused));
     }
@@ -131,6 +132,7 @@ fn try_core_dns(
     let ports = ports(&listeners);
     let mut foreign = Blocks::default();
     for (file, imported) in &imported {
+        imported.check_imports(&forwarding.zones, false)?;
         foreign.extend(file, imported.blocks_of(&forwarding.zones, Some(&ports)));
     }
     // Blocks that were added before the Corefile had the import stay where they are.
@@ -166,6 +168,7 @@ pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<PlannedCh
     let step = || {
         let Some(text) = value(map, COREFILE) else { return Ok(lacks_corefile(map)) };
         let corefile = Corefile::parse(&file_name(map, COREFILE), text)?;
+        corefile.check_imports(&forwarding.zones, false)?;
         let mut blocks = Blocks { accepted_upstreams: cluster_dns(dns, &corefile), ..Blocks::default() };
         // node-cache makes a block of its own for each of these domains.
         blocks.found.extend(stub_domains(dns, &forwarding.zones));
@@ -346,16 +349,25 @@ fn parse_imported(dns: &ClusterDns) -> Result<Vec<(String, Corefile<'_>)>, Coref
     parsed.collect()
 }
 
-/// Returns a sentence about a `bind` that the blocks of a Corefile import; it can't be told for which blocks it is.
+/// Returns a sentence about a `bind` that the blocks of a Corefile import, or about an import that may have one; it can't
+/// be told for which blocks it is.
 fn bind_of_override(dns: &ClusterDns, corefile: &Corefile<'_>) -> Option<String> {
     let data = dns.config_map(COREDNS_CUSTOM).and_then(|map| map.data.as_ref());
     let mut overrides = data.into_iter().flatten().filter(|(key, _)| key.ends_with(".override"));
-    let has_bind = |text: &str| text.lines().any(|line| line.split_whitespace().next() == Some("bind"));
-    let (key, _) = overrides.find(|(_, text)| corefile.imports_overrides() && has_bind(text))?;
-    Some(format!(
-        "{KUBE_SYSTEM}/{COREDNS_CUSTOM}:{key} has a bind for blocks that import it, and lb-linker doesn't know for which: \
-         add the block for the zone by hand, with this bind"
-    ))
+    let what = |text: &str| {
+        text.lines().find_map(|line| match line.split_whitespace().next() {
+            Some("bind") => Some("a bind"),
+            Some("import") => Some("an import"),
+            _ => None,
+        })
+    };
+    let (key, what) = overrides.find_map(|(key, text)| Some((key, what(text)?)))?;
+    corefile.imports_overrides().then(|| {
+        format!(
+            "{KUBE_SYSTEM}/{COREDNS_CUSTOM}:{key} has {what} for blocks that import it, and lb-linker doesn't know for \
+             which bind: add the block for the zone by hand, with the bind of the block for all names"
+        )
+    })
 }
 
 /// Returns the ports of listeners, each once.

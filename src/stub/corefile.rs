@@ -84,6 +84,13 @@ fn addresses_of(bind: &Directive) -> impl Iterator<Item = String> {
     })
 }
 
+/// An import of files, not of a snippet.
+struct FileImport {
+    files: Token,
+    /// The zones of the block or the name of the snippet in which it stands; `None` outside of both.
+    zones: Option<Vec<String>>,
+}
+
 /// The server block of a zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneBlock {
@@ -116,26 +123,62 @@ impl<'a> Corefile<'a> {
     /// Returns whether the Corefile imports other server blocks, such as by `import custom/*.server`.
     #[must_use]
     pub fn imports_servers(&self) -> bool {
-        self.imports(".server", |depth| depth == 0)
+        self.imports().iter().any(|it| it.zones.is_none() && it.files.text.ends_with("*.server"))
     }
 
     /// Returns whether server blocks import lines, such as by `import custom/*.override`.
     #[must_use]
     pub fn imports_overrides(&self) -> bool {
-        self.imports(".override", |depth| depth > 0)
+        self.imports().iter().any(|it| it.zones.is_some() && it.files.text.ends_with(".override"))
     }
 
-    fn imports(&self, end: &str, is_place: impl Fn(u32) -> bool) -> bool {
+    /// Checks that no import which isn't known may have a `bind` for the root zone, or a block for one of these zones.
+    /// `knows_custom`: whether the keys of `coredns-custom` are known.
+    ///
+    /// # Errors
+    /// If there is one, with its place.
+    pub fn check_imports(&self, zones: &[String], knows_custom: bool) -> Result<(), CorefileError> {
+        let matters = |zone: &String| zone.is_empty() || zone.starts_with(['(', '{']) || zones.contains(zone);
+        let is_unknown = |it: &&FileImport| match &it.zones {
+            None => !(knows_custom && it.files.text.ends_with("*.server")),
+            Some(of_block) => {
+                of_block.iter().any(matters) && !(knows_custom && it.files.text.ends_with(".override"))
+            }
+        };
+        self.imports().iter().find(is_unknown).map_or(Ok(()), |FileImport { files, .. }| {
+            Err(files.position.error(format!(
+                "{} is a file that isn't known here, and may have a bind or a block for the zone: write its lines instead \
+                 of the import, or add the block for the zone by hand",
+                files.text
+            )))
+        })
+    }
+
+    fn imports(&self) -> Vec<FileImport> {
         let tokens = tokenize(&self.file, self.text);
-        let mut depth = 0_u32;
-        tokens.windows(2).any(|pair| {
+        let is_snippet = |name: &str| {
+            tokens.iter().any(|token| {
+                token.text.strip_prefix('(').is_some_and(|it| it.strip_suffix(')') == Some(name))
+            })
+        };
+        let (mut depth, mut zones, mut imports) = (0_u32, Vec::new(), Vec::new());
+        for pair in tokens.windows(2) {
             match &*pair[0].text {
                 "{" => depth += 1,
-                "}" => depth = depth.saturating_sub(1),
+                "}" => {
+                    depth = depth.saturating_sub(1);
+                    if depth == 0 {
+                        zones.clear();
+                    }
+                }
+                "import" if is_snippet(&pair[1].text) => {}
+                "import" => imports
+                    .push(FileImport { files: pair[1].clone(), zones: (depth > 0).then(|| zones.clone()) }),
+                address if depth == 0 => zones.extend(zone_of(address.trim_end_matches(','))),
                 _ => {}
             }
-            is_place(depth) && pair[0].text == "import" && pair[1].text.ends_with(end)
-        })
+        }
+        imports
     }
 
     /// Returns whether a server block has the plugin *reload*.
@@ -391,7 +434,8 @@ fn word(token: &Token) -> String {
     if needs_quotes { format!("\"{}\"", text.replace('"', "\\\"")) } else { text.clone() }
 }
 
-/// Reads no imported files and no environment: those of this process aren't those of the cluster DNS.
+/// Reads no imported files and no environment: those of this process aren't those of the cluster DNS. See
+/// [`Corefile::check_imports`].
 const WITHOUT_FILES: FileSources<'static> = FileSources {
     variable: &|name| Some(format!("{{${name}}}")),
     read: &|_| Ok(String::new()),

@@ -260,7 +260,13 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
             blocks.found.extend(stub_domains(dns, &forwarding.zones));
         }
         if with_missing {
-            wrong.extend(missing(&blocks, &file, &forwarding.zones, listeners.as_deref()));
+            let unknown = parts.iter().enumerate().find_map(|(index, (_, part))| {
+                part.check_imports(&forwarding.zones, index == 0 && !is_node_local).err()
+            });
+            match unknown {
+                Some(error) => wrong.push(error.to_string()),
+                None => wrong.extend(missing(&blocks, &file, &forwarding.zones, listeners.as_deref())),
+            }
         }
         wrong.extend(blocks.wrong(forwarding));
     }

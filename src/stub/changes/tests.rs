@@ -399,6 +399,45 @@ fn hand_made_block_counts_where_root_block_listens() {
 }
 
 #[test]
+fn imports_that_cant_be_read_are_refused() {
+    for (corefile, place) in [
+        (".:53 {\n    import /etc/coredns/x.conf\n}\n", ":2:12: /etc/coredns/x.conf"),
+        ("corp.example, .:53 {\n    import x.conf\n}\n", ":2:12: x.conf"),
+        (".:53 {\n}\nlb.internal {\n    import x.conf\n}\n", ":4:12: x.conf"),
+        (".:53 {\n}\nimport zones/*.conf\n", ":3:8: zones/*.conf"),
+        (".:53 {\n}\nimport zones/mine.server\n", ":3:8: zones/mine.server"),
+        ("import custom/*.override\n.:53 {\n}\n", ":1:8: custom/*.override"),
+        ("(a) {\n    import x.conf\n}\n.:53 {\n    import a\n}\n", ":2:12: x.conf"),
+    ] {
+        let reason = refusal(step_for(corefile, &[]));
+        let expected = format!("kube-system/coredns:Corefile{place} is a file that isn't known here, ");
+        assert!(reason.starts_with(&expected), "{corefile}: {reason}");
+    }
+    let main = ".:53 {\n    import custom/*.override\n}\nimport ../custom/*.server\n";
+    for corefile in
+        [main, ".:53 {\n}\ncorp.example {\n    import x.conf\n}\n", "(a) {\n}\n.:53 {\n    import a\n}\n"]
+    {
+        let step = step_for(corefile, &[("a.override", "log\n"), ("b.server", "corp.example:5300 {\n}\n")]);
+        assert_eq!(changes(vec![step])[0].lines, CUSTOM, "{corefile}");
+    }
+    let reason = refusal(step_for(main, &[("a.server", "lb.internal {\n    import b\n}\n")]));
+    assert!(reason.starts_with("kube-system/coredns-custom:a.server:2:12: b is a file"), "{reason}");
+    let reason = refusal(step_for(main, &[("a.override", "import b\n")]));
+    assert!(reason.starts_with("kube-system/coredns-custom:a.override has an import for blocks"), "{reason}");
+
+    // NodeLocal DNSCache doesn't mount coredns-custom.
+    let mut dns = recorded("nodelocal");
+    let map = dns.config_maps.iter_mut().find(|map| name(map) == "node-local-dns").unwrap();
+    let corefile = map.data.as_mut().unwrap().get_mut(COREFILE).unwrap();
+    *corefile = corefile.replace("    loop\n", "    import custom/*.override\n");
+    let reason = refusal(to_apply(&dns, &forwarding()).remove(1));
+    assert!(
+        reason.starts_with("kube-system/node-local-dns:Corefile:42:12: custom/*.override is"),
+        "{reason}"
+    );
+}
+
+#[test]
 fn managed_config_maps_are_refused() {
     let mut dns = recorded("kubeadm");
     let applied = after(dns.clone(), &changes(to_apply(&dns, &forwarding())));

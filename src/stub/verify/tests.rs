@@ -202,6 +202,15 @@ fn blocks_that_forward_elsewhere_are_reported() {
 }
 
 #[test]
+fn imports_that_cant_be_read_are_reported() {
+    let mut dns = recorded("kubeadm");
+    let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut("Corefile").unwrap();
+    corefile.push_str("import zones/*.conf\n");
+    let [reason] = &wrong_blocks(&dns, &forwarding(), true)[..] else { panic!() };
+    assert!(reason.starts_with("kube-system/coredns:Corefile:24:8: zones/*.conf is a file"), "{reason}");
+}
+
+#[test]
 fn missing_block_is_reported_only_on_request() {
     assert_eq!(wrong_blocks(&recorded("kubeadm"), &forwarding(), false), [""; 0]);
 }
