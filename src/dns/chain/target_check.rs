@@ -75,6 +75,8 @@ struct Progress {
     /// How long the check has waited for its turn.
     queued: Duration,
     is_asked: bool,
+    /// Whether the last answer came from upstreams that a CNAME has led to.
+    is_from_others: bool,
     found: Option<Vec<SocketAddr>>,
     outcome: Option<TargetOutcome>,
 }
@@ -185,7 +187,12 @@ impl TargetCheck {
 
     /// Records the outcome of a check that ends without an answer to judge. The first outcome counts.
     pub(crate) fn end(&self, outcome: TargetOutcome) {
-        self.progress.lock().outcome.get_or_insert(outcome);
+        let mut progress = self.progress.lock();
+        let outcome = match outcome {
+            TargetOutcome::NoAnswer(why) if progress.is_from_others => Self::outcome_of_other_upstreams(why),
+            outcome => outcome,
+        };
+        progress.outcome.get_or_insert(outcome);
     }
 
     /// Awaits a future, and records what the check waits for: [`Self::outcome_at_deadline`] reports it.
@@ -195,8 +202,10 @@ impl TargetCheck {
         let result = future.await;
         let mut progress = self.progress.lock();
         progress.wait = Wait::Plugins;
-        if wait == Wait::Turn {
-            progress.queued += begun.elapsed();
+        match wait {
+            Wait::Turn => progress.queued += begun.elapsed(),
+            Wait::Upstream | Wait::OtherUpstreams => progress.is_from_others = wait == Wait::OtherUpstreams,
+            Wait::Plugins => {}
         }
         result
     }

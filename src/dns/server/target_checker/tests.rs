@@ -566,6 +566,13 @@ async fn link_name_before_the_first_list_counts_as_not_asked() {
 #[tokio::test]
 async fn failure_of_other_upstreams_counts_as_not_asked() {
     let upstream = with(&["t.example. 60 CNAME missing.default.lb.internal."]).await;
+    let cut = FakeUpstream::start(|asked, _| {
+        let mut answer = answer(asked, &["other.example. 60 A 192.0.2.1"]);
+        answer.metadata.truncation = true;
+        Some(answer)
+    })
+    .await;
+    let around = with(&["other.example. 60 CNAME a.example.", "a.example. 60 CNAME other.example."]).await;
     let (silent, failing, refusing, good) = (
         FakeUpstream::silent().await,
         FakeUpstream::erring(ResponseCode::ServFail).await,
@@ -573,10 +580,13 @@ async fn failure_of_other_upstreams_counts_as_not_asked() {
         FakeUpstream::good(1).await,
     );
     let why = "0 not asked: its CNAME leads to other upstreams:";
+    let unusable = format!("{why} the answer is a referral, truncated, or a CNAME loop");
     for (other, expected) in [
         (&silent, format!("{why} no reply within 1s")),
         (&failing, format!("{why} SERVFAIL")),
         (&refusing, format!("{why} REFUSED")),
+        (&cut, unusable.clone()),
+        (&around, unusable),
         (&good, "0 resolved".to_owned()),
     ] {
         let block = format!("{}\n}}\nother.example {{\n{}", forward(&[&upstream]), forward(&[other]));
