@@ -395,8 +395,11 @@ impl SourceAnnotationController {
             (Decision::Write(name), SyncMode::Plan) => {
                 if self.planned.get(key) != Some(&name) {
                     // The Services of the first lists are logged in full: they are what `--sync plan` is for.
-                    if !is_news || self.context.link_reporter.log.takes(key) {
-                        info!("plan for Service {key}, which follows {source}: patch → {name}");
+                    let line = format_args!("plan for Service {key}, which follows {source}: patch → {name}");
+                    if is_news {
+                        self.context.link_reporter.log.info(key, line)
+                    } else {
+                        info!("{line}")
                     }
                     self.planned.insert(key.clone(), name);
                 }

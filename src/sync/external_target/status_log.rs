@@ -230,25 +230,21 @@ impl StatusLog {
             return;
         }
         for write in &writes {
-            if is_news && !self.link_reporter.log.takes(key) {
-                continue;
-            }
             let id = write.id();
             let (object, verb, kind) = (self.place(&id), write.verb(), id.kind);
-            match write {
-                Write::Create(Object::Service(service)) => {
-                    info!("plan for link {key}: {verb} {kind} {object} → {}", destination(service));
-                }
+            let change = match write {
+                Write::Create(Object::Service(service)) => format!(" → {}", destination(service)),
                 Write::Change { desired: Object::Service(service), .. } => {
                     let (before, after) = (present.map(destination), destination(service));
-                    let change = match before {
+                    match before {
                         Some(before) if before != after => format!(": {before} → {after}"),
                         _ => format!(" → {after}, as now: only its labels, annotations or ports change"),
-                    };
-                    info!("plan for link {key}: {verb} {kind} {object}{change}");
+                    }
                 }
-                _ => info!("plan for link {key}: {verb} {kind} {object}"),
-            }
+                _ => String::new(),
+            };
+            let line = format_args!("plan for link {key}: {verb} {kind} {object}{change}");
+            if is_news { self.link_reporter.log.info(key, line) } else { info!("{line}") }
         }
         self.planned.insert(key.clone(), writes);
     }
