@@ -12,6 +12,7 @@ pub mod dns;
 pub mod links;
 pub mod metrics;
 pub mod model;
+pub mod object_log;
 pub mod query;
 pub mod scan;
 pub mod snapshot;

@@ -1,5 +1,6 @@
 //! Log lines about single objects, such as Services, whatever causes them. An object and a namespace have a share of the
-//! lines of each minute; lines above a share are counted, and the number is logged at the end of the minute.
+//! lines of each minute. The newest line about an object that is above a share is logged in a later minute; the other
+//! ones are counted, and the number is logged at the end of the minute.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -17,14 +18,18 @@ use crate::model::service_key::ServiceKey;
 const MAX_LINES_PER_OBJECT: usize = 20;
 const MAX_LINES_PER_NAMESPACE: usize = 200;
 const WINDOW: Duration = Duration::from_secs(60);
+/// Maximum number of lines of a namespace that wait for a later window.
+const MAX_LATE_LINES: usize = 1000;
 
 /// Logs lines about single objects. All clones share the limits.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ObjectLog(Arc<Mutex<LineShares>>);
 
 /// The lines of the present window.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct LineShares {
+    max_per_object: usize,
+    max_per_namespace: usize,
     since: Option<Instant>,
     namespaces: HashMap<Box<str>, NamespaceLines>,
     /// Whether a task waits for the end of the window.
@@ -37,27 +42,52 @@ struct NamespaceLines {
     left_out: usize,
     /// The numbers of written lines, by the name of the object.
     objects: HashMap<Box<str>, usize>,
+    /// The newest line about an object that waits for a later window. A conflict, for example, is logged only once.
+    late: HashMap<ServiceKey, (Level, String)>,
+}
+
+impl Default for ObjectLog {
+    fn default() -> Self {
+        Self::with_limits(MAX_LINES_PER_OBJECT, MAX_LINES_PER_NAMESPACE)
+    }
 }
 
 impl ObjectLog {
-    /// Logs a line about an object, unless a share is used up. The line names the object.
+    /// Returns a log with these maximum numbers of lines per minute.
+    pub(crate) fn with_limits(max_per_object: usize, max_per_namespace: usize) -> Self {
+        let (since, namespaces, is_awaited) = Default::default();
+        let shares = LineShares { max_per_object, max_per_namespace, since, namespaces, is_awaited };
+        Self(Arc::new(Mutex::new(shares)))
+    }
+
+    /// Logs a line about an object, now or in a later minute. The line names the object.
     pub fn info(&self, key: &ServiceKey, line: impl Display) {
-        if enabled!(Level::INFO) && self.takes(key) {
-            info!("{line}");
+        if enabled!(Level::INFO) {
+            self.log(key, Level::INFO, &line);
         }
     }
 
     /// As [`Self::info`].
     pub fn warn(&self, key: &ServiceKey, line: impl Display) {
-        if enabled!(Level::WARN) && self.takes(key) {
-            warn!("{line}");
+        if enabled!(Level::WARN) {
+            self.log(key, Level::WARN, &line);
         }
     }
 
     /// As [`Self::info`].
     pub fn error(&self, key: &ServiceKey, line: impl Display) {
-        if enabled!(Level::ERROR) && self.takes(key) {
-            error!("{line}");
+        if enabled!(Level::ERROR) {
+            self.log(key, Level::ERROR, &line);
+        }
+    }
+
+    fn log(&self, key: &ServiceKey, level: Level, line: &dyn Display) {
+        let mut shares = self.0.lock();
+        if shares.take(key, Instant::now()) {
+            write(level, line);
+        } else {
+            shares.add_late(key, (level, line.to_string()));
+            self.await_end(&mut shares);
         }
     }
 
@@ -65,54 +95,103 @@ impl ObjectLog {
     pub(crate) fn takes(&self, key: &ServiceKey) -> bool {
         let mut shares = self.0.lock();
         let is_taken = shares.take(key, Instant::now());
-        if !is_taken
-            && !shares.is_awaited
-            && let (Some(since), Ok(runtime)) = (shares.since, Handle::try_current())
-        {
-            shares.is_awaited = true;
-            runtime.spawn(end_window(Arc::downgrade(&self.0), since + WINDOW));
+        if !is_taken {
+            shares.of_namespace(key).left_out += 1;
+            self.await_end(&mut shares);
         }
         is_taken
     }
+
+    /// Starts a task that ends the present window, so that its late lines and the number of lines left out are logged
+    /// although no other line follows.
+    fn await_end(&self, shares: &mut LineShares) {
+        if !shares.is_awaited
+            && let (Some(since), Ok(runtime)) = (shares.since, Handle::try_current())
+        {
+            shares.is_awaited = true;
+            runtime.spawn(end_windows(Arc::downgrade(&self.0), since + WINDOW));
+        }
+    }
 }
 
-async fn end_window(shares: Weak<Mutex<LineShares>>, end: Instant) {
-    tokio::time::sleep_until(end).await;
-    if let Some(shares) = shares.upgrade() {
+/// Ends windows until no line is late.
+async fn end_windows(shares: Weak<Mutex<LineShares>>, mut end: Instant) {
+    loop {
+        tokio::time::sleep_until(end).await;
+        let Some(shares) = shares.upgrade() else { return };
         let mut shares = shares.lock();
-        shares.is_awaited = false;
-        shares.begin_window(end);
+        end = shares.advance(Instant::now()) + WINDOW;
+        shares.is_awaited = shares.namespaces.values().any(|lines| !lines.late.is_empty());
+        if !shares.is_awaited {
+            return;
+        }
+    }
+}
+
+fn write(level: Level, line: &dyn Display) {
+    match level {
+        Level::ERROR => error!("{line}"),
+        Level::WARN => warn!("{line}"),
+        _ => info!("{line}"),
     }
 }
 
 impl LineShares {
-    fn take(&mut self, key: &ServiceKey, now: Instant) -> bool {
-        if self.since.is_none_or(|since| now.duration_since(since) >= WINDOW) {
-            self.begin_window(now);
-        }
-        let (namespace, name) = key.parts();
-        let lines = self.namespaces.entry(namespace.into()).or_default();
-        let of_object = lines.objects.get(name).copied().unwrap_or_default();
-        if lines.written >= MAX_LINES_PER_NAMESPACE || of_object >= MAX_LINES_PER_OBJECT {
-            lines.left_out += 1;
-            return false;
-        }
-        lines.written += 1;
-        lines.objects.insert(name.into(), of_object + 1);
-        true
+    fn of_namespace(&mut self, key: &ServiceKey) -> &mut NamespaceLines {
+        self.namespaces.entry(key.namespace().into()).or_default()
     }
 
-    /// Ends the present window, and logs the numbers of lines that were left out in it.
+    /// Returns whether a line may be written now, and counts it then.
+    fn take(&mut self, key: &ServiceKey, now: Instant) -> bool {
+        self.advance(now);
+        let (max_per_object, max_per_namespace) = (self.max_per_object, self.max_per_namespace);
+        let lines = self.of_namespace(key);
+        let of_object = lines.objects.get(key.name()).copied().unwrap_or_default();
+        let is_taken = lines.written < max_per_namespace && of_object < max_per_object;
+        if is_taken {
+            lines.written += 1;
+            lines.objects.insert(key.name().into(), of_object + 1);
+        }
+        is_taken
+    }
+
+    /// Keeps a line for a later window in place of an earlier one about the object.
+    fn add_late(&mut self, key: &ServiceKey, line: (Level, String)) {
+        let lines = self.of_namespace(key);
+        let has_room = lines.late.len() < MAX_LATE_LINES || lines.late.contains_key(key);
+        let lost = if has_room { lines.late.insert(key.clone(), line) } else { Some(line) };
+        lines.left_out += usize::from(lost.is_some());
+    }
+
+    /// Begins a new window if the present one has ended. Returns the start of the window.
+    fn advance(&mut self, now: Instant) -> Instant {
+        match self.since.filter(|since| now.duration_since(*since) < WINDOW) {
+            Some(since) => since,
+            None => {
+                self.begin_window(now);
+                now
+            }
+        }
+    }
+
+    /// Ends the present window: logs the numbers of lines that were left out in it, and the late lines, as far as the
+    /// new window has room.
     fn begin_window(&mut self, now: Instant) {
         self.since = Some(now);
         for (namespace, lines) in std::mem::take(&mut self.namespaces) {
             if lines.left_out > 0 {
                 warn!(
                     "{} further lines about objects of namespace {namespace} in the last minute weren't written: a \
-                     minute has at most {MAX_LINES_PER_OBJECT} about an object, and {MAX_LINES_PER_NAMESPACE} about a \
-                     namespace",
-                    lines.left_out
+                     minute has at most {} about an object, and {} about a namespace",
+                    lines.left_out, self.max_per_object, self.max_per_namespace
                 );
+            }
+            for (key, (level, line)) in lines.late {
+                if self.take(&key, now) {
+                    write(level, &format_args!("{line} (logged late)"));
+                } else {
+                    self.add_late(&key, (level, line));
+                }
             }
         }
     }
@@ -130,7 +209,8 @@ mod tests {
 
     #[test]
     fn lines_per_object_and_per_namespace_are_limited() {
-        let (mut shares, now) = (LineShares::default(), Instant::now());
+        let (log, now) = (ObjectLog::default(), Instant::now());
+        let mut shares = log.0.lock();
         let mut lines = |namespace: &str, name: &str, after: Duration| {
             let key = ServiceKey::new(namespace, name);
             (0..1000).filter(|_| shares.take(&key, now + after)).count()
@@ -155,5 +235,42 @@ mod tests {
         }
         assert!(log.0.lock().namespaces.is_empty(), "the number is logged without a further line");
         assert!(log.takes(&key));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn newest_line_above_a_share_is_logged_later() {
+        let (log, [web, other]) =
+            (ObjectLog::with_limits(1, 2), ["web", "other"].map(|name| ServiceKey::new("shop", name)));
+        let late = || {
+            let shares = log.0.lock();
+            let lines = shares.namespaces.values().flat_map(|lines| lines.late.values());
+            lines.map(|(_, line)| line.clone()).collect::<Vec<_>>()
+        };
+        let left_out = || log.0.lock().namespaces["shop"].left_out;
+        // The test has no subscriber, so no level is enabled.
+        let add = |key: &ServiceKey, line: &str| log.log(key, Level::WARN, &line);
+        let minute = WINDOW + Duration::from_secs(1);
+        for line in ["first", "conflict", "free again"] {
+            add(&web, line);
+        }
+        assert_eq!((late(), left_out()), (vec!["free again".to_owned()], 1));
+        add(&other, "conflict");
+        add(&other, "held");
+        let third = ServiceKey::new("shop", "third");
+        add(&third, "refused");
+        assert_eq!((late().len(), left_out()), (3, 1));
+        tokio::time::sleep(minute).await;
+        assert_eq!(late().len(), 1, "the new minute has room for two");
+        tokio::time::sleep(minute).await;
+        assert!(late().is_empty() && !log.0.lock().is_awaited);
+        tokio::time::sleep(minute).await;
+        add(&web, "first");
+        add(&web, "second");
+        tokio::time::sleep(minute * 3).await;
+        assert!(late().is_empty(), "another task ends the next window");
+        for number in 0..MAX_LATE_LINES + 10 {
+            add(&ServiceKey::new("shop", &number.to_string()), "conflict");
+        }
+        assert_eq!((late().len(), left_out()), (MAX_LATE_LINES, 8));
     }
 }

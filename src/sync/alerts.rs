@@ -29,11 +29,11 @@ use super::external_target::decision::SyncMode;
 use super::k8s::errors::ApiAvailability;
 use super::k8s::listed::CompletedLists;
 use super::k8s::metrics::ApiMetrics;
-use super::k8s::object_log::ObjectLog;
 use super::k8s::rewinds::RestoreCounter;
 use super::k8s::watch::sleep_until_opt;
 use super::source::selection::Selection;
 use crate::metrics::staleness::Staleness;
+use crate::object_log::ObjectLog;
 use controller::{AlertsController, DISCOVERY_INTERVAL};
 use requests::RuleRequests;
 

@@ -11,7 +11,6 @@ pub(crate) mod labels;
 pub mod listed;
 pub mod metrics;
 pub mod object;
-pub(crate) mod object_log;
 pub(crate) mod rate_limiter;
 pub(crate) mod refusals;
 pub mod rewinds;

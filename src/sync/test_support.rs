@@ -12,12 +12,12 @@ use kube::client::Body as Sent;
 use serde_json::{Value, json};
 
 use crate::metrics::{MetricGroup, Metrics};
+use crate::object_log::ObjectLog;
 use crate::sync::events::Recorder;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::decision::{OnDelete, SyncMode, SyncPolicy};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::IpTargets;
-use crate::sync::k8s::object_log::ObjectLog;
 
 /// Returns a client for an API server stub that answers each request with this HTTP code and JSON.
 pub(crate) fn client(answer: impl Fn(&Request<Sent>) -> (u16, Value) + Send + Sync + 'static) -> Client {

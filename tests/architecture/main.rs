@@ -17,10 +17,11 @@ use proc_macro2::{TokenStream, TokenTree};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 34] = [
+const FOLDERS: [&str; 35] = [
     "model",
     "api",
     "metrics",
+    "object_log",
     "store",
     "sync/k8s",
     "sync/controller",

@@ -128,6 +128,7 @@ use crate::dns::plugins::lb_linker::chase::{
 use crate::dns::plugins::lb_linker::zone::{Zone, ZoneAnswer, closest_first};
 use crate::metrics::{self, registered};
 use crate::model::link::{IpFamily, Link};
+use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::Store;
 use failed_targets::FailedTargetsGauge;
@@ -270,7 +271,7 @@ impl LbLinker {
     }
 
     /// Resolves a link's new target before clients query it.
-    pub async fn prefetch(&self, server: &Arc<Server>, query: Query) {
+    pub async fn prefetch(&self, server: &Arc<Server>, link: &ServiceKey, query: Query) {
         let absence = self.zones.iter().map(Zone::ttl).min().unwrap_or_default();
         if self.policy.check_name(query.name()).is_err() {
             return;
@@ -280,7 +281,7 @@ impl LbLinker {
         if server.allows_recursion(&request.query, &request, LookUp::Target) == Some(false) {
             return;
         }
-        self.targets.of(server).prefetch(&request, Duration::from_secs(absence.into())).await;
+        self.targets.of(server).prefetch(link, &request, Duration::from_secs(absence.into())).await;
     }
 
     /// Returns whether *clients* refuses a name that falls through, because such a name counts as outside the zones.
@@ -566,8 +567,12 @@ impl LbLinker {
         chase: &ChaseState<'_>,
         accepts_cached: bool,
     ) -> Result<TargetAnswer, Ede> {
-        let wanted =
-            ResolveOptions { deadline: chase.deadline, max_negative_age: chase.absence(), accepts_cached };
+        let wanted = ResolveOptions {
+            link: chase.link.as_ref().map(|link| &link.key),
+            deadline: chase.deadline,
+            max_negative_age: chase.absence(),
+            accepts_cached,
+        };
         let known = if request.is_check() {
             // Boxed, so that clients' queries don't need space for this future.
             let reply = Box::pin(Server::look_up(request, query.clone(), request.purpose.clone())).await;

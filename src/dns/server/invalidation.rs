@@ -53,8 +53,9 @@ pub async fn run(
             Ok(change) => {
                 for (server, links, query) in invalidate_and_prefetch(&change, &servers) {
                     let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else { continue };
+                    let link = change.key.clone();
                     let look_up = async move {
-                        links.prefetch(&server, query).await;
+                        links.prefetch(&server, &link, query).await;
                         drop(permit);
                     };
                     look_ups.spawn_on(look_up, &dns);

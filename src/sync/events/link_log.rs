@@ -7,9 +7,9 @@ use tracing::{debug, info};
 use super::{Reason, Recorder};
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, LinkChange, LinkState};
+use crate::object_log::ObjectLog;
 use crate::store::Store;
 use crate::sync::events::metrics::EventMetrics;
-use crate::sync::k8s::object_log::ObjectLog;
 
 /// Destinations of reports about links.
 #[derive(Clone)]

@@ -19,6 +19,7 @@ use super::output_dir::OutputDirectory;
 use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::sentence;
 use crate::model::service_key::ServiceKey;
+use crate::object_log::ObjectLog;
 use crate::sync::election::NotLeading;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::errors::is_uid_mismatch;
@@ -26,7 +27,6 @@ use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog, describe
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
-use crate::sync::k8s::object_log::ObjectLog;
 use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{Event, RequestQuery, WatchStream, decoded, key_of, list_watch};
 

@@ -19,11 +19,11 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Annotations, Link, LinkChange, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
+use crate::object_log::ObjectLog;
 use crate::store::Store;
 use crate::sync::failover::spec::Offer;
 use crate::sync::failover::status::AnnouncedTarget;
 use crate::sync::k8s::errors::ObjectErrors;
-use crate::sync::k8s::object_log::ObjectLog;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::unselected::UnselectedServices;
 

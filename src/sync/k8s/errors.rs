@@ -14,7 +14,7 @@ use super::deserialize_guard::RawDeserializeGuard;
 use super::watch::{Event, WatchError, WatchItem};
 use crate::model::excerpt;
 use crate::model::service_key::ServiceKey;
-use crate::sync::k8s::object_log::ObjectLog;
+use crate::object_log::ObjectLog;
 
 /// Minimum time between two log lines about the same error.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);

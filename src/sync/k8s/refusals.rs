@@ -7,7 +7,7 @@ use tracing::warn;
 
 use crate::model::line_limit::LineLimit;
 use crate::model::service_key::ServiceKey;
-use crate::sync::k8s::object_log::ObjectLog;
+use crate::object_log::ObjectLog;
 use crate::sync::k8s::rate_limiter::{Allowed, KeyedRateLimiter};
 
 /// Maximum number of lines per minute about objects that fail for a new reason.

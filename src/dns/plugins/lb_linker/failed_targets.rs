@@ -1,7 +1,7 @@
 //! Logs, with a rate limit, when a target begins to fail and when it can be resolved again.
 
 use std::collections::HashMap;
-use std::fmt;
+use std::fmt::Display;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -14,12 +14,13 @@ use tracing::{info, warn};
 
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::model::hostname::to_presentation;
+use crate::model::service_key::ServiceKey;
+use crate::object_log::ObjectLog;
 
-/// The rate limit of log lines: when all targets fail, the first lines are enough.
-const MAX_LINES_PER_MINUTE: u32 = 20;
-/// A name that fails and works in turn has a share of the lines.
-const MAX_LINES_OF_NAME: u32 = 5;
-const LINES_WINDOW: Duration = Duration::from_secs(60);
+/// Maximum numbers of lines per minute about the targets of a link and of a namespace: when all targets fail, the first
+/// lines are enough.
+const MAX_LINES_PER_LINK: usize = 5;
+const MAX_LINES_PER_NAMESPACE: usize = 20;
 /// A target whose last failed look-up is older than this is removed, because clients have stopped querying it: when the
 /// look-up of any target ends, or at a scrape, but at most once per `FORGET_INTERVAL`.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
@@ -30,17 +31,19 @@ const MAX_FAILED_TARGETS: usize = 10_000;
 #[derive(Clone, Debug)]
 pub(crate) struct FailedTargetsGauge {
     gauge: IntGauge,
+    log: ObjectLog,
     sets: Arc<Mutex<Vec<Weak<FailedTargets>>>>,
 }
 
 impl FailedTargetsGauge {
     pub(crate) fn new(gauge: IntGauge) -> Self {
-        Self { gauge, sets: Arc::default() }
+        let log = ObjectLog::with_limits(MAX_LINES_PER_LINK, MAX_LINES_PER_NAMESPACE);
+        Self { gauge, log, sets: Arc::default() }
     }
 
     /// Returns an empty set that counts in this gauge.
     pub(crate) fn new_set(&self) -> Arc<FailedTargets> {
-        let set = Arc::new(FailedTargets::new(self.gauge.clone()));
+        let set = Arc::new(FailedTargets::new(self.gauge.clone(), self.log.clone()));
         let mut sets = self.sets.lock();
         sets.retain(|set| set.strong_count() > 0);
         sets.push(Arc::downgrade(&set));
@@ -69,6 +72,7 @@ impl Collector for FailedTargetsGauge {
 pub(crate) struct FailedTargets {
     state: Mutex<FailureState>,
     gauge: IntGauge,
+    log: ObjectLog,
 }
 
 #[derive(Debug)]
@@ -77,42 +81,26 @@ struct FailureState {
     failing: HashMap<QueryKey, Instant>,
     /// The time of the last search for targets to forget.
     last_cleanup: Instant,
-    /// The start of the rate limit's window, the lines in it, and the number of suppressed lines.
-    window_start: Instant,
-    lines: u32,
-    lines_of_names: HashMap<Box<[u8]>, u32>,
-    suppressed: u64,
     /// This set's share of the gauge.
     reported: i64,
 }
 
-/// The number of lines that were suppressed since the last line.
-struct UnloggedFailures(u64);
-
-impl fmt::Display for UnloggedFailures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == 0 { Ok(()) } else { write!(f, " ({} more lines of this kind weren't written)", self.0) }
-    }
-}
-
 impl FailedTargets {
-    /// Returns an empty set that adds its size to `gauge`, which several sets share.
-    fn new(gauge: IntGauge) -> Self {
-        let state = FailureState {
-            failing: HashMap::new(),
-            last_cleanup: Instant::now(),
-            window_start: Instant::now(),
-            lines: 0,
-            lines_of_names: HashMap::new(),
-            suppressed: 0,
-            reported: 0,
-        };
-        Self { state: Mutex::new(state), gauge }
+    /// Returns an empty set that adds its size to `gauge`. Several sets share the gauge and the log.
+    fn new(gauge: IntGauge, log: ObjectLog) -> Self {
+        let state = FailureState { failing: HashMap::new(), last_cleanup: Instant::now(), reported: 0 };
+        Self { state: Mutex::new(state), gauge, log }
     }
 
-    /// Records that a target can't be resolved, and logs its first failure. Ignores queries with DO or CD, and queries
+    /// Records that the target of a link can't be resolved, and logs its first failure. Ignores queries with DO or CD, and queries
     /// for other types than A, AAAA and HTTPS.
-    pub(crate) fn mark_failed(&self, key: &QueryKey, question: &UpstreamQuery, why: impl fmt::Display) {
+    pub(crate) fn mark_failed(
+        &self,
+        link: Option<&ServiceKey>,
+        key: &QueryKey,
+        question: &UpstreamQuery,
+        why: impl Display,
+    ) {
         if !key.is_plain_address_query() {
             return;
         }
@@ -123,14 +111,14 @@ impl FailedTargets {
         if !is_known && state.failing.len() < MAX_FAILED_TARGETS {
             state.failing.insert(key.clone(), now);
             self.count(&mut state);
-            if let Some(suffix) = state.take_log_slot(key.name()) {
-                warn!("target {}: {why}{suffix}", name_of(question));
+            if self.may_log(link) {
+                warn!("target {}: {why}", name_of(question));
             }
         }
     }
 
-    /// Records that a target can be resolved, and logs it if the target was failing.
-    pub(crate) fn mark_resolved(&self, key: &QueryKey, question: &UpstreamQuery) {
+    /// Records that the target of a link can be resolved, and logs it if the target was failing.
+    pub(crate) fn mark_resolved(&self, link: Option<&ServiceKey>, key: &QueryKey, question: &UpstreamQuery) {
         let mut state = self.state.lock();
         if state.failing.is_empty() {
             return;
@@ -138,10 +126,14 @@ impl FailedTargets {
         self.forget_old(&mut state, Instant::now());
         if state.failing.remove(key).is_some() {
             self.count(&mut state);
-            if let Some(suffix) = state.take_log_slot(key.name()) {
-                info!("target {}: it can be resolved again{suffix}", name_of(question));
+            if self.may_log(link) {
+                info!("target {}: it can be resolved again", name_of(question));
             }
         }
+    }
+
+    fn may_log(&self, link: Option<&ServiceKey>) -> bool {
+        link.is_none_or(|link| self.log.takes(link))
     }
 
     /// Removes a name that may no longer be a link's target.
@@ -182,24 +174,6 @@ impl Drop for FailedTargets {
     }
 }
 
-impl FailureState {
-    /// Returns the number of suppressed lines if a line may be written.
-    fn take_log_slot(&mut self, name: &[u8]) -> Option<UnloggedFailures> {
-        if self.window_start.elapsed() >= LINES_WINDOW {
-            (self.window_start, self.lines) = (Instant::now(), 0);
-            self.lines_of_names.clear();
-        }
-        let of_name = self.lines_of_names.get(name).copied().unwrap_or_default();
-        if self.lines >= MAX_LINES_PER_MINUTE || of_name >= MAX_LINES_OF_NAME {
-            self.suppressed += 1;
-            return None;
-        }
-        self.lines += 1;
-        self.lines_of_names.insert(name.into(), of_name + 1);
-        Some(UnloggedFailures(std::mem::take(&mut self.suppressed)))
-    }
-}
-
 /// Formats a query as `a.example.com AAAA`.
 fn name_of(question: &UpstreamQuery) -> String {
     format!("{} {}", to_presentation(&question.query.name().to_lowercase()), question.query.query_type())
@@ -212,49 +186,52 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn failing_target_is_counted_once_and_logs_are_limited() {
+    async fn failing_target_is_counted_once_and_lines_are_shared() {
         let number = IntGauge::new("failing", "Failing.").unwrap();
         let gauge = FailedTargetsGauge::new(number.clone());
         let failing = gauge.new_set();
         let question = |i: u32| {
             UpstreamQuery::recursive(Name::from_ascii(format!("t{i}.example.")).unwrap(), RecordType::A)
         };
-        for i in 0..30 {
-            for _ in 0..2 {
-                failing.mark_failed(&question(i).key(), &question(i), "why");
-            }
+        let link = |i: u32| ServiceKey::new("shop", &i.to_string());
+        let fail = |i: u32| failing.mark_failed(Some(&link(i)), &question(i).key(), &question(i), "why");
+        let resolve = |i: u32| failing.mark_resolved(Some(&link(i)), &question(i).key(), &question(i));
+        let lines_left = |namespace: &str| {
+            let objects = (0..100).map(|i| ServiceKey::new(namespace, &format!("other-{i}")));
+            objects.filter(|key| failing.log.takes(key)).count()
+        };
+        for i in 0..8 {
+            (0..2).for_each(|_| fail(i));
+        }
+        assert_eq!(lines_left("shop"), MAX_LINES_PER_NAMESPACE - 8, "each failure has one line");
+        for i in 8..30 {
+            fail(i);
         }
         assert_eq!(number.get(), 30);
-        let lines = || {
-            let state = failing.state.lock();
-            (state.lines, state.suppressed)
-        };
-        assert_eq!(lines(), (MAX_LINES_PER_MINUTE, 10));
-        failing.mark_resolved(&question(1).key(), &question(1));
-        failing.mark_resolved(&question(1).key(), &question(1));
+        assert_eq!(lines_left("games"), MAX_LINES_PER_NAMESPACE, "another namespace has its own lines");
+        (0..2).for_each(|_| resolve(1));
         failing.forget(question(2).key().name());
         assert_eq!(number.get(), 28);
-        assert_eq!(lines(), (MAX_LINES_PER_MINUTE, 11));
-        tokio::time::advance(LINES_WINDOW).await;
-        failing.mark_resolved(&question(3).key(), &question(3));
-        assert_eq!(lines(), (1, 0));
+        tokio::time::advance(Duration::from_secs(60)).await;
+        resolve(3);
         for _ in 0..10 {
-            failing.mark_failed(&question(3).key(), &question(3), "why");
-            failing.mark_resolved(&question(3).key(), &question(3));
+            fail(3);
+            resolve(3);
         }
-        assert_eq!(lines(), (MAX_LINES_OF_NAME, 16), "other targets have the rest");
+        let left = MAX_LINES_PER_NAMESPACE - MAX_LINES_PER_LINK;
+        assert_eq!(lines_left("shop"), left, "other targets have the rest");
         // From here on only target 4 is queried.
         tokio::time::advance(FORGET_AFTER / 2).await;
-        failing.mark_failed(&question(4).key(), &question(4), "why");
+        fail(4);
         assert_eq!(number.get(), 27);
         tokio::time::advance(FORGET_AFTER / 2).await;
-        failing.mark_failed(&question(4).key(), &question(4), "why");
+        fail(4);
         assert_eq!(number.get(), 1);
         tokio::time::advance(FORGET_AFTER).await;
-        failing.mark_resolved(&question(40).key(), &question(40));
+        resolve(40);
         assert_eq!(number.get(), 0);
         // No target is looked up any more.
-        failing.mark_failed(&question(5).key(), &question(5), "why");
+        fail(5);
         gauge.collect();
         assert_eq!(number.get(), 1);
         tokio::time::advance(FORGET_AFTER).await;

@@ -22,6 +22,7 @@ use crate::dns::plugins::lb_linker::chase::{ChainEnd, ChainStep, CnameChain, fol
 use crate::dns::plugins::lb_linker::failed_targets::{FailedTargets, FailedTargetsGauge};
 use crate::dns::upstream::singleflight::{Call, Group};
 use crate::dns::upstream::stale_cache::{STALE_TTL, StaleCache, StaleCaches, StaleEntry};
+use crate::model::service_key::ServiceKey;
 
 /// How long a query waits for the look-ups of targets before the client gets a stale answer or an error: the client
 /// response timer of RFC 8767 section 5. A CoreDNS that forwards to lb-linker gives up after 2 s.
@@ -58,7 +59,9 @@ pub(super) struct Resolved {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ResolveOptions {
+pub(super) struct ResolveOptions<'a> {
+    /// The link that has the target.
+    pub(super) link: Option<&'a ServiceKey>,
     /// The latest time at which the client gets an answer or an error.
     pub(super) deadline: Instant,
     /// The maximum age of a cached negative answer.
@@ -106,7 +109,7 @@ impl TargetResolver {
         &self,
         request: &Request,
         query: &Query,
-        wanted: ResolveOptions,
+        wanted: ResolveOptions<'_>,
     ) -> Result<Resolved, Ede> {
         let question = UpstreamQuery { query: query.clone(), ..request.upstream_query() };
         let flight = match self.start(request, &question, wanted, None) {
@@ -138,7 +141,7 @@ impl TargetResolver {
     async fn wait(
         &self,
         question: &UpstreamQuery,
-        wanted: ResolveOptions,
+        wanted: ResolveOptions<'_>,
         flight: Call<(IpAddr, LookupResult)>,
     ) -> Option<Option<(IpAddr, LookupResult)>> {
         let last = self.stale_cache.get(question);
@@ -182,9 +185,10 @@ impl TargetResolver {
     }
 
     /// Resolves a target before a client queries it.
-    pub(super) async fn prefetch(&self, request: &Request, max_negative_age: Duration) {
+    pub(super) async fn prefetch(&self, link: &ServiceKey, request: &Request, max_negative_age: Duration) {
         let question = request.upstream_query();
         let wanted = ResolveOptions {
+            link: Some(link),
             deadline: Instant::now() + CLIENT_TIMEOUT,
             max_negative_age,
             accepts_cached: true,
@@ -201,7 +205,7 @@ impl TargetResolver {
         &self,
         request: &Request,
         question: &UpstreamQuery,
-        wanted: ResolveOptions,
+        wanted: ResolveOptions<'_>,
         only_for: Option<IpAddr>,
     ) -> LookupStart {
         let route = (question.key(), only_for);
@@ -218,7 +222,7 @@ impl TargetResolver {
         };
         let mut future =
             async move { Server::look_up(&outer_request, query, purpose).await.map(Arc::new) }.boxed();
-        let record_outcome = self.outcome_recorder(&route.0, question);
+        let record_outcome = self.outcome_recorder(wanted.link, &route.0, question);
         if let Some(result) = (&mut future).now_or_never() {
             record_outcome(&result);
             return LookupStart::Completed(result);
@@ -233,20 +237,22 @@ impl TargetResolver {
     /// Returns a callback that records the outcome of a look-up.
     fn outcome_recorder(
         &self,
+        link: Option<&ServiceKey>,
         key: &QueryKey,
         question: &UpstreamQuery,
     ) -> impl FnOnce(&LookupResult) + Send + 'static {
         let (stale_cache, failing) = (Arc::clone(&self.stale_cache), Arc::clone(&self.failing));
-        let (key, question) = (key.clone(), question.clone());
+        let (link, key, question) = (link.cloned(), key.clone(), question.clone());
         move |result| {
             let good = result.as_deref().is_some_and(replaces_stale);
             // Only an uncached answer within the quota shows the present state of the upstreams.
             if result.as_deref().is_none_or(|reply| reply.age.is_zero() && !is_busy(reply)) {
                 stale_cache.set_failing(&question, !good);
+                let link = link.as_ref();
                 match result.as_deref() {
-                    Some(_) if good => failing.mark_resolved(&key, &question),
-                    Some(reply) => failing.mark_failed(&key, &question, failure_reason(reply)),
-                    None => failing.mark_failed(&key, &question, Ede::NO_UPSTREAM.text),
+                    Some(_) if good => failing.mark_resolved(link, &key, &question),
+                    Some(reply) => failing.mark_failed(link, &key, &question, failure_reason(reply)),
+                    None => failing.mark_failed(link, &key, &question, Ede::NO_UPSTREAM.text),
                 }
             }
             let Some(reply) = result else { return };
@@ -379,6 +385,7 @@ mod tests {
             let route = (request.upstream_query().key(), None);
             let Ok(begun) = targets.look_ups.join_or_start(&route, || Ok::<_, Infallible>(busy), |_| {});
             let wanted = ResolveOptions {
+                link: None,
                 deadline: Instant::now() + CLIENT_TIMEOUT,
                 max_negative_age: Duration::from_secs(5),
                 accepts_cached: true,

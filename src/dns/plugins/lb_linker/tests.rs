@@ -190,7 +190,13 @@ async fn slow_look_up_counts_against_the_client_quota() {
 async fn prefetch_without_a_responsible_block_counts_no_failure() {
     let context = context(LINKS);
     let links = LbLinker::all_of(&context.server).remove(0);
-    links.prefetch(&context.server, Query::query(name("t.example."), RecordType::A)).await;
+    links
+        .prefetch(
+            &context.server,
+            &ServiceKey::new("default", "web"),
+            Query::query(name("t.example."), RecordType::A),
+        )
+        .await;
     assert_eq!(context.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
 }
 
@@ -202,7 +208,13 @@ async fn prefetch_fills_the_cache_regardless_of_acl() {
     ));
     let links = LbLinker::all_of(&context.server).remove(0);
     let hits = || context.metrics("coredns_cache_hits_total{");
-    links.prefetch(&context.server, Query::query(name("t.example."), RecordType::A)).await;
+    links
+        .prefetch(
+            &context.server,
+            &ServiceKey::new("default", "web"),
+            Query::query(name("t.example."), RecordType::A),
+        )
+        .await;
     assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
     // The acl applies to the client's query.
     let denied = context.clone().from("192.0.2.7").ask("web.default.lb.internal. A").await;

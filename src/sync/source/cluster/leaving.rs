@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::service_key::ServiceKey;
+use crate::object_log::ObjectLog;
 use crate::sync::controller::backoff::Backoff;
 use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, WatchLog, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
-use crate::sync::k8s::object_log::ObjectLog;
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::{RequestQuery, find};
 use crate::sync::source::kept_services::KeptServices;
