@@ -66,10 +66,16 @@ impl FailoverEvent {
         self.from.is_some()
     }
 
-    /// Returns the Event of two moves together; `None` if they lead back to the first target.
+    /// Returns the Event of two moves together: a failover, if one of them is. `None` if they lead back to the first
+    /// target.
     pub fn followed_by(self, later: Self) -> Option<Self> {
-        let both = Self { from: self.from, ..later };
-        (both.from.as_ref() != Some(&both.to)).then_some(both)
+        if self.from.as_ref() == Some(&later.to) {
+            return None;
+        }
+        if self.reason == EventReason::FailedOver && later.reason != EventReason::FailedOver {
+            return Some(Self { to: later.to, note: later.note + &self.note, ..self });
+        }
+        Some(Self { from: self.from, ..later })
     }
 }
 

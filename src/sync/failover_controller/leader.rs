@@ -132,8 +132,9 @@ struct DecisionState {
     stale: Option<(String, Instant)>,
     /// What the decisions since the last write have changed.
     changes: UnreportedEvents,
-    /// The changes that the write under way contains.
-    in_flight: UnreportedEvents,
+    /// The changes that the write under way contains, after those of former writes that may have been made although
+    /// they have failed.
+    in_flight: Vec<UnreportedEvents>,
     /// The reason and the message of the refusal that was reported last.
     refusal: Option<(String, String)>,
 }
@@ -147,7 +148,7 @@ impl DecisionState {
             records: CheckRecords::new(object.key.namespace()),
             stale: None,
             changes: UnreportedEvents::default(),
-            in_flight: UnreportedEvents::default(),
+            in_flight: Vec::new(),
             refusal: None,
         }
     }
@@ -165,7 +166,9 @@ struct UnreportedEvents {
 impl UnreportedEvents {
     /// Adds what happened later. Moves that haven't been written in between become one.
     fn extend(&mut self, later: Self) {
-        self.moved = self.moved.or(later.moved);
+        let failover =
+            [self.moved, later.moved].into_iter().find(|moved| *moved == Some(MoveReason::FailedOver));
+        self.moved = failover.flatten().or(self.moved).or(later.moved);
         for event in later.events {
             match self.events.pop() {
                 Some(former) if former.is_move() && event.is_move() => match former.followed_by(event) {
@@ -182,15 +185,21 @@ impl UnreportedEvents {
 impl DecisionState {
     /// Moves the changes to the write that begins, also if the API server has the decided status already.
     fn begin_write(&mut self) {
-        self.in_flight = std::mem::take(&mut self.changes);
+        self.in_flight.push(std::mem::take(&mut self.changes));
+        self.in_flight.drain(..self.in_flight.len().saturating_sub(MAX_EVENTS));
     }
 
-    /// Processes that the write under way has failed: its changes belong to the next write.
-    fn write_failed(&mut self) {
-        let mut unwritten = std::mem::take(&mut self.in_flight);
-        if !unwritten.is_void {
+    /// Processes that the write under way has failed: its changes are reported with the next write. If the status may
+    /// have been written, later moves aren't merged with them.
+    fn write_failed(&mut self, is_refused: bool) {
+        let unwritten = self.in_flight.pop();
+        self.in_flight.retain(|former| !former.is_void);
+        let Some(mut unwritten) = unwritten.filter(|unwritten| !unwritten.is_void) else { return };
+        if is_refused {
             unwritten.extend(std::mem::take(&mut self.changes));
             self.changes = unwritten;
+        } else if !unwritten.events.is_empty() {
+            self.in_flight.push(unwritten);
         }
     }
 }
@@ -210,7 +219,7 @@ impl LeaderTerm {
         if !is_known && state.sent.as_ref() != Some(&status) {
             state.status = from_stored(&object.status);
             state.changes = UnreportedEvents::default();
-            state.in_flight.is_void = true;
+            state.in_flight.iter_mut().for_each(|changes| changes.is_void = true);
         }
     }
 
@@ -577,7 +586,8 @@ impl FailoverController {
         if result.is_err() {
             self.leader.budget.failed(&key);
             if let Some(state) = self.leader.states.get_mut(&key) {
-                state.write_failed();
+                // Without an answer, and after a timeout in the API server (5xx), the write may have been made.
+                state.write_failed((400..500).contains(&code));
             }
         }
         match result {
@@ -644,8 +654,8 @@ impl FailoverController {
     fn report_changes(&mut self, key: &ServiceKey, written: &ExternalTargetStatus) {
         let Some(state) = self.leader.states.get_mut(key) else { return };
         let Some(followed) = self.objects.get(key) else { return };
-        let UnreportedEvents { events, moved, .. } = std::mem::take(&mut state.in_flight);
-        if let Some(moved) = moved {
+        let written_changes = std::mem::take(&mut state.in_flight);
+        for moved in written_changes.iter().filter_map(|changes| changes.moved) {
             self.context.metrics.switches.with_label_values(&[moved.as_str()]).inc();
             if self.leader.metrics_limit.allows(key.namespace()) {
                 self.context.metrics.changed(key);
@@ -653,7 +663,7 @@ impl FailoverController {
         }
         let LinkReporter { recorder, log, .. } = &self.context.link_reporter;
         let regarding = || Regarding::external_target(key, &followed.object.uid);
-        for event in events {
+        for event in written_changes.into_iter().flat_map(|changes| changes.events) {
             let (reason, message) = (reason_of(event.reason), event.message());
             log.info(key, format_args!("ExternalTarget {key}: {reason}: {message}"));
             recorder.record(regarding(), reason, &message);
@@ -799,8 +809,9 @@ mod tests {
         state.changes.extend(UnreportedEvents { events: vec![event], moved: Some(moved), is_void: false });
     }
 
-    fn messages(changes: &UnreportedEvents) -> String {
-        changes.events.iter().map(FailoverEvent::message).collect::<Vec<_>>().join(", ")
+    fn messages<'a>(changes: impl IntoIterator<Item = &'a UnreportedEvents>) -> String {
+        let events = changes.into_iter().flat_map(|changes| &changes.events);
+        events.map(FailoverEvent::message).collect::<Vec<_>>().join(", ")
     }
 
     #[test]
@@ -827,13 +838,13 @@ mod tests {
         state.begin_write();
         decided(&mut state, "second", MoveReason::FailedBack);
         assert_eq!(
-            (messages(&state.in_flight), messages(&state.changes)),
+            (messages(&state.in_flight), messages([&state.changes])),
             ("first".to_owned(), "second".to_owned())
         );
-        assert_eq!(state.in_flight.moved, Some(MoveReason::FailedOver));
-        state.write_failed();
+        assert_eq!(state.in_flight[0].moved, Some(MoveReason::FailedOver));
+        state.write_failed(true);
         assert_eq!(
-            (messages(&state.in_flight), messages(&state.changes)),
+            (messages(&state.in_flight), messages([&state.changes])),
             (String::new(), "first, second".to_owned())
         );
         assert_eq!(state.changes.moved, Some(MoveReason::FailedOver));
@@ -843,15 +854,61 @@ mod tests {
         assert_eq!(state.changes.events.len(), MAX_EVENTS);
     }
 
+    fn a_move(reason: EventReason, from: &str, to: &str) -> UnreportedEvents {
+        let moved = match reason {
+            EventReason::FailedOver => MoveReason::FailedOver,
+            _ => MoveReason::TargetChanged,
+        };
+        let events = vec![FailoverEvent::of_move(reason, from, to)];
+        UnreportedEvents { events, moved: Some(moved), is_void: false }
+    }
+
+    #[test]
+    fn failover_is_seen_though_another_move_precedes_its_write() {
+        for reasons in [
+            [EventReason::FailedOver, EventReason::TargetChanged],
+            [EventReason::TargetChanged, EventReason::FailedOver],
+        ] {
+            let mut changes = a_move(reasons[0], "a", "b");
+            changes.extend(a_move(reasons[1], "b", "c"));
+            assert_eq!(messages([&changes]), "a → c");
+            assert_eq!(changes.events[0].reason, EventReason::FailedOver, "{reasons:?}");
+            assert_eq!(changes.moved, Some(MoveReason::FailedOver), "{reasons:?}");
+        }
+    }
+
+    #[test]
+    fn move_of_an_unanswered_write_is_reported_with_its_reversal() {
+        for (is_refused, reported) in [(true, ""), (false, "a → b, b → a")] {
+            let mut state = DecisionState::new(&object(&ExternalTargetStatus::default()));
+            state.changes.extend(a_move(EventReason::FailedOver, "a", "b"));
+            state.begin_write();
+            state.write_failed(is_refused);
+            state.changes.extend(a_move(EventReason::TargetChanged, "b", "a"));
+            state.begin_write();
+            assert_eq!(messages(&state.in_flight), reported);
+            // The first write was made, so the second one has a conflict.
+            state.write_failed(true);
+            state.begin_write();
+            assert_eq!(messages(&state.in_flight), reported);
+        }
+        let mut state = DecisionState::new(&object(&ExternalTargetStatus::default()));
+        for number in 0..50 {
+            state.changes.extend(a_move(EventReason::TargetChanged, "a", &number.to_string()));
+            state.begin_write();
+            state.write_failed(false);
+        }
+        assert_eq!(state.in_flight.len(), MAX_EVENTS);
+    }
+
     #[test]
     fn moves_between_two_writes_are_reported_as_one() {
         let moves = |path: &[&str]| {
             let mut changes = UnreportedEvents::default();
             for step in path.windows(2) {
-                let event = FailoverEvent::of_move(EventReason::TargetChanged, step[0], step[1]);
-                changes.extend(UnreportedEvents { events: vec![event], ..UnreportedEvents::default() });
+                changes.extend(a_move(EventReason::TargetChanged, step[0], step[1]));
             }
-            messages(&changes)
+            messages([&changes])
         };
         assert_eq!(moves(&["a", "b"]), "a → b");
         assert_eq!(moves(&["a", "b", "c", "d"]), "a → d");
@@ -871,7 +928,7 @@ mod tests {
         leader.observed(&object(&changed), Some(&first));
         let state = leader.states.get_mut(&key).unwrap();
         assert_eq!(messages(&state.in_flight), "first", "the write may have been made before");
-        state.write_failed();
-        assert_eq!((messages(&state.in_flight), messages(&state.changes)), (String::new(), String::new()));
+        state.write_failed(true);
+        assert_eq!((messages(&state.in_flight), messages([&state.changes])), (String::new(), String::new()));
     }
 }
