@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::history::next_move;
+use super::history::{NextMove, next_move};
 use super::outlook::StatusBuilder;
 use super::sources::NOT_CHECKED;
 use super::spec::{Failback, Refusal};
@@ -121,16 +121,14 @@ impl StatusBuilder<'_> {
                 "waits for another failed check: too many ExternalTargets would fail over".to_owned(),
             );
         }
-        let until = next_move(self.history, MoveReason::FailedOver);
+        let NextMove { at: until, limit } = next_move(self.history, MoveReason::FailedOver);
         if facts.input.spec.pin.is_some() || !facts.has_failed(&current.target) || until <= facts.input.now {
             return None;
         }
         let is_standby =
             |source: &&SourceStatus| source.name != current.source && source.state == SourceState::Healthy;
         let name = &self.sources.iter().find(is_standby)?.name;
-        Some(format!(
-            "waits until {until} for the failover to {name}: there are at most two moves in two minutes"
-        ))
+        Some(format!("waits until {until} for the failover to {name}: {limit}"))
     }
 
     /// Returns for what a failback waits although a preferred source is healthy, and until when. The newest check doesn't
@@ -139,9 +137,9 @@ impl StatusBuilder<'_> {
         let (facts, current, spec) = (self.facts, self.current?, self.facts.input.spec);
         let Failback::Automatic { after } = spec.failback else { return None };
         let position = facts.position_of(&current.source).filter(|_| spec.pin.is_none())?;
-        let next_move = next_move(self.history, MoveReason::FailedBack);
+        let next = next_move(self.history, MoveReason::FailedBack);
         let healthy = self.sources[..position].iter().filter(|source| source.state == SourceState::Healthy);
-        let end = |source: &&SourceStatus| end_of_wait(source.since, after).max(next_move);
+        let end = |source: &&SourceStatus| end_of_wait(source.since, after).max(next.at);
         let source = healthy.min_by_key(end)?;
         let (name, until) = (&source.name, end(&source));
         Some(if facts.has_passed(until) {
@@ -149,8 +147,8 @@ impl StatusBuilder<'_> {
                 "waits for {} passed checks in a row, for the failback to {name}",
                 spec.check.success_threshold
             )
-        } else if until == next_move {
-            format!("waits until {until} for the failback to {name}: there is at most one move a minute")
+        } else if until == next.at {
+            format!("waits until {until} for the failback to {name}: {}", next.limit)
         } else {
             let seconds = after.as_secs();
             format!("waits until {until} for the failback to {name}: failback.afterSeconds is {seconds}")

@@ -27,16 +27,30 @@ pub(super) fn push(
     history.truncate(MAX_HISTORY);
 }
 
+/// When the next automatic move may be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NextMove {
+    pub(super) at: Timestamp,
+    /// The limit that the move waits for, for messages; empty without a limit.
+    pub(super) limit: &'static str,
+}
+
 /// Returns when the next automatic move of a kind, a failover or a failback, may be made.
-pub(super) fn next_move(history: &[FormerTarget], reason: MoveReason) -> Timestamp {
+pub(super) fn next_move(history: &[FormerTarget], reason: MoveReason) -> NextMove {
     let (over, back) = (MoveReason::FailedOver.as_str(), MoveReason::FailedBack.as_str());
     let mut moves = history.iter().filter(|former| [over, back].contains(&former.reason.as_str()));
     let (last, second_last) = (moves.next(), moves.next());
     let follows_failover = |last: &&FormerTarget| last.reason == over && reason == MoveReason::FailedOver;
     let after_last = last.filter(|last| !follows_failover(last));
-    let ends = [(after_last, MOVE_INTERVAL), (second_last, TWO_MOVES_INTERVAL)];
-    let ends = ends.into_iter().filter_map(|(former, wait)| Some(end_of_wait(former?.until, wait)));
-    ends.max().unwrap_or(Timestamp::MIN)
+    let limits = [
+        (after_last, MOVE_INTERVAL, "there is at most one move a minute"),
+        (second_last, TWO_MOVES_INTERVAL, "there are at most two moves in two minutes"),
+    ];
+    let next = |(former, wait, limit): (Option<&FormerTarget>, _, _)| {
+        Some(NextMove { at: end_of_wait(former?.until, wait), limit })
+    };
+    let none = NextMove { at: Timestamp::MIN, limit: "" };
+    limits.into_iter().filter_map(next).max_by_key(|next| next.at).unwrap_or(none)
 }
 
 #[cfg(test)]
@@ -73,17 +87,21 @@ mod tests {
     #[test]
     fn automatic_moves_keep_their_minimum_intervals() {
         let (over, back) = (MoveReason::FailedOver, MoveReason::FailedBack);
-        let none = Timestamp::MIN;
+        let none = (Timestamp::MIN, "");
+        let one = |second| (at(second), "there is at most one move a minute");
+        let two = |second| (at(second), "there are at most two moves in two minutes");
         for (moves, next_over, next_back) in [
             (vec![], none, none),
-            (vec![(0, over)], none, at(61)),
-            (vec![(0, over), (5, over)], at(121), at(121)),
-            (vec![(0, over), (90, back)], at(151), at(151)),
-            (vec![(0, over), (5, MoveReason::Pinned), (6, MoveReason::TargetChanged)], none, at(61)),
+            (vec![(0, over)], none, one(61)),
+            (vec![(0, over), (5, over)], two(121), two(121)),
+            (vec![(0, over), (90, back)], one(151), one(151)),
+            (vec![(0, over), (5, MoveReason::Pinned), (6, MoveReason::TargetChanged)], none, one(61)),
         ] {
             let history = history(&moves);
-            assert_eq!(next_move(&history, over), next_over, "{moves:?}");
-            assert_eq!(next_move(&history, back), next_back, "{moves:?}");
+            for (reason, expected) in [(over, next_over), (back, next_back)] {
+                let next = next_move(&history, reason);
+                assert_eq!((next.at, next.limit), expected, "{moves:?}");
+            }
         }
     }
 }

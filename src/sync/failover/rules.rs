@@ -50,7 +50,7 @@ impl Rules<'_> {
             && let Some(standby) = self.healthy_except(Some(position))
         {
             // A healthy standby is better than a new target of the source in use that doesn't pass its checks.
-            let may_move = facts.has_passed(next_move(self.history, MoveReason::FailedOver));
+            let may_move = facts.has_passed(next_move(self.history, MoveReason::FailedOver).at);
             if may_move && !facts.input.is_failover_held {
                 return Choice::Move(standby, MoveReason::FailedOver);
             }
@@ -89,7 +89,7 @@ impl Rules<'_> {
                 && facts.wait_is_over(self.sources[*before].since, after)
         };
         let back = (0..position).find(has_proved_itself);
-        let may_move = |_: &usize| facts.has_passed(next_move(self.history, MoveReason::FailedBack));
+        let may_move = |_: &usize| facts.has_passed(next_move(self.history, MoveReason::FailedBack).at);
         move_to(back.filter(may_move), MoveReason::FailedBack)
     }
 

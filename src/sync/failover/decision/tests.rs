@@ -316,10 +316,10 @@ fn target_stays_while_the_move_to_a_ready_standby_waits() {
     let decision = harness.decide();
     assert_eq!(decision.moved, None, "a failover may follow the failback after a minute");
     assert_eq!(decision.again, Some(at(90 + 35)), "the end of the standby's pass");
-    let until = next_move(&harness.status.history, MoveReason::FailedOver);
+    let until = next_move(&harness.status.history, MoveReason::FailedOver).at;
     assert!(until > at(90) && harness.condition(Progressing) == (True, "FailoverHeld"));
     let expected =
-        format!("waits until {until} for the failover to busan: there are at most two moves in two minutes");
+        format!("waits until {until} for the failover to busan: there is at most one move a minute");
     assert_eq!(progress(&harness), expected);
 }
 
@@ -666,7 +666,7 @@ fn failback_that_waits_for_the_next_minute_says_so() {
         harness.pass("a.example");
         harness.decide();
     }
-    let until = next_move(&harness.status.history, MoveReason::FailedBack);
+    let until = next_move(&harness.status.history, MoveReason::FailedBack).at;
     let expected =
         format!("waits until {until} for the failback to seoul: there is at most one move a minute");
     assert_eq!(progress(&harness), expected);
