@@ -63,8 +63,15 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let mistyped = mistyped_variables(corefile.variables());
     raise_file_limit();
     let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
-    let source =
-        if flags.reads_links(&zones) { Some(sync.open(flags.clone(), zones.clone()).await?) } else { None };
+    let source = if flags.reads_links(&zones) {
+        // A program for credentials may take a minute.
+        tokio::select! {
+            source = sync.open(flags.clone(), zones.clone()) => Some(source?),
+            () = stop.cancelled() => return Ok(()),
+        }
+    } else {
+        None
+    };
     let store = Arc::new(store_for(&zones, source.as_ref()));
     let (mut context, queue) = ServerContext::new(Arc::clone(&store), flags.log_format.into())?;
     context.targets = Arc::new(hostname_policy.targets.clone());

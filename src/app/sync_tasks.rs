@@ -33,7 +33,7 @@ use crate::sync::external_target::states::ExternalTargetStates;
 use crate::sync::failover_controller::checks::CheckDns;
 use crate::sync::failover_controller::manifests::ManifestOverrides;
 use crate::sync::failover_controller::{self, FailoverContext};
-use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect};
+use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect, connect_before_credentials};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
 use crate::sync::k8s::rewinds::RestoreCounter;
@@ -77,8 +77,12 @@ impl SyncSource {
             };
             return Ok(Self::Manifests { backend: flags.output.clone().map(open).transpose()? });
         }
-        let ClientConnection { client, server, identity } =
-            connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+        let (kubeconfig, context) = (flags.kubeconfig.clone(), flags.context.clone());
+        // With a snapshot DNS can answer before there are credentials.
+        let ClientConnection { client, server, identity } = match flags.snapshot {
+            Some(_) => connect_before_credentials(kubeconfig, context).await?,
+            None => connect(kubeconfig, context).await?,
+        };
         info!("API server {server}");
         let namespace = flags.target_namespace.clone();
         let availability = ApiAvailability::default();

@@ -248,7 +248,19 @@ pub async fn connect(
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
 ) -> Result<ClientConnection, ClientError> {
-    reloading_client(ConfigSource::new(kubeconfig, context)).await
+    reloading_client(ConfigSource::new(kubeconfig, context), true).await
+}
+
+/// As [`connect`], but if the kubeconfig's program for credentials fails, or takes some seconds, each request fails
+/// until a run gives credentials.
+///
+/// # Errors
+/// As for [`connect`], except for failures of the program.
+pub async fn connect_before_credentials(
+    kubeconfig: Option<PathBuf>,
+    context: Option<String>,
+) -> Result<ClientConnection, ClientError> {
+    reloading_client(ConfigSource::new(kubeconfig, context), false).await
 }
 
 /// Returns a client for this configuration. The client never reads the configuration again.

@@ -93,6 +93,13 @@ pub(super) struct Obtained {
     hash: String,
 }
 
+impl Obtained {
+    /// Returns what a program has given that hasn't run yet.
+    pub(super) fn nothing() -> Self {
+        Self { lifetime: Duration::ZERO, valid_for: None, hash: String::new() }
+    }
+}
+
 /// Which run of the program it is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Run {
@@ -101,17 +108,23 @@ pub(super) enum Run {
     Later,
 }
 
+/// Returns whether the credentials of a configuration come from a program.
+pub(super) fn uses_program(auth: &AuthInfo) -> bool {
+    // The same precedence as in kube.
+    let has_password = auth.username.is_some() && auth.password.is_some();
+    let has_token = auth.token.is_some() || auth.token_file.is_some();
+    auth.exec.is_some() && !has_password && auth.auth_provider.is_none() && !has_token
+}
+
 /// Replaces the program of a configuration, if one is used, with the credentials that it prints. Blocking.
 ///
 /// # Errors
 /// If the program gives no credentials.
 pub(super) fn obtain(auth: &mut AuthInfo, run: Run) -> Result<Option<Obtained>, ProgramError> {
-    // The same precedence as in kube.
-    let has_password = auth.username.is_some() && auth.password.is_some();
-    if has_password || auth.auth_provider.is_some() || auth.token.is_some() || auth.token_file.is_some() {
+    if !uses_program(auth) {
         return Ok(None);
     }
-    let Some(exec) = auth.exec.take() else { return Ok(None) };
+    let exec = auth.exec.take().unwrap_or_default();
     let interactive = is_interactive(&exec, run, io::stdin().is_terminal());
     let limit = if interactive { INTERACTIVE_LIMIT } else { LIMIT };
     let found =
@@ -260,6 +273,11 @@ impl Renewal {
         let end = obtained.as_ref().and_then(|new| now.checked_add(new.valid_for?));
         let hash = obtained.map(|new| new.hash).unwrap_or_default();
         Self { at: now, lifetime, end, hash, repeated: 0 }
+    }
+
+    /// Returns whether a run has given credentials.
+    pub(super) fn has_credentials(&self) -> bool {
+        !self.hash.is_empty()
     }
 
     pub(super) fn has_program(&self) -> bool {

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use tower::service_fn;
 use tracing::{info, warn};
 
-use super::credential_program::{Obtained, Renewal, Run, obtain};
+use super::credential_program::{Obtained, Renewal, Run, obtain, uses_program};
 use super::{
     ApiServer, ClientConnection, ClientError, ClusterIdentity, ConfigSource, LoadedConfig, client_of,
 };
@@ -35,6 +35,11 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The longest pause that a plain-text answer can ask for: a proxy in front of the API server may send it, too.
 const MAX_RETRY_AFTER_SECONDS: u32 = 30;
+
+/// The error of each request as long as a program hasn't given credentials.
+#[derive(Debug, thiserror::Error)]
+#[error("there are no credentials for it yet")]
+struct NoCredentials;
 
 /// A hash of a file; `None` if it can't be read.
 type FileHash = Option<String>;
@@ -74,21 +79,39 @@ struct NewConfig {
 }
 
 impl NewConfig {
-    /// Reads a configuration, and runs its program for credentials. Blocking.
-    fn read(source: &ConfigSource, run: Run) -> Result<(Self, String), ClientError> {
+    /// Reads a configuration, and runs its program for credentials; with `None` it doesn't run, and each request of
+    /// the client fails. Blocking.
+    fn read(source: &ConfigSource, run: Option<Run>) -> Result<(Self, String), ClientError> {
         let (LoadedConfig { mut config, server, .. }, hashes) = Handle::current().block_on(read(source))?;
-        let obtained = obtain(&mut config.auth_info, run)?;
         let (identity, namespace) = (ClusterIdentity::of(&config, &server), config.default_namespace.clone());
-        Ok((Self { client: client_of(config)?, server, identity, hashes, obtained }, namespace))
+        let (client, obtained) = match run {
+            None if uses_program(&config.auth_info) => {
+                (client_without_credentials(&namespace), Some(Obtained::nothing()))
+            }
+            run => {
+                let obtained = run.map(|run| obtain(&mut config.auth_info, run)).transpose()?.flatten();
+                (client_of(config)?, obtained)
+            }
+        };
+        Ok((Self { client, server, identity, hashes, obtained }, namespace))
     }
 }
 
-/// Returns a client for the configuration of a source, which follows changes of the source.
+fn client_without_credentials(namespace: &str) -> Client {
+    let fail = |_: Request<Body>| async { Err::<Response<Body>, _>(NoCredentials) };
+    Client::new(service_fn(fail), namespace)
+}
+
+/// Returns a client for the configuration of a source, which follows changes of the source. With `needs_program`
+/// a program for credentials has to give some, otherwise it may do so later.
 ///
 /// # Errors
 /// If there is no configuration, or none that can be used.
-pub(super) async fn reloading_client(source: ConfigSource) -> Result<ClientConnection, ClientError> {
-    let (reloading, server, namespace) = ReloadingClient::open(source).await?;
+pub(super) async fn reloading_client(
+    source: ConfigSource,
+    needs_program: bool,
+) -> Result<ClientConnection, ClientError> {
+    let (reloading, server, namespace) = ReloadingClient::open(source, needs_program).await?;
     let (identity, reloading) = (reloading.identity.subscribe(), Arc::new(reloading));
     let service = service_fn(move |request| {
         let reloading = Arc::clone(&reloading);
@@ -99,18 +122,27 @@ pub(super) async fn reloading_client(source: ConfigSource) -> Result<ClientConne
 
 impl ReloadingClient {
     /// Returns a client for the configuration of a source, its API server and its namespace.
-    async fn open(mut source: ConfigSource) -> Result<(Self, ApiServer, String), ClientError> {
+    async fn open(
+        mut source: ConfigSource,
+        needs_program: bool,
+    ) -> Result<(Self, ApiServer, String), ClientError> {
         let first = source.clone();
-        let opened = spawn_blocking(move || NewConfig::read(&first, Run::First)).await;
+        let run = needs_program.then_some(Run::First);
+        let opened = spawn_blocking(move || NewConfig::read(&first, run)).await;
         let failed = |error| ClientError::Kubeconfig(format!("can't be read: {error}"));
         let (NewConfig { client, server, identity, hashes, obtained }, namespace) =
             opened.map_err(failed)??;
         source.fix_context(&server);
+        let reading = (!needs_program && obtained.is_some()).then(|| {
+            let source = source.clone();
+            spawn_blocking(move || NewConfig::read(&source, Some(Run::First)).map(|(new, _)| Some(new)))
+        });
+        let is_running = reading.is_some();
         let state = ReadState {
             at: Instant::now(),
             server: server.clone(),
             hashes,
-            reading: None,
+            reading,
             is_refused: false,
             renewal: Renewal::new(obtained, Instant::now()),
             error: None,
@@ -118,7 +150,11 @@ impl ReloadingClient {
         let current = ArcSwap::from_pointee(client);
         let (has_failed, state) = (AtomicBool::new(false), Mutex::new(state));
         let identity = watch::Sender::new(identity);
-        Ok((Self { source, current, has_failed, state, identity }, server, namespace))
+        let opened = Self { source, current, has_failed, state, identity };
+        if is_running {
+            opened.refresh(opened.state.lock().await, READ_INTERVAL, false).await;
+        }
+        Ok((opened, server, namespace))
     }
 
     async fn send(&self, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
@@ -172,7 +208,7 @@ impl ReloadingClient {
                 if !renews && known.iter().all(|(file, hash)| hash_of(file) == *hash) {
                     return Ok(None);
                 }
-                NewConfig::read(&source, Run::Later).map(|(new, _)| Some(new))
+                NewConfig::read(&source, Some(Run::Later)).map(|(new, _)| Some(new))
             })
         });
         // The first requests wait for the files. If reading them hangs, later requests don't wait.
@@ -200,7 +236,9 @@ impl ReloadingClient {
         if state.error.as_ref() == Some(&error) {
             return;
         }
-        if is_of_program {
+        if is_of_program && !state.renewal.has_credentials() {
+            warn!("there are no credentials for the API server yet: {error}");
+        } else if is_of_program {
             warn!(
                 "the credentials for the API server can't be renewed, the previous ones stay in use: {error}"
             );
@@ -300,7 +338,7 @@ mod tests {
     use kube::core::Status;
 
     use super::*;
-    use crate::sync::k8s::errors::retry_after;
+    use crate::sync::k8s::errors::{retry_after, root_cause};
 
     async fn retry_after_of(status: u16, headers: &[(&str, &str)], body: &str) -> Option<Duration> {
         let mut response = Response::builder().status(status);
@@ -356,7 +394,7 @@ current-context: c
         write_authority(&other);
         std::fs::write(&path, kubeconfig("https://192.0.2.1", &own)).unwrap();
         let source = ConfigSource::Kubeconfig { path: path.clone(), context: None };
-        let (reloading, ..) = ReloadingClient::open(source).await.unwrap();
+        let (reloading, ..) = ReloadingClient::open(source, true).await.unwrap();
         for (server, authority, expected) in [
             ("https://192.0.2.22", &other, "https://192.0.2.1"),
             ("https://192.0.2.22/another", &own, "https://192.0.2.1"),
@@ -376,6 +414,38 @@ current-context: c
             let unchanged = reloading.state.lock().await.error.clone().unwrap_or_default();
             assert_eq!(unchanged, error, "the error stays while the file does");
         }
+    }
+
+    #[tokio::test]
+    async fn program_that_fails_first_gives_credentials_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, token) = (directory.path().join("config"), directory.path().join("token"));
+        let text = format!(
+            "clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:9'}}}}]
+users: [{{name: u, user: {{exec: {{apiVersion: client.authentication.k8s.io/v1, command: cat, args: ['{}']}}}}}}]
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+current-context: c
+",
+            token.display()
+        );
+        std::fs::write(&path, text).unwrap();
+        let source = ConfigSource::Kubeconfig { path, context: None };
+        let failed = ReloadingClient::open(source.clone(), true).await.err().unwrap();
+        assert!(matches!(failed, ClientError::Program(_)), "{failed}");
+        let (reloading, server, _) = ReloadingClient::open(source, false).await.unwrap();
+        assert_eq!(server.url, "http://127.0.0.1:9");
+        assert!(reloading.state.lock().await.error.as_ref().unwrap().contains("failed: exit status: 1"));
+        let request = || Request::get("/version").body(Body::empty()).unwrap();
+        let failure = reloading.send(request()).await.unwrap_err();
+        assert_eq!(root_cause(&failure), NoCredentials.to_string());
+        std::fs::write(&token, "status: {token: t}").unwrap();
+        let has_credentials = async || reloading.state.lock().await.renewal.has_credentials();
+        while !has_credentials().await {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            reloading.refresh(reloading.state.lock().await, READ_INTERVAL, false).await;
+        }
+        let failure = reloading.send(request()).await.unwrap_err();
+        assert_ne!(root_cause(&failure), NoCredentials.to_string(), "the request is sent");
     }
 
     #[test]
