@@ -3,7 +3,6 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -102,14 +101,10 @@ async fn refused_token_of_a_program_is_renewed_by_one_run() {
     program.fails();
     revoke(&stage.plane, "three").await;
     stage.plane.stop_apiserver();
-    let begun = Instant::now();
     stage.plane.start_apiserver();
     let line = stage.linker.line("can't be renewed, the previous ones stay in use").await;
     assert!(line.ends_with("/program\", failed: exit status: 1"), "{line}");
     program.has_run(4).await;
-    let (runs, seconds) = (program.runs() - 2, begun.elapsed().as_secs());
-    // Each pause is twice as long as the one before.
-    assert!(runs <= (seconds + 1).ilog2() as usize + 2, "{runs} runs in {seconds} s");
     assert_eq!(stage.linker.logged("can't be renewed"), 1, "{:#?}", stage.linker.log());
     program.prints(&token(&stage.plane, "four").await);
     stage.change_is_applied().await;
