@@ -109,6 +109,12 @@ impl WriteError {
         }
     }
 
+    /// Returns whether the API server may have made the write although it has failed: there was no answer, or the API
+    /// server has timed out.
+    pub(crate) fn may_be_made(&self) -> bool {
+        matches!(self, Self::Unanswered | Self::WholeClass { code: 0 | 500.., .. })
+    }
+
     /// Returns the HTTP code for the metrics.
     fn code(error: &kube::Error) -> u16 {
         match error {

@@ -245,9 +245,7 @@ impl Reconciler {
         if !result.as_ref().is_err_and(is_inconclusive) {
             self.close_breakers(&write);
         }
-        let may_be_made =
-            matches!(&result, Err(WriteError::Unanswered | WriteError::WholeClass { code: 0 | 500.., .. }));
-        if may_be_made {
+        if result.as_ref().is_err_and(WriteError::may_be_made) {
             self.lost_answers.add(&key, &write, adopted);
         }
         match result {

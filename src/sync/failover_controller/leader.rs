@@ -189,13 +189,13 @@ impl DecisionState {
         self.in_flight.drain(..self.in_flight.len().saturating_sub(MAX_EVENTS));
     }
 
-    /// Processes that the write under way has failed: its changes are reported with the next write. If the status may
-    /// have been written, later moves aren't merged with them.
-    fn write_failed(&mut self, is_refused: bool) {
+    /// Processes that the write under way has failed: its changes are reported with the next write. If the write
+    /// may have been made, later moves aren't merged with them.
+    fn write_failed(&mut self, may_be_made: bool) {
         let unwritten = self.in_flight.pop();
         self.in_flight.retain(|former| !former.is_void);
         let Some(mut unwritten) = unwritten.filter(|unwritten| !unwritten.is_void) else { return };
-        if is_refused {
+        if !may_be_made {
             unwritten.extend(std::mem::take(&mut self.changes));
             self.changes = unwritten;
         } else if !unwritten.events.is_empty() {
@@ -583,11 +583,12 @@ impl FailoverController {
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.count_write("patch", "ExternalTarget", code);
         }
-        if result.is_err() {
+        if let Err(error) = &result {
             self.leader.budget.failed(&key);
+            // The lease may have ended during the request.
+            let may_be_made = error.may_be_made() || matches!(error, WriteError::NotLeading(_));
             if let Some(state) = self.leader.states.get_mut(&key) {
-                // Without an answer, and after a timeout in the API server (5xx), the write may have been made.
-                state.write_failed((400..500).contains(&code));
+                state.write_failed(may_be_made);
             }
         }
         match result {
@@ -842,7 +843,7 @@ mod tests {
             ("first".to_owned(), "second".to_owned())
         );
         assert_eq!(state.in_flight[0].moved, Some(MoveReason::FailedOver));
-        state.write_failed(true);
+        state.write_failed(false);
         assert_eq!(
             (messages(&state.in_flight), messages([&state.changes])),
             (String::new(), "first, second".to_owned())
@@ -879,16 +880,16 @@ mod tests {
 
     #[test]
     fn move_of_an_unanswered_write_is_reported_with_its_reversal() {
-        for (is_refused, reported) in [(true, ""), (false, "a → b, b → a")] {
+        for (may_be_made, reported) in [(false, ""), (true, "a → b, b → a")] {
             let mut state = DecisionState::new(&object(&ExternalTargetStatus::default()));
             state.changes.extend(a_move(EventReason::FailedOver, "a", "b"));
             state.begin_write();
-            state.write_failed(is_refused);
+            state.write_failed(may_be_made);
             state.changes.extend(a_move(EventReason::TargetChanged, "b", "a"));
             state.begin_write();
             assert_eq!(messages(&state.in_flight), reported);
             // The first write was made, so the second one has a conflict.
-            state.write_failed(true);
+            state.write_failed(false);
             state.begin_write();
             assert_eq!(messages(&state.in_flight), reported);
         }
@@ -896,7 +897,7 @@ mod tests {
         for number in 0..50 {
             state.changes.extend(a_move(EventReason::TargetChanged, "a", &number.to_string()));
             state.begin_write();
-            state.write_failed(false);
+            state.write_failed(true);
         }
         assert_eq!(state.in_flight.len(), MAX_EVENTS);
     }
@@ -928,7 +929,7 @@ mod tests {
         leader.observed(&object(&changed), Some(&first));
         let state = leader.states.get_mut(&key).unwrap();
         assert_eq!(messages(&state.in_flight), "first", "the write may have been made before");
-        state.write_failed(true);
+        state.write_failed(false);
         assert_eq!((messages(&state.in_flight), messages([&state.changes])), (String::new(), String::new()));
     }
 }
