@@ -206,6 +206,8 @@ struct SourceAnnotationController {
     refusals: FailedWriteLog,
     /// The versions of annotated Services for which the API server has returned a conflict, and since when.
     stale_versions: HashMap<ServiceKey, (Precondition, Instant)>,
+    /// The names before and in writes that have failed, but may have been made: they are logged when the watch shows it.
+    lost_answers: HashMap<ServiceKey, (String, String)>,
     planned: HashMap<ServiceKey, String>,
     /// Annotated Services of the first lists that haven't been reconciled in this term: their first errors cause no
     /// Events.
@@ -232,6 +234,7 @@ impl SourceAnnotationController {
             error_logs: HashMap::new(),
             refusals: FailedWriteLog::default(),
             stale_versions: HashMap::new(),
+            lost_answers: HashMap::new(),
             planned: HashMap::new(),
             initial_pass: HashSet::new(),
             resolved: HashSet::new(),
@@ -313,6 +316,7 @@ impl SourceAnnotationController {
     fn forget(&mut self, key: &ServiceKey) {
         self.planned.remove(key);
         self.stale_versions.remove(key);
+        self.lost_answers.remove(key);
         self.initial_pass.remove(key);
         self.resolved.remove(key);
         self.unknown.remove(key);
@@ -356,6 +360,11 @@ impl SourceAnnotationController {
     fn follow(&mut self, follower: AnnotatedService) {
         let (key, source) = (&follower.key, &follower.source);
         self.work_queue.stop_timer(key);
+        if self.lost_answers.get(key).is_some_and(|(_, written)| *written == follower.name)
+            && let Some((before, written)) = self.lost_answers.remove(key)
+        {
+            self.log_written(key, source, &before, &written);
+        }
         // All annotated Services are queued again when the load balancers of that namespace have been listed.
         if !self.context.links_listed.borrow().covers(source.namespace(), self.lists) {
             return;

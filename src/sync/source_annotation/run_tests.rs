@@ -110,6 +110,30 @@ async fn panic_affects_only_its_service() {
     assert!(controller.work_queue.is_backing_off(&key), "the next try comes later");
 }
 
+#[tokio::test(start_paused = true)]
+async fn write_whose_answer_was_lost_is_logged_once_it_is_seen() {
+    let (client, _) = test_support::refusing(504, "Timeout", "the request has timed out");
+    let context = context(client);
+    load_balancer(&context, "shop");
+    let lists = ListEpoch { term: context.leadership.term(), rewinds: 0 };
+    let mut controller = SourceAnnotationController::new(context, CrossTermState::default(), lists);
+    let (mut db, key) = (follower("shop", "db", "web"), ServiceKey::new("shop", "db"));
+    list(&mut controller, 0, &[db.clone()]);
+    controller.drain_queue();
+    let written = controller.writes.join_next().await.unwrap().unwrap();
+    controller.written(written);
+    controller.work_queue.add(&key);
+    controller.drain_queue();
+    let names = ("old.example".to_owned(), "cloud.example".to_owned());
+    assert_eq!(controller.lost_answers.get(&key), Some(&names), "the watch shows nothing yet");
+    db["spec"]["externalName"] = "cloud.example".into();
+    db["metadata"]["resourceVersion"] = "6".into();
+    let seen = serde_json::from_str(&db.to_string()).unwrap();
+    controller.on_watch_item(0, Ok(Event::Applied(seen)));
+    controller.drain_queue();
+    assert!(controller.lost_answers.is_empty());
+}
+
 /// Returns a controller for the namespaces `a` and `b`, with a load balancer in each.
 fn following_two() -> SourceAnnotationController {
     let (mut context, _) = refused();

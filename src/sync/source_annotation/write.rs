@@ -89,9 +89,15 @@ impl SourceAnnotationController {
                 self.can_write(&namespace);
             }
         }
-        if result.is_ok() {
-            let line = format_args!("Service {key}, which follows {source}: {} → {name}", before.name);
-            self.context.link_reporter.log.info(&key, line);
+        match &result {
+            Ok(_) => {
+                self.lost_answers.remove(&key);
+                self.log_written(&key, &source, &before.name, &name);
+            }
+            Err(error) if error.may_be_made() => {
+                self.lost_answers.insert(key.clone(), (before.name, name.clone()));
+            }
+            Err(_) => {}
         }
         // The Service is gone, or has no valid annotation any more: there is nothing to update.
         let Some(known) = self.annotated.get_mut(&key) else { return };
@@ -140,6 +146,11 @@ impl SourceAnnotationController {
                 self.failed(&key, &source, &message, retry_after);
             }
         }
+    }
+
+    pub(super) fn log_written(&self, key: &ServiceKey, source: &ServiceKey, before: &str, name: &str) {
+        let line = format_args!("Service {key}, which follows {source}: {before} → {name}");
+        self.context.link_reporter.log.info(key, line);
     }
 
     /// Schedules the retry of a write whose failure opens no circuit breaker.
