@@ -14,6 +14,7 @@ use tower::timeout::error::Elapsed;
 
 use super::decision::Write;
 use super::desired::{Stamp, merge_patch};
+use super::missing_namespace::NAMESPACE_HINT;
 use super::observed_object::ObservedObject;
 use super::output_dir::OutputDirectory;
 use crate::metrics::staleness::Staleness;
@@ -24,15 +25,11 @@ use crate::sync::election::NotLeading;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::errors::is_uid_mismatch;
 use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog, describe, retry_after, root_cause};
-use crate::sync::k8s::forbidden::Forbidden;
+use crate::sync::k8s::forbidden::{Forbidden, is_of_admission};
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{Event, RequestQuery, WatchStream, decoded, key_of, list_watch};
-
-/// The meaning of 403 in the target namespace: a ServiceAccount also gets 403 for a namespace that doesn't exist.
-const NAMESPACE_HINT: &str =
-    "either the namespace doesn't exist or lb-linker has no Role in it, and deploy/ has both";
 
 /// The longest pause before the first list in the target namespace is requested again after a refusal: nothing is written
 /// before that list, and the namespace may be created together with its Role.
@@ -335,7 +332,7 @@ fn classify_api_error(
     let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
     let retry_after = retry_after(&error);
     match code {
-        401 | 404 if is_of_admission(status, resource) => {
+        401 | 404 if is_of_admission(&status.message, resource) => {
             WriteError::Refused { by: Forbidden::Admission, message: answered(status) }
         }
         // No object is in the way; a quota was being updated, for example. No watch event follows such a conflict.
@@ -356,14 +353,6 @@ fn classify_api_error(
             None => other(status, retry_after),
         },
     }
-}
-
-/// Returns whether admission has refused the object. A webhook chooses the code, and the end of the message; a
-/// ValidatingAdmissionPolicy may choose 401.
-fn is_of_admission(status: &Status, resource: &str) -> bool {
-    let message = status.message.as_str();
-    message.starts_with("admission webhook \"")
-        || message.starts_with(resource) && message.contains(" is forbidden: ")
 }
 
 /// Returns whether a create was refused because its namespace doesn't exist.

@@ -20,14 +20,22 @@ use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 
-/// Writes that the API server refuses together: verb, kind, and for load balancers the namespace.
-pub(crate) type WriteClass = (&'static str, Option<ObjectKind>, Option<Arc<str>>);
+/// Writes that the API server refuses together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum WriteClass {
+    /// All creates in the target namespace, which fail together if the namespace is missing.
+    AllCreates,
+    /// The writes in the target namespace with this verb, of objects of this kind.
+    OfKind(&'static str, ObjectKind),
+    /// Writes of the finalizer of the load balancers of this namespace.
+    Finalizers(Arc<str>),
+}
 
 /// The classes of creates in the target namespace, by kind.
-pub(crate) const CREATES: [WriteClass; 2] =
-    [("create", Some(ObjectKind::Service), None), ("create", Some(ObjectKind::EndpointSlice), None)];
-/// All creates in the target namespace, which fail together if the namespace is missing.
-pub(crate) const ALL_CREATES: WriteClass = ("create", None, None);
+pub(crate) const CREATES: [WriteClass; 2] = [
+    WriteClass::OfKind("create", ObjectKind::Service),
+    WriteClass::OfKind("create", ObjectKind::EndpointSlice),
+];
 
 /// One write of an external target or EndpointSlice, or of the finalizer of a load balancer.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,17 +89,16 @@ impl Write {
     /// Returns the class of the write for the circuit breaker.
     #[must_use]
     pub(crate) fn class(&self) -> WriteClass {
-        let namespace = match self {
-            Self::Finalizer { service, .. } => Some(service.namespace().into()),
-            _ => None,
-        };
-        (self.verb(), Some(self.id().kind), namespace)
+        match self {
+            Self::Finalizer { service, .. } => WriteClass::Finalizers(service.namespace().into()),
+            _ => WriteClass::OfKind(self.verb(), self.id().kind),
+        }
     }
 
     /// Returns all classes that the write belongs to.
     #[must_use]
     pub(crate) fn classes(&self) -> Vec<WriteClass> {
-        let all = matches!(self, Self::Create(_)).then_some(ALL_CREATES);
+        let all = matches!(self, Self::Create(_)).then_some(WriteClass::AllCreates);
         [self.class()].into_iter().chain(all).collect()
     }
 

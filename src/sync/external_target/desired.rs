@@ -79,6 +79,12 @@ impl Desired {
         }
     }
 
+    /// As [`Self::of`], for a link with a target and without an external target.
+    #[cfg(test)]
+    pub(crate) fn first(link: &Link, ip_targets: IpTargets) -> Self {
+        Self::of(link, link.target.as_ref().unwrap(), ip_targets, None)
+    }
+
     /// Returns the desired objects of a link after the end of its Service: an ExternalName with a name that doesn't
     /// exist.
     #[must_use]

@@ -6,6 +6,10 @@ use std::time::Duration;
 /// The pause between two creates while the target namespace is missing.
 pub(crate) const PROBE_PAUSE: Duration = Duration::from_secs(5);
 
+/// The meaning of 403 in the target namespace: a ServiceAccount also gets 403 for a namespace that doesn't exist.
+pub(crate) const NAMESPACE_HINT: &str =
+    "either the namespace doesn't exist or lb-linker has no Role in it, and deploy/ has both";
+
 /// Why the target namespace accepts no new objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MissingNamespace {
@@ -22,7 +26,7 @@ impl MissingNamespace {
         match self {
             Self::Absent => "the namespace doesn't exist",
             Self::Terminating => "the namespace is being deleted",
-            Self::Refused => "either the namespace doesn't exist or lb-linker has no Role in it",
+            Self::Refused => NAMESPACE_HINT,
         }
     }
 }

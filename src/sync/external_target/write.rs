@@ -15,7 +15,7 @@ use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::work_queue::CONFLICT_TIMEOUT;
 use crate::sync::external_target::backend::{Backend, WriteError};
-use crate::sync::external_target::decision::{ALL_CREATES, CREATES, SyncMode, SyncPolicy, Write};
+use crate::sync::external_target::decision::{CREATES, SyncMode, SyncPolicy, Write, WriteClass};
 use crate::sync::external_target::desired::Stamp;
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
@@ -363,11 +363,11 @@ impl Reconciler {
         self.missing = missing.or(self.missing);
         let is_shared = missing.is_some_and(|missing| missing != MissingNamespace::Refused);
         let released = if is_shared {
-            self.breakers.record_failure(ALL_CREATES, key, at_least.max(Some(PROBE_PAUSE)));
+            self.breakers.record_failure(WriteClass::AllCreates, key, at_least.max(Some(PROBE_PAUSE)));
             CREATES.iter().flat_map(|class| self.breakers.record_success(class)).collect()
         } else {
             self.breakers.record_failure(write.class(), key, at_least);
-            self.breakers.record_success(&ALL_CREATES)
+            self.breakers.record_success(&WriteClass::AllCreates)
         };
         // These keys wait for the other breaker from now on.
         for waiting in &released {
@@ -390,8 +390,8 @@ impl Reconciler {
 
     /// Passes what is missing to the store: `/ready` shows it, and stays ready.
     pub(crate) fn note_missing_namespace(&mut self) {
-        let are_creates_refused =
-            self.breakers.is_open(&ALL_CREATES) || CREATES.iter().any(|class| self.breakers.is_open(class));
+        let are_creates_refused = self.breakers.is_open(&WriteClass::AllCreates)
+            || CREATES.iter().any(|class| self.breakers.is_open(class));
         if !are_creates_refused {
             self.missing = None;
         }

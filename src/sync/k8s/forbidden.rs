@@ -68,6 +68,13 @@ impl Forbidden {
     }
 }
 
+/// Returns whether the message of a 401 or 404 is about admission. A webhook chooses the code, and the end of the
+/// message; a ValidatingAdmissionPolicy may choose 401.
+pub(crate) fn is_of_admission(message: &str, resource: &str) -> bool {
+    message.starts_with("admission webhook \"")
+        || message.starts_with(resource) && message.contains(" is forbidden: ")
+}
+
 /// Returns the text after `is forbidden: ` if the message is about this resource (`NewForbidden` of
 /// k8s.io/apimachinery).
 fn reason<'a>(message: &'a str, resource: &str) -> Option<&'a str> {

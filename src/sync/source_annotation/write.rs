@@ -94,7 +94,7 @@ impl SourceAnnotationController {
                 self.lost_answers.remove(&key);
                 self.log_written(&key, &source, &before.name, &name);
             }
-            Err(error) if error.may_be_made() => {
+            Err(error) if error.may_be_made() && self.annotated.get(&key).is_some() => {
                 self.lost_answers.insert(key.clone(), (before.name, name.clone()));
             }
             Err(_) => {}

@@ -56,12 +56,12 @@ fn stored<K: serde::de::DeserializeOwned + serde::Serialize>(object: &K) -> K {
 }
 
 fn service(link: &Link, policy: &SyncPolicy) -> Service {
-    let desired = Desired::of(link, link.target.as_ref().unwrap(), policy.ip_targets, None);
+    let desired = Desired::first(link, policy.ip_targets);
     stored(&desired.service.unwrap())
 }
 
 fn slices(link: &Link) -> Vec<EndpointSlice> {
-    let desired = Desired::of(link, link.target.as_ref().unwrap(), IpTargets::Headless, None);
+    let desired = Desired::first(link, IpTargets::Headless);
     desired.slices.iter().map(stored).collect()
 }
 
@@ -353,7 +353,7 @@ fn object_of_a_former_name_is_removed_once_the_new_one_exists() {
 #[test]
 fn addresses_become_a_headless_service_and_a_slice_per_family() {
     let link = ips(&["192.0.2.1", "2001:db8::1", "192.0.2.2"]);
-    let desired = Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless, None);
+    let desired = Desired::first(&link, IpTargets::Headless);
     let service = serde_json::to_value(desired.service.unwrap()).unwrap();
     let ports = json!([{"name": "http", "protocol": "TCP", "port": 80}]);
     assert_eq!(service["spec"], json!({"type": "ClusterIP", "clusterIP": "None", "ports": ports}));
@@ -654,7 +654,7 @@ fn each_write_records_the_instance_and_the_term() {
         stamp.patch(&precondition),
         json!({"metadata": {"uid": "u", "resourceVersion": "1", "annotations": stamped}})
     );
-    let desired = Desired::of(&link, link.target.as_ref().unwrap(), IpTargets::Headless, None);
+    let desired = Desired::first(&link, IpTargets::Headless);
     let slice: Object = desired.slices[0].clone().into();
     assert_eq!(merge_patch(&slice, &precondition, &stamp)["metadata"]["annotations"], stamped);
     let mut service: Object = desired.service.unwrap().into();

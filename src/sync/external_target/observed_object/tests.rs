@@ -139,8 +139,7 @@ fn observed_service_is_enough_for_every_decision() {
         (&["status"], json!({"loadBalancer": {"ingress": [{"ip": "10.0.0.3"}]}})),
     ]);
     for made in &links[..2] {
-        let made =
-            Desired::of(made, made.target.as_ref().unwrap(), IpTargets::Headless, None).service.unwrap();
+        let made = Desired::first(made, IpTargets::Headless).service.unwrap();
         for value in variants(&stored(&made), &changes) {
             let before = service(value.clone());
             let after = check_metadata(&before.clone().into());
@@ -165,7 +164,7 @@ fn observed_service_is_enough_for_every_decision() {
 fn observed_slice_is_enough_for_every_decision() {
     let now = Instant::now();
     let links = links(now);
-    let made = Desired::of(&links[1], links[1].target.as_ref().unwrap(), IpTargets::Headless, None);
+    let made = Desired::first(&links[1], IpTargets::Headless);
     let [made] = &made.slices[..] else { panic!("{:?}", made.slices) };
     let mut changes = metadata_changes();
     changes.extend([

@@ -17,7 +17,7 @@ use crate::sync::election::term::TERM;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::events::{Reason, Recorder};
 use crate::sync::external_target::backend::{Backend, WriteError};
-use crate::sync::external_target::decision::{ALL_CREATES, CREATES};
+use crate::sync::external_target::decision::{CREATES, WriteClass};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Precondition, Stamp};
 use crate::sync::external_target::left_out::ServiceLookup;
@@ -103,8 +103,7 @@ fn external_target_of(reconciler: &Reconciler, name: &str, term: &str) -> Object
 
 /// Returns the external target of a link as the API server stores it, with this term.
 fn stored_for(link: &Link, term: &str) -> Object {
-    let mut made: Object =
-        Desired::of(link, link.target.as_ref().unwrap(), IpTargets::Headless, None).service.unwrap().into();
+    let mut made: Object = Desired::first(link, IpTargets::Headless).service.unwrap().into();
     Stamp { instance: Some("own".to_owned()), term: Some(1) }.put_on(&mut made);
     let mut value = to_json(&made, "7");
     value["metadata"]["uid"] = "o".into();
@@ -684,7 +683,7 @@ async fn refused_creates_of_one_kind_do_not_delay_the_other_kind() {
     let slice = Write::Create(slice.into());
     let (web, api) = (ServiceKey::new("shop", "web"), ServiceKey::new("shop", "api"));
     let open = |reconciler: &Reconciler| {
-        [&ALL_CREATES, &CREATES[0], &CREATES[1]].map(|class| reconciler.breakers.is_open(class))
+        [&WriteClass::AllCreates, &CREATES[0], &CREATES[1]].map(|class| reconciler.breakers.is_open(class))
     };
     let refused = Some(MissingNamespace::Refused);
     reconciler.open_breaker(&web, &service, refused, None);
