@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use jiff::SignedDuration;
 use serde_json::json;
 
 use crate::harness::cluster::{Cluster, Ingress};
@@ -58,12 +57,12 @@ async fn wait_for_all(plane: &ControlPlane, target: &str, objects: &[String]) {
     .await;
 }
 
-/// Returns when lb-linker's writes to the namespace were refused.
-fn refused_writes(plane: &ControlPlane, target: &str) -> Vec<jiff::Timestamp> {
+/// Returns when lb-linker's writes of this resource to the namespace were refused.
+fn refused_writes(plane: &ControlPlane, target: &str, resource: &str) -> Vec<jiff::Timestamp> {
     let mut events = plane.audit_events();
     events
         .retain(|event| event.namespace == target && event.is_write() && event.user.ends_with(":lb-linker"));
-    events.retain(|event| event.code >= 400 && event.resource == "services");
+    events.retain(|event| event.code >= 400 && event.resource == resource);
     events.iter().map(|event| event.completed).collect()
 }
 
@@ -93,15 +92,18 @@ async fn external_targets_are_back_after_the_namespace() {
     let line = linker.line(&format!("can't create Services in namespace {target}")).await;
     assert!(line.contains("WARN"), "{line}");
     // Of each kind only one object is tried, every five seconds.
-    let since = refused_writes(plane, &target).len();
+    let since = refused_writes(plane, &target, "services").len();
     let tries = || async {
-        let tries = refused_writes(plane, &target);
+        let tries = refused_writes(plane, &target, "services");
         (tries.len() >= since + 6).then_some(tries)
     };
     let tries = eventually("six more tries", tries).await;
-    let last: Vec<_> = tries[tries.len() - 3..].to_vec();
-    for pair in last.windows(2) {
-        assert!(pair[1].duration_since(pair[0]) > SignedDuration::from_secs(4), "{tries:?}");
+    let (first, last) = (tries[tries.len() - 3], tries[tries.len() - 1]);
+    let most = last.duration_since(first).as_secs() / 5 + 2;
+    for resource in ["services", "endpointslices"] {
+        let tries = refused_writes(plane, &target, resource);
+        let number = tries.iter().filter(|at| (first..=last).contains(*at)).count();
+        assert!(number as i64 <= most, "{number} of {resource}, {most} at most: {tries:?}");
     }
     answers(linker.dns, &format!("svc-0-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
     is_noted(&linker, &missing).await;
@@ -128,6 +130,8 @@ async fn start_without_the_namespace_waits_for_it() {
     linker.line(&format!("can't list EndpointSlices in namespace {target}")).await;
     linker.ready().await;
     is_noted(&linker, &format!("namespace {target} now: either the namespace doesn't exist or")).await;
+    let tries = ["services", "endpointslices"].map(|resource| refused_writes(plane, &target, resource));
+    assert!(tries.iter().all(Vec::is_empty), "{tries:?}: nothing is written before the first list");
     plane.kubectl(&["create", "namespace", &target]);
     grant(plane, &target);
     let start = Instant::now();

@@ -14,9 +14,9 @@ use tempfile::TempDir;
 use super::{TokenFixture, credentials, replace, revoke};
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::{ControlPlane, Options};
-use crate::harness::dns::answers;
+use crate::harness::dns::{answers, short};
 use crate::harness::eventually;
-use crate::harness::linker::Linker;
+use crate::harness::linker::{Linker, run_to_end};
 
 /// A program that prints an ExecCredential.
 struct Program {
@@ -108,6 +108,47 @@ async fn refused_token_of_a_program_is_renewed_by_one_run() {
     assert_eq!(stage.linker.logged("can't be renewed"), 1, "{:#?}", stage.linker.log());
     program.prints(&token(&stage.plane, "four").await);
     stage.change_is_applied().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn snapshot_is_served_while_the_first_run_fails_or_hangs() {
+    let stage = TokenFixture::start(async |plane| plane.address()).await;
+    let program = Program::new(&token(&stage.plane, "two").await);
+    let (config, snapshot) = (program.file("config"), program.file("snapshot"));
+    std::fs::write(&config, program.kubeconfig(&stage.plane)).unwrap();
+    let args = ["--kubeconfig", config.to_str().unwrap(), "--upstream", "none", "--sync", "off"];
+    let with_snapshot = [&args[..], &["--snapshot", snapshot.to_str().unwrap()]].concat();
+    let linker = Linker::start(&with_snapshot);
+    linker.ready().await;
+    let question = "web.default.lb.internal. CNAME";
+    let known = short(linker.dns, question).await;
+    let has = async |host: &str| {
+        let content = || std::fs::read_to_string(&snapshot).unwrap_or_default();
+        eventually("the snapshot", || async { content().contains(host).then_some(()) }).await;
+    };
+    has(known.trim_end_matches('.')).await;
+    drop(linker);
+
+    program.fails();
+    let output = run_to_end(args);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains("/program\", failed: exit status: 1"), "{error}");
+    let linker = Linker::start(&with_snapshot);
+    linker.line("there are no credentials for the API server yet: the program for the credentials").await;
+    linker.ready().await;
+    answers(linker.dns, question, &known).await;
+    program.prints(&token(&stage.plane, "three").await);
+    let host = stage.change().await;
+    answers(linker.dns, question, &format!("{host}.")).await;
+    has(&host).await;
+    drop(linker);
+
+    replace(&program.file("program"), "#!/bin/sh\nexec sleep 30\n");
+    std::fs::set_permissions(program.file("program"), Permissions::from_mode(0o755)).unwrap();
+    let mut linker = Linker::start(&with_snapshot);
+    linker.ready().await;
+    answers(linker.dns, question, &format!("{host}.")).await;
+    assert!(linker.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
