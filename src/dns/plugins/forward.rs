@@ -387,11 +387,7 @@ impl Forward {
                 }
                 next.serve(request).await
             }
-            Ok(answer) if is_checked || is_good(&answer) => to_reply(request, answer),
-            Ok(answer) => {
-                check.end(TargetCheck::outcome_of_other_upstreams(rcode_text(answer.metadata.response_code)));
-                Err(PluginError::Drop)
-            }
+            Ok(answer) => to_reply(request, answer),
             Err(error) => {
                 check.end(match error {
                     error if !is_checked => TargetCheck::outcome_of_other_upstreams(error),
