@@ -15,31 +15,27 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::harness::cluster::Cluster;
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::pool::{Base, Lent};
 use crate::harness::proxy::{ApiFault, FaultyApi};
-use crate::harness::{
-    EVENT_TIMEOUT, apply_deploy, apply_prometheus_crds, deploy, eventually, grant_optional,
-};
+use crate::harness::{EVENT_TIMEOUT, apply_prometheus_crds, deploy, eventually, grant_optional};
 
 const RULES: &str = "monitoring.coreos.com";
 
-/// A separate control plane with the CRD of ExternalTargets, and the namespace `shop`.
+/// A control plane for this test alone, with the namespace `shop`.
 struct Shop {
-    plane: ControlPlane,
+    plane: Lent,
     cluster: Cluster,
 }
 
 impl Shop {
-    /// Starts the control plane, and applies `deploy/`, `deploy/crd/` and these folders of `deploy/`.
-    async fn open(folders: &[&str]) -> Self {
-        let plane = ControlPlane::start(Options::default());
-        apply_deploy(&plane);
+    /// Applies these folders of `deploy/`, too.
+    async fn open(base: Base, folders: &[&str]) -> Self {
+        let plane = ControlPlane::lend_with(base);
         plane.kubectl(&["create", "namespace", "shop"]);
         let cluster = plane.cluster().await;
         let shop = Self { plane, cluster };
-        shop.install("crd");
-        shop.plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
         folders.iter().for_each(|folder| shop.install(folder));
         shop
     }
@@ -132,8 +128,7 @@ fn has_labels(rule: &Value, labels: &[(&str, Option<&str>)]) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prometheus_rule_is_written_restored_and_removed() {
-    let shop = Shop::open(&["alerts"]).await;
-    apply_prometheus_crds(&shop.plane);
+    let shop = Shop::open(Base::PrometheusRules, &["alerts"]).await;
     let linker = shop.linker(&[]).await;
     shop.create("plain", Value::Null).await;
     shop.wait_for_condition("plain", "Ready", ("True", "TargetVerified")).await;
@@ -194,8 +189,7 @@ async fn prometheus_rule_is_written_restored_and_removed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_removed_before_the_answer_to_a_write_is_restored() {
-    let shop = Shop::open(&["alerts"]).await;
-    apply_prometheus_crds(&shop.plane);
+    let shop = Shop::open(Base::PrometheusRules, &["alerts"]).await;
     let is_next_late = Arc::new(AtomicBool::new(false));
     let late = Arc::clone(&is_next_late);
     let injector = move |line: &str| {
@@ -228,8 +222,7 @@ async fn rule_removed_before_the_answer_to_a_write_is_restored() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn next_leader_removes_the_rule_of_removed_alerts() {
-    let shop = Shop::open(&["alerts"]).await;
-    apply_prometheus_crds(&shop.plane);
+    let shop = Shop::open(Base::PrometheusRules, &["alerts"]).await;
     let mut linker = shop.linker(&[]).await;
     shop.create("web", json!({"ruleLabels": {"release": "monitoring"}})).await;
     shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
@@ -253,7 +246,7 @@ async fn next_leader_removes_the_rule_of_removed_alerts() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_crd_and_permission_delay_only_the_rule() {
-    let shop = Shop::open(&[]).await;
+    let shop = Shop::open(Base::ExternalTargets, &[]).await;
     let linker = shop.linker(&[]).await;
     shop.create("web", json!({})).await;
     shop.wait_for_condition("web", "AlertsReady", ("False", "PrometheusRuleNotInstalled")).await;
@@ -291,8 +284,7 @@ async fn missing_crd_and_permission_delay_only_the_rule() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_of_removed_alerts_is_deleted_when_permission_returns() {
-    let shop = Shop::open(&["alerts"]).await;
-    apply_prometheus_crds(&shop.plane);
+    let shop = Shop::open(Base::PrometheusRules, &["alerts"]).await;
     let mut linker = shop.linker(&[]).await;
     shop.create("web", json!({})).await;
     shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
@@ -322,8 +314,7 @@ async fn rule_of_removed_alerts_is_deleted_when_permission_returns() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permission_in_one_namespace_suffices_for_its_rules() {
-    let shop = Shop::open(&[]).await;
-    apply_prometheus_crds(&shop.plane);
+    let shop = Shop::open(Base::PrometheusRules, &[]).await;
     shop.plane.kubectl(&["create", "namespace", "other"]);
     grant_optional(&shop.plane, "alerts", "shop");
     let linker = shop.linker(&["--watch-namespaces", "other,shop"]).await;
@@ -345,8 +336,7 @@ async fn permission_in_one_namespace_suffices_for_its_rules() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn foreign_prometheus_rule_is_left_unchanged() {
-    let shop = Shop::open(&["alerts"]).await;
-    apply_prometheus_crds(&shop.plane);
+    let shop = Shop::open(Base::PrometheusRules, &["alerts"]).await;
     let foreign = json!({
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -388,8 +378,7 @@ async fn foreign_prometheus_rule_is_left_unchanged() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn namespaces_share_a_bounded_rate_of_writes() {
-    let shop = Shop::open(&["alerts"]).await;
-    apply_prometheus_crds(&shop.plane);
+    let shop = Shop::open(Base::PrometheusRules, &["alerts"]).await;
     shop.plane.kubectl(&["create", "namespace", "small"]);
     for number in 0..24 {
         shop.create(&format!("web{number:02}"), json!({})).await;
@@ -417,8 +406,7 @@ async fn namespaces_share_a_bounded_rate_of_writes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sync_plan_logs_the_rule_and_sync_off_requests_nothing() {
-    let shop = Shop::open(&["alerts"]).await;
-    apply_prometheus_crds(&shop.plane);
+    let shop = Shop::open(Base::PrometheusRules, &["alerts"]).await;
     shop.create("web", json!({})).await;
     let linker = shop.linker(&["--sync", "off"]).await;
     linker.line("ready: ExternalTargets: 1").await;

@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use crate::failover::Shop;
 use crate::harness::audit::AuditEvent;
 use crate::harness::cluster::Ingress;
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::cluster_with_target;
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::eventually;
 use crate::harness::linker::Linker;
-use crate::harness::{apply_deploy, cluster_with_target};
 
 /// The number of Services that a tenant changes, and the number of changes of each.
 const SERVICES: usize = 10;
@@ -53,8 +53,7 @@ fn events(plane: &ControlPlane, namespace: &str) -> HashMap<(String, String), us
 #[tokio::test]
 async fn huge_annotations_cost_bounded_memory_log_and_events() {
     // A separate control plane, because Events of other lb-linkers would be counted, too.
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     let (tenant, other) = (cluster.create_namespace("tenant").await, cluster.create_namespace("other").await);
     cluster.create_load_balancer(&other, "web").await;

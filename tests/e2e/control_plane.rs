@@ -11,8 +11,8 @@ use nix::sys::signal::Signal;
 use crate::harness::clients::client;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
-use crate::harness::permission;
 use crate::harness::programs::programs;
+use crate::harness::{LINKER, permission};
 
 #[tokio::test]
 async fn load_balancer_gets_an_ingress_and_is_deleted() {
@@ -92,6 +92,24 @@ async fn api_server_restarts_with_its_data() {
     assert!(read.is_err());
     plane.signal_apiserver(Signal::SIGCONT);
     assert!(cluster.get_service(&namespace, "web").await.is_some());
+}
+
+#[tokio::test]
+async fn lent_control_plane_is_as_new() {
+    for _ in 0..3 {
+        let plane = ControlPlane::lend();
+        assert!(plane.audit_events().is_empty());
+        let listing = ["list", "services", "-A", LINKER];
+        plane.kubectl(&[&["auth", "can-i"], &listing[..]].concat());
+        let cluster = plane.cluster().await;
+        assert!(cluster.get_service("lb-linker", "lb-linker").await.is_some());
+
+        plane.kubectl(&["create", "namespace", "shop"]);
+        cluster.create_load_balancer("shop", "web").await;
+        cluster.delete_service("lb-linker", "lb-linker").await;
+        plane.kubectl(&["delete", "clusterrolebinding", "lb-linker"]);
+        permission(&plane, false, &listing).await;
+    }
 }
 
 #[tokio::test]

@@ -10,17 +10,17 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::Linker;
-use crate::harness::{LINKER, apply_deploy, deploy, eventually, permission};
+use crate::harness::pool::Lent;
+use crate::harness::{LINKER, deploy, eventually, permission};
 use crate::recreation::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
 
-async fn own_cluster() -> (ControlPlane, Cluster) {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+async fn own_cluster() -> (Lent, Cluster) {
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     (plane, cluster)
 }

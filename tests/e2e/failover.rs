@@ -17,10 +17,11 @@ use tokio::time::interval;
 
 use crate::harness::audit::AuditEvent;
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{FaultyUpstream, absence, address, answers, error, short};
 use crate::harness::linker::Linker;
-use crate::harness::{LINKER, apply_deploy, deploy, eventually, permission};
+use crate::harness::pool::{Base, Lent};
+use crate::harness::{LINKER, apply_external_targets, deploy, eventually, permission};
 use crate::recreation::wait_for_external_target;
 
 /// An upstream resolver whose names can be switched off.
@@ -58,18 +59,16 @@ impl Upstream {
     }
 }
 
-/// A control plane of its own with ExternalTargets, and namespaces shop and shop-dr.
+/// A control plane for one test alone with ExternalTargets, and namespaces shop and shop-dr.
 pub(crate) struct Shop {
-    pub(crate) plane: ControlPlane,
+    pub(crate) plane: Lent,
     pub(crate) cluster: Cluster,
     pub(crate) upstream: Upstream,
 }
 
 impl Shop {
     pub(crate) async fn open(dead: &[&str]) -> Self {
-        let plane = ControlPlane::start(Options::default());
-        apply_deploy(&plane);
-        install(&plane);
+        let plane = ControlPlane::lend_with(Base::ExternalTargets);
         for namespace in ["shop", "shop-dr"] {
             plane.kubectl(&["create", "namespace", namespace]);
         }
@@ -172,11 +171,6 @@ impl Shop {
 }
 
 /// Installs the CRD, with the permissions of lb-linker.
-pub(crate) fn install(plane: &ControlPlane) {
-    plane.kubectl(&["apply", "-f", deploy().join("crd").to_str().unwrap()]);
-    plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
-}
-
 /// Checks for this number of seconds that all of `linkers` give the expected answer.
 pub(crate) async fn assert_answer_stays(linkers: &[&Linker], question: &str, expected: &str, seconds: u64) {
     let (end, mut tick) =
@@ -196,8 +190,7 @@ pub(crate) fn shortest_check() -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crd_installed_while_lb_linker_runs_takes_effect() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     plane.kubectl(&["create", "namespace", "shop"]);
     let upstream = Upstream::start(&[]).await;
     let address = upstream.resolver.address.to_string();
@@ -216,7 +209,7 @@ async fn crd_installed_while_lb_linker_runs_takes_effect() {
     eventually("discovery", || async { (!asked().is_empty()).then_some(()) }).await;
     assert_eq!(asked(), [("get".to_owned(), "/apis/linker.hsj.com/v1alpha1".to_owned())].into());
 
-    install(&plane);
+    apply_external_targets(&plane);
     let shop = Shop { cluster, upstream, plane };
     shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "web"}}]})).await;
     let waited = Instant::now();
@@ -567,7 +560,7 @@ async fn target_stays_without_permission_and_goes_with_the_crd() {
     assert_answer_stays(&[&linker], question, "a.example.com.", 17).await;
     assert_eq!(shop.uid_of_external_target(name).await, uid);
 
-    install(&shop.plane);
+    apply_external_targets(&shop.plane);
     shop.plane.kubectl(&["delete", "crd", "externaltargets.linker.hsj.com"]);
     linker.line("the CRD externaltargets.linker.hsj.com is gone").await;
     assert_answer_stays(&[&linker], question, "a.example.com.", 3).await;

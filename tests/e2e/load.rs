@@ -30,10 +30,10 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{FaultyUpstream, ede, error, query};
 use crate::harness::linker::Linker;
-use crate::harness::{EVENT_TIMEOUT, apply_deploy, eventually};
+use crate::harness::{EVENT_TIMEOUT, eventually};
 
 const LINKS: u32 = 50;
 /// The number of clients; each client sends one query at a time.
@@ -195,8 +195,7 @@ impl Generations {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_never_mix_targets_or_return_an_older_one() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     let namespace = cluster.create_namespace("storm").await;
     for link in 0..LINKS {
@@ -313,8 +312,7 @@ async fn at_most_64_targets_are_prefetched_at_once() {
 
 #[tokio::test]
 async fn starting_replica_never_denies_an_existing_name() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     let namespace = cluster.create_namespace("live").await;
     for link in 0..LINKS {

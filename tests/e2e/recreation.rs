@@ -5,10 +5,10 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::Service;
 
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{CoreDns, answers, ask_udp, query, short};
 use crate::harness::linker::Linker;
-use crate::harness::{apply_deploy, cluster_with_target, eventually};
+use crate::harness::{cluster_with_target, eventually};
 
 const A: &str = "default-my-sample-lb-4-fb5d0-106068410-da3dbf030d4a.kr.lb.example-cloud.com";
 const B: &str = "default-my-sample-lb-7-0c4e1-120331176-9b0a1d0f2c3e.kr.lb.example-cloud.com";
@@ -26,8 +26,7 @@ pub async fn wait_for_external_target(cluster: &Cluster, namespace: &str, name: 
 #[tokio::test]
 async fn name_and_object_follow_a_recreated_load_balancer() {
     // A separate cluster, because the test uses the namespaces `default` and `external-targets`.
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     let upstream = CoreDns::cloud().await;
     cluster.create_load_balancer("default", "before").await;

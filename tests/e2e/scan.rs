@@ -10,7 +10,7 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::eventually;
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::proxy::{ApiFault, FaultyApi};
-use crate::source::{start_own_cluster, wait_for_target};
+use crate::source::{own_cluster, wait_for_target};
 
 /// The number of namespaces with hand-made Services: four in each.
 const NAMESPACES: usize = 10;
@@ -87,7 +87,7 @@ async fn create_hand_made(cluster: &Cluster, plane: &ControlPlane) -> (Vec<Strin
 
 #[tokio::test]
 async fn scan_finds_hand_made_services_and_lets_them_follow() {
-    let (plane, cluster) = start_own_cluster().await;
+    let (plane, cluster) = own_cluster().await;
     let (dns, _directory) = start_dns();
     let (exact, stale) = create_hand_made(&cluster, &plane).await;
     // Neither of these Services names a load balancer of this cluster.
@@ -141,7 +141,7 @@ async fn scan_finds_hand_made_services_and_lets_them_follow() {
 
 #[tokio::test]
 async fn scan_adds_a_namespace_to_allow_from_and_keeps_the_rest() {
-    let (plane, cluster) = start_own_cluster().await;
+    let (plane, cluster) = own_cluster().await;
     let (dns, _directory) = start_dns();
     for namespace in ["lbs", "shop"] {
         plane.kubectl(&["create", "namespace", namespace]);
@@ -163,7 +163,7 @@ async fn scan_adds_a_namespace_to_allow_from_and_keeps_the_rest() {
 
 #[tokio::test]
 async fn service_isnt_annotated_if_allow_from_is_full() {
-    let (plane, cluster) = start_own_cluster().await;
+    let (plane, cluster) = own_cluster().await;
     let (dns, _directory) = start_dns();
     for namespace in ["lbs", "shop"] {
         plane.kubectl(&["create", "namespace", namespace]);
@@ -194,7 +194,7 @@ async fn service_isnt_annotated_if_allow_from_is_full() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn scan_names_undecodable_services() {
-    let (plane, cluster) = start_own_cluster().await;
+    let (plane, cluster) = own_cluster().await;
     let (dns, _directory) = start_dns();
     plane.kubectl(&["create", "namespace", "shop"]);
     let service = json!({"metadata": {"name": "bad"}, "spec": {"ports": [{"port": 54321}]}});
@@ -210,7 +210,7 @@ async fn scan_names_undecodable_services() {
 
 #[tokio::test]
 async fn scan_reports_a_missing_permission() {
-    let (plane, _cluster) = start_own_cluster().await;
+    let (plane, _cluster) = own_cluster().await;
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let common = ["scan", "--upstream", "none", "--kubeconfig", kubeconfig.to_str().unwrap()];
     let output = run_to_end(common);

@@ -9,19 +9,19 @@ use serde_json::json;
 use crate::api_errors::create_overwriting_policy;
 use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::Linker;
+use crate::harness::pool::Lent;
 use crate::harness::proxy::{ApiFault, FaultyApi};
-use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually, grant_optional};
+use crate::harness::{cluster_with_target, deploy, eventually, grant_optional};
 use crate::recreation::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
 
-/// Starts a control plane for a single test, in which lb-linker may write in all namespaces. On the shared control
+/// Returns a control plane for a single test, in which lb-linker may write in all namespaces. On the shared control
 /// plane, every lb-linker would follow Services and record Events in the namespaces of all tests.
-pub(crate) async fn start_own_cluster() -> (ControlPlane, Cluster) {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+pub(crate) async fn own_cluster() -> (Lent, Cluster) {
+    let plane = ControlPlane::lend();
     plane.kubectl(&["apply", "-f", deploy().join("source").to_str().unwrap()]);
     let cluster = plane.cluster().await;
     (plane, cluster)
@@ -157,8 +157,7 @@ async fn annotation_takes_precedence_over_adoption() {
 #[tokio::test]
 async fn missing_permission_to_patch_followers_is_logged_once() {
     // A separate cluster, in which no lb-linker has the permission.
-    let plane = &ControlPlane::start(Options::default());
-    apply_deploy(plane);
+    let plane = &ControlPlane::lend();
     let cluster = plane.cluster().await;
     let own = cluster.create_namespace("own").await;
     let linker = Linker::in_cluster(plane, "external-targets", &["--upstream", "none"]);
@@ -179,7 +178,7 @@ async fn missing_permission_to_patch_followers_is_logged_once() {
 
 #[tokio::test]
 async fn undone_writes_to_a_follower_cause_no_hot_loop() {
-    let (plane, cluster) = start_own_cluster().await;
+    let (plane, cluster) = own_cluster().await;
     let own = cluster.create_namespace("own").await;
     create_overwriting_policy(&plane, &cluster, &own).await;
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
@@ -196,8 +195,7 @@ async fn undone_writes_to_a_follower_cause_no_hot_loop() {
 
 #[tokio::test]
 async fn unwritable_namespace_is_logged_once_and_only_probed() {
-    let plane = &ControlPlane::start(Options::default());
-    apply_deploy(plane);
+    let plane = &ControlPlane::lend();
     let cluster = plane.cluster().await;
     let (granted, refused) =
         (cluster.create_namespace("granted").await, cluster.create_namespace("refused").await);
@@ -231,7 +229,7 @@ async fn unwritable_namespace_is_logged_once_and_only_probed() {
 
 #[tokio::test]
 async fn follower_error_is_logged_once_and_has_no_event_at_start() {
-    let (plane, cluster) = start_own_cluster().await;
+    let (plane, cluster) = own_cluster().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
     let allow = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": null}}});
@@ -282,7 +280,7 @@ async fn follower_error_is_logged_once_and_has_no_event_at_start() {
 
 #[tokio::test]
 async fn tombstone_is_written_to_former_followers_only() {
-    let (plane, cluster) = start_own_cluster().await;
+    let (plane, cluster) = own_cluster().await;
     let (own, other) = (cluster.create_namespace("own").await, cluster.create_namespace("other").await);
     let both = format!("{own},{other}");
     let tombstone = ["--on-delete", "tombstone", "--watch-namespaces", &both];
@@ -320,7 +318,7 @@ async fn tombstone_is_written_to_former_followers_only() {
 
 #[tokio::test]
 async fn only_one_follower_probes_an_absent_api_server() {
-    let (plane, cluster) = start_own_cluster().await;
+    let (plane, cluster) = own_cluster().await;
     let own = cluster.create_namespace("own").await;
     // The policy undoes each write. lb-linker repeats it after a pause, so followers become due without a watch event.
     create_overwriting_policy(&plane, &cluster, &own).await;
@@ -350,7 +348,7 @@ async fn only_one_follower_probes_an_absent_api_server() {
 
 #[tokio::test]
 async fn rejected_target_doesnt_delay_the_next_target() {
-    let (plane, cluster) = start_own_cluster().await;
+    let (plane, cluster) = own_cluster().await;
     let own = cluster.create_namespace("own").await;
     let condition = format!("object.metadata.namespace == '{own}' && object.spec.type == 'ExternalName'");
     let operations = &["CREATE", "UPDATE"];

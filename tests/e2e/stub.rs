@@ -288,8 +288,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
 
 #[tokio::test]
 async fn imported_block_is_created_and_removed() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let directory = tempfile::tempdir().unwrap();
     let custom = directory.path().join("custom");
     let main = format!(
@@ -319,8 +318,7 @@ async fn imported_block_is_created_and_removed() {
 
 #[tokio::test]
 async fn coredns_starts_with_a_block_made_by_hand() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let directory = tempfile::tempdir().unwrap();
     let [port, other_port] = [HeldPort::take().unwrap(), HeldPort::take().unwrap()];
     let main =

@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 
 use crate::harness::audit::AuditEvent;
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::port::HeldPort;
-use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually, permission};
+use crate::harness::{cluster_with_target, deploy, eventually, permission};
 use crate::recreation::wait_for_external_target as points_at;
 
 const FINALIZER: &str = "lb-linker/finalizer";
@@ -212,8 +212,7 @@ async fn legacy(cluster: &Cluster) -> LegacyObjects {
 #[tokio::test]
 async fn migration_keeps_objects_and_writes_only_differences() {
     // A separate cluster, with the objects of the earlier operator.
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     let legacy = legacy(&cluster).await;
     let mut linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);

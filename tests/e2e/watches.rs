@@ -224,8 +224,7 @@ async fn forbidden_namespace_delays_only_its_own_writes() {
 
 #[tokio::test]
 async fn namespace_forbidden_since_start_delays_no_other_namespace() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     let closed = cluster.create_namespace("closed").await;
     let set_host = async |namespace: &str, host| {

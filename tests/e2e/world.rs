@@ -28,11 +28,12 @@ use crate::failover::{Shop, shortest_check};
 use crate::harness::clients::client;
 use crate::harness::clock::ShiftedClock;
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{address, answers, short};
 use crate::harness::linker::Linker;
+use crate::harness::pool::Lent;
 use crate::harness::scale::scaled;
-use crate::harness::{apply_deploy, eventually, network as netns};
+use crate::harness::{eventually, network as netns};
 use crate::recreation::wait_for_external_target;
 use crate::tls::{Certificates, client_config};
 
@@ -177,21 +178,20 @@ async fn revoke(plane: &ControlPlane, secret: &str) {
 
 /// A control plane with a load balancer `default/web`, and an lb-linker that leads by a Lease.
 struct TokenFixture {
-    plane: ControlPlane,
     cluster: Cluster,
     mounted: MountedVolume,
     kubeconfig: PathBuf,
     _directory: TempDir,
     linker: Linker,
     generation: Cell<usize>,
+    plane: Lent,
 }
 
 impl TokenFixture {
     /// Starts lb-linker with a kubeconfig that names mounted files, and the address that `server` returns for the
     /// control plane.
     async fn start(server: impl AsyncFnOnce(&ControlPlane) -> SocketAddr) -> Self {
-        let plane = ControlPlane::start(Options::default());
-        apply_deploy(&plane);
+        let plane = ControlPlane::lend();
         let bind = ["--clusterrole=cluster-admin", "--serviceaccount=lb-linker:lb-linker"];
         plane.kubectl(&[&["-n", TARGET, "create", "rolebinding", "lease"], &bind[..]].concat());
         let cluster = plane.cluster().await;
@@ -206,13 +206,13 @@ impl TokenFixture {
         linker.ready().await;
         linker.line("leading now as a_").await;
         let stage = Self {
-            plane,
             cluster,
             mounted,
             kubeconfig: path,
             _directory: directory,
             linker,
             generation: Cell::new(0),
+            plane,
         };
         stage.change_is_applied().await;
         stage

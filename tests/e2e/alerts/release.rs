@@ -9,13 +9,13 @@ use lb_linker::sync::alerts::desired::{RuleInputs, spec};
 use serde_json::{Value, json};
 
 use super::Shop;
-use crate::harness::{apply_prometheus_crds, eventually};
+use crate::harness::eventually;
+use crate::harness::pool::Base;
 use crate::release::monitoring::promtool;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_collector_removes_the_rule() {
-    let shop = Shop::open(&["alerts"]).await;
-    apply_prometheus_crds(&shop.plane);
+    let shop = Shop::open(Base::PrometheusRules, &["alerts"]).await;
     let linker = shop.linker(&[]).await;
     for name in ["web", "stays"] {
         shop.create(name, json!({})).await;

@@ -1,20 +1,22 @@
 //! The API server's audit log.
 
-use std::fs;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Logs writes with their bodies, and other requests without. Leaves out requests of the API server to itself, and
-/// requests without a resource, except the discovery of two API groups.
+/// Logs writes with their bodies, and other requests without. Leaves out requests of the API server to itself, the
+/// requests of [`super::pool`], and requests without a resource, except the discovery of two API groups.
 pub(super) const POLICY: &str = r#"{
   "apiVersion": "audit.k8s.io/v1",
   "kind": "Policy",
   "omitStages": ["RequestReceived"],
   "rules": [
     {"level": "None", "users": ["system:apiserver"]},
+    {"level": "None", "resources": [{"group": "authorization.k8s.io", "resources": ["subjectaccessreviews"]}]},
     {"level": "Metadata", "nonResourceURLs": ["/apis/linker.hsj.com*", "/apis/monitoring.coreos.com*"]},
     {"level": "None", "nonResourceURLs": ["*"]},
     {"level": "Request", "verbs": ["create", "update", "patch", "delete", "deletecollection"]},
@@ -58,11 +60,19 @@ impl AuditEvent {
     }
 }
 
-/// Reads an audit log, in the order in which requests completed and watches started.
-pub(super) fn read(log: &Path) -> Vec<AuditEvent> {
-    let text = fs::read_to_string(log).expect("the audit log can be read");
-    // A line without a line end is still being written.
-    text.split_inclusive('\n')
+/// Reads an audit log from the first line after `start`, in bytes, in the order in which requests completed and watches
+/// started.
+pub(super) fn read(log: &Path, start: u64) -> Vec<AuditEvent> {
+    let mut text = Vec::new();
+    let log = File::open(log).and_then(|mut log| {
+        log.seek(SeekFrom::Start(start.saturating_sub(1)))?;
+        log.read_to_end(&mut text)
+    });
+    log.expect("the audit log can be read");
+    // A line without a line end is still being written. `start` may be in a line, too.
+    String::from_utf8_lossy(&text)
+        .split_inclusive('\n')
+        .skip(usize::from(start > 0))
         .filter(|line| line.ends_with('\n'))
         .map(|line| serde_json::from_str::<Line>(line).expect("an audit log has a JSON object per line"))
         .filter(|line| {

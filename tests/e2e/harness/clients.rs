@@ -77,7 +77,7 @@ impl ControlPlane {
 
     /// Runs `work` with a client with all permissions, and waits until `work` ends. `work` has its own thread and
     /// runtime, because the caller may run in a runtime. A request takes a tenth of the processor time of kubectl.
-    fn with_client<T: Send>(&self, work: impl AsyncFnOnce(Client) -> T + Send) -> T {
+    pub(super) fn with_client<T: Send>(&self, work: impl AsyncFnOnce(Client) -> T + Send) -> T {
         let work = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime").block_on(async { work(self.admin_client().await).await })

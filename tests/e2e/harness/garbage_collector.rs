@@ -13,6 +13,7 @@ impl ControlPlane {
     /// # Panics
     /// If it can't be started.
     pub fn start_garbage_collector(&self) -> Process {
+        self.disturb();
         let mut command = Command::new(kube_controller_manager());
         command.arg("--kubeconfig").arg(self.admin_kubeconfig());
         command.args([

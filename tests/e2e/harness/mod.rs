@@ -9,11 +9,13 @@ pub mod cluster;
 pub mod control_plane;
 pub mod data_dir;
 pub mod dns;
+pub mod etcd;
 pub mod faulty_link;
 pub mod forging;
 pub mod garbage_collector;
 pub mod linker;
 pub mod network;
+pub mod pool;
 pub mod port;
 pub mod process;
 pub mod programs;
@@ -115,6 +117,12 @@ pub async fn cluster_with_target() -> (&'static ControlPlane, Cluster, String) {
 
 pub fn apply_deploy(plane: &ControlPlane) {
     plane.kubectl(&["apply", "-f", deploy().to_str().unwrap()]);
+}
+
+/// Applies `deploy/crd/`, and waits until the API server serves ExternalTargets.
+pub fn apply_external_targets(plane: &ControlPlane) {
+    plane.kubectl(&["apply", "-f", deploy().join("crd").to_str().unwrap()]);
+    plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
 }
 
 /// Creates the CRDs of the Prometheus operator, and waits until the API server serves them.

@@ -35,13 +35,13 @@ use super::observe::observe;
 use super::operations::{Action, Operation, Outcome};
 use super::rules::{Model, Observed, ZONE};
 use super::world::{Balancer, ExternalTarget, Target};
-use crate::failover::{install, shortest_check};
+use crate::failover::shortest_check;
 use crate::harness::clock::{ClockStop, ShiftedClock};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{FaultyUpstream, absence, ask_udp, error, query};
 use crate::harness::faulty_link::{ConnectionFault, FaultyLink, LinkState};
 use crate::harness::linker::Linker;
-use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, deploy, eventually};
+use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, apply_external_targets, deploy, eventually};
 use history::{Change, Seen, State};
 use load::{QueriedObject, Shared};
 
@@ -227,7 +227,7 @@ fn control_plane(keeps_audit_log: bool) -> ControlPlane {
     let plane = ControlPlane::start(Options { apiserver_args: args, ..Options::default() });
     apply_deploy(&plane);
     plane.kubectl(&["apply", "-f", deploy().join("source").to_str().unwrap()]);
-    install(&plane);
+    apply_external_targets(&plane);
     let role = ["create", "role", "leases", "--verb=get,create,update", "--resource=leases"];
     let account = "--serviceaccount=lb-linker:lb-linker";
     let binding = ["create", "rolebinding", "leases", "--role=leases", account];
