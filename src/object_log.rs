@@ -1,6 +1,6 @@
 //! Log lines about single objects, such as Services, whatever causes them. An object and a namespace have a share of the
 //! lines of each minute. The newest line about an object that is above a share is logged in a later minute; the other
-//! ones are counted, and the number is logged at the end of the minute.
+//! ones are counted, and the number is logged at the end of the minute. The lines of [`ObjectLog::takes`] are only counted.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -19,7 +19,7 @@ const MAX_LINES_PER_OBJECT: usize = 20;
 const MAX_LINES_PER_NAMESPACE: usize = 200;
 const WINDOW: Duration = Duration::from_secs(60);
 /// Maximum number of lines of a namespace that wait for a later window.
-const MAX_LATE_LINES: usize = 1000;
+const MAX_LATE_LINES: usize = MAX_LINES_PER_NAMESPACE;
 
 /// Logs lines about single objects. All clones share the limits.
 #[derive(Clone, Debug)]
@@ -114,14 +114,15 @@ impl ObjectLog {
     }
 }
 
-/// Ends windows until no line is late.
+/// Ends windows until no line is late or left out.
 async fn end_windows(shares: Weak<Mutex<LineShares>>, mut end: Instant) {
     loop {
         tokio::time::sleep_until(end).await;
         let Some(shares) = shares.upgrade() else { return };
         let mut shares = shares.lock();
         end = shares.advance(Instant::now()) + WINDOW;
-        shares.is_awaited = shares.namespaces.values().any(|lines| !lines.late.is_empty());
+        shares.is_awaited =
+            shares.namespaces.values().any(|lines| lines.left_out > 0 || !lines.late.is_empty());
         if !shares.is_awaited {
             return;
         }

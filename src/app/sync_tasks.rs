@@ -79,9 +79,11 @@ impl SyncSource {
         }
         let (kubeconfig, context) = (flags.kubeconfig.clone(), flags.context.clone());
         // With a snapshot DNS can answer before there are credentials.
-        let ClientConnection { client, server, identity } = match flags.snapshot {
-            Some(_) => connect_before_credentials(kubeconfig, context).await?,
-            None => connect(kubeconfig, context).await?,
+        let has_snapshot = flags.snapshot.as_ref().is_some_and(|snapshot| snapshot.exists());
+        let ClientConnection { client, server, identity } = if has_snapshot {
+            connect_before_credentials(kubeconfig, context).await?
+        } else {
+            connect(kubeconfig, context).await?
         };
         info!("API server {server}");
         let namespace = flags.target_namespace.clone();

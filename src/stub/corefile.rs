@@ -77,7 +77,9 @@ fn addresses_of(bind: &Directive) -> impl Iterator<Item = String> {
     let except: Vec<&str> = options.flat_map(Directive::arguments).map(|it| &*it.text).collect();
     bind.arguments().iter().map(|argument| &*argument.text).filter_map(move |argument| {
         if except.is_empty() || argument.parse::<IpAddr>().is_ok() {
-            (!except.contains(&argument)).then(|| argument.to_owned())
+            // An IPv6 address has several forms.
+            let address = argument.parse().map_or_else(|_| argument.to_owned(), |it: IpAddr| it.to_string());
+            (!except.contains(&argument)).then_some(address)
         } else {
             Some(format!("{argument} except {}", except.join(" ")))
         }

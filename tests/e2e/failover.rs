@@ -170,7 +170,6 @@ impl Shop {
     }
 }
 
-/// Installs the CRD, with the permissions of lb-linker.
 /// Checks for this number of seconds that all of `linkers` give the expected answer.
 pub(crate) async fn assert_answer_stays(linkers: &[&Linker], question: &str, expected: &str, seconds: u64) {
     let (end, mut tick) =

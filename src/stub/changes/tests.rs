@@ -361,6 +361,7 @@ fn hand_made_block_counts_where_root_block_listens() {
         ("", by_hand("")),
         ("bind 10.0.0.1 10.0.0.2", by_hand("bind 10.0.0.2\nbind 10.0.0.1")),
         ("bind 10.0.0.1", by_hand("bind 10.0.0.1 10.0.0.2")),
+        ("bind fd00::a", by_hand("bind FD00:0::A")),
         ("bind 10.0.0.1 10.0.0.2", both),
         ("bind 10.0.0.1 10.0.0.2 {\n except 10.0.0.2\n}", by_hand("bind 10.0.0.1")),
         (EXCEPT, by_hand(EXCEPT)),

@@ -65,7 +65,8 @@ const MAX_DECISIONS: usize = 64;
 /// Multiplied by the number of ExternalTargets: the shortest time between two decisions about the same ExternalTarget
 /// after changes of objects and check results. So these cause at most 2,000 decisions a second.
 const DECISION_INTERVAL: Duration = Duration::from_micros(500);
-/// Maximum number of Events that are reported after a write of the status; the newest ones are kept.
+/// Maximum number of Events of a write of the status, and of failed writes whose Events are reported with a later one;
+/// the newest ones are kept.
 const MAX_EVENTS: usize = 16;
 
 /// The state of a term of leadership.
@@ -159,6 +160,8 @@ impl DecisionState {
 struct UnreportedEvents {
     events: Vec<FailoverEvent>,
     moved: Option<MoveReason>,
+    /// The status of the write that contains them.
+    written: Option<ExternalTargetStatus>,
     /// Whether another client has changed the status since: then these changes are dropped if the write fails.
     is_void: bool,
 }
@@ -173,7 +176,8 @@ impl UnreportedEvents {
             match self.events.pop() {
                 Some(former) if former.is_move() && event.is_move() => match former.followed_by(event) {
                     Some(both) => self.events.push(both),
-                    None => self.moved = None,
+                    None if !self.events.iter().any(FailoverEvent::is_move) => self.moved = None,
+                    None => {}
                 },
                 former => self.events.extend(former.into_iter().chain([event])),
             }
@@ -183,9 +187,10 @@ impl UnreportedEvents {
 }
 
 impl DecisionState {
-    /// Moves the changes to the write that begins, also if the API server has the decided status already.
-    fn begin_write(&mut self) {
-        self.in_flight.push(std::mem::take(&mut self.changes));
+    /// Moves the changes to the write of a status that begins, also if the API server has this status already.
+    fn begin_write(&mut self, status: &ExternalTargetStatus) {
+        self.in_flight
+            .push(UnreportedEvents { written: Some(status.clone()), ..std::mem::take(&mut self.changes) });
         self.in_flight.drain(..self.in_flight.len().saturating_sub(MAX_EVENTS));
     }
 
@@ -216,7 +221,9 @@ impl LeaderTerm {
         state.stale.take_if(|(version, _)| *version != object.version);
         let status = own_part(&object.status);
         let is_known = before.is_some_and(|before| own_part(&before.status) == status);
-        if !is_known && state.sent.as_ref() != Some(&status) {
+        let is_own = |written: &Option<ExternalTargetStatus>| written.as_ref() == Some(&status);
+        let is_own = is_own(&state.sent) || state.in_flight.iter().any(|changes| is_own(&changes.written));
+        if !is_known && !is_own {
             state.status = from_stored(&object.status);
             state.changes = UnreportedEvents::default();
             state.in_flight.iter_mut().for_each(|changes| changes.is_void = true);
@@ -426,7 +433,7 @@ impl FailoverController {
         state.changes.extend(UnreportedEvents {
             events: decision.events,
             moved: decision.moved,
-            is_void: false,
+            ..UnreportedEvents::default()
         });
         restore_times(&mut state.status, &from_stored(&object.status));
 
@@ -519,7 +526,7 @@ impl FailoverController {
         }
         if before == after {
             self.leader.to_write.succeeded(key);
-            state.begin_write();
+            state.begin_write(&before);
             self.report_changes(key, &before);
             return;
         }
@@ -561,8 +568,8 @@ impl FailoverController {
         }
         let Some(term) = self.leader.term else { return };
         let patch = merge_patch(Some(&object.status), &after, &object.uid.to_string(), &version);
+        state.begin_write(&after);
         state.sent = Some(after);
-        state.begin_write();
         self.leader.to_write.begin(key);
         let (client, availability) = (self.context.client.clone(), self.context.availability.clone());
         let (leadership, key) = (self.context.leadership.clone(), key.clone());
@@ -807,7 +814,11 @@ mod tests {
 
     fn decided(state: &mut DecisionState, message: &str, moved: MoveReason) {
         let event = FailoverEvent::new(EventReason::TargetChanged, message.to_owned());
-        state.changes.extend(UnreportedEvents { events: vec![event], moved: Some(moved), is_void: false });
+        state.changes.extend(UnreportedEvents {
+            events: vec![event],
+            moved: Some(moved),
+            ..Default::default()
+        });
     }
 
     fn messages<'a>(changes: impl IntoIterator<Item = &'a UnreportedEvents>) -> String {
@@ -836,7 +847,7 @@ mod tests {
     fn changes_are_reported_with_the_write_that_contains_them() {
         let mut state = DecisionState::new(&object(&ExternalTargetStatus::default()));
         decided(&mut state, "first", MoveReason::FailedOver);
-        state.begin_write();
+        state.begin_write(&ExternalTargetStatus::default());
         decided(&mut state, "second", MoveReason::FailedBack);
         assert_eq!(
             (messages(&state.in_flight), messages([&state.changes])),
@@ -861,7 +872,7 @@ mod tests {
             _ => MoveReason::TargetChanged,
         };
         let events = vec![FailoverEvent::of_move(reason, from, to)];
-        UnreportedEvents { events, moved: Some(moved), is_void: false }
+        UnreportedEvents { events, moved: Some(moved), ..Default::default() }
     }
 
     #[test]
@@ -883,20 +894,20 @@ mod tests {
         for (may_be_made, reported) in [(false, ""), (true, "a → b, b → a")] {
             let mut state = DecisionState::new(&object(&ExternalTargetStatus::default()));
             state.changes.extend(a_move(EventReason::FailedOver, "a", "b"));
-            state.begin_write();
+            state.begin_write(&ExternalTargetStatus::default());
             state.write_failed(may_be_made);
             state.changes.extend(a_move(EventReason::TargetChanged, "b", "a"));
-            state.begin_write();
+            state.begin_write(&ExternalTargetStatus::default());
             assert_eq!(messages(&state.in_flight), reported);
             // The first write was made, so the second one has a conflict.
             state.write_failed(false);
-            state.begin_write();
+            state.begin_write(&ExternalTargetStatus::default());
             assert_eq!(messages(&state.in_flight), reported);
         }
         let mut state = DecisionState::new(&object(&ExternalTargetStatus::default()));
         for number in 0..50 {
             state.changes.extend(a_move(EventReason::TargetChanged, "a", &number.to_string()));
-            state.begin_write();
+            state.begin_write(&ExternalTargetStatus::default());
             state.write_failed(true);
         }
         assert_eq!(state.in_flight.len(), MAX_EVENTS);
@@ -923,13 +934,26 @@ mod tests {
         leader.states.insert(key.clone(), DecisionState::new(&first));
         let state = leader.states.get_mut(&key).unwrap();
         decided(state, "first", MoveReason::FailedOver);
-        state.begin_write();
+        state.begin_write(&ExternalTargetStatus::default());
         decided(state, "second", MoveReason::FailedBack);
-        let changed = ExternalTargetStatus { observed_generation: Some(7), ..Default::default() };
-        leader.observed(&object(&changed), Some(&first));
+        let of =
+            |generation| ExternalTargetStatus { observed_generation: Some(generation), ..Default::default() };
+        leader.observed(&object(&of(7)), Some(&first));
         let state = leader.states.get_mut(&key).unwrap();
         assert_eq!(messages(&state.in_flight), "first", "the write may have been made before");
         state.write_failed(false);
         assert_eq!((messages(&state.in_flight), messages([&state.changes])), (String::new(), String::new()));
+
+        // The status of a write without an answer isn't another client's, even after a further write.
+        let state = leader.states.get_mut(&key).unwrap();
+        for (generation, message) in [(8, "third"), (9, "fourth")] {
+            decided(state, message, MoveReason::FailedOver);
+            state.begin_write(&of(generation));
+            state.sent = Some(of(generation));
+            state.write_failed(true);
+        }
+        leader.observed(&object(&of(8)), Some(&object(&of(7))));
+        let state = leader.states.get_mut(&key).unwrap();
+        assert_eq!(messages(state.in_flight.iter().filter(|changes| !changes.is_void)), "third, fourth");
     }
 }

@@ -8,8 +8,8 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Logs writes with their bodies, and other requests without. Leaves out requests of the API server to itself, the
-/// requests of [`super::pool`], and requests without a resource, except the discovery of two API groups.
+/// Logs writes with their bodies, and other requests without. Leaves out requests of the API server to itself,
+/// SubjectAccessReviews, and requests without a resource, except the discovery of two API groups.
 pub(super) const POLICY: &str = r#"{
   "apiVersion": "audit.k8s.io/v1",
   "kind": "Policy",
@@ -60,9 +60,17 @@ impl AuditEvent {
     }
 }
 
-/// Reads an audit log from the first line after `start`, in bytes, in the order in which requests completed and watches
-/// started.
-pub(super) fn read(log: &Path, start: u64) -> Vec<AuditEvent> {
+/// Where a part of an audit log begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LogStart {
+    /// Only lines after this number of bytes.
+    pub(super) bytes: u64,
+    /// Only requests that were received then or later: a line is written some time after its request has completed.
+    pub(super) time: Timestamp,
+}
+
+/// Reads a part of an audit log, in the order in which requests completed and watches started.
+pub(super) fn read(log: &Path, LogStart { bytes: start, time }: LogStart) -> Vec<AuditEvent> {
     let mut text = Vec::new();
     let log = File::open(log).and_then(|mut log| {
         log.seek(SeekFrom::Start(start.saturating_sub(1)))?;
@@ -77,7 +85,7 @@ pub(super) fn read(log: &Path, start: u64) -> Vec<AuditEvent> {
         .map(|line| serde_json::from_str::<Line>(line).expect("an audit log has a JSON object per line"))
         .filter(|line| {
             let stage = if line.verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
-            line.stage == stage
+            line.stage == stage && line.request_received_timestamp >= time
         })
         .map(AuditEvent::from)
         .collect()
@@ -97,6 +105,7 @@ struct Line {
     object_ref: ObjectRef,
     #[serde(default)]
     response_status: ResponseStatus,
+    request_received_timestamp: Timestamp,
     stage_timestamp: Timestamp,
     request_object: Option<Value>,
 }

@@ -10,14 +10,15 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use nix::sys::signal::Signal;
 
-use super::audit::{self, AuditEvent};
+use super::audit::{self, AuditEvent, LogStart};
 use super::data_dir::DataDir;
 use super::port::HeldPort;
 use super::process::Process;
@@ -43,8 +44,8 @@ pub struct Options {
 pub struct ControlPlane {
     options: Options,
     pub(super) port: HeldPort,
-    /// Where the audit log of the current test begins, in bytes.
-    log_start: AtomicU64,
+    /// Where the audit log of the current test begins.
+    log_start: Mutex<LogStart>,
     /// Whether a test has done more than change objects.
     is_disturbed: AtomicBool,
     // The fields are dropped in this order.
@@ -349,13 +350,13 @@ impl ControlPlane {
     /// completes, perhaps a moment after its answer arrives. A control plane that is lent has the requests of the
     /// current test alone.
     pub fn audit_events(&self) -> Vec<AuditEvent> {
-        audit::read(&self.file("audit.log"), self.log_start.load(Ordering::SeqCst))
+        audit::read(&self.file("audit.log"), *lock(&self.log_start))
     }
 
     /// Lets [`ControlPlane::audit_events`] leave out all requests so far.
     pub(super) fn forget_audit_events(&self) {
-        let length = fs::metadata(self.file("audit.log")).map_or(0, |log| log.len());
-        self.log_start.store(length, Ordering::SeqCst);
+        let bytes = fs::metadata(self.file("audit.log")).map_or(0, |log| log.len());
+        *lock(&self.log_start) = LogStart { bytes, time: Timestamp::now() };
     }
 
     /// Prevents that another test uses this control plane.

@@ -77,12 +77,28 @@ pub(crate) struct FailedTargets {
 
 #[derive(Debug)]
 struct FailureState {
-    /// The failing targets with the time of their last failed look-up.
-    failing: HashMap<QueryKey, Instant>,
+    failing: HashMap<QueryKey, FailingTarget>,
     /// The time of the last search for targets to forget.
     last_cleanup: Instant,
     /// This set's share of the gauge.
     reported: i64,
+}
+
+#[derive(Debug)]
+struct FailingTarget {
+    /// The time of the last failed look-up.
+    seen: Instant,
+    log: Logged,
+}
+
+/// Whether a failing target is in the log. Several links may have the target; a link whose share is used up doesn't keep
+/// the line out of the log if the target fails for another link.
+#[derive(Debug)]
+enum Logged {
+    /// Yes, in the share of this link.
+    Within(Option<ServiceKey>),
+    /// No; this link's share was used up.
+    NotWithin(Option<ServiceKey>),
 }
 
 impl FailedTargets {
@@ -92,8 +108,8 @@ impl FailedTargets {
         Self { state: Mutex::new(state), gauge, log }
     }
 
-    /// Records that the target of a link can't be resolved, and logs its first failure. Ignores queries with DO or CD, and queries
-    /// for other types than A, AAAA and HTTPS.
+    /// Records that the target of a link can't be resolved, and logs its first failure. Ignores queries with DO or CD, and
+    /// queries for other types than A, AAAA and HTTPS.
     pub(crate) fn mark_failed(
         &self,
         link: Option<&ServiceKey>,
@@ -106,29 +122,40 @@ impl FailedTargets {
         }
         let mut state = self.state.lock();
         let now = Instant::now();
-        let is_known = state.failing.get_mut(key).map(|seen| *seen = now).is_some();
-        self.forget_old(&mut state, now);
-        if !is_known && state.failing.len() < MAX_FAILED_TARGETS {
-            state.failing.insert(key.clone(), now);
-            self.count(&mut state);
-            if self.may_log(link) {
-                warn!("target {}: {why}", name_of(question));
+        if let Some(target) = state.failing.get_mut(key) {
+            target.seen = now;
+            if matches!(&target.log, Logged::NotWithin(other) if other.as_ref() != link) {
+                target.log = self.log_failure(link, question, why);
             }
+        } else if state.failing.len() < MAX_FAILED_TARGETS {
+            let log = self.log_failure(link, question, why);
+            state.failing.insert(key.clone(), FailingTarget { seen: now, log });
+            self.count(&mut state);
         }
+        self.forget_old(&mut state, now);
     }
 
-    /// Records that the target of a link can be resolved, and logs it if the target was failing.
-    pub(crate) fn mark_resolved(&self, link: Option<&ServiceKey>, key: &QueryKey, question: &UpstreamQuery) {
+    fn log_failure(&self, link: Option<&ServiceKey>, question: &UpstreamQuery, why: impl Display) -> Logged {
+        if !self.may_log(link) {
+            return Logged::NotWithin(link.cloned());
+        }
+        warn!("target {}: {why}", name_of(question));
+        Logged::Within(link.cloned())
+    }
+
+    /// Records that a target can be resolved, and logs it if its failure is in the log.
+    pub(crate) fn mark_resolved(&self, key: &QueryKey, question: &UpstreamQuery) {
         let mut state = self.state.lock();
         if state.failing.is_empty() {
             return;
         }
         self.forget_old(&mut state, Instant::now());
-        if state.failing.remove(key).is_some() {
-            self.count(&mut state);
-            if self.may_log(link) {
-                info!("target {}: it can be resolved again", name_of(question));
-            }
+        let Some(target) = state.failing.remove(key) else { return };
+        self.count(&mut state);
+        if let Logged::Within(link) = target.log
+            && self.may_log(link.as_ref())
+        {
+            info!("target {}: it can be resolved again", name_of(question));
         }
     }
 
@@ -157,7 +184,7 @@ impl FailedTargets {
             return;
         }
         state.last_cleanup = now;
-        state.failing.retain(|_, seen| now.duration_since(*seen) < FORGET_AFTER);
+        state.failing.retain(|_, target| now.duration_since(target.seen) < FORGET_AFTER);
         self.count(state);
     }
 
@@ -195,7 +222,7 @@ mod tests {
         };
         let link = |i: u32| ServiceKey::new("shop", &i.to_string());
         let fail = |i: u32| failing.mark_failed(Some(&link(i)), &question(i).key(), &question(i), "why");
-        let resolve = |i: u32| failing.mark_resolved(Some(&link(i)), &question(i).key(), &question(i));
+        let resolve = |i: u32| failing.mark_resolved(&question(i).key(), &question(i));
         let lines_left = |namespace: &str| {
             let objects = (0..100).map(|i| ServiceKey::new(namespace, &format!("other-{i}")));
             objects.filter(|key| failing.log.takes(key)).count()
@@ -240,5 +267,19 @@ mod tests {
         drop(failing);
         gauge.collect();
         assert!(gauge.sets.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn used_up_share_of_a_link_hides_no_failure_from_another() {
+        let failing = FailedTargetsGauge::new(IntGauge::new("failing", "Failing.").unwrap()).new_set();
+        let [tenant, other] = ["tenant", "shop"].map(|namespace| ServiceKey::new(namespace, "web"));
+        let question = UpstreamQuery::recursive(Name::from_ascii("t.example.").unwrap(), RecordType::A);
+        let lines_left = |link| (0..100).filter(|_| failing.log.takes(link)).count();
+        assert_eq!(lines_left(&tenant), MAX_LINES_PER_LINK);
+        for link in [&tenant, &tenant, &other, &other] {
+            failing.mark_failed(Some(link), &question.key(), &question, "why");
+        }
+        failing.mark_resolved(&question.key(), &question);
+        assert_eq!(lines_left(&other), MAX_LINES_PER_LINK - 2);
     }
 }

@@ -250,7 +250,7 @@ impl TargetResolver {
                 stale_cache.set_failing(&question, !good);
                 let link = link.as_ref();
                 match result.as_deref() {
-                    Some(_) if good => failing.mark_resolved(link, &key, &question),
+                    Some(_) if good => failing.mark_resolved(&key, &question),
                     Some(reply) => failing.mark_failed(link, &key, &question, failure_reason(reply)),
                     None => failing.mark_failed(link, &key, &question, Ede::NO_UPSTREAM.text),
                 }
