@@ -8,6 +8,7 @@ pub mod admin;
 pub mod api;
 pub mod app;
 pub mod cli;
+pub mod commands;
 pub mod dns;
 pub mod links;
 pub mod metrics;

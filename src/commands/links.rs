@@ -3,16 +3,16 @@
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
+use crate::app::link_source::LinkSource;
+use crate::cli::flags::Flags;
+use crate::links::output::render;
+use crate::links::table::{TableOptions, table};
+use crate::links::view::changes;
+use crate::links::{LinkFilter, OutputFormat};
+use crate::model::excerpt::printable;
 use jiff::Timestamp;
-use lb_linker::app::link_source::LinkSource;
-use lb_linker::cli::flags::Flags;
-use lb_linker::links::output::render;
-use lb_linker::links::table::{TableOptions, table};
-use lb_linker::links::view::changes;
-use lb_linker::links::{LinkFilter, OutputFormat};
-use lb_linker::model::excerpt::printable;
 
-use super::{FAILED, exit_with_error, fail, log_warnings};
+use super::output::{FAILED, exit_with_error, fail, log_warnings};
 
 /// Prints the links that a filter selects; with `watch` also later changes, until Ctrl-C.
 pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, watch: bool) -> ExitCode {

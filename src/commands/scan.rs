@@ -3,16 +3,16 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use lb_linker::app::link_reader::LinkReader;
-use lb_linker::cli::flags::Flags;
-use lb_linker::links::output::json;
-use lb_linker::model::excerpt::printable;
-use lb_linker::scan::annotate::annotate;
-use lb_linker::scan::report::report;
-use lb_linker::scan::{ScanScope, scan};
-use lb_linker::sync::k8s::client::connect;
+use crate::app::link_reader::LinkReader;
+use crate::cli::flags::Flags;
+use crate::links::output::json;
+use crate::model::excerpt::printable;
+use crate::scan::annotate::annotate;
+use crate::scan::report::report;
+use crate::scan::{ScanScope, scan};
+use crate::sync::k8s::client::connect;
 
-use super::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings, print_problem};
+use super::output::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings, print_problem};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ScanOutput {

@@ -3,23 +3,23 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use crate::app::link_reader::{LinkReader, zones_of_links};
+use crate::cli::flags::Flags;
+use crate::links::LinkFilter;
+use crate::links::view::views;
+use crate::model::excerpt::printable;
+use crate::model::hostname::to_presentation;
+use crate::stub::apply::write;
+use crate::stub::changes::{PlannedChange, diff, to_apply, to_remove};
+use crate::stub::cluster::read;
+use crate::stub::own_service::forwarding;
+use crate::stub::platform::{ClusterDns, KUBE_SYSTEM, Resolver};
+use crate::stub::report::report;
+use crate::stub::{Forwarding, verify};
+use crate::sync::k8s::client::connect;
 use kube::Client;
-use lb_linker::app::link_reader::{LinkReader, zones_of_links};
-use lb_linker::cli::flags::Flags;
-use lb_linker::links::LinkFilter;
-use lb_linker::links::view::views;
-use lb_linker::model::excerpt::printable;
-use lb_linker::model::hostname::to_presentation;
-use lb_linker::stub::apply::write;
-use lb_linker::stub::changes::{PlannedChange, diff, to_apply, to_remove};
-use lb_linker::stub::cluster::read;
-use lb_linker::stub::own_service::forwarding;
-use lb_linker::stub::platform::{ClusterDns, KUBE_SYSTEM, Resolver};
-use lb_linker::stub::report::report;
-use lb_linker::stub::{Forwarding, verify};
-use lb_linker::sync::k8s::client::connect;
 
-use super::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings, print_problem};
+use super::output::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings, print_problem};
 
 /// What `lb-linker stub` does.
 pub enum StubAction {

@@ -121,7 +121,7 @@ async fn snapshot_is_served_while_the_first_run_fails_or_hangs() {
     program.fails();
     let error = String::from_utf8(run_to_end(with_snapshot.clone()).stderr).unwrap();
     assert!(error.contains("/program\", failed: exit status: 1"), "there is no snapshot yet: {error}");
-    program.prints(&token(&stage.plane, "one").await);
+    program.prints(&token(&stage.plane, "four").await);
     let linker = Linker::start(&with_snapshot);
     linker.ready().await;
     let question = "web.default.lb.internal. CNAME";

@@ -1,0 +1,45 @@
+//! Exit codes, and what commands print beside their output.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use crate::app::error::RunError;
+use crate::model::excerpt::printable;
+
+/// The exit code for a failure at runtime, or for a cluster that lacks something.
+pub(super) const FAILED: u8 = 1;
+/// The exit code for invalid flags and files.
+pub(super) const BAD_INPUT: u8 = 2;
+
+/// The log filter of `links`, `scan` and `stub`: warnings, but none about single Services, because the output shows
+/// their states.
+const READING_LOG: &str = "warn,lb_linker::object_log=error,lb_linker::sync::events=error,\
+    lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
+
+/// Prints a question to stderr. Returns whether the answer on stdin begins with y or Y.
+pub(super) fn confirm(question: &str) -> bool {
+    let _ = write!(std::io::stderr(), "{question} [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).is_ok()
+        && answer.trim_start().to_ascii_lowercase().starts_with('y')
+}
+
+/// Starts the log of `links`, `scan` or `stub` on stderr: warnings and errors about reading the cluster.
+pub(super) fn log_warnings() {
+    let warnings = tracing_subscriber::fmt().with_env_filter(READING_LOG).with_writer(std::io::stderr);
+    warnings.with_target(false).with_ansi(std::io::stderr().is_terminal()).init();
+}
+
+pub(super) fn fail(error: &RunError) -> ExitCode {
+    exit_with_error(&error.to_string(), if error.is_input() { BAD_INPUT } else { FAILED })
+}
+
+pub(super) fn exit_with_error(problem: &str, code: u8) -> ExitCode {
+    print_problem(problem);
+    ExitCode::from(code)
+}
+
+pub(super) fn print_problem(problem: &str) {
+    // Ignore EPIPE: stderr may be closed (`2>&1 | head`).
+    let _ = writeln!(std::io::stderr(), "lb-linker: {}", printable(problem, &['\n', '\t']));
+}
