@@ -1,6 +1,6 @@
 //! Log lines about single objects, such as Services, whatever causes them. An object and a namespace have a share of the
 //! lines of each minute. The newest line about an object that is above a share is logged in a later minute; the other
-//! ones are counted, and the number is logged at the end of the minute. The lines of [`ObjectLog::takes`] are only counted.
+//! ones are counted, and the number is logged at the end of the minute. The lines of `ObjectLog::takes` are only counted.
 
 use std::collections::HashMap;
 use std::fmt::Display;

@@ -86,30 +86,15 @@ impl SerialClient {
         }
     }
 
-    /// Repeats a query until the answer has the target that `change` set. Returns `None` after the timeout.
-    pub fn until(&mut self, question: &mut [u8], change: u64, timeout: Duration) -> Option<FirstSeen> {
+    /// Repeats a query until the answer has the target that `change` set. Returns the time of that answer, or `None`
+    /// after the timeout.
+    pub fn until(&mut self, question: &mut [u8], change: u64, timeout: Duration) -> Option<Instant> {
         let begun = Instant::now();
-        let mut first = None;
-        loop {
-            let seen = self.ask(question);
-            let at = Instant::now();
-            let at_once = first.is_none();
-            let first = *first.get_or_insert(at);
-            if seen == Some(change) {
-                return Some(FirstSeen { at, first: first - begun, at_once });
-            }
-            if at - begun > timeout {
-                return None;
+        while begun.elapsed() <= timeout {
+            if self.ask(question) == Some(change) {
+                return Some(Instant::now());
             }
         }
+        None
     }
-}
-
-/// The time at which a change was visible in DNS.
-pub struct FirstSeen {
-    pub at: Instant,
-    /// The time until the first query is answered, whatever the answer, or has timed out.
-    pub first: Duration,
-    /// Whether the first answer had the change.
-    pub at_once: bool,
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::dns::{SerialClient, change_of};
-use crate::figures::{Verdicts, millis};
+use crate::figures::{Results, millis};
 use crate::harness::deploy;
 use crate::harness::dns::{FaultyUpstream, address};
 use crate::harness::linker::Linker;
@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 /// The first change number of this part. Other parts use other numbers for the same Services.
 const FIRST: u64 = 900_000;
 
-pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
+pub fn run(plane: &mut Plane, results: &mut Results) {
     plane.grow(OBJECTS);
     let crd = deploy().join("crd");
     plane.control_plane.kubectl(&["apply", "-f", crd.to_str().expect("a UTF-8 path")]);
@@ -51,20 +51,14 @@ pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     let after = writes(&linker);
     thread::sleep(QUIET);
     let later = writes(&linker);
-    println!();
-    let bound = |verdicts: &mut Verdicts, what: &str, value, bound, unit: &str| {
-        verdicts.at_most(
-            &format!("{OBJECTS} ExternalTargets with new hostnames: {what}"),
-            value,
-            bound,
-            unit,
-        );
+    let bound = |results: &mut Results, what: &str, value, bound, unit: &str| {
+        results.at_most(&format!("{OBJECTS} ExternalTargets with new hostnames: {what}"), value, bound, unit);
     };
-    bound(verdicts, "DNS and external targets", took, 30.0, "s");
-    bound(verdicts, "statuses", after.0 - before.0, 2_500.0, "writes");
-    bound(verdicts, "external targets", after.1 - before.1, 2_100.0, "writes");
+    bound(results, "DNS and external targets", took, 30.0, "s");
+    bound(results, "statuses", after.0 - before.0, 2_500.0, "writes");
+    bound(results, "external targets", after.1 - before.1, 2_100.0, "writes");
     let rest = later.0 + later.1 - after.0 - after.1;
-    bound(verdicts, "the minute after", rest, 0.0, "writes");
+    bound(results, "the minute after", rest, 0.0, "writes");
 }
 
 /// Gives every Service the hostname of a change.

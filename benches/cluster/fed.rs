@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::dns::host;
-use crate::figures::Verdicts;
+use crate::figures::Results;
 use crate::load::Change;
 use crate::plane::{LINKS, check, link_question, namespace};
 use crate::process::Cpu;
@@ -33,7 +33,7 @@ const STEP: u64 = 5;
 const COREFILE: &str = "lb.internal {\nprometheus\nlb_linker\n}\n. {\nprometheus\nerrors\n}\n";
 
 /// Serves DNS from a store of this process, and measures rounds with and without changes of the store.
-pub fn run(verdicts: &mut Verdicts) {
+pub fn run(results: &mut Results) {
     let store = Store::new(OnGone::Kept);
     store.replace(None, (0..LINKS).map(|link| observed(link, 0)).collect(), vec![], &HashSet::default());
     store.set_synced();
@@ -73,7 +73,7 @@ pub fn run(verdicts: &mut Verdicts) {
         first += 1_000_000;
     }
     stop.cancel();
-    report("1,000 changes a second fed to the store", &rounds, verdicts);
+    report("1,000 changes a second fed to the store", &rounds, results);
 }
 
 /// Applies one change after the other until `end`, and sends each change to `made` with its start time. Returns the

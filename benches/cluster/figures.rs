@@ -1,7 +1,8 @@
 //! Percentiles, tables, and the comparison with the bounds.
 
-use std::fmt::Write;
 use std::time::Instant;
+
+use crate::page;
 
 /// Returns the time between two moments in milliseconds; negative if `to` is earlier.
 pub fn millis(from: Instant, to: Instant) -> f64 {
@@ -34,10 +35,6 @@ impl Spread {
         self.0.get(rank.clamp(1, self.0.len().max(1)) - 1).copied().unwrap_or(f64::NAN)
     }
 
-    pub fn mean(&self) -> f64 {
-        self.0.iter().sum::<f64>() / self.0.len() as f64
-    }
-
     pub fn median(&self) -> f64 {
         self.at(0.5)
     }
@@ -50,53 +47,46 @@ impl Spread {
     }
 }
 
-/// A text table. The first column is left-aligned, the others are right-aligned.
+/// A table. The first column is left-aligned, the others are right-aligned.
 pub struct Table {
+    head: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     pub fn new(head: &[&str]) -> Self {
-        Self { rows: vec![head.iter().map(|cell| (*cell).to_owned()).collect()] }
+        Self { head: head.iter().map(|&cell| cell.to_owned()).collect(), rows: Vec::new() }
     }
 
     pub fn row(&mut self, name: &str, cells: impl IntoIterator<Item = String>) {
         self.rows.push(std::iter::once(name.to_owned()).chain(cells).collect());
     }
-
-    pub fn print(&self, title: &str) {
-        let columns = self.rows[0].len();
-        let width =
-            |column: usize| self.rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max();
-        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-        println!("\n{title}");
-        for row in &self.rows {
-            let mut line = String::new();
-            for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                let _ =
-                    if at == 0 { write!(line, "  {cell:<width$}") } else { write!(line, "  {cell:>width$}") };
-            }
-            println!("{}", line.trim_end());
-        }
-    }
 }
 
-/// The results of the comparisons with bounds. Each result is printed at once, and again at the end.
+/// Tables, and comparisons with bounds. [`Results::text`] has all of them; each comparison is printed at once, too.
 #[derive(Default)]
-pub struct Verdicts(Vec<String>);
+pub struct Results {
+    tables: String,
+    verdicts: String,
+}
 
-impl Verdicts {
-    pub fn at_most(&mut self, what: &str, value: f64, bound: f64, unit: &str) {
-        let verdict = if value <= bound { "holds" } else { "FALLS SHORT" };
-        let line = format!("{verdict:<11}  {what}: {value:.2} {unit}, bound {bound:.2} {unit}");
-        println!("{line}");
-        self.0.push(line);
+impl Results {
+    pub fn table(&mut self, title: &str, table: Table) {
+        let head: Vec<&str> = table.head.iter().map(String::as_str).collect();
+        let text = format!("{title}:\n\n{}\n", page::table(&head, table.rows.into_iter()).trim_end());
+        self.tables += &text;
+        self.tables.push('\n');
     }
 
-    pub fn print(&self) {
-        println!("\nBounds");
-        for line in &self.0 {
-            println!("  {line}");
-        }
+    pub fn at_most(&mut self, what: &str, value: f64, bound: f64, unit: &str) {
+        let verdict = if value <= bound { "holds" } else { "falls short" };
+        let line = format!("- {verdict}: {what}: {value:.2} {unit}, at most {bound:.2} {unit}\n");
+        eprint!("{line}");
+        self.verdicts += &line;
+    }
+
+    /// Returns all of it as Markdown.
+    pub fn text(&self) -> String {
+        format!("{}### Bounds of the cluster\n\n{}", self.tables, self.verdicts)
     }
 }

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::figures::{Spread, Table, Verdicts, millis};
+use crate::figures::{Results, Spread, Table, millis};
 use crate::harness::linker::run_to_end_with;
 use crate::plane::{LINKS, Plane, TARGETS, ready};
 
 const RUNS: usize = 7;
 
-pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
+pub fn run(plane: &mut Plane, results: &mut Results) {
     plane.grow(LINKS);
     let linker = plane.linker(&["--sync", "off"]);
     ready(&linker, Duration::from_millis(20));
@@ -27,15 +27,14 @@ pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     let [told, read] = times.map(Spread::of);
     table.row("lb-linker links, from a running lb-linker", told.cells());
     table.row("lb-linker links, from the API server", read.cells());
-    table.print(&format!("Listing {LINKS} links"));
-    println!();
-    verdicts.at_most(
+    results.table(&format!("Listing {LINKS} links"), table);
+    results.at_most(
         &format!("list {LINKS} links of a running lb-linker, median"),
         told.median(),
         1000.0,
         "ms",
     );
-    verdicts.at_most(&format!("list {LINKS} links from the API server, median"), read.median(), 1000.0, "ms");
+    results.at_most(&format!("list {LINKS} links from the API server, median"), read.median(), 1000.0, "ms");
 }
 
 /// Lists all links, from the API server of `kubeconfig` or else from the running lb-linker with the admin address

@@ -18,6 +18,8 @@ mod harness;
 mod links;
 mod load;
 mod memory;
+#[path = "../page.rs"]
+mod page;
 mod plane;
 mod process;
 mod propagation;
@@ -25,8 +27,10 @@ mod start;
 mod storm;
 
 use std::env::var;
+use std::process::Command;
 
-use figures::Verdicts;
+use figures::Results;
+use harness::programs::programs;
 use plane::Plane;
 
 /// The parts in their order: later parts reuse the objects of earlier parts, and `memory-idle` needs a cluster without
@@ -60,33 +64,52 @@ fn main() {
             std::process::exit(2);
         }
     };
-    let mut verdicts = Verdicts::default();
+    let mut results = Results::default();
     let (store_storm, parts): (Vec<&str>, Vec<&str>) =
         parts.into_iter().partition(|part| *part == "storm-store");
     // This part needs no control plane, which would use CPU time.
     if !store_storm.is_empty() {
         eprintln!("--- storm-store");
-        fed::run(&mut verdicts);
+        fed::run(&mut results);
     }
     if !parts.is_empty() {
-        with_plane(&parts, changes, &mut verdicts);
+        with_plane(&parts, changes, &mut results);
     }
-    verdicts.print();
+    let text = results.text();
+    println!("{text}");
+    if page::is_written()
+        && let Err(problem) = page::write("cluster", &format!("{}\n{text}", page::measured_with(versions())))
+    {
+        eprintln!("bench: {problem}");
+        std::process::exit(1);
+    }
 }
 
-fn with_plane(parts: &[&str], changes: usize, verdicts: &mut Verdicts) {
+/// Returns the versions of the programs beside lb-linker.
+fn versions() -> Vec<String> {
+    let programs = programs();
+    let said = |program, argument| page::said(Command::new(program).arg(argument));
+    let first = |said: String| said.lines().next().unwrap_or_default().trim().to_owned();
+    vec![
+        first(said(&programs.kube_apiserver, "--version")),
+        first(said(&programs.etcd, "--version")),
+        first(said(&programs.coredns, "-version")),
+    ]
+}
+
+fn with_plane(parts: &[&str], changes: usize, results: &mut Results) {
     let mut plane = Plane::start();
     for part in parts {
         eprintln!("--- {part}");
         match *part {
-            "memory-idle" => memory::idle(&plane, verdicts),
-            "memory-10k" => memory::many(&mut plane, verdicts),
-            "start" => start::run(&mut plane, verdicts),
-            "links" => links::run(&mut plane, verdicts),
-            "propagation" => propagation::run(&mut plane, changes, verdicts),
-            "storm-api" => storm::run(&mut plane, verdicts),
-            "memory-100k" => memory::very_many(&mut plane, verdicts),
-            _ => external_targets::run(&mut plane, verdicts),
+            "memory-idle" => memory::idle(&plane, results),
+            "memory-10k" => memory::many(&mut plane, results),
+            "start" => start::run(&mut plane, results),
+            "links" => links::run(&mut plane, results),
+            "propagation" => propagation::run(&mut plane, changes, results),
+            "storm-api" => storm::run(&mut plane, results),
+            "memory-100k" => memory::very_many(&mut plane, results),
+            _ => external_targets::run(&mut plane, results),
         }
     }
 }

@@ -72,14 +72,6 @@ impl Cpu {
     pub fn total(&self) -> f64 {
         self.0.values().sum()
     }
-
-    pub fn of_group(&self, name: &str) -> f64 {
-        self.0.get(name).copied().unwrap_or(0.0)
-    }
-
-    pub fn groups(&self) -> impl Iterator<Item = (&str, f64)> {
-        self.0.iter().map(|(name, seconds)| (&**name, *seconds))
-    }
 }
 
 /// Returns `utime` plus `stime` in units of 10 ms: fields 14 and 15 of the file. Field 2 is a name in parentheses,

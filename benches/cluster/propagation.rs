@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::api::{Seen, Watch};
-use crate::dns::{FirstSeen, SerialClient, change_of, host};
-use crate::figures::{Spread, Table, Verdicts, millis};
+use crate::dns::{SerialClient, change_of, host};
+use crate::figures::{Results, Spread, Table, millis};
 use crate::load::Load;
 use crate::plane::{
     LINKS, PEER, Plane, TARGETS, link_question, namespace, peer_question, services, status, status_patch,
@@ -35,21 +35,10 @@ struct Times {
     /// From the response to a PATCH until the benchmark's watch reports the change: of a load balancer, and of an
     /// ExternalName Service.
     watch_events: [Vec<f64>; 2],
-    /// The time until the first answer of lb-linker and of CoreDNS.
-    first: [Vec<f64>; 2],
-    /// The number of changes that the first answer already showed, for lb-linker and for CoreDNS.
-    at_once: [usize; 2],
-}
-
-impl Times {
-    fn record_first(&mut self, server: usize, reached: &FirstSeen) {
-        self.first[server].push(reached.first.as_secs_f64() * 1e3);
-        self.at_once[server] += usize::from(reached.at_once);
-    }
 }
 
 /// Measures without and with other queries.
-pub fn run(plane: &mut Plane, changes: usize, verdicts: &mut Verdicts) {
+pub fn run(plane: &mut Plane, changes: usize, results: &mut Results) {
     plane.grow(LINKS);
     plane.grow_peers(PEERS);
     let linker = plane.synced_linker();
@@ -70,9 +59,9 @@ pub fn run(plane: &mut Plane, changes: usize, verdicts: &mut Verdicts) {
         measure(plane, changes, &mut change, servers, &watches, &mut times);
         drop(watches);
         for (name, load) in ["lb-linker", "CoreDNS"].iter().zip(load.into_iter().flatten()) {
-            println!("{name} meanwhile: {}", load.stop());
+            eprintln!("{name} meanwhile: {}", load.stop());
         }
-        report(what, times, verdicts);
+        report(what, times, results);
     }
 }
 
@@ -96,8 +85,7 @@ fn measure(
                 let answered = api.must("PATCH", &path, &patch);
                 let seen = theirs.until(&mut peer_question(peer), *change, EVENT_TIMEOUT);
                 let seen = seen.expect("CoreDNS answers the new target");
-                times.coredns.push(millis(answered, seen.at));
-                times.record_first(1, &seen);
+                times.coredns.push(millis(answered, seen));
                 times.watch_events[1].push(millis(answered, wait_for_event(&names.seen, PEER, *change)));
             } else {
                 // Spread the changes over all links.
@@ -105,8 +93,7 @@ fn measure(
                 let answered = api.must("PATCH", &status(link), &status_patch(*change, link));
                 let seen = ours.until(&mut link_question(link), *change, EVENT_TIMEOUT);
                 let seen = seen.expect("lb-linker answers the new target");
-                times.ours.push(millis(answered, seen.at));
-                times.record_first(0, &seen);
+                times.ours.push(millis(answered, seen));
                 times.watch_events[0]
                     .push(millis(answered, wait_for_event(&balancers.seen, &namespace(link), *change)));
                 times.written.push(millis(answered, wait_for_event(&names.seen, TARGETS, *change)));
@@ -135,18 +122,14 @@ fn wait_for_event(seen: &Receiver<Seen>, namespace: &str, change: u64) -> Instan
     }
 }
 
-fn report(what: &str, times: Times, verdicts: &mut Verdicts) {
-    let number = times.ours.len();
+fn report(what: &str, times: Times, results: &mut Results) {
     let [balancers, names] = times.watch_events;
-    let [first_ours, first_theirs] = times.first;
     let rows = [
         ("PATCH answered → lb-linker answers the new target", Spread::of(times.ours)),
         ("PATCH answered → CoreDNS answers the new target", Spread::of(times.coredns)),
         ("PATCH answered → ExternalName written", Spread::of(times.written)),
         ("PATCH answered → a watch tells of the load balancer", Spread::of(balancers)),
         ("PATCH answered → a watch tells of CoreDNS's Service", Spread::of(names)),
-        ("first question after that → lb-linker's answer", Spread::of(first_ours)),
-        ("first question after that → CoreDNS's answer", Spread::of(first_theirs)),
     ];
     let mut table = Table::new(&["milliseconds", "changes", "p50", "p90", "p99", "max"]);
     let mut spreads = HashMap::new();
@@ -154,17 +137,14 @@ fn report(what: &str, times: Times, verdicts: &mut Verdicts) {
         table.row(name, spread.cells());
         spreads.insert(name, spread);
     }
-    table.print(&format!("Propagation, {LINKS} links, {what}"));
-    let [ours, theirs] = times.at_once;
-    println!("  answered by the first question: lb-linker {ours}, CoreDNS {theirs} of {number}\n");
+    results.table(&format!("Propagation, {LINKS} links, {what}"), table);
     let at = |name: &str, share| spreads[name].at(share);
     let (ours, theirs) = (
         "PATCH answered → lb-linker answers the new target",
         "PATCH answered → CoreDNS answers the new target",
     );
     let written = "PATCH answered → ExternalName written";
-    verdicts.at_most(&format!("{ours}, p50, {what}"), at(ours, 0.5), at(theirs, 0.5) + 0.1, "ms");
-    verdicts.at_most(&format!("{ours}, p99, {what}"), at(ours, 0.99), at(theirs, 0.99) + 0.5, "ms");
-    verdicts.at_most(&format!("{written}, p50, {what}"), at(written, 0.5), 5.0, "ms");
-    verdicts.at_most(&format!("{written}, p99, {what}"), at(written, 0.99), 25.0, "ms");
+    results.at_most(&format!("{ours}, p50, {what}"), at(ours, 0.5), at(theirs, 0.5) + 0.1, "ms");
+    results.at_most(&format!("{written}, p50, {what}"), at(written, 0.5), 5.0, "ms");
+    results.at_most(&format!("{written}, p99, {what}"), at(written, 0.99), 25.0, "ms");
 }

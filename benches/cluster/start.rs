@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::figures::{Spread, Table, Verdicts, millis};
+use crate::figures::{Results, Spread, Table, millis};
 use crate::plane::{LINKS, Plane, check, ready};
 
 const RUNS: usize = 7;
 
-pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
+pub fn run(plane: &mut Plane, results: &mut Results) {
     plane.grow(LINKS);
     // Writes all external targets before the measured runs, so that these have nothing to write.
     drop(plane.synced_linker());
@@ -27,8 +27,7 @@ pub fn run(plane: &mut Plane, verdicts: &mut Verdicts) {
     let [on, off] = times.map(Spread::of);
     table.row("exec → ready, --sync on", on.cells());
     table.row("exec → ready, --sync off", off.cells());
-    table.print(&format!("Start with {LINKS} links in the API server"));
-    println!();
-    verdicts.at_most(&format!("ready with {LINKS} links, median, --sync on"), on.median(), 1000.0, "ms");
-    verdicts.at_most(&format!("ready with {LINKS} links, median, --sync off"), off.median(), 1000.0, "ms");
+    results.table(&format!("Start with {LINKS} links in the API server"), table);
+    results.at_most(&format!("ready with {LINKS} links, median, --sync on"), on.median(), 1000.0, "ms");
+    results.at_most(&format!("ready with {LINKS} links, median, --sync off"), off.median(), 1000.0, "ms");
 }

@@ -33,8 +33,6 @@ impl CoreShares {
 pub struct LoadResult {
     /// Microseconds of CPU per query.
     pub cpu: f64,
-    /// The share of the time in which the core was busy with any process.
-    pub busy: f64,
     /// The share of the time in which the core was busy with the server.
     pub own: f64,
     /// The share of the time in which the core was busy with other processes.

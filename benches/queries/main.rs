@@ -15,6 +15,7 @@ mod floor;
 mod harness;
 mod latency;
 mod load;
+#[path = "../page.rs"]
 mod page;
 mod plan;
 mod report;
@@ -23,6 +24,7 @@ mod servers;
 mod sets;
 mod spread;
 mod verdicts;
+mod versions;
 
 use std::process::ExitCode;
 

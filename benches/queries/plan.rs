@@ -16,7 +16,7 @@ use crate::harness::programs::programs;
 use crate::rounds::Measured;
 use crate::servers::{Environment, Programs, Server, start_upstream};
 use crate::sets::{NAMES, Names, Set, service, target};
-use crate::{cpu, fixtures, page, report, verdicts};
+use crate::{cpu, fixtures, page, report, verdicts, versions};
 
 /// The settings from the environment.
 pub struct Settings {
@@ -36,7 +36,7 @@ impl Settings {
         Ok(Self {
             rounds: number("BENCH_ROUNDS", 9.0)?.max(1.0) as usize,
             time: Duration::from_secs_f64(number("BENCH_SECONDS", 2.0)?.max(0.1)),
-            write: env::var("BENCH_WRITE").is_ok_and(|value| !value.is_empty() && value != "0"),
+            write: page::is_written(),
             only: only
                 .split(',')
                 .map(|word| word.trim().to_owned())
@@ -114,16 +114,16 @@ pub fn run() -> Result<(), String> {
             continue;
         }
         let measured = measure(&stage, &settings, &dnsperf, set, &rows);
-        let tables = report::tables(&measured);
-        println!("{tables}");
-        text += &format!("{tables}\n");
+        let table = report::table_of(&measured);
+        println!("{table}");
+        text += &format!("{table}\n");
         all.push(measured);
     }
     let verdicts: String = verdicts::lines(&all).iter().map(|line| format!("- {line}\n")).collect();
     println!("{verdicts}");
     if settings.write {
-        let machine = page::machine(&stage.programs, &dnsperf);
-        page::write(&format!("{machine}\n{text}### Bounds\n\n{verdicts}"))?;
+        let machine = page::measured_with(versions::of(&stage.programs, &dnsperf));
+        page::write("queries", &format!("{machine}\n{text}### Bounds of the queries\n\n{verdicts}"))?;
     }
     let problems: usize = all.iter().map(|measured| measured.problems.len()).sum();
     if problems == 0 { Ok(()) } else { Err(format!("{problems} rows of the tables are missing, see above")) }

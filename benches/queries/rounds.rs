@@ -143,7 +143,6 @@ impl Meter {
         let core = Core::shares_since(self.core, cpu::SERVER);
         LoadResult {
             cpu: used / answered,
-            busy: core.busy(own),
             own,
             other_processes: core.other_processes(own),
             per_second: answered / seconds,
