@@ -61,6 +61,7 @@ fn is_own_in(name: &str, users: &[&str]) -> bool {
     command.arg(etc.path()).arg(current_exe().unwrap()).args(["--exact", name, "--nocapture"]);
     let output = command.env(INSIDE, "1").output().expect("there is unshare, of util-linux");
     let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(!out.contains("running 0 tests"), "no test has the name {name}");
     assert!(
         out.contains("running 1 test"),
         "this test needs user, mount and network namespaces: run it as root, or let users make them (sysctl \

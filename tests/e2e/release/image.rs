@@ -191,7 +191,7 @@ fn deployed(plane: &ControlPlane) -> (Vec<String>, Vec<(String, String)>, Value)
 #[tokio::test]
 async fn image_runs_with_the_settings_of_deploy() {
     programs();
-    if !network::is_own_with_users("image::image_runs_with_the_settings_of_deploy") {
+    if !network::is_own_with_users("release::image::image_runs_with_the_settings_of_deploy") {
         return;
     }
     serve_names(network::on_far_host(|| UdpSocket::bind((FAR.0, 53)).unwrap()));
