@@ -50,7 +50,7 @@ impl Drop for Lent {
     }
 }
 
-/// The control planes that no test uses, the one that was used last at the end.
+/// The free control planes, in the order in which they were returned.
 static FREE: Mutex<Vec<Pooled>> = Mutex::new(Vec::new());
 
 /// Each takes about 400 MB.

@@ -186,17 +186,17 @@ async fn slow_look_up_counts_against_the_client_quota() {
     assert_eq!(ask("10.0.0.2", "api.default.lb.internal. A").await, Some(Ede::NO_UPSTREAM.text));
 }
 
+/// Looks up the target of the Service `web` as after a change of its link.
+async fn prefetch(context: &TestServer) {
+    let links = LbLinker::all_of(&context.server).remove(0);
+    let (link, query) = (ServiceKey::new("default", "web"), Query::query(name("t.example."), RecordType::A));
+    links.prefetch(&context.server, &link, query).await;
+}
+
 #[tokio::test]
 async fn prefetch_without_a_responsible_block_counts_no_failure() {
     let context = context(LINKS);
-    let links = LbLinker::all_of(&context.server).remove(0);
-    links
-        .prefetch(
-            &context.server,
-            &ServiceKey::new("default", "web"),
-            Query::query(name("t.example."), RecordType::A),
-        )
-        .await;
+    prefetch(&context).await;
     assert_eq!(context.metrics("targets_failing"), ["lb_linker_dns_targets_failing 0"]);
 }
 
@@ -206,15 +206,8 @@ async fn prefetch_fills_the_cache_regardless_of_acl() {
         "{LINKS}. {{\nacl {{\nallow net 10.0.0.0/8\nblock\n}}\ncache\n\
          template IN A {{\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"\n}}\n}}\n"
     ));
-    let links = LbLinker::all_of(&context.server).remove(0);
     let hits = || context.metrics("coredns_cache_hits_total{");
-    links
-        .prefetch(
-            &context.server,
-            &ServiceKey::new("default", "web"),
-            Query::query(name("t.example."), RecordType::A),
-        )
-        .await;
+    prefetch(&context).await;
     assert!(hits().iter().all(|line| line.ends_with(" 0")), "{:?}", hits());
     // The acl applies to the client's query.
     let denied = context.clone().from("192.0.2.7").ask("web.default.lb.internal. A").await;
