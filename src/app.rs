@@ -57,7 +57,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     flags.upstreams()?;
     let corefile_source = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile());
     let corefile = corefile_source.read()?;
-    let zones = corefile.link_zones()?;
+    let zones = corefile.link_zones(&flags.hostname_policy.cluster_domain)?;
     flags.check_zones(&zones)?;
     let hostname_policy = flags.hostname_policy(&zones);
     let mistyped = mistyped_variables(corefile.variables());

@@ -122,8 +122,8 @@ enum Command {
     /// Let the DNS of the cluster forward the zones to lb-linker, and find where that fails
     ///
     /// Prints what to add for each part of the cluster's DNS, with the cluster IP of lb-linker's Service, and changes
-    /// nothing. --apply adds it to the ConfigMaps of CoreDNS and NodeLocal DNSCache, unless another tool manages them;
-    /// --remove takes it out again; both print the differences and ask first. --verify asks lb-linker, CoreDNS,
+    /// nothing. --apply adds it to the ConfigMaps of CoreDNS and NodeLocal DNSCache, unless another tool manages them,
+    /// beside what they have for other zones; --remove takes it out again; both print the differences and ask first. --verify asks lb-linker, CoreDNS,
     /// NodeLocal DNSCache and the resolver of the Pod for the name of a load balancer; run it in a Pod, such as
     /// lb-linker's. The zones are those of --zone or --corefile, as for `run`; --verify also uses the other
     /// flags about links.
@@ -135,7 +135,7 @@ enum Command {
         /// Add the zones to the ConfigMaps of CoreDNS and NodeLocal DNSCache
         #[arg(long, conflicts_with = "manifests")]
         apply: bool,
-        /// Remove what --apply has added
+        /// Remove what --apply has added for the zones
         #[arg(long, conflicts_with_all = ["apply", "manifests"])]
         remove: bool,
         /// Ask each resolver, and name the first that answers wrongly; exit code 1 if there is one

@@ -46,7 +46,7 @@ pub fn zones_of_links(flags: &Flags) -> Result<Vec<Name>, RunError> {
 fn read_zones(flags: &Flags) -> Result<Vec<LinkZone>, RunError> {
     flags.validate()?;
     let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
-    let zones = corefile.link_zones()?;
+    let zones = corefile.link_zones(&flags.hostname_policy.cluster_domain)?;
     flags.check_zones(&zones)?;
     Ok(zones)
 }

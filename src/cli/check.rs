@@ -106,7 +106,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
 /// its warnings.
 fn check_corefile(flags: &Flags) -> Result<(Vec<LinkZone>, LoadedCorefile, Vec<CorefileError>), InputError> {
     let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
-    let zones = corefile.link_zones()?;
+    let zones = corefile.link_zones(&flags.hostname_policy.cluster_domain)?;
     flags.check_zones(&zones)?;
     let origins = zones.iter().map(|zone| &zone.origin);
     let context = ServerContext::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(origins)))?;

@@ -18,6 +18,7 @@ use crate::cli::selector::selector;
 use crate::cli::upstream_flag::UpstreamSpec;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::query_log::LineFormat;
+use crate::model::cluster_domain::conflict;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::names;
@@ -251,7 +252,7 @@ pub struct Flags {
     #[arg(long, value_name = "PATH", env = "LB_LINKER_COREFILE", help_heading = "DNS")]
     pub corefile: Option<PathBuf>,
 
-    /// Zone to answer for; may be repeated
+    /// Zone to answer for, outside of --cluster-domain; may be repeated
     #[arg(
         long = "zone",
         value_name = "ZONE",
@@ -388,6 +389,9 @@ pub enum ConfigError {
          hyphens only; give another zone first"
     )]
     Tombstone(String),
+    /// A zone has names of the cluster's own domain.
+    #[error("--zone {0}")]
+    ClusterDomain(String),
     #[error("--zone {0} is given twice")]
     ZoneTwice(String),
     #[error("--listen {0} is given twice")]
@@ -415,9 +419,16 @@ impl Flags {
     /// Checks the flags in combination.
     ///
     /// # Errors
-    /// If zones overlap, an address is given twice, or other flags exclude each other.
+    /// If zones overlap with each other or with the cluster's domain, an address is given twice, or other flags exclude
+    /// each other.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.election_config()?;
+        // With a Corefile, the flag isn't used.
+        let zones = self.zones.iter().filter(|_| self.corefile.is_none());
+        let mut conflicts = zones.filter_map(|zone| conflict(zone, &self.hostname_policy.cluster_domain));
+        if let Some(conflict) = conflicts.next() {
+            return Err(ConfigError::ClusterDomain(conflict));
+        }
         for (i, outer) in self.zones.iter().enumerate() {
             if self.zones[..i].contains(outer) {
                 return Err(ConfigError::ZoneTwice(to_presentation(outer)));

@@ -49,7 +49,7 @@ pub struct HostnamePolicyFlags {
     )]
     pub tcp_check_namespaces: Vec<String>,
 
-    /// Domain of the cluster's own names, which are never a target
+    /// Domain of the cluster's own names, which are never a target, and in no zone of lb-linker
     #[arg(
         long,
         value_name = "DOMAIN",

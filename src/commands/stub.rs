@@ -10,7 +10,7 @@ use crate::links::view::views;
 use crate::model::excerpt::printable;
 use crate::model::hostname::to_presentation;
 use crate::stub::apply::write;
-use crate::stub::changes::{PlannedChange, diff, to_apply, to_remove};
+use crate::stub::changes::{Change, PlannedChange, diff, kubernetes_conflict, to_apply, to_remove};
 use crate::stub::cluster::read;
 use crate::stub::own_service::forwarding;
 use crate::stub::platform::{ClusterDns, KUBE_SYSTEM, Resolver};
@@ -47,7 +47,12 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
         );
     }
     log_warnings();
-    let zones: Vec<String> = match zones_of_links(&flags) {
+    let zones = match &action {
+        // Whatever the zones are: a block that does harm has to go, too.
+        StubAction::Remove { .. } if flags.corefile.is_none() => Ok(flags.zones.clone()),
+        _ => zones_of_links(&flags),
+    };
+    let zones: Vec<String> = match zones {
         Ok(zones) => zones.iter().map(to_presentation).collect(),
         Err(error) => return fail(&error),
     };
@@ -61,6 +66,10 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     }
     if !notices.is_empty() && matches!(action, StubAction::Apply { .. } | StubAction::Remove { .. }) {
         return exit_with_error("nothing was changed, because not all objects could be read", FAILED);
+    }
+    let conflict = kubernetes_conflict(&dns, &zones);
+    if let Some(conflict) = conflict.filter(|_| !matches!(action, StubAction::Remove { .. })) {
+        return exit_with_error(&conflict, BAD_INPUT);
     }
     let is_complete = notices.is_empty();
     let own_namespace = flags.own_namespace();

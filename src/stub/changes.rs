@@ -6,19 +6,20 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use super::corefile::{Bind, Corefile, Listener, ZoneBlock, lines, listeners};
+use super::corefile::{Bind, Corefile, Listener, ZoneBlock, listeners, text_of_zones, zone_lines};
 use super::platform::{
     COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES, DnsComponent, KUBE_DNS, KUBE_SYSTEM,
     Resolver, manager,
 };
 use super::{DNS_PORT, Forwarding};
 use crate::dns::corefile::CorefileError;
+use crate::model::cluster_domain::{domain_name, overlap};
 
-/// The key of lb-linker's block in [`COREDNS_CUSTOM`].
+/// The key of lb-linker's blocks in [`COREDNS_CUSTOM`].
 pub const SERVER_KEY: &str = "lb-linker.server";
 /// The end of the key that keeps the value before the first change.
 const BACKUP: &str = ".before-lb-linker";
-/// The name of lb-linker's entry in `spec.servers` of OpenShift's DNS operator.
+/// The name of lb-linker's entry in `spec.servers` of OpenShift's DNS operator. Further ones have a number at the end.
 pub(super) const OPERATOR_SERVER: &str = "lb-linker";
 /// What node-cache replaces by the address of CoreDNS.
 const CLUSTER_DNS_PLACEHOLDER: &str = "__PILLAR__CLUSTER__DNS__";
@@ -128,37 +129,27 @@ fn try_core_dns(
     }
     let imports = corefile.imports_servers();
     let imported = if imports { parse_imported(dns)? } else { Vec::new() };
-    let listeners = listeners([&corefile].into_iter().chain(imported.iter().map(|(_, imported)| imported)))?;
+    let absent = config_map(COREDNS_CUSTOM);
+    let custom = dns.config_map(COREDNS_CUSTOM).unwrap_or(&absent);
+    let own_file = file_name(custom, SERVER_KEY);
+    let own = Corefile::parse(&own_file, value(custom, SERVER_KEY).filter(|_| imports).unwrap_or_default())?;
+    own.check_imports(&forwarding.zones, false)?;
+    let files = imported.iter().map(|(_, imported)| imported);
+    let listeners = listeners([&corefile, &own].into_iter().chain(files))?;
     let ports = ports(&listeners);
+    let restart = restart(&corefile, DEPLOYMENT);
+    // Blocks that were added before the Corefile had the import stay where they are.
+    let in_main = !imports || corefile.has_own(&forwarding.zones);
+    let (main_file, map, key) =
+        if in_main { (own_file, map, COREFILE) } else { (file_name(map, COREFILE), custom, SERVER_KEY) };
+    let (target, other) = if in_main { (corefile, own) } else { (own, corefile) };
     let mut foreign = Blocks::default();
+    foreign.extend(&main_file, other.blocks_of(&forwarding.zones, Some(&ports)));
     for (file, imported) in &imported {
         imported.check_imports(&forwarding.zones, false)?;
         foreign.extend(file, imported.blocks_of(&forwarding.zones, Some(&ports)));
     }
-    // Blocks that were added before the Corefile had the import stay where they are.
-    if !imports || corefile.has_own_block() {
-        return step_to_add(map, &corefile, forwarding, (&listeners, foreign), false);
-    }
-    foreign.extend(&file_name(map, COREFILE), corefile.blocks_of(&forwarding.zones, Some(&ports)));
-    let wanted = match foreign.missing(forwarding, &listeners) {
-        Err(wrong) => return Ok(PlannedChange::Refused(wrong)),
-        Ok(wanted) => wanted,
-    };
-    let absent = config_map(COREDNS_CUSTOM);
-    let custom = dns.config_map(COREDNS_CUSTOM).unwrap_or(&absent);
-    let after = (!wanted.is_empty()).then(|| lines(forwarding, &wanted, false));
-    Ok(if value(custom, SERVER_KEY) == after.as_deref() {
-        done(&format!("{KUBE_SYSTEM}/{COREDNS}"), forwarding)
-    } else {
-        step_of(
-            custom,
-            SERVER_KEY,
-            after.clone(),
-            after.unwrap_or_default(),
-            true,
-            restart(&corefile, DEPLOYMENT),
-        )
-    })
+    step_to_add((map, key), &target, forwarding, (&listeners, foreign), false, restart)
 }
 
 /// Returns what is to be done with NodeLocal DNSCache; `None` if it has no ConfigMap.
@@ -172,7 +163,8 @@ pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<PlannedCh
         let mut blocks = Blocks { accepted_upstreams: cluster_dns(dns, &corefile), ..Blocks::default() };
         // node-cache makes a block of its own for each of these domains.
         blocks.found.extend(stub_domains(dns, &forwarding.zones));
-        step_to_add(map, &corefile, forwarding, (&listeners([&corefile])?, blocks), true)
+        let restart = restart(&corefile, &workload(map));
+        step_to_add((map, COREFILE), &corefile, forwarding, (&listeners([&corefile])?, blocks), true, restart)
     };
     Some(step().unwrap_or_else(|error: CorefileError| PlannedChange::Refused(error.to_string())))
 }
@@ -180,63 +172,97 @@ pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<PlannedCh
 /// Returns what `--remove` does.
 #[must_use]
 pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<PlannedChange> {
-    let mut steps = Vec::new();
-    for map in [dns.config_map(COREDNS), dns.node_local()].into_iter().flatten() {
-        let Some(before) = value(map, COREFILE) else { continue };
-        steps.extend(
-            steps_to_remove(map, before, zones)
-                .unwrap_or_else(|error| vec![PlannedChange::Refused(error.to_string())]),
-        );
-    }
-    if let Some(map) = dns.config_map(COREDNS_CUSTOM)
-        && (value(map, SERVER_KEY).is_some() || value(map, &format!("{SERVER_KEY}{BACKUP}")).is_some())
-    {
-        let main = dns.config_map(COREDNS).and_then(|map| value(map, COREFILE)).unwrap_or_default();
-        let restart = Corefile::parse("", main).ok().and_then(|corefile| restart(&corefile, DEPLOYMENT));
-        steps.push(step_of(map, SERVER_KEY, former_servers(map), String::new(), false, restart));
+    let main = dns.config_map(COREDNS).and_then(|map| value(map, COREFILE)).unwrap_or_default();
+    let of_core_dns = Corefile::parse("", main).ok().and_then(|corefile| restart(&corefile, DEPLOYMENT));
+    let of_node_local = |map: &ConfigMap| {
+        let corefile = Corefile::parse("", value(map, COREFILE)?).ok()?;
+        restart(&corefile, &workload(map))
+    };
+    let places = [
+        dns.config_map(COREDNS).map(|map| (map, COREFILE, of_core_dns.clone())),
+        dns.node_local().map(|map| (map, COREFILE, of_node_local(map))),
+        dns.config_map(COREDNS_CUSTOM).map(|map| (map, SERVER_KEY, of_core_dns.clone())),
+    ];
+    let (mut steps, mut others) = (Vec::new(), BTreeSet::new());
+    for (map, key, restart) in places.into_iter().flatten() {
+        match steps_to_remove(map, key, zones, restart) {
+            Ok((found, of_others)) => {
+                steps.extend(found);
+                others.extend(of_others);
+            }
+            Err(error) => steps.push(PlannedChange::Refused(error.to_string())),
+        }
     }
     if steps.is_empty() {
-        steps.push(PlannedChange::Done(
-            "no ConfigMap of the cluster DNS has a block of lb-linker; what was added by hand has to be taken out by hand"
-                .to_owned(),
-        ));
+        let others: Vec<String> = others.into_iter().collect();
+        let others = if others.is_empty() {
+            String::new()
+        } else {
+            format!("; its blocks for {} stay, which another --zone takes out", others.join(", "))
+        };
+        steps.push(PlannedChange::Done(format!(
+            "no ConfigMap of the cluster DNS has a block of lb-linker for {}; what was added by hand has to be taken out by \
+             hand{others}",
+            zones.join(", ")
+        )));
     }
     steps
 }
 
-/// Returns the text in [`SERVER_KEY`] before the first change, without a block of lb-linker.
-fn former_servers(map: &ConfigMap) -> Option<String> {
-    let backup = value(map, &format!("{SERVER_KEY}{BACKUP}"))?;
-    let rest = Corefile::parse(SERVER_KEY, backup).and_then(|corefile| corefile.without_block());
-    Some(rest.unwrap_or_else(|_| backup.to_owned())).filter(|rest| !rest.trim().is_empty())
-}
-
+/// Returns the steps for a key, and the zones for which lb-linker's blocks stay there.
 fn steps_to_remove(
     map: &ConfigMap,
-    before: &str,
+    key: &str,
     zones: &[String],
-) -> Result<Vec<PlannedChange>, CorefileError> {
-    let corefile = Corefile::parse(&file_name(map, COREFILE), before)?;
-    let removed = corefile.without_block()?;
-    let backup = value(map, &format!("{COREFILE}{BACKUP}"));
+    restart: Option<String>,
+) -> Result<(Vec<PlannedChange>, Vec<String>), CorefileError> {
+    let (before, backup) = (value(map, key), value(map, &format!("{key}{BACKUP}")));
+    let file = file_name(map, key);
+    let corefile = Corefile::parse(&file, before.unwrap_or_default())?;
+    let removed = corefile.without(zones)?;
+    let others: Vec<String> = corefile.own_zones().filter(|zone| !zones.contains(zone)).cloned().collect();
     let mut steps = Vec::new();
-    if corefile.has_own_block() || backup.is_some() {
-        // The value before the first change may have had no final line break.
-        let former = backup.filter(|backup| backup.trim_end() == removed.trim_end());
-        let after = former.map_or(removed, ToOwned::to_owned);
-        let restart = restart(&corefile, &workload(map));
-        steps.push(step_of(map, COREFILE, Some(after), String::new(), false, restart));
+    if corefile.has_own(zones) || backup.is_some() && others.is_empty() {
+        // The value before the first change may have had no final line break. A key that is missing is restored.
+        let is_former = |backup: &&str| before.is_none() || backup.trim_end() == removed.trim_end();
+        let former = backup.filter(|_| others.is_empty()).filter(is_former);
+        let after = former.map_or_else(|| removed.clone(), ToOwned::to_owned);
+        steps.push(step_of(map, key, after, String::new(), !others.is_empty(), restart));
     }
     // Without known ports, the blocks on all ports.
     let ports = listeners([&corefile]).ok().map(|listeners| ports(&listeners));
     let blocks = corefile.blocks_of(zones, ports.as_deref()).into_iter();
     steps.extend(blocks.filter(|block| !block.is_ours).map(|ZoneBlock { zone, line, .. }| {
         PlannedChange::Refused(format!(
-            "{}:{line}: the block of zone {zone} has no marker lines of lb-linker around it: remove it by hand",
-            file_name(map, COREFILE)
+            "{file}:{line}: the block of zone {zone} has no marker lines of lb-linker around it: remove it by hand"
         ))
     }));
-    Ok(steps)
+    Ok((steps, others))
+}
+
+/// Returns a sentence about the first of these zones that would take names from the plugin *kubernetes* of the cluster
+/// DNS.
+#[must_use]
+pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String]) -> Option<String> {
+    let maps = [dns.config_map(COREDNS), dns.node_local()].into_iter().flatten();
+    let main = maps.filter_map(|map| Some((file_name(map, COREFILE), value(map, COREFILE)?)));
+    // What can't be parsed is reported where it would be changed.
+    let corefiles = main.chain(imported(dns));
+    let domains: Vec<_> = corefiles
+        .filter_map(|(file, text)| Some(Corefile::parse(&file, text).ok()?.kubernetes_zones()))
+        .flatten()
+        .collect();
+    zones.iter().find_map(|zone| {
+        domains.iter().find_map(|domain| {
+            let verb = overlap(&domain_name(zone)?, &domain_name(&domain.zone)?)?;
+            let error = domain.position.error(format!(
+                "the plugin kubernetes answers for {} here; --zone {zone} {verb} it, and would hide names of the cluster: \
+                 give a zone outside of it",
+                if domain.zone.is_empty() { "." } else { &domain.zone }
+            ));
+            Some(error.to_string())
+        })
+    })
 }
 
 /// Returns the lines of a change as `diff` prints them, below the name of the key and above a note about the backup.
@@ -404,10 +430,6 @@ pub(super) fn stub_domains(dns: &ClusterDns, zones: &[String]) -> Vec<(String, Z
 pub(super) fn operator_zones(dns: &ClusterDns, zones: &[String]) -> Vec<(String, ZoneBlock)> {
     let servers =
         dns.dns_operator.as_ref().and_then(|operator| operator.data.pointer("/spec/servers")?.as_array());
-    let texts = |list: &Value| -> Vec<String> {
-        let items = list.as_array().into_iter().flatten();
-        items.filter_map(|item| item.as_str().map(ToOwned::to_owned)).collect()
-    };
     let of_server = |server: &Value| {
         let upstreams = texts(&server["forwardPlugin"]["upstreams"]);
         let name = server["name"].as_str().unwrap_or_default().to_owned();
@@ -418,11 +440,23 @@ pub(super) fn operator_zones(dns: &ClusterDns, zones: &[String]) -> Vec<(String,
             bind: None,
             line: 1,
             upstreams: upstreams.clone(),
-            is_ours: name == OPERATOR_SERVER,
+            is_ours: is_own_server(&name),
         };
         of_zones.map(|zone| (format!("dns.operator/default, server {name}"), block(zone))).collect::<Vec<_>>()
     };
     servers.into_iter().flatten().flat_map(of_server).collect()
+}
+
+/// Returns whether a server of OpenShift's DNS operator is one of lb-linker's own.
+pub(super) fn is_own_server(name: &str) -> bool {
+    let is_number = |rest: &str| rest.strip_prefix('-').is_some_and(|number| number.parse::<u32>().is_ok());
+    name.strip_prefix(OPERATOR_SERVER).is_some_and(|rest| rest.is_empty() || is_number(rest))
+}
+
+/// Returns the texts in a list.
+pub(super) fn texts(list: &Value) -> Vec<String> {
+    let items = list.as_array().into_iter().flatten();
+    items.filter_map(|item| item.as_str().map(ToOwned::to_owned)).collect()
 }
 
 /// Returns what is wrong with the block at a place; `None` if it forwards to lb-linker, or to one of `also`.
@@ -484,34 +518,30 @@ fn lacks_corefile(map: &ConfigMap) -> PlannedChange {
     PlannedChange::Refused(format!("ConfigMap {KUBE_SYSTEM}/{} has no key {COREFILE}", name(map)))
 }
 
-/// Returns the step after which lb-linker's blocks in a Corefile have the zones on each port of the listeners where no
-/// other block has them.
+/// Returns the step after which lb-linker's blocks in a key have the zones on each port of the listeners where no other
+/// block has them.
 fn step_to_add(
-    map: &ConfigMap,
+    (map, key): (&ConfigMap, &str),
     corefile: &Corefile<'_>,
     forwarding: &Forwarding,
     (listeners, mut blocks): (&[Listener], Blocks),
     is_node_local: bool,
+    restart: Option<String>,
 ) -> Result<PlannedChange, CorefileError> {
-    let workload = workload(map);
     let mut of_corefile = corefile.blocks_of(&forwarding.zones, Some(&ports(listeners)));
     of_corefile.retain(|block| !block.is_ours);
-    blocks.extend(&file_name(map, COREFILE), of_corefile);
+    blocks.extend(&file_name(map, key), of_corefile);
     let wanted = match blocks.missing(forwarding, listeners) {
         Err(wrong) => return Ok(PlannedChange::Refused(wrong)),
         Ok(wanted) => wanted,
     };
-    let (lines, after) = if wanted.is_empty() {
-        (String::new(), corefile.without_block()?)
+    let lines = zone_lines(forwarding, &wanted, is_node_local);
+    let after = corefile.with_lines(&lines)?;
+    Ok(if value(map, key).unwrap_or_default() == after {
+        let server = if key == SERVER_KEY { COREDNS } else { name(map) };
+        done(&format!("{KUBE_SYSTEM}/{server}"), forwarding)
     } else {
-        let lines = lines(forwarding, &wanted, is_node_local);
-        let after = corefile.with_block(&lines)?;
-        (lines, after)
-    };
-    Ok(if value(map, COREFILE) == Some(&after) {
-        done(&format!("{KUBE_SYSTEM}/{}", name(map)), forwarding)
-    } else {
-        step_of(map, COREFILE, Some(after), lines, true, restart(corefile, &workload))
+        step_of(map, key, after, text_of_zones(&lines), true, restart)
     })
 }
 
@@ -524,30 +554,26 @@ fn restart(corefile: &Corefile<'_>, workload: &str) -> Option<String> {
     (!corefile.reloads()).then(|| format!("kubectl -n {KUBE_SYSTEM} rollout restart {workload}"))
 }
 
-/// Returns whether lb-linker has written the value of a key already. In [`SERVER_KEY`], all of the value must be
-/// lb-linker's, because a change replaces all of it.
-fn is_changed_already(key: &str, text: &str) -> bool {
-    let Ok(corefile) = Corefile::parse(key, text) else { return false };
-    let rest = corefile.without_block();
-    corefile.has_own_block() && (key != SERVER_KEY || rest.is_ok_and(|rest| rest.trim().is_empty()))
-}
-
+/// Returns the step to a new value of a key. `has_blocks`: whether lb-linker's blocks are in it.
 fn step_of(
     map: &ConfigMap,
     key: &str,
-    after: Option<String>,
+    after: String,
     lines: String,
-    is_added: bool,
+    has_blocks: bool,
     restart: Option<String>,
 ) -> PlannedChange {
     let has_backup = value(map, &format!("{key}{BACKUP}")).is_some();
     let before = value(map, key).map(ToOwned::to_owned);
-    let is_foreign = before.as_deref().is_some_and(|text| !is_changed_already(key, text));
-    let backup = match (is_added, has_backup) {
+    let has_own = |text: &str| Corefile::parse(key, text).is_ok_and(|it| it.own_zones().next().is_some());
+    let is_foreign = before.as_deref().is_some_and(|text| !has_own(text));
+    let backup = match (has_blocks, has_backup) {
         (true, false) if is_foreign => Backup::Set,
         (false, true) => Backup::Remove,
         _ => Backup::Keep,
     };
+    // A Corefile stays, even if it is empty.
+    let after = Some(after).filter(|text| key == COREFILE || !text.trim().is_empty());
     let version = map.metadata.resource_version.clone();
     let change = Change {
         config_map: name(map).to_owned(),

@@ -1,29 +1,35 @@
-//! The Corefile of the cluster DNS as text: adds and removes the block that forwards the zones. Pure functions.
+//! The Corefile of the cluster DNS as text: adds and removes the blocks that forward the zones. Pure functions.
+
+mod sections;
 
 use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{DNS_PORT, Forwarding};
+use self::sections::{Section, own_sections};
+pub use self::sections::{ZoneLines, default_lines, text_of_zones, zone_lines};
+use super::DNS_PORT;
 use crate::dns::corefile::{
     BlockSource, CorefileError, Directive, FileSources, Position, Token, parse, tokenize,
 };
 
-/// The first line of what lb-linker adds.
-const BEGIN: &str = "# BEGIN lb-linker stub";
-/// The last line of what lb-linker adds.
-const END: &str = "# END lb-linker stub";
-
-/// A Corefile with the place of lb-linker's lines.
+/// A Corefile with the places of lb-linker's lines.
 #[derive(Debug)]
 pub struct Corefile<'a> {
     /// The name in error messages.
     file: Arc<Path>,
     text: &'a str,
     blocks: Vec<BlockSource>,
-    /// The line numbers of the two markers, from 1.
-    own_lines: Option<(usize, usize)>,
+    sections: Vec<Section>,
+}
+
+/// A zone of the plugin *kubernetes*.
+#[derive(Clone, Debug)]
+pub struct KubernetesZone {
+    /// In lower case and without a dot at the end.
+    pub zone: String,
+    pub position: Position,
 }
 
 /// A port on which a Corefile answers for all names by plain DNS, and the `bind` there.
@@ -116,10 +122,8 @@ impl<'a> Corefile<'a> {
     pub fn parse(name: &str, text: &'a str) -> Result<Self, CorefileError> {
         let file: Arc<Path> = Path::new(name).into();
         let blocks = parse(&file, text, &WITHOUT_FILES)?;
-        let own_lines = markers(&file, text)?;
-        let corefile = Self { file, text, blocks, own_lines };
-        corefile.check_ours()?;
-        Ok(corefile)
+        let sections = own_sections(&file, text, &blocks)?;
+        Ok(Self { file, text, blocks, sections })
     }
 
     /// Returns whether the Corefile imports other server blocks, such as by `import custom/*.server`.
@@ -220,90 +224,109 @@ impl<'a> Corefile<'a> {
         all.filter_map(|(zone, block)| block_of(zone, block)).collect()
     }
 
-    /// Returns whether the Corefile has lines that lb-linker has added.
+    /// Returns whether the Corefile has lines that lb-linker has added for one of these zones.
     #[must_use]
-    pub fn has_own_block(&self) -> bool {
-        self.own_lines.is_some()
+    pub fn has_own(&self, zones: &[String]) -> bool {
+        self.sections.iter().any(|section| section.zones.iter().any(|zone| zones.contains(zone)))
     }
 
-    /// Returns the text with these lines instead of lb-linker's present ones, or at the end.
+    /// Returns the zones for which lb-linker has added lines.
+    pub fn own_zones(&self) -> impl Iterator<Item = &String> {
+        self.sections.iter().flat_map(|section| &section.zones)
+    }
+
+    /// Returns the zones that the plugin *kubernetes* has, except those that an environment variable decides.
+    #[must_use]
+    pub fn kubernetes_zones(&self) -> Vec<KubernetesZone> {
+        let of_line = |block: &BlockSource, line: &Directive| -> Vec<Token> {
+            // Without arguments the plugin has the zones of its block.
+            let arguments = line.arguments();
+            if arguments.is_empty() { block.addresses.clone() } else { arguments.to_vec() }
+        };
+        let of_block = |block: &BlockSource| -> Vec<Token> {
+            let lines = block.lines.iter().filter(|line| line.name() == "kubernetes");
+            lines.flat_map(|line| of_line(block, line)).collect()
+        };
+        let known = |token: Token| {
+            let zone = zone_of(&token.text).filter(|zone| !zone.contains(VARIABLE))?;
+            Some(KubernetesZone { zone, position: token.position })
+        };
+        self.blocks.iter().flat_map(of_block).filter_map(known).collect()
+    }
+
+    /// Returns the text with these lines: those for a zone in the place of lb-linker's present ones for it, or at the end.
     ///
     /// # Errors
-    /// If the result isn't the former Corefile with this block instead of lb-linker's present block.
-    pub fn with_block(&self, lines: &str) -> Result<String, CorefileError> {
-        let (before, after) = self.around_own_block();
-        let text = if self.own_lines.is_some() || before.is_empty() || before.ends_with('\n') {
-            format!("{before}{lines}{after}")
-        } else {
-            format!("{before}\n{lines}{after}")
-        };
-        self.check(&text, &parse(&self.file, lines, &WITHOUT_FILES)?)?;
-        Ok(text)
-    }
-
-    /// Returns the text without lb-linker's lines.
-    ///
-    /// # Errors
-    /// If the result isn't the former Corefile without lb-linker's blocks.
-    pub fn without_block(&self) -> Result<String, CorefileError> {
-        let (before, after) = self.around_own_block();
-        let text = format!("{before}{after}");
-        self.check(&text, &[])?;
-        Ok(text)
-    }
-
-    /// Checks that only blocks that lb-linker writes stand between the markers: one for each `bind`, all with the same
-    /// `forward`.
-    fn check_ours(&self) -> Result<(), CorefileError> {
-        let Some((first, _)) = self.own_lines else { return Ok(()) };
-        let ours: Vec<&BlockSource> = self.blocks.iter().filter(|block| self.is_ours(block)).collect();
-        let of = |block: &BlockSource, name: &str| -> Vec<String> {
-            let lines = block.lines.iter().filter(|line| line.name() == name);
-            lines.map(|line| shape_of_lines(std::slice::from_ref(line))).collect()
-        };
-        let is_made = |(index, block): (usize, &&BlockSource)| {
-            let forward = of(block, "forward");
-            let is_alike = forward == of(ours[0], "forward")
-                && (index == 0 || forward.len() == 1)
-                && ours[..index].iter().all(|other| of(other, "bind") != of(block, "bind"));
-            is_alike && block.lines.iter().all(|line| matches!(line.name(), "bind" | "errors" | "forward"))
-        };
-        if !ours.is_empty() && ours.iter().enumerate().all(is_made) {
-            return Ok(());
+    /// If the present lines for a zone are also for a zone that isn't among these, or if the result isn't the former
+    /// Corefile with these blocks instead of lb-linker's present blocks.
+    pub fn with_lines(&self, new: &[ZoneLines]) -> Result<String, CorefileError> {
+        let lines: Vec<&str> = self.text.split_inclusive('\n').collect();
+        let (mut text, mut next, mut rest) = (String::new(), 0, new.iter().collect::<Vec<_>>());
+        let replaced = self.replaced(new)?;
+        for section in &replaced {
+            text.extend(lines[next..section.first - 1].iter().copied());
+            let (here, others) = rest.into_iter().partition(|new| section.zones.contains(&new.zone));
+            let here: Vec<&ZoneLines> = here;
+            text.extend(here.into_iter().map(|new| new.lines.as_str()));
+            (next, rest) = (section.last, others);
         }
-        Err(self.position(first).error(
-            "only the block that lb-linker has added may stand between its marker lines: move everything else out, or \
-             delete the two lines",
-        ))
+        text.extend(lines[next..].iter().copied());
+        for new in rest.into_iter().filter(|new| !new.lines.is_empty()) {
+            if !text.is_empty() && !text.ends_with('\n') {
+                text.push('\n');
+            }
+            text += &new.lines;
+        }
+        self.check(&text, &replaced, new)?;
+        Ok(text)
     }
 
-    /// Checks that a changed text has exactly the blocks `added` and those of the Corefile that aren't lb-linker's.
-    fn check(&self, text: &str, added: &[BlockSource]) -> Result<(), CorefileError> {
+    /// Returns the text without lb-linker's lines for these zones.
+    ///
+    /// # Errors
+    /// As for [`Corefile::with_lines`].
+    pub fn without(&self, zones: &[String]) -> Result<String, CorefileError> {
+        let gone = |zone: &String| ZoneLines { zone: zone.clone(), lines: String::new() };
+        self.with_lines(&zones.iter().map(gone).collect::<Vec<_>>())
+    }
+
+    /// Returns the sections in whose place new lines come.
+    fn replaced(&self, new: &[ZoneLines]) -> Result<Vec<&Section>, CorefileError> {
+        let is_new = |zone: &String| new.iter().any(|new| new.zone == *zone);
+        let replaced: Vec<&Section> =
+            self.sections.iter().filter(|section| section.zones.iter().any(is_new)).collect();
+        match replaced.iter().find(|section| !section.zones.iter().all(is_new)) {
+            Some(section) => Err(self.position(section.first).error(format!(
+                "lb-linker has added this block for {} together: give all of them by --zone",
+                section.zones.join(", ")
+            ))),
+            None => Ok(replaced),
+        }
+    }
+
+    /// Checks that a changed text has exactly the new blocks, and the present ones that aren't in replaced sections.
+    fn check(&self, text: &str, replaced: &[&Section], new: &[ZoneLines]) -> Result<(), CorefileError> {
         let changed = parse(&self.file, text, &WITHOUT_FILES)?;
-        let foreign = self.blocks.iter().filter(|block| !self.is_ours(block));
-        let mut expected: Vec<String> = foreign.chain(added).map(shape).collect();
+        let stays = |block: &&BlockSource| !replaced.iter().any(|section| section.has(block));
+        let mut expected: Vec<String> = self.blocks.iter().filter(stays).map(shape).collect();
+        for new in new {
+            expected.extend(parse(&self.file, &new.lines, &WITHOUT_FILES)?.iter().map(shape));
+        }
         let mut found: Vec<String> = changed.iter().map(shape).collect();
         expected.sort_unstable();
         found.sort_unstable();
         if expected == found {
             return Ok(());
         }
-        let line = self.own_lines.map_or_else(|| self.text.lines().count(), |(first, _)| first);
+        let line = replaced.first().map_or_else(|| self.text.lines().count(), |section| section.first);
         Err(self.position(line.max(1)).error(
             "a block at this place would change other blocks: put braces around each block, and lb-linker's two \
              marker lines around its own block only",
         ))
     }
 
-    /// Returns the text before and after lb-linker's lines.
-    fn around_own_block(&self) -> (&'a str, &'a str) {
-        let Some((first, last)) = self.own_lines else { return (self.text, "") };
-        let offset = |lines: usize| self.text.split_inclusive('\n').take(lines).map(str::len).sum::<usize>();
-        (&self.text[..offset(first - 1)], &self.text[offset(last)..])
-    }
-
     fn is_ours(&self, block: &BlockSource) -> bool {
-        self.own_lines.is_some_and(|(first, last)| (first..=last).contains(&line_of(block)))
+        self.sections.iter().any(|section| section.has(block))
     }
 
     fn position(&self, line: usize) -> Position {
@@ -387,36 +410,6 @@ fn plain_addresses<'a>(blocks: &[&'a BlockSource]) -> Result<Vec<PlainAddress<'a
     Ok(plain)
 }
 
-/// Returns the blocks that forward these zones, each where it is needed, between the marker lines: a block for each
-/// `bind`. `by_tcp` lets them forward by TCP only.
-#[must_use]
-pub fn lines(forwarding: &Forwarding, wanted: &[(String, Listener)], by_tcp: bool) -> String {
-    let options = if by_tcp { " {\n        force_tcp\n    }" } else { "" };
-    let mut binds: Vec<&str> = Vec::new();
-    for (_, Listener { bind, .. }) in wanted {
-        if !binds.contains(&&*bind.lines) {
-            binds.push(&bind.lines);
-        }
-    }
-    let mut lines = format!("{BEGIN}\n");
-    for bind in binds {
-        let here = wanted.iter().filter(|(_, listener)| listener.bind.lines == bind);
-        let addresses: Vec<String> =
-            here.map(|(zone, Listener { port, .. })| format!("{zone}:{port}")).collect();
-        let (addresses, upstream) = (addresses.join(" "), forwarding.upstream());
-        lines += &format!("{addresses} {{\n{bind}    errors\n    forward . {upstream}{options}\n}}\n");
-    }
-    lines + END + "\n"
-}
-
-/// Returns a block that forwards the zones on port 53, as [`lines`] does.
-#[must_use]
-pub fn default_lines(forwarding: &Forwarding, by_tcp: bool) -> String {
-    let zones = forwarding.zones.iter();
-    let wanted: Vec<_> = zones.map(|zone| (zone.clone(), Listener::default())).collect();
-    lines(forwarding, &wanted, by_tcp)
-}
-
 /// Returns directives as lines of a Corefile.
 fn text_of<'a>(directives: impl IntoIterator<Item = &'a Directive>, depth: usize) -> String {
     let indentation = "    ".repeat(depth);
@@ -443,26 +436,6 @@ const WITHOUT_FILES: FileSources<'static> = FileSources {
     read: &|_| Ok(String::new()),
     glob: &|_| Vec::new(),
 };
-
-/// Returns the line numbers of the two markers, from 1; `None` without markers.
-fn markers(file: &Arc<Path>, text: &str) -> Result<Option<(usize, usize)>, CorefileError> {
-    let is_marker = |line: &str, marker: &str| line.trim() == marker;
-    let of = |marker: &str| -> Vec<usize> {
-        let lines = text.lines().enumerate().filter(|(_, line)| is_marker(line, marker));
-        lines.map(|(index, _)| index + 1).collect()
-    };
-    let (begins, ends) = (of(BEGIN), of(END));
-    match (&*begins, &*ends) {
-        ([], []) => Ok(None),
-        (&[first], &[last]) if first < last => Ok(Some((first, last))),
-        _ => {
-            let line = *begins.first().or(ends.first()).unwrap_or(&1);
-            Err(Position { file: Arc::clone(file), line, column: 1 }.error(format!(
-                "one line {BEGIN:?} has to stand before one line {END:?}: correct these lines by hand"
-            )))
-        }
-    }
-}
 
 fn line_of(block: &BlockSource) -> usize {
     block.addresses.first().map_or(1, |address| address.position.line)

@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::Forwarding;
 use super::changes::{
-    Change, OPERATOR_SERVER, PlannedChange, SERVER_KEY, core_dns, node_local, operator_zones, value,
-    wrong_upstreams,
+    Change, OPERATOR_SERVER, PlannedChange, SERVER_KEY, core_dns, is_own_server, node_local, operator_zones,
+    texts, value, wrong_upstreams,
 };
 use super::corefile::default_lines;
 use super::platform::{
@@ -119,7 +119,7 @@ fn of_step(title: &str, step: PlannedChange) -> Vec<String> {
 
 /// Returns the block that a change adds.
 fn block(title: &str, change: &Change) -> Vec<String> {
-    let Change { config_map, key, lines, version, .. } = change;
+    let Change { config_map, key, lines, version, after, .. } = change;
     let place = format!("{title}: ConfigMap {KUBE_SYSTEM}/{config_map}");
     if lines.is_empty() {
         return vec![format!(
@@ -139,7 +139,8 @@ fn block(title: &str, change: &Change) -> Vec<String> {
         section.push(format!("    metadata: {{name: {config_map}, namespace: {KUBE_SYSTEM}}}"));
     }
     section.extend(["    data:".to_owned(), format!("      {key}: |")]);
-    section.extend(lines.lines().map(|line| format!("        {line}")));
+    // All of the value: it may have blocks for other zones.
+    section.extend(after.iter().flat_map(|text| text.lines()).map(|line| format!("        {line}")));
     section
 }
 
@@ -286,16 +287,21 @@ fn open_shift(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
     }
     let servers =
         dns.dns_operator.as_ref().and_then(|operator| operator.data.pointer("/spec/servers")?.as_array());
+    let place = match operator_server(servers.map_or(&[], Vec::as_slice), &zones, &forwarding.upstream()) {
+        Ok(place) => place,
+        Err(reason) => {
+            return vec![format!("OpenShift: {reason}: correct it with `oc edit dns.operator/default`.")];
+        }
+    };
     let server = json!({
-        "name": OPERATOR_SERVER,
-        "zones": zones,
+        "name": place.name,
+        "zones": place.zones,
         "forwardPlugin": {"policy": "Sequential", "upstreams": [forwarding.upstream()]},
     });
-    let position = servers.and_then(|servers| servers.iter().position(|it| it["name"] == OPERATOR_SERVER));
-    let patch = match (servers, position) {
-        (_, Some(position)) => json!([
-            {"op": "test", "path": format!("/spec/servers/{position}/name"), "value": OPERATOR_SERVER},
-            {"op": "replace", "path": format!("/spec/servers/{position}"), "value": server},
+    let patch = match (servers, place.index) {
+        (_, Some(index)) => json!([
+            {"op": "test", "path": format!("/spec/servers/{index}/name"), "value": place.name},
+            {"op": "replace", "path": format!("/spec/servers/{index}"), "value": server},
         ]),
         (Some(_), None) => json!([{"op": "add", "path": "/spec/servers/-", "value": server}]),
         (None, None) => json!([{"op": "add", "path": "/spec/servers", "value": [server]}]),
@@ -307,6 +313,49 @@ fn open_shift(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<String> {
         String::new(),
         "Its server blocks cache answers for their TTL: 5 seconds by default.".to_owned(),
     ]
+}
+
+/// Where lb-linker's zones stand in `spec.servers` of OpenShift's DNS operator.
+struct OperatorServer {
+    /// The index of the server to replace; `None` for a new one.
+    index: Option<usize>,
+    name: String,
+    zones: Vec<String>,
+}
+
+/// Returns the server for these zones: an own one with the same address, or with no other zones, or else a new one.
+///
+/// # Errors
+/// If a zone stands in another own server, with a clause about it.
+fn operator_server(servers: &[Value], zones: &[&String], upstream: &str) -> Result<OperatorServer, String> {
+    let others = |server: &Value| -> Vec<String> {
+        let all = texts(&server["zones"]).into_iter();
+        all.filter(|zone| !zones.contains(&zone)).collect()
+    };
+    let fits = |server: &Value| {
+        texts(&server["forwardPlugin"]["upstreams"]) == [upstream] || others(server).is_empty()
+    };
+    let name = |server: &Value| server["name"].as_str().unwrap_or_default().to_owned();
+    let index = servers.iter().position(|server| is_own_server(&name(server)) && fits(server));
+    for (_, server) in
+        servers.iter().enumerate().filter(|(i, server)| Some(*i) != index && is_own_server(&name(server)))
+    {
+        if let Some(zone) = texts(&server["zones"]).iter().find(|zone| zones.contains(zone)) {
+            return Err(format!(
+                "dns.operator/default, server {}: {zone} stands there beside zones of another address",
+                name(server)
+            ));
+        }
+    }
+    let mut all: Vec<String> = index.and_then(|index| servers.get(index)).map(others).unwrap_or_default();
+    all.extend(zones.iter().map(|zone| (*zone).clone()));
+    let free = || {
+        let mut names = std::iter::once(OPERATOR_SERVER.to_owned())
+            .chain((2..).map(|i| format!("{OPERATOR_SERVER}-{i}")));
+        names.find(|free| !servers.iter().any(|server| name(server) == *free)).unwrap_or_default()
+    };
+    let name = index.and_then(|index| servers.get(index)).map_or_else(free, name);
+    Ok(OperatorServer { index, name, zones: all })
 }
 
 fn kubespray(forwarding: &Forwarding) -> Vec<String> {

@@ -36,6 +36,11 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
     let manifests = ["--manifests", directory.path().to_str().unwrap(), "--upstream", "none"];
     for (args, sentence) in [
         ([none, &["--zone", "a..b"]].concat(), "'a..b' for '--zone <ZONE>': not a zone's name".to_owned()),
+        (
+            [none, &["--zone", "svc.cluster.local"]].concat(),
+            "lb-linker: --zone svc.cluster.local lies in cluster.local, the domain of the cluster's own"
+                .to_owned(),
+        ),
         ([none, &["--delete-delay", "soon"]].concat(), "'soon' for '--delete-delay <DURATION>'".to_owned()),
         (
             [none, &["--kubeconfig", "/nonexistent"]].concat(),
@@ -209,6 +214,10 @@ fn wrong_value_of_a_variable_names_the_variable() {
 
 #[test]
 fn flags_and_variables_beside_a_corefile_are_refused() {
+        (
+            Some(".:5301 {\n    lb_linker local\n}\n"),
+            "2:5: the zone local holds cluster.local, the domain of",
+        ),
     let directory = tempfile::tempdir().unwrap();
     let corefile = directory.path().join("Corefile");
     std::fs::write(&corefile, ". {\n whoami\n}\n").unwrap();

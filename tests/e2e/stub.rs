@@ -198,7 +198,9 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     let (code, out, err) = text(&stub(&admin, &[]));
     assert_eq!((code, err.as_str()), (Some(0), ""));
     assert!(
-        out.contains("    # BEGIN lb-linker stub\n    lb.internal:53 {\n        bind 10.0.0.11\n"),
+        out.contains(
+            "    # BEGIN lb-linker stub lb.internal\n    lb.internal:53 {\n        bind 10.0.0.11\n"
+        ),
         "{out}"
     );
     assert!(out.contains("        bind 169.254.20.10 10.0.0.10\n"), "{out}");
@@ -281,7 +283,8 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
         (code, out.as_str()),
         (
             Some(0),
-            "no ConfigMap of the cluster DNS has a block of lb-linker; what was added by hand has to be taken out by hand\n"
+            "no ConfigMap of the cluster DNS has a block of lb-linker for lb.internal; what was added by hand has to be \
+             taken out by hand\n"
         )
     );
 }
@@ -321,6 +324,78 @@ async fn coredns_starts_with_a_block_made_by_hand() {
     let plane = ControlPlane::lend();
     let directory = tempfile::tempdir().unwrap();
     let [port, other_port] = [HeldPort::take().unwrap(), HeldPort::take().unwrap()];
+#[tokio::test]
+async fn zone_with_names_of_the_cluster_is_refused() {
+    let plane = ControlPlane::lend();
+    let block =
+        |domain: &str| format!(".:53 {{\n    kubernetes {domain} in-addr.arpa ip6.arpa\n    reload\n}}\n");
+    let apply =
+        |corefile: &str| plane.apply(&config_map("coredns", json!({"Corefile": corefile})).to_string());
+    apply(&block("cluster.local"));
+    let admin = plane.admin_kubeconfig();
+    for (zone, verb) in [("cluster.local", "equals"), ("svc.cluster.local", "lies in"), ("local", "holds")] {
+        for action in [&["--apply", "--yes"][..], &["--verify"], &[]] {
+            let (code, out, err) = text(&stub(&admin, &[action, &["--zone", zone]].concat()));
+            assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
+            let reason = format!(
+                "lb-linker: --zone {zone} {verb} cluster.local, the domain of the cluster's own names"
+            );
+            assert!(err.starts_with(&reason) && err.lines().count() == 1, "{err}");
+        }
+        assert_eq!(corefile(&plane, "coredns"), block("cluster.local"));
+    }
+    apply(&block("corp.example"));
+    let (code, out, err) = text(&stub(&admin, &["--apply", "--yes", "--zone", "svc.corp.example"]));
+    assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
+    let reason = "lb-linker: kube-system/coredns:Corefile:2:16: the plugin kubernetes answers for corp.example here; --zone \
+                  svc.corp.example lies in it, and would hide names of the cluster: give a zone outside of it\n";
+    assert_eq!(err, reason);
+    assert_eq!(corefile(&plane, "coredns"), block("corp.example"));
+
+    // What an earlier version added can be removed.
+    let harmful = "# BEGIN lb-linker stub\ncluster.local:53 {\n    errors\n    forward . 10.0.0.53\n}\n# END lb-linker stub\n";
+    apply(&(block("cluster.local") + harmful));
+    let (code, out, err) = text(&stub(&admin, &["--remove", "--yes", "--zone", "cluster.local"]));
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    assert_eq!(corefile(&plane, "coredns"), block("cluster.local"));
+}
+
+#[tokio::test]
+async fn second_zone_is_applied_beside_the_first() {
+    let plane = ControlPlane::lend();
+    let main = ".:53 {\n    errors\n    reload\n}\n";
+    plane.apply(&config_map("coredns", json!({"Corefile": main})).to_string());
+    let admin = plane.admin_kubeconfig();
+    let lines = |zone: &str| {
+        let address = service_address(&plane);
+        format!(
+            "# BEGIN lb-linker stub {zone}\n{zone}:53 {{\n    errors\n    forward . {address}\n}}\n# END lb-linker stub {zone}\n"
+        )
+    };
+    let run = |arguments: &[&str]| {
+        let (code, out, err) = text(&stub(&admin, &[arguments, &["--yes"]].concat()));
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+        out
+    };
+    run(&["--apply"]);
+    run(&["--apply", "--zone", "lab.internal"]);
+    assert_eq!(
+        corefile(&plane, "coredns"),
+        format!("{main}{}{}", lines("lb.internal"), lines("lab.internal"))
+    );
+    let out = run(&["--remove", "--zone", "lab.internal"]);
+    assert!(
+        out.contains("\n- # BEGIN lb-linker stub lab.internal\n")
+            && !out.contains("\n- # BEGIN lb-linker stub lb.internal"),
+        "{out}"
+    );
+    assert_eq!(corefile(&plane, "coredns"), format!("{main}{}", lines("lb.internal")));
+    let out = run(&["--remove", "--zone", "lab.internal"]);
+    assert!(out.ends_with("; its blocks for lb.internal stay, which another --zone takes out\n"), "{out}");
+    run(&["--remove"]);
+    assert_eq!(data(&plane, "coredns"), json!({"Corefile": main}));
+}
+
     let main =
         format!(".:{} {{\n    bind 127.0.0.1\n    reload\n}}\nimport custom/*.server\n", port.number());
     plane.apply(&config_map("coredns", json!({"Corefile": main})).to_string());

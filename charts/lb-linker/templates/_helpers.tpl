@@ -64,6 +64,32 @@ must not bring back the older image. */ -}}
 {{- end -}}
 {{- end -}}
 
+{{- /* The value of --cluster-domain: a flag has precedence over its variable. */ -}}
+{{- define "lb-linker.clusterDomain" -}}
+{{- $domain := "cluster.local" -}}
+{{- range .Values.extraEnv -}}
+{{- if eq .name "LB_LINKER_CLUSTER_DOMAIN" -}}{{- $domain = .value | default $domain -}}{{- end -}}
+{{- end -}}
+{{- $before := "" -}}
+{{- range .Values.extraArgs -}}
+{{- if eq $before "--cluster-domain" -}}{{- $domain = . -}}{{- end -}}
+{{- if hasPrefix "--cluster-domain=" . -}}{{- $domain = trimPrefix "--cluster-domain=" . -}}{{- end -}}
+{{- $before = . -}}
+{{- end -}}
+{{- $domain | lower | trimSuffix "." -}}
+{{- end -}}
+
+{{- /* lb-linker refuses such zones, too, but then its Pods are replaced already. */ -}}
+{{- define "lb-linker.checkZones" -}}
+{{- $domain := include "lb-linker.clusterDomain" . -}}
+{{- range .Values.zones -}}
+{{- $zone := . | lower | trimSuffix "." -}}
+{{- if or (eq $zone $domain) (hasSuffix (printf ".%s" $zone) $domain) (hasSuffix (printf ".%s" $domain) $zone) -}}
+{{- fail (printf "zones: %s equals, holds or lies in %s, the domain of the cluster's own names (--cluster-domain in extraArgs), and would hide them: give a zone outside of it" $zone $domain) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The Lease has the name of the other objects, which RBAC names too. */ -}}
 {{- define "lb-linker.args" -}}
 - run
@@ -72,6 +98,7 @@ must not bring back the older image. */ -}}
 # Also if the Corefile has no lb_linker.
 - --sync=on
 {{- else }}
+{{- include "lb-linker.checkZones" . }}
 - {{ printf "--zone=%s" (join "," .Values.zones) | quote }}
 {{- with .Values.upstreams }}
 - {{ printf "--upstream=%s" (join "," .) | quote }}

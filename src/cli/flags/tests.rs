@@ -170,6 +170,23 @@ fn each_http_port_can_be_switched_off() {
 }
 
 #[test]
+fn zones_with_names_of_the_cluster_are_refused() {
+    let wrong = |arguments: &[&str]| flags(arguments).validate().unwrap_err().to_string();
+    for (zone, verb) in [("cluster.local", "equals"), ("LOCAL.", "holds"), ("svc.cluster.local", "lies in")] {
+        let name = zone.trim_end_matches('.').to_lowercase();
+        let expected = format!(
+            "--zone {name} {verb} cluster.local, the domain of the cluster's own names (--cluster-domain), and would hide \
+             them: give a zone outside of it"
+        );
+        assert_eq!(wrong(&[&format!("--zone=lb.internal,{zone}")]), expected);
+    }
+    assert!(wrong(&["--cluster-domain=internal"]).starts_with("--zone lb.internal lies in internal, "));
+    assert!(flags(&["--zone=cluster.local", "--cluster-domain=corp.example"]).validate().is_ok());
+    // The Corefile has the zones.
+    assert!(flags(&["--corefile=f", "--cluster-domain=internal"]).validate().is_ok());
+}
+
+#[test]
 fn upstream_none_excludes_other_upstreams() {
     assert!(flags(&["--upstream=none"]).upstreams().unwrap().is_empty());
     assert!(matches!(flags(&["--upstream=none,192.0.2.1"]).upstreams(), Err(ConfigError::NoneAndOthers)));

@@ -39,7 +39,8 @@
 //! ```
 //!
 //! - **ZONES** are the zones with the links' names. The default is the zones of the server block, except for reverse
-//!   zones and the root.
+//!   zones and the root. A zone that equals, holds or lies in the cluster's own domain (`--cluster-domain`) is refused:
+//!   it would hide names of the cluster.
 //! - `ttl` is how long caches keep the plugin's records and negative answers, in seconds: 0 to 3600, 5 by default. A
 //!   Service's own annotation overrides it.
 //! - `apex` is the label below each zone that is reserved for the zone itself: the zone's name server is

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 
 use crate::dns::corefile::{BlockSource, CorefileError, FileSources, Position, parse};
@@ -86,8 +87,9 @@ impl LoadedCorefile {
         text_of(&self.blocks)
     }
 
-    pub(crate) fn link_zones(&self) -> Result<Vec<LinkZone>, CorefileError> {
-        link_zones(&self.blocks)
+    /// Returns the zones of links. None of them may have names of `cluster_domain`.
+    pub(crate) fn link_zones(&self, cluster_domain: &Name) -> Result<Vec<LinkZone>, CorefileError> {
+        link_zones(&self.blocks, cluster_domain)
     }
 
     pub(crate) fn configure(&self, context: &ServerContext) -> Result<Configuration, CorefileError> {

@@ -208,7 +208,7 @@ impl Reloader {
             {
                 return Ok(LoadedConfig { hash, zones: Vec::new(), configuration: None });
             }
-            let zones = corefile.link_zones()?;
+            let zones = corefile.link_zones(&context.targets.cluster_domain)?;
             check_zones(&zones).map_err(ReloadError::Zones)?;
             Ok(LoadedConfig { hash, zones, configuration: Some(corefile.configure(&context)?) })
         })

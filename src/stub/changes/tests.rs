@@ -1,8 +1,8 @@
 use super::*;
 use crate::stub::test_support::{forwarding, platforms, recorded};
 
-const CUSTOM: &str = "# BEGIN lb-linker stub\nlb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n\
-                      # END lb-linker stub\n";
+const CUSTOM: &str = "# BEGIN lb-linker stub lb.internal\nlb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n\
+                      # END lb-linker stub lb.internal\n";
 
 fn changes(steps: Vec<PlannedChange>) -> Vec<Change> {
     let change = |step| match step {
@@ -108,31 +108,114 @@ fn former_block_of_lb_linker_isnt_backed_up() {
     assert_eq!((second[0].before.as_deref(), second[0].backup), (Some(CUSTOM), Backup::Keep));
     assert_eq!(value(after(applied, &second).config_map(COREDNS_CUSTOM).unwrap(), BACKUP_KEY), None);
 
-    // Other text in the key, which the change replaces, is kept, and restored.
+    // Other text in the key stays.
     let [by_hand, rest] = ["lb.internal:53 {\n    forward . 10.96.0.9\n}\n", "a:53 {\n}\n"];
-    for (text, restored) in [(by_hand.to_owned(), by_hand), (format!("{CUSTOM}{rest}"), rest)] {
+    let with = |text: &str| {
         let mut dns = dns.clone();
         let mut map = config_map(COREDNS_CUSTOM);
-        map.data = Some([(SERVER_KEY.to_owned(), text.clone())].into());
+        map.data = Some([(SERVER_KEY.to_owned(), text.to_owned())].into());
         dns.config_maps.retain(|map| name(map) != COREDNS_CUSTOM);
         dns.config_maps.push(map);
-        let changed = after(dns.clone(), &changes(to_apply(&dns, &moved)));
-        assert_eq!(value(changed.config_map(COREDNS_CUSTOM).unwrap(), BACKUP_KEY), Some(&*text));
+        dns
+    };
+    let [PlannedChange::Refused(reason)] = &to_apply(&with(by_hand), &moved)[..] else { panic!() };
+    assert!(
+        reason.starts_with("kube-system/coredns-custom:lb-linker.server:1: lb.internal is forw"),
+        "{reason}"
+    );
+    let [PlannedChange::Refused(reason)] = &to_remove(&with(by_hand), &moved.zones)[..] else { panic!() };
+    assert!(
+        reason.contains("lb-linker.server:1: the block of zone lb.internal has no marker lines"),
+        "{reason}"
+    );
+    for text in [rest.to_owned(), format!("{CUSTOM}{rest}"), format!("{rest}{CUSTOM}")] {
+        let changed = after(with(&text), &changes(to_apply(&with(&text), &moved)));
+        let map = changed.config_map(COREDNS_CUSTOM).unwrap();
+        assert_eq!(value(map, BACKUP_KEY), (text == rest).then_some(rest));
         let mut without_key = changed.clone();
         let map = without_key.config_maps.iter_mut().find(|map| name(map) == COREDNS_CUSTOM).unwrap();
         map.data.as_mut().unwrap().remove(SERVER_KEY);
-        for changed in [changed, without_key] {
-            let removing = changes(to_remove(&changed, &moved.zones));
+        let removed = after(changed.clone(), &changes(to_remove(&changed, &moved.zones)));
+        let data = removed.config_map(COREDNS_CUSTOM).unwrap().data.clone().unwrap();
+        assert_eq!(data, [(SERVER_KEY.to_owned(), rest.to_owned())].into());
+        if text == rest {
+            let removing = changes(to_remove(&without_key, &moved.zones));
             assert!(
                 diff(&removing[0]).iter().any(|line| line.contains(BACKUP_KEY)),
                 "{:?}",
                 diff(&removing[0])
             );
-            let removed = after(changed, &removing);
-            let data = removed.config_map(COREDNS_CUSTOM).unwrap().data.clone().unwrap();
-            assert_eq!(data, [(SERVER_KEY.to_owned(), restored.to_owned())].into());
+            let data = after(without_key, &removing).config_map(COREDNS_CUSTOM).unwrap().data.clone();
+            assert_eq!(data, Some([(SERVER_KEY.to_owned(), rest.to_owned())].into()));
         }
     }
+}
+
+#[test]
+fn second_zone_is_applied_and_removed_beside_the_first() {
+    let second = Forwarding { zones: vec!["lab.internal".to_owned()], ..forwarding() };
+    for name in ["kubeadm", "nodelocal", "kubespray", "aks", "k3s"] {
+        let before = recorded(name);
+        let first = after(before.clone(), &changes(to_apply(&before, &forwarding())));
+        let both = after(first.clone(), &changes(to_apply(&first, &second)));
+        for forwarding in [forwarding(), second.clone()] {
+            let steps = to_apply(&both, &forwarding);
+            assert!(steps.iter().all(|step| matches!(step, PlannedChange::Done(_))), "{name}: {steps:?}");
+        }
+        let data =
+            |dns: &ClusterDns| -> Vec<_> { dns.config_maps.iter().map(|map| map.data.clone()).collect() };
+        let removed = after(both.clone(), &changes(to_remove(&both, &second.zones)));
+        assert_eq!(data(&removed), data(&first), "{name}");
+        let [PlannedChange::Done(text)] = &to_remove(&removed, &second.zones)[..] else { panic!() };
+        let stays = "has a block of lb-linker for lab.internal; what was added by hand has to be taken out by hand; its \
+                     blocks for lb.internal stay, which another --zone takes out";
+        assert!(text.ends_with(stays), "{name}: {text}");
+        // In the other order.
+        let removed = after(both.clone(), &changes(to_remove(&both, &forwarding().zones)));
+        let removed = after(removed.clone(), &changes(to_remove(&removed, &second.zones)));
+        for map in &before.config_maps {
+            let now = removed.config_map(map.metadata.name.as_deref().unwrap()).unwrap();
+            assert_eq!(now.data.clone().unwrap_or_default(), map.data.clone().unwrap_or_default(), "{name}");
+        }
+        let at_once =
+            Forwarding { zones: [forwarding().zones, second.zones.clone()].concat(), ..forwarding() };
+        assert_eq!(
+            data(&after(before.clone(), &changes(to_apply(&before, &at_once)))),
+            data(&both),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn zone_that_kubernetes_has_is_a_conflict() {
+    let conflict = |dns: &ClusterDns, zone: &str| kubernetes_conflict(dns, &[zone.to_owned()]);
+    for name in ["kubeadm", "nodelocal", "kubespray", "aks", "k3s", "eks"] {
+        let dns = recorded(name);
+        for (zone, verb) in [
+            ("cluster.local", "equals"),
+            ("svc.cluster.local", "lies in"),
+            ("local", "holds"),
+            ("10.in-addr.arpa", "lies in"),
+        ] {
+            let reason = conflict(&dns, zone).unwrap();
+            assert!(reason.starts_with("kube-system/coredns:Corefile:"), "{name}: {reason}");
+            let expected =
+                format!("; --zone {zone} {verb} it, and would hide names of the cluster: give a zone");
+            assert!(reason.contains(&expected), "{name}: {reason}");
+        }
+        for zone in ["lb.internal", "lb.local", "xcluster.local"] {
+            assert_eq!(conflict(&dns, zone), None, "{name}: {zone}");
+        }
+    }
+    let mut dns = recorded("kubeadm");
+    let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
+    *corefile = corefile.replace("kubernetes cluster.local in-addr.arpa ip6.arpa", "kubernetes corp.example");
+    assert!(conflict(&dns, "lb.corp.example").unwrap().contains("kubernetes answers for corp.example here"));
+    assert_eq!(conflict(&dns, "lb.internal"), None);
+    let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
+    *corefile = corefile.replace("kubernetes corp.example", "kubernetes");
+    assert!(conflict(&dns, "lb.internal").unwrap().contains("kubernetes answers for . here"));
 }
 
 #[test]
@@ -196,7 +279,7 @@ fn zone_with_a_block_gets_no_second_block() {
     ] {
         let [change] = &changes(to_apply(&dns, &forwarding))[..] else { panic!() };
         assert_eq!(change.config_map, changed);
-        assert!(change.lines.contains("\nb.internal:53 {\n"), "{}", change.lines);
+        assert!(change.lines.contains("stub b.internal\nb.internal:53 {\n"), "{}", change.lines);
     }
     // node-cache makes blocks of the domains in this ConfigMap.
     let mut dns = recorded("nodelocal");
@@ -251,7 +334,8 @@ fn each_port_of_a_root_block_gets_the_zone() {
         ("lb.internal:53 {\n    forward . 10.96.77.7\n}\n", block("lb.internal:5353", bind)),
         (".:5300 {\n}\n", block("lb.internal:53 lb.internal:5300", "") + &block("lb.internal:5353", bind)),
     ] {
-        let after = format!("# BEGIN lb-linker stub\n{expected}# END lb-linker stub\n");
+        let after =
+            format!("# BEGIN lb-linker stub lb.internal\n{expected}# END lb-linker stub lb.internal\n");
         assert_eq!(changes(with(server, "log\n"))[0].after.as_ref(), Some(&after), "{server}");
     }
     let [PlannedChange::Refused(reason)] = &with("", "  bind eth0\n")[..] else { panic!() };
@@ -287,8 +371,9 @@ fn node_local_block_copies_bind_and_has_no_cache() {
     let dns = recorded("nodelocal");
     let [_, change] = &changes(to_apply(&dns, &forwarding()))[..] else { panic!() };
     let added = change.after.as_ref().unwrap().strip_prefix(change.before.as_ref().unwrap()).unwrap();
-    let expected = "# BEGIN lb-linker stub\nlb.internal:53 {\n    bind 169.254.20.10 10.96.0.10\n    errors\n    \
-                    forward . 10.96.77.7 {\n        force_tcp\n    }\n}\n# END lb-linker stub\n";
+    let expected = "# BEGIN lb-linker stub lb.internal\nlb.internal:53 {\n    bind 169.254.20.10 10.96.0.10\n    \
+                    errors\n    forward . 10.96.77.7 {\n        force_tcp\n    }\n}\n\
+                    # END lb-linker stub lb.internal\n";
     assert_eq!(added, expected);
 }
 

@@ -1,14 +1,20 @@
 use super::*;
+use crate::stub::Forwarding;
 use crate::stub::test_support::forwarding;
 
 const NAME: &str = "kube-system/coredns:Corefile";
 const PLAIN: &str = ".:53 {\n    errors\n    forward . /etc/resolv.conf\n    reload\n}\n";
-const ADDED: &str = "# BEGIN lb-linker stub\nlb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n\
-                     # END lb-linker stub\n";
+const ADDED: &str = "# BEGIN lb-linker stub lb.internal\nlb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n\
+                     # END lb-linker stub lb.internal\n";
 
 fn try_add(text: &str) -> Result<String, CorefileError> {
+    add_zones(text, &["lb.internal"])
+}
+
+fn add_zones(text: &str, zones: &[&str]) -> Result<String, CorefileError> {
     let corefile = Corefile::parse(NAME, text)?;
-    corefile.with_block(&lines_for(&corefile, &forwarding(), false)?)
+    let zones = zones.iter().map(|&zone| zone.to_owned()).collect();
+    corefile.with_lines(&lines_of(&corefile, &Forwarding { zones, ..forwarding() }, false)?)
 }
 
 fn add(text: &str) -> Result<String, String> {
@@ -20,14 +26,28 @@ fn lines_for(
     forwarding: &Forwarding,
     by_tcp: bool,
 ) -> Result<String, CorefileError> {
+    Ok(text_of_zones(&lines_of(corefile, forwarding, by_tcp)?))
+}
+
+fn lines_of(
+    corefile: &Corefile<'_>,
+    forwarding: &Forwarding,
+    by_tcp: bool,
+) -> Result<Vec<ZoneLines>, CorefileError> {
     let listeners = listeners([corefile])?.into_iter();
     let zones = &forwarding.zones;
     let wanted = listeners.flat_map(|it| zones.iter().map(move |zone| (zone.clone(), it.clone())));
-    Ok(lines(forwarding, &wanted.collect::<Vec<_>>(), by_tcp))
+    Ok(zone_lines(forwarding, &wanted.collect::<Vec<_>>(), by_tcp))
 }
 
 fn remove(text: &str) -> String {
-    Corefile::parse(NAME, text).unwrap().without_block().unwrap()
+    remove_zones(text, &["lb.internal"]).unwrap()
+}
+
+fn remove_zones(text: &str, zones: &[&str]) -> Result<String, String> {
+    let zones: Vec<String> = zones.iter().map(|&zone| zone.to_owned()).collect();
+    let corefile = Corefile::parse(NAME, text).map_err(|error| error.to_string())?;
+    corefile.without(&zones).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -51,18 +71,74 @@ fn former_block_is_replaced_where_it_stands() {
 }
 
 #[test]
+fn second_zone_is_added_beside_the_first() {
+    let first = add(PLAIN).unwrap();
+    let both = add_zones(&first, &["lab.internal"]).unwrap();
+    let second = ADDED.replace("lb.internal", "lab.internal");
+    assert_eq!(both, format!("{PLAIN}{ADDED}{second}"));
+    assert_eq!(add(&both).unwrap(), both);
+    assert_eq!(add_zones(PLAIN, &["lb.internal", "lab.internal"]).unwrap(), both);
+    assert_eq!(remove(&both), format!("{PLAIN}{second}"));
+    assert_eq!(remove_zones(&both, &["lab.internal"]).unwrap(), first);
+    assert_eq!(remove_zones(&both, &["b.internal", "internal"]).unwrap(), both);
+    assert_eq!(remove_zones(&both, &["lab.internal", "lb.internal"]).unwrap(), PLAIN);
+    // Another address of the Service.
+    let former = both.replace("10.96.77.7", "10.96.0.9");
+    assert_eq!(add(&former).unwrap(), former.replacen("10.96.0.9", "10.96.77.7", 1));
+    let twice = format!("{ADDED}{ADDED}");
+    let error = add(&twice).unwrap_err();
+    assert!(
+        error.starts_with(&format!("{NAME}:7:1: lb-linker has added a block for this zone above")),
+        "{error}"
+    );
+}
+
+#[test]
+fn markers_without_a_zone_are_for_the_zones_between_them() {
+    let old = ADDED.replace("stub lb.internal", "stub");
+    assert_eq!(add(&format!("{PLAIN}{old}a {{\n}}\n")).unwrap(), format!("{PLAIN}{ADDED}a {{\n}}\n"));
+    assert_eq!(remove(&format!("{PLAIN}{old}")), PLAIN);
+    assert_eq!(remove_zones(&format!("{PLAIN}{old}"), &["a.internal"]).unwrap(), format!("{PLAIN}{old}"));
+    let two = old.replace("lb.internal:53 {", "lb.internal:53 lab.internal:53 {");
+    let expected = format!(
+        "{NAME}:1:1: lb-linker has added this block for lab.internal, lb.internal together: give all"
+    );
+    for result in [add(&two), remove_zones(&two, &["lb.internal"])] {
+        let error = result.unwrap_err();
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    let both = ["lab.internal", "lb.internal"];
+    assert_eq!(remove_zones(&two, &both).unwrap(), "");
+    let second = ADDED.replace("lb.internal", "lab.internal");
+    assert_eq!(add_zones(&two, &both).unwrap(), format!("{second}{ADDED}"));
+}
+
+#[test]
+fn zones_of_kubernetes_are_found_with_their_positions() {
+    let text = "(k) {\n    kubernetes Corp.example. {\n        ttl 5\n    }\n}\n.:53 {\n    import k\n    \
+                kubernetes {$DOMAIN} cluster.local in-addr.arpa\n}\nb.example:53 {\n    kubernetes\n}\n";
+    let corefile = Corefile::parse(NAME, text).unwrap();
+    let zones = corefile.kubernetes_zones();
+    let found: Vec<(&str, usize)> = zones.iter().map(|it| (it.zone.as_str(), it.position.line)).collect();
+    let expected = [("corp.example", 2), ("cluster.local", 8), ("in-addr.arpa", 8), ("b.example", 10)];
+    assert_eq!(found, expected);
+}
+
+#[test]
 fn block_takes_port_and_bind_of_the_root_block() {
     let text = "cluster.local:1053 {\n    bind 192.0.2.1\n}\n.:1053 {\n    bind 169.254.20.10 10.96.0.10\n    bind fd00::a\n}\n";
     let corefile = Corefile::parse(NAME, text).unwrap();
-    let expected = "# BEGIN lb-linker stub\nlb.internal:1053 {\n    bind 169.254.20.10 10.96.0.10\n    bind fd00::a\n    \
-                    errors\n    forward . 10.96.77.7 {\n        force_tcp\n    }\n}\n# END lb-linker stub\n";
+    let expected = "# BEGIN lb-linker stub lb.internal\nlb.internal:1053 {\n    bind 169.254.20.10 10.96.0.10\n    \
+                    bind fd00::a\n    errors\n    forward . 10.96.77.7 {\n        force_tcp\n    }\n}\n\
+                    # END lb-linker stub lb.internal\n";
     assert_eq!(lines_for(&corefile, &forwarding(), true).unwrap(), expected);
     let mut forwarding = forwarding();
     forwarding.zones.push("lb.example".to_owned());
     forwarding.addresses = vec!["fd00::7".parse().unwrap()];
     forwarding.port = 5353;
     let lines = lines_for(&corefile, &forwarding, false).unwrap();
-    assert!(lines.contains("\nlb.internal:1053 lb.example:1053 {\n"), "{lines}");
+    assert!(lines.contains("stub lb.internal\nlb.internal:1053 {\n"), "{lines}");
+    assert!(lines.contains("stub lb.example\nlb.example:1053 {\n"), "{lines}");
     assert!(lines.contains("    forward . [fd00::7]:5353\n"), "{lines}");
 }
 
@@ -83,7 +159,7 @@ fn zone_is_on_each_plain_port_of_the_root_blocks() {
         (".:53 {\n}\ncorp.example:{$PORT} {\n}\n{$DOMAIN}:53 {\n}\n", "lb.internal:53"),
     ] {
         let lines = lines_for(&Corefile::parse(NAME, text).unwrap(), &forwarding(), false).unwrap();
-        assert!(lines.contains(&format!("stub\n{expected} {{\n")), "{text}: {lines}");
+        assert!(lines.contains(&format!("stub lb.internal\n{expected} {{\n")), "{text}: {lines}");
         assert_eq!(add(&add(text).unwrap()), add(text), "{text}");
         assert_eq!(remove(&add(text).unwrap()), text);
     }
@@ -95,8 +171,8 @@ fn bind_is_copied_whole_for_each_root_block() {
     let text = format!(".:53 {{\n{bind}}}\n.:5353 {{\n    bind 10.0.0.9\n}}\n.:5300 {{\n{bind}}}\n");
     let forward = "    errors\n    forward . 10.96.77.7\n}\n";
     let added = format!(
-        "# BEGIN lb-linker stub\nlb.internal:53 lb.internal:5300 {{\n{bind}{forward}lb.internal:5353 {{\n    \
-         bind 10.0.0.9\n{forward}# END lb-linker stub\n"
+        "# BEGIN lb-linker stub lb.internal\nlb.internal:53 lb.internal:5300 {{\n{bind}{forward}lb.internal:5353 {{\n    \
+         bind 10.0.0.9\n{forward}# END lb-linker stub lb.internal\n"
     );
     assert_eq!(add(&text).unwrap(), format!("{text}{added}"));
     assert_eq!(add(&add(&text).unwrap()), add(&text));
@@ -136,8 +212,17 @@ fn corefiles_with_wrong_braces_or_markers_are_refused() {
             "# BEGIN lb-linker stub\n",
             ":1:1: one line \"# BEGIN lb-linker stub\" has to stand before one line",
         ),
-        ("# END lb-linker stub\n# BEGIN lb-linker stub\n", ":2:1: one line"),
-        ("# BEGIN lb-linker stub\n# BEGIN lb-linker stub\n# END lb-linker stub\n", ":1:1: one line"),
+        ("# END lb-linker stub\n# BEGIN lb-linker stub\n", ":1:1: one line"),
+        ("# BEGIN lb-linker stub\n# BEGIN lb-linker stub\n# END lb-linker stub\n", ":2:1: one line"),
+        (
+            "# BEGIN lb-linker stub a\na {\n    forward . 10.0.0.1\n}\n# END lb-linker stub b\n",
+            ":5:1: one line",
+        ),
+        // Blocks for another zone than that of the markers.
+        (
+            "# BEGIN lb-linker stub a\nb {\n    forward . 10.0.0.1\n}\n# END lb-linker stub a\n",
+            ":1:1: only the block that lb-linker has added may stand between its marker lines",
+        ),
         // A marker inside of another block.
         (
             ".:53 {\n# BEGIN lb-linker stub\n    errors\n# END lb-linker stub\n}\n",

@@ -77,6 +77,52 @@ fn present_gke_and_openshift_configuration_is_recognized() {
 }
 
 #[test]
+fn second_zone_is_printed_beside_the_first() {
+    let second = Forwarding { zones: vec!["lab.internal".to_owned()], ..forwarding() };
+    let mut dns = recorded("openshift");
+    let server = |name: &str, zones: &[&str], upstream: &str| json!({"name": name, "zones": zones, "forwardPlugin": {"policy": "Sequential", "upstreams": [upstream]}});
+    for (servers, expected) in [
+        (
+            json!([server("lb-linker", &["lb.internal"], "10.96.77.7")]),
+            r#""path":"/spec/servers/0","value":{"forwardPlugin":{"policy":"Sequential","upstreams":["10.96.77.7"]},"name":"lb-linker","zones":["lb.internal","lab.internal"]}}]"#,
+        ),
+        (
+            json!([server("lb-linker", &["lb.internal"], "10.96.0.9")]),
+            r#"[{"op":"add","path":"/spec/servers/-","value":{"forwardPlugin":{"policy":"Sequential","upstreams":["10.96.77.7"]},"name":"lb-linker-2","zones":["lab.internal"]}}]"#,
+        ),
+        (
+            json!([server("lb-linker", &["lb.internal", "lab.internal"], "10.96.0.9")]),
+            "OpenShift: dns.operator/default, server lb-linker: lab.internal stands there beside zones of another address: ",
+        ),
+        (
+            json!([
+                server("lb-linker", &["lb.internal"], "10.96.0.9"),
+                server("lb-linker-2", &["lab.internal"], "10.0.0.1")
+            ]),
+            r#""path":"/spec/servers/1","value":{"forwardPlugin":{"policy":"Sequential","upstreams":["10.96.77.7"]},"name":"lb-linker-2","zones":["lab.internal"]}}]"#,
+        ),
+    ] {
+        dns.dns_operator.as_mut().unwrap().data["spec"]["servers"] = servers;
+        let printed = report(&dns, &second, None).join("\n");
+        let without_breaks = printed.replace('\n', " ");
+        assert!(without_breaks.contains(expected), "{printed}");
+    }
+    // The key that the Corefile imports has all zones.
+    let mut dns = recorded("aks");
+    let PlannedChange::Change(first) = core_dns(&dns, &forwarding()).unwrap() else { panic!() };
+    let map =
+        dns.config_maps.iter_mut().find(|map| map.metadata.name.as_deref() == Some(COREDNS_CUSTOM)).unwrap();
+    map.data.get_or_insert_default().insert(first.key, first.after.unwrap());
+    let printed = report(&dns, &second, None).join("\n");
+    for zone in ["lb.internal", "lab.internal"] {
+        assert!(
+            printed.contains(&format!("        # BEGIN lb-linker stub {zone}\n        {zone}:53 {{\n")),
+            "{printed}"
+        );
+    }
+}
+
+#[test]
 fn block_for_a_former_address_is_pointed_out() {
     let of = |block: &str| {
         let mut dns = recorded("kubeadm");

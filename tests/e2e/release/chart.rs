@@ -109,6 +109,31 @@ fn chart_with_default_values_equals_deploy() {
 }
 
 #[test]
+fn zone_with_names_of_the_cluster_fails_the_chart() {
+    for helm in without_cluster() {
+        let render = |values: &[&str]| helm.try_run(&[&["template", "lb-linker", CHART], values].concat());
+        let variable =
+            ["--set=extraEnv[0].name=LB_LINKER_CLUSTER_DOMAIN", "--set=extraEnv[0].value=corp.example"];
+        for (zone, values, domain) in [
+            ("cluster.local", &[][..], "cluster.local"),
+            ("LOCAL.", &[], "cluster.local"),
+            ("lb.svc.cluster.local", &[], "cluster.local"),
+            ("example", &["--set=extraArgs={--cluster-domain=Corp.example.}"], "corp.example"),
+            ("lb.corp.example", &["--set=extraArgs={--prune,--cluster-domain,corp.example}"], "corp.example"),
+            ("corp.example", &variable, "corp.example"),
+        ] {
+            let error =
+                render(&[&[&*format!("--set=zones={{lb.internal,{zone}}}")], values].concat()).unwrap_err();
+            let zone = zone.to_lowercase();
+            let reason = format!("zones: {} equals, holds or lies in {domain}, ", zone.trim_end_matches('.'));
+            assert!(error.contains(&reason), "{error}");
+        }
+        render(&["--set=zones={lb.local,xcluster.local}"]).unwrap();
+        render(&["--set=zones={cluster.local}", "--set=extraArgs={--cluster-domain=corp.example}"]).unwrap();
+    }
+}
+
+#[test]
 fn chart_with_monitoring_equals_deploy_monitoring() {
     let expected = sorted(crate::deploy::objects(&deploy().join("monitoring")));
     let kinds = ["ServiceMonitor", "PrometheusRule"];

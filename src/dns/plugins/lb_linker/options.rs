@@ -10,6 +10,7 @@ use crate::dns::corefile::{BlockSource, CorefileError, Directive, Token, address
 use crate::dns::message::arpa::reverse_origins;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions};
+use crate::model::cluster_domain::conflict;
 use crate::model::hostname::to_presentation;
 use crate::model::names;
 
@@ -31,8 +32,8 @@ pub struct LinkZone {
 ///
 /// # Errors
 /// Fails for an invalid line of `lb_linker`, an invalid address of its block, a zone with different apexes in two
-/// blocks, and a zone that lies in another zone.
-pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError> {
+/// blocks, a zone that lies in another zone, and a zone with names of the cluster's own domain.
+pub fn link_zones(blocks: &[BlockSource], cluster_domain: &Name) -> Result<Vec<LinkZone>, CorefileError> {
     let mut all: Vec<(LinkZone, &Directive)> = Vec::new();
     for block in blocks {
         for line in block.lines.iter().filter(|line| line.name() == super::NAME) {
@@ -57,6 +58,9 @@ pub fn link_zones(blocks: &[BlockSource]) -> Result<Vec<LinkZone>, CorefileError
         }
     }
     for (inner, line) in &all {
+        if let Some(conflict) = conflict(&inner.origin, cluster_domain) {
+            return Err(line.error(format!("the zone {conflict}")));
+        }
         let contains = |outer: &LinkZone| outer != inner && outer.origin.zone_of(&inner.origin);
         if let Some((outer, _)) = all.iter().find(|(outer, _)| contains(outer)) {
             return Err(line.error(format!(
@@ -204,6 +208,8 @@ impl LinkZoneOptions {
 mod tests {
     use std::path::Path;
 
+    use hickory_proto::rr::Name;
+
     use super::link_zones;
     use crate::dns::corefile::{FileSources, parse};
     use crate::dns::plugins::tests::support::TestServer;
@@ -213,9 +219,33 @@ mod tests {
         let text = "outer.example {\nlb_linker\n}\ninner.outer.example {\nwhoami\nlb_linker\n}\n";
         let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
         assert_eq!(
-            link_zones(&blocks).unwrap_err().to_string(),
+            link_zones(&blocks, &Name::root()).unwrap_err().to_string(),
             "Corefile:6:1: the zone inner.outer.example lies in outer.example, whose names it would hide"
         );
+    }
+
+    #[test]
+    fn zone_with_names_of_the_cluster_is_rejected_at_its_line() {
+        let domain = Name::from_ascii("cluster.local.").unwrap();
+        for (text, expected) in [
+            (
+                "cluster.local {\nlb_linker\n}\n",
+                Some("2:1: the zone cluster.local equals cluster.local, the domain"),
+            ),
+            ("local {\nerrors\nlb_linker\n}\n", Some("3:1: the zone local holds cluster.local, the domain")),
+            (
+                ". {\nlb_linker lb.internal lb.cluster.local\n}\n",
+                Some("2:1: the zone lb.cluster.local lies in cluster.local, the domain"),
+            ),
+            ("cluster.local {\nlb_linker lb.internal\n}\n", None),
+        ] {
+            let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
+            let found = link_zones(&blocks, &domain).err().map(|error| error.to_string());
+            let is_expected = |found: &String| {
+                expected.is_some_and(|expected| found.starts_with(&format!("Corefile:{expected}")))
+            };
+            assert_eq!(found.as_ref().map(is_expected), expected.map(|_| true), "{text}: {found:?}");
+        }
     }
 
     #[test]
