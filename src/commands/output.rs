@@ -4,7 +4,8 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use crate::app::error::RunError;
-use crate::model::excerpt::printable;
+use crate::model::excerpt::{examples, printable};
+use crate::sync::k8s::client::ApiServer;
 
 /// The exit code for a failure at runtime, or for a cluster that lacks something.
 pub(super) const FAILED: u8 = 1;
@@ -16,9 +17,12 @@ pub(super) const BAD_INPUT: u8 = 2;
 const READING_LOG: &str = "warn,lb_linker::object_log=error,lb_linker::sync::events=error,\
     lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
 
-/// Prints a question to stderr. Returns whether the answer on stdin begins with y or Y.
-pub(super) fn confirm(question: &str) -> bool {
-    let _ = write!(std::io::stderr(), "{question} [y/N] ");
+/// Asks on stderr whether to change these objects of an API server. Returns whether the answer on stdin begins with y or
+/// Y.
+pub(super) fn confirm(objects: &[String], server: &ApiServer) -> bool {
+    let question = format!("Change {} at API server {server}?", examples(objects));
+    // Ignore EPIPE: stderr may be closed.
+    let _ = write!(std::io::stderr(), "{} [y/N] ", printable(&question, &[]));
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).is_ok()
         && answer.trim_start().to_ascii_lowercase().starts_with('y')

@@ -7,7 +7,7 @@ use crate::app::link_reader::LinkReader;
 use crate::cli::flags::Flags;
 use crate::links::output::json;
 use crate::model::excerpt::printable;
-use crate::scan::annotate::annotate;
+use crate::scan::annotate::{annotate, changed_objects};
 use crate::scan::report::report;
 use crate::scan::{ScanScope, scan};
 use crate::sync::k8s::client::connect;
@@ -69,7 +69,7 @@ pub async fn scan_cluster(
         print_problem(notice);
     }
     let Some(without_question) = apply.filter(|_| !found.exact.is_empty()) else { return ExitCode::SUCCESS };
-    if !without_question && !confirm(&format!("Annotate Services: {}?", found.exact.len())) {
+    if !without_question && !confirm(&changed_objects(&found.exact), &connection.server) {
         return exit_with_error("nothing was changed; --yes leaves out the question", FAILED);
     }
     let problems = annotate(&connection.client, &found.exact, print).await;

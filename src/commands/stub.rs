@@ -16,8 +16,7 @@ use crate::stub::own_service::forwarding;
 use crate::stub::platform::{ClusterDns, KUBE_SYSTEM, Resolver};
 use crate::stub::report::report;
 use crate::stub::{Forwarding, verify};
-use crate::sync::k8s::client::connect;
-use kube::Client;
+use crate::sync::k8s::client::{ClientConnection, connect};
 
 use super::output::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings, print_problem};
 
@@ -56,10 +55,11 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
         Ok(zones) => zones.iter().map(to_presentation).collect(),
         Err(error) => return fail(&error),
     };
-    let client = match connect(flags.kubeconfig.clone(), flags.context.clone()).await {
-        Ok(connection) => connection.client,
+    let connection = match connect(flags.kubeconfig.clone(), flags.context.clone()).await {
+        Ok(connection) => connection,
         Err(error) => return fail(&error.into()),
     };
+    let client = connection.client.clone();
     let (dns, notices) = read(&client, !matches!(action, StubAction::Verify)).await;
     for notice in &notices {
         print_problem(notice);
@@ -75,14 +75,14 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     let own_namespace = flags.own_namespace();
     match (action, forwarding(&client, name, own_namespace.as_deref(), zones.clone()).await) {
         // lb-linker's Service may be gone already.
-        (StubAction::Remove { ask }, _) => write_steps(&client, to_remove(&dns, &zones), ask).await,
+        (StubAction::Remove { ask }, _) => write_steps(&connection, to_remove(&dns, &zones), ask).await,
         (_, Err(error)) => exit_with_error(&error.to_string(), FAILED),
         (StubAction::Print(resolver), Ok(forwarding)) => {
             report(&dns, &forwarding, resolver).iter().for_each(|line| print(line));
             ExitCode::SUCCESS
         }
         (StubAction::Apply { ask }, Ok(forwarding)) => {
-            write_steps(&client, to_apply(&dns, &forwarding), ask).await
+            write_steps(&connection, to_apply(&dns, &forwarding), ask).await
         }
         (StubAction::Verify, Ok(forwarding)) => verify_zones(flags, &dns, &forwarding, is_complete).await,
     }
@@ -95,7 +95,7 @@ fn print(line: &str) {
 }
 
 /// Prints the changes as differences, asks for a confirmation if `ask` is true, and writes the changes.
-async fn write_steps(client: &Client, steps: Vec<PlannedChange>, ask: bool) -> ExitCode {
+async fn write_steps(connection: &ClientConnection, steps: Vec<PlannedChange>, ask: bool) -> ExitCode {
     let mut changes = Vec::new();
     let mut code = ExitCode::SUCCESS;
     for step in steps {
@@ -121,12 +121,14 @@ async fn write_steps(client: &Client, steps: Vec<PlannedChange>, ask: bool) -> E
     if changes.is_empty() {
         return code;
     }
-    if ask && !confirm(&format!("Change ConfigMaps: {}?", changes.len())) {
+    let object = |change: &Change| format!("ConfigMap {KUBE_SYSTEM}/{}", change.config_map);
+    let objects: Vec<String> = changes.iter().map(object).collect();
+    if ask && !confirm(&objects, &connection.server) {
         return exit_with_error("nothing was changed; --yes leaves out the question", FAILED);
     }
     for change in &changes {
         let name = format!("{KUBE_SYSTEM}/{}", change.config_map);
-        match write(client, change).await {
+        match write(&connection.client, change).await {
             Ok(()) => print(&match &change.restart {
                 None => format!("ConfigMap {name} is changed; its Pods read it within about two minutes"),
                 Some(restart) => {

@@ -54,6 +54,16 @@ pub async fn annotate(client: &Client, exact: &[ExactMatch], progress: impl Fn(&
     problems
 }
 
+/// Returns the objects that [`annotate`] changes, each with its kind.
+#[must_use]
+pub fn changed_objects(exact: &[ExactMatch]) -> Vec<String> {
+    let services = exact.iter().map(|it| format!("Service {}/{}", it.namespace, it.service));
+    let targets = allow_from(exact).into_iter().map(|(key, grant)| {
+        format!("{} {key}", if grant.is_external_target { "ExternalTarget" } else { "Service" })
+    });
+    services.chain(targets).collect()
+}
+
 /// Adds namespaces to the annotation [`ALLOW_FROM`] of a load balancer. Returns the new value of the annotation.
 async fn allow(client: &Client, load_balancer: &str, namespaces: &[&str]) -> Result<String, String> {
     let (namespace, name) = load_balancer.split_once('/').unwrap_or_default();

@@ -11,6 +11,7 @@ use crate::harness::eventually;
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::proxy::{ApiFault, FaultyApi};
 use crate::source::{own_cluster, wait_for_target};
+use crate::workstation::api_server;
 
 /// The number of namespaces with hand-made Services: four in each.
 const NAMESPACES: usize = 10;
@@ -122,8 +123,12 @@ async fn scan_finds_hand_made_services_and_lets_them_follow() {
     // Standard input is empty, so the question of `--apply` isn't answered.
     let output = scan(&plane, &dns, &["--apply"]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let asked = text(&output.stderr);
+    let server = api_server(plane.admin_kubeconfig().to_str().unwrap());
+    let end = format!(" at {server}? [y/N] lb-linker: nothing was changed; --yes leaves out the question\n");
     assert!(
-        text(&output.stderr).ends_with("lb-linker: nothing was changed; --yes leaves out the question\n")
+        asked.contains(&format!("Change Service {}, Service ", exact[0])) && asked.ends_with(&end),
+        "{asked}"
     );
     let output = scan(&plane, &dns, &["--apply", "--yes"]);
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));

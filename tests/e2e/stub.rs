@@ -21,6 +21,7 @@ use crate::harness::process::Process;
 use crate::harness::programs::{helm, programs};
 use crate::harness::{EVENT_TIMEOUT, apply_deploy, deploy, eventually};
 use crate::release::chart::{CHART, Helm};
+use crate::workstation::api_server;
 
 /// The cluster IPs of lb-linker's Service, before and after it is recreated.
 const LB_LINKER: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 53), Ipv4Addr::new(10, 0, 0, 54)];
@@ -219,7 +220,11 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     let (code, out, err) = text(&stub(&admin, &["--apply"]));
     assert_eq!(code, Some(1), "{out}{err}");
     assert!(out.contains("\n+ lb.internal:53 {\n+     bind 10.0.0.11\n"), "{out}");
-    assert!(err.ends_with("lb-linker: nothing was changed; --yes leaves out the question\n"), "{err}");
+    let question = format!(
+        "Change ConfigMap kube-system/coredns, ConfigMap kube-system/node-local-dns at {}? [y/N] ",
+        api_server(admin.to_str().unwrap())
+    );
+    assert_eq!(err, question + "lb-linker: nothing was changed; --yes leaves out the question\n");
     assert_eq!(corefile(&plane, "coredns"), core_dns_corefile());
 
     let (code, out, err) = text(&stub(&admin, &["--apply", "--yes"]));
@@ -320,11 +325,6 @@ async fn imported_block_is_created_and_removed() {
 }
 
 #[tokio::test]
-async fn coredns_starts_with_a_block_made_by_hand() {
-    let plane = ControlPlane::lend();
-    let directory = tempfile::tempdir().unwrap();
-    let [port, other_port] = [HeldPort::take().unwrap(), HeldPort::take().unwrap()];
-#[tokio::test]
 async fn zone_with_names_of_the_cluster_is_refused() {
     let plane = ControlPlane::lend();
     let block =
@@ -396,6 +396,11 @@ async fn second_zone_is_applied_beside_the_first() {
     assert_eq!(data(&plane, "coredns"), json!({"Corefile": main}));
 }
 
+#[tokio::test]
+async fn coredns_starts_with_a_block_made_by_hand() {
+    let plane = ControlPlane::lend();
+    let directory = tempfile::tempdir().unwrap();
+    let [port, other_port] = [HeldPort::take().unwrap(), HeldPort::take().unwrap()];
     let main =
         format!(".:{} {{\n    bind 127.0.0.1\n    reload\n}}\nimport custom/*.server\n", port.number());
     plane.apply(&config_map("coredns", json!({"Corefile": main})).to_string());

@@ -14,7 +14,7 @@ async fn balancer(cluster: &Cluster, namespace: &str) {
 }
 
 /// Returns the API server's URL and the context in the format of the log.
-fn api_server(kubeconfig: &str) -> String {
+pub(crate) fn api_server(kubeconfig: &str) -> String {
     // The harness writes kubeconfigs in JSON.
     let config: Value = serde_json::from_str(&std::fs::read_to_string(kubeconfig).unwrap()).unwrap();
     let (url, context) = (&config["clusters"][0]["cluster"]["server"], &config["current-context"]);
