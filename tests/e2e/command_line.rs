@@ -90,6 +90,32 @@ fn check_prints_the_flags_in_force_and_opens_no_port() {
     let manifests = directory.path().to_str().unwrap();
     let args = [
         "check",
+#[test]
+fn kubeconfig_is_read_as_kubectl_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let good = directory.path().join("good");
+    let closed = HeldPort::take().unwrap();
+    let text = format!(
+        "clusters: [{{name: c, cluster: {{server: '{}'}}}}]\ncontexts: [{{name: lab, context: {{cluster: c}}}}]\n\
+         current-context: lab\n",
+        closed.local()
+    );
+    std::fs::write(&good, text).unwrap();
+    let list = format!("{}:{}", directory.path().join("missing").display(), good.display());
+    let variables = [("KUBECONFIG", &*list)];
+    let output = run_to_end_with(&variables, ["check", "--upstream", "none"]);
+    let server = format!("API server http://{} (context \"lab\" of {list})", closed.local());
+    assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()));
+    assert!(stdout(&output).lines().any(|line| line == server), "{}", stdout(&output));
+    let output = run_to_end_with(&variables, ["check", "--cluster", "--upstream", "none"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("Connection refused"), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+    let output = run_to_end_with(&variables, ["check", "--upstream", "none", "--context", "prod"]);
+    let expected = format!("lb-linker: kubeconfig {list}: it has no context \"prod\"; it has \"lab\"\n");
+    assert_eq!((output.status.code(), stderr(&output)), (Some(2), expected));
+}
+
         "--manifests",
         manifests,
         "--upstream",

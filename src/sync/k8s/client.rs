@@ -1,27 +1,31 @@
 //! Connects to the API server.
 
 mod credential_program;
+mod kubeconfig;
 mod reloading;
 
+use std::cell::Cell;
 use std::fmt;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use axum::http::HeaderValue;
 use axum::http::header::USER_AGENT;
-use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use axum::http::{HeaderValue, Request};
+use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use self::credential_program::ProgramError;
+use self::kubeconfig::{of_default_kubeconfig, of_kubeconfig_file};
 use self::reloading::reloading_client;
-use crate::model::excerpt::{located, sentence, value};
+use crate::model::excerpt::{sentence, value};
 use crate::model::names;
 use crate::sync::k8s::errors::credential_failure;
+use tower::Service;
+use tower::layer::layer_fn;
 use tower::timeout::TimeoutLayer;
 use tower_http::timeout::ResponseBodyTimeoutLayer;
 
@@ -53,24 +57,11 @@ pub enum ClientError {
          such as a line break"
     )]
     Token,
-}
-
-impl ClientError {
-    /// Returns the error for the kubeconfig at `place`, with the position of the mistake.
-    fn kubeconfig(place: &str, error: KubeconfigError) -> Self {
-        Self::Kubeconfig(match error {
-            KubeconfigError::ReadConfig(error, path) => format!("{}: {error}", path.display()),
-            KubeconfigError::Parse(error) => located(place, &error),
-            KubeconfigError::CurrentContextNotSet => {
-                format!("{place}: it has no current-context; choose a context with --context")
-            }
-            KubeconfigError::LoadContext(context) => format!("{place}: it has no context {context:?}"),
-            KubeconfigError::LoadClusterOfContext(cluster) => {
-                format!("{place}: the context's cluster {cluster:?} isn't in it")
-            }
-            error => format!("{place}: {error}"),
-        })
-    }
+    /// kube panics at each request.
+    #[error(
+        "the configuration for the API server can't be used: {0} in its client: report this as a bug of lb-linker"
+    )]
+    Panic(String),
 }
 
 /// A client and its API server.
@@ -184,6 +175,8 @@ struct LoadedConfig {
 
 impl ConfigSource {
     fn new(kubeconfig: Option<PathBuf>, context: Option<String>) -> Self {
+        // As for kubectl, an empty context is the current one.
+        let context = context.filter(|context| !context.is_empty());
         match kubeconfig {
             Some(path) => Self::Kubeconfig { path, context },
             None if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() && context.is_none() => {
@@ -195,36 +188,13 @@ impl ConfigSource {
 
     async fn load(&self) -> Result<LoadedConfig, ClientError> {
         match self {
-            Self::Kubeconfig { path, context } => {
-                let place = path.display().to_string();
-                let failed = |error| ClientError::kubeconfig(&place, error);
-                let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
-                let files = vec![path.clone()];
-                of_kubeconfig(kubeconfig, context.clone(), files, place.clone()).await.map_err(failed)
-            }
+            Self::Kubeconfig { path, context } => of_kubeconfig_file(path, context.clone()).await,
             Self::InCluster => {
                 let config = Config::incluster()?;
                 let server = ApiServer::of(&config, None);
                 Ok(LoadedConfig { config, server, files: SERVICE_ACCOUNT_FILES.map(PathBuf::from).to_vec() })
             }
-            Self::Default { context } => {
-                let variable = std::env::var_os("KUBECONFIG").filter(|paths| !paths.is_empty());
-                let place =
-                    variable.as_ref().map_or("~/.kube/config".into(), |paths| paths.to_string_lossy());
-                let failed = |error| match error {
-                    KubeconfigError::ReadConfig(error, path) if error.kind() == ErrorKind::NotFound => {
-                        ClientError::NoCluster(path.display().to_string())
-                    }
-                    KubeconfigError::FindPath => ClientError::NoCluster(place.to_string()),
-                    error => ClientError::kubeconfig(&place, error),
-                };
-                let files = match &variable {
-                    Some(paths) => std::env::split_paths(paths).collect(),
-                    None => std::env::home_dir().map(|home| home.join(".kube/config")).into_iter().collect(),
-                };
-                let kubeconfig = Kubeconfig::read().map_err(failed)?;
-                of_kubeconfig(kubeconfig, context.clone(), files, place.to_string()).await.map_err(failed)
-            }
+            Self::Default { context } => of_default_kubeconfig(context.clone()).await,
         }
     }
 
@@ -277,37 +247,26 @@ fn client_of(mut config: Config) -> Result<Client, ClientError> {
         return Err(ClientError::Token);
     }
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Settings(Box::new(error)))?;
+    // kube panics in a task of its own, after which each request would fail.
+    let panic = Cell::new(None);
+    let builder = builder.with_layer(&layer_fn(|mut service| {
+        panic.set(panic_of_a_request(&mut service));
+        service
+    }));
+    if let Some(panic) = panic.take() {
+        return Err(ClientError::Panic(panic));
+    }
     let builder = builder.with_layer(&ResponseBodyTimeoutLayer::new(READ_TIMEOUT));
     Ok(builder.with_layer(&TimeoutLayer::new(REQUEST_TIMEOUT)).build())
 }
 
-/// Returns the configuration of a context, by default of the current context. `files` are those of the kubeconfig.
-async fn of_kubeconfig(
-    kubeconfig: Kubeconfig,
-    context: Option<String>,
-    mut files: Vec<PathBuf>,
-    place: String,
-) -> Result<LoadedConfig, KubeconfigError> {
-    let used = context.clone().or_else(|| kubeconfig.current_context.clone()).unwrap_or_default();
-    files.extend(files_of_context(&kubeconfig, &used));
-    let options = KubeConfigOptions { context, ..Default::default() };
-    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
-    let server = ApiServer::of(&config, Some((used, place)));
-    Ok(LoadedConfig { config, server, files })
-}
-
-/// Returns the files that a context of a kubeconfig names: certificates, key and token.
-fn files_of_context(kubeconfig: &Kubeconfig, name: &str) -> Vec<PathBuf> {
-    let context = kubeconfig.contexts.iter().find(|context| context.name == name);
-    let Some(context) = context.and_then(|context| context.context.as_ref()) else { return Vec::new() };
-    let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster);
-    let user = kubeconfig.auth_infos.iter().find(|user| context.user.as_ref() == Some(&user.name));
-    let cluster = cluster.and_then(|cluster| cluster.cluster.as_ref());
-    let user = user.and_then(|user| user.auth_info.as_ref());
-    let authority = cluster.and_then(|cluster| cluster.certificate_authority.as_ref());
-    let credentials = user.map(|user| [&user.client_certificate, &user.client_key, &user.token_file]);
-    let credentials = credentials.into_iter().flatten().flatten();
-    authority.into_iter().chain(credentials).map(|path| Path::new(path).to_owned()).collect()
+/// Makes a request that is never sent. Returns the message of a panic, if there is one.
+fn panic_of_a_request<S: Service<Request<Body>>>(service: &mut S) -> Option<String> {
+    let request = Request::get("/version").body(Body::empty()).ok()?;
+    let panic = catch_unwind(AssertUnwindSafe(|| drop(service.call(request)))).err()?;
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+    Some(sentence(message).to_string())
 }
 
 #[cfg(test)]
@@ -357,27 +316,12 @@ mod tests {
         assert!(!system.may_become(&identity("https://10.0.0.2", &[])));
     }
 
-    #[test]
-    fn files_that_a_context_names_are_returned() {
-        let kubeconfig = Kubeconfig::from_yaml(
-            "clusters:
-- {name: a, cluster: {server: https://192.0.2.1, certificate-authority: /a/ca.crt}}
-- {name: b, cluster: {server: https://192.0.2.2, certificate-authority: /b/ca.crt}}
-users:
-- {name: ann, user: {client-certificate: /ann.crt, client-key: /ann.key}}
-- {name: ben, user: {tokenFile: /ben.token}}
-contexts:
-- {name: one, context: {cluster: a, user: ann}}
-- {name: two, context: {cluster: b, user: ben}}
-",
-        )
-        .unwrap();
-        let files = |context| {
-            let files = files_of_context(&kubeconfig, context);
-            files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>()
-        };
-        assert_eq!(files("one"), ["/a/ca.crt", "/ann.crt", "/ann.key"]);
-        assert_eq!(files("two"), ["/b/ca.crt", "/ben.token"]);
-        assert!(files("three").is_empty());
+    #[tokio::test]
+    async fn panic_of_kube_is_an_error_of_the_configuration() {
+        // kube can't make the URL of a request from a server without a scheme.
+        let config = Config::new("192.0.2.1:6443".parse().unwrap());
+        let error = client_of(config).err().unwrap();
+        assert!(matches!(error, ClientError::Panic(_)), "{error}");
+        assert!(client_of(Config::new("http://192.0.2.1:6443".parse().unwrap())).is_ok());
     }
 }

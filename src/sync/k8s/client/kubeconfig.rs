@@ -1,0 +1,330 @@
+//! Reads kubeconfigs as kubectl does.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use axum::http::Uri;
+use kube::Config;
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
+
+use super::{ApiServer, ClientError, LoadedConfig};
+use crate::model::excerpt::{MAX_LINES, located, value};
+
+/// The maximum length of the URL of an API server in bytes. kube panics at URLs of requests of more than 65,534 bytes.
+const MAX_SERVER_LENGTH: usize = 2048;
+
+/// Returns the configuration of a context of a kubeconfig, by default of its current context.
+///
+/// # Errors
+/// If the kubeconfig can't be read or used.
+pub(super) async fn of_kubeconfig_file(
+    path: &Path,
+    context: Option<String>,
+) -> Result<LoadedConfig, ClientError> {
+    let place = path.display().to_string();
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| wrong(&place, error))?;
+    of_context(kubeconfig, context, vec![path.to_owned()], place).await
+}
+
+/// Returns the configuration of a context of kubectl's kubeconfig: `$KUBECONFIG`, or `~/.kube/config`.
+///
+/// # Errors
+/// As for [`of_kubeconfig_file`].
+pub(super) async fn of_default_kubeconfig(context: Option<String>) -> Result<LoadedConfig, ClientError> {
+    match std::env::var_os("KUBECONFIG").filter(|paths| !paths.is_empty()) {
+        Some(paths) => {
+            let files = std::env::split_paths(&paths).filter(|path| !path.as_os_str().is_empty());
+            of_files(files.collect(), paths.to_string_lossy().into_owned(), context).await
+        }
+        None => {
+            let files = std::env::home_dir().map(|home| home.join(".kube/config"));
+            of_files(files.into_iter().collect(), "~/.kube/config".to_owned(), context).await
+        }
+    }
+}
+
+/// Merges kubeconfigs; those that don't exist are skipped. `place` is the name of all of them in messages.
+async fn of_files(
+    files: Vec<PathBuf>,
+    place: String,
+    context: Option<String>,
+) -> Result<LoadedConfig, ClientError> {
+    let mut merged: Option<Kubeconfig> = None;
+    for file in &files {
+        let in_file = |error| wrong(&file.display().to_string(), error);
+        let mut next = match Kubeconfig::read_from(file) {
+            Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::NotFound => continue,
+            read => read.map_err(in_file)?,
+        };
+        // `current-context: ""` doesn't hide that of the next file.
+        next.current_context = next.current_context.filter(|context| !context.is_empty());
+        merged = Some(match merged {
+            Some(merged) => merged.merge(next).map_err(in_file)?,
+            None => next,
+        });
+    }
+    match merged {
+        Some(kubeconfig) => of_context(kubeconfig, context, files, place).await,
+        None => Err(ClientError::NoCluster(match &*files {
+            [file] => file.display().to_string(),
+            _ => place,
+        })),
+    }
+}
+
+/// Returns the configuration of a context, by default of the current context. `files` are those of the kubeconfig.
+async fn of_context(
+    mut kubeconfig: Kubeconfig,
+    context: Option<String>,
+    mut files: Vec<PathBuf>,
+    place: String,
+) -> Result<LoadedConfig, ClientError> {
+    let current = kubeconfig.current_context.clone().filter(|context| !context.is_empty());
+    let Some(used) = context.or(current) else {
+        let contexts = contexts_of(&kubeconfig);
+        return Err(ClientError::Kubeconfig(format!(
+            "{place}: it has no current-context; choose a context with --context{contexts}"
+        )));
+    };
+    if !kubeconfig.contexts.iter().any(|context| context.name == used) {
+        let contexts = contexts_of(&kubeconfig);
+        return Err(ClientError::Kubeconfig(format!(
+            "{place}: it has no context {}{contexts}",
+            value(&used)
+        )));
+    }
+    files.extend(files_of_context(&kubeconfig, &used));
+    let had_scheme = complete_server(&mut kubeconfig, &used, &place)?;
+    let options = KubeConfigOptions { context: Some(used.clone()), ..Default::default() };
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+    let mut config = config.map_err(|error| wrong(&place, error))?;
+    if !had_scheme {
+        // kubectl sends no credentials to a server without a scheme.
+        config.auth_info = AuthInfo {
+            impersonate: config.auth_info.impersonate,
+            impersonate_uid: config.auth_info.impersonate_uid,
+            impersonate_groups: config.auth_info.impersonate_groups,
+            impersonate_user_extra: config.auth_info.impersonate_user_extra,
+            ..AuthInfo::default()
+        };
+    }
+    let server = ApiServer::of(&config, Some((used, place)));
+    Ok(LoadedConfig { config, server, files })
+}
+
+/// Returns a clause with the contexts that a kubeconfig has.
+fn contexts_of(kubeconfig: &Kubeconfig) -> String {
+    let all = &kubeconfig.contexts;
+    let names: Vec<String> =
+        all.iter().take(MAX_LINES).map(|context| value(&context.name).to_string()).collect();
+    let more = all.len() - names.len();
+    match (&*names, more) {
+        ([], _) => "; it has no contexts".to_owned(),
+        (_, 0) => format!("; it has {}", names.join(", ")),
+        _ => format!("; it has {} and {more} more", names.join(", ")),
+    }
+}
+
+/// Adds the scheme to the server of a context's cluster if it is missing. Returns whether it was there.
+fn complete_server(kubeconfig: &mut Kubeconfig, context: &str, place: &str) -> Result<bool, ClientError> {
+    let contexts = kubeconfig.contexts.iter();
+    let context = contexts.filter(|it| it.name == context).find_map(|it| it.context.as_ref());
+    let Some(name) = context.map(|context| context.cluster.clone()) else { return Ok(true) };
+    let mut clusters = kubeconfig.clusters.iter_mut().filter(|cluster| cluster.name == name);
+    let Some(cluster) = clusters.find_map(|it| it.cluster.as_mut()) else { return Ok(true) };
+    // The server may have a password.
+    let wrong = || {
+        ClientError::Kubeconfig(format!(
+            "{place}: the server of cluster {} is neither a URL such as https://192.0.2.1:6443 nor a host with a port",
+            value(&name)
+        ))
+    };
+    let server = cluster.server.clone().unwrap_or_default();
+    let url = url_of(&server).ok_or_else(wrong)?;
+    let had_scheme = url == server;
+    cluster.server = Some(url);
+    Ok(had_scheme)
+}
+
+/// Returns the URL of a server, as `DefaultServerURL` of kubectl's client-go does: a host without a scheme is asked by
+/// HTTP, also if the kubeconfig has an authority. `None` if it isn't a server.
+fn url_of(server: &str) -> Option<String> {
+    if server.len() > MAX_SERVER_LENGTH {
+        return None;
+    }
+    if server.contains("://") {
+        return server.parse().is_ok_and(|uri| is_server(&uri)).then(|| server.to_owned());
+    }
+    let url = format!("http://{server}");
+    let is_host = |uri: &Uri| is_server(uri) && uri.path_and_query().is_none_or(|path| path == "/");
+    url.parse().is_ok_and(|uri| is_host(&uri)).then_some(url)
+}
+
+fn is_server(uri: &Uri) -> bool {
+    let (Some("http" | "https"), Some(host), Some(authority)) =
+        (uri.scheme_str(), uri.host(), uri.authority())
+    else {
+        return false;
+    };
+    let address = authority.as_str().rsplit('@').next().unwrap_or_default();
+    let port = address.strip_prefix(host).map(|rest| rest.strip_prefix(':').unwrap_or(rest));
+    !host.is_empty() && port.is_some_and(|port| port.is_empty() || port.parse::<u16>().is_ok())
+}
+
+/// Returns the files that a context of a kubeconfig names: certificates, key and token.
+fn files_of_context(kubeconfig: &Kubeconfig, name: &str) -> Vec<PathBuf> {
+    let context = kubeconfig.contexts.iter().find(|context| context.name == name);
+    let Some(context) = context.and_then(|context| context.context.as_ref()) else { return Vec::new() };
+    let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster);
+    let user = kubeconfig.auth_infos.iter().find(|user| context.user.as_ref() == Some(&user.name));
+    let cluster = cluster.and_then(|cluster| cluster.cluster.as_ref());
+    let user = user.and_then(|user| user.auth_info.as_ref());
+    let authority = cluster.and_then(|cluster| cluster.certificate_authority.as_ref());
+    let credentials = user.map(|user| [&user.client_certificate, &user.client_key, &user.token_file]);
+    let credentials = credentials.into_iter().flatten().flatten();
+    authority.into_iter().chain(credentials).map(|path| Path::new(path).to_owned()).collect()
+}
+
+/// Returns the error for the kubeconfig at `place`, with the position of the mistake.
+fn wrong(place: &str, error: KubeconfigError) -> ClientError {
+    ClientError::Kubeconfig(match error {
+        KubeconfigError::ReadConfig(error, path) => format!("{}: {error}", path.display()),
+        KubeconfigError::Parse(error) => located(place, &error),
+        KubeconfigError::LoadClusterOfContext(cluster) => {
+            format!("{place}: the context's cluster {cluster:?} isn't in it")
+        }
+        error => format!("{place}: {error}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONTEXTS: &str = "users: [{name: u, user: {token: secret}}]
+contexts: [{name: a, context: {cluster: c, user: u}}, {name: \"b\\n\", context: {cluster: c, user: u}}]
+";
+
+    fn with_server(server: &str) -> String {
+        format!("clusters: [{{name: c, cluster: {{server: {server}}}}}]\n{CONTEXTS}current-context: a\n")
+    }
+
+    /// Returns a directory with these files, and their paths.
+    fn written(texts: &[&str]) -> (tempfile::TempDir, Vec<PathBuf>) {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |(index, text): (usize, &&str)| {
+            let path = directory.path().join(format!("config-{index}"));
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let paths = texts.iter().enumerate().map(write).collect();
+        (directory, paths)
+    }
+
+    async fn error(text: &str, context: Option<&str>) -> String {
+        let (_directory, paths) = written(&[text]);
+        let loaded = of_kubeconfig_file(&paths[0], context.map(ToOwned::to_owned)).await;
+        let error = loaded.err().unwrap().to_string();
+        error.strip_prefix(&format!("kubeconfig {}: ", paths[0].display())).unwrap_or(&error).to_owned()
+    }
+
+    #[test]
+    fn server_without_a_scheme_is_asked_by_http() {
+        let long = format!("https://{}", "a".repeat(MAX_SERVER_LENGTH));
+        for (server, expected) in [
+            ("https://192.0.2.1:6443", Some("https://192.0.2.1:6443")),
+            ("http://[2001:db8::1]:8001/k8s/clusters/c", Some("http://[2001:db8::1]:8001/k8s/clusters/c")),
+            ("127.0.0.1:6443", Some("http://127.0.0.1:6443")),
+            ("localhost:6443", Some("http://localhost:6443")),
+            ("localhost", Some("http://localhost")),
+            ("[::1]:6443", Some("http://[::1]:6443")),
+            ("localhost/", Some("http://localhost/")),
+            ("localhost/path", None),
+            ("/path", None),
+            ("", None),
+            (":6443", None),
+            ("https://", None),
+            ("https:///path", None),
+            ("ftp://192.0.2.1", None),
+            ("unix:///run/api.sock", None),
+            ("192.0.2.1:port", None),
+            ("a b", None),
+            (&long, None),
+        ] {
+            assert_eq!(url_of(server).as_deref(), expected, "{server}");
+        }
+    }
+
+    #[tokio::test]
+    async fn server_without_a_scheme_gets_no_credentials() {
+        for (server, token) in [("127.0.0.1:6443", false), ("https://127.0.0.1:6443", true)] {
+            let (_directory, paths) = written(&[&with_server(server)]);
+            let LoadedConfig { config, server: shown, .. } =
+                of_kubeconfig_file(&paths[0], None).await.unwrap();
+            assert_eq!(config.auth_info.token.is_some(), token, "{server}");
+            let scheme = if token { "" } else { "http://" };
+            let expected = format!("{scheme}{server} (context \"a\" of {})", paths[0].display());
+            assert_eq!(shown.to_string(), expected);
+        }
+        let reason = error(&with_server("'https://ann:secret@:1:2'"), None).await;
+        let expected = "the server of cluster \"c\" is neither a URL such as https://192.0.2.1:6443 nor a host with a port";
+        assert_eq!(reason, expected);
+    }
+
+    #[tokio::test]
+    async fn wrong_context_is_answered_with_those_that_exist() {
+        let text = with_server("https://192.0.2.1");
+        assert_eq!(error(&text, Some("c")).await, "it has no context \"c\"; it has \"a\", \"b\\n\"");
+        let without = text.replace("current-context: a", "current-context: ''");
+        let expected = "it has no current-context; choose a context with --context; it has \"a\", \"b\\n\"";
+        assert_eq!(error(&without, None).await, expected);
+        assert_eq!(error("{}", Some("a")).await, "it has no context \"a\"; it has no contexts");
+        let many: Vec<String> = (0..1000).map(|i| format!("{{name: c{i}}}")).collect();
+        let reason = error(&format!("contexts: [{}]", many.join(", ")), Some("a")).await;
+        assert!(reason.ends_with("\"c18\", \"c19\" and 980 more"), "{reason}");
+    }
+
+    #[tokio::test]
+    async fn missing_files_of_a_list_are_skipped() {
+        let good = with_server("https://192.0.2.1");
+        let (directory, paths) = written(&["current-context: ''\nclusters: null\n", &good, "kind: ["]);
+        let missing = directory.path().join("missing");
+        let load =
+            |files: &[&PathBuf]| of_files(files.iter().copied().cloned().collect(), "all".to_owned(), None);
+        for files in [&[&missing, &paths[1]][..], &[&paths[1], &missing], &[&paths[0], &missing, &paths[1]]] {
+            let loaded = load(files).await.unwrap();
+            assert_eq!(loaded.server.to_string(), "https://192.0.2.1 (context \"a\" of all)");
+            assert!(loaded.files.contains(&missing), "it may be written later");
+        }
+        let error = load(&[&missing, &paths[2]]).await.err().unwrap().to_string();
+        assert!(error.starts_with(&format!("kubeconfig {}:1:", paths[2].display())), "{error}");
+        for files in [&[&missing, &missing][..], &[]] {
+            let error = load(files).await.err().unwrap().to_string();
+            assert!(error.contains("there is no kubeconfig all; name one with --kubeconfig"), "{error}");
+        }
+    }
+
+    #[test]
+    fn files_that_a_context_names_are_returned() {
+        let kubeconfig = Kubeconfig::from_yaml(
+            "clusters:
+- {name: a, cluster: {server: https://192.0.2.1, certificate-authority: /a/ca.crt}}
+- {name: b, cluster: {server: https://192.0.2.2, certificate-authority: /b/ca.crt}}
+users:
+- {name: ann, user: {client-certificate: /ann.crt, client-key: /ann.key}}
+- {name: ben, user: {tokenFile: /ben.token}}
+contexts:
+- {name: one, context: {cluster: a, user: ann}}
+- {name: two, context: {cluster: b, user: ben}}
+",
+        )
+        .unwrap();
+        let files = |context| {
+            let files = files_of_context(&kubeconfig, context);
+            files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(files("one"), ["/a/ca.crt", "/ann.crt", "/ann.key"]);
+        assert_eq!(files("two"), ["/b/ca.crt", "/ben.token"]);
+        assert!(files("three").is_empty());
+    }
+}
