@@ -59,7 +59,8 @@ pub struct ElectionFlags {
 /// The environment of the process: cluster, Pod and host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Environment {
-    in_cluster: bool,
+    /// Whether the process runs in a Pod.
+    pub(crate) in_cluster: bool,
     pod_name: Option<String>,
     pod_namespace: Option<String>,
     account_namespace: Option<String>,

@@ -303,37 +303,37 @@ pub struct Flags {
     pub client_nets: Vec<ClientNet>,
 
     /// Address of /metrics, for Prometheus; or "none"
+    /// [default: :9153; outside a Pod 127.0.0.1:9153]
     #[arg(
         long,
         value_name = "ADDRESS:PORT|none",
         env = "LB_LINKER_METRICS_LISTEN",
-        default_value = ":9153",
         value_parser = http_listen,
         help_heading = "Observing"
     )]
-    pub metrics_listen: HttpListen,
+    pub metrics_listen: Option<HttpListen>,
 
     /// Address of /health: 200 while the process works; or "none"
+    /// [default: :8080; outside a Pod 127.0.0.1:8080]
     #[arg(
         long,
         value_name = "ADDRESS:PORT|none",
         env = "LB_LINKER_HEALTH_LISTEN",
-        default_value = ":8080",
         value_parser = http_listen,
         help_heading = "Observing"
     )]
-    pub health_listen: HttpListen,
+    pub health_listen: Option<HttpListen>,
 
     /// Address of /ready: 200 once all load balancers have been read, or while DNS answers from a snapshot; or "none"
+    /// [default: :8181; outside a Pod 127.0.0.1:8181]
     #[arg(
         long,
         value_name = "ADDRESS:PORT|none",
         env = "LB_LINKER_READY_LISTEN",
-        default_value = ":8181",
         value_parser = http_listen,
         help_heading = "Observing"
     )]
-    pub ready_listen: HttpListen,
+    pub ready_listen: Option<HttpListen>,
 
     /// Address of the status page and its API, on the loopback interface: they show the links to every process that can
     /// connect; or "none"

@@ -1,7 +1,7 @@
 //! The addresses of the HTTP ports, each of which can be switched off.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::parsers::{listen, loopback_listen};
 
@@ -13,6 +13,13 @@ pub enum HttpListen {
 }
 
 impl HttpListen {
+    /// Returns the default of a port that probes and Prometheus ask: all addresses in a Pod. Elsewhere only this machine
+    /// asks it.
+    pub(crate) fn by_default(port: u16, in_pod: bool) -> Self {
+        let ip = if in_pod { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::LOCALHOST.into() };
+        Self::At(SocketAddr::new(ip, port))
+    }
+
     /// Returns the address of the port; `None` if it isn't opened.
     #[must_use]
     pub fn address(self) -> Option<SocketAddr> {

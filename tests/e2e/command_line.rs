@@ -57,11 +57,19 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
         ),
         (
             [&manifests[..], &["--listen", &taken]].concat(),
-            format!("lb-linker: can't listen on {taken} by TCP: Address already in use"),
+            format!("lb-linker: --listen: can't listen on {taken} by TCP: Address already in use"),
         ),
         (
             [&manifests[..], &["--listen", "127.0.0.1:0", "--health-listen", &taken]].concat(),
-            format!("lb-linker: can't listen on {taken} by TCP: Address already in use"),
+            format!("lb-linker: --health-listen: can't listen on {taken} by TCP: Address already in use"),
+        ),
+        (
+            [
+                &manifests[..],
+                &["--listen", "127.0.0.1:0", "--health-listen", "none", "--ready-listen", &taken],
+            ]
+            .concat(),
+            format!("lb-linker: --ready-listen: can't listen on {taken} by TCP: Address already in use"),
         ),
         (
             vec!["--upstream", "127.0.0.1:5301", "--listen", "127.0.0.1:5301"],
@@ -82,14 +90,6 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
     }
 }
 
-#[test]
-fn check_prints_the_flags_in_force_and_opens_no_port() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = taken.local_addr().unwrap().to_string();
-    let directory = tempfile::tempdir().unwrap();
-    let manifests = directory.path().to_str().unwrap();
-    let args = [
-        "check",
 #[test]
 fn kubeconfig_is_read_as_kubectl_does() {
     let directory = tempfile::tempdir().unwrap();
@@ -116,6 +116,14 @@ fn kubeconfig_is_read_as_kubectl_does() {
     assert_eq!((output.status.code(), stderr(&output)), (Some(2), expected));
 }
 
+#[test]
+fn check_prints_the_flags_in_force_and_opens_no_port() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let directory = tempfile::tempdir().unwrap();
+    let manifests = directory.path().to_str().unwrap();
+    let args = [
+        "check",
         "--manifests",
         manifests,
         "--upstream",
@@ -206,6 +214,10 @@ fn corefile_error_is_reported_with_its_position() {
         (Some(". {\n    forward\n}\n"), "2:5: forward needs"),
         (Some(". {\n    forwrad . 192.0.2.1\n}\n"), "2:5: there is no plugin \"forwrad\"; is it forward?"),
         (Some(". {\n    whoami\n"), "1:3: this { isn't closed"),
+        (
+            Some(".:5301 {\n    lb_linker local\n}\n"),
+            "2:5: the zone local holds cluster.local, the domain of",
+        ),
         (Some("tls://. {\n    tls cert.pem key.pem\n    whoami\n}\n"), "2:9: "),
         (
             Some(". {\n    prometheus {\n        tls w.yml\n    }\n    whoami\n}\n"),
@@ -240,10 +252,6 @@ fn wrong_value_of_a_variable_names_the_variable() {
 
 #[test]
 fn flags_and_variables_beside_a_corefile_are_refused() {
-        (
-            Some(".:5301 {\n    lb_linker local\n}\n"),
-            "2:5: the zone local holds cluster.local, the domain of",
-        ),
     let directory = tempfile::tempdir().unwrap();
     let corefile = directory.path().join("Corefile");
     std::fs::write(&corefile, ". {\n whoami\n}\n").unwrap();

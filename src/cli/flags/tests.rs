@@ -170,6 +170,31 @@ fn each_http_port_can_be_switched_off() {
 }
 
 #[test]
+fn http_ports_are_for_this_machine_outside_a_pod() {
+    let lines = |arguments: &[&str], in_pod: bool| {
+        let text = flags(arguments).built_in_corefile_in(in_pod);
+        let words = ["prometheus ", "health ", "ready "];
+        let is_http = |line: &&str| words.iter().any(|word| line.starts_with(word));
+        text.lines().map(str::trim).filter(is_http).map(ToOwned::to_owned).collect::<Vec<String>>()
+    };
+    let given = ["--upstream=none", "--metrics-listen=:9154", "--ready-listen=192.0.2.1:8181"];
+    for (in_pod, ip) in [(true, "[::]"), (false, "127.0.0.1")] {
+        for arguments in [
+            &["--upstream=none"][..],
+            &["--upstream=none", "--manifests=d"],
+            &["--upstream=none", "--kubeconfig=k"],
+        ] {
+            let expected =
+                [format!("health {ip}:8080 {{"), format!("ready {ip}:8181"), format!("prometheus {ip}:9153")];
+            assert_eq!(lines(arguments, in_pod), expected);
+        }
+        let expected =
+            [format!("health {ip}:8080 {{"), "ready 192.0.2.1:8181".into(), "prometheus [::]:9154".into()];
+        assert_eq!(lines(&given, in_pod), expected);
+    }
+}
+
+#[test]
 fn zones_with_names_of_the_cluster_are_refused() {
     let wrong = |arguments: &[&str]| flags(arguments).validate().unwrap_err().to_string();
     for (zone, verb) in [("cluster.local", "equals"), ("LOCAL.", "holds"), ("svc.cluster.local", "lies in")] {

@@ -129,6 +129,16 @@ pub struct Reload {
 // === impl HttpKind ===
 
 impl HttpKind {
+    /// Returns the flag for the address in the built-in Corefile.
+    #[must_use]
+    pub fn flag(self) -> &'static str {
+        match self {
+            Self::Metrics => "--metrics-listen",
+            Self::Health { .. } => "--health-listen",
+            Self::Ready => "--ready-listen",
+        }
+    }
+
     #[must_use]
     pub fn path(self) -> &'static str {
         match self {

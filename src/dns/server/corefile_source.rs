@@ -28,11 +28,11 @@ pub(crate) struct LoadedCorefile {
     variables: BTreeSet<String>,
 }
 
-/// Returns a position as the beginning of an error message; empty for the built-in Corefile, because the user doesn't
-/// see its lines.
-pub(crate) fn at(place: &Position) -> String {
+/// Returns a position as the beginning of an error message. For the built-in Corefile, whose lines the user doesn't see,
+/// it is the flag.
+pub(crate) fn at(place: &Position, flag: &str) -> String {
     if place.file.as_os_str() == BUILT_IN {
-        return String::new();
+        return format!("{flag}: ");
     }
     format!("{}:{}:{}: ", place.file.display(), place.line, place.column)
 }

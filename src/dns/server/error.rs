@@ -11,7 +11,7 @@ pub enum ServerError {
     Corefile(#[from] CorefileError),
     #[error("{place}can't listen on {address} by {transport}: {source}{}", hint(source))]
     Listen {
-        /// The position of the address in the Corefile, followed by `: `; empty for the built-in Corefile.
+        /// The position of the address in the Corefile, or its flag for the built-in Corefile, followed by `: `.
         place: String,
         address: SocketAddr,
         /// `UDP` or `TCP`.
@@ -47,7 +47,9 @@ fn hint(error: &io::Error) -> &'static str {
             "; a port below 1024 needs root, the capability NET_BIND_SERVICE, or the sysctl \
              net.ipv4.ip_unprivileged_port_start"
         }
-        io::ErrorKind::AddrInUse => "; another program or another listener of lb-linker uses it",
+        io::ErrorKind::AddrInUse => {
+            "; another program or another listener of lb-linker uses it: give another address or port"
+        }
         io::ErrorKind::AddrNotAvailable => "; this machine has no such address",
         _ => "",
     }

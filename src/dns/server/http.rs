@@ -133,10 +133,9 @@ impl Http {
                     leaving.filter(|live| live.port_reservation.share(port, share)).count() > 0
                 };
                 let reuse_port = share(true);
-                let (bound, listener) = open_http(endpoint.address, &endpoint.position, reuse_port)
-                    .inspect_err(|_| {
-                        share(false);
-                    })?;
+                let (bound, listener) = open_http(endpoint, reuse_port).inspect_err(|_| {
+                    share(false);
+                })?;
                 opened.push(OpenedPort { place, bound, listener });
             }
         }

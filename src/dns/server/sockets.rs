@@ -9,12 +9,16 @@ use tokio::net::TcpListener;
 
 use super::corefile_source::at;
 use crate::dns::corefile::{Position, Scheme};
+use crate::dns::plugins::setup::HttpEndpoint;
 use crate::dns::server::config::ListenAddress;
 use crate::dns::server::error::ServerError;
 use crate::dns::transport::{tcp, udp};
 
 /// The maximum number of attempts to find a port that is free for both UDP and TCP.
 const MAX_PORT_ATTEMPTS: usize = 16;
+
+/// The flag for the addresses of DNS.
+const LISTEN_FLAG: &str = "--listen";
 
 pub(crate) struct ListenerSocket {
     /// The bound address, with the actual port instead of 0.
@@ -60,7 +64,7 @@ pub(crate) fn open(
 ) -> Result<ListenerSocket, ServerError> {
     let ListenAddress { scheme, address } = listen;
     let failed = |address, transport| {
-        move |source| ServerError::Listen { place: at(place), address, transport, source }
+        move |source| ServerError::Listen { place: at(place, LISTEN_FLAG), address, transport, source }
     };
     if scheme == Scheme::Tls || address.port() != 0 {
         // TCP first: its error shows whether another process has the port.
@@ -101,11 +105,11 @@ impl ListenerSocket {
 }
 
 pub(crate) fn open_http(
-    address: SocketAddr,
-    place: &Position,
+    HttpEndpoint { kind, address, position, .. }: &HttpEndpoint,
     reuse_port: bool,
 ) -> Result<(SocketAddr, TcpListener), ServerError> {
-    let failed = |source| ServerError::Listen { place: at(place), address, transport: "TCP", source };
+    let (address, place) = (*address, at(position, kind.flag()));
+    let failed = |source| ServerError::Listen { place: place.clone(), address, transport: "TCP", source };
     let listener = tcp::bind(address, reuse_port).map_err(failed)?;
     Ok((listener.local_addr().map_err(failed)?, listener))
 }
