@@ -50,8 +50,8 @@ pub struct ExternalTargetStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_DNS_NAMES), inner(length(max = MAX_DNS_NAME)))]
     pub dns_names: Vec<String>,
-    /// The conditions Accepted, Resolved, Progressing, Degraded, AlertsReady and Ready. Ready is True if the spec is
-    /// accepted, the target has passed its checks and doesn't fail them, and the external target exists.
+    /// The conditions Accepted, Resolved, Progressing, Degraded, AlertsReady and Ready. Ready is True if the target in
+    /// use has passed its checks and doesn't fail them, the external target exists, and no name of the spec is refused.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "rules::conditions_schema")]
     pub conditions: Vec<Condition>,

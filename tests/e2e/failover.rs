@@ -456,6 +456,39 @@ async fn source_that_leads_to_another_tenant_fails_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failover_from_a_deleted_service_is_ready_and_degraded() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "seoul.example.com").await;
+    let linker = shop.linker(&[]).await;
+    let sources = json!([
+        {"name": "seoul", "service": {"name": "web"}},
+        {"name": "fixed", "hostname": "busan.example.com"},
+    ]);
+    shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
+    shop.wait_until_announced("web", "seoul.example.com").await;
+    let are_healthy = || async {
+        let sources = shop.status("web").await.sources;
+        sources.iter().all(|source| source.state == Some(SourceState::Healthy)).then_some(())
+    };
+    eventually("both sources are healthy", are_healthy).await;
+
+    shop.cluster.delete_service("shop", "web").await;
+    shop.wait_until_announced("web", "busan.example.com").await;
+    assert_eq!(shop.condition("web", "Degraded", "True").await, "FailedOver");
+    assert_eq!(shop.condition("web", "Accepted", "False").await, "RefNotPermitted");
+    assert_eq!(shop.condition("web", "Ready", "True").await, "TargetVerified");
+    let seoul = shop.status("web").await.sources.remove(0);
+    assert_eq!(seoul.state, Some(SourceState::Refused), "{}", seoul.message);
+    let series = r#"lb_linker_external_target_ready{external_target="web",external_target_namespace="shop"}"#;
+    linker.counts(series, 1.0).await;
+    let moved = "FailedOver: seoul seoul.example.com → fixed busan.example.com: its Service is gone";
+    linker.line(moved).await;
+    let is_sent =
+        || async { shop.plane.event_reasons("shop").contains(&"FailedOver".to_owned()).then_some(()) };
+    eventually("the Event FailedOver", is_sent).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revoked_grant_and_deletion_remove_the_external_target() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop-dr", "web", "busan.example.com").await;

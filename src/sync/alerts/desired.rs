@@ -215,8 +215,9 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
             "critical",
             format!("ExternalTarget {namespace}/{name} isn't Ready."),
             format!(
-                "ExternalTarget {name} in namespace {namespace} hasn't been Ready for {}: it isn't accepted, has no \
-                 target, or its target isn't verified or fails its checks. {look}",
+                "ExternalTarget {name} in namespace {namespace} hasn't been Ready for {}: its spec or one of its names \
+                 is refused, it has no target, its target isn't verified or fails its checks, or its external target \
+                 is missing. {look}",
                 words(not_ready_for)
             ),
         ),

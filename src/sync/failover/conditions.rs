@@ -5,8 +5,10 @@ use jiff::Timestamp;
 use super::history::{NextMove, next_move};
 use super::outlook::StatusBuilder;
 use super::sources::NOT_CHECKED;
-use super::spec::{Failback, Refusal};
-use super::status::{Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus, cut};
+use super::spec::{Failback, Refusal, RefusalReason};
+use super::status::{
+    AnnouncedTarget, Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus, cut,
+};
 use super::times::end_of_wait;
 
 pub(super) const CUTOVER_TIMED_OUT: &str = MoveReason::CutoverTimedOut.as_str();
@@ -19,11 +21,15 @@ fn finding(is_true: bool, reason: &str, message: impl Into<String>) -> Finding {
     (status, reason.to_owned(), message.into())
 }
 
+fn refused(Refusal { reason, message }: &Refusal) -> Finding {
+    finding(false, reason.as_str(), message)
+}
+
 impl StatusBuilder<'_> {
     /// Returns the conditions, in the order in which the status has them.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         let (accepted, resolved) = (self.accepted(), self.resolved());
-        let ready = self.ready(&accepted, &resolved);
+        let ready = self.ready(&resolved);
         let degraded = self.degraded(&resolved);
         let findings = [
             (ConditionType::Accepted, accepted),
@@ -42,11 +48,14 @@ impl StatusBuilder<'_> {
     }
 
     fn accepted(&self) -> Finding {
-        let of_sources = self.facts.input.offers.iter().filter_map(|offer| offer.refusal.as_ref());
-        match self.facts.input.refusal.into_iter().chain(of_sources).next() {
-            Some(Refusal { reason, message }) => finding(false, reason.as_str(), message),
+        match self.facts.input.refusal.into_iter().chain(self.refusals_of_sources()).next() {
+            Some(refusal) => refused(refusal),
             None => finding(true, "Accepted", ""),
         }
+    }
+
+    fn refusals_of_sources(&self) -> impl Iterator<Item = &Refusal> {
+        self.facts.input.offers.iter().filter_map(|offer| offer.refusal.as_ref())
     }
 
     /// A new leader keeps the former condition until it has enough results of its own, or its checks are late.
@@ -195,6 +204,10 @@ impl StatusBuilder<'_> {
             let message = format!("leads to {} instead of {preferred}", of_source(&current.source, ""));
             return finding(true, "FailedOver", message);
         }
+        if let Some(refused) = self.refused_source_in_use(current) {
+            let reason = self.refusal_reason(&refused.name);
+            return finding(true, reason.as_str(), of_source(&refused.name, &refused.message));
+        }
         let is_standby = |source: &&SourceStatus| {
             source.name != current.source
                 && matches!(source.state, SourceState::Unhealthy | SourceState::Refused)
@@ -205,11 +218,30 @@ impl StatusBuilder<'_> {
         }
     }
 
-    fn ready(&self, accepted: &Finding, resolved: &Finding) -> Finding {
-        if accepted.0 == ConditionStatus::False {
-            return accepted.clone();
+    /// Returns the source in use if it may not be used any more: its last target stays.
+    fn refused_source_in_use(&self, current: &AnnouncedTarget) -> Option<&SourceStatus> {
+        let is_refused =
+            |source: &&SourceStatus| source.name == current.source && source.state == SourceState::Refused;
+        self.sources.iter().find(is_refused)
+    }
+
+    /// Returns why a source is refused: without a refusal of its own, the target policy denies its target.
+    fn refusal_reason(&self, source: &str) -> RefusalReason {
+        let offer = self.facts.position_of(source).and_then(|position| self.facts.input.offers.get(position));
+        let refusal = offer.and_then(|offer| offer.refusal.as_ref());
+        refusal.map_or(RefusalReason::TargetRefused, |refusal| refusal.reason)
+    }
+
+    /// Ready is about the target in use, and about the ExternalTarget's own names and rules. A source that may not be
+    /// used counts only while no target is announced.
+    fn ready(&self, resolved: &Finding) -> Finding {
+        if let Some(refusal) = self.facts.input.refusal {
+            return refused(refusal);
         }
-        let Some(current) = self.current else { return finding(false, "NoTarget", self.summary()) };
+        let Some(current) = self.current else {
+            let of_source = self.refusals_of_sources().next();
+            return of_source.map_or_else(|| finding(false, "NoTarget", self.summary()), refused);
+        };
         if resolved.0 == ConditionStatus::False {
             finding(false, "TargetUnhealthy", self.summary())
         } else if !current.verified {

@@ -18,6 +18,8 @@ use super::status::{
 };
 use super::times::whole_second;
 
+const UNVERIFIED: &str = ", which hasn't passed a check yet";
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverDecision {
     /// The decided status, to be written unless the API server has it already.
@@ -113,10 +115,6 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     let observed_generation = input.spec.generation;
     let status = FailoverStatus { observed_generation, target: current, sources, history, conditions };
     events.extend(events_without_move(&former, &status, moved));
-    if moved == Some(MoveReason::Withdrawn) && status.target.is_none() {
-        // No target replaces the withdrawn one: DNS answers with NODATA.
-        events.iter_mut().for_each(|event| event.reason = EventReason::NoHealthySource);
-    }
     let fails_over = choice == Choice::Hold || moved == Some(MoveReason::FailedOver);
     let failed = former.target.as_ref().filter(|target| facts.has_failed(&target.target));
     let failed_at = failed.and_then(|failed| facts.tally(&failed.target).decided);
@@ -156,6 +154,8 @@ struct Transition<'a> {
     current: Option<AnnouncedTarget>,
     history: Vec<FormerTarget>,
     moved: Option<MoveReason>,
+    /// The target that was withdrawn, and why, until another one replaces it.
+    withdrawn: Option<(AnnouncedTarget, &'static str)>,
     events: Vec<FailoverEvent>,
 }
 
@@ -164,7 +164,7 @@ impl<'a> Transition<'a> {
         let former = facts.input.former;
         let history = former.history.clone();
         let current = former.target.clone();
-        let mut begun = Self { facts, current, history, moved: None, events: Vec::new() };
+        let mut begun = Self { facts, current, history, moved: None, withdrawn: None, events: Vec::new() };
         begun.withdraw();
         if let Some(current) = &mut begun.current {
             if facts.position_of(&current.source).is_none()
@@ -193,9 +193,8 @@ impl<'a> Transition<'a> {
             && let Some(why) = facts.withdrawal(current)
             && let Some(current) = self.current.take()
         {
-            let message = format!("{} is withdrawn: {why}", source_and_target(&current));
-            self.events.push(FailoverEvent::new(EventReason::TargetChanged, message));
             self.moved = Some(MoveReason::Withdrawn);
+            self.withdrawn = Some((current.clone(), why));
             history::push(&mut self.history, current, facts.now_second(), MoveReason::Withdrawn);
         }
     }
@@ -205,7 +204,19 @@ impl<'a> Transition<'a> {
         Rules { facts, sources: &sources::statuses(facts, current), history, current }.choose()
     }
 
+    /// Applies the choice, and adds the Event of a withdrawal that isn't part of a failover.
     fn apply(&mut self, choice: &Choice) {
+        self.change_target(choice);
+        if let Some((former, why)) = self.withdrawn.take() {
+            // No target replaces the withdrawn one: DNS answers with NODATA.
+            let is_missing = self.current.is_none();
+            let reason = if is_missing { EventReason::NoHealthySource } else { EventReason::TargetChanged };
+            let message = format!("{} is withdrawn: {why}", source_and_target(&former));
+            self.events.insert(0, FailoverEvent::new(reason, message));
+        }
+    }
+
+    fn change_target(&mut self, choice: &Choice) {
         let Choice::Move(position, reason) = *choice else { return };
         let Some(target) = self.facts.offered(position) else { return };
         let source = self.facts.name(position).to_owned();
@@ -218,7 +229,8 @@ impl<'a> Transition<'a> {
         let since = self.facts.now_second();
         let verified = self.facts.is_passing(target);
         let new = AnnouncedTarget { source, target: target.clone(), uid, since, verified };
-        self.events.push(self.change_event(&new, reason));
+        let event = self.replacement_event(&new, reason).unwrap_or_else(|| self.change_event(&new, reason));
+        self.events.push(event);
         // A withdrawal remains the reason of the whole change.
         self.moved = self.moved.or(Some(reason));
         if let Some(ended) = self.current.replace(new) {
@@ -226,12 +238,30 @@ impl<'a> Transition<'a> {
         }
     }
 
+    /// Returns the Event of a failover, if another source replaces the withdrawn target. A new target of the same
+    /// source, a pin, and the move after an edit that removes the source are no failovers.
+    fn replacement_event(&mut self, new: &AnnouncedTarget, reason: MoveReason) -> Option<FailoverEvent> {
+        let facts = self.facts;
+        let is_failover = |former: &AnnouncedTarget| {
+            let is_other = former.source != new.source && facts.position_of(&former.source).is_some();
+            is_other && reason == MoveReason::Announced
+        };
+        let (former, why) = self.withdrawn.take_if(|(former, _)| is_failover(former))?;
+        let unverified = if new.verified { "" } else { UNVERIFIED };
+        Some(FailoverEvent {
+            reason: EventReason::FailedOver,
+            from: Some(source_and_target(&former)),
+            to: source_and_target(new),
+            note: format!("{unverified}: {why}"),
+        })
+    }
+
     fn change_event(&self, new: &AnnouncedTarget, reason: MoveReason) -> FailoverEvent {
         let from = self.current.as_ref().map(source_and_target);
         let mut note = if from.is_some() { String::new() } else { " is announced".to_owned() };
         // A link that an ExternalTarget takes over keeps its target without a check.
         if !new.verified && reason != MoveReason::Announced {
-            note += ", which hasn't passed a check yet";
+            note += UNVERIFIED;
         }
         let failed = self.current.as_ref().filter(|_| reason == MoveReason::FailedOver);
         if let Some(why) = failed.and_then(|failed| self.facts.tally(&failed.target).message) {

@@ -342,11 +342,17 @@ fn target_is_withdrawn_at_once_and_replaced_if_possible() {
         assert_eq!(harness.announced(), "busan b.example", "{name}");
         assert_eq!(decision.moved, Some(MoveReason::Withdrawn), "{name}");
         assert!(!decision.fails_over, "{name}");
+        assert_eq!(reasons(&decision), [EventReason::FailedOver], "{name}");
+        let message = decision.events[0].message();
+        assert!(message.starts_with("seoul a.example → busan b.example: "), "{name}: {message}");
+        assert_eq!(harness.condition(Ready), (True, "TargetVerified"), "{name}");
+        assert_eq!(harness.condition(Degraded), (True, "FailedOver"), "{name}");
 
         let mut harness = Harness::settled(&SOURCES[..1]);
         withdraw(&mut harness);
         let decision = harness.decide_at(10);
         assert_eq!(harness.announced(), "", "{name}");
+        assert_eq!(reasons(&decision), [EventReason::NoHealthySource], "{name}");
         assert_eq!(decision.moved, Some(MoveReason::Withdrawn), "{name}");
         assert!(harness.status.is_withdrawn(), "{name}");
         assert_eq!(harness.status.history[0].reason, "Withdrawn", "{name}");
@@ -386,6 +392,7 @@ fn same_target_of_a_recreated_service_is_announced_anew() {
     let decision = harness.decide_at(10);
     assert_eq!(decision.moved, Some(MoveReason::Withdrawn));
     assert_eq!(harness.announced(), "seoul a.example", "its check has just passed");
+    assert_eq!(reasons(&decision), [EventReason::TargetChanged; 2], "no other source replaces it");
     assert!(harness.status.target.as_ref().unwrap().uid == *"another uid");
 }
 
@@ -445,7 +452,12 @@ fn target_of_a_deleted_service_is_withdrawn_after_an_edit() {
         harness.offers.iter_mut().filter(|offer| offer.uid == *"seoul").for_each(|offer| {
             *offer = Offer { refusal: refusal(RefusalReason::RefNotPermitted), ..Offer::default() };
         });
-        assert_eq!(harness.decide().moved, Some(MoveReason::Withdrawn), "{name}");
+        harness.pass("c.example");
+        let decision = harness.decide();
+        assert_eq!(decision.moved, Some(MoveReason::Withdrawn), "{name}");
+        assert_eq!(harness.announced(), "fixed c.example", "{name}");
+        let is_listed = harness.spec.sources.contains(&"seoul".to_owned());
+        assert_eq!(reasons(&decision).contains(&EventReason::FailedOver), is_listed, "{name}");
     }
 }
 
@@ -1211,18 +1223,76 @@ fn messages_are_cut_to_the_length_of_the_schema() {
     assert_eq!(longest, Some(crate::api::status::MAX_MESSAGE));
 }
 
+const REFUSALS_OF_SOURCES: [RefusalReason; 3] =
+    [RefusalReason::RefNotPermitted, RefusalReason::TargetRefused, RefusalReason::CheckRefused];
+
 #[test]
-fn refusals_make_the_object_unaccepted_and_not_ready() {
-    for reason in [RefusalReason::RefNotPermitted, RefusalReason::TargetRefused, RefusalReason::CheckRefused]
-    {
+fn refused_standby_is_degraded_and_the_target_in_use_ready() {
+    for reason in REFUSALS_OF_SOURCES {
         let mut harness = Harness::settled(&SOURCES);
         harness.offer("busan").refusal = refusal(reason);
         harness.decide();
         assert_eq!(harness.condition(Accepted), (False, reason.as_str()));
-        assert_eq!(harness.condition(Ready), (False, reason.as_str()));
+        assert_eq!(harness.condition(Degraded), (True, "StandbyUnhealthy"));
+        assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
+        assert_eq!(harness.status.condition(Ready).unwrap().message, "leads to seoul; busan: refused");
         assert_eq!(harness.state("busan"), SourceState::Refused);
         assert_eq!(harness.announced(), "seoul a.example");
     }
+}
+
+#[test]
+fn refused_preferred_source_is_degraded_and_the_target_ready() {
+    for reason in REFUSALS_OF_SOURCES {
+        let mut harness = failed_over();
+        harness.other_living_uids = vec!["seoul".into()];
+        harness.offer("seoul").refusal = refusal(reason);
+        harness.decide_at(20);
+        assert_eq!(harness.condition(Accepted), (False, reason.as_str()));
+        assert_eq!(harness.condition(Degraded), (True, "FailedOver"));
+        let message = &harness.status.condition(Degraded).unwrap().message;
+        assert_eq!(message, "leads to busan instead of seoul: refused");
+        assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
+        assert_eq!(harness.state("seoul"), SourceState::Refused);
+        harness.is_written = false;
+        harness.decide_at(21);
+        assert_eq!(harness.condition(Ready), (False, "NoExternalTarget"));
+        harness.is_written = true;
+        harness.fail_thrice("b.example");
+        harness.fail_thrice("c.example");
+        harness.decide_at(22);
+        assert_eq!(harness.condition(Ready), (False, "TargetUnhealthy"));
+    }
+}
+
+#[test]
+fn refused_source_in_use_is_degraded_and_its_target_ready() {
+    for reason in REFUSALS_OF_SOURCES {
+        let mut harness = Harness::settled(&SOURCES[..1]);
+        harness.other_living_uids = vec!["seoul".into()];
+        harness.offer("seoul").refusal = refusal(reason);
+        harness.decide_at(10);
+        assert_eq!(harness.condition(Degraded), (True, reason.as_str()));
+        assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
+    }
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    harness.denied.push(target("d.example"));
+    harness.offer("seoul").target = Some(target("d.example"));
+    harness.decide_at(10);
+    assert_eq!(harness.condition(Degraded), (True, "TargetRefused"));
+    assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
+}
+
+#[test]
+fn refused_source_without_a_target_is_not_ready() {
+    let mut harness = Harness::new(&[("seoul", "")]);
+    harness.offer("seoul").refusal = refusal(RefusalReason::RefNotPermitted);
+    harness.decide();
+    assert_eq!(harness.condition(Ready), (False, "RefNotPermitted"));
+}
+
+#[test]
+fn refused_names_make_the_object_unaccepted_and_not_ready() {
     for reason in [RefusalReason::HostnameRefused, RefusalReason::Conflict] {
         let mut harness = Harness::settled(&SOURCES);
         harness.refusal = refusal(reason);
