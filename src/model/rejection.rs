@@ -14,7 +14,8 @@ const MAX_EXAMPLES: usize = 3;
 pub enum RejectedField {
     Target,
     Hostname,
-    Other,
+    /// Any other annotation.
+    Annotation,
 }
 
 /// The rejected values of one field or annotation of a Service, and the reasons: three examples and a count. They don't
@@ -159,7 +160,7 @@ mod tests {
         let text = rejection.to_string();
         assert!(text.ends_with("; and 9998 more") && text.len() < 4000, "{text}");
         assert!(!text.contains('\n'), "{text}");
-        let mut ignored = Rejection::new(RejectedField::Other, "the annotation");
+        let mut ignored = Rejection::new(RejectedField::Annotation, "the annotation");
         ignored.ignore(7, ListEntries::LIMIT);
         let expected =
             "the annotation: entries that are ignored: 7; the first 100 count, of at most 253 bytes each";

@@ -54,6 +54,9 @@ pub enum Denied {
         /// The namespace of the Service with this target.
         namespace: String,
     },
+    /// A DNS name of the load balancer itself.
+    #[error("it is a DNS name of this load balancer itself, so DNS would lead in a circle")]
+    OwnName,
     /// A name in a zone of links that no Service owns, outside the namespace's domain.
     #[error(
         "it lies in lb-linker's own zone, belongs to no Service, and isn't below {0}, the domain of its namespace"
@@ -76,6 +79,22 @@ pub enum Denied {
 // === impl TargetPolicy ===
 
 impl TargetPolicy {
+    /// Checks the hostname of the load balancer `key`, as [`Self::check_host`] does. Its own names are denied, too.
+    ///
+    /// # Errors
+    /// If the hostname is denied.
+    pub fn check_host_of(
+        &self,
+        key: &ServiceKey,
+        host: &Name,
+        link_of: impl FnOnce(&Name) -> Option<Arc<Link>>,
+    ) -> Result<(), Denied> {
+        let mut owner = None;
+        let note = |link: &Arc<Link>| owner = Some(link.key.clone());
+        self.check_host(key.namespace(), host, |host| link_of(host).inspect(note))?;
+        if owner.as_ref() == Some(key) { Err(Denied::OwnName) } else { Ok(()) }
+    }
+
     /// Checks the hostname of a load balancer in `namespace`, which is the first name of a chain. `link_of` returns the
     /// link that owns a name in a zone of links.
     ///

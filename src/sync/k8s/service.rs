@@ -173,17 +173,22 @@ impl Service {
     ) -> (ObservedService, Vec<Rejection>) {
         let key = self.key();
         let (ingress, mut unusable) =
-            usable(&self.status.load_balancer.ingress, key.namespace(), &hostname_policy.targets, store);
+            usable(&self.status.load_balancer.ingress, &key, &hostname_policy.targets, store);
         let refused = unusable.iter().any(Rejection::has_rejected);
         let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
             Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
             _ => {
-                let mut rejection = Rejection::new(RejectedField::Other, format!("annotation {TTL}"));
+                let mut rejection = Rejection::new(RejectedField::Annotation, format!("annotation {TTL}"));
                 rejection.reject(text, &format!("not a number of seconds from 0 to {MAX_TTL}"));
                 unusable.push(rejection);
                 None
             }
         });
+        if let Some(text) = self.annotation(MANAGED).filter(|text| !["true", "false"].contains(text)) {
+            let mut rejection = Rejection::new(RejectedField::Annotation, format!("annotation {MANAGED}"));
+            rejection.reject(text, "neither true nor false");
+            unusable.push(rejection);
+        }
         let (mut hostnames, refused_names) =
             hostname_policy.hostnames(&self.key(), |name| self.annotation(name));
         hostnames.sort_unstable();
@@ -217,7 +222,7 @@ impl Service {
         let ListEntries { accepted, ignored } =
             ListEntries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
         let mut rejection =
-            Rejection::new(RejectedField::Other, format!("the namespace in annotation {ALLOW_FROM}"));
+            Rejection::new(RejectedField::Annotation, format!("the namespace in annotation {ALLOW_FROM}"));
         rejection.ignore(ignored, ListEntries::LIMIT);
         let mut namespaces: Vec<Arc<str>> = Vec::new();
         for namespace in accepted {
@@ -235,7 +240,7 @@ impl Service {
     /// objects.
     fn unknown_annotations(&self, hostname_annotations: &[String]) -> Option<Rejection> {
         const KNOWN: [&str; 4] = [ALLOW_FROM, HOSTNAME, MANAGED, TTL];
-        let mut rejection = Rejection::new(RejectedField::Other, "the annotation");
+        let mut rejection = Rejection::new(RejectedField::Annotation, "the annotation");
         let is_known = |key: &String| KNOWN.contains(&&**key) || hostname_annotations.contains(key);
         let ours = self.metadata.annotations.iter().flatten().map(|(key, _)| key);
         for key in ours.filter(|key| key.starts_with(PREFIX) && !is_known(key)) {
@@ -247,7 +252,7 @@ impl Service {
 
 fn usable(
     entries: &[IngressEntry],
-    namespace: &str,
+    key: &ServiceKey,
     targets: &TargetPolicy,
     store: &Store,
 ) -> (Ingress, Vec<Rejection>) {
@@ -261,7 +266,7 @@ fn usable(
         if let Some(text) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
             let checked = host_name(text).and_then(|host| {
                 targets
-                    .check_host(namespace, &host, |host| store.link_of_host(host))
+                    .check_host_of(key, &host, |host| store.link_of_host(host))
                     .map_err(|refusal| refusal.to_string())?;
                 Ok(Hostname::from(&host))
             });
@@ -493,6 +498,18 @@ mod tests {
             (0..10_000).map(|i| (format!("{PREFIX}{i}"), String::new())).collect();
         let (_, rejection) = observe(json!({"metadata": {"annotations": many}}));
         assert!(rejection.ends_with("; and 9997 more") && rejection.len() < 1024, "{rejection}");
+    }
+
+    #[test]
+    fn managed_annotation_is_true_or_false() {
+        let rejections = |text: &str| {
+            let metadata = json!({"namespace": "shop", "name": "web", "annotations": {MANAGED: text}});
+            observe(json!({"metadata": metadata})).1
+        };
+        assert_eq!((rejections("true"), rejections("false")), (String::new(), String::new()));
+        for text in ["no", "False", ""] {
+            assert!(rejections(text).contains("neither true nor false"), "{text:?}");
+        }
     }
 
     #[test]

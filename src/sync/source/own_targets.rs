@@ -251,9 +251,8 @@ fn check_targets(
     hostname_policy: &HostnamePolicy,
     store: &Store,
 ) -> TargetCheck {
-    let refusal = |host| {
-        hostname_policy.targets.check_host(key.namespace(), host, |host| store.link_of_host(host)).err()
-    };
+    let refusal =
+        |host| hostname_policy.targets.check_host_of(key, host, |host| store.link_of_host(host)).err();
     let link = |host| match store.find_host(host) {
         Lookup::Link(link) => Some(link.key.clone()),
         Lookup::EmptyNonTerminal | Lookup::Nothing => None,
@@ -336,6 +335,26 @@ mod tests {
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0]);
         assert_eq!((own.services.len(), own.bytes, own.of_namespace.len()), (0, 0, 0));
         assert_eq!((own.by_link.0.len(), own.by_label.0.len(), own.due.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn own_names_are_denied_once_the_link_has_them() {
+        let (hostname_policy, store) = (hostname_policy(), Store::new(OnGone::Dropped));
+        store.set_zones(&hostname_policy.targets.zones);
+        let mut own = InZoneTargets::default();
+        let web = service("a", "web", "web.a.lb.internal", "");
+        assert!(own.track(&web, &hostname_policy, Some(&store)));
+        let change = store.apply(web.observe(&hostname_policy, &store).0).unwrap();
+        own.on_link_change(&change, &hostname_policy);
+        assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/web"]);
+        let (observed, rejections) = web.observe(&hostname_policy, &store);
+        assert!(observed.refused && observed.ingress.hostnames.is_empty());
+        assert!(rejections[0].to_string().contains("a DNS name of this load balancer itself"));
+        store.apply(observed);
+        // The link keeps its names while it has no target.
+        assert!(web.observe(&hostname_policy, &store).0.refused);
+        let other = service("a", "other", "web.a.lb.internal", "");
+        assert!(!other.observe(&hostname_policy, &store).0.refused);
     }
 
     #[test]
