@@ -118,11 +118,11 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         }
         let policy = watch::Sender::new(Arc::new(hostname_policy));
         let history = Arc::new(History::new(Timestamp::now()));
+        let facts = source.facts(&flags, &store, &metrics);
         let status = Status {
-            store: Arc::clone(&store),
+            facts: facts.clone(),
             history: Arc::clone(&history),
             zones: reloader.zones(),
-            target_namespace: flags.target_namespace.clone(),
             identity: flags.identity(),
             leader: source.leader(),
             election: Arc::clone(&metrics.election),
@@ -156,14 +156,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
             background.spawn_on(keeping, sync.runtime());
         }
         let check_dns = check_dns(TargetChecker::new(reloader.instance.servers(), Handle::current()));
-        let syncing = source.run(
-            flags.clone(),
-            Arc::clone(&store),
-            metrics,
-            policy.subscribe(),
-            check_dns,
-            stop.clone(),
-        );
+        let syncing = source.run(flags.clone(), facts, metrics, policy.subscribe(), check_dns, stop.clone());
         background.spawn_on(syncing, sync.runtime());
         let (zones, until) = (reloader.zones(), stop.clone());
         let updating = move || {

@@ -18,7 +18,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, reload};
 
-use self::links::links;
+use self::links::{links, list_followers};
 use self::output::{BAD_INPUT, FAILED, exit_with_error, fail, print_problem};
 use self::scan::{ScanOutput, scan_cluster};
 use self::stub::{StubAction, stub};
@@ -94,6 +94,9 @@ enum Command {
         /// After the table, print each link that is new, changes or is removed, until Ctrl-C
         #[arg(short, long)]
         watch: bool,
+        /// Instead of the load balancers, list the Services that follow one by linker.hsj.com/source
+        #[arg(long, conflicts_with = "watch")]
+        followers: bool,
         #[command(flatten)]
         flags: Box<Flags>,
     },
@@ -272,9 +275,21 @@ pub fn main() -> ExitCode {
                 BAD_INPUT,
             )
         }
-        Some(Command::Links { service, namespace, all_namespaces: _, output_format, watch, flags }) => {
+        Some(Command::Links {
+            service,
+            namespace,
+            all_namespaces: _,
+            output_format,
+            watch,
+            followers,
+            flags,
+        }) => {
             let filter = LinkFilter { namespace, service };
-            runtime.block_on(links(*flags, &filter, output_format, watch))
+            if followers {
+                runtime.block_on(list_followers(*flags, &filter, output_format))
+            } else {
+                runtime.block_on(links(*flags, &filter, output_format, watch))
+            }
         }
         Some(Command::Scan { namespace, output_format, apply, yes, flags }) => {
             let output = if output_format.is_some() { ScanOutput::Json } else { ScanOutput::Text };

@@ -2,12 +2,16 @@
 
 pub mod age;
 pub mod detail;
+pub mod facts;
+pub mod followers;
 pub mod history;
 pub mod output;
 pub mod table;
 pub mod view;
 
 use serde::Deserialize;
+
+use crate::model::service_key::ServiceKey;
 
 /// The output of `lb-linker links`, as in kubectl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,4 +31,11 @@ pub struct LinkFilter {
     pub namespace: Option<String>,
     /// Only links of this name.
     pub service: Option<String>,
+}
+
+impl LinkFilter {
+    fn selects(&self, key: &ServiceKey) -> bool {
+        self.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
+            && self.service.as_deref().is_none_or(|service| key.name() == service)
+    }
 }

@@ -20,11 +20,12 @@ use tracing::error;
 
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::links::LinkFilter;
+use crate::links::facts::LinkFacts;
+use crate::links::followers::FollowerView;
 use crate::links::history::History;
-use crate::links::view::{LinkView, views};
+use crate::links::view::LinkView;
 use crate::model::hostname::to_presentation;
 use crate::model::service_key::ServiceKey;
-use crate::store::Store;
 use crate::sync::election::{ElectionMetrics, KnownLeader};
 
 /// The path of the links.
@@ -51,10 +52,9 @@ const HEADERS: [(HeaderName, &str); 5] = [
 /// What the status API reads.
 #[derive(Clone)]
 pub struct Status {
-    pub store: Arc<Store>,
+    pub facts: LinkFacts,
     pub history: Arc<History>,
     pub zones: watch::Receiver<Vec<LinkZone>>,
-    pub target_namespace: String,
     /// The name of this replica.
     pub identity: String,
     pub leader: KnownLeader,
@@ -81,11 +81,17 @@ struct Instance {
 }
 
 /// The answer of `/api/links`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct LinkListing {
     /// The name of the replica that answers.
     pub instance: String,
+    /// How old the items are, and why; `None` while the API server tells each change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<String>,
     pub items: Vec<LinkView>,
+    /// The Services that follow by `linker.hsj.com/source`; `None` if this replica doesn't lead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub followers: Option<Vec<FollowerView>>,
 }
 
 impl Status {
@@ -95,8 +101,8 @@ impl Status {
             identity: self.identity.clone(),
             started: self.history.started(),
             zones: self.zones.borrow().iter().map(|zone| to_presentation(&zone.origin)).collect(),
-            target_namespace: self.target_namespace.clone(),
-            synced: self.store.is_synced(),
+            target_namespace: self.facts.target_namespace.clone(),
+            synced: self.facts.store.is_synced(),
             leads: self.election.leader.get() == 1,
             leader: self.leader.get(),
         }
@@ -104,23 +110,25 @@ impl Status {
 
     /// Returns the links that a filter selects, with their history if the filter has the name of a Service.
     fn links(&self, filter: &LinkFilter) -> LinkListing {
-        let mut items = views(&self.store, &self.target_namespace, filter);
+        let mut items = self.facts.views(filter);
         if filter.service.is_some() {
             for link in &mut items {
                 link.history = Some(self.history.events(&ServiceKey::new(&link.namespace, &link.service)));
             }
         }
-        LinkListing { instance: self.identity.clone(), items }
+        let (notice, followers) = (self.facts.notice(), self.facts.followers(filter));
+        LinkListing { instance: self.identity.clone(), notice, items, followers }
     }
 
     /// Returns the ETag of the links at present.
     fn etag(&self) -> String {
         // The zones of the store determine the names of the links. After a reload of the Corefile, `self.zones` changes
         // before them.
-        let mut zones = DefaultHasher::new();
-        self.store.zones().hash(&mut zones);
+        let mut facts = DefaultHasher::new();
+        self.facts.store.zones().hash(&mut facts);
+        (self.facts.version(), self.facts.notice()).hash(&mut facts);
         let started = self.history.started().as_nanosecond();
-        format!("\"{started:x}-{:x}-{:x}\"", self.history.version(), zones.finish())
+        format!("\"{started:x}-{:x}-{:x}\"", self.history.version(), facts.finish())
     }
 }
 
@@ -157,9 +165,9 @@ async fn links(
     Query(filter): Query<LinkFilter>,
     headers: HeaderMap,
 ) -> Response {
-    if !status.store.is_synced() {
-        let note =
-            status.store.snapshot_links().map(|snapshot_links| format!("; DNS goes on, {snapshot_links}"));
+    let store = &status.facts.store;
+    if !store.is_synced() {
+        let note = store.snapshot_links().map(|snapshot_links| format!("; DNS goes on, {snapshot_links}"));
         let why = format!("{NOT_READ}{}\n", note.unwrap_or_default());
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }

@@ -28,6 +28,16 @@ pub enum RunError {
     /// `lb-linker links` couldn't read the load balancers in time.
     #[error("the load balancers weren't read within {} s: see the warnings above", .0.as_secs())]
     LinksNotRead(Duration),
+    /// `lb-linker links` couldn't read the Services that follow in time.
+    #[error(
+        "the Services that follow weren't read within {} s: lb-linker has to list ExternalName Services, as the ClusterRole \
+         of deploy/ permits",
+        .0.as_secs()
+    )]
+    FollowersNotRead(Duration),
+    /// There are no Services that follow in manifests.
+    #[error("--followers needs a cluster: with --manifests no Service follows a load balancer")]
+    FollowersOfManifests,
     /// The links of a running lb-linker can't be read.
     #[error("lb-linker at {address} (--admin-listen): {error}")]
     Instance { address: SocketAddr, error: InstanceError },
@@ -39,10 +49,13 @@ impl RunError {
     pub fn is_input(&self) -> bool {
         match self {
             Self::Input(error) => error.is_input(),
+            Self::FollowersOfManifests => true,
             Self::Server(error) => error.is_input(),
-            Self::QueryLogThread(_) | Self::SyncThread(_) | Self::LinksNotRead(_) | Self::Instance { .. } => {
-                false
-            }
+            Self::QueryLogThread(_)
+            | Self::SyncThread(_)
+            | Self::LinksNotRead(_)
+            | Self::FollowersNotRead(_)
+            | Self::Instance { .. } => false,
         }
     }
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use hickory_proto::rr::Name;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::warn;
 
 use super::sync_metrics::SyncMetrics;
 use super::sync_runtime::SyncRuntime;
@@ -16,16 +17,22 @@ use crate::app::error::RunError;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::server::corefile_source::CorefileSource;
+use crate::links::facts::LinkFacts;
 use crate::metrics::Metrics;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Store;
+use crate::sync::external_target::decision::SyncMode;
 
 /// The time in which all load balancers, external targets and ExternalTargets have to be read.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The time after the load balancers in which the external targets have to be read, if their state is shown.
+const EXTERNAL_TARGETS_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// A store that is kept in step with its source until the `LinkReader` is dropped.
 pub struct LinkReader {
     pub store: Arc<Store>,
+    pub facts: LinkFacts,
     /// The URL of the API server; `None` for manifests.
     pub server: Option<String>,
     /// The zones in which links have names.
@@ -57,6 +64,34 @@ impl LinkReader {
     /// # Errors
     /// If the flags can't be used, or the load balancers can't be read within 10 s.
     pub async fn open(flags: Flags) -> Result<Self, RunError> {
+        Self::start(flags, false, Instant::now() + READ_TIMEOUT).await
+    }
+
+    /// As [`Self::open`], and also reads what else `lb-linker links` shows: the external targets and, with
+    /// `reads_followers`, the Services that follow by `linker.hsj.com/source`. Logs a warning if the external targets
+    /// can't be read.
+    ///
+    /// # Errors
+    /// As [`Self::open`], or if the Services that follow can't be read.
+    pub async fn open_for_views(flags: Flags, reads_followers: bool) -> Result<Self, RunError> {
+        let deadline = Instant::now() + READ_TIMEOUT;
+        let reader = Self::start(flags, reads_followers, deadline).await?;
+        let LinkFacts { external_targets, followers, .. } = &reader.facts;
+        if timeout(EXTERNAL_TARGETS_TIMEOUT, external_targets.known()).await.is_err() {
+            warn!(
+                "the external targets weren't read within {} s: the states don't tell whether they are as they should be",
+                EXTERNAL_TARGETS_TIMEOUT.as_secs()
+            );
+        }
+        if reads_followers {
+            let known = timeout_at(deadline, followers.known()).await;
+            known.map_err(|_| RunError::FollowersNotRead(READ_TIMEOUT))?;
+        }
+        Ok(reader)
+    }
+
+    async fn start(flags: Flags, reads_followers: bool, deadline: Instant) -> Result<Self, RunError> {
+        let needs_external_targets = flags.sync_mode() != SyncMode::Off;
         let flags = flags.read_only();
         let zones = read_zones(&flags)?;
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
@@ -64,13 +99,16 @@ impl LinkReader {
         let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());
         let store = Arc::new(store_for(&zones, Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
+        let facts = source.facts(&flags, &store, &metrics);
+        let facts = LinkFacts { needs_external_targets, reads_followers, ..facts };
         let policy = watch::Sender::new(Arc::new(flags.hostname_policy(&zones)));
         let stop = CancellationToken::new();
         let (policies, until) = (policy.subscribe(), stop.clone());
-        let syncing = source.run(flags, Arc::clone(&store), metrics, policies, no_checks(), until);
+        let syncing = source.run(flags, facts.clone(), metrics, policies, no_checks(), until);
         sync.runtime().spawn(syncing);
         let reader = Self {
             store: Arc::clone(&store),
+            facts,
             server,
             zones,
             _policy: policy,
@@ -82,9 +120,7 @@ impl LinkReader {
             store.owners_known().await;
             store.overrides_known().await;
         };
-        match timeout(READ_TIMEOUT, read).await {
-            Ok(()) => Ok(reader),
-            Err(_) => Err(RunError::LinksNotRead(READ_TIMEOUT)),
-        }
+        timeout_at(deadline, read).await.map_err(|_| RunError::LinksNotRead(READ_TIMEOUT))?;
+        Ok(reader)
     }
 }

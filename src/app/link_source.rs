@@ -5,19 +5,21 @@ use std::time::Duration;
 
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::TryRecvError;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::link_reader::LinkReader;
+use crate::admin::api::LinkListing;
 use crate::admin::client::{ClientError, InstanceClient};
 use crate::app::error::RunError;
 use crate::cli::flags::Flags;
 use crate::links::LinkFilter;
-use crate::links::view::{LinkView, views};
+use crate::links::followers::FollowerView;
+use crate::links::view::LinkView;
 use crate::model::excerpt::sentence;
 use crate::model::link::LinkChange;
 
-/// The interval between two requests to a running lb-linker.
+/// The interval between two requests to a running lb-linker, and between two looks at the facts beside the links.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A source of the links that a filter selects.
@@ -30,50 +32,57 @@ enum OpenSource {
     /// A running lb-linker, with the links of its last answer.
     Instance {
         address: SocketAddr,
-        client: InstanceClient,
-        name: String,
-        links: Vec<LinkView>,
+        client: Box<InstanceClient>,
+        listing: Box<LinkListing>,
     },
     Reader {
         reader: Box<LinkReader>,
         changes: broadcast::Receiver<LinkChange>,
-        target_namespace: String,
     },
 }
 
 impl LinkSource {
     /// Opens the lb-linker at `--admin-listen`. If that is `none`, no lb-linker of this version answers there, or a flag
     /// names a cluster or manifests, opens the cluster or the manifests. Logs a warning if it opens the cluster because
-    /// the connection to `--admin-listen` timed out, or another program or version answered.
+    /// the connection to `--admin-listen` timed out, or another program or version answered. With `reads_followers`
+    /// opens the cluster, too, if the lb-linker doesn't know the Services that follow.
     ///
     /// # Errors
     /// If the flags can't be used, or the links can't be read.
-    pub async fn open(flags: Flags, filter: LinkFilter) -> Result<Self, RunError> {
+    pub async fn open(flags: Flags, filter: LinkFilter, reads_followers: bool) -> Result<Self, RunError> {
         let mut foreign = None;
         let is_named = flags.manifests.is_some() || flags.kubeconfig.is_some() || flags.context.is_some();
         if let (false, Some(address)) = (is_named, flags.admin_listen.address()) {
             let mut client = InstanceClient::new(address, filter.clone());
             match client.links().await {
                 Ok(listing) => {
-                    let (name, links) =
-                        listing.map(|listing| (listing.instance, listing.items)).unwrap_or_default();
-                    return Ok(Self {
-                        filter,
-                        origin: OpenSource::Instance { address, client, name, links },
-                    });
+                    let listing = Box::new(listing.unwrap_or_default());
+                    if !reads_followers || listing.followers.is_some() {
+                        let client = Box::new(client);
+                        return Ok(Self {
+                            filter,
+                            origin: OpenSource::Instance { address, client, listing },
+                        });
+                    }
+                    let name = sentence(&listing.instance).to_string();
+                    foreign = Some(format!(
+                        "{name} at {address} doesn't know the Services that follow: only the leader does"
+                    ));
                 }
                 Err(error @ ClientError::NotReady(_)) => return Err(RunError::Instance { address, error }),
                 Err(error) if error.is_absent() => {}
                 Err(error) => foreign = Some(format!("--admin-listen {address}: {error}")),
             }
         }
-        let target_namespace = flags.target_namespace.clone();
-        let reader = Box::new(LinkReader::open(flags).await?);
+        if reads_followers && flags.manifests.is_some() {
+            return Err(RunError::FollowersOfManifests);
+        }
+        let reader = Box::new(LinkReader::open_for_views(flags, reads_followers).await?);
         if let (Some(foreign), Some(server)) = (foreign, &reader.server) {
             warn!("{foreign}; the links are read from API server {} instead", sentence(server));
         }
         let changes = reader.store.subscribe();
-        Ok(Self { filter, origin: OpenSource::Reader { reader, changes, target_namespace } })
+        Ok(Self { filter, origin: OpenSource::Reader { reader, changes } })
     }
 
     /// Returns the name and the address of the running lb-linker that the links come from; `None` if they come from a
@@ -81,7 +90,7 @@ impl LinkSource {
     #[must_use]
     pub fn instance(&self) -> Option<(&str, SocketAddr)> {
         match &self.origin {
-            OpenSource::Instance { address, name, .. } => Some((name, *address)),
+            OpenSource::Instance { address, listing, .. } => Some((&listing.instance, *address)),
             OpenSource::Reader { .. } => None,
         }
     }
@@ -90,10 +99,27 @@ impl LinkSource {
     #[must_use]
     pub fn links(&self) -> Vec<LinkView> {
         match &self.origin {
-            OpenSource::Instance { links, .. } => links.clone(),
-            OpenSource::Reader { reader, target_namespace, .. } => {
-                views(&reader.store, target_namespace, &self.filter)
-            }
+            OpenSource::Instance { listing, .. } => listing.items.clone(),
+            OpenSource::Reader { reader, .. } => reader.facts.views(&self.filter),
+        }
+    }
+
+    /// Returns the Services that follow; none unless they were asked for.
+    #[must_use]
+    pub fn followers(&self) -> Vec<FollowerView> {
+        match &self.origin {
+            OpenSource::Instance { listing, .. } => listing.followers.clone(),
+            OpenSource::Reader { reader, .. } => reader.facts.followers(&self.filter),
+        }
+        .unwrap_or_default()
+    }
+
+    /// Returns a line about the age of the links, if the API server can't be reached or is silent.
+    #[must_use]
+    pub fn notice(&self) -> Option<String> {
+        match &self.origin {
+            OpenSource::Instance { listing, .. } => listing.notice.clone(),
+            OpenSource::Reader { reader, .. } => reader.facts.notice(),
         }
     }
 
@@ -103,19 +129,20 @@ impl LinkSource {
     /// If the links come from a running lb-linker that doesn't answer any more.
     pub async fn changed(&mut self) -> Result<(), RunError> {
         match &mut self.origin {
-            OpenSource::Instance { address, client, links, .. } => loop {
+            OpenSource::Instance { address, client, listing } => loop {
                 sleep(POLL_INTERVAL).await;
-                let listing = client.links().await;
-                if let Some(listing) =
-                    listing.map_err(|error| RunError::Instance { address: *address, error })?
+                let answer = client.links().await;
+                if let Some(newer) =
+                    answer.map_err(|error| RunError::Instance { address: *address, error })?
                 {
-                    *links = listing.items;
+                    **listing = newer;
                     return Ok(());
                 }
             },
             OpenSource::Reader { changes, .. } => {
+                // Facts beside the links, and the age of the links, change without a change of a link.
                 // `Lagged` also means a change. `Closed` can't occur, because the store of the reader has the sender.
-                let _ = changes.recv().await;
+                let _ = timeout(POLL_INTERVAL, changes.recv()).await;
                 // Discard the changes until now: one list covers all of them.
                 while !matches!(changes.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
                 Ok(())

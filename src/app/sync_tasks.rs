@@ -14,6 +14,7 @@ use crate::app::sync_metrics::SyncMetrics;
 use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
+use crate::links::facts::LinkFacts;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::object_log::ObjectLog;
 use crate::store::{OnGone, Store};
@@ -29,7 +30,6 @@ use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler;
-use crate::sync::external_target::states::ExternalTargetStates;
 use crate::sync::failover_controller::checks::CheckDns;
 use crate::sync::failover_controller::manifests::ManifestOverrides;
 use crate::sync::failover_controller::{self, FailoverContext};
@@ -124,6 +124,26 @@ impl SyncSource {
         }
     }
 
+    /// Returns the facts about the links of this store, which [`Self::run`] fills.
+    pub(super) fn facts(&self, flags: &Flags, store: &Arc<Store>, metrics: &SyncMetrics) -> LinkFacts {
+        let availability = match self {
+            Self::Cluster { availability, .. } => availability.clone(),
+            Self::Manifests { .. } => ApiAvailability::default(),
+        };
+        let (findings, external_targets, followers) = Default::default();
+        LinkFacts {
+            store: Arc::clone(store),
+            target_namespace: flags.target_namespace.clone(),
+            findings,
+            external_targets,
+            needs_external_targets: flags.sync_mode() != SyncMode::Off,
+            reads_followers: false,
+            followers,
+            availability,
+            staleness: Arc::clone(&metrics.staleness),
+        }
+    }
+
     /// Returns the look-up that tells which Services exist.
     fn service_lookup(&self, flags: &Flags) -> ServiceLookup {
         match self {
@@ -167,14 +187,14 @@ impl SyncSource {
     pub(super) async fn run(
         self,
         flags: Flags,
-        store: Arc<Store>,
+        facts: LinkFacts,
         metrics: SyncMetrics,
         hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
         check_dns: CheckDns,
         stop: CancellationToken,
     ) {
         let mut tasks = JoinSet::new();
-        self.start(&mut tasks, &flags, &store, &metrics, &hostname_policy, check_dns, &stop);
+        self.start(&mut tasks, &flags, &facts, &metrics, &hostname_policy, check_dns, &stop);
         while tasks.join_next().await.is_some() {}
     }
 
@@ -183,12 +203,13 @@ impl SyncSource {
         self,
         tasks: &mut JoinSet<()>,
         flags: &Flags,
-        store: &Arc<Store>,
+        facts: &LinkFacts,
         metrics: &SyncMetrics,
         hostname_policy: &watch::Receiver<Arc<HostnamePolicy>>,
         check_dns: CheckDns,
         stop: &CancellationToken,
     ) {
+        let LinkFacts { store, findings, external_targets, .. } = facts;
         let selection = Arc::new(flags.selection());
         let policy = || flags.policy(hostname_policy.borrow().tombstone());
         let end = ShutdownOrder::default();
@@ -196,8 +217,12 @@ impl SyncSource {
         let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
         let writers = end.writers.clone();
         tasks.spawn(end.run(stop.clone()));
-        let link_reporter =
-            LinkReporter { metrics: Arc::clone(&metrics.events), recorder, log: ObjectLog::default() };
+        let link_reporter = LinkReporter {
+            metrics: Arc::clone(&metrics.events),
+            recorder,
+            log: ObjectLog::default(),
+            findings: findings.clone(),
+        };
         // Manifests aren't listed by an API server, and have no election: they count as listed in the only term.
         let rewinds = RestoreCounter::default();
         let epoch = ListEpoch { term: leadership.term(), rewinds: rewinds.count() };
@@ -205,13 +230,12 @@ impl SyncSource {
         let listed = CompletedLists::new(&selection.namespaces, listed);
         let (listed, overrides_listed) = (watch::Sender::new(listed.clone()), watch::Sender::new(listed));
         let persisted = Arc::<PersistedTargets>::default();
-        let (unselected, external_target_states) =
-            (Arc::<UnselectedServices>::default(), Arc::<ExternalTargetStates>::default());
+        let unselected = Arc::<UnselectedServices>::default();
         if let Some(backend) = self.backend() {
             let context = reconciler::context::ReconcilerContext {
                 store: Arc::clone(store),
                 persisted: Arc::clone(&persisted),
-                external_target_states: Arc::clone(&external_target_states),
+                external_target_states: Arc::clone(external_targets),
                 backend: backend.clone(),
                 service_lookup: self.service_lookup(flags),
                 selection: Arc::clone(&selection),
@@ -235,6 +259,7 @@ impl SyncSource {
         } else {
             // No external targets are read, so the source must not wait for the owners that they record.
             store.set_owners_known();
+            external_targets.set_known();
         }
         // With --max-deletes the user allows external targets to be removed even if the first list lacks most Services.
         let keeps_unlisted =
@@ -245,8 +270,9 @@ impl SyncSource {
                 let relists = relist_at_new_address(identity.clone(), rewinds.clone());
                 let stopped = stop.clone();
                 tasks.spawn(async move { stopped.run_until_cancelled(relists).await.unwrap_or_default() });
-                if flags.sync_mode() != SyncMode::Off {
+                if flags.sync_mode() != SyncMode::Off || facts.reads_followers {
                     let context = source_annotation::SourceAnnotationContext {
+                        followers: Arc::clone(&facts.followers),
                         store: Arc::clone(&store),
                         persisted: Arc::clone(&persisted),
                         client: client.clone(),
@@ -269,6 +295,8 @@ impl SyncSource {
                             source_annotation::run(context.clone(), until.clone())
                         });
                     tasks.spawn(writers.track_future(annotation_controller));
+                }
+                if flags.sync_mode() != SyncMode::Off {
                     let (client, availability) = (client.clone(), availability.clone());
                     let (selection, until) = (Arc::clone(&selection), stop.clone());
                     let (store, sets_finalizer) = (Arc::clone(&store), flags.finalizer);
@@ -312,7 +340,7 @@ impl SyncSource {
                     store: Arc::clone(&store),
                     selection: Arc::clone(&selection),
                     unselected: Arc::clone(&unselected),
-                    external_target_states,
+                    external_target_states: Arc::clone(external_targets),
                     rules,
                     hostname_policy: hostname_policy.clone(),
                     policy: policy(),

@@ -8,7 +8,7 @@ use crate::cli::flags::Flags;
 use crate::links::output::render;
 use crate::links::table::{TableOptions, table};
 use crate::links::view::changes;
-use crate::links::{LinkFilter, OutputFormat};
+use crate::links::{LinkFilter, OutputFormat, followers};
 use crate::model::excerpt::printable;
 use jiff::Timestamp;
 
@@ -17,20 +17,12 @@ use super::output::{FAILED, exit_with_error, fail, log_warnings};
 /// Prints the links that a filter selects; with `watch` also later changes, until Ctrl-C.
 pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>, watch: bool) -> ExitCode {
     log_warnings();
-    let mut source = match LinkSource::open(flags, filter.clone()).await {
+    let mut source = match LinkSource::open(flags, filter.clone(), false).await {
         Ok(source) => source,
         Err(error) => return fail(&error),
     };
-    if let Some((name, address)) = source.instance() {
-        let name = printable(name, &[]);
-        let _ = writeln!(std::io::stderr(), "from {name}, the lb-linker at {address}");
-    }
-    let options = TableOptions {
-        with_namespace: filter.namespace.is_none(),
-        wide: format == Some(OutputFormat::Wide),
-        color: std::io::stdout().is_terminal(),
-        without_header: false,
-    };
+    let mut is_old = introduce(&source);
+    let options = options(filter, format);
     let is_detail = filter.service.is_some() && !watch;
     let mut shown = source.links();
     let mut is_header_missing = shown.is_empty();
@@ -55,6 +47,10 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
                 return fail(&error);
             },
         }
+        let was_old = std::mem::replace(&mut is_old, source.notice().is_some());
+        if is_old && !was_old {
+            print_notice(&source);
+        }
         let current = source.links();
         let changed = changes(&shown, &current);
         shown = current;
@@ -68,4 +64,50 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
             .all(|line| print(&format!("{line}\n")));
     }
     ExitCode::SUCCESS
+}
+
+/// Prints the Services that follow by `linker.hsj.com/source` and that a filter selects.
+pub async fn list_followers(flags: Flags, filter: &LinkFilter, format: Option<OutputFormat>) -> ExitCode {
+    log_warnings();
+    let source = match LinkSource::open(flags, filter.clone(), true).await {
+        Ok(source) => source,
+        Err(error) => return fail(&error),
+    };
+    introduce(&source);
+    let followers = source.followers();
+    if followers.is_empty() {
+        let _ = writeln!(std::io::stderr(), "no Service follows a load balancer by linker.hsj.com/source");
+    }
+    match followers::render(&followers, format, options(filter, format)) {
+        Ok(text) => {
+            // EPIPE ends the command without an error: stdout may be closed (`| head`).
+            let _ = write!(std::io::stdout(), "{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => exit_with_error(&error.to_string(), FAILED),
+    }
+}
+
+/// Prints where the links come from, and the notice about their age. Returns whether there is a notice.
+fn introduce(source: &LinkSource) -> bool {
+    if let Some((name, address)) = source.instance() {
+        let name = printable(name, &[]);
+        let _ = writeln!(std::io::stderr(), "from {name}, the lb-linker at {address}");
+    }
+    print_notice(source)
+}
+
+fn print_notice(source: &LinkSource) -> bool {
+    let Some(notice) = source.notice() else { return false };
+    let _ = writeln!(std::io::stderr(), "{}", printable(&notice, &[]));
+    true
+}
+
+fn options(filter: &LinkFilter, format: Option<OutputFormat>) -> TableOptions {
+    TableOptions {
+        with_namespace: filter.namespace.is_none(),
+        wide: format == Some(OutputFormat::Wide),
+        color: std::io::stdout().is_terminal(),
+        without_header: false,
+    }
 }

@@ -81,9 +81,12 @@ fn cell(link: &LinkView, column: &str, now: i64) -> String {
 fn color(state: ViewState) -> u8 {
     match state {
         ViewState::Ready => 32,
-        ViewState::Pending | ViewState::Kept | ViewState::LeftOut | ViewState::Gone | ViewState::Removed => {
-            33
-        }
+        ViewState::Degraded
+        | ViewState::Pending
+        | ViewState::Kept
+        | ViewState::LeftOut
+        | ViewState::Gone
+        | ViewState::Removed => 33,
         ViewState::Conflict | ViewState::Refused => 31,
     }
 }

@@ -95,7 +95,11 @@ pub struct LinkEvent {
 pub enum ViewState {
     /// DNS answers with the target that the status of the Service or of the ExternalTarget names.
     Ready,
-    /// Ready, but another link has one of the link's names.
+    /// DNS answers with the target, but the external target is missing or points elsewhere, the ExternalTarget is
+    /// Degraded or not Ready, or something that the Service asks for is denied or ignored.
+    Degraded,
+    /// Ready, but another link has one of the link's names, or the external target belongs to another object or
+    /// instance.
     Conflict,
     /// There is no target yet, or the ExternalTarget has withdrawn it.
     Pending,
@@ -117,6 +121,7 @@ impl fmt::Display for ViewState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Ready => "Ready",
+            Self::Degraded => "Degraded",
             Self::Conflict => "Conflict",
             Self::Pending => "Pending",
             Self::Refused => "Refused",
@@ -128,17 +133,17 @@ impl fmt::Display for ViewState {
     }
 }
 
-/// Returns the links that a filter selects, ordered by namespace and name.
+/// Returns the links that a filter selects, ordered by namespace and name, as the store alone shows them.
 #[must_use]
 pub fn views(store: &Store, target_namespace: &str, filter: &LinkFilter) -> Vec<LinkView> {
-    let is_selected = |link: &Link| {
-        filter.namespace.as_deref().is_none_or(|namespace| link.key.namespace() == namespace)
-            && filter.service.as_deref().is_none_or(|service| link.key.name() == service)
-    };
+    selected(store, filter).iter().map(|link| view(link, store, target_namespace)).collect()
+}
+
+pub(super) fn selected(store: &Store, filter: &LinkFilter) -> Vec<Arc<Link>> {
     let mut links = store.links();
-    links.retain(|link| is_selected(link));
+    links.retain(|link| filter.selects(&link.key));
     links.sort_by(|a, b| a.key.cmp(&b.key));
-    links.iter().map(|link| view(link, store, target_namespace)).collect()
+    links
 }
 
 /// Returns the links that differ between two lists: first the removed links, then new and changed links. No list may
@@ -154,7 +159,7 @@ pub fn changes(before: &[LinkView], after: &[LinkView]) -> Vec<LinkView> {
     removed.chain(changed).collect()
 }
 
-fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> LinkView {
+pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> LinkView {
     let (state, reason) = state_of(link);
     LinkView {
         namespace: link.key.namespace().to_owned(),

@@ -4,6 +4,7 @@
 //! is dropped: recording never blocks.
 
 mod aggregator;
+pub mod findings;
 pub mod link_log;
 pub mod metrics;
 mod namespace_breakers;
@@ -47,6 +48,8 @@ pub enum Reason {
     TargetRefused,
     /// The Service requests a DNS name that the hostname policy denies.
     HostnameRefused,
+    /// An annotation of the Service is invalid, or isn't one that load balancers have.
+    AnnotationIgnored,
     /// The external target was removed.
     Removed,
     /// The removal of the external target exceeds the deletion budget.
@@ -86,6 +89,7 @@ impl Reason {
             | Self::Conflict
             | Self::TargetRefused
             | Self::HostnameRefused
+            | Self::AnnotationIgnored
             | Self::RemovalHeld
             | Self::LeftOut
             | Self::FailedOver
@@ -113,6 +117,7 @@ impl Reason {
             Self::Adopted => "AdoptExternalTarget",
             Self::Conflict => "LeaveAlone",
             Self::HostnameRefused => "IgnoreName",
+            Self::AnnotationIgnored => "IgnoreAnnotation",
             Self::Removed => "RemoveExternalTarget",
             Self::RemovalHeld | Self::LeftOut => "HoldRemoval",
         }

@@ -77,7 +77,7 @@ pub struct FailoverContext {
     pub selection: Arc<Selection>,
     /// The load balancers without a link.
     pub unselected: Arc<UnselectedServices>,
-    /// The states of the external targets of overridden links.
+    /// The states of the external targets.
     pub external_target_states: Arc<ExternalTargetStates>,
     /// The requests for PrometheusRules, and the states of the PrometheusRules.
     pub rules: Arc<RuleRequests>,
@@ -207,6 +207,7 @@ impl FailoverController {
         context.metrics.reset_targets();
         // The task may have panicked while it led.
         context.metrics.reset();
+        context.link_reporter.findings.external_targets.retain(|_| false);
         Self {
             scopes: Scope::of(&context.selection, &context.availability),
             object_errors: ObjectErrors::of_kind("ExternalTarget", context.link_reporter.log.clone()),

@@ -5,6 +5,7 @@
 
 mod decision;
 mod deleted_links;
+pub mod followers;
 mod index;
 mod write;
 
@@ -41,12 +42,13 @@ use super::source::persisted_targets::PersistedTargets;
 use super::source::selection::Selection;
 use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::link::LinkChange;
+use crate::model::link::{Link, LinkChange};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::k8s::metrics::ApiMetrics;
 use decision::{AnnotatedService, Decision};
 use deleted_links::DeletedLinks;
+use followers::{Follower, FollowerState, Followers};
 use index::{AnnotatedServices, FORBIDDEN_RETRY, IndexEvent};
 use write::{WriteClass, WriteResult};
 
@@ -78,6 +80,8 @@ pub struct SourceAnnotationContext {
     pub overrides_listed: watch::Receiver<CompletedLists>,
     /// Counts restores of etcd.
     pub rewinds: RestoreCounter,
+    /// What users see of the annotated Services.
+    pub followers: Arc<Followers>,
 }
 
 /// Runs until `stop` is cancelled. Only the leader writes.
@@ -106,7 +110,10 @@ pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) 
         if let Some(lists) = lists.filter(is_settled)
             && context.store.is_synced()
         {
-            memory = run_term(&context, &mut feed, memory, lists, &stop).await?;
+            context.followers.clear();
+            let ended = run_term(&context, &mut feed, memory, lists, &stop).await;
+            context.followers.clear();
+            memory = ended?;
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -145,6 +152,9 @@ async fn run_term(
         .collect();
     while controller.is_current() && !stop.is_cancelled() {
         controller.drain_queue();
+        if controller.annotated.are_listed() {
+            context.followers.set_known();
+        }
         tokio::select! {
             () = stop.cancelled() => {}
             () = leadership.changed() => {}
@@ -284,6 +294,9 @@ impl SourceAnnotationController {
                 }
                 IndexEvent::Malformed { key, uid, why } => {
                     self.forget(&key);
+                    let state = FollowerState::Refused(why.clone());
+                    let follower = Follower { source: None, name: String::new(), state };
+                    self.context.followers.set(&key, Some(follower));
                     self.report_object_error(&key, &uid, &why, was_listed);
                 }
             }
@@ -320,6 +333,7 @@ impl SourceAnnotationController {
         self.initial_pass.remove(key);
         self.resolved.remove(key);
         self.unknown.remove(key);
+        self.context.followers.set(key, None);
         self.work_queue.forget(key);
         self.breakers.forget(key);
     }
@@ -367,7 +381,8 @@ impl SourceAnnotationController {
         }
         // All annotated Services are queued again when the load balancers of that namespace have been listed.
         if !self.context.links_listed.borrow().covers(source.namespace(), self.lists) {
-            return;
+            let why = format!("the load balancers of namespace {} aren't listed yet", source.namespace());
+            return self.show(&follower, FollowerState::Kept(why));
         }
         let store = &self.context.store;
         let (link, gone) = (store.get(source), self.memory.deleted_links.get(source));
@@ -378,7 +393,8 @@ impl SourceAnnotationController {
                 || link.overridden.is_some() && !is_listed
         });
         if is_override_unknown {
-            return;
+            let why = format!("the ExternalTarget {source} isn't read yet");
+            return self.show(&follower, FollowerState::Kept(why));
         }
         if gone.is_some() || store.contains(source) {
             self.resolved.insert(key.clone());
@@ -388,6 +404,7 @@ impl SourceAnnotationController {
         }
         let is_news = !self.initial_pass.remove(key);
         let decision = follower.decide(link.as_deref(), gone, &self.context.policy);
+        self.show(&follower, shown_state(&follower, &decision, link.as_deref()));
         if !matches!(decision, Decision::Refuse(_)) {
             self.memory.object_errors.set(key, None);
         }
@@ -396,7 +413,7 @@ impl SourceAnnotationController {
             self.planned.remove(key);
         }
         match (decision, self.context.policy.sync) {
-            (Decision::Leave, _) => {}
+            (Decision::Leave, _) | (Decision::Write(_), SyncMode::Off) => {}
             (Decision::Refuse(why), _) => {
                 let uid = follower.version.uid.as_deref().unwrap_or_default();
                 self.report_object_error(key, uid, &why, is_news);
@@ -417,12 +434,19 @@ impl SourceAnnotationController {
         }
     }
 
+    fn show(&self, AnnotatedService { key, source, name, .. }: &AnnotatedService, state: FollowerState) {
+        let follower = Follower { source: Some(source.clone()), name: name.clone(), state };
+        self.context.followers.set(key, Some(follower));
+    }
+
     /// Reports that the load balancer of an annotated Service doesn't exist, and hasn't existed.
     fn report_unknown_source(&mut self, follower: &AnnotatedService) {
         let key = &follower.key;
         let since = self.unknown.entry(key.clone()).or_insert_with(Instant::now).elapsed();
         let is_news = !self.initial_pass.contains(key);
         if is_news && since < WATCH_LAG {
+            let why = format!("{} isn't known yet", follower.source);
+            self.show(follower, FollowerState::Kept(why));
             return self.work_queue.add_after(key.clone(), WATCH_LAG.saturating_sub(since));
         }
         let why = format!(
@@ -430,6 +454,7 @@ impl SourceAnnotationController {
             follower.source
         );
         self.initial_pass.remove(key);
+        self.show(follower, FollowerState::Refused(why.clone()));
         self.report_object_error(key, follower.version.uid.as_deref().unwrap_or_default(), &why, is_news);
     }
 
@@ -437,6 +462,24 @@ impl SourceAnnotationController {
         if self.memory.object_errors.set(key, Some(why.to_owned())) && is_news {
             self.context.link_reporter.recorder.record(Regarding::new(key, uid), Reason::TargetRefused, why);
         }
+    }
+}
+
+/// Returns what users see of a decision about an annotated Service.
+fn shown_state(
+    AnnotatedService { source, .. }: &AnnotatedService,
+    decision: &Decision,
+    link: Option<&Link>,
+) -> FollowerState {
+    let kept = |why: String| FollowerState::Kept(format!("{source} {why}: the Service stays as it is"));
+    match (decision, link) {
+        (Decision::Refuse(why), _) => FollowerState::Refused(why.clone()),
+        (Decision::Write(name), _) => FollowerState::Outdated(name.clone()),
+        (Decision::Leave, None) => kept("is gone".to_owned()),
+        (Decision::Leave, Some(link)) if link.is_gone() => kept("is gone".to_owned()),
+        (Decision::Leave, Some(link)) if link.is_left_out() => kept("isn't followed".to_owned()),
+        (Decision::Leave, Some(link)) if link.target.is_none() => kept("has no target".to_owned()),
+        (Decision::Leave, Some(_)) => FollowerState::Follows,
     }
 }
 

@@ -12,7 +12,6 @@ use kube::client::Body as Sent;
 use serde_json::{Value, json};
 
 use crate::metrics::{MetricGroup, Metrics};
-use crate::object_log::ObjectLog;
 use crate::sync::events::Recorder;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::decision::{OnDelete, SyncMode, SyncPolicy};
@@ -71,5 +70,6 @@ pub(crate) fn metrics<F: MetricGroup>() -> Arc<F> {
 
 /// Returns a link reporter that drops all Events.
 pub(crate) fn link_reporter() -> LinkReporter {
-    LinkReporter { metrics: metrics(), recorder: Recorder::none(), log: ObjectLog::default() }
+    let (log, findings) = Default::default();
+    LinkReporter { metrics: metrics(), recorder: Recorder::none(), log, findings }
 }

@@ -505,7 +505,7 @@ async fn links_and_scan_print_external_targets() {
         String::from_utf8(output.stdout).unwrap()
     };
     let links = run("links", &["-n", &namespace, "-o", "wide"]);
-    let by = format!("   ExternalTarget {namespace}/web, source a   <none>");
+    let by = format!("   ExternalTarget {namespace}/web, source a   its external target doesn't exist");
     assert!(links.lines().any(|line| line.starts_with("web ") && line.contains(&by)), "{links}");
     let waits = "no source of the ExternalTarget has a usable target yet";
     assert!(links.lines().any(|line| line.starts_with("waiting ") && line.ends_with(waits)), "{links}");

@@ -5,14 +5,17 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::harness::cluster::Ingress;
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::{Linker, bare, get_from, run_to_end, run_to_end_with};
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
 use crate::harness::{cluster_with_target, eventually, replace_file};
+use crate::recreation::wait_for_external_target;
+use crate::source::own_cluster;
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
@@ -50,7 +53,7 @@ async fn links_lists_what_lb_linker_would_serve() {
     let external = |service: &str| format!("{target}/{service}-{namespace}-ext");
     assert_eq!(rows[1][..5], ["denied", &name("denied"), "<none>", &external("denied"), "Refused"]);
     assert_eq!(rows[2][..5], ["pending", &name("pending"), "<pending>", &external("pending"), "Pending"]);
-    assert_eq!(rows[3][..5], ["web", &name("web"), "a.example.com", &external("web"), "Ready"]);
+    assert_eq!(rows[3][..5], ["web", &name("web"), "a.example.com", &external("web"), "Degraded"]);
     assert!(rows[3][5].ends_with('s') && rows.len() == 4, "{table}");
     // The column STATE shows the refusal, so no log line repeats it.
     let errors = text(&output.stderr);
@@ -61,7 +64,10 @@ async fn links_lists_what_lb_linker_would_serve() {
     assert_eq!(items["items"].as_array().unwrap().len(), 1);
     let detail = text(&links(&["web"]).stdout);
     assert!(
-        detail.starts_with(&format!("Service:          {namespace}/web\nState:            Ready\n")),
+        detail.starts_with(&format!(
+            "Service:          {namespace}/web\nState:            Degraded\n\
+             Reason:           its external target doesn't exist\n"
+        )),
         "{detail}"
     );
     let output = links(&["absent"]);
@@ -192,10 +198,124 @@ async fn links_of_a_running_lb_linker_have_a_history() {
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let kubeconfig = kubeconfig.to_str().unwrap();
     let direct = ["-n", &namespace, "-o", "json", "--target-namespace", &target, "--kubeconfig", kubeconfig];
-    let direct: Value = serde_json::from_slice(&links_of(admin, &direct).stdout).unwrap();
-    let told: Value = serde_json::from_slice(&links_of(admin, &["-o", "json"]).stdout).unwrap();
-    assert_eq!(direct, told);
+    let are_equal = || async {
+        // Until the external target is written, its state may differ.
+        let direct: Value = serde_json::from_slice(&links_of(admin, &direct).stdout).unwrap();
+        let told: Value = serde_json::from_slice(&links_of(admin, &["-o", "json"]).stdout).unwrap();
+        (direct == told && told["items"][0]["state"] == "Ready").then_some(())
+    };
+    eventually("the same links from both", are_equal).await;
     assert_eq!(get_from(admin, "evil.example", "/api/links").0, 403);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn links_and_events_tell_what_is_wrong_with_a_service() {
+    let plane = ControlPlane::lend();
+    let cluster = plane.cluster().await;
+    let target = "external-targets";
+    let namespace = cluster.create_namespace("wrong").await;
+    let linker = Linker::in_cluster(&plane, target, &["--upstream", "none", "--instance", "own"]);
+    let admin = linker.admin().await;
+    linker.ready().await;
+    let ingress = |host: &'static str| [Ingress::Hostname(host)];
+    for name in ["circle", "foreign", "typo", "well"] {
+        cluster.create_load_balancer(&namespace, name).await;
+        cluster.set_ingress(&namespace, name, &ingress("a.example.com")).await;
+        wait_for_external_target(&cluster, target, &format!("{name}-{namespace}-ext"), "a.example.com").await;
+    }
+    let foreign = format!("foreign-{namespace}-ext");
+    let other = json!({"metadata": {"annotations": {"linker.hsj.com/instance": "other"}}});
+    cluster.patch_service(target, &foreign, other).await;
+    cluster.set_ingress(&namespace, "foreign", &ingress("b.example.com")).await;
+    let typo =
+        json!({"metadata": {"annotations": {"linker.hsj.com/ttl": "5m", "linker.hsj.com/hostnam": "a"}}});
+    cluster.patch_service(&namespace, "typo", typo).await;
+    let own = format!("circle.{namespace}.lb.internal");
+    cluster.set_ingress(&namespace, "circle", &[Ingress::Hostname(&own)]).await;
+
+    let rows = || {
+        let table = text(&links_of(admin, &["-n", &namespace, "-o", "wide"]).stdout);
+        table.lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let expected = [
+        ("circle ", " Kept ", "a DNS name of this load balancer itself"),
+        ("foreign ", " Conflict ", "and points at a.example.com"),
+        ("typo ", " Degraded ", "\"5m\""),
+        ("well ", " Ready ", "<none>"),
+    ];
+    let shows = || async {
+        let is_expected = |(row, (name, state, reason)): (&String, &(&str, &str, &str))| {
+            row.starts_with(name) && row.contains(state) && row.contains(reason)
+        };
+        let rows = rows();
+        (rows.len() == 4 && rows.iter().zip(&expected).all(is_expected)).then_some(())
+    };
+    eventually(&format!("{expected:#?} in {:#?}", rows()), shows).await;
+    assert_eq!(linker.metric("lb_linker_conflicts"), Some(1.0));
+    for reason in ["AnnotationIgnored", "Conflict", "TargetRefused"] {
+        let is_sent =
+            || async { plane.event_reasons(&namespace).iter().any(|sent| sent == reason).then_some(()) };
+        eventually(&format!("the Event {reason}"), is_sent).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn links_tell_how_old_they_are_in_an_outage() {
+    let plane = ControlPlane::lend();
+    let cluster = plane.cluster().await;
+    cluster.create_load_balancer("default", "web").await;
+    let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);
+    let admin = linker.admin().await;
+    linker.ready().await;
+    let errors = || text(&links_of(admin, &[]).stderr);
+    assert!(!errors().contains("old"), "{}", errors());
+    plane.stop_apiserver();
+    let is_told = || async {
+        let errors = errors();
+        let is_old = errors.contains("this view is ") && errors.contains("the API server can't be reached");
+        is_old.then_some(())
+    };
+    eventually("the age of the view", is_told).await;
+    assert!(text(&links_of(admin, &[]).stdout).contains("web-default.lb.internal"));
+    plane.start_apiserver();
+    let is_over = || async { (!errors().contains("this view is ")).then_some(()) };
+    eventually("the end of the notice", is_over).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn followers_are_listed_by_leader_and_by_cluster() {
+    let (plane, cluster) = own_cluster().await;
+    let namespace = cluster.create_namespace("led").await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    for (name, source) in [("db", "web"), ("lost", "absent")] {
+        let service = json!({
+            "metadata": {"name": name, "annotations": {"linker.hsj.com/source": source}},
+            "spec": {"type": "ExternalName", "externalName": "by-hand.example.com"},
+        });
+        cluster.create_service(&namespace, service).await;
+    }
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let direct = ["--followers", "-n", &namespace, "--kubeconfig", kubeconfig.to_str().unwrap()];
+    let rows = |output: Output| -> Vec<Vec<String>> {
+        let table = text(&output.stdout);
+        let words = |line: &str| line.split_whitespace().take(4).map(str::to_owned).collect();
+        table.lines().skip(1).map(words).collect()
+    };
+    let source = |name: &str| format!("{namespace}/{name}");
+    let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
+    let lost = row(["lost", &source("absent"), "by-hand.example.com", "Refused"]);
+    let before = rows(run_to_end([&["links"][..], &direct].concat()));
+    assert_eq!(before, [row(["db", &source("web"), "by-hand.example.com", "Degraded"]), lost.clone()]);
+
+    let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);
+    let admin = linker.admin().await;
+    linker.ready().await;
+    let expected = [row(["db", &source("web"), "a.example.com", "Ready"]), lost];
+    let told =
+        || async { (rows(links_of(admin, &["--followers", "-n", &namespace])) == expected).then_some(()) };
+    eventually("the followers of the leader", told).await;
+    assert_eq!(rows(run_to_end([&["links"][..], &direct].concat())), expected);
 }
 
 #[tokio::test]

@@ -94,6 +94,20 @@ async fn status_page_shows_links_and_their_changes() {
 }
 
 #[tokio::test]
+async fn status_page_tells_why_a_link_is_degraded() {
+    let ignored = manifest("web", Some("a.example.com"))
+        .replace("namespace: shop", "namespace: shop, annotations: {linker.hsj.com/ttl: 5m}");
+    let page = Page::open(&ignored).await;
+    page.shows("document.querySelector('tr.link .state')?.textContent", json!("Degraded")).await;
+    page.browser.click("button[data-link='shop/web']");
+    let detail = "document.querySelector('tr.detail')?.innerText.includes('linker.hsj.com/ttl')";
+    page.shows(detail, json!(true)).await;
+    // Without a leader no replica knows which Services follow.
+    page.shows("document.querySelector('#following').hidden", json!(true)).await;
+    page.shows("document.querySelector('#notice').hidden", json!(true)).await;
+}
+
+#[tokio::test]
 async fn keyboard_searches_and_opens_links_on_the_status_page() {
     let page = Page::open(&[manifest("db", None), manifest("web", Some("a.example.com"))].concat()).await;
     page.shows_count("2 links").await;

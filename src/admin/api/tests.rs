@@ -14,11 +14,12 @@ use crate::admin::client::{ClientError, InstanceClient};
 use crate::metrics::Metrics;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
-use crate::store::OnGone;
+use crate::store::{OnGone, Store};
 
 /// A status API with a store, without a listener.
 struct Api {
     store: Arc<Store>,
+    facts: LinkFacts,
     history: Arc<History>,
     zones: watch::Sender<Vec<LinkZone>>,
     stop: CancellationToken,
@@ -30,15 +31,15 @@ impl Api {
         let store = Arc::new(Store::new(OnGone::Kept).with_zones([&origin]));
         let zones = watch::Sender::new(vec![LinkZone { origin, apex: "ns".to_owned() }]);
         let history = Arc::new(History::new(Timestamp::from_second(1_700_000_000).unwrap()));
-        Self { store, history, zones, stop: CancellationToken::new() }
+        let facts = LinkFacts::of(Arc::clone(&store));
+        Self { store, facts, history, zones, stop: CancellationToken::new() }
     }
 
     fn status(&self) -> Status {
         Status {
-            store: Arc::clone(&self.store),
+            facts: self.facts.clone(),
             history: Arc::clone(&self.history),
             zones: self.zones.subscribe(),
-            target_namespace: "external-targets".to_owned(),
             identity: "replica-1".to_owned(),
             leader: KnownLeader::default(),
             election: Metrics::new().unwrap().group().unwrap(),
@@ -186,6 +187,33 @@ async fn unchanged_links_are_not_sent_again() {
     assert_eq!(again().await.status(), StatusCode::NOT_MODIFIED);
     api.apply("shop", "web", "b.example.").await;
     assert_eq!(again().await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn facts_beside_the_links_change_the_etag() {
+    let api = Api::new();
+    api.store.set_synced();
+    let mut before = api.status().etag();
+    let mut assert_changed = |what: &str| {
+        let etag = api.status().etag();
+        assert_ne!(std::mem::replace(&mut before, etag.clone()), etag, "{what}");
+    };
+    let key = ServiceKey::new("shop", "web");
+    api.facts.findings.services.set(&key, Some("annotation linker.hsj.com/ttl"));
+    assert_changed("a finding about a Service");
+    api.facts.findings.external_targets.set(&key, Some("TargetUnhealthy"));
+    assert_changed("a condition of an ExternalTarget");
+    api.facts.findings.services.set(&key, None);
+    assert_changed("the end of a finding");
+}
+
+#[tokio::test]
+async fn replica_that_doesnt_lead_lists_no_followers() {
+    let api = Api::new();
+    api.store.set_synced();
+    let listing = body(api.ask(get_from("localhost", "/api/links")).await).await;
+    assert_eq!(listing.get("followers"), None);
+    assert_eq!(listing.get("notice"), None);
 }
 
 #[tokio::test]

@@ -11,6 +11,10 @@ const by = (id) => document.getElementById(id);
 const keyOf = (link) => `${link.namespace}/${link.service}`;
 
 let links = [];
+// null if this replica doesn't know the Services that follow.
+let followers = null;
+// The leader, if it is another replica.
+let otherLeader = null;
 let etag = null;
 let chosenState = null;
 let openKey = null;
@@ -70,6 +74,7 @@ function showInstance(instance) {
   let leader = "none";
   if (instance.leads) leader = "this replica";
   else if (instance.leader) leader = instance.leader;
+  otherLeader = instance.leads ? null : instance.leader || null;
   const pairs = [
     ["replica", instance.identity],
     ["leader", leader],
@@ -126,7 +131,7 @@ function row(link) {
     element("td", {}, [button]),
     element("td", { textContent: link.dnsNames[0] || "none" }),
     element("td", {}, [targetText(link.target)]),
-    element("td", {}, [stateText(link.state)]),
+    element("td", { title: link.reason || "" }, [stateText(link.state)]),
     link.created ? ageText("td", link.created) : element("td"),
   ];
   return element("tr", { className: "link" }, cells);
@@ -164,6 +169,34 @@ function show() {
   by("more").textContent = `These are the first ${MAX_ROWS}; search for the others.`;
   by("empty").hidden = shown.length > 0;
   by("empty").textContent = links.length ? "No link matches." : "There is no load balancer.";
+}
+
+function followerRow(follower) {
+  return element("tr", {}, [
+    element("td", { textContent: follower.namespace }),
+    element("td", { textContent: follower.service }),
+    element("td", { textContent: follower.source || "none" }),
+    element("td", {}, [targetText(follower.target)]),
+    element("td", {}, [stateText(follower.state), follower.reason ? ` ${follower.reason}` : ""]),
+  ]);
+}
+
+function showFollowers() {
+  const known = followers || [];
+  by("following").hidden = !followers && !otherLeader;
+  by("followers").replaceChildren(...known.slice(0, MAX_ROWS).map(followerRow));
+  by("follower-table").hidden = known.length === 0;
+  let text = "";
+  if (!followers) text = `The leader, ${otherLeader}, knows them.`;
+  else if (!known.length) text = "No Service follows a load balancer.";
+  else if (known.length > MAX_ROWS) text = `These are the first ${MAX_ROWS}: lb-linker links --followers lists all.`;
+  by("follower-note").hidden = !text;
+  by("follower-note").textContent = text;
+}
+
+function notice(text) {
+  by("notice").hidden = !text;
+  by("notice").textContent = text || "";
 }
 
 function problem(text) {
@@ -205,11 +238,15 @@ async function poll() {
     if (answer.status === 304) {
       refreshAges();
     } else {
-      links = (await answer.json()).items;
+      const listing = await answer.json();
+      links = listing.items;
+      followers = listing.followers || null;
       etag = answer.headers.get("ETag");
+      notice(listing.notice);
       await readOpenLink();
       show();
     }
+    showFollowers();
     problem("");
   } catch (error) {
     problem(error instanceof TypeError ? "lb-linker doesn't answer; trying again" : error.message);

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::held_port::HeldPort;
+use crate::links::facts::LinkFacts;
 use crate::links::history::History;
 use crate::metrics::Metrics;
 use crate::store::{OnGone, Store};
@@ -15,10 +16,9 @@ use crate::sync::election::KnownLeader;
 
 fn status() -> Status {
     Status {
-        store: Arc::new(Store::new(OnGone::Kept)),
+        facts: LinkFacts::of(Arc::new(Store::new(OnGone::Kept))),
         history: Arc::new(History::new(Timestamp::UNIX_EPOCH)),
         zones: watch::Sender::default().subscribe(),
-        target_namespace: "external-targets".to_owned(),
         identity: "replica-1".to_owned(),
         leader: KnownLeader::default(),
         election: Metrics::new().unwrap().group().unwrap(),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tracing::{debug, info};
 
+use super::findings::Findings;
 use super::{Reason, Recorder};
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, LinkChange, LinkState};
@@ -18,6 +19,7 @@ pub struct LinkReporter {
     pub recorder: Recorder,
     /// Log lines about single Services and ExternalTargets.
     pub log: ObjectLog,
+    pub findings: Findings,
 }
 
 pub(crate) fn log_changes(link_reporter: &LinkReporter, changes: impl IntoIterator<Item = LinkChange>) {

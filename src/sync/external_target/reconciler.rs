@@ -98,6 +98,9 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
     reconciler.initial_pass = reconciler.work_queue.queued();
     loop {
         reconciler.drain_queue();
+        if reconciler.initial_pass.is_empty() {
+            reconciler.context.external_target_states.set_known();
+        }
         reconciler.note_missing_namespace();
         if std::mem::take(&mut reconciler.lists_again) {
             events = reconciler.context.backend.events(&reconciler.context.staleness);
@@ -528,15 +531,33 @@ impl Reconciler {
     }
 }
 
-/// Returns the state of the external target of an overridden link; `None` if it has no target, or the link isn't
-/// overridden.
-fn external_target_state(link: &Link, step: &NextStep, actual: Actual<'_>) -> Option<ExternalTargetState> {
-    link.active_override()?;
+/// Returns whether the external target points at the wanted target, whatever else of it has to be written.
+fn keeps_target(step: &NextStep, actual: Actual<'_>) -> bool {
     match step {
-        NextStep::Conflict { why, .. } => Some(ExternalTargetState::Conflict(why.clone())),
-        NextStep::Done => link.target.clone().map(ExternalTargetState::At),
-        _ => current_target(actual.named?, actual.slices.iter().copied()).map(ExternalTargetState::At),
+        NextStep::Done => true,
+        NextStep::Write(Write::Change { desired: Object::Service(desired), .. }) => {
+            let wanted = desired.spec.external_name.as_ref();
+            let named = actual.named.and_then(|named| named.spec.external_name.as_ref());
+            wanted.is_some() && named == wanted
+        }
+        _ => false,
     }
+}
+
+/// Returns the state of the external target of a link. `None` if it has no target, and, unless an ExternalTarget
+/// overrides the link, also if the external target is as it should be.
+fn external_target_state(link: &Link, step: &NextStep, actual: Actual<'_>) -> Option<ExternalTargetState> {
+    let present = || current_target(actual.named?, actual.slices.iter().copied());
+    let state = match step {
+        NextStep::Conflict { why, .. } => {
+            return Some(ExternalTargetState::Conflict { why: why.clone(), at: present() });
+        }
+        _ if keeps_target(step, actual) => link.target.clone().map(ExternalTargetState::At)?,
+        _ => present().map_or(ExternalTargetState::Missing, ExternalTargetState::At),
+    };
+    let is_as_wanted = || matches!(&state, ExternalTargetState::At(at) if link.target.as_ref() == Some(at));
+    let is_needed = link.active_override().is_some() || link.target.is_some() && !is_as_wanted();
+    is_needed.then_some(state)
 }
 
 impl Reconciler {

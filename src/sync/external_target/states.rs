@@ -1,7 +1,9 @@
-//! The states of the external targets of links that ExternalTargets override, as the reconciler sees them.
+//! The states of external targets, as the reconciler sees them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
 use crate::model::link::Target;
 use crate::model::service_key::ServiceKey;
@@ -13,25 +15,36 @@ const FEED_CAPACITY: usize = 1024;
 pub enum ExternalTargetState {
     /// The external target points at this target.
     At(Target),
-    /// An object that isn't ours has the name of the external target. Contains the reason why it isn't ours.
-    Conflict(String),
+    /// There is no external target although the link has a target, or it has no target that this version can read.
+    Missing,
+    /// An object that isn't ours has the name of the external target.
+    Conflict {
+        /// The reason why it isn't ours.
+        why: String,
+        /// The target that it points at, if it has one.
+        at: Option<Target>,
+    },
 }
 
 #[derive(Debug)]
 pub struct ExternalTargetStates {
     states: DashMap<ServiceKey, ExternalTargetState>,
     feed: broadcast::Sender<ServiceKey>,
+    version: AtomicU64,
+    /// Whether each link of the first list has been reconciled once.
+    known: watch::Sender<bool>,
 }
 
 impl Default for ExternalTargetStates {
     fn default() -> Self {
-        Self { states: DashMap::new(), feed: broadcast::Sender::new(FEED_CAPACITY) }
+        let (states, version, known) = Default::default();
+        Self { states, feed: broadcast::Sender::new(FEED_CAPACITY), version, known }
     }
 }
 
 impl ExternalTargetStates {
-    /// Returns the state of the external target of a link; `None` if no ExternalTarget overrides the link, or if it has
-    /// no external target or hasn't been reconciled yet.
+    /// Returns the state of the external target of a link; `None` if the link has no target or hasn't been reconciled
+    /// yet, and, unless an ExternalTarget overrides the link, also if the external target is as it should be.
     #[must_use]
     pub fn get(&self, key: &ServiceKey) -> Option<ExternalTargetState> {
         self.states.get(key).map(|state| state.clone())
@@ -43,12 +56,35 @@ impl ExternalTargetStates {
         self.feed.subscribe()
     }
 
+    /// Returns a number that grows with each change.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Waits until each link of the first list has been reconciled once, or there are no external targets.
+    pub async fn known(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.known.subscribe().wait_for(|known| *known).await;
+    }
+
+    /// Records that each link of the first list has been reconciled once, or that there are no external targets.
+    pub fn set_known(&self) {
+        self.known.send_replace(true);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_for_tests(&self, key: &ServiceKey, state: Option<ExternalTargetState>) {
+        self.set(key, state);
+    }
+
     pub(super) fn set(&self, key: &ServiceKey, state: Option<ExternalTargetState>) {
         let before = match state.clone() {
             Some(state) => self.states.insert(key.clone(), state),
             None => self.states.remove(key).map(|(_, before)| before),
         };
         if before != state {
+            self.version.fetch_add(1, Ordering::Release);
             // The send fails if there are no subscribers, which is fine.
             let _ = self.feed.send(key.clone());
         }

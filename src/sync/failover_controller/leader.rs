@@ -368,7 +368,8 @@ impl FailoverController {
         let policy = Arc::clone(&self.context.hostname_policy.borrow());
         let sources = sources_of(&self.context, &policy);
         let link = self.context.store.get(key);
-        let external_target = self.context.external_target_states.get(key);
+        let is_overridden = link.as_deref().is_some_and(|link| link.active_override().is_some());
+        let external_target = self.context.external_target_states.get(key).filter(|_| is_overridden);
         let refusal = self.refusal(followed, link.as_deref(), external_target.as_ref());
         // Drop a uid that no Service has: restored Services have new uids and may have no target yet, and the target in
         // use mustn't be withdrawn for that.
@@ -483,7 +484,9 @@ impl FailoverController {
         let of_names = || annotations(&followed.object, &policy, &followed.inherited).1;
         let lost = || lost_hostnames_of(link.filter(|link| link.active_override().is_some())?).map(conflict);
         let taken = || match external_target {
-            Some(ExternalTargetState::Conflict(why)) => Some(conflict(format!("the external target: {why}"))),
+            Some(ExternalTargetState::Conflict { why, .. }) => {
+                Some(conflict(format!("the external target: {why}")))
+            }
             _ => None,
         };
         followed.object.invalid.clone().or_else(of_names).or_else(lost).or_else(taken)

@@ -15,6 +15,7 @@ use crate::api::status::{
     self as stored, ExternalTargetStatus, MAX_CONDITIONS, MAX_DNS_NAMES, MAX_HISTORY, MAX_MESSAGE,
     MAX_STATE_TEXT, MAX_TARGET_ADDRESSES,
 };
+use crate::model::excerpt::sentence;
 use crate::model::hostname::Hostname;
 use crate::model::link::Target;
 use crate::model::names::MAX_LABEL;
@@ -127,6 +128,18 @@ pub fn own_part(status: &ExternalTargetStatus) -> ExternalTargetStatus {
     let mut own = status.clone();
     own.conditions.retain(is_ours);
     own
+}
+
+/// Returns why an ExternalTarget isn't Ready, or is Degraded or not accepted, for users; `None` if nothing is wrong.
+#[must_use]
+pub(super) fn problem(status: &ExternalTargetStatus) -> Option<String> {
+    let find = |kind: &str, status_text: &str| {
+        status.conditions.iter().find(|known| known.type_ == kind && known.status == status_text)
+    };
+    let condition =
+        find("Ready", "False").or_else(|| find("Degraded", "True")).or_else(|| find("Accepted", "False"))?;
+    let (reason, message) = (sentence(&condition.reason), sentence(&condition.message));
+    Some(if condition.message.is_empty() { reason.to_string() } else { format!("{reason}: {message}") })
 }
 
 fn is_ours(condition: &StoredCondition) -> bool {

@@ -13,6 +13,7 @@ use super::alerts::request_rule;
 use super::object::{ObservedExternalTarget, TrackedExternalTarget};
 use super::overrides::{former_source, link_override};
 use super::pending_deletions::{REFUSALS_UNTIL_FORBIDDEN, deadline_after};
+use super::status_format::problem;
 use super::write::PERMISSION_HINT;
 use super::{FailoverController, sources_of};
 use crate::api::external_target::ExternalTarget;
@@ -359,6 +360,7 @@ impl FailoverController {
             None => (self.present(&key).map(|by| by.annotations).unwrap_or_default(), None),
         };
         self.context.metrics.targets.with_label_values(&[state(&object)]).inc();
+        self.context.link_reporter.findings.external_targets.set(&key, problem(&object.status).as_deref());
         self.objects.insert(key.clone(), TrackedExternalTarget { object, inherited, former_source });
         self.set_override(&key);
         self.index(&key);
@@ -471,6 +473,7 @@ impl FailoverController {
             self.context.metrics.targets.with_label_values(&[state(&followed.object)]).dec();
         }
         self.object_errors.set(key, None);
+        self.context.link_reporter.findings.external_targets.set(key, None);
         self.context.rules.forget(key);
         self.leader.forget(key);
         self.context.metrics.remove(key);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hyper_util::client::legacy::Error as ClientError;
@@ -103,11 +104,54 @@ pub(crate) fn explain_watch(error: &WatchError, what: &str, hint: &str) -> Strin
     }
 }
 
+/// A text about each object that needs one. All clones share the texts.
+#[derive(Clone, Debug, Default)]
+pub struct ObjectTexts(Arc<SharedTexts>);
+
+#[derive(Debug, Default)]
+struct SharedTexts {
+    texts: Mutex<HashMap<ServiceKey, Arc<str>>>,
+    version: AtomicU64,
+}
+
+impl ObjectTexts {
+    /// Sets or removes the text about an object. Returns whether it differs from the text before.
+    pub fn set(&self, key: &ServiceKey, text: Option<&str>) -> bool {
+        let mut texts = self.0.texts.lock();
+        let is_new = texts.get(key).map(|known| &**known) != text;
+        if is_new {
+            match text {
+                Some(text) => drop(texts.insert(key.clone(), text.into())),
+                None => drop(texts.remove(key)),
+            }
+            self.0.version.fetch_add(1, Ordering::Release);
+        }
+        is_new
+    }
+
+    #[must_use]
+    pub fn get(&self, key: &ServiceKey) -> Option<Arc<str>> {
+        self.0.texts.lock().get(key).cloned()
+    }
+
+    /// Removes the texts about the objects for which `known` is false.
+    pub fn retain(&self, known: impl Fn(&ServiceKey) -> bool) {
+        self.0.texts.lock().retain(|key, _| known(key));
+        self.0.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns a number that grows with each change.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.0.version.load(Ordering::Acquire)
+    }
+}
+
 /// Errors of single objects of a kind: each is logged when it appears or changes, not at every event.
 #[derive(Debug)]
 pub struct ObjectErrors {
     kind: &'static str,
-    logged: HashMap<ServiceKey, String>,
+    logged: ObjectTexts,
     log: ObjectLog,
 }
 
@@ -121,31 +165,32 @@ impl ObjectErrors {
     /// Returns an empty set of errors for objects of this kind.
     #[must_use]
     pub fn of_kind(kind: &'static str, log: ObjectLog) -> Self {
-        Self { kind, logged: HashMap::new(), log }
+        Self { kind, logged: ObjectTexts::default(), log }
+    }
+
+    /// As [`Self::of_kind`], and keeps the errors in `shown`, for users. Removes what an earlier run has left there.
+    #[must_use]
+    pub fn shown_in(shown: &ObjectTexts, kind: &'static str, log: ObjectLog) -> Self {
+        shown.retain(|_| false);
+        Self { kind, logged: shown.clone(), log }
     }
 
     /// Sets or clears the error of an object. Logs a new error, at a limited rate. Returns whether the error is new.
     pub fn set(&mut self, key: &ServiceKey, error_text: Option<String>) -> bool {
-        match error_text {
-            None => drop(self.logged.remove(key)),
-            Some(error_text) if self.logged.get(key) == Some(&error_text) => {}
-            Some(error_text) => {
-                self.log.warn(key, format_args!("{} {key}: {error_text}", self.kind));
-                self.logged.insert(key.clone(), error_text);
-                return true;
-            }
-        }
-        false
+        let is_new = self.logged.set(key, error_text.as_deref());
+        let Some(error_text) = error_text.filter(|_| is_new) else { return false };
+        self.log.warn(key, format_args!("{} {key}: {error_text}", self.kind));
+        true
     }
 
     #[must_use]
-    pub fn of(&self, key: &ServiceKey) -> Option<&str> {
-        self.logged.get(key).map(String::as_str)
+    pub fn of(&self, key: &ServiceKey) -> Option<Arc<str>> {
+        self.logged.get(key)
     }
 
     /// Forgets the objects for which `known` is false.
     pub fn retain(&mut self, known: impl Fn(&ServiceKey) -> bool) {
-        self.logged.retain(|key, _| known(key));
+        self.logged.retain(known);
     }
 }
 
@@ -249,22 +294,39 @@ impl ThrottledLog {
     }
 }
 
-/// The log for an API server that can't be reached, shared by all its clients.
+/// Whether the API server can be reached, and the log about it, shared by all its clients.
 #[derive(Clone, Debug, Default)]
-pub struct ApiAvailability(Arc<Mutex<ThrottledLog>>);
+pub struct ApiAvailability(Arc<Mutex<Reachability>>);
+
+#[derive(Debug, Default)]
+struct Reachability {
+    log: ThrottledLog,
+    /// The first request without an answer since the last answer.
+    unreachable_since: Option<Instant>,
+}
 
 impl ApiAvailability {
     /// Logs that a request had no answer.
     pub fn report(&self, cause: &str) {
-        self.lock().report(0, &format!("the API server can't be reached: {cause}"));
+        let mut reachability = self.lock();
+        reachability.unreachable_since.get_or_insert_with(Instant::now);
+        reachability.log.report(0, &format!("the API server can't be reached: {cause}"));
     }
 
     /// Logs that the API server answers again, if the last logged line said that it can't be reached.
     pub fn report_available(&self) {
-        self.lock().recovered("the API server answers again");
+        let mut reachability = self.lock();
+        reachability.unreachable_since = None;
+        reachability.log.recovered("the API server answers again");
     }
 
-    fn lock(&self) -> MutexGuard<'_, ThrottledLog> {
+    /// Returns since when requests have had no answer; `None` if the last one had an answer.
+    #[must_use]
+    pub fn unreachable_since(&self) -> Option<Instant> {
+        self.lock().unreachable_since
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Reachability> {
         self.0.lock()
     }
 }

@@ -193,7 +193,11 @@ impl ServiceWatcher {
         let (mut relist_guards, mut owners_deadline) = (RelistGuards::default(), None);
         let (client, availability) = (self.client.clone(), self.availability.clone());
         let mut other_services = OtherServices {
-            object_errors: ObjectErrors::of_kind("Service", self.link_reporter.log.clone()),
+            object_errors: ObjectErrors::shown_in(
+                &self.link_reporter.findings.services,
+                "Service",
+                self.link_reporter.log.clone(),
+            ),
             leaving: RemovalChecks::new(
                 client,
                 availability,
@@ -496,6 +500,7 @@ impl ServiceWatcher {
         for (subject, reason) in [
             (RejectedField::Target, Reason::TargetRefused),
             (RejectedField::Hostname, Reason::HostnameRefused),
+            (RejectedField::Annotation, Reason::AnnotationIgnored),
         ] {
             let note = joined(rejections.iter().filter(|rejection| rejection.kind == subject));
             if !note.is_empty() {

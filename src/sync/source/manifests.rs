@@ -83,7 +83,8 @@ impl ManifestSource {
     /// If the directory can't be read or watched any more.
     pub async fn run(self) -> Result<(), SyncError> {
         let mut changes = Box::pin(changes(&self.directory)?);
-        let mut object_errors = ObjectErrors::of_kind("Service", self.link_reporter.log.clone());
+        let LinkReporter { findings, log, .. } = &self.link_reporter;
+        let mut object_errors = ObjectErrors::shown_in(&findings.services, "Service", log.clone());
         let (mut kept, mut owners_deadline) = (KeptServices::new(self.delete_delay), None);
         loop {
             tokio::select! {

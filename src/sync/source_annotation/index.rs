@@ -206,6 +206,11 @@ impl AnnotatedServices {
         self.scopes[number].listed
     }
 
+    /// Returns whether all scopes have been listed completely.
+    pub(super) fn are_listed(&self) -> bool {
+        self.scopes.iter().all(|scope| scope.listed)
+    }
+
     /// Returns the annotated Services of a scope.
     pub(super) fn within(&self, number: usize) -> impl Iterator<Item = &ServiceKey> {
         let within = &self.scopes[number].within;

@@ -25,6 +25,7 @@ fn context(client: Client) -> SourceAnnotationContext {
     let leadership = Leadership::unconditional();
     let lists = CompletedLists::new(&BTreeSet::new(), ListEpoch { term: leadership.term(), rewinds: 0 });
     let context = SourceAnnotationContext {
+        followers: Arc::default(),
         persisted: Arc::default(),
         store: Arc::new(Store::new(OnGone::Kept)),
         client,
@@ -90,6 +91,49 @@ async fn forbidden_list_is_retried_rarely_without_annotations() {
 
 fn service(value: Value) -> Service {
     serde_json::from_value(value).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn followers_are_shown_with_what_became_of_them() {
+    let (mut context, requests) = refused();
+    context.policy.sync = SyncMode::Off;
+    load_balancer(&context, "shop");
+    let (lists, followers) =
+        (ListEpoch { term: context.leadership.term(), rewinds: 0 }, Arc::clone(&context.followers));
+    let mut controller = SourceAnnotationController::new(context, CrossTermState::default(), lists);
+    let mut done = follower("shop", "done", "web");
+    done["spec"]["externalName"] = "cloud.example".into();
+    let all = [
+        done,
+        follower("shop", "late", "web"),
+        follower("app", "foreign", "shop/web"),
+        follower("shop", "none", "absent"),
+        follower("shop", "typo", "a/b/c"),
+    ];
+    list(&mut controller, 0, &all);
+    controller.drain_queue();
+    assert_eq!(followers.list(), None, "nothing is told before all is listed");
+    followers.set_known();
+    let shown: Vec<_> = followers.list().unwrap().into_iter().map(|(key, seen)| (key, seen.state)).collect();
+    let state = |namespace: &str, name: &str| {
+        let key = ServiceKey::new(namespace, name);
+        shown.iter().find(|(known, _)| *known == key).map(|(_, state)| state.clone()).unwrap()
+    };
+    assert_eq!(state("shop", "done"), FollowerState::Follows);
+    assert_eq!(state("shop", "late"), FollowerState::Outdated("cloud.example".to_owned()));
+    for (namespace, name, why) in [
+        ("app", "foreign", "may not follow"),
+        ("shop", "none", "no load balancer"),
+        ("shop", "typo", "isn't"),
+    ] {
+        let FollowerState::Refused(found) = state(namespace, name) else { panic!("{namespace}/{name}") };
+        assert!(found.contains(why), "{found}");
+    }
+    assert_eq!(requests.load(Ordering::Relaxed), 0, "nothing is written with --sync off");
+    controller.forget(&ServiceKey::new("shop", "done"));
+    assert_eq!(followers.list().unwrap().len(), 4);
+    followers.clear();
+    assert_eq!(followers.list(), None);
 }
 
 #[tokio::test(start_paused = true)]

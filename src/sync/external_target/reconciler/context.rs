@@ -24,7 +24,7 @@ use crate::sync::source::selection::Selection;
 pub struct ReconcilerContext {
     pub store: Arc<Store>,
     pub persisted: Arc<PersistedTargets>,
-    /// The states of the external targets of overridden links.
+    /// The states of the external targets.
     pub external_target_states: Arc<ExternalTargetStates>,
     /// The storage of external targets.
     pub backend: Backend,

@@ -253,6 +253,39 @@ async fn targets_written_while_stopping_have_their_events() {
     assert_eq!(recorder.take_queued(), vec![changed; at_once]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn external_target_that_is_missing_or_differs_has_a_state() {
+    let (mut reconciler, _) = denied();
+    let states = Arc::clone(&reconciler.context.external_target_states);
+    let key = ServiceKey::new("shop", "web");
+    let host = |name: &str| {
+        let name = hickory_proto::rr::Name::from_ascii(name).unwrap();
+        Target::Hostname(crate::model::hostname::Hostname::from(&name))
+    };
+    load_balancer(&reconciler, "web");
+    reconciler.reconcile(key.clone());
+    assert_eq!(states.get(&key), Some(ExternalTargetState::Missing));
+    let object = external_target(&reconciler, "1");
+    reconciler.on_object_event(ObjectEvent::Applied(object.clone()));
+    reconciler.reconcile(key.clone());
+    assert_eq!(states.get(&key), None, "it is as it should be");
+    load_balancer_at(&reconciler, "web", "new.example");
+    reconciler.reconcile(key.clone());
+    assert_eq!(states.get(&key), Some(ExternalTargetState::At(host("cloud.example."))));
+    let mut other = to_json(&object, "8");
+    other["metadata"]["annotations"][INSTANCE] = "other".into();
+    let other: Object = serde_json::from_value::<Service>(other).unwrap().into();
+    reconciler.on_object_event(ObjectEvent::Applied(other));
+    reconciler.reconcile(key.clone());
+    let Some(ExternalTargetState::Conflict { why, at }) = states.get(&key) else { panic!() };
+    assert!(why.contains("other"), "{why}");
+    assert_eq!(at, Some(host("cloud.example.")));
+    reconciler.context.store.delete(&key, "web", None);
+    reconciler.context.store.forget(&key);
+    reconciler.reconcile(key.clone());
+    assert_eq!(states.get(&key), None);
+}
+
 /// RBAC's message for a LIST without permission.
 const NO_PERMISSION: &str = "services \"web\" is forbidden: User \"lb-linker\" cannot list resource \"services\" in API \
                         group \"\" in the namespace \"shop\"";

@@ -78,7 +78,12 @@ impl Manifests {
     }
 
     fn error(&self) -> Option<String> {
-        self.overrides.known.lock().object_errors.of(&ServiceKey::new("shop", "web")).map(str::to_owned)
+        self.overrides
+            .known
+            .lock()
+            .object_errors
+            .of(&ServiceKey::new("shop", "web"))
+            .map(|error| error.to_string())
     }
 }
 

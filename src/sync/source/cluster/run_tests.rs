@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::body::Body;
 use axum::http::Response;
 use kube::client::Body as Sent;
+use prometheus::IntCounter;
 use serde_json::{Value, json};
 
 use crate::model::link::{Annotations, Target};
@@ -15,6 +16,7 @@ use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::OnGone;
 use crate::store::snapshot_links::SnapshotLinks;
+use crate::sync::events::Recorder;
 use crate::sync::source::cluster::*;
 use crate::sync::test_support;
 
@@ -129,6 +131,51 @@ async fn last_version_of_a_listed_load_balancer_counts() {
     let first = vec![unreadable, opted_out("a/web"), back, list_ends()];
     let store = after(source(vec![first]), 5).await;
     assert_eq!(links(&store), ["a/web"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ignored_annotations_have_an_event_and_a_finding() {
+    let recorder = Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
+    let ignored = json!({"linker.hsj.com/ttl": "5m", "linker.hsj.com/TTL": "a"});
+    let list = vec![
+        added("a/web"),
+        event("ADDED", "a/old", "cloud.example", &ignored),
+        list_ends(),
+        event("MODIFIED", "a/web", "cloud.example", &ignored),
+        event("MODIFIED", "a/web", "other.example", &ignored),
+    ];
+    let mut source = source(vec![list]);
+    source.link_reporter.recorder = recorder.clone();
+    let findings = source.link_reporter.findings.clone();
+    after(source, 5).await;
+    let queued = recorder.take_queued();
+    assert_eq!(queued.len(), 1, "one Event, and none for what exists at the start: {queued:?}");
+    let (reason, note) = &queued[0];
+    assert_eq!(*reason, Reason::AnnotationIgnored);
+    for key in ["a/web", "a/old"] {
+        let (namespace, name) = key.split_once('/').unwrap();
+        let finding = findings.services.get(&ServiceKey::new(namespace, name)).unwrap();
+        assert_eq!(&*finding, &**note);
+        assert!(finding.contains("\"5m\"") && finding.contains("linker.hsj.com/TTL"), "{finding}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn finding_ends_with_its_cause_or_its_service() {
+    let ignored = json!({"linker.hsj.com/ttl": "5m"});
+    let list = vec![
+        event("ADDED", "a/web", "cloud.example", &ignored),
+        event("ADDED", "a/api", "cloud.example", &ignored),
+        list_ends(),
+        event("MODIFIED", "a/web", "cloud.example", &json!({})),
+        event("DELETED", "a/api", "cloud.example", &ignored),
+    ];
+    let source = source(vec![list]);
+    let findings = source.link_reporter.findings.clone();
+    after(source, 5).await;
+    for name in ["web", "api"] {
+        assert_eq!(findings.services.get(&ServiceKey::new("a", name)), None, "{name}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

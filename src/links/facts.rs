@@ -1,0 +1,173 @@
+//! What lb-linker knows about links, of which views are made: the store, and the facts of logs, Events and metrics.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::LinkFilter;
+use super::age::age;
+use super::followers::{FollowerView, follower_view};
+use super::view::{LinkView, ViewState, selected, view};
+use crate::metrics::staleness::Staleness;
+use crate::model::excerpt::sentence;
+use crate::model::link::{Link, Target};
+use crate::store::Store;
+use crate::sync::events::findings::Findings;
+use crate::sync::events::link_log::lost_hostnames_of;
+use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
+use crate::sync::k8s::errors::ApiAvailability;
+use crate::sync::source_annotation::followers::Followers;
+
+/// The watches that a view depends on.
+const WATCHES: [&str; 2] = ["load-balancers", "external-targets-watched"];
+/// The age from which a view without an outage has a notice. The API server sends a bookmark about once a minute.
+const MAX_SILENCE: Duration = Duration::from_secs(180);
+/// The age from which a view has a notice while the API server can't be reached, and the step of the shown age.
+const NOTICE_STEP: u64 = 10;
+/// The maximum number of links that a chain of targets is followed through.
+const MAX_CHAIN: usize = 16;
+
+#[derive(Clone)]
+pub struct LinkFacts {
+    pub store: Arc<Store>,
+    pub target_namespace: String,
+    pub findings: Findings,
+    pub external_targets: Arc<ExternalTargetStates>,
+    /// Whether a missing external target is wrong: not with `--sync off`.
+    pub needs_external_targets: bool,
+    /// Whether the Services that follow are read with `--sync off`, too.
+    pub reads_followers: bool,
+    pub followers: Arc<Followers>,
+    pub availability: ApiAvailability,
+    pub staleness: Arc<Staleness>,
+}
+
+impl LinkFacts {
+    /// Returns the links that a filter selects, ordered by namespace and name.
+    #[must_use]
+    pub fn views(&self, filter: &LinkFilter) -> Vec<LinkView> {
+        selected(&self.store, filter).iter().map(|link| self.view(link)).collect()
+    }
+
+    /// Returns the Services that follow by `linker.hsj.com/source`, ordered by namespace and name; `None` if this
+    /// process doesn't know them, because it doesn't lead.
+    #[must_use]
+    pub fn followers(&self, filter: &LinkFilter) -> Option<Vec<FollowerView>> {
+        let followers = self.followers.list()?.into_iter();
+        Some(followers.filter(|(key, _)| filter.selects(key)).map(follower_view).collect())
+    }
+
+    /// Returns a number that grows with each change of the facts beside the links.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.findings
+            .version()
+            .wrapping_add(self.external_targets.version())
+            .wrapping_add(self.followers.version())
+    }
+
+    /// Returns a line about the age of the views, if the API server can't be reached or is silent.
+    #[must_use]
+    pub fn notice(&self) -> Option<String> {
+        let seen = self.staleness.least_recent(&WATCHES)?;
+        notice(seen.elapsed(), self.availability.unreachable_since().is_some())
+    }
+
+    fn view(&self, link: &Arc<Link>) -> LinkView {
+        let mut shown = view(link, &self.store, &self.target_namespace);
+        let mut reasons: Vec<Cow<'static, str>> = shown.reason.take().into_iter().collect();
+        if shown.state == ViewState::Conflict {
+            reasons.extend(lost_hostnames_of(link).map(Into::into));
+        }
+        if shown.state == ViewState::Ready
+            && let Some((state, why)) = self.external_target_problem(link)
+        {
+            shown.state = state;
+            reasons.push(why.into());
+        }
+        let own = match shown.overridden_by {
+            Some(_) => self.findings.external_targets.get(&link.key),
+            None => self.findings.services.get(&link.key),
+        };
+        reasons.extend(own.map(|why| sentence(&why).to_string().into()));
+        if self.leads_in_a_circle(link) {
+            reasons.push("its target leads in a circle, so DNS answers SERVFAIL".into());
+        }
+        if shown.state == ViewState::Ready && !reasons.is_empty() {
+            shown.state = ViewState::Degraded;
+        }
+        shown.reason = (!reasons.is_empty()).then(|| reasons.join("; ").into());
+        shown
+    }
+
+    fn external_target_problem(&self, link: &Link) -> Option<(ViewState, String)> {
+        let (state, why) = match self.external_targets.get(&link.key)? {
+            ExternalTargetState::Missing if !self.needs_external_targets => return None,
+            ExternalTargetState::Missing => {
+                (ViewState::Degraded, "its external target doesn't exist".to_owned())
+            }
+            ExternalTargetState::At(at) if link.target.as_ref() == Some(&at) => return None,
+            ExternalTargetState::At(at) => {
+                (ViewState::Degraded, format!("its external target still points at {at}"))
+            }
+            ExternalTargetState::Conflict { why, at } => {
+                let at = at.map(|at| format!(", and points at {at}")).unwrap_or_default();
+                (ViewState::Conflict, format!("its external target is left alone: {}{at}", sentence(&why)))
+            }
+        };
+        Some((state, why))
+    }
+
+    /// Returns whether the target of a link is a name of a link whose target, and so on, leads to a link again.
+    fn leads_in_a_circle(&self, link: &Arc<Link>) -> bool {
+        let mut seen = vec![link.key.clone()];
+        let mut next = Arc::clone(link);
+        while let Some(Target::Hostname(host)) = &next.target
+            && let Some(owner) = self.store.link_of_host(&host.name())
+            && seen.len() <= MAX_CHAIN
+        {
+            if seen.contains(&owner.key) {
+                return true;
+            }
+            seen.push(owner.key.clone());
+            next = owner;
+        }
+        false
+    }
+}
+
+fn notice(age_of_view: Duration, is_unreachable: bool) -> Option<String> {
+    let seconds = age_of_view.as_secs();
+    let shown = age(i64::try_from(seconds - seconds % NOTICE_STEP).unwrap_or(i64::MAX));
+    match is_unreachable {
+        true if seconds >= NOTICE_STEP => {
+            Some(format!("this view is {shown} old: the API server can't be reached"))
+        }
+        false if age_of_view > MAX_SILENCE => {
+            Some(format!("this view is {shown} old: the API server has sent nothing since"))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+impl LinkFacts {
+    /// Returns the facts of a store about which nothing else is known.
+    pub(crate) fn of(store: Arc<Store>) -> Self {
+        let (findings, external_targets, followers, availability) = Default::default();
+        Self {
+            store,
+            target_namespace: "external-targets".to_owned(),
+            findings,
+            external_targets,
+            needs_external_targets: true,
+            reads_followers: false,
+            followers,
+            availability,
+            staleness: crate::sync::test_support::metrics(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+use hickory_proto::rr::Name;
+
+use super::*;
+use crate::model::hostname::Hostname;
+use crate::model::link::{Annotations, Ingress, ObservedService};
+use crate::model::link_override::{Announcement, LinkOverride};
+use crate::model::service_key::ServiceKey;
+use crate::store::OnGone;
+
+fn hostname(name: &str) -> Hostname {
+    Hostname::from(&Name::from_ascii(name).unwrap())
+}
+
+fn target(name: &str) -> Target {
+    Target::Hostname(hostname(name))
+}
+
+fn key() -> ServiceKey {
+    ServiceKey::new("shop", "web")
+}
+
+/// The facts about links of the namespace shop, with these names and hostnames.
+fn facts(links: &[(&str, &str)]) -> LinkFacts {
+    let zone = Name::from_ascii("lb.internal.").unwrap();
+    let store = Store::new(OnGone::Kept).with_zones([&zone]);
+    for (name, host) in links {
+        store.apply(ObservedService {
+            key: ServiceKey::new("shop", name),
+            uid: (*name).into(),
+            created: None,
+            resource_version: None,
+            ingress: Ingress { hostnames: vec![hostname(host)], addresses: Vec::new() },
+            ports: Arc::default(),
+            annotations: Annotations::default(),
+            refused: false,
+            has_finalizer: false,
+            persisted: None,
+        });
+    }
+    LinkFacts::of(Arc::new(store))
+}
+
+/// Returns the state and the reason of the first link.
+fn shown(facts: &LinkFacts) -> (ViewState, String) {
+    let link = facts.views(&LinkFilter::default()).remove(0);
+    (link.state, link.reason.map(Cow::into_owned).unwrap_or_default())
+}
+
+#[test]
+fn link_without_problems_is_ready() {
+    let facts = facts(&[("web", "a.example.")]);
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
+    facts.external_targets.set_for_tests(&key(), Some(ExternalTargetState::At(target("a.example."))));
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
+}
+
+#[test]
+fn missing_or_outdated_external_target_is_degraded() {
+    let mut facts = facts(&[("web", "a.example.")]);
+    facts.external_targets.set_for_tests(&key(), Some(ExternalTargetState::Missing));
+    assert_eq!(shown(&facts), (ViewState::Degraded, "its external target doesn't exist".to_owned()));
+    facts.needs_external_targets = false;
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "with --sync off");
+    facts.external_targets.set_for_tests(&key(), Some(ExternalTargetState::At(target("old.example."))));
+    let old = "its external target still points at old.example";
+    assert_eq!(shown(&facts), (ViewState::Degraded, old.to_owned()));
+}
+
+#[test]
+fn external_target_of_another_instance_is_a_conflict() {
+    let facts = facts(&[("web", "a.example.")]);
+    let why = "it belongs to instance other/lb-linker".to_owned();
+    let state = ExternalTargetState::Conflict { why, at: Some(target("old.example.")) };
+    facts.external_targets.set_for_tests(&key(), Some(state));
+    let expected = "its external target is left alone: it belongs to instance other/lb-linker, and points at \
+                    old.example";
+    assert_eq!(shown(&facts), (ViewState::Conflict, expected.to_owned()));
+}
+
+#[test]
+fn denied_or_ignored_parts_of_a_service_are_named() {
+    let facts = facts(&[("web", "a.example.")]);
+    let ignored = "annotation linker.hsj.com/ttl \"5m\" isn't served: not a number of seconds from 0 to 3600";
+    facts.findings.services.set(&key(), Some(ignored));
+    assert_eq!(shown(&facts), (ViewState::Degraded, ignored.to_owned()));
+    facts.external_targets.set_for_tests(&key(), Some(ExternalTargetState::Missing));
+    let both = format!("its external target doesn't exist; {ignored}");
+    assert_eq!(shown(&facts), (ViewState::Degraded, both));
+    facts.findings.services.set(&key(), Some(&"x".repeat(100_000)));
+    assert!(shown(&facts).1.len() < 2_000, "a hostile text is cut");
+}
+
+#[test]
+fn overridden_link_has_the_condition_of_its_external_target() {
+    let facts = facts(&[("web", "a.example.")]);
+    let link_override =
+        LinkOverride { announced: Announcement::Target(target("b.example.")), ..LinkOverride::default() };
+    facts.store.set_override(&key(), link_override, None);
+    facts.findings.services.set(&key(), Some("about the Service"));
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
+    facts.findings.external_targets.set(&key(), Some("FailedOver: leads to busan instead of seoul"));
+    let expected = "FailedOver: leads to busan instead of seoul".to_owned();
+    assert_eq!(shown(&facts), (ViewState::Degraded, expected));
+}
+
+#[test]
+fn targets_that_lead_in_a_circle_are_degraded() {
+    for links in [
+        &[("a", "b.shop.lb.internal."), ("b", "a.shop.lb.internal.")][..],
+        &[("a", "a-shop.lb.internal.")],
+        &[("a", "b.shop.lb.internal."), ("b", "c.shop.lb.internal."), ("c", "b.shop.lb.internal.")],
+    ] {
+        let (state, reason) = shown(&facts(links));
+        assert_eq!(state, ViewState::Degraded, "{links:?}");
+        assert!(reason.contains("circle"), "{links:?}: {reason}");
+    }
+    let chain = facts(&[("a", "b.shop.lb.internal."), ("b", "b.example.")]);
+    assert_eq!(shown(&chain), (ViewState::Ready, String::new()));
+}
+
+#[test]
+fn old_view_has_a_notice_with_its_age() {
+    let after = |seconds, is_unreachable| notice(Duration::from_secs(seconds), is_unreachable);
+    assert_eq!((after(9, true), after(179, false)), (None, None));
+    let outage = "this view is 30s old: the API server can't be reached";
+    assert_eq!((after(35, true).as_deref(), after(39, true).as_deref()), (Some(outage), Some(outage)));
+    let silence = "this view is 5m10s old: the API server has sent nothing since";
+    assert_eq!(after(312, false).as_deref(), Some(silence));
+    assert_eq!(facts(&[]).notice(), None, "manifests have no watch");
+}

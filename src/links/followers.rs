@@ -1,0 +1,163 @@
+//! The Services that follow by `linker.hsj.com/source`, as users see them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::OutputFormat;
+use super::output::{RenderError, json};
+use super::table::{TableOptions, columns};
+use crate::model::excerpt::{printable, sentence};
+use crate::model::service_key::ServiceKey;
+use crate::sync::source_annotation::followers::{Follower, FollowerState};
+
+/// A Service with the annotation, as it is printed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FollowerView {
+    pub namespace: String,
+    pub service: String,
+    /// `<namespace>/<name>` of the link that the annotation names; `None` if the annotation is malformed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// `spec.externalName`; `None` if it isn't known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    pub state: FollowerViewState,
+    /// Why the state isn't `Ready`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FollowerViewState {
+    /// The Service points at the target of its link.
+    Ready,
+    /// The Service points at another name, which hasn't been replaced yet.
+    Degraded,
+    /// The link has no target at present: the Service stays as it is.
+    Kept,
+    /// The Service may not follow, or names no link: it stays as it is.
+    Refused,
+}
+
+impl fmt::Display for FollowerViewState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+#[derive(Serialize)]
+struct FollowerList<'a> {
+    items: &'a [FollowerView],
+}
+
+pub(super) fn follower_view((key, follower): (ServiceKey, Follower)) -> FollowerView {
+    let (state, reason) = match follower.state {
+        FollowerState::Follows => (FollowerViewState::Ready, None),
+        FollowerState::Outdated(name) => {
+            (FollowerViewState::Degraded, Some(format!("it has to point at {name}, which isn't written yet")))
+        }
+        FollowerState::Kept(why) => (FollowerViewState::Kept, Some(why)),
+        FollowerState::Refused(why) => (FollowerViewState::Refused, Some(why)),
+    };
+    let (namespace, service) = key.parts();
+    FollowerView {
+        namespace: namespace.to_owned(),
+        service: service.to_owned(),
+        source: follower.source.map(|source| source.to_string()),
+        target: Some(follower.name).filter(|name| !name.is_empty()),
+        state,
+        reason: reason.map(|why| sentence(&why).to_string()),
+    }
+}
+
+/// Returns the text to print. Without a format, it is a table.
+///
+/// # Errors
+/// If the Services can't be represented in the format.
+pub fn render(
+    followers: &[FollowerView],
+    format: Option<OutputFormat>,
+    options: TableOptions,
+) -> Result<String, RenderError> {
+    let lines = match format {
+        Some(OutputFormat::Json) => return Ok(json(&FollowerList { items: followers })? + "\n"),
+        Some(OutputFormat::Yaml) => return Ok(serde_saphyr::to_string(&FollowerList { items: followers })?),
+        Some(OutputFormat::Name) => followers
+            .iter()
+            .map(|follower| format!("service/{}", printable(&follower.service, &[])))
+            .collect(),
+        None | Some(OutputFormat::Wide) if followers.is_empty() => Vec::new(),
+        None | Some(OutputFormat::Wide) => table(followers, options),
+    };
+    Ok(lines.into_iter().map(|line| line + "\n").collect())
+}
+
+fn table(followers: &[FollowerView], options: TableOptions) -> Vec<String> {
+    let mut header = vec!["NAMESPACE", "SERVICE", "FOLLOWS", "TARGET", "STATE", "REASON"];
+    let cells = |follower: &FollowerView| {
+        let FollowerView { namespace, service, source, target, state, reason } = follower;
+        let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "<none>".to_owned());
+        [namespace.clone(), service.clone(), text(source), text(target), state.to_string(), text(reason)]
+            .map(|cell| printable(&cell, &[]))
+    };
+    // Control characters are escaped: the list may come from another program that listens at `--admin-listen`.
+    let rows: Vec<[String; 6]> = followers.iter().map(cells).collect();
+    let mut all: Vec<Vec<&str>> = rows.iter().map(|row| row.iter().map(String::as_str).collect()).collect();
+    if !options.with_namespace {
+        header.remove(0);
+        all.iter_mut().for_each(|row| {
+            row.remove(0);
+        });
+    }
+    all.insert(0, header);
+    columns(&all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(state: FollowerState) -> FollowerView {
+        let follower =
+            Follower { source: Some(ServiceKey::new("shop", "web")), name: "a.example".to_owned(), state };
+        follower_view((ServiceKey::new("app", "db"), follower))
+    }
+
+    #[test]
+    fn followers_are_printed_with_source_state_and_reason() {
+        let followers = [
+            view(FollowerState::Follows),
+            view(FollowerState::Outdated("b.example".to_owned())),
+            view(FollowerState::Refused("it may not".to_owned())),
+        ];
+        let options = TableOptions { with_namespace: true, ..TableOptions::default() };
+        let expected = "\
+NAMESPACE   SERVICE   FOLLOWS    TARGET      STATE      REASON
+app         db        shop/web   a.example   Ready      <none>
+app         db        shop/web   a.example   Degraded   it has to point at b.example, which isn't written yet
+app         db        shop/web   a.example   Refused    it may not
+";
+        assert_eq!(render(&followers, None, options).unwrap(), expected);
+        assert_eq!(render(&[], None, options).unwrap(), "");
+        let names = render(&followers[..1], Some(OutputFormat::Name), options).unwrap();
+        assert_eq!(names, "service/db\n");
+        let json = render(&followers[..1], Some(OutputFormat::Json), options).unwrap();
+        let parsed: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(parsed["items"][0]["source"], "shop/web");
+    }
+
+    #[test]
+    fn followers_of_a_foreign_program_cant_control_the_terminal() {
+        let hostile = FollowerView {
+            service: "\u{1b}[2J\r\n".to_owned(),
+            reason: Some("\u{9b}2J".to_owned()),
+            ..view(FollowerState::Follows)
+        };
+        for format in [None, Some(OutputFormat::Json), Some(OutputFormat::Yaml), Some(OutputFormat::Name)] {
+            let text = render(std::slice::from_ref(&hostile), format, TableOptions::default()).unwrap();
+            let found = text.chars().find(|c| c.is_control() && *c != '\n');
+            assert_eq!(found, None, "{format:?}: {text:?}");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! What is wrong with objects at present, for `lb-linker links` and the status page: the facts of the log lines and
+//! Events, as long as they hold.
+
+use crate::sync::k8s::errors::ObjectTexts;
+
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// The parts of load balancers that are denied, invalid or ignored.
+    pub services: ObjectTexts,
+    /// Why ExternalTargets aren't Ready, or are Degraded.
+    pub external_targets: ObjectTexts,
+}
+
+impl Findings {
+    /// Returns a number that grows with each change.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.services.version().wrapping_add(self.external_targets.version())
+    }
+}
