@@ -1,57 +1,25 @@
 //! The plugins, a file or a folder each, and their order.
 //!
-//! DNS is configured by a Corefile, in CoreDNS's language and with CoreDNS's plugins; a Corefile of a forwarder, a
-//! cache or a stub server works unchanged. `lb-linker --corefile PATH` uses a Corefile. `lb-linker check --corefile
-//! PATH` validates it without opening a port; unlike a start, the check also fails if a file is missing that lb-linker
-//! can load later. Without `--corefile`, the flags fill in a built-in Corefile. `lb-linker check` prints the built-in
-//! Corefile, which is a good start for a custom Corefile.
+//! The manuals of the plugins of a [Corefile](corefile.md), which also has the language. The reference is CoreDNS 1.14;
+//! each manual says where lb-linker differs, and [differences.md](differences.md) has what belongs to no option. A
+//! second line of a plugin in a block is an error where only one could take effect. The metrics of each plugin are in
+//! [reference.md](reference.md#metrics-with-corednss-names).
 //!
-//! A Corefile without *clients* (or *acl*) resolves all names for every client that can reach it. `--client-nets`
-//! applies to the built-in Corefile only.
+//! In the syntax, brackets stand around what may be left out, and `|` stands between alternatives. In the text,
+//! **ZONES** are the zones whose names an option is for; a network such as `10.0.0.0/8` stands for its reverse zones,
+//! and the default is the zones of the block. Durations are written like `30s`, `1m30s` or `500ms`. A relative path
+//! starts from the directory of *root*. A **REGEXP** has 10000 bytes at most, and the syntax of the Rust crate regex,
+//! which is nearly RE2's: `\Q…\E`, octal numbers (`\012`, except in *rewrite*) and a brace that begins no count are
+//! rejected (write `\{`); in brackets `[`, `&&`, `--` and `~~` have a meaning and have to be escaped (`[\[]`); `\d`,
+//! `\w`, `\s` and `\b` include letters and digits beyond ASCII.
 //!
-//! Each section below is a plugin's manual. The reference is CoreDNS 1.14; each manual lists the differences.
+//! The client's address, for *acl* and *clients*, is that of the packet: behind a forwarder or a NAT all clients have
+//! the same address. On a dual-stack socket an IPv4 client is matched by its IPv4 address. Networks of IPv4-mapped
+//! addresses, `::ffff:192.0.2.0/120`, stand for their IPv4 networks; in CoreDNS they never match.
 //!
-//! ## The language
-//!
-//! ```text
-//! [SCHEME://]ZONE[:PORT] ... {
-//!     PLUGIN [ARGUMENTS...] {
-//!         OPTION [ARGUMENTS...]
-//!     }
-//! }
-//! ```
-//!
-//! - A server block serves one or more zones. Blocks on the same port form one server; the block with the longest zone
-//!   that contains the queried name answers. The order of the lines in a block doesn't matter: plugins have a fixed
-//!   order.
-//! - **SCHEME** is `dns`, by UDP and TCP, or `tls`. **PORT** is 53 by default, or 853 with TLS; 0 is any free port. A
-//!   network in CIDR form, such as 10.0.0.0/8, stands for its reverse zones.
-//! - Words are separated by white space; a word in double quotes may contain white space, and `\"`. A comment is from
-//!   `#` to the end of the line.
-//! - A brace has white space around it. `{` is the last word of its line; a new line begins after `}`.
-//! - `{$VAR}` and `{%VAR%}` are environment variables. The value stands for a word or a part of a word, even if it
-//!   contains white space. A variable that isn't set is empty. `{$VAR:default}` has a default, for a variable that
-//!   isn't set or is empty; CoreDNS doesn't have defaults.
-//! - `(name) { ... }` is a snippet: see *import*.
-//!
-//! If the Corefile is invalid, lb-linker exits at the start with exit code 2 and one sentence that names file, line,
-//! column and the expected text. The plugins and options of CoreDNS that lb-linker doesn't support are rejected by
-//! name.
-//!
-//! CoreDNS silently accepts some lines that can only be mistakes. lb-linker rejects:
-//!
-//! - a file without a server block, a block without a zone, and a `}` that closes nothing;
-//! - zones with other characters than letters, digits and `-_*./`, unless they are escaped (`\032`), and malformed
-//!   networks, such as 10.0.0/24; networks below `::/8` have no reverse zones in CoreDNS, and have reverse zones here;
-//! - a port or a scheme in a zone after the name of a plugin or an option, except for *forward*;
-//! - a second line of a plugin of which only one line could take effect;
-//! - words after the arguments of a plugin or an option, and braces after a plugin or an option without a block;
-//! - text that isn't UTF-8.
-//!
-//! ## The order of plugins
-//!
-//! root, cancel, timeouts, reload, nsid, bufsize, bind, debug, ready, health, prometheus, errors, log, local, any,
-//! chaos, loadbalance, rewrite, acl, clients, cache, tls, minimal, template, hosts, lb_linker, loop, forward, whoami
+//! Plugins have a fixed order, whatever the order of the lines: root, cancel, timeouts, reload, nsid, bufsize, bind,
+//! debug, ready, health, prometheus, errors, log, local, any, chaos, loadbalance, rewrite, acl, clients, cache, tls,
+//! minimal, template, hosts, lb_linker, loop, forward, whoami.
 
 pub mod lb_linker;
 mod response_type;

@@ -4,28 +4,19 @@
 //!
 //! # Description
 //!
-//! Rules match the source address and the type of a query. The first matching rule decides; a query that no rule
-//! matches is allowed. The address is that of the packet: behind a forwarder or a NAT all clients have the same
-//! address. On a dual-stack socket an IPv4 client is matched by its IPv4 address.
-//!
-//! `acl` may be repeated in a block, for the same or other zones: the lines are checked in the order of the Corefile,
-//! and the first matching rule decides.
+//! The rules of all lines are checked in the order of the Corefile; the first one that matches the client's address and
+//! the type decides. A query that no rule matches is allowed. The plugin may be repeated, for the same or other zones.
 //!
 //! The rules also apply to each name in the chain from the target of a link, as if the client had asked for that name:
-//! at a denied name, the answer about the link ends with the CNAME records so far and the extended error 15, Blocked.
-//! If *rewrite* of the block changes such a query, the rules apply to the changed query, as they do for a client's own
-//! query; for a name in a zone of *lb_linker*, they also apply to the unchanged query. SRV records come without the
-//! addresses that the client may not query, and are left out if it may query neither the A nor the AAAA records of the
-//! host.
+//! at a denied name, the answer ends with the CNAME records so far and the extended error 15, Blocked. If *rewrite* of
+//! the block changes such a query, the rules apply to the changed query, as for a client's own; for a name in a zone of
+//! *lb_linker* they also apply to the unchanged one. SRV records come without the addresses that the client may not
+//! query, and are left out if it may query neither A nor AAAA of the host.
 //!
-//! *clients* controls for which clients names outside the zones of *lb_linker* are resolved. Every client gets A, AAAA,
-//! HTTPS and SVCB answers for links. For other types a client that isn't listed gets the CNAME alone.
+//! *clients* controls for which clients names outside the zones of *lb_linker* are resolved.
 //!
-//! Differences from CoreDNS:
-//! - Clients without EDNS get no OPT record (RFC 6891 section 7), and so no extended error.
-//! - An invalid zone is an error; CoreDNS ignores the zone and its rules.
-//! - Networks of IPv4-mapped addresses, `::ffff:192.0.2.0/120`, stand for their IPv4 networks. In CoreDNS they never
-//!   match.
+//! Differences from CoreDNS: clients without EDNS get no OPT record, and so no extended error. An invalid zone is an
+//! error; CoreDNS ignores the zone and its rules.
 //!
 //! # Syntax
 //!
@@ -35,50 +26,24 @@
 //! }
 //! ```
 //!
-//! - `ZONES` are the zones with the names that the rules are for; the default is the zones of the block. A network such
-//!   as `10.0.0.0/8` stands for its reverse zones.
-//! - `ACTION` is one of
-//!   - `allow`: the query is allowed;
-//!   - `block`: the answer is REFUSED with the extended error 15, Blocked (RFC 8914);
-//!   - `filter`: the answer is NOERROR without records, with the extended error 17, Filtered;
-//!   - `drop`: the query isn't answered.
-//! - `type` lists the query types that the rule matches, by their names in capitals; `*` stands for all types, and so
-//!   does a rule without `type`.
-//! - `net` lists the clients that the rule matches: addresses, or networks such as `192.0.2.0/24`; `*` stands for all
-//!   clients, and so does a rule without `net`.
-//!
-//! `type` and `net` may be repeated, in any order.
-//!
-//! # Metrics
-//!
-//! - `coredns_acl_blocked_requests_total{server, zone, view}`: blocked queries.
-//! - `coredns_acl_filtered_requests_total{server, zone, view}`: filtered queries.
-//! - `coredns_acl_dropped_requests_total{server, zone, view}`: dropped queries.
-//! - `coredns_acl_allowed_requests_total{server, view}`: allowed queries.
-//!
-//! `zone` is the zone of the rule.
+//! - `ACTION`: `allow`; `block`: REFUSED with the extended error 15, Blocked; `filter`: NOERROR without records, with
+//!   the extended error 17, Filtered; `drop`: no answer.
+//! - `type` lists query types by their names in capitals, `net` lists addresses or networks. `*`, and a rule without
+//!   the option, stand for all. Both may be repeated, in any order.
 //!
 //! # Examples
 //!
-//! Serve only private networks:
-//!
-//! ```text
-//! . {
-//!     acl {
-//!         allow net 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16
-//!         block
-//!     }
-//!     forward . /etc/resolv.conf
-//! }
-//! ```
-//!
-//! Deny IPv6 addresses below `example.org` to one network, and drop all queries of one client for these names:
+//! Only private networks; no IPv6 addresses below `example.org` for one network, and no answers there for one client:
 //!
 //! ```text
 //! . {
 //!     acl example.org {
 //!         drop net 192.0.2.7
 //!         filter type AAAA net 192.0.2.0/24
+//!     }
+//!     acl {
+//!         allow net 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 192.0.2.0/24
+//!         block
 //!     }
 //!     forward . /etc/resolv.conf
 //! }

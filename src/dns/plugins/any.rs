@@ -4,29 +4,14 @@
 //!
 //! # Description
 //!
-//! A query of type ANY asks for all records of a name. The answer can be many times as long as the query, which
-//! reflection attacks exploit (RFC 5358). This plugin answers such a query, for every name, with one HINFO record (RFC
-//! 8482 section 4.2), and no later plugin sees the query. Queries of other types go to the next plugin.
+//! The answer to ANY can be many times as long as the query, which reflection attacks exploit (RFC 5358). This plugin
+//! answers it, for every name, with one HINFO record (RFC 8482 section 4.2):
+//! `example.org. 8482 IN HINFO "ANY obsoleted" "See RFC 8482"`. Queries of other types go to the next plugin.
 //!
 //! # Syntax
 //!
 //! ```text
 //! any
-//! ```
-//!
-//! # Examples
-//!
-//! ```text
-//! example.org {
-//!     any
-//!     whoami
-//! }
-//! ```
-//!
-//! The answer to `example.org ANY`:
-//!
-//! ```text
-//! example.org.  8482  IN  HINFO  "ANY obsoleted" "See RFC 8482"
 //! ```
 
 use async_trait::async_trait;

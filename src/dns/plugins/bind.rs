@@ -5,11 +5,8 @@
 //! # Description
 //!
 //! Without this plugin a block listens on all addresses of the machine, of both families. The addresses of several
-//! lines are merged.
-//!
-//! On one port either all blocks have *bind* or none has it: a block that listens on all addresses and a block that
-//! listens on some would receive each other's queries. In CoreDNS it is undefined which block receives a query; here
-//! such a mix is an error.
+//! lines are merged. On one port either all blocks have *bind* or none has it: a mix is an error, because in CoreDNS it
+//! is undefined which block then receives a query.
 //!
 //! # Syntax
 //!
@@ -19,9 +16,8 @@
 //! }
 //! ```
 //!
-//! - **ADDRESS|IFACE** is an IP address, or the name of an interface, which stands for its addresses at the time when
-//!   the Corefile is read, without IPv6 link-local addresses.
-//! - `except` excludes addresses from this line.
+//! An interface stands for its addresses when the Corefile is read, without IPv6 link-local ones. `except` excludes
+//! addresses from this line.
 //!
 //! # Examples
 //!

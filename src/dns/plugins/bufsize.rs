@@ -4,14 +4,12 @@
 //!
 //! # Description
 //!
-//! With EDNS a client announces the maximum size of a UDP answer (RFC 6891 section 6.2.3). Long answers travel in
-//! fragments, which get lost and can be forged. This plugin lowers a client's announced size to `SIZE`, also for the
-//! plugins after it; longer answers are truncated, and the client asks again by TCP. Clients that announce less, or
-//! don't use EDNS, aren't affected: no client gets more than it accepts.
+//! With EDNS a client announces the maximum size of a UDP answer. Long answers travel in fragments, which get lost and
+//! can be forged. This plugin lowers the announced size to `SIZE`, also for the plugins after it; longer answers are
+//! truncated, and the client asks again by TCP. No client gets more than it accepts.
 //!
-//! Differences from CoreDNS:
-//! - Without this plugin no UDP answer has more than 1232 bytes; CoreDNS sends as many bytes as the client accepts.
-//!   `bufsize 4096` allows more.
+//! Differences from CoreDNS: without this plugin no UDP answer has more than 1232 bytes; CoreDNS sends as many as the
+//! client accepts. `bufsize 4096` allows more.
 //!
 //! # Syntax
 //!
@@ -19,17 +17,7 @@
 //! bufsize [SIZE]
 //! ```
 //!
-//! - `SIZE` is the number of bytes, from 512 to 4096. The default is 1232 bytes, which nearly every path carries
-//!   unfragmented (DNS flag day 2020).
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     bufsize 1100
-//!     forward . 192.0.2.53
-//! }
-//! ```
+//! - `SIZE`: 512 to 4096 bytes. The default, 1232, is carried unfragmented by nearly every path (DNS flag day 2020).
 
 use async_trait::async_trait;
 

@@ -4,46 +4,42 @@
 //!
 //! # Description
 //!
-//! Answers of the plugins after this one are cached, and given to all clients with the same question: the same name,
-//! type and class, with the same DO and CD flags. An answer is kept as long as the shortest TTL in it, within bounds:
-//! from 5 seconds to an hour for a positive answer, from 5 seconds to half an hour for an answer that denies the name
-//! or the type. The MINIMUM field of the SOA record of a denial counts as a TTL, too (RFC 2308 section 5). All records of
-//! a message get that one TTL, also when the answer has just arrived. SERVFAIL and NOTIMP are kept for 5 seconds. The cache doesn't keep truncated answers, transfers, other errors, NXDOMAIN without an SOA
-//! record, NXDOMAIN with records in its answer section, CNAME chains with neither data nor an SOA record at their end,
-//! and, for clients with DO, answers with signatures that have expired, aren't valid yet, or are incomplete.
+//! Answers of the plugins after this one are cached, and given to all clients with the same question: name, type,
+//! class, DO and CD. An answer is kept as long as the shortest TTL in it, the MINIMUM of the SOA record of a denial
+//! included, within bounds: 5 seconds to an hour for a positive answer, 5 seconds to half an hour for one that denies
+//! the name or the type. All records get that one TTL, also when the answer has just arrived. SERVFAIL and NOTIMP are
+//! kept for 5 seconds.
 //!
-//! An answer from the cache always has AA set, because some clients accept no other answer. Only clients that have set
-//! AD or DO see AD; the queries to the plugins after this one always have AD set. An upstream's extended errors are
-//! cached with its answer.
+//! Not kept are truncated answers, transfers, other errors, NXDOMAIN without an SOA record or with records in its
+//! answer section, CNAME chains that end with neither data nor an SOA record, and, for clients with DO, answers with
+//! signatures that have expired, aren't valid yet, or are incomplete.
 //!
-//! The cache has two parts, `success` for positive answers and `denial` for all other answers. Each part has room for
-//! 9984 answers by default. A full part evicts answers at random.
+//! An answer from the cache always has AA set, because some clients accept no other answer. Only clients that set AD or
+//! DO see AD; queries to the plugins after this one always have AD set. An upstream's extended errors are cached with
+//! its answer. The two parts, `success` for positive answers and `denial` for all others, have room for 9984 answers
+//! each. A full part evicts at random.
 //!
-//! An answer of *template* with the records of its CNAME's target isn't cached if the target is a name of *lb_linker*,
-//! or was looked up through a block with *acl* or *clients*: another client may get another answer.
-//!
-//! Answers of *lb_linker* are never cached; the answers for the targets of links are. When a target changes, the cached
+//! Answers of *lb_linker* are never cached; those for the targets of links are. When a target changes, the cached
 //! answers for the old and the new target are dropped. For a target, *lb_linker* gets no cached denial that is older
-//! than the zone's TTL, and no expired answer from *cache*.
+//! than the zone's TTL, and no expired answer. An answer of *template* with the records of its CNAME's target isn't
+//! cached if the target is a name of *lb_linker*, or was looked up through a block with *acl* or *clients*: another
+//! client may get another answer.
 //!
 //! Differences from CoreDNS:
 //!
-//! - CoreDNS ignores the MINIMUM field, and keeps denials as long as the TTL of the SOA record.
-//! - A part also takes 32 MiB at most, or proportionally more if its capacity is above the default: some thousand long
-//!   answers must not take all memory.
-//! - Queries without RD have separate answers, which aren't cached: such an answer holds only the records that a server
-//!   happened to have cached, and isn't for clients that set RD.
-//! - If no upstream answers at all, SERVFAIL is cached for one second (RFC 9520), unless `servfail` is 0. A failure by
-//!   TCP isn't given to clients that use UDP. A plugin's own failure, such as a name that *hosts* doesn't have, is never
+//! - A part takes 32 MiB at most, or proportionally more if its capacity is above the default.
+//! - Queries without RD have separate answers, which aren't cached: they hold only what a server happened to have
 //!   cached.
-//! - A failure replaces no answer that may still be given: a cached SERVFAIL or NOTIMP never hides a better answer, and
-//!   an expired failure is never given. CoreDNS protects only positive answers, and only from SERVFAIL.
-//! - The newest answer replaces the older one: a denial replaces a positive answer, and a positive answer a denial, in
-//!   every mode but `prefer_positive`. CoreDNS may have both cached, and then gives the denial.
-//! - With `prefer_positive`, an answer without records replaces a denial, and a denial an expired denial. CoreDNS goes
-//!   on giving the old denial.
-//! - An expired answer isn't given any more after an NXDOMAIN answer, even if the NXDOMAIN answer itself can't be
-//!   cached (RFC 8767 section 4), except with `prefer_positive`.
+//! - If no upstream answers at all, SERVFAIL is cached for one second (RFC 9520), unless `servfail` is 0. A failure by
+//!   TCP isn't given to clients that use UDP. A plugin's own failure, such as a name that *hosts* lacks, is never
+//!   cached.
+//! - A failure replaces no answer that may still be given, and an expired failure is never given. CoreDNS protects only
+//!   positive answers, and only from SERVFAIL.
+//! - The newest answer replaces the older one, positive or denial, except with `prefer_positive`. CoreDNS may have
+//!   both, and then gives the denial. With `prefer_positive`, an answer without records replaces a denial, and a denial
+//!   an expired denial; CoreDNS goes on giving the old one.
+//! - After an NXDOMAIN answer an expired answer isn't given any more, even if the NXDOMAIN can't be cached (RFC 8767
+//!   section 4), except with `prefer_positive`.
 //! - A TTL with the top bit set is 0 (RFC 2181 section 8).
 //! - Words after **MINTTL**, which CoreDNS ignores, negative numbers and invalid zones are errors.
 //!
@@ -63,86 +59,41 @@
 //! }
 //! ```
 //!
-//! All arguments and options are optional. The plugin can be there only once in a block. If an option is repeated, the
-//! last values count; only `serve_stale_policy` can't be repeated.
+//! If an option is repeated, the last values count; only `serve_stale_policy` can't be repeated.
 //!
-//! - **TTL** is the longest time for both parts, in seconds, from 1 on; it replaces the defaults, an hour and half an
-//!   hour. An answer with a shorter TTL isn't kept longer.
-//! - **ZONES** are the zones with the names to cache; the default is the zones of the block. A network such as
-//!   `10.0.0.0/8` stands for its reverse zones.
-//! - `success` sets the limits of positive answers: **CAPACITY** is the number of answers, rounded down to a multiple
-//!   of 256, at least 1024 (default 9984); **TTL** and **MINTTL** are the longest and the shortest time in seconds. The
-//!   default of **TTL** is 3600, or the **TTL** after `cache`; the default of **MINTTL** is 5. With a **MINTTL** of 0,
+//! - **TTL** is the longest time for both parts in seconds, from 1 on, instead of an hour and half an hour.
+//! - `success`, `denial`: **CAPACITY** is the number of answers, rounded down to a multiple of 256, at least 1024;
+//!   **TTL** and **MINTTL** (default 5) are the longest and the shortest time in seconds. With a **MINTTL** of 0,
 //!   answers with a TTL of 0 aren't cached. A **MINTTL** above **TTL** counts as **TTL**.
-//! - `denial` sets the same limits for the `denial` part; the default of **TTL** is 1800, or the **TTL** after `cache`.
-//! - `prefetch` refreshes popular answers in the background before they expire. An answer is popular if it was given
-//!   **AMOUNT** times without a gap longer than **DURATION** (default `1m`); an **AMOUNT** of 0 turns prefetching off.
-//!   An answer is refreshed when at most **PERCENTAGE** of its TTL is left, from `10%` to `90%` (default `10%`). At
-//!   most one refresh of an answer is under way at a time.
-//! - `serve_stale` serves answers that expired up to **DURATION** ago (default `1h`; whole seconds count, and 0 turns
-//!   it off). With `immediate`, the default, an expired answer is given at once and refreshed in the background, one
-//!   refresh at a time. With `verify`, the plugins after this one are asked first; the expired answer is given if they
-//!   have no better answer, or none within **VERIFY_TIMEOUT** (default 0: no timeout), in which case the query
-//!   continues in the background. An answer with NOERROR or NXDOMAIN is better, unless it is truncated and has no
-//!   records in its answer section. **RESPONSE_TTL** is the TTL of expired answers, in whole seconds (default 0; RFC
-//!   8767 recommends `30s`). After a failed refresh, an answer isn't refreshed again for **FAILURE_RECHECK**, `5m` at
-//!   most; with `verify`, **FAILURE_RECHECK** also limits the refreshes of an answer to one at a time (default 0: every
-//!   client causes a refresh).
-//! - `serve_stale_policy prefer_positive` prefers a positive answer, expired or not, to a denial: only a newer positive
-//!   answer replaces it, no denial and no failure. The option needs `serve_stale`. With this policy a record may be
-//!   served long after it was removed on purpose.
-//! - `servfail` is how long SERVFAIL and NOTIMP are kept (default `5s`, at most `5m`; whole seconds count, and 0 turns
-//!   caching of failures off).
-//! - `disable` turns a part off for the given zones; without **ZONES**, for all names.
-//! - `keepttl` serves cached answers with their original TTL, instead of the remaining TTL. The option is for
-//!   authoritative servers: a client or resolver counts the whole TTL from each answer, and so may keep the records of
-//!   another server after they have changed.
-//!
-//! Durations are written like `30s`, `1m30s` or `500ms`.
-//!
-//! # Metrics
-//!
-//! - `coredns_cache_entries{server, type, zones, view}`: answers in the cache, by part.
-//! - `coredns_cache_requests_total{server, zones, view}`: queries that reached the cache.
-//! - `coredns_cache_hits_total{server, type, zones, view}`: queries that were answered from the cache, by part.
-//! - `coredns_cache_misses_total{server, zones, view}`: queries that weren't answered from the cache.
-//! - `coredns_cache_prefetch_total{server, zones, view}`: answers that were refreshed in the background.
-//! - `coredns_cache_served_stale_total{server, zones, view}`: expired answers that were given.
-//! - `coredns_cache_evictions_total{server, type, zones, view}`: answers that were evicted from a full part, by part.
-//!
-//! `type` is `success` or `denial`, `zones` are the zones of the cache, separated by commas, and `view` is empty.
-//! CoreDNS's `coredns_cache_drops_total` counts answers that don't match the question; such answers never reach this
-//! plugin, so there is no such metric.
+//! - `prefetch` refreshes popular answers in the background: those that were given **AMOUNT** times (0: off) without a
+//!   gap longer than **DURATION** (default `1m`), when at most **PERCENTAGE** of their TTL is left (`10%`, the default,
+//!   to `90%`).
+//! - `serve_stale` serves answers that expired up to **DURATION** ago (default `1h`; whole seconds; 0: off). With
+//!   `immediate`, the default, an expired answer is given at once and refreshed in the background, one refresh at a
+//!   time. With `verify`, the plugins after this one are asked first; the expired answer is given if they have no
+//!   better one, or none within **VERIFY_TIMEOUT** (default 0: no timeout), while the query goes on in the background.
+//!   Better is NOERROR or NXDOMAIN, unless truncated without records in its answer section. **RESPONSE_TTL** is the TTL
+//!   of expired answers in whole seconds (default 0; RFC 8767 recommends `30s`). After a failed refresh there is none
+//!   for **FAILURE_RECHECK** (at most `5m`), which with `verify` also limits refreshes of an answer to one at a time
+//!   (default 0: every client causes one).
+//! - `serve_stale_policy prefer_positive` needs `serve_stale`: only a newer positive answer replaces a positive one,
+//!   expired or not; no denial and no failure does. A record may be served long after it was removed on purpose.
+//! - `servfail` is how long SERVFAIL and NOTIMP are kept (default `5s`, at most `5m`; whole seconds; 0: not at all).
+//! - `disable` turns a part off for the given zones; without **ZONES** for all names.
+//! - `keepttl` serves the original TTL instead of the remaining one. It is for authoritative servers: clients count the
+//!   whole TTL from each answer, and may keep the records of another server after they have changed.
 //!
 //! # Examples
 //!
-//! Cache everything, for half a minute at most:
+//! Popular names are prefetched, an outage of up to an hour is bridged, and clients wait 100 ms for the upstream. The
+//! parts are small, and denials below sub.example.org aren't kept:
 //!
 //! ```text
 //! . {
-//!     cache 30
-//!     forward . 192.0.2.53
-//! }
-//! ```
-//!
-//! Cache only names below example.org, 5120 answers in each part, and no denials below sub.example.org:
-//!
-//! ```text
-//! . {
-//!     cache example.org {
+//!     cache 30 {
 //!         success 5120
 //!         denial 5120
 //!         disable denial sub.example.org
-//!     }
-//!     forward . 192.0.2.53
-//! }
-//! ```
-//!
-//! Prefetch popular names, and bridge an upstream outage of up to an hour; clients wait 100 ms for the upstream:
-//!
-//! ```text
-//! . {
-//!     cache {
 //!         prefetch 10 1m 10%
 //!         serve_stale 1h verify 100ms 30s 30s
 //!     }

@@ -4,12 +4,11 @@
 //!
 //! # Description
 //!
-//! Most clients wait for five seconds and then ask again, or give up. If the plugins after this one haven't answered
-//! within the timeout, the client gets SERVFAIL, and the plugins stop working on the query.
+//! If the plugins after this one haven't answered within the timeout, the client gets SERVFAIL, and they stop working
+//! on the query. Most clients wait for five seconds and then ask again, or give up.
 //!
-//! Differences from CoreDNS:
-//! - In CoreDNS each plugin checks the timeout itself, and most plugins don't. Here all plugins after this one are
-//!   cancelled: `errors` and `log` don't log the query, and `prometheus` doesn't count it.
+//! Differences from CoreDNS: there each plugin checks the timeout itself, and most don't. Here all plugins after this
+//! one are cancelled: `errors` and `log` don't log the query, and `prometheus` doesn't count it.
 //!
 //! # Syntax
 //!
@@ -17,16 +16,7 @@
 //! cancel [TIMEOUT]
 //! ```
 //!
-//! - `TIMEOUT` is a duration longer than 0, such as `1s` or `500ms`; the default is `5001ms`.
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     cancel 2s
-//!     forward . 192.0.2.53
-//! }
-//! ```
+//! - `TIMEOUT` is longer than 0; the default is `5001ms`.
 
 use std::time::Duration;
 

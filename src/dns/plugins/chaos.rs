@@ -4,19 +4,10 @@
 //!
 //! # Description
 //!
-//! Such queries are of the class CH and the type TXT:
-//!
-//! | name | answer |
-//! |---|---|
-//! | `version.bind`, `version.server` | the version |
-//! | `authors.bind` | the authors, one record for each author, in random order |
-//! | `hostname.bind`, `id.server` | the host's name: in Kubernetes that of the Pod |
-//!
-//! The TTL is 0. All other queries go to the next plugin. The block's zones have to contain these names, as `.` does.
-//! If no block of a listener has `chaos` or `forward`, queries of the class CH get REFUSED.
-//!
-//! Differences from CoreDNS:
-//! - Without arguments the version and the authors are those of lb-linker.
+//! Such queries are of the class CH and the type TXT; all others go to the next plugin. `version.bind` and
+//! `version.server` give the version, `authors.bind` one record for each author in random order, `hostname.bind` and
+//! `id.server` the host's name, in Kubernetes that of the Pod. The TTL is 0. The block's zones have to contain these
+//! names, as `.` does. If no block of a listener has `chaos` or `forward`, queries of the class CH get REFUSED.
 //!
 //! # Syntax
 //!
@@ -24,23 +15,19 @@
 //! chaos [VERSION] [AUTHORS...]
 //! ```
 //!
-//! - `VERSION` is the version; the default is `lb-linker-` and the number of the release.
-//! - `AUTHORS` are the authors, each a single word, or several words in quotes. Duplicates are removed.
+//! - `VERSION`: by default `lb-linker-` and the number of the release.
+//! - `AUTHORS`: each a word, or several words in quotes; by default those of lb-linker. Duplicates are removed.
 //!
 //! The version and each author are cut to 255 bytes, the limit of a string in a TXT record.
 //!
 //! # Examples
 //!
+//! `dig CH TXT version.bind` then gives `version.bind. 0 CH TXT "my server"`:
+//!
 //! ```text
 //! version.bind version.server authors.bind hostname.bind id.server {
 //!     chaos "my server" info@example.org
 //! }
-//! ```
-//!
-//! The answer to `dig CH TXT version.bind`:
-//!
-//! ```text
-//! version.bind.  0  CH  TXT  "my server"
 //! ```
 
 use std::collections::BTreeSet;

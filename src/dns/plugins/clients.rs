@@ -5,25 +5,19 @@
 //! # Description
 //!
 //! A server that resolves all names for every client on the Internet can be abused for reflection attacks (RFC 5358).
-//! With this plugin the server block answers the clients in the listed networks. All other clients get REFUSED with the
-//! extended error 18, Prohibited (RFC 8914), and RA is clear in all answers to them.
+//! The block answers the clients in the listed networks. All others get REFUSED with the extended error 18, Prohibited,
+//! and RA is clear in all answers to them. At most once a minute a log line reports refused clients, with one address
+//! as an example.
 //!
 //! The plugin applies to names outside the zones of *lb_linker*. Every client gets A, AAAA, HTTPS and SVCB answers for
-//! links, even if their targets are looked up through this block. For other types a client that isn't listed gets the
+//! links, even if their targets are looked up through this block; for other types a client that isn't listed gets the
 //! CNAME alone. If *hosts* or *template* of the same block answers for a name in a zone of *lb_linker*, every client
-//! gets that answer, too. The target of a CNAME of *template* counts as a name outside if it is in no such zone. A name
-//! in such a zone that doesn't exist, and falls through to the plugins after *lb_linker*, counts as a name outside.
+//! gets that answer, too. The target of a CNAME of *template* counts as a name outside if it is in no such zone, and so
+//! does a name in such a zone that doesn't exist and falls through to the plugins after *lb_linker*.
 //!
-//! The address of a client is that of the packet: behind a forwarder or a NAT all clients have the same address. On a
-//! dual-stack socket an IPv4 client is matched by its IPv4 address. A NodePort or LoadBalancer Service with
-//! `externalTrafficPolicy: Cluster` replaces the client's address by a node's private address: networks such as
-//! `10.0.0.0/8` then also match clients from the Internet. Use `externalTrafficPolicy: Local`, or don't expose
-//! lb-linker.
-//!
-//! At most once a minute, a log line reports refused clients, with the address of one client as an example.
-//!
-//! CoreDNS has no such plugin; *clients* stands after *acl*, and so the rules of *acl* are checked first. *acl* also
-//! applies to look-ups for links.
+//! [Names outside the zones](concepts.md#names-outside-the-zones) says why a Service may hide the client's address.
+//! CoreDNS has no such plugin. It stands after *acl*, whose rules are checked first; *acl* also applies to look-ups for
+//! links.
 //!
 //! # Syntax
 //!
@@ -31,16 +25,8 @@
 //! clients NET...|any
 //! ```
 //!
-//! - **NET** are addresses, or networks such as `10.0.0.0/8`; networks of IPv4-mapped addresses stand for their IPv4
-//!   networks.
-//! - `any` stands for all clients.
-//!
-//! The plugin can be there only once in a block. In the built-in Corefile it has the networks of the flag
-//! `--client-nets`.
-//!
-//! # Metrics
-//!
-//! - `lb_linker_dns_prohibited_requests_total{server}`: refused queries for names outside the zones.
+//! - **NET** are addresses or networks; `any` stands for all clients. The built-in Corefile has those of
+//!   `--client-nets`.
 //!
 //! # Examples
 //!

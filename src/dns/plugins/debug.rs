@@ -1,34 +1,21 @@
 //! # Name
 //!
-//! *debug* - aborts on panic and enables debug logs.
+//! *debug* - aborts on panic and enables debug logs. For tests, not for production.
 //!
 //! # Description
 //!
 //! If answering a query panics, which only a bug in lb-linker can cause, the client normally gets SERVFAIL, the panic
-//! is logged, and lb-linker continues. If a block with this plugin shares the listener, the panic ends the process, so
-//! that it reaches a supervisor, a debugger or a core dump. With this plugin in any block, lb-linker also logs its own
-//! events of the level DEBUG, as with `RUST_LOG=debug`. The plugin is for tests, not for production.
+//! is logged, and lb-linker continues. On the listeners of a block with this plugin a panic ends the process, so that
+//! it reaches a supervisor, a debugger or a core dump; *errors* logs summaries of the level `debug` only in such a
+//! block. lb-linker's own log has the level DEBUG for all blocks, as with `RUST_LOG=debug`.
 //!
-//! Summaries of *errors* `consolidate` with the level `debug` are logged only in blocks with this plugin.
-//!
-//! Differences from CoreDNS: in CoreDNS, one block with *debug* turns it on for the whole process. Here, a panic ends
-//! the process only on the listeners of a block with *debug*, *errors* logs debug summaries only in such a block, and
-//! only lb-linker's own log changes for all blocks. In CoreDNS, some plugins dump messages in hexadecimal; here, no
-//! plugin does: a packet capture shows the messages.
+//! Differences from CoreDNS: there one block with *debug* turns all of it on for the whole process, and some plugins
+//! dump messages in hexadecimal. Here none does: a packet capture shows them.
 //!
 //! # Syntax
 //!
 //! ```text
 //! debug
-//! ```
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     debug
-//!     forward . 192.0.2.53
-//! }
 //! ```
 
 use super::setup::Setup;

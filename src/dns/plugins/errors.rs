@@ -4,25 +4,18 @@
 //!
 //! # Description
 //!
-//! Each error that a plugin after this one reports with a reason is logged as a line on standard output, in the format
-//! of CoreDNS: response code, name and type of the query, and the reason.
+//! Each error that a plugin after this one reports with a reason is a line on standard output, in CoreDNS's format:
+//! response code, name and type of the query, and the reason. Frequent errors can be consolidated: counted for a
+//! period, and then logged as a single line. What was counted when the block ends, by a reload or with the process, is
+//! logged then.
 //!
-//! ```text
-//! [ERROR] plugin/errors: 2 example.org. A: read udp 10.0.0.1:53->8.8.8.8:53: i/o timeout
-//! ```
-//!
-//! Frequent errors can be consolidated: they are counted for a period, and then logged as a single line.
-//!
-//! With `--log-format json` each line is an object instead, with `time`, `level`, `rcode` (its name), `name`, `type`,
-//! `error`, and the whole line as `message`; a line for several errors has `errors` (their number), `pattern` and
-//! `seconds` instead. Logging never blocks a query: lines that standard output doesn't accept in time are dropped and
-//! counted.
+//! With `--log-format json` each line is an object with `time`, `level`, `rcode` (its name), `name`, `type`, `error`,
+//! and the whole line as `message`; a line for several errors has `errors` (their number), `pattern` and `seconds`
+//! instead. Logging never blocks a query: lines that standard output doesn't accept in time are dropped and counted.
 //!
 //! Differences from CoreDNS: most reasons are worded differently. `stacktrace` is rejected: a panic is logged with its
-//! source location, and `RUST_BACKTRACE=1` in the environment adds the backtrace. Lines of the level `debug` are
-//! written only if *debug* is in the same block. In a **REGEXP** `\d`, `\w`, `\s` and `\b` include letters and digits
-//! beyond ASCII; `\Q...\E`, octal numbers (`\012`) and a brace that begins no repetition such as `{2,3}` are rejected:
-//! write `\{`.
+//! source location, and `RUST_BACKTRACE=1` adds the backtrace. Lines of the level `debug` need *debug* in the same
+//! block.
 //!
 //! # Syntax
 //!
@@ -32,20 +25,11 @@
 //! }
 //! ```
 //!
-//! `stdout` is the default output, and has no effect. The plugin can be there only once in a block.
-//!
-//! * `consolidate`: errors with a reason that **REGEXP** matches, anywhere unless it has `^` or `$`, aren't logged
-//!   individually. A line reports their number when **DURATION**, such as `30s` or `5m`, has passed since the first
-//!   error. **LEVEL** is the level of that line: `debug`, `info`, `warning`, or `error`, which is the default. With
-//!   `show_first` the first error is logged at once, with that level, and the number only if there were more errors.
-//!   The option may be repeated; the first **REGEXP** that matches counts. A **REGEXP** has 10000
-//!   bytes at most.
-//!
-//! When the block ends, because of a reload or with the process, the errors that were counted so far are logged.
-//!
-//! # Metrics
-//!
-//! * `lb_linker_dns_log_lines_dropped_total` - lines of *errors* and *log* that were dropped.
+//! - `stdout` is the default output, and has no effect.
+//! - `consolidate`: errors with a reason that **REGEXP** matches, anywhere unless it has `^` or `$`, are counted; a
+//!   line reports their number when **DURATION** has passed since the first one. **LEVEL** is its level: `debug`,
+//!   `info`, `warning`, or `error`, the default. With `show_first` the first error is logged at once, with that level,
+//!   and the number only if there were more. May be repeated; the first **REGEXP** that matches counts.
 //!
 //! # Examples
 //!

@@ -4,69 +4,63 @@
 //!
 //! # Description
 //!
-//! Queries for names in a zone go to one of the given upstreams, by UDP, TCP or TLS, and the upstream's answer goes to
-//! the client with all its records, whatever their types; only a record with a malformed owner, or with a malformed
-//! compressed name in its data, is left out. If an upstream doesn't answer, the next upstream is asked. If the attempts
-//! are used up or 5 seconds have passed without an answer, the client gets SERVFAIL. An error code is an answer, too,
-//! so no other upstream is asked, unless *failover* names the code.
+//! Queries for names in a zone go to one of the upstreams, by UDP, TCP or TLS, and the upstream's answer goes to the
+//! client with all its records, whatever their types; only a record with a malformed owner, or a malformed compressed
+//! name in its data, is left out. If an upstream doesn't answer, the next one is asked. If the attempts are used up, or
+//! 5 seconds have passed, the client gets SERVFAIL. An error code is an answer, too, so no other upstream is asked,
+//! unless *failover* names the code.
 //!
-//! An upstream that has failed is checked, at once and then every half second until it answers; a healthy upstream
-//! isn't checked. The check is a query (`. NS`) over the same transport, and any answer counts as a success, also a
-//! truncated or malformed one. An upstream that has failed more checks in a row than *max_fails* allows is down and isn't asked. If all upstreams are
-//! down, the checks themselves may be broken, and all upstreams are asked in random order.
+//! An upstream that has failed is checked, at once and then every half second until it answers; a healthy one isn't
+//! checked. The check is a query (`. NS`) over the same transport, and any answer counts, also a truncated or malformed
+//! one. An upstream that has failed more checks in a row than *max_fails* allows is down and isn't asked. If all are
+//! down, the checks themselves may be broken, and all are asked in random order.
 //!
-//! If a block has several *forward* lines, the first line in the file with a zone that contains the name answers, so
-//! more specific zones have to come first. Names in none of the zones go to the next plugin.
+//! If a block has several *forward* lines, the first one in the file with a zone that contains the name answers, so
+//! more specific zones come first. Names in none of the zones go to the next plugin.
 //!
 //! Differences from CoreDNS:
 //!
-//! - Identical concurrent queries are sent once, and all waiting clients get the answer: a popular name costs one
-//!   look-up, however many clients ask. Therefore forwarded queries don't have the client's EDNS options except for DO,
-//!   and always have EDNS and AD; the client sees AD, extended errors and upper bits of a response code only if it
-//!   understands them.
-//! - If an upstream is silent for 0.5 s, the next upstream is asked as well, and the first answer counts; by UDP, the
-//!   query is also repeated from another port. So clients of a resolver with one dead upstream don't time out. A silent
-//!   upstream is checked after 0.4 s, and not only after *read_timeout*. An answer that comes after *read_timeout* is
-//!   still accepted as long as the query waits for other upstreams.
+//! - Identical concurrent queries are sent once, and all waiting clients get the answer. Therefore forwarded queries
+//!   have none of the client's EDNS options but DO, and always have EDNS and AD; the client sees AD, extended errors
+//!   and upper bits of a response code only if it understands them.
+//! - If an upstream is silent for 0.5 s, the next one is asked as well, and the first answer counts; by UDP, the query
+//!   is also repeated from another port. A silent upstream is checked after 0.4 s, and not only after *read_timeout*.
+//!   An answer after *read_timeout* is accepted as long as the query waits for other upstreams.
 //! - A truncated UDP answer is requested again by TCP, which CoreDNS does only with *prefer_udp*, and a server that
-//!   doesn't support EDNS is asked without EDNS: the cache can then give the whole answer to every client. A UDP answer
-//!   of more than 4096 bytes, or one that ends before its last record, counts as truncated, too.
-//! - If there is no whole answer by TCP within a second, the whole records of the UDP answer are the answer, and TC is
-//!   set. Without answer records other upstreams are asked first. A truncated answer goes only to clients that use UDP,
-//!   which then repeat the query by TCP; a client that uses TCP or TLS gets SERVFAIL. It is never kept by *cache*.
-//! - One look-up sends at most 4 queries to one upstream in a second, whatever the upstream answers: repetitions,
-//!   queries without EDNS and queries by TCP count. Further ones wait, or aren't sent.
+//!   doesn't support EDNS is asked without it. A UDP answer of more than 4096 bytes, or one that ends before its last
+//!   record, counts as truncated, too. If there is no whole answer by TCP within a second, the whole records of the UDP
+//!   answer are the answer, with TC; without answer records other upstreams are asked first. Such an answer goes only
+//!   to clients that use UDP, and is never kept by *cache*; a client that uses TCP or TLS gets SERVFAIL.
+//! - One look-up sends at most 4 queries to one upstream in a second: repetitions, queries without EDNS and by TCP
+//!   count.
 //! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text in
 //!   all. A reply with two OPT records, or signed with TSIG or SIG(0), counts as a failure of the upstream.
 //! - A UDP socket is used for at most 128 queries and one second, for one query at a time, and a retransmission uses a
-//!   new socket, which makes forging answers harder (RFC 5452). CoreDNS uses each socket until it was idle for
-//!   *expire*. A UDP answer that doesn't match the query is ignored, while CoreDNS responds with FORMERR.
-//! - The limits of look-ups and sockets are divided among the clients. A look-up counts for the client that it was
-//!   started for until the look-up ends, even if that client has gone. A client, which is an IPv4 or IPv6 address, may
-//!   have at most half of the look-ups that other clients leave free: a single client may have 500 look-ups of
-//!   `max_concurrent 1000`. Further look-ups are refused. Identical queries share a look-up, which counts once. CoreDNS
-//!   has no limit per client.
+//!   new socket, which makes forging harder (RFC 5452); CoreDNS uses a socket until it was idle for *expire*. A UDP
+//!   answer that doesn't match the query is ignored; CoreDNS responds with FORMERR.
+//! - A client, which is an address, may have at most half of the look-ups that other clients leave free: a single one
+//!   500 of `max_concurrent 1000`. Further ones are refused. A look-up counts for the client that it was started for
+//!   until it ends, and identical queries share one. CoreDNS has no limit per client.
 //! - Without *max_concurrent*, 1000 to 10,000 concurrent look-ups are allowed: a quarter of the files that the process
-//!   may open. CoreDNS has no limit, and fails when it runs out of sockets. Look-ups of links' targets have a separate
-//!   limit: the same number, but at most the number of sockets for targets (see below), and a tenth of that for types
-//!   other than A, AAAA and HTTPS.
-//! - The upstream sockets of all *forward* lines together are limited to 60 % of the files that the process may open
-//!   (RLIMIT_NOFILE at the start): 30 % for names that clients ask for, 15 % for targets of links, 5 % for health
-//!   checks, and 10 % stay open for later queries. Retransmissions and TCP count, too. Retransmissions
-//!   for clients open new sockets only within half of these limits; beyond it, a query is retransmitted from its port.
-//!   A look-up without any socket is refused. lb-linker raises its limit of open files to the hard limit. Below 3,400
-//!   files a single client has fewer than 500 sockets, and a log line at the start reports it: raise the hard limit
-//!   with `ulimit -Hn`, or `LimitNOFILE` in a systemd unit. An upstream keeps at most 100 idle connections and 1000 UDP
-//!   sockets, unless *max_idle_conns* is set.
-//! - Host names in **TO** are resolved once after the start, in the background, while lb-linker already answers; a
-//!   failed resolution is repeated until it succeeds.
+//!   may open. Look-ups of links' targets have a limit of their own: the same number, but at most the number of sockets
+//!   for targets (see below), and a tenth of that for types other than A, AAAA and HTTPS. CoreDNS has no limit, and
+//!   fails without sockets.
+//! - The upstream sockets of all *forward* lines are limited to 60 % of the files that the process may open
+//!   (RLIMIT_NOFILE at the start, raised to the hard limit): 30 % for names that clients ask for, 15 % for targets of
+//!   links, 5 % for health checks, and 10 % stay open for later queries. Retransmissions and TCP count; beyond half of
+//!   these limits a query is retransmitted from its old port. A look-up without any socket is refused. Below 3,400
+//!   files a single client has fewer than 500 sockets, which a log line at the start reports: raise the hard limit
+//!   (`ulimit -Hn`, or `LimitNOFILE` of systemd). An upstream keeps at most 100 idle connections and 1000 UDP sockets,
+//!   unless *max_idle_conns* is set.
+//! - Host names in **TO** are resolved once after the start, in the background; a failure is repeated until it
+//!   succeeds.
 //! - Answers for targets of links are taken from the upstream with the best answer, as if *failover* named every code
 //!   but NXDOMAIN and YXDOMAIN.
-//! - The scope of an IPv6 address (`fe80::1%eth0`) is used, also in a file. CoreDNS drops the scope.
+//! - The scope of an IPv6 address (`fe80::1%eth0`) is used, also in a file. CoreDNS drops it.
 //! - An upstream that is the block's own listener is rejected; CoreDNS leaves that to *loop*.
 //! - Zone transfers are refused, because their answers may have several messages.
-//! - The query `. NS` is answered within 0.5 s, with SERVFAIL if no upstream has answered by then: a CoreDNS that
-//!   forwards to lb-linker uses this query as a health check with a timeout of 1 s.
+//! - The query `. NS` is answered within 0.5 s, if need be with SERVFAIL: a CoreDNS that forwards to lb-linker uses it
+//!   as a health check with a timeout of 1 s.
 //! - Upstreams by HTTPS (`https://`) aren't supported, nor is *doh_method*.
 //!
 //! # Syntax
@@ -96,81 +90,38 @@
 //! }
 //! ```
 //!
-//! - **FROM** is the zone to forward: `.` for all names. If a network in CIDR form stands for several reverse zones,
-//!   only the first zone counts.
-//! - **TO** is an upstream; there can be 15: an address with or without a port (`192.0.2.1`, `[2001:db8::1]:5353`,
-//!   `dns://192.0.2.1`), an address with TLS (`tls://192.0.2.1`; the port is 853, and the name in the upstream's
-//!   certificate may be added: `tls://192.0.2.1%dns.example.com:853`), a file with `nameserver` lines
-//!   (`/etc/resolv.conf`; with *reload*, changes of the file take effect), or a host name, for each of its addresses.
-//!   Duplicate addresses count once. An upstream can't be an address that the same block listens on.
-//! - `except` **ZONES...**: names in these zones go to the next plugin. The option can be repeated.
-//! - `force_tcp`: upstreams are asked by TCP. Without `force_tcp`, a query that came by UDP is sent by UDP first, and a
-//!   query that came by TCP or TLS is sent by TCP.
-//! - `prefer_udp`: queries that came by TCP are sent by UDP first, too. `force_tcp` takes precedence.
-//! - `expire` **DURATION**: TCP connections that were idle for this time are closed. The default is 10s.
-//! - `max_age` **DURATION**: TCP connections older than this aren't used any more; at least `expire`. 0, the default,
-//!   means no limit.
-//! - `max_idle_conns` **NUMBER**: the number of idle connections, and of idle UDP sockets, to keep for each upstream.
-//!   0, the default, stands for 100 connections and 1000 sockets. An unused socket is closed within two seconds.
-//! - `read_timeout` **DURATION**: how long an upstream may take to answer. The default is 2s. A connection has to be
-//!   established within 2s, whatever the value. The whole query may take 5s, or `read_timeout` if that is longer.
-//! - `max_fails` **NUMBER**: the number of health checks in a row that an upstream may fail before it is down. The
-//!   default is 2. With 0 there are no checks, and no upstream is ever down.
-//! - `max_connect_attempts` **NUMBER**: the number of failed attempts for one query. The default is two for each
-//!   upstream; with 0 only the time is limited. Each round through the upstreams takes at least 0.1s, and an upstream
-//!   is asked at most 4 times in a second.
-//! - `max_concurrent` **NUMBER**: the maximum number of concurrent look-ups. Further queries get REFUSED. A client may
-//!   have at most half of the look-ups that other clients leave free; its further queries get REFUSED, too. For the
-//!   default, and 0, see above.
-//! - `health_check` **DURATION**: the interval between two checks. The default is 500ms; the minimum is 10ms, and
-//!   shorter intervals are raised to it. With `no_rec` checks are sent without RD; with `domain` **NAME** the check
-//!   asks for the name servers of this name instead of the root.
-//! - `policy`: the upstream that is asked first. `random`, the default, selects a random upstream; `round_robin`
-//!   selects each upstream in turn; `sequential` keeps the order of **TO**.
-//! - `failover` **RCODES...**: after an answer with one of these codes (such as `SERVFAIL` or `REFUSED`) the next
-//!   upstream is asked. If all upstreams give such an answer, the client gets the last answer. NOERROR isn't allowed.
-//! - `failfast_all_unhealthy_upstreams`: while all upstreams are down, none is asked, and clients get SERVFAIL.
-//! - `next` **RCODES...**: answers with these codes (such as `NXDOMAIN`) are discarded; the next *forward* line of the
-//!   block is asked. In the last line it has no effect.
-//! - `next_on_nodata`: the same for NOERROR with an empty answer section.
-//! - `tls` takes up to three PEM files, relative to *root*: **CA** verifies the upstreams' certificates instead of the
-//!   CAs of the system, and **CERT** and **KEY** are lb-linker's certificate and its key. TLS 1.2 and 1.3 are
-//!   supported.
-//! - `tls_servername` **NAME**: the name that the certificates of all upstreams have to be valid for. Without it, and
-//!   without a name in **TO**, a certificate has to be valid for the address. Not allowed together with a name in
-//!   **TO**.
-//! - `source_address` **IP**: the source address of queries and checks.
-//! - `resolver` **IP\[:PORT\]...**: the servers that resolve the host names in **TO**. By default they are resolved
-//!   with `/etc/hosts` and `/etc/resolv.conf`.
+//! **FROM** is the zone to forward, `.` for all names; of a network for several reverse zones only the first zone
+//! counts. **TO** is an upstream; there can be 15, and duplicates count once: an address with or without a port
+//! (`192.0.2.1`, `[2001:db8::1]:5353`, `dns://192.0.2.1`), one with TLS (`tls://192.0.2.1`, port 853;
+//! `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), a file with `nameserver` lines
+//! (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name, for each of its addresses.
 //!
-//! # Metrics
-//!
-//! - `coredns_forward_healthcheck_broken_total{}` - queries for which all upstreams were down.
-//! - `coredns_forward_max_concurrent_rejects_total{}` - queries refused because of too many concurrent look-ups.
-//! - `lb_linker_dns_lookups_refused_total{bound}` - refused look-ups, by limit: the share of a `client`, the limit for
-//!   `all` clients, or the number of `sockets`. A log line, at most one a minute, names a client.
-//! - `coredns_proxy_request_duration_seconds{proxy_name="forward", to, rcode}` - histogram of the time until the
-//!   answer.
-//! - `coredns_proxy_healthcheck_failures_total{proxy_name="forward", to}` - failed health checks.
-//! - `coredns_proxy_conn_cache_hits_total{proxy_name="forward", to, proto}` - queries over an open connection or
-//!   socket.
-//! - `coredns_proxy_conn_cache_misses_total{proxy_name="forward", to, proto}` - queries over a new connection or
-//!   socket.
-//!
-//! `to` is the upstream's address with its port, `rcode` the answer's code, and `proto` is `udp`, `tcp` or `tcp-tls`.
+//! | option | default | meaning |
+//! |---|---|---|
+//! | `except` | | names in these zones go to the next plugin; may be repeated |
+//! | `force_tcp` | | upstreams are asked by TCP. Without it a query goes on by the transport that it came by |
+//! | `prefer_udp` | | queries that came by TCP are sent by UDP first, too. `force_tcp` takes precedence |
+//! | `expire` | 10s | TCP connections that were idle for this time are closed |
+//! | `max_age` | 0: no limit | TCP connections older than this, at least `expire`, aren't used any more |
+//! | `max_idle_conns` | 0: 100 and 1000 | idle connections, and idle UDP sockets, to keep for each upstream. An unused socket is closed within 2s |
+//! | `read_timeout` | 2s | how long an upstream may take to answer; a connection has to be there within 2s. The whole query may take 5s, or this if it is longer |
+//! | `max_fails` | 2 | checks in a row that an upstream may fail before it is down. 0: no checks, none is ever down |
+//! | `max_connect_attempts` | 2 for each upstream | failed attempts for one query; 0: only the time limits. A round through the upstreams takes at least 0.1s |
+//! | `max_concurrent` | see above | concurrent look-ups, and with them each client's share; further queries get REFUSED |
+//! | `health_check` | 500ms, at least 10ms | interval of the checks. `no_rec`: without RD; `domain`: asks for the name servers of this name |
+//! | `policy` | `random` | the upstream that is asked first: a random one, each in turn, or the order of **TO** |
+//! | `failover` | | after an answer with such a code (`SERVFAIL`, `REFUSED`; not NOERROR) the next upstream is asked; if all give one, the last answer counts |
+//! | `failfast_all_unhealthy_upstreams` | | while all upstreams are down, none is asked, and clients get SERVFAIL |
+//! | `next` | | answers with such a code (`NXDOMAIN`) are discarded, and the next *forward* line is asked, if there is one |
+//! | `next_on_nodata` | | the same for NOERROR with an empty answer section |
+//! | `tls` | the system's CAs | up to three PEM files: **CA** verifies the upstreams; **CERT** and **KEY** are lb-linker's own. TLS 1.2 and 1.3 |
+//! | `tls_servername` | the address | the name that the certificates of all upstreams have to be valid for; not with a name in **TO** |
+//! | `source_address` | | the source address of queries and checks |
+//! | `resolver` | `/etc/hosts`, `/etc/resolv.conf` | the servers that resolve the host names in **TO** |
 //!
 //! # Examples
 //!
-//! Forward all queries to the resolvers of the machine:
-//!
-//! ```text
-//! . {
-//!     forward . /etc/resolv.conf
-//! }
-//! ```
-//!
-//! Forward the names of a cluster to its DNS by TCP, names of `example.org` to no upstream, and all other names to a
-//! resolver by TLS:
+//! The names of a cluster by TCP, names of `example.org` to no upstream, all others by TLS:
 //!
 //! ```text
 //! . {
@@ -185,7 +136,7 @@
 //! }
 //! ```
 //!
-//! Ask the other resolvers for names that the first resolver denies:
+//! Other resolvers for names that the first one denies:
 //!
 //! ```text
 //! . {

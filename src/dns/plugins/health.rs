@@ -4,11 +4,9 @@
 //!
 //! # Description
 //!
-//! `/health` answers 200 and "OK" as long as the process answers at all; it never depends on the API server. It is for
-//! the liveness probe of a Pod. Once a second the process queries `/health` itself and measures the duration: slow
-//! answers are a sign of overload.
-//!
-//! One line in one block is enough, because `/health` is about the whole process.
+//! `/health` answers 200 and "OK" as long as the process answers at all, whatever the API server does: it is for the
+//! liveness probe of a Pod. Once a second the process asks itself and measures the duration: slow answers are a sign of
+//! overload. One line in one block is enough, because it is about the whole process.
 //!
 //! # Syntax
 //!
@@ -19,13 +17,8 @@
 //! ```
 //!
 //! - **ADDRESS** is an IP address or `localhost`, and a port; the default `:8080` means all addresses.
-//! - `lameduck` is how long the process continues to answer after it was asked to stop, so that clients can find
-//!   another server. The default is 0.
-//!
-//! # Metrics
-//!
-//! - `coredns_health_request_duration_seconds`: the durations of the process's own requests for `/health`.
-//! - `coredns_health_request_failures_total`: the failures of these requests.
+//! - `lameduck` is how long the process goes on answering after it was asked to stop, so that clients find another
+//!   server. The default is 0.
 //!
 //! # Examples
 //!

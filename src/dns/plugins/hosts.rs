@@ -4,83 +4,55 @@
 //!
 //! # Description
 //!
-//! Each line of the file has an address and its names: `192.0.2.1 www.example.org www`. A comment is from a `#` to the
-//! end of the line; lines that don't begin with an address, and names outside of the zones, are ignored. The plugin
-//! answers with A and AAAA records, with AA set, and with PTR records for the addresses.
+//! Each line has an address and its names: `192.0.2.1 www.example.org www`. A comment is from a `#` to the end of the
+//! line; lines that don't begin with an address, and names outside of the zones, are ignored. The answers are A and
+//! AAAA records with AA set, and PTR records for the addresses.
 //!
-//! The file is read again when its size or its modification time changes; this doesn't reload the Corefile.
-//! If **FILE** is missing at the start, lb-linker logs a warning and reads the file when it appears. If the
-//! file is removed later, its last content stays in use. For `reload 0s` see below.
+//! The file is read again when its size or its modification time changes; this doesn't reload the Corefile. A file that
+//! is missing at the start is a warning, and is read when it appears; the last content of a removed file stays in use.
 //!
-//! - A name with addresses, but without records of the queried type, gets an empty answer without an SOA record.
-//! - A name in the zones that has no addresses is passed to the next plugin with `fallthrough`. Without `fallthrough`
-//!   the answer is SERVFAIL, because there is no SOA record for NXDOMAIN.
-//! - A PTR query is answered whatever the zones are, if the address has names; otherwise it is always passed to the
-//!   next plugin. So are queries for names outside of the zones.
+//! - A name with addresses, but none of the queried type, gets an empty answer without an SOA record.
+//! - A name in the zones without addresses goes to the next plugin with `fallthrough`; otherwise the answer is
+//!   SERVFAIL, because there is no SOA record for NXDOMAIN.
+//! - A PTR query is answered whatever the zones are, if the address has names; otherwise it goes to the next plugin,
+//!   and so do queries for names outside of the zones.
 //! - `*.example.org` matches every name with one label before `example.org` that itself has no address of the
 //!   wildcard's family. A wildcard has no PTR record.
 //!
-//! ## Differences from CoreDNS
-//!
-//! - A line in the Corefile that is neither an option nor begins with an address is rejected; CoreDNS treats it as an
-//!   entry, and ignores it.
-//! - A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels before an IPv6
-//!   address.
-//! - The length of lines is unlimited. CoreDNS stops at a line longer than 64 KiB.
+//! Differences from CoreDNS: a line in the Corefile that is neither an option nor begins with an address is rejected;
+//! CoreDNS ignores it. A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels
+//! before an IPv6 address. The length of lines is unlimited; CoreDNS stops at a line longer than 64 KiB.
 //!
 //! # Syntax
 //!
 //! ```text
-//! hosts [FILE [ZONE...]] {
+//! hosts [FILE [ZONES...]] {
 //!     ADDRESS NAME...
 //!     ttl SECONDS
 //!     no_reverse
 //!     reload DURATION
-//!     fallthrough [ZONE...]
+//!     fallthrough [ZONES...]
 //!     fallthrough_unsupported
 //! }
 //! ```
 //!
-//! - **FILE** is the file, `/etc/hosts` by default. A relative path starts from the directory of *root*.
-//! - **ZONE** are the zones that names have to be in, or networks such as `10.0.0.0/8`, which stand for their reverse
-//!   zones. The default is the zones of the block.
-//! - **ADDRESS** and **NAME** are a line as in the file; the addresses of a name from the file and the Corefile are
-//!   merged. These lines have to stand before `fallthrough`.
-//! - `ttl` is the TTL of all records in seconds, from 1 to 65535. The default is 3600.
-//! - `no_reverse` turns PTR records off.
-//! - `reload` is the interval at which the file is checked for changes: a duration such as `30s`, 5s by default. With
-//!   `0s` the file is read only when the block is built; the plugin *reload* then rebuilds the block if the file
-//!   appears or changes. If the file is removed, its last content stays in use until the block is rebuilt.
+//! - **FILE** is `/etc/hosts` by default. **ADDRESS** and **NAME** are a line as in the file, before `fallthrough`; the
+//!   addresses of a name from file and Corefile are merged.
+//! - `ttl` is the TTL of all records, from 1 to 65535 (default 3600). `no_reverse` turns PTR records off.
+//! - `reload` is the interval at which the file is checked, 5s by default. With `0s` it is read only when the block is
+//!   built, which the plugin *reload* does again if the file appears or changes; a removed file stays in use until
+//!   then.
 //! - `fallthrough` passes names without addresses to the next plugin; with zones, only names in these zones.
-//! - `fallthrough_unsupported` passes queries for types other than A, AAAA and PTR to the next plugin, if `fallthrough`
-//!   applies to the name, even if the name has addresses. It needs `fallthrough`.
-//!
-//! The plugin can be there only once in a block.
-//!
-//! # Metrics
-//!
-//! - `coredns_hosts_entries{hostsfile}`: the addresses of all names in the file and the Corefile, plus the names of all
-//!   addresses; absent until the file has been read.
-//! - `coredns_hosts_reload_timestamp_seconds`: the modification time of the file that was read last, as Unix time.
+//! - `fallthrough_unsupported` needs `fallthrough`, and also passes queries for types other than A, AAAA and PTR, if it
+//!   applies to the name, even if the name has addresses.
 //!
 //! # Examples
 //!
 //! ```text
 //! . {
-//!     hosts {
+//!     hosts /etc/blocked . {
 //!         192.0.2.10 gateway.example.org
 //!         192.0.2.11 *.apps.example.org
-//!         fallthrough
-//!     }
-//!     forward . /etc/resolv.conf
-//! }
-//! ```
-//!
-//! A list of blocked names, checked for changes every minute:
-//!
-//! ```text
-//! . {
-//!     hosts /etc/blocked . {
 //!         ttl 60
 //!         no_reverse
 //!         reload 1m

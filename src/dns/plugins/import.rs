@@ -4,10 +4,9 @@
 //!
 //! # Description
 //!
-//! *import* is allowed wherever a plugin or a server block is allowed, and is replaced before the Corefile is parsed
-//! further. A snippet is a block that has one name in parentheses instead of zones; it has to precede its imports. A
-//! file's path is relative to the importing file. More than a thousand imports are an error, because they are probably
-//! recursive.
+//! *import* is allowed wherever a plugin or a server block is, and is replaced before the Corefile is parsed further. A
+//! snippet is a block that has one name in parentheses instead of zones; it has to precede its imports. A file's path
+//! is relative to the importing file. More than a thousand imports are an error, because they are probably recursive.
 //!
 //! # Syntax
 //!
@@ -16,11 +15,11 @@
 //! import PATTERN
 //! ```
 //!
-//! - **SNIPPET** is the name of a snippet, without the parentheses. In the snippet `{args.0}` is the first of
-//!   **ARGUMENTS**, `{args.1}` the second, and so on; CoreDNS 1.14 has no arguments.
-//! - **PATTERN** is the path of a file, with at most one `*` and one `?`. A pattern without a matching file is ignored;
-//!   the file of a path without a wildcard has to exist. Both wildcards also match a dot at the beginning of a name.
-//!   Matching directories are skipped, so `dir/*` may be the volume of a ConfigMap; CoreDNS fails at directories.
+//! - **SNIPPET** is the name without the parentheses. In the snippet `{args.0}` is the first of **ARGUMENTS**,
+//!   `{args.1}` the second, and so on; CoreDNS 1.14 has no arguments.
+//! - **PATTERN** is the path of a file, with at most one `*` and one `?`, which also match a dot at the beginning of a
+//!   name. A pattern without a matching file is ignored; the file of a path without a wildcard has to exist. Matching
+//!   directories are skipped, so `dir/*` may be the volume of a ConfigMap; CoreDNS fails at directories.
 //!
 //! # Examples
 //!

@@ -4,27 +4,19 @@
 //!
 //! # Description
 //!
-//! Each LoadBalancer Service that lb-linker follows has a name in every zone of this plugin:
-//! `<service>.<namespace>.<zone>`, and `<service>-<namespace>.<zone>` if no other load balancer has that name. A load
-//! balancer with a hostname has a CNAME record, a load balancer with addresses has A and AAAA records, and ports have
-//! SRV records. A query with RD for other types than CNAME also gets the records of the CNAME's target: the hostname is
-//! looked up through the server block of the same listener that is responsible for the hostname, so a block with
-//! `forward` is needed for that. With *clients* in that block, every client gets A, AAAA, HTTPS and SVCB answers for
-//! links. For other types a client that isn't listed gets the CNAME alone.
+//! Each LoadBalancer Service that lb-linker follows has its names in every zone of this plugin;
+//! [concepts.md](concepts.md#names) describes the names, [DNS answers](concepts.md#dns-answers) the answers. A query
+//! with RD for other types than CNAME also gets the records of the CNAME's target: the hostname is looked up through
+//! the server block of the same listener that is responsible for it, so a block with `forward` is needed for that.
 //!
-//! Each name in a chain of CNAME records is checked. A chain ends at a name in the cluster's own domain
-//! (`--cluster-domain`), at `localhost`, at a name that belongs to a zone itself (`apex`), at a name of a load balancer
-//! in another namespace unless its annotation `linker.hsj.com/allow-from` lists the namespace of the load balancer that
-//! leads to it, and at a name for which an `acl` of the responsible server block denies the client the query. The
-//! answer then has the CNAME records before that name, no addresses, and the extended error 15, Blocked. SRV, MX, SVCB
-//! and HTTPS records with such a host are left out, and so are addresses that the target policy denies. Addresses in
-//! the additional section for SRV and NS records, and in the hints of SVCB and HTTPS records, are left out if an `acl`
-//! denies the client a query for them.
+//! Each name in a chain of CNAME records is [checked](concepts.md#the-whole-chain-is-checked). Besides, a chain ends at
+//! a name that belongs to a zone itself (`apex`), and at a name for which an `acl` of the responsible block denies the
+//! client the query. Addresses in the additional section for SRV and NS records, and in the hints of SVCB and HTTPS
+//! records, are left out if an `acl` denies the client a query for them.
 //!
-//! CoreDNS has no such plugin; *lb_linker* stands where `k8s_external` stands in the order of plugins. `cache` never
-//! caches answers of *lb_linker*, but caches the targets' records under the targets' own names.
-//!
-//! All blocks answer from the same links. A custom hostname (`linker.hsj.com/hostname`) may be in a zone of any block.
+//! CoreDNS has no such plugin; it stands where `k8s_external` stands in the order. `cache` never caches its answers,
+//! but the targets' records under their own names. All blocks answer from the same links. A custom hostname may be in a
+//! zone of any block.
 //!
 //! # Syntax
 //!
@@ -38,54 +30,36 @@
 //! }
 //! ```
 //!
-//! - **ZONES** are the zones with the links' names. The default is the zones of the server block, except for reverse
-//!   zones and the root. A zone that equals, holds or lies in the cluster's own domain (`--cluster-domain`) is refused:
-//!   it would hide names of the cluster.
-//! - `ttl` is how long caches keep the plugin's records and negative answers, in seconds: 0 to 3600, 5 by default. A
-//!   Service's own annotation overrides it.
-//! - `apex` is the label below each zone that is reserved for the zone itself: the zone's name server is
-//!   `ns.LABEL.<zone>`. `dns` by default.
-//! - `ns` are the addresses of that name server. The default is the addresses that the block is bound to, or else the
-//!   addresses of the Pod (POD_IPS), or else the addresses of the machine.
+//! - **ZONES** are the zones with the links' names, by default those of the block without reverse zones and the root.
+//!   A zone that equals, holds or lies in the cluster's own domain (`--cluster-domain`) is refused: it would hide names of
+//!   the cluster.
+//! - `ttl` is the TTL of records and negative answers: 0 to 3600 seconds, 5 by default. A Service's annotation
+//!   overrides it.
+//! - `apex` is the label below each zone that is reserved for the zone itself, `dns` by default: its name server is
+//!   `ns.LABEL.<zone>`. `ns` are the addresses of that name server, by default those that the block is bound to, or
+//!   else those of the Pod (POD_IPS), or else those of the machine.
 //! - `reverse` are networks with reverse zones to answer: an address of a load balancer has a PTR record with the load
-//!   balancer's name in the first of **ZONES**. The zones of the server block have to include these reverse zones.
-//! - `fallthrough`: queries for names that don't exist are passed to the next plugin; with **ZONES**, only for names in
-//!   these zones.
-//!
-//! # Metrics
-//!
-//! - `lb_linker_dns_stale_answers_total`: answers with last known addresses because no upstream answered.
-//! - `lb_linker_dns_targets_denied_total{reason}`: answers from which a name or an address was left out: `reason` is
-//!   `name` (the cluster's own domain, or `localhost`), `namespace` (`allow-from`), `acl`, or `address`.
-//! - `lb_linker_dns_targets_failing`: targets, by name and type, for which the last look-up failed. A target that isn't
-//!   looked up for ten minutes no longer counts.
+//!   balancer's name in the first of **ZONES**. The zones of the block have to include these reverse zones.
+//! - `fallthrough` passes queries for names that don't exist to the next plugin; with **ZONES**, only for names in
+//!   these.
 //!
 //! # Examples
 //!
-//! The load balancers of a cluster for every client, and everything else through two resolvers for private addresses:
+//! Load balancers, also by address, for every client; everything else for private addresses:
 //!
 //! ```text
-//! lb.internal {
+//! lb.internal 10.20.0.0/16 {
 //!     prometheus
 //!     errors
-//!     lb_linker
+//!     lb_linker {
+//!         reverse 10.20.0.0/16
+//!     }
 //! }
 //! . {
 //!     errors
 //!     clients 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 fc00::/7
 //!     cache 30
 //!     forward . 192.0.2.53 192.0.2.54
-//! }
-//! ```
-//!
-//! With reverse zones, and with another label for the zone's own names:
-//!
-//! ```text
-//! lb.internal 10.20.0.0/16 {
-//!     lb_linker {
-//!         apex zone
-//!         reverse 10.20.0.0/16
-//!     }
 //! }
 //! ```
 

@@ -6,23 +6,17 @@
 //!
 //! Most clients connect to the first address of an answer. This plugin distributes the clients:
 //!
-//! - `round_robin` shuffles the A and AAAA records of an answer, and its MX records; all orders are equally likely. It
-//!   applies to all sections.
-//! - `weighted` swaps one address with the first one; the order of the other addresses stays. A file contains the
-//!   weights of addresses. `weighted` applies to the answer and the additional section, for queries of the types A,
-//!   AAAA and SRV. MX records aren't shuffled.
+//! - `round_robin` shuffles the A and AAAA records of all sections, and the MX records; all orders are equally likely.
+//! - `weighted` swaps one address with the first one, by the weights of a file, in the answer and the additional
+//!   section, for queries of the types A, AAAA and SRV. The order of the others stays, and MX records aren't shuffled.
 //!
-//! After that, addresses in preferred networks are moved to the front.
+//! After that, addresses in preferred networks are moved to the front. CNAME records come before addresses, because
+//! some stub resolvers need this order. Errors and zone transfers stay unchanged. Without `prefer`, `round_robin`
+//! doesn't shuffle an upstream's answer that is truncated for the client, unless it consists of CNAME records followed
+//! by addresses of one name.
 //!
-//! CNAME records come before addresses, because some stub resolvers need this order. Errors and zone transfers stay
-//! unchanged. Without `prefer`, `round_robin` doesn't shuffle an upstream's answer that is truncated for the client,
-//! unless the answer consists of CNAME records followed by addresses of one name.
-//!
-//! Differences from CoreDNS:
-//! - `prefer` is also allowed with `weighted`; CoreDNS 1.14 rejects that, although its manual documents it.
-//! - The names in the file are case-insensitive (RFC 4343). In CoreDNS a client that asks for `WWW.example.org` gets no
-//!   weights of `www.example.org`.
-//! - `prefer` without a network is an error.
+//! Differences from CoreDNS: `prefer` is also allowed with `weighted`; CoreDNS 1.14 rejects that, although its manual
+//! has it. The names in the file are case-insensitive (RFC 4343). `prefer` without a network is an error.
 //!
 //! # Syntax
 //!
@@ -33,45 +27,30 @@
 //! }
 //! ```
 //!
-//! - `round_robin` is the default.
-//! - `WEIGHTFILE` is the file with the weights; a relative path starts from the directory of *root*.
-//! - `reload`, for `weighted` alone, is the interval at which the file is checked for changes: `30s` by default, never
-//!   with `0s`. An invalid file is an error when the Corefile is read; later, it is logged, and the weights stay
-//!   unchanged. A missing file is an error with `0s`; otherwise all addresses have the same weight until the file
-//!   exists.
-//! - `prefer` lists networks such as `10.0.0.0/8`, the most preferred first. It may be repeated.
+//! - `round_robin` is the default. `prefer` lists networks, the most preferred first, and may be repeated.
+//! - `reload`, for `weighted`, is the interval at which the file is checked: `30s` by default, never with `0s`. An
+//!   invalid file is an error when the Corefile is read; later it is logged, and the weights stay. A missing file is an
+//!   error with `0s`; otherwise all addresses have the same weight until it exists.
 //!
-//! The file has lines with a name, and below each name lines with an address of that name and its weight, a number from
-//! 1 to 255. Empty lines, and lines that begin with `#`, are ignored. The weight of an address that isn't in the file
-//! is 1; the probability that an address comes first is its weight divided by the sum of the weights of all addresses
-//! in the answer.
+//! The file has lines with a name, and below each name lines with an address and its weight, from 1 to 255; an address
+//! that isn't there has 1. Empty lines, and lines that begin with `#`, are ignored. An address comes first with the
+//! probability of its weight divided by the sum of the weights of all addresses in the answer.
 //!
 //! # Examples
 //!
 //! ```text
-//! . {
-//!     loadbalance round_robin {
+//! example.org {
+//!     loadbalance weighted /etc/lb-linker/weights {
+//!         reload 10s
 //!         prefer 10.9.20.0/24 192.168.1.0/24
 //!     }
 //!     forward . 192.0.2.53
 //! }
 //! ```
 //!
-//! With weights from a file that is checked for changes every 10 seconds:
+//! With this file three of six answers begin with 192.0.2.1, and two with 192.0.2.3:
 //!
 //! ```text
-//! example.org {
-//!     loadbalance weighted /etc/lb-linker/weights {
-//!         reload 10s
-//!     }
-//!     forward . 192.0.2.53
-//! }
-//! ```
-//!
-//! In three of six answers for `www.example.org` the first address is 192.0.2.1, in two of six answers 192.0.2.3:
-//!
-//! ```text
-//! # /etc/lb-linker/weights
 //! www.example.org
 //! 192.0.2.1 3
 //! 192.0.2.2 1

@@ -8,15 +8,14 @@
 //!
 //! - `localhost`, and all names below it: A is 127.0.0.1, AAAA is ::1, other types have no records.
 //! - Names that begin with the label `localhost`, such as `localhost.example.org`: the same. Stub resolvers that append
-//!   their search domains ask for such names. RFC 6761 doesn't include them; `localhost_prefix off` passes them to the
-//!   next plugins.
+//!   their search domains ask for them, RFC 6761 doesn't include them. Each such query is logged, with its client, at
+//!   the level debug.
 //! - `0.in-addr.arpa`, `127.in-addr.arpa`, `255.in-addr.arpa`: empty zones, except for `1.0.0.127.in-addr.arpa`, which
-//!   has the PTR record `localhost`. Other names in these zones don't exist.
+//!   has the PTR record `localhost`. Other names in these zones don't exist. There is no answer for zones below
+//!   `ip6.arpa`.
 //!
-//! The four zones have an SOA record, and NS records with the name `localhost`. The TTL of all records is 604800
-//! seconds, a week.
-//!
-//! The plugin doesn't answer for zones below `ip6.arpa`.
+//! The four zones have an SOA record, and NS records with the name `localhost`. The TTL of all records is 604800, a
+//! week.
 //!
 //! # Syntax
 //!
@@ -26,22 +25,8 @@
 //! }
 //! ```
 //!
-//! - `localhost_prefix` turns answers for names that begin with `localhost` on or off; the default is `on`.
-//!
-//! # Metrics
-//!
-//! - `coredns_local_localhost_requests_total{}`: queries for names below `localhost`, and for names that begin with
-//!   `localhost`. `localhost` itself doesn't count. Each of these queries is also logged, with its client, at the level
-//!   debug.
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     local
-//!     forward . /etc/resolv.conf
-//! }
-//! ```
+//! - `localhost_prefix` is about names that begin with `localhost`; `on` by default. `off` passes them to the next
+//!   plugins.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;

@@ -4,17 +4,16 @@
 //!
 //! # Description
 //!
-//! Each query that this block answers is logged as a line on standard output, in the format of CoreDNS, so that parsers
-//! of that format work. Look-ups that lb-linker makes itself, of the target of a link for instance, are separate lines,
-//! as in CoreDNS. Logging never blocks a query: lines that standard output doesn't accept in time are dropped and
-//! counted.
+//! Each query that this block answers is a line on standard output, in CoreDNS's format, so that parsers of it work.
+//! Look-ups that lb-linker makes itself, of the target of a link for instance, are separate lines, as in CoreDNS.
+//! Logging never blocks a query: lines that standard output doesn't accept in time are dropped and counted.
 //!
 //! ```text
 //! [INFO] 10.0.0.1:5353 - 1234 "A IN example.org. udp 41 false 4096" NOERROR qr,aa,rd,ra 106 0.000307024s
 //! ```
 //!
-//! With `--log-format json` each line is an object instead, with `time`, `level`, the whole line as `message`, and a
-//! field for each placeholder of the format, by its name: `"name":"example.org."`, `"id":1234`, `"do":false`,
+//! With `--log-format json` each line is an object with `time`, `level`, the whole line as `message`, and a field for
+//! each placeholder of the format, by its name: `"name":"example.org."`, `"id":1234`, `"do":false`,
 //! `"duration":0.000307024`. An IPv6 address has no brackets in JSON, and a missing value is `null`.
 //!
 //! Differences from CoreDNS: metadata aren't supported, so `{/label}` is rejected. The flag `tc` is shown if the client
@@ -29,52 +28,27 @@
 //! }
 //! ```
 //!
-//! **NAMES** are the names that are logged, with all names below them; all names by default. **FORMAT** is the format
-//! of a line; it has to follow a name, to distinguish it from names: `log . FORMAT`. The plugin may be repeated: only
-//! the first line with a matching name counts.
+//! **NAMES** are logged with all names below them; all names by default. **FORMAT** has to follow a name:
+//! `log . FORMAT`. The plugin may be repeated: only the first line with a matching name counts. `class` selects the
+//! answers that are logged: `success` (data, a delegation, or an empty NOERROR without an SOA record), `denial`
+//! (NXDOMAIN, or NOERROR with an SOA record, both without records in the answer section), `error` (everything else,
+//! such as SERVFAIL, REFUSED, an answer with expired signatures, or none), or `all`, the default.
 //!
-//! `class` selects the answers that are logged:
-//!
-//! * `success`: an answer with data, a delegation, or an empty NOERROR answer without an SOA record.
-//! * `denial`: the name or the type doesn't exist (NXDOMAIN, or NOERROR with an SOA record; both without records in the
-//!   answer section).
-//! * `error`: all other results, such as SERVFAIL and REFUSED, an answer with expired signatures, or no answer.
-//! * `all`: all of these classes. This is the default.
-//!
-//! In **FORMAT** placeholders stand for parts of the query and of the answer; other text is written unchanged:
-//!
-//! * `{type}`, `{name}`, `{class}`: the question. The name is in lower case.
-//! * `{proto}`: `udp` or `tcp`; TLS is `tcp`, too.
-//! * `{size}`: the size of the query in bytes.
-//! * `{remote}`, `{port}`: the client's address and port. An IPv6 address is in brackets.
-//! * `{local}`: the local address that received the query.
-//! * `{>id}`, `{>opcode}`: the ID and the opcode of the query, as numbers.
-//! * `{>do}`: whether the client wants DNSSEC records, `true` or `false`.
-//! * `{>bufsize}`: the maximum size of a UDP answer in bytes that the client accepts, 512 without EDNS; 65535 by TCP.
-//! * `{rcode}`: the response code, by name; `-` if there is no answer.
-//! * `{>rflags}`: the flags that are set in the answer, such as `qr,aa,rd`; `-` if there is no answer.
-//! * `{rsize}`: the size of the whole answer in bytes without name compression, even if the client gets less.
-//! * `{duration}`: the duration of the query in seconds.
-//! * `{common}`: `{remote}:{port} - {>id} "{type} {class} {name} {proto} {size} {>do} {>bufsize}" {rcode} {>rflags}
-//!   {rsize} {duration}`, on one line. This is the default.
-//! * `{combined}`: the same, followed by `"{>opcode}"`.
-//!
-//! # Metrics
-//!
-//! * `lb_linker_dns_log_lines_dropped_total` - lines of *errors* and *log* that were dropped.
+//! | placeholder | stands for (other text is written unchanged) |
+//! |---|---|
+//! | `{type}`, `{name}`, `{class}` | the question; the name in lower case |
+//! | `{proto}` | `udp` or `tcp`; TLS is `tcp`, too |
+//! | `{size}`, `{rsize}` | the size of the query in bytes, and of the whole answer without name compression |
+//! | `{remote}`, `{port}`, `{local}` | the client's address (IPv6 in brackets) and port, and the local address that received the query |
+//! | `{>id}`, `{>opcode}` | the ID and the opcode of the query, as numbers |
+//! | `{>do}` | whether the client wants DNSSEC records, `true` or `false` |
+//! | `{>bufsize}` | the maximum size of a UDP answer that the client accepts, 512 without EDNS; 65535 by TCP |
+//! | `{rcode}`, `{>rflags}` | the response code by name, and the flags of the answer, such as `qr,aa,rd`; `-` without an answer |
+//! | `{duration}` | the duration of the query in seconds |
+//! | `{common}`, the default | `{remote}:{port} - {>id} "{type} {class} {name} {proto} {size} {>do} {>bufsize}" {rcode} {>rflags} {rsize} {duration}` |
+//! | `{combined}` | the same, followed by `"{>opcode}"` |
 //!
 //! # Examples
-//!
-//! Log all queries:
-//!
-//! ```text
-//! . {
-//!     log
-//!     forward . /etc/resolv.conf
-//! }
-//! ```
-//!
-//! Log only denials and errors below example.org, with fewer details:
 //!
 //! ```text
 //! . {

@@ -4,47 +4,27 @@
 //!
 //! # Description
 //!
-//! When lb-linker begins to serve a block, it queries itself for a random name in the first zone of the block. If this
-//! query, the probe, comes back from the upstreams again and again, they form a loop: each forwarded query would
-//! circulate without end. lb-linker then logs an error with the address that the probe came from, and *forward* in this
-//! block stops forwarding: its clients get SERVFAIL with an extended error.
+//! When lb-linker begins to serve a block, it queries itself for a random name in the first zone of the block, with the
+//! type HINFO. If this probe comes back from the upstreams again and again, they form a loop. lb-linker then logs an
+//! error with the address that the probe came from, and *forward* in this block stops: its clients get SERVFAIL with an
+//! extended error.
 //!
-//! While the loop lasts, lb-linker sends another probe with a new random name every 10 s. When the upstreams have
-//! answered a probe, or three probes in a row haven't come back, the loop has ended: lb-linker logs that, and *forward*
-//! answers again.
+//! While the loop lasts, a probe with a new name is sent every 10 s. When the upstreams have answered one, or three in
+//! a row haven't come back, the loop has ended: lb-linker logs that, and *forward* answers again. SIGUSR1, and *reload*
+//! when it rebuilds the block or the file of its upstreams has changed, end the SERVFAIL at once and repeat the check
+//! of the start: for up to 30 s a probe with a timeout of 2 s, the next one 1 s later, until there is an answer other
+//! than SERVFAIL and REFUSED. A loop that begins later isn't detected before the next SIGUSR1.
 //!
-//! SIGUSR1 ends the SERVFAIL at once and repeats the check that is made at the start. So does *reload* when it rebuilds
-//! the block, because the block or the file of its upstreams has changed.
+//! Most often an upstream is lb-linker itself, such as 127.0.0.1 or the address of its Service, or a resolver on the
+//! node (systemd-resolved) that forwards to it. Configure the resolvers that the node itself uses.
 //!
-//! The most common cause is an upstream that is lb-linker itself, such as 127.0.0.1 or, in a cluster, the address of a
-//! Service in front of lb-linker, or a resolver on the node (systemd-resolved) that forwards to lb-linker. As a
-//! solution, configure the resolvers that the node itself uses.
-//!
-//! The probe is a query of type HINFO. At the start, probes are sent for up to 30 s, until there is an answer other
-//! than SERVFAIL and REFUSED: a probe has a timeout of 2 s, and the next probe follows 1 s later. A loop that begins
-//! later isn't detected before the next SIGUSR1.
-//!
-//! Difference from CoreDNS: the process doesn't exit. lb-linker's own names need no upstream, and must not fail because
-//! an upstream in resolv.conf is wrong. And the probe enters the block directly, without a socket.
+//! Difference from CoreDNS: the process doesn't exit, because lb-linker's own names need no upstream. The probe enters
+//! the block directly, without a socket.
 //!
 //! # Syntax
 //!
 //! ```text
 //! loop
-//! ```
-//!
-//! # Metrics
-//!
-//! - `lb_linker_dns_loops_total{}` - detected loops.
-//! - `lb_linker_dns_looping{}` - server blocks that have a loop now.
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     loop
-//!     forward . /etc/resolv.conf
-//! }
 //! ```
 
 use std::pin::pin;

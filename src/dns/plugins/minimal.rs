@@ -4,23 +4,14 @@
 //!
 //! # Description
 //!
-//! A positive answer loses its authority and additional sections. Answers that need these sections keep them: errors,
-//! NXDOMAIN, NODATA with an SOA record, and delegations (NS records in the authority section and no answer). For
-//! clients that ask for DNSSEC records, an answer with a signature outside its validity period stays unchanged, too.
+//! A positive answer loses its authority and additional sections. Errors, NXDOMAIN, NODATA with an SOA record, and
+//! delegations (NS records in the authority section and no answer) keep them, and so does, for clients that ask for
+//! DNSSEC records, an answer with a signature outside its validity period.
 //!
 //! # Syntax
 //!
 //! ```text
 //! minimal
-//! ```
-//!
-//! # Examples
-//!
-//! ```text
-//! example.org {
-//!     minimal
-//!     forward . 192.0.2.53
-//! }
 //! ```
 
 use async_trait::async_trait;

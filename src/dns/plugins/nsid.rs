@@ -4,12 +4,10 @@
 //!
 //! # Description
 //!
-//! If several servers share an address, a client can't see which server it has reached. A client that sends the EDNS
-//! option NSID (RFC 5001; `dig +nsid`) gets the identifier of this server with the answer. Errors that aren't an answer
-//! of a plugin, such as SERVFAIL because no upstream answers, have no identifier.
-//!
-//! Differences from CoreDNS:
-//! - The identifier has at most 128 bytes, so that it fits into the smallest answer.
+//! If several servers share an address, a client can't see which one it has reached. A client that sends the EDNS
+//! option NSID (RFC 5001; `dig +nsid`) gets the identifier of this server. Errors that aren't an answer of a plugin,
+//! such as SERVFAIL because no upstream answers, have none. Difference from CoreDNS: it has at most 128 bytes, so that
+//! it fits into the smallest answer.
 //!
 //! # Syntax
 //!
@@ -17,23 +15,8 @@
 //! nsid [DATA...]
 //! ```
 //!
-//! - `DATA` is the identifier. Several words are joined with spaces. The default is the host's name: in Kubernetes the
-//!   name of the Pod.
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     nsid Zone A
-//!     forward . /etc/resolv.conf
-//! }
-//! ```
-//!
-//! The output of `dig +nsid`:
-//!
-//! ```text
-//! ; NSID: 5a 6f 6e 65 20 41 ("Zone A")
-//! ```
+//! - `DATA`: words are joined with spaces. The default is the host's name, in Kubernetes that of the Pod. With
+//!   `nsid Zone A`, `dig +nsid` shows `; NSID: 5a 6f 6e 65 20 41 ("Zone A")`.
 
 use async_trait::async_trait;
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption, NSIDPayload};

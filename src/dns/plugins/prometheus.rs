@@ -4,12 +4,10 @@
 //!
 //! # Description
 //!
-//! Names, labels and buckets are those of CoreDNS, so that CoreDNS's dashboards and alerts work. `/metrics` also has
-//! lb-linker's own metrics, which begin with `lb_linker_`, the metrics of the other plugins, and the metrics of the
-//! process (`process_*`); there are no metrics of Go's runtime.
-//!
-//! A block needs its own line for its queries to be counted; blocks with the same address share the endpoint. Look-ups
-//! of links' targets are counted in the block that answers them, as CoreDNS counts its own look-ups.
+//! Names, labels and buckets are those of CoreDNS, so that its dashboards and alerts work. `/metrics` also has
+//! lb-linker's own metrics (`lb_linker_*`), those of the other plugins, and those of the process (`process_*`). A block
+//! needs its own line for its queries to be counted; blocks with the same address share the endpoint. Look-ups of
+//! links' targets are counted in the block that answers them.
 //!
 //! # Syntax
 //!
@@ -21,32 +19,25 @@
 //!
 //! - **ADDRESS** is an IP address or `localhost`, and a port; `localhost:9153` by default. In a Pod use `:9153`, which
 //!   means all addresses.
-//! - `tls` serves `/metrics` by HTTPS. **FILE** is a web configuration of Prometheus, in YAML. A relative path starts
-//!   from the working directory.
+//! - `tls` serves `/metrics` by HTTPS, to all clients or only to clients with a certificate. **FILE** is a web
+//!   configuration of Prometheus, in YAML, as Prometheus's exporters have it. Its path starts from the working
+//!   directory.
+//! - CoreDNS's option `runtime_metrics` isn't supported.
 //!
-//! The flags have no such option: take the built-in Corefile, which `lb-linker check` prints, and set `tls` in each
-//! `prometheus` line. In Kubernetes, mount the Secret with the certificate beside the Corefile. Prometheus needs
-//! `scheme: https` and `tls_config` in its scrape job (in a ServiceMonitor `scheme` and `tlsConfig`). It connects to the
-//! addresses of Pods: set `server_name` (`serverName`) to a name in the certificate.
+//! The flags have no `tls`: take the built-in Corefile, which `lb-linker check` prints, and set it in each `prometheus`
+//! line. In Kubernetes, mount the Secret with the certificate beside the Corefile. Prometheus needs `scheme: https` and
+//! `tls_config` in its scrape job (in a ServiceMonitor `scheme` and `tlsConfig`), with `server_name` (`serverName`) as
+//! a name in the certificate, because it connects to the addresses of Pods.
 //!
-//! CoreDNS's option `runtime_metrics` isn't supported.
-//!
-//! Prometheus's exporters share the format of the web configuration. Its key `tls_server_config` can have:
-//!
-//! - `cert_file` and `key_file`: the files of the certificate, followed by the intermediate certificates, and of its
-//!   private key, in PEM. Relative paths start from the directory of **FILE**. `cert` and `key` have the PEM text itself.
-//! - `client_auth_type`: which clients are served.
-//!   - `NoClientCert`: all clients, without a certificate request. This is the default.
-//!   - `RequestClientCert`: all clients; a certificate is requested, but not verified.
-//!   - `RequireAnyClientCert`: clients with a certificate of any CA.
-//!   - `VerifyClientCertIfGiven`: clients with a certificate of the CA, and clients without a certificate.
-//!   - `RequireAndVerifyClientCert`: clients with a certificate of the CA.
-//! - `client_ca_file`, or `client_ca` with the PEM text: the CAs of clients' certificates. By default the CAs of the
-//!   system are used. Needs a `client_auth_type` other than `NoClientCert`.
-//! - `min_version` and `max_version`: `TLS12` or `TLS13`. By default both versions are supported.
-//! - `cipher_suites`: the cipher suites of TLS 1.2, by Go's names; those with AES-GCM and ChaCha20-Poly1305 are supported.
-//! - `curve_preferences`: `X25519`, `CurveP256` or `CurveP384`.
-//! - `prefer_server_cipher_suites`: `false` prefers the client's order of cipher suites.
+//! | key of `tls_server_config` | meaning |
+//! |---|---|
+//! | `cert_file`, `key_file`; or `cert`, `key` with the text | the certificate, followed by the intermediate ones, and its private key, in PEM. Relative paths start from the directory of **FILE** |
+//! | `client_auth_type` | `NoClientCert`, the default: all clients. `RequestClientCert`: all clients, a certificate is requested and not verified. `RequireAnyClientCert`: those with a certificate of any CA. `VerifyClientCertIfGiven`: those with a certificate of the CA, or without one. `RequireAndVerifyClientCert`: those with a certificate of the CA |
+//! | `client_ca_file`, or `client_ca` with the text | the CAs of clients' certificates, instead of the system's. Not with `NoClientCert` |
+//! | `min_version`, `max_version` | `TLS12` or `TLS13`; both by default |
+//! | `cipher_suites` | of TLS 1.2, by Go's names; those with AES-GCM and ChaCha20-Poly1305 |
+//! | `curve_preferences` | `X25519`, `CurveP256` or `CurveP384` |
+//! | `prefer_server_cipher_suites` | `false` prefers the client's order of cipher suites |
 //!
 //! The files are read with the Corefile: *reload* and SIGUSR1 also notice a renewed certificate. If a file is invalid,
 //! lb-linker doesn't start, and at a reload the previous certificate stays in force. A file without a
@@ -54,37 +45,11 @@
 //! handshake.
 //!
 //! Differences of `tls` from CoreDNS: CoreDNS 1.14 starts without `/metrics` if a file is invalid, and reads the files
-//! for each connection. Plugins with the same address, also in other blocks, need the same `tls`, or none; in CoreDNS the
-//! first one counts. `/metrics` is served by HTTP/1.1 only: `http2` in `http_server_config` has no effect. TLS 1.0 and
-//! 1.1, `client_allowed_sans`, `headers` in `http_server_config`, `rate_limit` and `basic_auth_users` are rejected.
-//!
-//! # Metrics
-//!
-//! - `coredns_build_info{version, revision, goversion}`: lb-linker's version; the other two labels are empty.
-//! - `coredns_panics_total`: queries that caused a panic.
-//! - `coredns_plugin_enabled{server, zone, view, name}`: 1 for each plugin of a block that takes part in answering;
-//!   `zone` is the block's first zone.
-//! - `coredns_dns_requests_total{server, zone, view, proto, family, type}`: queries.
-//! - `coredns_dns_do_requests_total{server, zone, view}`: queries with DO set.
-//! - `coredns_dns_request_size_bytes{server, zone, view, proto}`: the size of queries.
-//! - `coredns_dns_request_duration_seconds{server, zone, view}`: the duration of queries.
-//! - `coredns_dns_responses_total{server, zone, view, rcode, plugin}`: answers, by the plugin that has answered.
-//! - `coredns_dns_response_size_bytes{server, zone, view, proto}`: the size of answers.
-//!
-//! The labels: `server` is the listener, such as `dns://:53`; `zone` is the zone of the block, or `dropped` for a query
-//! that is refused before it reaches a block; `view` is always empty; `proto` is `udp`, or `tcp` with or without TLS;
-//! `family` is 1 for IPv4 and 2 for IPv6.
+//! for each connection. Plugins with the same address, also in other blocks, need the same `tls`, or none; in CoreDNS
+//! the first one counts. `/metrics` is served by HTTP/1.1 only: `http2` in `http_server_config` has no effect. TLS 1.0
+//! and 1.1, `client_allowed_sans`, `headers` in `http_server_config`, `rate_limit` and `basic_auth_users` are rejected.
 //!
 //! # Examples
-//!
-//! ```text
-//! . {
-//!     prometheus :9153
-//!     whoami
-//! }
-//! ```
-//!
-//! By HTTPS, for clients with a certificate of the company's CA:
 //!
 //! ```text
 //! . {
@@ -96,7 +61,7 @@
 //! }
 //! ```
 //!
-//! `/etc/lb-linker/web.yml`:
+//! `/etc/lb-linker/web.yml`, for clients with a certificate of the company's CA:
 //!
 //! ```text
 //! tls_server_config:

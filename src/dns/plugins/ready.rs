@@ -4,11 +4,10 @@
 //!
 //! # Description
 //!
-//! `/ready` answers 200 and "OK" when all plugins are ready, and 503 with the names of the plugins that aren't. The
-//! only plugin that has to become ready is `lb_linker`, when the load balancers are known for the first time. It then
-//! stays ready, even if the API server becomes unavailable. With `--snapshot` it is ready, too, while it answers from a
-//! snapshot that isn't older than `--snapshot-max-age`; `/ready` then answers with a note instead of "OK". A note also
-//! says that external targets can't be written because the target namespace is missing: DNS answers as before.
+//! `/ready` answers 200 and "OK" when all plugins are ready, else 503 with the names of those that aren't. Only
+//! `lb_linker` has to become ready, when the load balancers are known for the first time. It then stays ready, also
+//! without the API server. While it answers from a [snapshot](operations.md#start-without-the-api-server), or the
+//! target namespace is missing, `/ready` is 200 with a note instead of "OK".
 //!
 //! One line applies to all blocks. CoreDNS checks only the plugins of the blocks that have *ready*; but a Pod is ready
 //! or not as a whole.
@@ -22,17 +21,7 @@
 //! ```
 //!
 //! - **ADDRESS** is an IP address or `localhost`, and a port; the default `:8181` means all addresses.
-//! - `monitor` is accepted for compatibility with CoreDNS's Corefiles, but has no effect: each request to `/ready`
-//!   checks the plugins.
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     ready :8282
-//!     whoami
-//! }
-//! ```
+//! - `monitor` is accepted, and has no effect: each request to `/ready` checks the plugins.
 
 use super::setup::{HttpKind, Setup};
 use crate::dns::corefile::CorefileError;

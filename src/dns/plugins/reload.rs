@@ -5,18 +5,14 @@
 //! # Description
 //!
 //! The Corefile, its imports, and the files that plugins have read with it, such as certificates and resolv.conf, are
-//! read again periodically. When a file has changed, the changed blocks are rebuilt and replace the old ones between
-//! two queries, so that no query is lost. All other parts continue unchanged: the links and their watch, blocks with
-//! their caches, listeners. If the new Corefile is invalid, or needs a port that isn't available, nothing changes; the
-//! failure is logged and counted.
-//!
-//! Reloading works through the symbolic links of a mounted ConfigMap, too, because the contents are compared.
-//!
-//! The signal SIGUSR1 reloads the Corefile at once, with or without this plugin. One line in any block applies to all
-//! blocks.
+//! read again periodically; contents are compared, so the symbolic links of a mounted ConfigMap work, too. Changed
+//! blocks are rebuilt and replace the old ones between two queries, so that no query is lost. The links and their
+//! watch, unchanged blocks with their caches, and listeners continue. If the new Corefile is invalid, or needs a port
+//! that isn't available, nothing changes; the failure is logged and counted. SIGUSR1 reloads at once, with or without
+//! this plugin. One line in any block applies to all blocks.
 //!
 //! When the zones of `lb_linker` or their `apex` change, Services are listed again, because names are assigned to
-//! Services by zone; the leader releases the Lease for that. Known names are answered meanwhile.
+//! Services by zone; known names are answered meanwhile, and the leader keeps its Lease.
 //!
 //! # Syntax
 //!
@@ -24,23 +20,9 @@
 //! reload [INTERVAL [JITTER]]
 //! ```
 //!
-//! - **INTERVAL** is the time between two checks, a duration such as 30s, which is the default; 2s at least.
+//! - **INTERVAL** is the time between two checks: 30s by default, 2s at least.
 //! - **JITTER** is the range of the random shift of **INTERVAL**, half of it in either direction, so that not all
-//!   replicas reload at once: 15s by default, and never more than half of **INTERVAL**; 0 or 1s at least.
-//!
-//! # Metrics
-//!
-//! - `coredns_reload_failed_total`: failed reloads.
-//! - `coredns_reload_version_info{hash, value}`: 1 for the hash of the Corefile in force.
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     reload 10s 2s
-//!     forward . 192.0.2.53
-//! }
-//! ```
+//!   replicas reload at once: 15s by default, never more than half of **INTERVAL**; 0, or 1s at least.
 
 use std::time::Duration;
 

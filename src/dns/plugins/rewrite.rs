@@ -8,34 +8,29 @@
 //! CNAME in the answer. The plugins after *rewrite* see the changed query; the client always gets its own question
 //! back.
 //!
-//! The rules are tried in the order of the lines, each on the query as the previous rules have changed it. After a rule
-//! that matches the query, no further rule is tried, unless the rule has `continue`. The changes of the answer are
-//! applied in reverse order: the last rule first, and within a rule the last `answer` first.
+//! The rules are tried in the order of the lines, each on the query as the previous ones have changed it. After a rule
+//! that matches, no further one is tried, unless the rule has `continue`. The changes of the answer are applied in
+//! reverse order: the last rule first, and within a rule the last `answer` first.
 //!
 //! Names are matched in CoreDNS's form: in lower case, with a dot at the end, with unprintable characters as `\DDD`. If
-//! a rule produces an invalid name (an empty label, a label of more than 63 bytes, more than 255 bytes in all), the
-//! client gets SERVFAIL, and *errors* logs `invalid name after rewrite`.
+//! a rule produces an invalid name (an empty label, one of more than 63 bytes, more than 255 bytes in all), the client
+//! gets SERVFAIL, and *errors* logs `invalid name after rewrite`.
 //!
-//! **Differences from CoreDNS:**
+//! Differences from CoreDNS:
 //!
-//! - `edns0` isn't supported, because no plugin here uses what it sets.
-//! - Regular expressions are those of the Rust crate regex, which has nearly all of RE2's syntax. `\Q…\E` and `\C` are
-//!   missing and are rejected. In brackets, `[`, `&&`, `--` and `~~` have a meaning, and have to be escaped to stand
-//!   for themselves: `[\[]`. A brace that doesn't begin a count has to be escaped, too: `\{`.
-//! - The client gets its own question back in all cases. CoreDNS returns the changed question if only rules with
-//!   `continue` have matched and none of them changes answers; resolvers drop such an answer.
+//! - `edns0` isn't supported, because no plugin here uses what it sets. `\C` is missing in regular expressions, too.
+//! - CoreDNS returns the changed question if only rules with `continue` have matched and none of them changes answers;
+//!   resolvers drop such an answer.
 //! - If a rule produces an invalid name in the answer, or an RCODE above 15 for a client without EDNS, which can't
-//!   receive such an RCODE, the client gets SERVFAIL. CoreDNS sends no answer, and the client retries until it gives
-//!   up.
-//! - TO of `cname` needs no dot at its end. CoreDNS can't send the answer without the dot.
-//! - A chain of look-ups by `cname` ends after eight look-ups, and the next CNAME stays unchanged, so that rules that
-//!   refer to each other don't loop. A query causes at most 16 such look-ups, together with those of `template`, and so
-//!   does each name that `lb_linker` looks up for it. After a look-up without a reply, the remaining CNAMEs of the
-//!   rewritten answer stay unchanged, too. A log line, at most one a minute for each rule, counts such look-ups.
+//!   receive it, the client gets SERVFAIL. CoreDNS sends no answer.
+//! - TO of `cname` needs no dot at its end. CoreDNS can't send the answer without the dot. TO of `name exact` need not
+//!   be a regular expression, which CoreDNS requires by mistake: `*.example.org` is a valid name.
+//! - A chain of look-ups by `cname` ends after eight, and the next CNAME stays unchanged. A query causes at most 16
+//!   such look-ups, together with those of `template`, and so does each name that `lb_linker` looks up for it. After a
+//!   look-up without a reply, the remaining CNAMEs stay unchanged, too. A log line, at most one a minute for each rule,
+//!   counts such look-ups.
 //! - If a rule for answers applies to a failure, the number in the line of `errors` is the RCODE that the client gets.
 //!   CoreDNS logs 0.
-//! - TO of `name exact` need not be a regular expression, which CoreDNS requires by mistake: `*.example.org` is a valid
-//!   name.
 //!
 //! # Syntax
 //!
@@ -48,96 +43,53 @@
 //! rewrite [continue|stop] cname [exact|prefix|suffix|substring|regex] FROM TO
 //! ```
 //!
-//! - `continue` goes on to the next rule; `stop`, the default, ends the search. Both count only if the rule matches the
-//!   query; `cname` matches all queries.
+//! `continue` goes on to the next rule; `stop`, the default, ends the search. Both count only if the rule matches the
+//! query; `cname` matches all queries. A single rule may also be in braces, on any number of lines, as in an example
+//! below.
 //!
-//! A rule may also be in braces, on any number of lines. The lines are joined: braces contain a single rule.
+//! | names | that the rule matches |
+//! |---|---|
+//! | `exact`, the default | the name itself; the word is mandatory if `answer` follows |
+//! | `prefix`, `suffix`, `substring` | names that begin or end with FROM, or contain it; `substring` replaces all occurrences. A dot is added at the end of FROM and of TO (except by `cname`): `prefix foo bar` matches `foo.example.com` and not `foobar.example.com` |
+//! | `regex` | names that a regular expression matches, anywhere unless it has `^` or `$`. TO becomes the whole name, with a dot added; `{1}` in it is the match of the first group, `{0}` the whole match. `$1` has no meaning |
 //!
-//! ```text
-//! rewrite [continue|stop] {
-//!     name regex FROM TO
-//!     answer name FROM TO
-//! }
-//! ```
+//! | change | what is changed |
+//! |---|---|
+//! | `name` | the name in the query |
+//! | `type`, `class` | the type (`A`, `ANY`…) or the class (`IN`, `CS`, `CH`, `HS`, `NONE`, `ANY`) by name. Other classes than IN get here only in a server with `chaos` or `forward` |
+//! | `ttl` | the TTL of all records: SECONDS, or at least MIN and at most MAX. `30-` has no upper bound, `-30` no lower one |
+//! | `rcode` | the RCODE of the answer, if it is FROM, also if no plugin has answered: numbers up to 23, or NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED, YXDOMAIN, YXRRSET, NXRRSET, NOTAUTH, NOTZONE, DSOTYPENI, BADSIG, BADKEY, BADTIME, BADMODE, BADNAME, BADALG, BADTRUNC or BADCOOKIE |
+//! | `cname` | the target of a CNAME, for queries of any type. The new target is looked up with the type of the client's query, and the result replaces the records after that CNAME; the RCODE stays. FROM is converted to lower case, even a regular expression, and the target keeps its case |
 //!
-//! The names that a rule matches:
+//! Of a `name` rule, the three sections of the answer keep the changed name, unless the rule is `exact` or has
+//! `answer`:
 //!
-//! - `exact` - the name itself. This is the default; the word is mandatory if `answer` follows.
-//! - `prefix`, `suffix`, `substring` - names that begin or end with FROM, or contain it. A dot is added at the end of
-//!   FROM and of TO (except by `cname`): `prefix foo bar` matches `foo.example.com` and not `foobar.example.com`. The
-//!   rest of the name stays; `substring` replaces all occurrences of FROM.
-//! - `regex` - names that a regular expression matches, of 10000 bytes at most, anywhere in the name unless it has `^`
-//!   or `$`. TO becomes the whole name; `{1}` in TO stands for the match of the first group, `{2}` for the second
-//!   group, `{0}` for the whole match. `$1` has no meaning. Names have a dot at the end, and a dot is added to TO.
-//!
-//! The changes:
-//!
-//! - `name` - the name in the query.
-//! - `type` - the type, by name: `A`, `AAAA`, `ANY`…
-//! - `class` - the class: `IN`, `CS`, `CH`, `HS`, `NONE` or `ANY`. Queries of other classes than IN reach this plugin
-//!   only in a server that has `chaos` or `forward`.
-//! - `ttl` - the TTL of all records of the answer, in seconds: SECONDS, or at least MIN and at most MAX. `30-` has no
-//!   upper bound, `-30` no lower bound.
-//! - `rcode` - the RCODE of the answer, if it is FROM; also if no plugin has answered. FROM and TO are numbers up to
-//!   23, or NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED, YXDOMAIN, YXRRSET, NXRRSET, NOTAUTH, NOTZONE,
-//!   DSOTYPENI, BADSIG, BADKEY, BADTIME, BADMODE, BADNAME, BADALG, BADTRUNC or BADCOOKIE.
-//! - `cname` - the target of a CNAME in the answer, for queries of any type. The new target is looked up here with the
-//!   type of the client's query, and the result replaces the records after that CNAME. The RCODE stays. Case matters
-//!   here: FROM is converted to lower case, even a regular expression, and the target keeps its case.
-//!
-//! The effect of a `name` rule on the three sections of the answer:
-//!
-//! - None, unless the rule is `exact`, or has `answer`: the records keep the changed name.
-//! - `answer auto` - the name is changed back, in the names of records and in their values. `suffix` changes TO back to
-//!   FROM at the end of all names; the other rules change the new name and the names below it to the client's name, in
-//!   lower case. `exact` always does this.
-//! - `answer name FROM TO` - names of records that the regular expression FROM matches become TO. It can't be combined
-//!   with `answer auto`; with `exact` it is applied first.
-//! - `answer value FROM TO` - the same for the name in the value of CNAME, DNAME, MX (the exchange), NAPTR (the
+//! - `answer auto`, which `exact` always does: the name is changed back, in the names of records and in their values.
+//!   `suffix` changes TO back to FROM at the end of all names; the others change the new name and the names below it to
+//!   the client's name, in lower case.
+//! - `answer name FROM TO`: names of records that the regular expression FROM matches become TO. Not with
+//!   `answer auto`; with `exact` it is applied first.
+//! - `answer value FROM TO`: the same for the name in the value of CNAME, DNAME, MX (the exchange), NAPTR (the
 //!   replacement), NS, PTR, SOA (the primary server) and SRV (the target).
 //!
-//! A rule may have several of these changes in a row; only the first change needs the word `answer`.
+//! A rule may have several of these in a row; only the first one needs the word `answer`.
 //!
 //! # Examples
 //!
-//! Answer queries for `example.net` with the records of `example.org`, invisibly for clients:
+//! One zone for another, invisibly for clients; the names of another system; ANY and TTLs; failures of a server as
+//! empty answers; one content delivery network for another:
 //!
 //! ```text
 //! rewrite name example.net example.org
-//! ```
-//!
-//! The same for all names below it:
-//!
-//! ```text
 //! rewrite name suffix .example.net .example.org answer auto
-//! ```
-//!
-//! Look up `ftp-us-west-1.example.org` as `ftp.service.us-west-1.consul`:
-//!
-//! ```text
 //! rewrite stop {
 //!     name regex (.*)-(us-west-1)\.example\.org {1}.service.{2}.consul
 //!     answer name (.*)\.service\.(us-west-1)\.consul {1}-{2}.example.org
 //!     answer value (.*)\.service\.(us-west-1)\.consul {1}-{2}.example.org
 //! }
-//! ```
-//!
-//! Change ANY to HINFO for all names, and limit TTLs below `example.org` to between half a minute and five minutes:
-//!
-//! ```text
 //! rewrite continue type ANY HINFO
 //! rewrite ttl suffix .example.org 30-300
-//! ```
-//!
-//! Turn the failures of a server for names below `example.org` into empty answers:
-//!
-//! ```text
 //! rewrite rcode regex (.*)\.example\.org SERVFAIL NOERROR
-//! ```
-//!
-//! Replace one content delivery network with another:
-//!
-//! ```text
 //! rewrite cname suffix .cdn.example.net. .other.example.com.
 //! ```
 

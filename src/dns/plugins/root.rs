@@ -1,6 +1,6 @@
 //! # Name
 //!
-//! *root* - sets the directory that relative paths of the block start from.
+//! *root* - sets the directory that relative paths of the block start from, for example `root /etc/lb-linker`.
 //!
 //! # Description
 //!
@@ -10,15 +10,6 @@
 //!
 //! ```text
 //! root PATH
-//! ```
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     root /etc/lb-linker
-//!     hosts names.txt
-//! }
 //! ```
 
 use std::io::ErrorKind;

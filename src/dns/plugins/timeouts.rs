@@ -4,19 +4,15 @@
 //!
 //! # Description
 //!
-//! A client that uses TCP or TLS keeps a connection, which costs memory whether it is used or not. Without this plugin
-//! a connection is closed after 30 seconds without a query, and after 5 seconds if the client doesn't send the rest of
-//! a query, or doesn't receive its answers. That is too long if there are very many clients, and too short on very slow
-//! paths.
+//! A connection costs memory whether it is used or not. The defaults are too long if there are very many clients, and
+//! too short on very slow paths. The limits apply to a listener: if several blocks share it, each limit is that of the
+//! last block that sets it.
 //!
-//! The limits apply to a listener. If several blocks share a listener, each limit is that of the last block that sets
-//! it. The limits don't apply to UDP.
-//!
-//! Differences from CoreDNS: without the plugin CoreDNS has timeouts of 3 seconds instead of 5 for `read`, and of 10
-//! instead of 30 for `idle`; RFC 7766 section 6.2.3 asks for some seconds at least, and a cache that forwards to
-//! lb-linker saves the handshakes. In CoreDNS, `read` also limits the wait for the first query, and `idle` the duration
-//! of all later queries; here, `idle` limits pauses, and `read` limits each query, because a query that arrives byte by
-//! byte isn't a pause. `write` closes connections here; CoreDNS accepts it without effect.
+//! Differences from CoreDNS: its defaults are 3 seconds for `read` and 10 for `idle`; RFC 7766 section 6.2.3 asks for
+//! some seconds at least, and a cache that forwards to lb-linker saves the handshakes. In CoreDNS, `read` also limits
+//! the wait for the first query, and `idle` the duration of all later queries; here, `idle` limits pauses, and `read`
+//! limits each query, because a query that arrives byte by byte isn't a pause. `write` closes connections here; CoreDNS
+//! accepts it without effect.
 //!
 //! # Syntax
 //!
@@ -31,18 +27,17 @@
 //!
 //! At least one option is required. **DURATION** is from `1s` to `24h`; a number without a unit is in seconds.
 //!
-//! * `read`: the time for the rest of a query after its first byte, and for the TLS handshake. 5s by default.
-//! * `write`: the time for the client to receive answers. It applies to about 4 KiB of answers, or to one bigger
-//!   answer; a client that reads steadily gets all answers. 5s by default.
-//! * `idle`: the time from an answer to the next query, or from the start of the connection to the first query. 30s by
-//!   default.
-//! * `maxtcpqueries`: the number of queries after which a connection is closed, when they have been answered. Clients
-//!   then reconnect, so that a load balancer in front of several replicas can distribute them again. **MAXIMUM** is 1
-//!   or more, or -1 for no limit, which is the default.
+//! - `read`: for the rest of a query after its first byte, and for the TLS handshake. 5s by default.
+//! - `write`: for the client to receive about 4 KiB of answers, or one bigger answer; a client that reads steadily gets
+//!   all answers. 5s by default.
+//! - `idle`: from an answer, or the start of the connection, to the next query. 30s by default.
+//! - `maxtcpqueries`: the number of queries, 1 or more, after which a connection is closed, when they are answered.
+//!   Clients then reconnect, so that a load balancer in front of several replicas can distribute them again. -1, the
+//!   default, is no limit.
 //!
 //! # Examples
 //!
-//! More time for clients on a slow radio link:
+//! Clients on a slow radio link, behind a load balancer that distributes connections:
 //!
 //! ```text
 //! . {
@@ -50,16 +45,6 @@
 //!         read 15s
 //!         write 30s
 //!         idle 2m
-//!     }
-//!     forward . 192.0.2.53
-//! }
-//! ```
-//!
-//! Behind a load balancer that distributes connections:
-//!
-//! ```text
-//! . {
-//!     timeouts {
 //!         maxtcpqueries 128
 //!     }
 //!     forward . 192.0.2.53

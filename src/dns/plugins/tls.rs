@@ -5,14 +5,13 @@
 //! # Description
 //!
 //! A block with an address that begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and needs
-//! this plugin, which sets a certificate and its key. In other blocks it has no effect. TLS 1.2 and 1.3 are supported.
-//!
-//! The files are read with the Corefile: *reload* also notices a renewed certificate.
+//! this plugin. In other blocks it has no effect. TLS 1.2 and 1.3 are supported. The files are read with the Corefile:
+//! *reload* also notices a renewed certificate.
 //!
 //! Differences from CoreDNS: certificates aren't obtained from an ACME server, so `acme` and its options are rejected:
 //! use cert-manager or another client to write the files. `keylog` is rejected, because it exposes the content of every
-//! connection. A client that offers ALPN protocols without `dot` is rejected, because it doesn't want DNS. The plugin
-//! can be there only once in a block; in CoreDNS the last one counts.
+//! connection. A client that offers ALPN protocols without `dot` is rejected, because it doesn't want DNS. A second
+//! line is an error; in CoreDNS the last one counts.
 //!
 //! # Syntax
 //!
@@ -22,27 +21,15 @@
 //! }
 //! ```
 //!
-//! **CERT** is a file with the certificate, followed by the intermediate certificates up to its CA; **KEY** is a file
-//! with its private key (PKCS #8, PKCS #1 or SEC 1); **CA** is a file with the CA certificates that client certificates
-//! are verified with. All files are in PEM. Without **CA**, the CAs of the system are used. A relative path starts from
-//! the directory of *root*.
-//!
-//! `client_auth` sets which clients are served:
-//!
-//! * `nocert`: all clients, without a certificate request. This is the default, and **CA** has no effect then.
-//! * `request`: all clients; a certificate is requested, but not verified.
-//! * `require`: clients with a certificate of any CA.
-//! * `verify_if_given`: clients with a certificate of the CA, and clients without a certificate.
-//! * `require_and_verify`: clients with a certificate of the CA.
+//! - **CERT** has the certificate, followed by the intermediate ones up to its CA; **KEY** its private key (PKCS #8,
+//!   PKCS #1 or SEC 1); **CA** the CA certificates that clients' certificates are verified with, by default those of
+//!   the system. All are files in PEM.
+//! - `client_auth` sets which clients are served. `nocert`, the default: all; **CA** has no effect then. `request`:
+//!   all; a certificate is requested, but not verified. `require`: those with a certificate of any CA.
+//!   `verify_if_given`: those with a certificate of the CA, or without one. `require_and_verify`: those with a
+//!   certificate of the CA.
 //!
 //! # Examples
-//!
-//! ```text
-//! tls://. {
-//!     tls /etc/lb-linker/tls/tls.crt /etc/lb-linker/tls/tls.key
-//!     forward . /etc/resolv.conf
-//! }
-//! ```
 //!
 //! Only for clients with a certificate of the company's CA, on another port:
 //!

@@ -4,8 +4,8 @@
 //!
 //! # Description
 //!
-//! Every query gets an empty answer. The additional section contains the client's address, as an A or AAAA record, and
-//! its port and transport, as an SRV record. This shows the path between a client and lb-linker, and tests whether
+//! Every query gets an empty answer. The additional section has the client's address, as an A or AAAA record, and its
+//! port and transport, as an SRV record. This shows the path between a client and lb-linker, and tests whether
 //! lb-linker answers at all.
 //!
 //! # Syntax
@@ -15,12 +15,6 @@
 //! ```
 //!
 //! # Examples
-//!
-//! ```text
-//! example.org {
-//!     whoami
-//! }
-//! ```
 //!
 //! The additional section of the answer to `example.org A`:
 //!
