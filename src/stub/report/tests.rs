@@ -9,20 +9,36 @@ fn page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/stub.md")
 }
 
-/// Returns the page with the printed report in the code block after each comment `output`, and the names of clusters
-/// and resolvers in these comments.
+/// The platforms whose report isn't on the page: it says in its own words what they have in common.
+const OFF_THE_PAGE: [&str; 4] = ["eks-auto-mode", "gke-autopilot", "gke-cloud-dns", "rke2"];
+
+/// Returns the lines of a report without its first sentence: those from the line that begins with `from` to the one
+/// before the line that begins with `to`.
+fn excerpt(report: &[String], from: &str, to: Option<&str>) -> String {
+    let paragraphs = report.iter().skip_while(|line| !line.is_empty()).skip(1);
+    let begins = |line: &&String, text: &str| line.starts_with(text);
+    let lines = paragraphs.skip_while(|line| !begins(line, from));
+    let lines = lines.take_while(|line| to.is_none_or(|to| !begins(line, to)));
+    lines.map(String::as_str).collect::<Vec<_>>().join("\n").trim_end().to_owned()
+}
+
+/// Returns the page with the printed report in the code block after each comment `output: NAME [from TEXT] [to TEXT]`,
+/// and the names of clusters and resolvers in these comments.
 fn with_output(page: &str) -> (String, Vec<String>) {
     let (mut text, mut names, mut rest) = (String::new(), Vec::new(), page);
     while let Some((before, after)) = rest.split_once("<!-- output: ") {
-        let (name, after) = after.split_once(" -->\n\n```text\n").unwrap();
+        let (comment, after) = after.split_once(" -->\n\n```text\n").unwrap();
         let (_, after) = after.split_once("```\n").unwrap();
+        let (part, to) = comment.split_once(" to ").map_or((comment, None), |(part, to)| (part, Some(to)));
+        let (name, from) = part.split_once(" from ").unwrap_or((part, ""));
         let (dns, resolver) = match name {
             "dnsmasq" => (ClusterDns::default(), Some(Resolver::Dnsmasq)),
             "systemd-resolved" => (ClusterDns::default(), Some(Resolver::SystemdResolved)),
             name => (recorded(name), None),
         };
-        let printed = report(&dns, &forwarding(), resolver).join("\n");
-        text.push_str(&format!("{before}<!-- output: {name} -->\n\n```text\n{printed}\n```\n"));
+        let printed = excerpt(&report(&dns, &forwarding(), resolver), from, to);
+        assert!(!printed.is_empty(), "{comment}");
+        text.push_str(&format!("{before}<!-- output: {comment} -->\n\n```text\n{printed}\n```\n"));
         names.push(name.to_owned());
         rest = after;
     }
@@ -38,11 +54,44 @@ fn stub_page_has_the_printed_report_of_each_platform() {
     } else {
         assert!(found == made, "docs/stub.md isn't what `lb-linker stub` prints: run `make docs`");
     }
+    names.extend(OFF_THE_PAGE.map(str::to_owned));
     names.sort();
     let mut expected = platforms();
     expected.extend(["dnsmasq".to_owned(), "systemd-resolved".to_owned()]);
     expected.sort();
     assert_eq!(names, expected);
+}
+
+#[test]
+fn report_begins_with_the_zones_and_the_service() {
+    let sentence = "The cluster DNS has to forward lb.internal to 10.96.77.7, the address of Service \
+                    lb-linker/lb-linker.  ";
+    for name in platforms() {
+        let printed = report(&recorded(&name), &forwarding(), None).join(" ");
+        assert!(printed.starts_with(sentence), "{name}: {printed}");
+    }
+}
+
+#[test]
+fn dns_that_cant_forward_gets_the_two_other_ways() {
+    for (name, part) in [
+        ("eks-auto-mode", "Nodes of EKS Auto Mode: their DNS"),
+        ("gke-autopilot", "GKE Autopilot: its DNS"),
+        ("gke-cloud-dns", "GKE with Cloud DNS (/etc/resolv.conf of a Pod names the server 169.254.169.254): it"),
+    ] {
+        let printed = report(&recorded(name), &forwarding(), None).join(" ");
+        let expected = format!("{part} can't forward a zone to an address in the cluster. Instead, use - a sidecar");
+        assert!(printed.contains(&expected), "{printed}");
+        assert!(printed.ends_with("<service>-<namespace>-ext.external-targets.svc.cluster.local."), "{printed}");
+        assert!(!printed.contains("forward . 10.96.77.7"), "{printed}");
+    }
+}
+
+#[test]
+fn unknown_cluster_dns_gets_the_block() {
+    let printed = report(&recorded("rke2"), &forwarding(), None).join(" ");
+    assert!(printed.contains("No known cluster DNS was found. If it is a CoreDNS, its Corefile needs this block"));
+    assert!(printed.contains("lb.internal:53 {         errors         forward . 10.96.77.7     }"), "{printed}");
 }
 
 #[test]
