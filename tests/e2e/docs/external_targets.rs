@@ -1,4 +1,5 @@
-//! docs/external-targets.md: its commands, run in their order beside a running lb-linker, its outputs and its tables.
+//! docs/external-targets.md: its commands, run in their order beside a running lb-linker, and its outputs; and the
+//! conditions in docs/external-targets-reference.md.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -179,24 +180,6 @@ fn column(page: &str, heading: &str, column: usize) -> BTreeSet<String> {
 }
 
 #[test]
-fn page_has_the_metrics_and_events_of_the_reference() {
-    let known = column("docs/reference.md", "### Metrics of lb-linker", 0);
-    let known = known.into_iter().filter(|name| name.starts_with("lb_linker_external_target"));
-    let events = column("docs/reference.md", "## Events", 0);
-    let page = column(EXTERNAL_TARGETS, "## Events and metrics", 0);
-    let (metrics, reasons): (BTreeSet<String>, BTreeSet<String>) =
-        page.into_iter().partition(|name| name.starts_with("lb_linker"));
-    assert_eq!(metrics, known.collect());
-    let unknown: Vec<_> = reasons.difference(&events).collect();
-    assert!(unknown.is_empty(), "{unknown:?}");
-    let reference = fs::read_to_string(repository().join("docs/reference.md")).unwrap();
-    for line in reference.lines().filter(|line| line.contains("| on an ExternalTarget: ")) {
-        let reason = line.split('`').nth(1).unwrap();
-        assert!(reasons.contains(reason), "the page lacks the Event {reason}");
-    }
-}
-
-#[test]
 fn page_has_all_condition_reasons_of_the_program() {
     let source = |file: &str| fs::read_to_string(repository().join("src/sync").join(file)).unwrap();
     let conditions = source("failover/conditions.rs");
@@ -206,7 +189,7 @@ fn page_has_all_condition_reasons_of_the_program() {
     let found = reason.captures_iter(&conditions).chain(refusal.captures_iter(&refusals));
     let mut known: BTreeSet<String> = found.map(|found| found[1].to_owned()).collect();
     known.insert("CutoverTimedOut".to_owned());
-    let page = column(EXTERNAL_TARGETS, "## Conditions", 2);
+    let page = column("docs/external-targets-reference.md", "## Conditions", 2);
     let missing: Vec<_> = known.difference(&page).collect();
     assert!(missing.is_empty(), "the page lacks {missing:?}");
 }

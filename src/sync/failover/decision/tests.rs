@@ -1,4 +1,4 @@
-//! Tests of the table of decisions in docs/external-targets.md, and of the checks and conditions that follow.
+//! Tests of the table of decisions in docs/external-targets-reference.md, and of the checks and conditions that follow.
 
 use std::time::Duration;
 
