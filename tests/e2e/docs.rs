@@ -120,10 +120,11 @@ wait $!
 const EXTERNAL_TARGETS: &str = "docs/external-targets.md";
 
 /// First words of the blocks that are run: programs, and the setting of a variable.
-const RUN: [&str; 6] = ["VARIABLE=", "cat", "kubectl", "helm", "lb-linker", "target/debug/lb-linker"];
-/// First words of the blocks that aren't run. `make`, `cargo` and `git` are for a checkout; `cosign`, `curl`, `dig` and
-/// `docker` need a release, nodes or a server that still runs; the other blocks are parts of files, or output.
-const NOT_RUN: [&str; 19] = [
+const RUN: [&str; 7] =
+    ["VARIABLE=", "cat", "kubectl", "helm", "lb-linker", "target/debug/lb-linker", "target/static/lb-linker"];
+/// First words of the blocks that aren't run. `make`, `cargo` and `git` are for a checkout; `cosign`, `curl`, `dig`,
+/// `docker` and `kind` need a release, nodes or a server that still runs; the other blocks are parts of files, or output.
+const NOT_RUN: [&str; 20] = [
     "Service:",
     "make",
     "cargo",
@@ -137,6 +138,7 @@ const NOT_RUN: [&str; 19] = [
     "dnsPolicy:",
     "example.com",
     "k8s.example.com:53",
+    "kind",
     "lb.internal",
     "lb.internal:53",
     "networkaddress.cache.ttl=5",
@@ -220,9 +222,12 @@ fn run(plane: &ControlPlane, page: &str) {
         }
     }
     // `dig` would need nodes.
-    for (program, text) in
-        [("bin/dig", "#!/bin/sh\n"), ("bin/lb-linker", LB_LINKER), ("target/debug/lb-linker", LB_LINKER)]
-    {
+    for (program, text) in [
+        ("bin/dig", "#!/bin/sh\n"),
+        ("bin/lb-linker", LB_LINKER),
+        ("target/debug/lb-linker", LB_LINKER),
+        ("target/static/lb-linker", LB_LINKER),
+    ] {
         fs::create_dir_all(file(program).parent().unwrap()).unwrap();
         fs::write(file(program), text).unwrap();
         fs::set_permissions(file(program), Permissions::from_mode(0o755)).unwrap();
