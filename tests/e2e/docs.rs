@@ -119,9 +119,17 @@ wait $!
 /// The page whose commands [`external_targets`] runs, beside a running lb-linker.
 const EXTERNAL_TARGETS: &str = "docs/external-targets.md";
 
-/// First words of the blocks that are run: programs, and the setting of a variable.
-const RUN: [&str; 7] =
-    ["VARIABLE=", "cat", "kubectl", "helm", "lb-linker", "target/debug/lb-linker", "target/static/lb-linker"];
+/// First words of the blocks that are run: programs, the setting of a variable, and a function.
+const RUN: [&str; 8] = [
+    "VARIABLE=",
+    "cat",
+    "kubectl",
+    "helm",
+    "lb-linker",
+    "links()",
+    "target/debug/lb-linker",
+    "target/static/lb-linker",
+];
 /// First words of the blocks that aren't run. `make`, `cargo` and `git` are for a checkout; `cosign`, `curl`, `dig`,
 /// `docker` and `kind` need a release, nodes or a server that still runs; the other blocks are parts of files, or output.
 const NOT_RUN: [&str; 20] = [
