@@ -132,7 +132,7 @@ const RUN: [&str; 8] = [
 ];
 /// First words of the blocks that aren't run. `make`, `cargo` and `git` are for a checkout; `cosign`, `curl`, `dig`,
 /// `docker` and `kind` need a release, nodes or a server that still runs; the other blocks are parts of files, or output.
-const NOT_RUN: [&str; 20] = [
+const NOT_RUN: [&str; 19] = [
     "Service:",
     "make",
     "cargo",
@@ -152,7 +152,6 @@ const NOT_RUN: [&str; 20] = [
     "networkaddress.cache.ttl=5",
     "resolver",
     "resources:",
-    "var",
 ];
 
 fn repository() -> &'static Path {

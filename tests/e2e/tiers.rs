@@ -1,6 +1,6 @@
 //! How long clients get the old target, behind the caches of a cluster: NodeLocal DNSCache, CoreDNS, a sidecar.
 //!
-//! docs/sidecar.md has the tables that the first test prints:
+//! docs/limits.md has the tables that the first test prints:
 //!
 //!     LB_LINKER_STALE_ROUNDS=9 cargo test --locked --release --test e2e tiers -- --nocapture
 
