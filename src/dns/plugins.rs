@@ -5,13 +5,13 @@
 //! second line of a plugin in a block is an error where only one could take effect. The metrics of each plugin are in
 //! [reference.md](reference.md#metrics-with-corednss-names).
 //!
-//! In the syntax, brackets stand around what may be left out, and `|` stands between alternatives. In the text,
-//! **ZONES** are the zones whose names an option is for; a network such as `10.0.0.0/8` stands for its reverse zones,
-//! and the default is the zones of the block. Durations are written like `30s`, `1m30s` or `500ms`. A relative path
-//! starts from the directory of *root*. A **REGEXP** has 10000 bytes at most, and the syntax of the Rust crate regex,
-//! which is nearly RE2's: `\Q…\E`, octal numbers (`\012`, except in *rewrite*) and a brace that begins no count are
-//! rejected (write `\{`); in brackets `[`, `&&`, `--` and `~~` have a meaning and have to be escaped (`[\[]`); `\d`,
-//! `\w`, `\s` and `\b` include letters and digits beyond ASCII.
+//! Options stand on lines of their own, in braces after the plugin's arguments. Brackets stand around what may be left
+//! out, `|` between alternatives. In the text, **ZONES** are the zones whose names an option is for; a network such as
+//! `10.0.0.0/8` stands for its reverse zones, and the default is the zones of the block. Durations are written like
+//! `30s`, `1m30s` or `500ms`. A relative path starts from the directory of *root*. A **REGEXP** has 10000 bytes at
+//! most, and the syntax of the Rust crate regex, which is nearly RE2's: `\Q…\E`, octal numbers (`\012`, except in
+//! *rewrite*) and a brace that begins no count are rejected (write `\{`); in brackets `[`, `&&`, `--` and `~~` have a
+//! meaning and have to be escaped (`[\[]`); `\d`, `\w`, `\s` and `\b` include letters and digits beyond ASCII.
 //!
 //! The client's address, for *acl* and *clients*, is that of the packet: behind a forwarder or a NAT all clients have
 //! the same address. On a dual-stack socket an IPv4 client is matched by its IPv4 address. Networks of IPv4-mapped

@@ -20,11 +20,7 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! acl [ZONES...] {
-//!     ACTION [type QTYPE...] [net SOURCE...]
-//! }
-//! ```
+//! Syntax: `acl [ZONES...]`, and in braces lines with `ACTION [type QTYPE...] [net SOURCE...]`.
 //!
 //! - `ACTION`: `allow`; `block`: REFUSED with the extended error 15, Blocked; `filter`: NOERROR without records, with
 //!   the extended error 17, Filtered; `drop`: no answer.

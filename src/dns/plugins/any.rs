@@ -10,9 +10,7 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! any
-//! ```
+//! Syntax: `any`.
 
 use async_trait::async_trait;
 use hickory_proto::rr::rdata::HINFO;

@@ -10,14 +10,8 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! bind ADDRESS|IFACE... {
-//!     except ADDRESS|IFACE...
-//! }
-//! ```
-//!
-//! An interface stands for its addresses when the Corefile is read, without IPv6 link-local ones. `except` excludes
-//! addresses from this line.
+//! Syntax: `bind ADDRESS|IFACE...`, with the option `except ADDRESS|IFACE...`, which excludes addresses from this line.
+//! An interface stands for its addresses when the Corefile is read, without IPv6 link-local ones.
 //!
 //! # Examples
 //!

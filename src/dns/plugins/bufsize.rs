@@ -13,11 +13,8 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! bufsize [SIZE]
-//! ```
-//!
-//! - `SIZE`: 512 to 4096 bytes. The default, 1232, is carried unfragmented by nearly every path (DNS flag day 2020).
+//! Syntax: `bufsize [SIZE]`, 512 to 4096 bytes. The default, 1232, is carried unfragmented by nearly every path (DNS
+//! flag day 2020).
 
 use async_trait::async_trait;
 

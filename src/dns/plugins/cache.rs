@@ -45,41 +45,30 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! cache [TTL] [ZONES...] {
-//!     success CAPACITY [TTL] [MINTTL]
-//!     denial CAPACITY [TTL] [MINTTL]
-//!     prefetch AMOUNT [DURATION [PERCENTAGE%]]
-//!     serve_stale [DURATION [immediate [RESPONSE_TTL [FAILURE_RECHECK]]]]
-//!     serve_stale [DURATION [verify [VERIFY_TIMEOUT [RESPONSE_TTL [FAILURE_RECHECK]]]]]
-//!     serve_stale_policy prefer_positive
-//!     servfail DURATION
-//!     disable success|denial [ZONES...]
-//!     keepttl
-//! }
-//! ```
-//!
-//! If an option is repeated, the last values count; only `serve_stale_policy` can't be repeated.
+//! Syntax: `cache [TTL] [ZONES...]`, with the options below. If an option is repeated, the last values count; only
+//! `serve_stale_policy` can't be repeated.
 //!
 //! - **TTL** is the longest time for both parts in seconds, from 1 on, instead of an hour and half an hour.
-//! - `success`, `denial`: **CAPACITY** is the number of answers, rounded down to a multiple of 256, at least 1024;
-//!   **TTL** and **MINTTL** (default 5) are the longest and the shortest time in seconds. With a **MINTTL** of 0,
-//!   answers with a TTL of 0 aren't cached. A **MINTTL** above **TTL** counts as **TTL**.
-//! - `prefetch` refreshes popular answers in the background: those that were given **AMOUNT** times (0: off) without a
-//!   gap longer than **DURATION** (default `1m`), when at most **PERCENTAGE** of their TTL is left (`10%`, the default,
-//!   to `90%`).
-//! - `serve_stale` serves answers that expired up to **DURATION** ago (default `1h`; whole seconds; 0: off). With
-//!   `immediate`, the default, an expired answer is given at once and refreshed in the background, one refresh at a
-//!   time. With `verify`, the plugins after this one are asked first; the expired answer is given if they have no
-//!   better one, or none within **VERIFY_TIMEOUT** (default 0: no timeout), while the query goes on in the background.
-//!   Better is NOERROR or NXDOMAIN, unless truncated without records in its answer section. **RESPONSE_TTL** is the TTL
-//!   of expired answers in whole seconds (default 0; RFC 8767 recommends `30s`). After a failed refresh there is none
-//!   for **FAILURE_RECHECK** (at most `5m`), which with `verify` also limits refreshes of an answer to one at a time
-//!   (default 0: every client causes one).
+//! - `success` and `denial CAPACITY [TTL] [MINTTL]`: **CAPACITY** is the number of answers, rounded down to a multiple
+//!   of 256, at least 1024; **TTL** and **MINTTL** (default 5) are the longest and the shortest time in seconds. With a
+//!   **MINTTL** of 0, answers with a TTL of 0 aren't cached. A **MINTTL** above **TTL** counts as **TTL**.
+//! - `prefetch AMOUNT [DURATION [PERCENTAGE%]]` refreshes popular answers in the background: those that were given
+//!   **AMOUNT** times (0: off) without a gap longer than **DURATION** (default `1m`), when at most **PERCENTAGE** of
+//!   their TTL is left (`10%`, the default, to `90%`).
+//! - `serve_stale [DURATION [immediate [RESPONSE_TTL [FAILURE_RECHECK]]]]`, or `serve_stale [DURATION [verify
+//!   [VERIFY_TIMEOUT [RESPONSE_TTL [FAILURE_RECHECK]]]]]`, serves answers that expired up to **DURATION** ago (default
+//!   `1h`; whole seconds; 0: off). With `immediate`, the default, an expired answer is given at once and refreshed in
+//!   the background, one refresh at a time. With `verify`, the plugins after this one are asked first; the expired
+//!   answer is given if they have no better one, or none within **VERIFY_TIMEOUT** (default 0: no timeout), while the
+//!   query goes on in the background. Better is NOERROR or NXDOMAIN, unless truncated without records in its answer
+//!   section. **RESPONSE_TTL** is the TTL of expired answers in whole seconds (default 0; RFC 8767 recommends `30s`).
+//!   After a failed refresh there is none for **FAILURE_RECHECK** (at most `5m`), which with `verify` also limits
+//!   refreshes of an answer to one at a time (default 0: every client causes one).
 //! - `serve_stale_policy prefer_positive` needs `serve_stale`: only a newer positive answer replaces a positive one,
 //!   expired or not; no denial and no failure does. A record may be served long after it was removed on purpose.
-//! - `servfail` is how long SERVFAIL and NOTIMP are kept (default `5s`, at most `5m`; whole seconds; 0: not at all).
-//! - `disable` turns a part off for the given zones; without **ZONES** for all names.
+//! - `servfail DURATION` is how long SERVFAIL and NOTIMP are kept (default `5s`, at most `5m`; whole seconds; 0: not at
+//!   all).
+//! - `disable success|denial [ZONES...]` turns a part off for the given zones; without **ZONES** for all names.
 //! - `keepttl` serves the original TTL instead of the remaining one. It is for authoritative servers: clients count the
 //!   whole TTL from each answer, and may keep the records of another server after they have changed.
 //!

@@ -12,11 +12,7 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! cancel [TIMEOUT]
-//! ```
-//!
-//! - `TIMEOUT` is longer than 0; the default is `5001ms`.
+//! Syntax: `cancel [TIMEOUT]`, longer than 0; the default is `5001ms`.
 
 use std::time::Duration;
 

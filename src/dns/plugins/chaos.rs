@@ -11,14 +11,9 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! chaos [VERSION] [AUTHORS...]
-//! ```
-//!
-//! - `VERSION`: by default `lb-linker-` and the number of the release.
-//! - `AUTHORS`: each a word, or several words in quotes; by default those of lb-linker. Duplicates are removed.
-//!
-//! The version and each author are cut to 255 bytes, the limit of a string in a TXT record.
+//! Syntax: `chaos [VERSION] [AUTHORS...]`. The default version is `lb-linker-` and the number of the release. Authors
+//! are words, or several words in quotes, by default those of lb-linker; duplicates are removed. The version and each
+//! author are cut to 255 bytes, the limit of a string in a TXT record.
 //!
 //! # Examples
 //!

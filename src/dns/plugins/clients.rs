@@ -21,12 +21,8 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! clients NET...|any
-//! ```
-//!
-//! - **NET** are addresses or networks; `any` stands for all clients. The built-in Corefile has those of
-//!   `--client-nets`.
+//! Syntax: `clients NET...|any`: addresses or networks, or all clients. The built-in Corefile has those of
+//! `--client-nets`.
 //!
 //! # Examples
 //!

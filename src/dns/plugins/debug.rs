@@ -14,9 +14,7 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! debug
-//! ```
+//! Syntax: `debug`.
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;

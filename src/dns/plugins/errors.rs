@@ -19,17 +19,13 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! errors [stdout] {
-//!     consolidate DURATION REGEXP [LEVEL] [show_first]
-//! }
-//! ```
+//! Syntax: `errors [stdout]`; `stdout` is the default output. Option, which may be repeated:
 //!
-//! - `stdout` is the default output, and has no effect.
-//! - `consolidate`: errors with a reason that **REGEXP** matches, anywhere unless it has `^` or `$`, are counted; a
-//!   line reports their number when **DURATION** has passed since the first one. **LEVEL** is its level: `debug`,
-//!   `info`, `warning`, or `error`, the default. With `show_first` the first error is logged at once, with that level,
-//!   and the number only if there were more. May be repeated; the first **REGEXP** that matches counts.
+//! - `consolidate DURATION REGEXP [LEVEL] [show_first]`: errors with a reason that **REGEXP** matches, anywhere unless
+//!   it has `^` or `$`, are counted; a line reports their number when **DURATION** has passed since the first one. The
+//!   first **REGEXP** that matches counts. **LEVEL** is the level of the line: `debug`, `info`, `warning`, or `error`,
+//!   the default. With `show_first` the first error is logged at once, with that level, and the number only if there
+//!   were more.
 //!
 //! # Examples
 //!

@@ -65,59 +65,35 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! forward FROM TO... {
-//!     except ZONES...
-//!     force_tcp
-//!     prefer_udp
-//!     expire DURATION
-//!     max_age DURATION
-//!     max_idle_conns NUMBER
-//!     read_timeout DURATION
-//!     max_fails NUMBER
-//!     max_connect_attempts NUMBER
-//!     max_concurrent NUMBER
-//!     health_check DURATION [no_rec] [domain NAME]
-//!     policy random|round_robin|sequential
-//!     failover RCODES...
-//!     failfast_all_unhealthy_upstreams
-//!     next RCODES...
-//!     next_on_nodata
-//!     tls [CERT KEY] [CA]
-//!     tls_servername NAME
-//!     source_address IP
-//!     resolver IP[:PORT]...
-//! }
-//! ```
-//!
-//! **FROM** is the zone to forward, `.` for all names; of a network for several reverse zones only the first zone
-//! counts. **TO** is an upstream; there can be 15, and duplicates count once: an address with or without a port
-//! (`192.0.2.1`, `[2001:db8::1]:5353`, `dns://192.0.2.1`), one with TLS (`tls://192.0.2.1`, port 853;
-//! `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), a file with `nameserver` lines
-//! (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name, for each of its addresses.
+//! Syntax: `forward FROM TO...`, with the options below. **FROM** is the zone to forward, `.` for all names; of a
+//! network for several reverse zones only the first zone counts. **TO** is an upstream; there can be 15, and duplicates
+//! count once: an address with or without a port (`192.0.2.1`, `[2001:db8::1]:5353`, `dns://192.0.2.1`), one with TLS
+//! (`tls://192.0.2.1`, port 853; `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), a file with
+//! `nameserver` lines (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name, for each of its
+//! addresses.
 //!
 //! | option | default | meaning |
 //! |---|---|---|
-//! | `except` | | names in these zones go to the next plugin; may be repeated |
+//! | `except ZONES...` | | names in these zones go to the next plugin; may be repeated |
 //! | `force_tcp` | | upstreams are asked by TCP. Without it a query goes on by the transport that it came by |
 //! | `prefer_udp` | | queries that came by TCP are sent by UDP first, too. `force_tcp` takes precedence |
-//! | `expire` | 10s | TCP connections that were idle for this time are closed |
-//! | `max_age` | 0: no limit | TCP connections older than this, at least `expire`, aren't used any more |
-//! | `max_idle_conns` | 0: 100 and 1000 | idle connections, and idle UDP sockets, to keep for each upstream. An unused socket is closed within 2s |
-//! | `read_timeout` | 2s | how long an upstream may take to answer; a connection has to be there within 2s. The whole query may take 5s, or this if it is longer |
-//! | `max_fails` | 2 | checks in a row that an upstream may fail before it is down. 0: no checks, none is ever down |
-//! | `max_connect_attempts` | 2 for each upstream | failed attempts for one query; 0: only the time limits. A round through the upstreams takes at least 0.1s |
-//! | `max_concurrent` | see above | concurrent look-ups, and with them each client's share; further queries get REFUSED |
-//! | `health_check` | 500ms, at least 10ms | interval of the checks. `no_rec`: without RD; `domain`: asks for the name servers of this name |
-//! | `policy` | `random` | the upstream that is asked first: a random one, each in turn, or the order of **TO** |
-//! | `failover` | | after an answer with such a code (`SERVFAIL`, `REFUSED`; not NOERROR) the next upstream is asked; if all give one, the last answer counts |
+//! | `expire DURATION` | 10s | TCP connections that were idle for this time are closed |
+//! | `max_age DURATION` | 0: no limit | TCP connections older than this, at least `expire`, aren't used any more |
+//! | `max_idle_conns NUMBER` | 0: 100 and 1000 | idle connections, and idle UDP sockets, to keep for each upstream. An unused socket is closed within 2s |
+//! | `read_timeout DURATION` | 2s | how long an upstream may take to answer; a connection has to be there within 2s. The whole query may take 5s, or this if it is longer |
+//! | `max_fails NUMBER` | 2 | checks in a row that an upstream may fail before it is down. 0: no checks, none is ever down |
+//! | `max_connect_attempts NUMBER` | 2 for each upstream | failed attempts for one query; 0: only the time limits. A round through the upstreams takes at least 0.1s |
+//! | `max_concurrent NUMBER` | see above | concurrent look-ups, and with them each client's share; further queries get REFUSED |
+//! | `health_check DURATION [no_rec] [domain NAME]` | 500ms, at least 10ms | interval of the checks. `no_rec`: without RD; `domain`: asks for the name servers of this name |
+//! | `policy random\|round_robin\|sequential` | `random` | the upstream that is asked first: a random one, each in turn, or the order of **TO** |
+//! | `failover RCODES...` | | after an answer with such a code (`SERVFAIL`, `REFUSED`; not NOERROR) the next upstream is asked; if all give one, the last answer counts |
 //! | `failfast_all_unhealthy_upstreams` | | while all upstreams are down, none is asked, and clients get SERVFAIL |
-//! | `next` | | answers with such a code (`NXDOMAIN`) are discarded, and the next *forward* line is asked, if there is one |
+//! | `next RCODES...` | | answers with such a code (`NXDOMAIN`) are discarded, and the next *forward* line is asked, if there is one |
 //! | `next_on_nodata` | | the same for NOERROR with an empty answer section |
-//! | `tls` | the system's CAs | up to three PEM files: **CA** verifies the upstreams; **CERT** and **KEY** are lb-linker's own. TLS 1.2 and 1.3 |
-//! | `tls_servername` | the address | the name that the certificates of all upstreams have to be valid for; not with a name in **TO** |
-//! | `source_address` | | the source address of queries and checks |
-//! | `resolver` | `/etc/hosts`, `/etc/resolv.conf` | the servers that resolve the host names in **TO** |
+//! | `tls [CERT KEY] [CA]` | the system's CAs | up to three PEM files: **CA** verifies the upstreams; **CERT** and **KEY** are lb-linker's own. TLS 1.2 and 1.3 |
+//! | `tls_servername NAME` | the address | the name that the certificates of all upstreams have to be valid for; not with a name in **TO** |
+//! | `source_address IP` | | the source address of queries and checks |
+//! | `resolver IP[:PORT]...` | `/etc/hosts`, `/etc/resolv.conf` | the servers that resolve the host names in **TO** |
 //!
 //! # Examples
 //!

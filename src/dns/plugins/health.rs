@@ -10,15 +10,11 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! health [ADDRESS] {
-//!     lameduck DURATION
-//! }
-//! ```
+//! Syntax: `health [ADDRESS]`: an IP address or `localhost`, and a port; the default `:8080` means all addresses.
+//! Option:
 //!
-//! - **ADDRESS** is an IP address or `localhost`, and a port; the default `:8080` means all addresses.
-//! - `lameduck` is how long the process goes on answering after it was asked to stop, so that clients find another
-//!   server. The default is 0.
+//! - `lameduck DURATION`: how long the process goes on answering after it was asked to stop, so that clients find
+//!   another server. The default is 0.
 //!
 //! # Examples
 //!

@@ -25,24 +25,15 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! hosts [FILE [ZONES...]] {
-//!     ADDRESS NAME...
-//!     ttl SECONDS
-//!     no_reverse
-//!     reload DURATION
-//!     fallthrough [ZONES...]
-//!     fallthrough_unsupported
-//! }
-//! ```
+//! Syntax: `hosts [FILE [ZONES...]]`; **FILE** is `/etc/hosts` by default. Options:
 //!
-//! - **FILE** is `/etc/hosts` by default. **ADDRESS** and **NAME** are a line as in the file, before `fallthrough`; the
-//!   addresses of a name from file and Corefile are merged.
-//! - `ttl` is the TTL of all records, from 1 to 65535 (default 3600). `no_reverse` turns PTR records off.
-//! - `reload` is the interval at which the file is checked, 5s by default. With `0s` it is read only when the block is
-//!   built, which the plugin *reload* does again if the file appears or changes; a removed file stays in use until
-//!   then.
-//! - `fallthrough` passes names without addresses to the next plugin; with zones, only names in these zones.
+//! - `ADDRESS NAME...`: a line as in the file, before `fallthrough`; the addresses of a name from file and Corefile are
+//!   merged.
+//! - `ttl SECONDS`: the TTL of all records, from 1 to 65535 (default 3600). `no_reverse`: no PTR records.
+//! - `reload DURATION`: the interval at which the file is checked, 5s by default. With `0s` it is read only when the
+//!   block is built, which the plugin *reload* does again if the file appears or changes; a removed file stays in use
+//!   until then.
+//! - `fallthrough [ZONES...]` passes names without addresses to the next plugin; with zones, only names in these zones.
 //! - `fallthrough_unsupported` needs `fallthrough`, and also passes queries for types other than A, AAAA and PTR, if it
 //!   applies to the name, even if the name has addresses.
 //!

@@ -10,10 +10,7 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! import SNIPPET [ARGUMENTS...]
-//! import PATTERN
-//! ```
+//! Syntax: `import SNIPPET [ARGUMENTS...]`, or `import PATTERN`.
 //!
 //! - **SNIPPET** is the name without the parentheses. In the snippet `{args.0}` is the first of **ARGUMENTS**,
 //!   `{args.1}` the second, and so on; CoreDNS 1.14 has no arguments.

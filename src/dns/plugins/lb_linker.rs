@@ -20,28 +20,19 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! lb_linker [ZONES...] {
-//!     ttl SECONDS
-//!     apex LABEL
-//!     ns ADDRESS...
-//!     reverse CIDR...
-//!     fallthrough [ZONES...]
-//! }
-//! ```
+//! Syntax: `lb_linker [ZONES...]`: the zones with the links' names, by default those of the block without reverse zones
+//! and the root. A zone that equals, holds or lies in the cluster's own domain (`--cluster-domain`) is refused: it would
+//! hide names of the cluster. Options:
 //!
-//! - **ZONES** are the zones with the links' names, by default those of the block without reverse zones and the root.
-//!   A zone that equals, holds or lies in the cluster's own domain (`--cluster-domain`) is refused: it would hide names of
-//!   the cluster.
-//! - `ttl` is the TTL of records and negative answers: 0 to 3600 seconds, 5 by default. A Service's annotation
-//!   overrides it.
-//! - `apex` is the label below each zone that is reserved for the zone itself, `dns` by default: its name server is
-//!   `ns.LABEL.<zone>`. `ns` are the addresses of that name server, by default those that the block is bound to, or
-//!   else those of the Pod (POD_IPS), or else those of the machine.
-//! - `reverse` are networks with reverse zones to answer: an address of a load balancer has a PTR record with the load
-//!   balancer's name in the first of **ZONES**. The zones of the block have to include these reverse zones.
-//! - `fallthrough` passes queries for names that don't exist to the next plugin; with **ZONES**, only for names in
-//!   these.
+//! - `ttl SECONDS`: the TTL of records and negative answers, 0 to 3600, 5 by default. A Service's annotation overrides
+//!   it.
+//! - `apex LABEL`: the label below each zone that is reserved for the zone itself, `dns` by default: its name server is
+//!   `ns.LABEL.<zone>`. `ns ADDRESS...`: the addresses of that name server, by default those that the block is bound
+//!   to, or else those of the Pod (POD_IPS), or else those of the machine.
+//! - `reverse CIDR...`: networks with reverse zones to answer: an address of a load balancer has a PTR record with the
+//!   load balancer's name in the first of **ZONES**. The zones of the block have to include these reverse zones.
+//! - `fallthrough [ZONES...]` passes queries for names that don't exist to the next plugin; with **ZONES**, only names
+//!   in these.
 //!
 //! # Examples
 //!

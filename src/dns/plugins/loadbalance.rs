@@ -20,17 +20,12 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! loadbalance [round_robin | weighted WEIGHTFILE] {
-//!     reload DURATION
-//!     prefer CIDR...
-//! }
-//! ```
+//! Syntax: `loadbalance [round_robin | weighted WEIGHTFILE]`; `round_robin` is the default. Options:
 //!
-//! - `round_robin` is the default. `prefer` lists networks, the most preferred first, and may be repeated.
-//! - `reload`, for `weighted`, is the interval at which the file is checked: `30s` by default, never with `0s`. An
-//!   invalid file is an error when the Corefile is read; later it is logged, and the weights stay. A missing file is an
-//!   error with `0s`; otherwise all addresses have the same weight until it exists.
+//! - `prefer CIDR...`: networks, the most preferred first; may be repeated.
+//! - `reload DURATION`, for `weighted`: the interval at which the file is checked, `30s` by default, never with `0s`.
+//!   An invalid file is an error when the Corefile is read; later it is logged, and the weights stay. A missing file is
+//!   an error with `0s`; otherwise all addresses have the same weight until it exists.
 //!
 //! The file has lines with a name, and below each name lines with an address and its weight, from 1 to 255; an address
 //! that isn't there has 1. Empty lines, and lines that begin with `#`, are ignored. An address comes first with the

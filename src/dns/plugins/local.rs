@@ -19,14 +19,8 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! local {
-//!     localhost_prefix on|off
-//! }
-//! ```
-//!
-//! - `localhost_prefix` is about names that begin with `localhost`; `on` by default. `off` passes them to the next
-//!   plugins.
+//! Syntax: `local`, with the option `localhost_prefix on|off` for names that begin with `localhost`: `on` by default;
+//! `off` passes them to the next plugins.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;

@@ -22,11 +22,7 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! log [NAMES...] [FORMAT] {
-//!     class CLASSES...
-//! }
-//! ```
+//! Syntax: `log [NAMES...] [FORMAT]`, with the option `class CLASSES...`.
 //!
 //! **NAMES** are logged with all names below them; all names by default. **FORMAT** has to follow a name:
 //! `log . FORMAT`. The plugin may be repeated: only the first line with a matching name counts. `class` selects the

@@ -23,9 +23,7 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! loop
-//! ```
+//! Syntax: `loop`.
 
 use std::pin::pin;
 use std::sync::Arc;

@@ -10,9 +10,7 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! minimal
-//! ```
+//! Syntax: `minimal`.
 
 use async_trait::async_trait;
 

@@ -11,12 +11,8 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! nsid [DATA...]
-//! ```
-//!
-//! - `DATA`: words are joined with spaces. The default is the host's name, in Kubernetes that of the Pod. With
-//!   `nsid Zone A`, `dig +nsid` shows `; NSID: 5a 6f 6e 65 20 41 ("Zone A")`.
+//! Syntax: `nsid [DATA...]`; words are joined with spaces. The default is the host's name, in Kubernetes that of the
+//! Pod. With `nsid Zone A`, `dig +nsid` shows `; NSID: 5a 6f 6e 65 20 41 ("Zone A")`.
 
 use async_trait::async_trait;
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption, NSIDPayload};

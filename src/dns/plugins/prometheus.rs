@@ -11,18 +11,12 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! prometheus [ADDRESS] {
-//!     tls FILE
-//! }
-//! ```
+//! Syntax: `prometheus [ADDRESS]`: an IP address or `localhost`, and a port; `localhost:9153` by default. In a Pod use
+//! `:9153`, which means all addresses. CoreDNS's option `runtime_metrics` isn't supported. Option:
 //!
-//! - **ADDRESS** is an IP address or `localhost`, and a port; `localhost:9153` by default. In a Pod use `:9153`, which
-//!   means all addresses.
-//! - `tls` serves `/metrics` by HTTPS, to all clients or only to clients with a certificate. **FILE** is a web
+//! - `tls FILE` serves `/metrics` by HTTPS, to all clients or only to clients with a certificate. **FILE** is a web
 //!   configuration of Prometheus, in YAML, as Prometheus's exporters have it. Its path starts from the working
 //!   directory.
-//! - CoreDNS's option `runtime_metrics` isn't supported.
 //!
 //! The flags have no `tls`: take the built-in Corefile, which `lb-linker check` prints, and set it in each `prometheus`
 //! line. In Kubernetes, mount the Secret with the certificate beside the Corefile. Prometheus needs `scheme: https` and

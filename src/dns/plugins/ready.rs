@@ -14,14 +14,9 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! ready [ADDRESS] {
-//!     monitor until-ready|continuously
-//! }
-//! ```
-//!
-//! - **ADDRESS** is an IP address or `localhost`, and a port; the default `:8181` means all addresses.
-//! - `monitor` is accepted, and has no effect: each request to `/ready` checks the plugins.
+//! Syntax: `ready [ADDRESS]`: an IP address or `localhost`, and a port; the default `:8181` means all addresses. The
+//! option `monitor until-ready|continuously` is accepted, and has no effect: each request to `/ready` checks the
+//! plugins.
 
 use super::setup::{HttpKind, Setup};
 use crate::dns::corefile::CorefileError;

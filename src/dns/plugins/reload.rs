@@ -16,13 +16,9 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! reload [INTERVAL [JITTER]]
-//! ```
-//!
-//! - **INTERVAL** is the time between two checks: 30s by default, 2s at least.
-//! - **JITTER** is the range of the random shift of **INTERVAL**, half of it in either direction, so that not all
-//!   replicas reload at once: 15s by default, never more than half of **INTERVAL**; 0, or 1s at least.
+//! Syntax: `reload [INTERVAL [JITTER]]`: the time between two checks, 30s by default, 2s at least; and the range of its
+//! random shift, half of it in either direction, so that not all replicas reload at once: 15s by default, never more
+//! than half of **INTERVAL**; 0, or 1s at least.
 
 use std::time::Duration;
 

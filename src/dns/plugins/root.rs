@@ -8,9 +8,7 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! root PATH
-//! ```
+//! Syntax: `root PATH`.
 
 use std::io::ErrorKind;
 

@@ -35,30 +35,21 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! template CLASS TYPE [ZONES...] {
-//!     match REGEXP...
-//!     answer RECORD...
-//!     authority RECORD...
-//!     additional RECORD...
-//!     rcode RCODE
-//!     ederror CODE [REASON]
-//!     fallthrough [ZONES...]
-//!     upstream
-//! }
-//! ```
+//! Syntax: `template CLASS TYPE [ZONES...]`, with the options below.
 //!
 //! - **CLASS** is `IN`, `CH`, `HS`, `CS`, `NONE`, or `ANY` for all; other classes than IN are only accepted if a block
 //!   of the same listener has *chaos* or *forward*. **TYPE** is a type such as `A`, or `ANY` for all. A query of type
 //!   ANY matches every template.
-//! - `match` takes regular expressions, and may be repeated; the first one that matches counts. The default is `.*`.
-//! - `answer`, `authority` and `additional` take templates of a record each: `OWNER [TTL] [CLASS] TYPE DATA`, in
-//!   quotes. TTL and class may be in either order; the TTL is in seconds or with units (`1h30m`), 3600 by default.
+//! - `match REGEXP...` takes regular expressions, and may be repeated; the first one that matches counts. The default
+//!   is `.*`.
+//! - `answer`, `authority` and `additional RECORD...` take templates of a record each: `OWNER [TTL] [CLASS] TYPE DATA`,
+//!   in quotes. TTL and class may be in either order; the TTL is in seconds or with units (`1h30m`), 3600 by default.
 //!   Names without a dot at their end are absolute, too. May be repeated; without them the section is empty.
-//! - `rcode` is `NOERROR`, the default, `FORMERR`, `SERVFAIL` (without records), `NXDOMAIN`, `NOTIMP`, `REFUSED`,
-//!   `YXDOMAIN` and so on. `ederror` adds an Extended DNS Error (RFC 8914): its number, from 0 to 65535, and a text.
-//! - `fallthrough` passes names that no expression matches to the next template or plugin; with zones, only names in
-//!   these. `upstream` has no effect.
+//! - `rcode RCODE` is `NOERROR`, the default, `FORMERR`, `SERVFAIL` (without records), `NXDOMAIN`, `NOTIMP`, `REFUSED`,
+//!   `YXDOMAIN` and so on. `ederror CODE [REASON]` adds an Extended DNS Error (RFC 8914): its number, from 0 to 65535,
+//!   and a text.
+//! - `fallthrough [ZONES...]` passes names that no expression matches to the next template or plugin; with zones, only
+//!   names in these. `upstream` has no effect.
 //!
 //! | in a template | meaning |
 //! |---|---|

@@ -16,24 +16,16 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! timeouts {
-//!     read DURATION
-//!     write DURATION
-//!     idle DURATION
-//!     maxtcpqueries MAXIMUM
-//! }
-//! ```
+//! Syntax: `timeouts`, with at least one of these options. **DURATION** is from `1s` to `24h`; a number without a unit
+//! is in seconds.
 //!
-//! At least one option is required. **DURATION** is from `1s` to `24h`; a number without a unit is in seconds.
-//!
-//! - `read`: for the rest of a query after its first byte, and for the TLS handshake. 5s by default.
-//! - `write`: for the client to receive about 4 KiB of answers, or one bigger answer; a client that reads steadily gets
-//!   all answers. 5s by default.
-//! - `idle`: from an answer, or the start of the connection, to the next query. 30s by default.
-//! - `maxtcpqueries`: the number of queries, 1 or more, after which a connection is closed, when they are answered.
-//!   Clients then reconnect, so that a load balancer in front of several replicas can distribute them again. -1, the
-//!   default, is no limit.
+//! - `read DURATION`: for the rest of a query after its first byte, and for the TLS handshake. 5s by default.
+//! - `write DURATION`: for the client to receive about 4 KiB of answers, or one bigger answer; a client that reads
+//!   steadily gets all answers. 5s by default.
+//! - `idle DURATION`: from an answer, or the start of the connection, to the next query. 30s by default.
+//! - `maxtcpqueries MAXIMUM`: the number of queries, 1 or more, after which a connection is closed, when they are
+//!   answered. Clients then reconnect, so that a load balancer in front of several replicas can distribute them again.
+//!   -1, the default, is no limit.
 //!
 //! # Examples
 //!

@@ -15,17 +15,12 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! tls CERT KEY [CA] {
-//!     client_auth nocert|request|require|verify_if_given|require_and_verify
-//! }
-//! ```
+//! Syntax: `tls CERT KEY [CA]`: the certificate, followed by the intermediate ones up to its CA; its private key (PKCS
+//! #8, PKCS #1 or SEC 1); the CA certificates that clients' certificates are verified with, by default those of the
+//! system. All are files in PEM. Option:
 //!
-//! - **CERT** has the certificate, followed by the intermediate ones up to its CA; **KEY** its private key (PKCS #8,
-//!   PKCS #1 or SEC 1); **CA** the CA certificates that clients' certificates are verified with, by default those of
-//!   the system. All are files in PEM.
-//! - `client_auth` sets which clients are served. `nocert`, the default: all; **CA** has no effect then. `request`:
-//!   all; a certificate is requested, but not verified. `require`: those with a certificate of any CA.
+//! - `client_auth MODE` sets which clients are served. `nocert`, the default: all; **CA** has no effect then.
+//!   `request`: all; a certificate is requested, but not verified. `require`: those with a certificate of any CA.
 //!   `verify_if_given`: those with a certificate of the CA, or without one. `require_and_verify`: those with a
 //!   certificate of the CA.
 //!

@@ -10,13 +10,7 @@
 //!
 //! # Syntax
 //!
-//! ```text
-//! whoami
-//! ```
-//!
-//! # Examples
-//!
-//! The additional section of the answer to `example.org A`:
+//! Syntax: `whoami`. The additional section of the answer to `example.org A`:
 //!
 //! ```text
 //! example.org.       0  IN  A    10.240.0.1
