@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use regex::Regex;
 
-use super::health_check::{fenced, health};
+use super::health_check::{fenced, gitops, health};
 use super::{EXTERNAL_TARGETS, repository};
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::{ControlPlane, Options};
@@ -195,7 +195,8 @@ fn page_has_all_condition_reasons_of_the_program() {
 }
 
 #[test]
-fn yaml_blocks_of_the_page_are_objects() {
+fn yaml_of_the_page_and_its_files_is_an_object() {
+    assert_eq!(gitops("flux-kustomization.yaml")["kind"], "Kustomization");
     for block in fenced("yaml") {
         let value: serde_json::Value = serde_saphyr::from_str(&block).unwrap();
         assert!(value.is_object(), "{block}");

@@ -1,5 +1,5 @@
-//! The health check for Argo CD in docs/external-targets.md, run with Debian's Lua on statuses that the function
-//! [`decide`] returns.
+//! The health check for Argo CD in examples/gitops/, run with Debian's Lua on statuses that the function [`decide`]
+//! returns.
 
 use std::fmt::Write;
 use std::process::Command;
@@ -40,12 +40,17 @@ pub(super) fn fenced(language: &str) -> Vec<String> {
     page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
-/// Returns the health and the message that the script of the page gives for an ExternalTarget.
+/// Returns a file of examples/gitops/.
+pub(super) fn gitops(name: &str) -> Value {
+    let path = repository().join("examples/gitops").join(name);
+    serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Returns the health and the message that the script for Argo CD gives for an ExternalTarget.
 pub(super) fn health(object: &Value) -> (String, String) {
-    let blocks: Vec<Value> =
-        fenced("yaml").iter().map(|block| serde_saphyr::from_str(block).unwrap()).collect();
+    let file = gitops("argo-cd-health.yaml");
     let key = "resource.customizations.health.linker.hsj.com_ExternalTarget";
-    let script = blocks.iter().find_map(|block| block[key].as_str()).expect("the page has the health check");
+    let script = file["data"][key].as_str().expect("the file has the health check");
     let program = format!("obj = {}\nscript = {}\n{RUNNER}", lua(object), lua(&json!(script)));
     let output = Command::new("lua5.1").args(["-e", &program]).output();
     let output = output.unwrap_or_else(|error| panic!("lua5.1 ({error}): install Debian's lua5.1"));
