@@ -10,7 +10,7 @@ fn page() -> PathBuf {
 }
 
 /// The platforms whose report isn't on the page: it says in its own words what they have in common.
-const OFF_THE_PAGE: [&str; 4] = ["eks-auto-mode", "gke-autopilot", "gke-cloud-dns", "rke2"];
+const OFF_THE_PAGE: [&str; 5] = ["eks-auto-mode", "gke-autopilot", "gke-cloud-dns", "k3s", "rke2"];
 
 /// Returns the lines of a report without its first sentence: those from the line that begins with `from` to the one
 /// before the line that begins with `to`.
@@ -56,6 +56,7 @@ fn stub_page_has_the_printed_report_of_each_platform() {
     }
     names.extend(OFF_THE_PAGE.map(str::to_owned));
     names.sort();
+    names.dedup();
     let mut expected = platforms();
     expected.extend(["dnsmasq".to_owned(), "systemd-resolved".to_owned()]);
     expected.sort();
@@ -77,21 +78,54 @@ fn dns_that_cant_forward_gets_the_two_other_ways() {
     for (name, part) in [
         ("eks-auto-mode", "Nodes of EKS Auto Mode: their DNS"),
         ("gke-autopilot", "GKE Autopilot: its DNS"),
-        ("gke-cloud-dns", "GKE with Cloud DNS (/etc/resolv.conf of a Pod names the server 169.254.169.254): it"),
+        (
+            "gke-cloud-dns",
+            "GKE with Cloud DNS (/etc/resolv.conf of a Pod names the server 169.254.169.254): it",
+        ),
     ] {
         let printed = report(&recorded(name), &forwarding(), None).join(" ");
-        let expected = format!("{part} can't forward a zone to an address in the cluster. Instead, use - a sidecar");
+        let expected =
+            format!("{part} can't forward a zone to an address in the cluster. Instead, use - a sidecar");
         assert!(printed.contains(&expected), "{printed}");
-        assert!(printed.ends_with("<service>-<namespace>-ext.external-targets.svc.cluster.local."), "{printed}");
+        assert!(
+            printed.ends_with("<service>-<namespace>-ext.external-targets.svc.cluster.local."),
+            "{printed}"
+        );
         assert!(!printed.contains("forward . 10.96.77.7"), "{printed}");
     }
 }
 
 #[test]
+fn k3s_gets_a_config_map_of_its_own() {
+    let printed = report(&recorded("k3s"), &forwarding(), None).join(" ");
+    let expected =
+        "k3s: ConfigMap kube-system/coredns-custom needs this key, which the Corefile of CoreDNS imports:";
+    assert!(printed.contains(expected), "{printed}");
+    assert!(printed.contains("metadata: {name: coredns-custom, namespace: kube-system}"), "{printed}");
+    assert!(printed.contains("lb-linker.server: |         # BEGIN lb-linker stub"), "{printed}");
+}
+
+#[test]
+fn eks_gets_the_whole_corefile() {
+    let printed = report(&recorded("eks"), &forwarding(), None).join("\n");
+    let corefile =
+        printed.split_once("    corefile: |4\n").unwrap().1.split_once("\nThe first command").unwrap().0;
+    assert!(corefile.starts_with("        .:53 {\n            errors\n"), "{corefile}");
+    let block = "        }\n        # BEGIN lb-linker stub\n        lb.internal:53 {\n            errors\n            \
+                 forward . 10.96.77.7\n        }\n        # END lb-linker stub\n";
+    assert!(corefile.ends_with(block), "{corefile}");
+}
+
+#[test]
 fn unknown_cluster_dns_gets_the_block() {
     let printed = report(&recorded("rke2"), &forwarding(), None).join(" ");
-    assert!(printed.contains("No known cluster DNS was found. If it is a CoreDNS, its Corefile needs this block"));
-    assert!(printed.contains("lb.internal:53 {         errors         forward . 10.96.77.7     }"), "{printed}");
+    assert!(
+        printed.contains("No known cluster DNS was found. If it is a CoreDNS, its Corefile needs this block")
+    );
+    assert!(
+        printed.contains("lb.internal:53 {         errors         forward . 10.96.77.7     }"),
+        "{printed}"
+    );
 }
 
 #[test]
