@@ -1,16 +1,9 @@
 //! # Name
 //!
-//! *any* - answers queries of type ANY with one small record.
-//!
-//! # Description
-//!
-//! The answer to ANY can be many times as long as the query, which reflection attacks exploit (RFC 5358). This plugin
-//! answers it, for every name, with one HINFO record (RFC 8482 section 4.2):
-//! `example.org. 8482 IN HINFO "ANY obsoleted" "See RFC 8482"`. Queries of other types go to the next plugin.
-//!
-//! # Syntax
-//!
-//! Syntax: `any`.
+//! *any* - answers queries of type ANY with one small record. The answer to ANY can be many times as long as the query,
+//! which reflection attacks exploit (RFC 5358). This plugin answers it, for every name, with one HINFO record (RFC 8482
+//! section 4.2): `example.org. 8482 IN HINFO "ANY obsoleted" "See RFC 8482"`. Queries of other types go to the next
+//! plugin. It has no arguments.
 
 use async_trait::async_trait;
 use hickory_proto::rr::rdata::HINFO;

@@ -1,12 +1,8 @@
 //! # Name
 //!
-//! *bind* - listens on the given addresses only.
-//!
-//! # Description
-//!
-//! Without this plugin a block listens on all addresses of the machine, of both families. The addresses of several
-//! lines are merged. On one port either all blocks have *bind* or none has it: a mix is an error, because in CoreDNS it
-//! is undefined which block then receives a query.
+//! *bind* - listens on the given addresses only. Without this plugin a block listens on all addresses of the machine,
+//! of both families. The addresses of several lines are merged. On one port either all blocks have *bind* or none has
+//! it: a mix is an error, because in CoreDNS it is undefined which block then receives a query.
 //!
 //! # Syntax
 //!

@@ -1,11 +1,8 @@
 //! # Name
 //!
-//! *cancel* - ends queries that take too long for the client.
-//!
-//! # Description
-//!
-//! If the plugins after this one haven't answered within the timeout, the client gets SERVFAIL, and they stop working
-//! on the query. Most clients wait for five seconds and then ask again, or give up.
+//! *cancel* - ends queries that take too long for the client. If the plugins after this one haven't answered within the
+//! timeout, the client gets SERVFAIL, and they stop working on the query. Most clients wait for five seconds and then
+//! ask again, or give up.
 //!
 //! Differences from CoreDNS: there each plugin checks the timeout itself, and most don't. Here all plugins after this
 //! one are cancelled: `errors` and `log` don't log the query, and `prometheus` doesn't count it.

@@ -1,13 +1,10 @@
 //! # Name
 //!
-//! *chaos* - answers queries about the server itself: its version, its authors, its host.
-//!
-//! # Description
-//!
-//! Such queries are of the class CH and the type TXT; all others go to the next plugin. `version.bind` and
-//! `version.server` give the version, `authors.bind` one record for each author in random order, `hostname.bind` and
-//! `id.server` the host's name, in Kubernetes that of the Pod. The TTL is 0. The block's zones have to contain these
-//! names, as `.` does. If no block of a listener has `chaos` or `forward`, queries of the class CH get REFUSED.
+//! *chaos* - answers queries about the server itself: its version, its authors, its host. Such queries are of the class
+//! CH and the type TXT; all others go to the next plugin. `version.bind` and `version.server` give the version,
+//! `authors.bind` one record for each author in random order, `hostname.bind` and `id.server` the host's name, in
+//! Kubernetes that of the Pod. The TTL is 0. The block's zones have to contain these names, as `.` does. If no block of
+//! a listener has `chaos` or `forward`, queries of the class CH get REFUSED.
 //!
 //! # Syntax
 //!

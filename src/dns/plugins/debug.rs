@@ -1,20 +1,13 @@
 //! # Name
 //!
-//! *debug* - aborts on panic and enables debug logs. For tests, not for production.
-//!
-//! # Description
-//!
-//! If answering a query panics, which only a bug in lb-linker can cause, the client normally gets SERVFAIL, the panic
-//! is logged, and lb-linker continues. On the listeners of a block with this plugin a panic ends the process, so that
-//! it reaches a supervisor, a debugger or a core dump; *errors* logs summaries of the level `debug` only in such a
-//! block. lb-linker's own log has the level DEBUG for all blocks, as with `RUST_LOG=debug`.
+//! *debug* - aborts on panic and enables debug logs; for tests, not for production. If answering a query panics, which
+//! only a bug in lb-linker can cause, the client normally gets SERVFAIL, the panic is logged, and lb-linker continues.
+//! On the listeners of a block with this plugin a panic ends the process, so that it reaches a supervisor, a debugger
+//! or a core dump; *errors* logs summaries of the level `debug` only in such a block. lb-linker's own log has the level
+//! DEBUG for all blocks, as with `RUST_LOG=debug`.
 //!
 //! Differences from CoreDNS: there one block with *debug* turns all of it on for the whole process, and some plugins
-//! dump messages in hexadecimal. Here none does: a packet capture shows them.
-//!
-//! # Syntax
-//!
-//! Syntax: `debug`.
+//! dump messages in hexadecimal. Here none does: a packet capture shows them. It has no arguments.
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;

@@ -1,12 +1,9 @@
 //! # Name
 //!
-//! *health* - serves `/health`, which reports that this process works.
-//!
-//! # Description
-//!
-//! `/health` answers 200 and "OK" as long as the process answers at all, whatever the API server does: it is for the
-//! liveness probe of a Pod. Once a second the process asks itself and measures the duration: slow answers are a sign of
-//! overload. One line in one block is enough, because it is about the whole process.
+//! *health* - serves `/health`, which reports that this process works. `/health` answers 200 and "OK" as long as the
+//! process answers at all, whatever the API server does: it is for the liveness probe of a Pod. Once a second the
+//! process asks itself and measures the duration: slow answers are a sign of overload. One line in one block is enough,
+//! because it is about the whole process.
 //!
 //! # Syntax
 //!

@@ -1,10 +1,7 @@
 //! # Name
 //!
-//! *local* - answers for `localhost` and the addresses of the client's own host.
-//!
-//! # Description
-//!
-//! Queries for these names have no meaning for other servers, and shouldn't reach them:
+//! *local* - answers for `localhost` and the addresses of the client's own host. Queries for these names have no
+//! meaning for other servers, and shouldn't reach them:
 //!
 //! - `localhost`, and all names below it: A is 127.0.0.1, AAAA is ::1, other types have no records.
 //! - Names that begin with the label `localhost`, such as `localhost.example.org`: the same. Stub resolvers that append

@@ -1,13 +1,9 @@
 //! # Name
 //!
-//! *loop* - detects forwarding loops.
-//!
-//! # Description
-//!
-//! When lb-linker begins to serve a block, it queries itself for a random name in the first zone of the block, with the
-//! type HINFO. If this probe comes back from the upstreams again and again, they form a loop. lb-linker then logs an
-//! error with the address that the probe came from, and *forward* in this block stops: its clients get SERVFAIL with an
-//! extended error.
+//! *loop* - detects forwarding loops. When lb-linker begins to serve a block, it queries itself for a random name in
+//! the first zone of the block, with the type HINFO. If this probe comes back from the upstreams again and again, they
+//! form a loop. lb-linker then logs an error with the address that the probe came from, and *forward* in this block
+//! stops: its clients get SERVFAIL with an extended error.
 //!
 //! While the loop lasts, a probe with a new name is sent every 10 s. When the upstreams have answered one, or three in
 //! a row haven't come back, the loop has ended: lb-linker logs that, and *forward* answers again. SIGUSR1, and *reload*
@@ -19,11 +15,7 @@
 //! node (systemd-resolved) that forwards to it. Configure the resolvers that the node itself uses.
 //!
 //! Difference from CoreDNS: the process doesn't exit, because lb-linker's own names need no upstream. The probe enters
-//! the block directly, without a socket.
-//!
-//! # Syntax
-//!
-//! Syntax: `loop`.
+//! the block directly, without a socket. It has no arguments.
 
 use std::pin::pin;
 use std::sync::Arc;

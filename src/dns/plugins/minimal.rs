@@ -1,16 +1,9 @@
 //! # Name
 //!
-//! *minimal* - removes unnecessary sections from answers.
-//!
-//! # Description
-//!
-//! A positive answer loses its authority and additional sections. Errors, NXDOMAIN, NODATA with an SOA record, and
-//! delegations (NS records in the authority section and no answer) keep them, and so does, for clients that ask for
-//! DNSSEC records, an answer with a signature outside its validity period.
-//!
-//! # Syntax
-//!
-//! Syntax: `minimal`.
+//! *minimal* - removes unnecessary sections from answers. A positive answer loses its authority and additional
+//! sections. Errors, NXDOMAIN, NODATA with an SOA record, and delegations (NS records in the authority section and no
+//! answer) keep them, and so does, for clients that ask for DNSSEC records, an answer with a signature outside its
+//! validity period. It has no arguments.
 
 use async_trait::async_trait;
 

@@ -1,13 +1,9 @@
 //! # Name
 //!
-//! *nsid* - identifies the answering server to clients that ask for it.
-//!
-//! # Description
-//!
-//! If several servers share an address, a client can't see which one it has reached. A client that sends the EDNS
-//! option NSID (RFC 5001; `dig +nsid`) gets the identifier of this server. Errors that aren't an answer of a plugin,
-//! such as SERVFAIL because no upstream answers, have none. Difference from CoreDNS: it has at most 128 bytes, so that
-//! it fits into the smallest answer.
+//! *nsid* - identifies the answering server to clients that ask for it. If several servers share an address, a client
+//! can't see which one it has reached. A client that sends the EDNS option NSID (RFC 5001; `dig +nsid`) gets the
+//! identifier of this server. Errors that aren't an answer of a plugin, such as SERVFAIL because no upstream answers,
+//! have none. Difference from CoreDNS: it has at most 128 bytes, so that it fits into the smallest answer.
 //!
 //! # Syntax
 //!

@@ -1,15 +1,11 @@
 //! # Name
 //!
-//! *reload* - reloads an edited Corefile automatically.
-//!
-//! # Description
-//!
-//! The Corefile, its imports, and the files that plugins have read with it, such as certificates and resolv.conf, are
-//! read again periodically; contents are compared, so the symbolic links of a mounted ConfigMap work, too. Changed
-//! blocks are rebuilt and replace the old ones between two queries, so that no query is lost. The links and their
-//! watch, unchanged blocks with their caches, and listeners continue. If the new Corefile is invalid, or needs a port
-//! that isn't available, nothing changes; the failure is logged and counted. SIGUSR1 reloads at once, with or without
-//! this plugin. One line in any block applies to all blocks.
+//! *reload* - reloads an edited Corefile automatically. The Corefile, its imports, and the files that plugins have read
+//! with it, such as certificates and resolv.conf, are read again periodically; contents are compared, so the symbolic
+//! links of a mounted ConfigMap work, too. Changed blocks are rebuilt and replace the old ones between two queries, so
+//! that no query is lost. The links and their watch, unchanged blocks with their caches, and listeners continue. If the
+//! new Corefile is invalid, or needs a port that isn't available, nothing changes; the failure is logged and counted.
+//! SIGUSR1 reloads at once, with or without this plugin. One line in any block applies to all blocks.
 //!
 //! When the zones of `lb_linker` or their `apex` change, Services are listed again, because names are assigned to
 //! Services by zone; known names are answered meanwhile, and the leader keeps its Lease.

@@ -1,10 +1,7 @@
 //! # Name
 //!
-//! *root* - sets the directory that relative paths of the block start from, for example `root /etc/lb-linker`.
-//!
-//! # Description
-//!
-//! The default is the working directory. A directory that doesn't exist only causes a warning: it may appear later.
+//! *root* - sets the directory that relative paths of the block start from. The default is the working directory. A
+//! directory that doesn't exist only causes a warning: it may appear later.
 //!
 //! # Syntax
 //!

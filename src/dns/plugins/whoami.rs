@@ -1,16 +1,9 @@
 //! # Name
 //!
-//! *whoami* - tells clients their own address, port and transport.
-//!
-//! # Description
-//!
-//! Every query gets an empty answer. The additional section has the client's address, as an A or AAAA record, and its
-//! port and transport, as an SRV record. This shows the path between a client and lb-linker, and tests whether
-//! lb-linker answers at all.
-//!
-//! # Syntax
-//!
-//! Syntax: `whoami`. The additional section of the answer to `example.org A`:
+//! *whoami* - tells clients their own address, port and transport. Every query gets an empty answer. The additional
+//! section has the client's address, as an A or AAAA record, and its port and transport, as an SRV record. This shows
+//! the path between a client and lb-linker, and tests whether lb-linker answers at all. It has no arguments. The
+//! additional section of the answer to `example.org A`:
 //!
 //! ```text
 //! example.org.       0  IN  A    10.240.0.1

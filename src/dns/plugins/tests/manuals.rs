@@ -6,7 +6,7 @@ use crate::dns::plugins::{ORDER, import};
 
 /// The headings of a manual, in order; the flag marks the mandatory headings. docs/reference.md has the metrics.
 const HEADINGS: [(&str, bool); 4] =
-    [("Name", true), ("Description", true), ("Syntax", true), ("Examples", false)];
+    [("Name", true), ("Description", false), ("Syntax", false), ("Examples", false)];
 
 /// Manuals with more lines have headings for their syntax and their examples on the page.
 const SHORT: usize = 80;
