@@ -7,18 +7,8 @@
 //! # Syntax
 //!
 //! Syntax: `bind ADDRESS|IFACE...`, with the option `except ADDRESS|IFACE...`, which excludes addresses from this line.
-//! An interface stands for its addresses when the Corefile is read, without IPv6 link-local ones.
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     bind lo eth0 {
-//!         except 127.0.0.1
-//!     }
-//!     whoami
-//! }
-//! ```
+//! An interface stands for its addresses when the Corefile is read, without IPv6 link-local ones. For example,
+//! `bind lo eth0` with `except 127.0.0.1`.
 
 use std::net::IpAddr;
 

@@ -3,24 +3,15 @@
 //! *chaos* - answers queries about the server itself: its version, its authors, its host. Such queries are of the class
 //! CH and the type TXT; all others go to the next plugin. `version.bind` and `version.server` give the version,
 //! `authors.bind` one record for each author in random order, `hostname.bind` and `id.server` the host's name, in
-//! Kubernetes that of the Pod. The TTL is 0. The block's zones have to contain these names, as `.` does. If no block of
-//! a listener has `chaos` or `forward`, queries of the class CH get REFUSED.
+//! Kubernetes that of the Pod. The TTL is 0: `version.bind. 0 CH TXT "my server"` is the answer with
+//! `chaos "my server" info@example.org`. The block's zones have to contain these names, as `.` does. If no block of a
+//! listener has `chaos` or `forward`, queries of the class CH get REFUSED.
 //!
 //! # Syntax
 //!
 //! Syntax: `chaos [VERSION] [AUTHORS...]`. The default version is `lb-linker-` and the number of the release. Authors
 //! are words, or several words in quotes, by default those of lb-linker; duplicates are removed. The version and each
 //! author are cut to 255 bytes, the limit of a string in a TXT record.
-//!
-//! # Examples
-//!
-//! `dig CH TXT version.bind` then gives `version.bind. 0 CH TXT "my server"`:
-//!
-//! ```text
-//! version.bind version.server authors.bind hostname.bind id.server {
-//!     chaos "my server" info@example.org
-//! }
-//! ```
 
 use std::collections::BTreeSet;
 

@@ -23,21 +23,6 @@
 //!
 //! Syntax: `clients NET...|any`: addresses or networks, or all clients. The built-in Corefile has those of
 //! `--client-nets`.
-//!
-//! # Examples
-//!
-//! Links for every client that can reach the server, all other names for a cluster's Pods and nodes:
-//!
-//! ```text
-//! lb.internal {
-//!     lb_linker
-//! }
-//! . {
-//!     clients 10.0.0.0/8 2001:db8:1::/48
-//!     cache 30
-//!     forward . /etc/resolv.conf
-//! }
-//! ```
 
 #[cfg(test)]
 mod tests;

@@ -108,18 +108,6 @@
 //!         except example.org
 //!         tls_servername dns.quad9.net
 //!         health_check 5s
-//!     }
-//! }
-//! ```
-//!
-//! Other resolvers for names that the first one denies:
-//!
-//! ```text
-//! . {
-//!     forward . 192.0.2.1 {
-//!         next NXDOMAIN
-//!     }
-//!     forward . 192.0.2.2 192.0.2.3 {
 //!         policy sequential
 //!         failover SERVFAIL REFUSED
 //!     }

@@ -12,17 +12,6 @@
 //!
 //! - `lameduck DURATION`: how long the process goes on answering after it was asked to stop, so that clients find
 //!   another server. The default is 0.
-//!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     health localhost:8091 {
-//!         lameduck 5s
-//!     }
-//!     whoami
-//! }
-//! ```
 
 use std::time::Duration;
 

@@ -26,22 +26,6 @@
 //! - `maxtcpqueries MAXIMUM`: the number of queries, 1 or more, after which a connection is closed, when they are
 //!   answered. Clients then reconnect, so that a load balancer in front of several replicas can distribute them again.
 //!   -1, the default, is no limit.
-//!
-//! # Examples
-//!
-//! Clients on a slow radio link, behind a load balancer that distributes connections:
-//!
-//! ```text
-//! . {
-//!     timeouts {
-//!         read 15s
-//!         write 30s
-//!         idle 2m
-//!         maxtcpqueries 128
-//!     }
-//!     forward . 192.0.2.53
-//! }
-//! ```
 
 use std::time::Duration;
 
