@@ -15,8 +15,7 @@
 //!
 //! *clients* controls for which clients names outside the zones of *lb_linker* are resolved.
 //!
-//! Differences from CoreDNS: clients without EDNS get no OPT record, and so no extended error. An invalid zone is an
-//! error; CoreDNS ignores the zone and its rules.
+//! Difference from CoreDNS: an invalid zone is an error; CoreDNS ignores the zone and its rules.
 //!
 //! # Syntax
 //!
@@ -29,15 +28,13 @@
 //!
 //! # Examples
 //!
-//! Only private networks; no IPv6 addresses below `example.org` for one network, and no answers there for one client:
+//! No IPv6 addresses for one network, no answers for one client, and only private networks otherwise:
 //!
 //! ```text
 //! . {
-//!     acl example.org {
+//!     acl {
 //!         drop net 192.0.2.7
 //!         filter type AAAA net 192.0.2.0/24
-//!     }
-//!     acl {
 //!         allow net 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 192.0.2.0/24
 //!         block
 //!     }

@@ -3,10 +3,7 @@
 //! *bufsize* - limits the size of UDP answers. With EDNS a client announces the maximum size of a UDP answer. Long
 //! answers travel in fragments, which get lost and can be forged. This plugin lowers the announced size to `SIZE`, also
 //! for the plugins after it; longer answers are truncated, and the client asks again by TCP. No client gets more than
-//! it accepts.
-//!
-//! Differences from CoreDNS: without this plugin no UDP answer has more than 1232 bytes; CoreDNS sends as many as the
-//! client accepts. `bufsize 4096` allows more.
+//! it accepts. Without it no UDP answer has more than 1232 bytes; `bufsize 4096` allows more.
 //!
 //! # Syntax
 //!

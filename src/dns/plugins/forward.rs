@@ -36,8 +36,7 @@
 //! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text in
 //!   all. A reply with two OPT records, or signed with TSIG or SIG(0), counts as a failure of the upstream.
 //! - A UDP socket is used for at most 128 queries and one second, for one query at a time, and a retransmission uses a
-//!   new socket, which makes forging harder (RFC 5452); CoreDNS uses a socket until it was idle for *expire*. A UDP
-//!   answer that doesn't match the query is ignored; CoreDNS responds with FORMERR.
+//!   new socket, which makes forging harder (RFC 5452); CoreDNS uses a socket until it was idle for *expire*.
 //! - A client, which is an address, may have at most half of the look-ups that other clients leave free: a single one
 //!   500 of `max_concurrent 1000`. Further ones are refused. A look-up counts for the client that it was started for
 //!   until it ends, and identical queries share one. CoreDNS has no limit per client.
@@ -58,7 +57,7 @@
 //!   but NXDOMAIN and YXDOMAIN.
 //! - The scope of an IPv6 address (`fe80::1%eth0`) is used, also in a file. CoreDNS drops it.
 //! - An upstream that is the block's own listener is rejected; CoreDNS leaves that to *loop*.
-//! - Zone transfers are refused, because their answers may have several messages.
+//!
 //! - The query `. NS` is answered within 0.5 s, if need be with SERVFAIL: a CoreDNS that forwards to lb-linker uses it
 //!   as a health check with a timeout of 1 s.
 //! - Upstreams by HTTPS (`https://`) aren't supported, nor is *doh_method*.

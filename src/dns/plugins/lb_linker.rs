@@ -7,7 +7,8 @@
 //! Each LoadBalancer Service that lb-linker follows has its names in every zone of this plugin;
 //! [concepts.md](concepts.md#names) describes the names, [DNS answers](concepts.md#dns-answers) the answers. A query
 //! with RD for other types than CNAME also gets the records of the CNAME's target: the hostname is looked up through
-//! the server block of the same listener that is responsible for it, so a block with `forward` is needed for that.
+//! the server block of the same listener that is responsible for it, so a block with `forward` is needed for that, as
+//! in the [example](corefile.md).
 //!
 //! Each name in a chain of CNAME records is [checked](concepts.md#the-whole-chain-is-checked). Besides, a chain ends at
 //! a name that belongs to a zone itself (`apex`), and at a name for which an `acl` of the responsible block denies the
@@ -30,29 +31,10 @@
 //!   `ns.LABEL.<zone>`. `ns ADDRESS...`: the addresses of that name server, by default those that the block is bound
 //!   to, or else those of the Pod (POD_IPS), or else those of the machine.
 //! - `reverse CIDR...`: networks with reverse zones to answer: an address of a load balancer has a PTR record with the
-//!   load balancer's name in the first of **ZONES**. The zones of the block have to include these reverse zones.
+//!   load balancer's name in the first of **ZONES**. The zones of the block have to include these reverse zones:
+//!   `lb.internal 10.20.0.0/16` for `reverse 10.20.0.0/16`.
 //! - `fallthrough [ZONES...]` passes queries for names that don't exist to the next plugin; with **ZONES**, only names
 //!   in these.
-//!
-//! # Examples
-//!
-//! Load balancers, also by address, for every client; everything else for private addresses:
-//!
-//! ```text
-//! lb.internal 10.20.0.0/16 {
-//!     prometheus
-//!     errors
-//!     lb_linker {
-//!         reverse 10.20.0.0/16
-//!     }
-//! }
-//! . {
-//!     errors
-//!     clients 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 fc00::/7
-//!     cache 30
-//!     forward . 192.0.2.53 192.0.2.54
-//! }
-//! ```
 
 pub mod chase;
 pub(crate) mod failed_targets;

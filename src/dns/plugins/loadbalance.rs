@@ -29,7 +29,8 @@
 //!
 //! The file has lines with a name, and below each name lines with an address and its weight, from 1 to 255; an address
 //! that isn't there has 1. Empty lines, and lines that begin with `#`, are ignored. An address comes first with the
-//! probability of its weight divided by the sum of the weights of all addresses in the answer.
+//! probability of its weight divided by the sum of the weights of all addresses in the answer: below `www.example.org`,
+//! with `192.0.2.1 3`, `192.0.2.2 1` and `192.0.2.3 2`, three of six answers begin with 192.0.2.1.
 //!
 //! # Examples
 //!
@@ -41,15 +42,6 @@
 //!     }
 //!     forward . 192.0.2.53
 //! }
-//! ```
-//!
-//! With this file three of six answers begin with 192.0.2.1, and two with 192.0.2.3:
-//!
-//! ```text
-//! www.example.org
-//! 192.0.2.1 3
-//! 192.0.2.2 1
-//! 192.0.2.3 2
 //! ```
 
 #[cfg(test)]

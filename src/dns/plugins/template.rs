@@ -28,7 +28,7 @@
 //!   read files. Data of unsupported types (DNSSEC keys and signatures among them) has to be in the form of RFC 3597:
 //!   `\# LENGTH OCTETS`. A record without data is a failure.
 //! - Only clients with EDNS get extended errors and response codes above 15; others get SERVFAIL instead of such a
-//!   code. CoreDNS sends OPT to clients that haven't sent it, which RFC 6891 section 7 forbids.
+//!   code.
 //! - A chain of CNAMEs from template to template ends after 8 look-ups; CoreDNS makes about 10. A query causes at most
 //!   16, together with those of `rewrite cname`, and so does each name that `lb_linker` looks up for it; further CNAMEs
 //!   are answered without their target's records.
@@ -69,19 +69,14 @@
 //!
 //! # Examples
 //!
-//! Names that contain an IPv4 address, and their PTR records; an address in hexadecimal digits
-//! (`host-0a0b0c0d.example.org`); search domains that must not leave the network, with a reason:
+//! Names that contain an IPv4 address, and their PTR records; search domains that must not leave the network, with a
+//! reason:
 //!
 //! ```text
 //! . {
 //!     template IN A example.org {
 //!         match "^ip-(?P<a>[0-9]+)-(?P<b>[0-9]+)-(?P<c>[0-9]+)-(?P<d>[0-9]+)[.]example[.]org[.]$"
 //!         answer "{{ .Name }} 60 IN A {{ .Group.a }}.{{ .Group.b }}.{{ .Group.c }}.{{ .Group.d }}"
-//!         fallthrough
-//!     }
-//!     template IN A example.org {
-//!         match "^host-(..)(..)(..)(..)[.]"
-//!         answer "{{ .Name }} A {{ range $i, $hex := .Match }}{{ if $i }}{{ if gt $i 1 }}.{{ end }}{{ parseInt $hex 16 8 }}{{ end }}{{ end }}"
 //!         fallthrough
 //!     }
 //!     template IN PTR 10.0.0.0/8 {
