@@ -26,9 +26,6 @@
 //!     cache {args.0}
 //!     forward . 192.0.2.53
 //! }
-//! example.org {
-//!     import upstream 30
-//! }
 //! . {
 //!     import upstream 300
 //! }

@@ -45,17 +45,7 @@
 //!
 //! # Examples
 //!
-//! ```text
-//! . {
-//!     prometheus :9153 {
-//!         tls /etc/lb-linker/web.yml
-//!     }
-//!     reload
-//!     whoami
-//! }
-//! ```
-//!
-//! `/etc/lb-linker/web.yml`, for clients with a certificate of the company's CA:
+//! A web configuration, for clients with a certificate of the company's CA:
 //!
 //! ```text
 //! tls_server_config:

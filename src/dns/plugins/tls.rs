@@ -24,19 +24,8 @@
 //!   `verify_if_given`: those with a certificate of the CA, or without one. `require_and_verify`: those with a
 //!   certificate of the CA.
 //!
-//! # Examples
-//!
-//! Only for clients with a certificate of the company's CA, on another port:
-//!
-//! ```text
-//! tls://example.org:8853 {
-//!     root /etc/lb-linker/tls
-//!     tls tls.crt tls.key ca.crt {
-//!         client_auth require_and_verify
-//!     }
-//!     forward . 192.0.2.53
-//! }
-//! ```
+//! For example, in a block `tls://example.org:8853`: `tls tls.crt tls.key ca.crt` with
+//! `client_auth require_and_verify`.
 
 use std::path::PathBuf;
 

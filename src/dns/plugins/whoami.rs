@@ -2,13 +2,8 @@
 //!
 //! *whoami* - tells clients their own address, port and transport. Every query gets an empty answer. The additional
 //! section has the client's address, as an A or AAAA record, and its port and transport, as an SRV record. This shows
-//! the path between a client and lb-linker, and tests whether lb-linker answers at all. It has no arguments. The
-//! additional section of the answer to `example.org A`:
-//!
-//! ```text
-//! example.org.       0  IN  A    10.240.0.1
-//! _udp.example.org.  0  IN  SRV  0 0 40212 .
-//! ```
+//! the path between a client and lb-linker, and tests whether lb-linker answers at all. It has no arguments. The answer
+//! to `example.org A` has `example.org. 0 IN A 10.240.0.1` and `_udp.example.org. 0 IN SRV 0 0 40212 .` there.
 
 use std::net::IpAddr;
 
