@@ -57,7 +57,7 @@ metadata: {name: my-sample-lb, namespace: default}
 spec: {type: LoadBalancer, ports: [{port: 443}]}
 ";
 
-/// Commands that need nodes, controllers or another project's CRDs are only printed. A namespace is never deleted
+/// Commands that need nodes or controllers are only printed. A namespace is never deleted
 /// completely without a controller, so kubectl doesn't wait. The deletion of deploy/ must end with an error.
 const KUBECTL: &str = r#"
 attempts=300
@@ -76,7 +76,6 @@ kubectl() {
     "delete namespace external-targets") until command kubectl "$@" --wait=false; do later; done ;;
     *"delete "*) command kubectl "$@" --wait=false ;;
     "diff "*) command kubectl "$@" || [ $? = 1 ] ;;
-    "apply -f -") echo "needs MetalLB: kubectl $*" ;;
     # Another page may have set the annotation.
     *" annotate "*) command kubectl "$@" --overwrite ;;
     "create namespace "*) command kubectl "$@" || command kubectl get namespace "$3" ;;
