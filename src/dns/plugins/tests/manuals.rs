@@ -4,12 +4,10 @@ use std::path::{Path, PathBuf};
 
 use crate::dns::plugins::{ORDER, import};
 
-/// The headings of a manual, in order; the flag marks the mandatory headings. docs/reference.md has the metrics.
+/// The headings of a manual, in order; the flag marks the mandatory headings. The page leaves them out;
+/// docs/reference.md has the metrics.
 const HEADINGS: [(&str, bool); 4] =
     [("Name", true), ("Description", false), ("Syntax", false), ("Examples", false)];
-
-/// Manuals with more lines have headings for their syntax and their examples on the page.
-const SHORT: usize = 80;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -61,12 +59,7 @@ fn generated_page() -> String {
     text.push('\n');
     for name in plugins() {
         text.push_str(&format!("\n## {name}\n"));
-        let manual = comment(name);
-        let is_long = manual.lines().count() > SHORT;
-        for (heading, part) in parts(&manual) {
-            if is_long && ["Syntax", "Examples"].contains(&heading.as_str()) {
-                text.push_str(&format!("\n### {heading}\n"));
-            }
+        for (_, part) in parts(&comment(name)) {
             text.push_str(&format!("\n{}\n", part.trim()));
         }
     }
