@@ -19,7 +19,7 @@ use crate::harness::audit::AuditEvent;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{FaultyUpstream, absence, address, answers, error, short};
-use crate::harness::linker::Linker;
+use crate::harness::linker::{Linker, run_to_end_with};
 use crate::harness::pool::{Base, Lent};
 use crate::harness::{LINKER, apply_external_targets, deploy, eventually, permission};
 use crate::recreation::wait_for_external_target;
@@ -481,6 +481,12 @@ async fn failover_from_a_deleted_service_is_ready_and_degraded() {
     assert_eq!(seoul.state, Some(SourceState::Refused), "{}", seoul.message);
     let series = r#"lb_linker_external_target_ready{external_target="web",external_target_namespace="shop"}"#;
     linker.counts(series, 1.0).await;
+    let admin = linker.admin().await.to_string();
+    let output =
+        run_to_end_with(&[("LB_LINKER_ADMIN_LISTEN", &*admin)], ["links", "-n", "shop", "-o", "wide"]);
+    let table = String::from_utf8(output.stdout).unwrap();
+    let why = "FailedOver: leads to fixed instead of seoul: ";
+    assert!(table.lines().any(|line| line.contains(" Degraded ") && line.contains(why)), "{table}");
     let moved = "FailedOver: seoul seoul.example.com → fixed busan.example.com: its Service is gone";
     linker.line(moved).await;
     let is_sent =

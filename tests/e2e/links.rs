@@ -316,6 +316,16 @@ async fn followers_are_listed_by_leader_and_by_cluster() {
         || async { (rows(links_of(admin, &["--followers", "-n", &namespace])) == expected).then_some(()) };
     eventually("the followers of the leader", told).await;
     assert_eq!(rows(run_to_end([&["links"][..], &direct].concat())), expected);
+    // An lb-linker that doesn't lead doesn't know them: they are read from the API server.
+    let off = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none", "--sync", "off"]);
+    let (address, path) = (off.admin().await.to_string(), kubeconfig.to_str().unwrap());
+    off.ready().await;
+    let variables = [("LB_LINKER_ADMIN_LISTEN", &*address), ("KUBECONFIG", path)];
+    let output = run_to_end_with(&variables, ["links", "--followers", "-n", &namespace]);
+    let errors = text(&output.stderr);
+    assert!(errors.contains("doesn't know the Services that follow: only the leader does"), "{errors}");
+    assert!(errors.contains("are read from API server http"), "{errors}");
+    assert_eq!(rows(output), expected);
 }
 
 #[tokio::test]

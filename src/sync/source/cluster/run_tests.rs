@@ -161,6 +161,23 @@ async fn ignored_annotations_have_an_event_and_a_finding() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn report_of_hostile_annotations_is_bounded() {
+    let recorder = Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
+    let key = |number: usize| format!("linker.hsj.com/{}{number}", "X".repeat(50));
+    let many: serde_json::Map<String, Value> =
+        (0..5_000).map(|number| (key(number), "x".repeat(50).into())).collect();
+    let hostile = event("MODIFIED", "a/web", "cloud.example", &many.into());
+    let mut source = source(vec![vec![added("a/web"), list_ends(), hostile.clone(), hostile]]);
+    source.link_reporter.recorder = recorder.clone();
+    let findings = source.link_reporter.findings.clone();
+    after(source, 5).await;
+    let queued = recorder.take_queued();
+    assert!(queued.len() == 1 && queued[0].1.len() <= 1024, "{queued:?}");
+    let finding = findings.services.get(&ServiceKey::new("a", "web")).unwrap();
+    assert!(finding.len() < 2_000 && finding.contains("and 4997 more"), "{finding}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn finding_ends_with_its_cause_or_its_service() {
     let ignored = json!({"linker.hsj.com/ttl": "5m"});
     let list = vec![
