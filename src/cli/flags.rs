@@ -302,8 +302,7 @@ pub struct Flags {
     )]
     pub client_nets: Vec<ClientNet>,
 
-    /// Address of /metrics, for Prometheus; or "none"
-    /// [default: :9153; outside a Pod 127.0.0.1:9153]
+    /// Address of /metrics, for Prometheus; or "none" [default: :9153; outside a Pod 127.0.0.1:9153]
     #[arg(
         long,
         value_name = "ADDRESS:PORT|none",
@@ -313,8 +312,7 @@ pub struct Flags {
     )]
     pub metrics_listen: Option<HttpListen>,
 
-    /// Address of /health: 200 while the process works; or "none"
-    /// [default: :8080; outside a Pod 127.0.0.1:8080]
+    /// Address of /health: 200 while the process works; or "none" [default: :8080; outside a Pod 127.0.0.1:8080]
     #[arg(
         long,
         value_name = "ADDRESS:PORT|none",
