@@ -123,7 +123,9 @@ pub fn run() -> Result<(), String> {
     println!("{verdicts}");
     if settings.write {
         let machine = page::measured_with(versions::of(&stage.programs, &dnsperf));
-        page::write("queries", &format!("{machine}\n{text}### Bounds of the queries\n\n{verdicts}"))?;
+        let rounds = settings.rounds;
+        let about = format!("{machine}Figures are medians of {rounds} rounds.\n");
+        page::write("queries", &format!("{about}\n{text}### Bounds of the queries\n\n{verdicts}"))?;
     }
     let problems: usize = all.iter().map(|measured| measured.problems.len()).sum();
     if problems == 0 { Ok(()) } else { Err(format!("{problems} rows of the tables are missing, see above")) }

@@ -20,7 +20,6 @@ pub fn progress(text: &str) {
 
 /// Returns the table of a set in aligned Markdown: a column for each load where a figure is of one load only.
 pub fn table_of(measured: &Measured) -> String {
-    let rounds = measured.rows.values().map(Vec::len).max().unwrap_or_default();
     let rate = measured.set.rate();
     let head = [
         "",
@@ -34,7 +33,7 @@ pub fn table_of(measured: &Measured) -> String {
         "MB",
     ];
     let rows = measured.rows.iter().map(|(server, samples)| row(*server, samples));
-    format!("### {}\n\nMedians of {rounds} rounds:\n\n{}", measured.set, table(&head, rows))
+    format!("### {}\n\n{}", measured.set, table(&head, rows))
 }
 
 fn row(server: Server, samples: &[Sample]) -> Vec<String> {

@@ -17,21 +17,16 @@ pub fn of(programs: &Programs, dnsperf: &Path) -> Vec<String> {
         (Server::Dnsmasq, "--version"),
     ] {
         let Some(program) = programs.of(server) else { continue };
-        versions.extend(version(&said(Command::new(program).arg(argument))));
+        let name = server.name().split(' ').next().unwrap_or_default();
+        versions.extend(version(name, &said(Command::new(program).arg(argument))));
     }
-    versions
-        .extend(version(&said(Command::new(dnsperf).arg("-h"))).map(|version| format!("dnsperf {version}")));
+    versions.extend(version("dnsperf", &said(Command::new(dnsperf).arg("-h"))));
     versions
 }
 
-/// Returns the first line with a digit, without the word "version".
-fn version(said: &str) -> Option<String> {
-    let line = said.lines().find(|line| line.bytes().any(|byte| byte.is_ascii_digit()))?;
-    Some(
-        line.trim_start_matches("Version ")
-            .replace(", version", "")
-            .replace(" version ", " ")
-            .trim()
-            .to_owned(),
-    )
+/// Returns a program's name and the first word with a digit and a dot that it said.
+fn version(name: &str, said: &str) -> Option<String> {
+    let mut words = said.split_whitespace();
+    let word = words.find(|word| word.contains('.') && word.bytes().any(|byte| byte.is_ascii_digit()))?;
+    Some(format!("{name} {}", word.trim_start_matches("CoreDNS-")))
 }
