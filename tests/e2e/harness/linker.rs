@@ -196,10 +196,10 @@ impl Linker {
         Self::spawn(command)
     }
 
-    /// Starts lb-linker on its default ports. Only for use in an isolated network, see [`super::network`].
+    /// Starts lb-linker on its default ports in a Pod. Only for use in an isolated network, see [`super::network`].
     pub fn start_on_default_ports<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Self {
         let mut command = bare();
-        command.args(args);
+        command.env("KUBERNETES_SERVICE_HOST", "127.0.0.1").args(args);
         Self::spawn(command)
     }
 
