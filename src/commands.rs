@@ -1,5 +1,6 @@
 //! The command line of lb-linker.
 
+mod leading_flags;
 mod links;
 mod output;
 mod scan;
@@ -18,6 +19,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, reload};
 
+use self::leading_flags::arguments;
 use self::links::{links, list_followers};
 use self::output::{BAD_INPUT, FAILED, exit_with_error, fail, print_problem};
 use self::scan::{ScanOutput, scan_cluster};
@@ -39,7 +41,12 @@ const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime
 /// Stable DNS names for load balancers: watches LoadBalancer Services, keeps an ExternalName Service for
 /// each, and answers DNS for them.
 #[derive(Parser)]
-#[command(name = "lb-linker", version, args_conflicts_with_subcommands = true)]
+#[command(
+    name = "lb-linker",
+    version,
+    args_conflicts_with_subcommands = true,
+    override_usage = "lb-linker [OPTIONS] [COMMAND]"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -236,7 +243,9 @@ fn for_stub(flag: &str) -> bool {
 
 /// Reads the command line and the environment. Ends the process if they are wrong, or ask for help.
 fn command_line() -> Result<Cli, ExitCode> {
-    let matches = Cli::command().try_get_matches().unwrap_or_else(|error| {
+    let mut command = Cli::command();
+    let arguments = arguments(&command);
+    let matches = command.try_get_matches_from_mut(arguments).unwrap_or_else(|error| {
         if let Some(variable) = refused_variable(&error) {
             // Ignore EPIPE: stderr may be closed.
             let _ = writeln!(std::io::stderr(), "lb-linker: the environment variable {variable} is wrong:");

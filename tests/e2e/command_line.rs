@@ -470,6 +470,16 @@ fn help_shows_defaults_and_environment_variables() {
 }
 
 #[test]
+fn flags_may_stand_before_the_subcommand() {
+    let output = run_to_end(["--zone", "a.example", "--upstream=none", "check", "--selection", "annotated"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let printed = stdout(&output);
+    assert!(printed.contains("a.example:53 {") && printed.contains("annotated"), "{printed}");
+    let help = stdout(&run_to_end(["--help"]));
+    assert!(help.contains("Usage: lb-linker [OPTIONS] [COMMAND]"), "{help}");
+}
+
+#[test]
 fn completion_knows_commands_and_flags() {
     let script = stdout(&run_to_end(["completion", "bash"]));
     for word in ["links", "takeover", "query", "--target-namespace", "--watch"] {
