@@ -10,6 +10,9 @@ use crate::sync::external_target::decision::SyncMode;
 /// The file from which a Pod reads its namespace.
 const ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
+/// The namespace in which `deploy/` runs lb-linker.
+const DEPLOY_NAMESPACE: &str = "lb-linker";
+
 /// How the replica that writes is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LeaderElection {
@@ -169,8 +172,19 @@ impl Flags {
     }
 
     fn instance_in(&self, environment: &Environment) -> String {
-        let default = || format!("{}/{}", self.lease_namespace_in(environment), self.election.lease_name);
+        let default = || format!("{}/{}", self.instance_namespace_in(environment), self.election.lease_name);
         self.instance.clone().unwrap_or_else(default)
+    }
+
+    /// Returns the namespace in the default name of the installation: that of the Lease. Without an election outside a
+    /// Pod, it is that of `deploy/`, which goes on with the objects.
+    fn instance_namespace_in(&self, environment: &Environment) -> String {
+        let has_lease = self.election.leader_election.is_some_and(|how| how != LeaderElection::Off);
+        if has_lease || self.is_own_cluster(environment) {
+            self.lease_namespace_in(environment)
+        } else {
+            DEPLOY_NAMESPACE.to_owned()
+        }
     }
 
     /// Returns the name of this replica in the Lease and in Events.
@@ -304,8 +318,11 @@ mod tests {
         };
         assert_eq!(instance(in_pod(), &["--target-namespace=t"]), "lb-linker/lb-linker");
         assert_eq!(instance(in_pod(), &["--lease-name=b"]), "lb-linker/b");
-        assert_eq!(instance(in_pod(), &["--kubeconfig=k", "--target-namespace=t"]), "t/lb-linker");
-        assert_eq!(instance(outside(), &["--lease-name=b"]), "external-targets/b");
+        assert_eq!(instance(in_pod(), &["--kubeconfig=k", "--target-namespace=t"]), "lb-linker/lb-linker");
+        assert_eq!(instance(outside(), &[]), "lb-linker/lb-linker");
+        assert_eq!(instance(outside(), &["--lease-name=b", "--sync=on"]), "lb-linker/b");
+        assert_eq!(instance(outside(), &["--leader-election=off"]), "lb-linker/lb-linker");
+        assert_eq!(instance(outside(), &["--leader-election=lease"]), "external-targets/lb-linker");
         assert_eq!(instance(in_pod(), &["--instance=my.own"]), "my.own");
         assert_eq!(election_config(outside(), &[]), Ok(None));
         for environment in [outside(), unnamed] {

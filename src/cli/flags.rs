@@ -107,8 +107,8 @@ pub struct Flags {
 
     /// Name of this installation, for several installations in one target namespace: lb-linker changes only objects
     /// whose annotation linker.hsj.com/instance has this name or is missing; all replicas have the same name
-    /// [default: namespace and name of the Lease, as in lb-linker/lb-linker; outside a Pod the target namespace and the
-    /// name of the Lease]
+    /// [default: namespace and name of the Lease, as in lb-linker/lb-linker, which is also the default outside a Pod
+    /// without --leader-election]
     #[arg(
         long,
         value_name = "NAME",

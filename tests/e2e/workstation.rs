@@ -96,8 +96,12 @@ async fn pod_or_explicit_flag_enables_writes() {
         let args = [&args[..], &["--watch-namespaces", &namespace], more].concat();
         let linker = Linker::start_bare(variables, args);
         balancer(&cluster, &namespace).await;
-        wait_for_external_target(&cluster, &target, &format!("web-{namespace}-ext"), "a.example.com").await;
+        let object = format!("web-{namespace}-ext");
+        wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
         assert_eq!(linker.logged("nothing is written"), 0, "{:#?}", linker.log());
+        // deploy/ goes on with the objects of a workstation.
+        let annotations = cluster.get_service(&target, &object).await.unwrap().metadata.annotations;
+        assert_eq!(annotations.unwrap()["linker.hsj.com/instance"], "lb-linker/lb-linker");
     }
 }
 
