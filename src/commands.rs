@@ -32,7 +32,7 @@ use crate::cli::replaced_flags::replaced_flags;
 use crate::dns::server::instance::SetDebug;
 use crate::links::{LinkFilter, OutputFormat};
 use crate::model::excerpt::printable;
-use crate::query::Question;
+use crate::query::{Question, SHORT};
 use crate::stub::platform::Resolver;
 use crate::takeover::takeover;
 /// kube's warnings repeat an error on every retry, which lb-linker logs once; any packet can cause hickory's warnings.
@@ -87,7 +87,8 @@ enum Command {
     /// name of one Service, prints that link in detail; a running lb-linker also tells its last changes.
     #[command(mut_args = |arg| { let hide = !for_links(arg.get_id().as_str()); arg.hide(hide) })]
     Links {
-        /// Only Services of this name
+        /// Only Services of this name, or the Service of this namespace and name
+        #[arg(value_name = "[NAMESPACE/]SERVICE")]
         service: Option<String>,
         /// Only Services of this namespace [default: all namespaces]
         #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
@@ -167,9 +168,10 @@ enum Command {
     /// Ask a DNS server, as dig does
     ///
     /// Prints the answer; exit code 1 if there is none. A type is optional (A by default), and so is the server: an
-    /// lb-linker on the same machine or in the same Pod, 127.0.0.1:53, is asked by default.
+    /// lb-linker on the same machine or in the same Pod, 127.0.0.1:53, is asked by default. As in dig, +short prints only
+    /// the data of the answer.
     #[command(
-        override_usage = "lb-linker query [@ADDRESS[:PORT]] NAME [TYPE]",
+        override_usage = "lb-linker query [@ADDRESS[:PORT]] NAME [TYPE] [+short]",
         after_help = "Example: lb-linker query @127.0.0.1:5301 my-sample-lb-default.lb.internal CNAME"
     )]
     Query {
@@ -292,14 +294,11 @@ pub fn main() -> ExitCode {
             watch,
             followers,
             flags,
-        }) => {
-            let filter = LinkFilter { namespace, service };
-            if followers {
-                runtime.block_on(list_followers(*flags, &filter, output_format))
-            } else {
-                runtime.block_on(links(*flags, &filter, output_format, watch))
-            }
-        }
+        }) => match LinkFilter::new(namespace, service) {
+            Err(error) => exit_with_error(&error.to_string(), BAD_INPUT),
+            Ok(filter) if followers => runtime.block_on(list_followers(*flags, &filter, output_format)),
+            Ok(filter) => runtime.block_on(links(*flags, &filter, output_format, watch)),
+        },
         Some(Command::Scan { namespace, output_format, apply, yes, flags }) => {
             let output = if output_format.is_some() { ScanOutput::Json } else { ScanOutput::Text };
             runtime.block_on(scan_cluster(*flags, namespace, output, apply.then_some(yes)))
@@ -388,14 +387,17 @@ async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
 }
 
 async fn query(arguments: &[String]) -> ExitCode {
-    let question = match Question::parse(arguments) {
+    let (short, arguments): (Vec<_>, Vec<_>) =
+        arguments.iter().cloned().partition(|argument| argument == SHORT);
+    let question = match Question::parse(&arguments) {
         Ok(question) => question,
         Err(error) => return exit_with_error(&error.to_string(), BAD_INPUT),
     };
     match question.ask().await {
         Ok(answer) => {
+            let text = if short.is_empty() { format!("{answer}\n") } else { answer.short() };
             // Ignore EPIPE: stdout may be closed (`| head`).
-            let _ = writeln!(std::io::stdout(), "{answer}");
+            let _ = write!(std::io::stdout(), "{text}");
             ExitCode::SUCCESS
         }
         Err(error) => exit_with_error(&error.to_string(), FAILED),

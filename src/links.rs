@@ -33,9 +33,70 @@ pub struct LinkFilter {
     pub service: Option<String>,
 }
 
+/// A Service that is named in two namespaces, or isn't named at all.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FilterError {
+    #[error("{service} is in namespace {named}, and --namespace is {flag}: leave one of them out")]
+    TwoNamespaces {
+        service: String,
+        /// The namespace before the slash.
+        named: String,
+        /// The namespace of the flag.
+        flag: String,
+    },
+    #[error("{0:?} isn't a Service such as my-sample-lb or default/my-sample-lb")]
+    NotAService(String),
+}
+
 impl LinkFilter {
+    /// Returns the filter for a namespace and a Service, whose name may follow a namespace and a slash.
+    ///
+    /// # Errors
+    /// If both name a namespace, or a name is missing.
+    pub fn new(namespace: Option<String>, service: Option<String>) -> Result<Self, FilterError> {
+        let Some((named, name)) = service.as_deref().and_then(|service| service.split_once('/')) else {
+            return Ok(Self { namespace, service });
+        };
+        if named.is_empty() || name.is_empty() || name.contains('/') {
+            return Err(FilterError::NotAService(service.unwrap_or_default()));
+        }
+        let (named, name) = (named.to_owned(), name.to_owned());
+        match namespace.filter(|flag| *flag != named) {
+            Some(flag) => {
+                Err(FilterError::TwoNamespaces { service: service.unwrap_or_default(), named, flag })
+            }
+            None => Ok(Self { namespace: Some(named), service: Some(name) }),
+        }
+    }
+
     fn selects(&self, key: &ServiceKey) -> bool {
         self.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
             && self.service.as_deref().is_none_or(|service| key.name() == service)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_may_have_its_namespace_before_a_slash() {
+        let filter = |namespace: Option<&str>, service: &str| {
+            let found = LinkFilter::new(namespace.map(ToOwned::to_owned), Some(service.to_owned()));
+            found.map(|found| (found.namespace, found.service)).map_err(|error| error.to_string())
+        };
+        let selects = |namespace: Option<&str>, service: &str| {
+            Ok((namespace.map(ToOwned::to_owned), Some(service.to_owned())))
+        };
+        assert_eq!(filter(None, "web"), selects(None, "web"));
+        assert_eq!(filter(Some("shop"), "web"), selects(Some("shop"), "web"));
+        assert_eq!(filter(None, "shop/web"), selects(Some("shop"), "web"));
+        assert_eq!(filter(Some("shop"), "shop/web"), selects(Some("shop"), "web"));
+        let two = "shop/web is in namespace shop, and --namespace is other: leave one of them out";
+        assert_eq!(filter(Some("other"), "shop/web"), Err(two.to_owned()));
+        for wrong in ["/web", "shop/", "a/b/c", "/"] {
+            let expected = format!("{wrong:?} isn't a Service such as my-sample-lb or default/my-sample-lb");
+            assert_eq!(filter(None, wrong), Err(expected));
+        }
     }
 }

@@ -33,6 +33,9 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// The advertised UDP payload size in bytes (DNS flag day 2020).
 const MAX_UDP: u16 = 1232;
 
+/// The option of dig that prints only the data of the answer.
+pub const SHORT: &str = "+short";
+
 /// A question, and the server that it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
@@ -46,6 +49,8 @@ pub struct Question {
 pub enum QuestionError {
     #[error("{0:?} isn't a server such as @127.0.0.1, @127.0.0.1:5301 or @[::1]:5301")]
     Server(String),
+    #[error("{0:?} isn't known: of dig's options there is only {SHORT}")]
+    Option(String),
     #[error("one server can be asked, and there is another one: {0}")]
     ServerTwice(String),
     #[error("{0:?} isn't a DNS name such as my-sample-lb-default.lb.internal")]
@@ -103,7 +108,7 @@ enum AnswerTransport {
 }
 
 impl Question {
-    /// Parses the arguments of `lb-linker query`: `[@SERVER] NAME [TYPE]`. As in dig, the server may stand anywhere.
+    /// Parses the arguments of `lb-linker query`: `[@SERVER] NAME [TYPE]`, without [`SHORT`]. As in dig, the server may stand anywhere.
     ///
     /// # Errors
     /// If an argument can't be used, or the name is missing.
@@ -115,6 +120,8 @@ impl Question {
                 if server.replace(address).is_some() {
                     return Err(QuestionError::ServerTwice(argument.clone()));
                 }
+            } else if argument.starts_with('+') {
+                return Err(QuestionError::Option(argument.clone()));
             } else if name.is_none() {
                 name = Some(parse_name(argument).ok_or_else(|| QuestionError::Name(argument.clone()))?);
             } else if qtype.is_none() {
@@ -188,6 +195,12 @@ impl Answer {
         }
     }
 
+    /// Returns the data of the records of the answer section, a line for each, as dig's `+short` prints them.
+    #[must_use]
+    pub fn short(&self) -> String {
+        self.sections().answers.iter().map(|record| data_text(record) + "\n").collect()
+    }
+
     /// Returns the records, without the OPT record.
     #[must_use]
     pub fn sections(&self) -> Sections {
@@ -254,19 +267,24 @@ fn why_unfit(by_tcp: &WireMessage) -> Option<String> {
 
 /// Formats a record as in a zone file, in one line.
 fn record_text(record: &Record) -> String {
+    format!(
+        "{} {} {} {} {}",
+        name_text(&record.name),
+        record.ttl,
+        class_text(record.dns_class),
+        type_text(record.record_type()),
+        data_text(record)
+    )
+}
+
+/// Formats the data of a record, in one line.
+fn data_text(record: &Record) -> String {
     let data = match &record.data {
         RData::Unknown { code, rdata } => opaque_text(*code, &rdata.anything),
         RData::CNAME(CNAME(name)) | RData::NS(NS(name)) | RData::PTR(PTR(name)) => name_text(name),
         data => data.to_string(),
     };
-    let safe = printable(&data, &[]);
-    format!(
-        "{} {} {} {} {safe}",
-        name_text(&record.name),
-        record.ttl,
-        class_text(record.dns_class),
-        type_text(record.record_type())
-    )
+    printable(&data, &[])
 }
 
 /// Formats data that isn't decoded: TXT as quoted strings, other types in the format of hickory-proto if it knows them,

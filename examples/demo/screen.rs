@@ -9,6 +9,12 @@ pub const RED: &str = "\x1b[31m";
 pub const GREEN: &str = "\x1b[32m";
 const PLAIN: &str = "\x1b[0m";
 
+/// Styles of the picture that are hard to read on black (WCAG 2.2 asks for a contrast of 4.5), and their replacements.
+const READABLE: [(&str, &str); 2] = [
+    (".dimmed { opacity: 0.4; }", ".dimmed { opacity: 0.75; }"),
+    (".fg-red { fill: #AA0000 }", ".fg-red { fill: #FF5555 }"),
+];
+
 /// Standard output, coloured if it is a terminal or is recorded.
 #[derive(Debug)]
 pub struct Screen {
@@ -44,6 +50,10 @@ impl Screen {
     /// # Errors
     /// If the file can't be written.
     pub fn save_svg(&self, path: &Path) -> io::Result<()> {
-        std::fs::write(path, anstyle_svg::Term::new().render_svg(&self.printed))
+        let mut picture = anstyle_svg::Term::new().render_svg(&self.printed);
+        for (dark, readable) in READABLE {
+            picture = picture.replace(dark, readable);
+        }
+        std::fs::write(path, picture)
     }
 }

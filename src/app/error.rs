@@ -10,6 +10,7 @@ use crate::cli::flags::ConfigError;
 use crate::dns::corefile::CorefileError;
 use crate::dns::server::error::ServerError;
 use crate::sync::k8s::client::ClientError;
+use crate::sync::k8s::errors::{ListError, WatchLog};
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -25,6 +26,13 @@ pub enum RunError {
     /// The sync thread can't be started, or has panicked while it opened the source of links.
     #[error("the sync thread can't be started, or has panicked: {0}")]
     SyncThread(io::Error),
+    /// The API server can't be reached, or refuses to list the load balancers.
+    #[error("API server {server}: {}", error.explain(WatchLog::READING))]
+    NotListed {
+        /// The URL of the API server.
+        server: String,
+        error: ListError,
+    },
     /// `lb-linker links` couldn't read the load balancers in time.
     #[error("the load balancers weren't read within {} s: see the warnings above", .0.as_secs())]
     LinksNotRead(Duration),
@@ -53,6 +61,7 @@ impl RunError {
             Self::Server(error) => error.is_input(),
             Self::QueryLogThread(_)
             | Self::SyncThread(_)
+            | Self::NotListed { .. }
             | Self::LinksNotRead(_)
             | Self::FollowersNotRead(_)
             | Self::Instance { .. } => false,

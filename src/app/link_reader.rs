@@ -1,9 +1,13 @@
 //! Reads the links of a cluster, or of manifests, without serving DNS and without writing.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use hickory_proto::rr::Name;
+use kube::api::ListParams;
+use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -19,9 +23,12 @@ use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::server::corefile_source::CorefileSource;
 use crate::links::facts::LinkFacts;
 use crate::metrics::Metrics;
+use crate::model::excerpt::sentence;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Store;
 use crate::sync::external_target::decision::SyncMode;
+use crate::sync::k8s::errors::{ListError, in_place, watch_scopes};
+use crate::sync::k8s::service::Service;
 
 /// The time in which all load balancers, external targets and ExternalTargets have to be read.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,11 +65,30 @@ fn read_zones(flags: &Flags) -> Result<Vec<LinkZone>, RunError> {
     Ok(zones)
 }
 
+/// Asks for one Service of each watched namespace: a refusal, or an API server that can't be reached, is an error, which a
+/// watch would only log. An API server that is overloaded is none.
+async fn first_request(client: &Client, namespaces: &BTreeSet<String>) -> Result<(), ListError> {
+    let one = ListParams::default().limit(1);
+    let requests = watch_scopes(namespaces).map(async |namespace| {
+        let api: Api<Service> = match namespace {
+            Some(namespace) => Api::namespaced(client.clone(), namespace),
+            None => Api::all(client.clone()),
+        };
+        match api.list_metadata(&one).await {
+            Err(kube::Error::Api(status)) if !matches!(status.code, 401 | 403) => Ok(()),
+            Err(error) => Err(ListError { what: in_place("Services", namespace), source: Box::new(error) }),
+            Ok(_) => Ok(()),
+        }
+    });
+    try_join_all(requests).await.map(drop)
+}
+
 impl LinkReader {
     /// Reads the links that an lb-linker with these flags has.
     ///
     /// # Errors
-    /// If the flags can't be used, or the load balancers can't be read within 10 s.
+    /// If the flags can't be used, the API server can't be reached or refuses to list the load balancers, or they can't be
+    /// read within 10 s.
     pub async fn open(flags: Flags) -> Result<Self, RunError> {
         Self::start(flags, false, Instant::now() + READ_TIMEOUT).await
     }
@@ -97,6 +123,12 @@ impl LinkReader {
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
         let source = sync.open(flags.clone(), zones.clone()).await?;
         let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());
+        if let (Some(client), Some(server)) = (source.client(), &server) {
+            let first = timeout_at(deadline, first_request(client, &flags.selection().namespaces)).await;
+            if let Ok(Err(error)) = first {
+                return Err(RunError::NotListed { server: sentence(server).to_string(), error });
+            }
+        }
         let store = Arc::new(store_for(&zones, Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
         let facts = source.facts(&flags, &store, &metrics);

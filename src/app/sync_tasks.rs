@@ -71,7 +71,7 @@ impl SyncSource {
                 return Err(InputError::Manifest(error).into());
             }
             let open = |path| {
-                OutputDirectory::open(path)
+                OutputDirectory::open(path, flags.target_namespace.clone())
                     .map(Backend::Directory)
                     .map_err(|source| InputError::Directory { flag: "output", source })
             };
@@ -100,6 +100,14 @@ impl SyncSource {
         match self {
             Self::Cluster { leader, .. } => leader.clone(),
             Self::Manifests { .. } => KnownLeader::default(),
+        }
+    }
+
+    /// Returns the client of the cluster; `None` for manifests.
+    pub(super) fn client(&self) -> Option<&kube::Client> {
+        match self {
+            Self::Cluster { client, .. } => Some(client),
+            Self::Manifests { .. } => None,
         }
     }
 

@@ -64,31 +64,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     } else if !reads_links {
         // Without links no permission is needed.
     } else if ask_cluster {
-        let ClientConnection { client, server, .. } =
-            connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
-        check_report.lines.push(format!("API server {server}"));
-        let election_config = flags.election_config()?;
-        let needed = permissions::needed(flags, election_config.as_ref());
-        permissions::review_access(&mut check_report, client.clone(), &needed).await;
-        match permissions::has_external_targets(&mut check_report, &client).await {
-            Some(true) => {
-                let needed = permissions::for_external_targets(flags);
-                permissions::review_access(&mut check_report, client.clone(), &needed).await;
-                if permissions::has_prometheus_rules(&mut check_report, &client).await == Some(true) {
-                    let needed = permissions::for_alerts(flags);
-                    permissions::review_access(&mut check_report, client.clone(), &needed).await;
-                }
-            }
-            Some(false) => check_report.lines.push(WITHOUT_EXTERNAL_TARGETS.to_owned()),
-            None => {}
-        }
-        if flags.sync_mode() == SyncMode::On {
-            dry_run::dry_run_create(&mut check_report, client.clone(), &flags.target_namespace).await;
-        }
-        if flags.sync_mode() != SyncMode::Off {
-            instance::check_owners(&mut check_report, client, &flags.target_namespace, &flags.instance())
-                .await;
-        }
+        check_cluster(&mut check_report, flags).await?;
     } else {
         let connection = connect(flags.kubeconfig.clone(), flags.context.clone()).await;
         let is_named = flags.kubeconfig.is_some() || flags.context.is_some();
@@ -100,6 +76,39 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         }
     }
     Ok(check_report)
+}
+
+/// Asks the API server for permissions, tries an external target, and looks for another instance. Ends with the first
+/// request that has no usable answer.
+async fn check_cluster(check_report: &mut CheckReport, flags: &Flags) -> Result<(), InputError> {
+    let ClientConnection { client, server, .. } =
+        connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+    check_report.lines.push(format!("API server {server}"));
+    let election_config = flags.election_config()?;
+    let needed = permissions::needed(flags, election_config.as_ref());
+    if !permissions::review_access(check_report, client.clone(), &needed).await {
+        return Ok(());
+    }
+    match permissions::has_external_targets(check_report, &client).await {
+        Some(true) => {
+            let mut needed = permissions::for_external_targets(flags);
+            if permissions::has_prometheus_rules(check_report, &client).await == Some(true) {
+                needed.extend(permissions::for_alerts(flags));
+            }
+            if !permissions::review_access(check_report, client.clone(), &needed).await {
+                return Ok(());
+            }
+        }
+        Some(false) => check_report.lines.push(WITHOUT_EXTERNAL_TARGETS.to_owned()),
+        None => {}
+    }
+    if flags.sync_mode() == SyncMode::On {
+        dry_run::dry_run_create(check_report, client.clone(), &flags.target_namespace).await;
+    }
+    if flags.sync_mode() != SyncMode::Off {
+        instance::check_owners(check_report, client, &flags.target_namespace, &flags.instance()).await;
+    }
+    Ok(())
 }
 
 /// Builds the configuration of the Corefile and discards it. Returns the Corefile's zones of links, the Corefile and

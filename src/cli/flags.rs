@@ -30,6 +30,9 @@ use crate::sync::source::selection::Selection;
 /// The port of DNS (RFC 1035 section 4.2).
 pub(crate) const DNS_PORT: u16 = 53;
 
+/// The default of `--admin-listen`.
+pub(crate) const ADMIN_LISTEN: &str = "127.0.0.1:8053";
+
 /// The notice that no load balancers are read, see [`Flags::reads_links`].
 pub(crate) const WITHOUT_LINKS: &str = "DNS only, without a cluster: the Corefile has no lb_linker";
 
@@ -339,7 +342,7 @@ pub struct Flags {
         long,
         value_name = "ADDRESS:PORT|none",
         env = "LB_LINKER_ADMIN_LISTEN",
-        default_value = "127.0.0.1:8053",
+        default_value = ADMIN_LISTEN,
         value_parser = loopback_http_listen,
         help_heading = "Observing"
     )]
@@ -567,7 +570,7 @@ impl Flags {
         let namespaces = (!self.watch_namespaces.is_empty()).then(|| list(&self.watch_namespaces));
         optional("--watch-namespaces", namespaces);
         flags.push(("--selection", value_name(&self.selection)));
-        if self.manifests.is_none() {
+        if self.manifests.is_none() || self.output.is_some() {
             flags.push(("--target-namespace", self.target_namespace.clone()));
         }
         if self.has_instance() {

@@ -210,6 +210,31 @@ fn readme_has_at_most_150_lines() {
 }
 
 /// Returns the lines of a page that aren't code.
+/// Returns the contrast to black of a colour in hexadecimal digits, with this opacity (WCAG 2.2, 1.4.3).
+fn contrast_to_black(colour: &str, opacity: f64) -> f64 {
+    let channel = |at: usize| {
+        let value = opacity * f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
+        if value <= 0.04045 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+    };
+    (0.2126 * channel(0) + 0.7152 * channel(2) + 0.0722 * channel(4) + 0.05) / 0.05
+}
+
+#[test]
+fn texts_of_the_demo_picture_are_readable() {
+    let picture = read("docs/demo.svg");
+    assert!(picture.contains(".bg { fill: #000000 }"));
+    let style = |pattern: &str| {
+        let pattern = Regex::new(pattern).unwrap();
+        pattern.captures_iter(&picture).map(|found| found[1].to_owned()).collect::<Vec<_>>()
+    };
+    let opacity: f64 = style(r"\.dimmed \{ opacity: ([\d.]+); \}")[0].parse().unwrap();
+    let plain = style(r"\.fg \{ fill: #(\w{6}) \}");
+    assert!(contrast_to_black(&plain[0], opacity) >= 4.5, "dimmed: {opacity}");
+    for colour in style(r"\.fg[\w-]* \{ fill: #(\w{6}) \}") {
+        assert!(contrast_to_black(&colour, 1.0) >= 4.5, "{colour}");
+    }
+}
+
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut in_code = false;
     text.lines().filter(move |line| {

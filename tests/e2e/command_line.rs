@@ -4,6 +4,7 @@ use std::process::Output;
 
 use nix::sys::signal::Signal;
 
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
 use crate::harness::port::HeldPort;
@@ -54,6 +55,10 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
         (
             [none, &["--manifests", "/nonexistent"]].concat(),
             "lb-linker: --manifests /nonexistent: No such file".to_owned(),
+        ),
+        (
+            [&manifests[..], &["--output", "/proc/self/fdinfo"]].concat(),
+            "lb-linker: --output /proc/self/fdinfo: ".to_owned(),
         ),
         (
             [&manifests[..], &["--listen", &taken]].concat(),
@@ -328,6 +333,12 @@ fn check_reports_errors_in_manifests() {
         run_to_end(["check", "--upstream", "none", "--manifests", directory.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains(&format!("{}:3:", file.display())), "{}", stderr(&output));
+    std::fs::write(&file, "apiVersion: v1\nkind: Servce\nmetadata: {name: web}\n").unwrap();
+    let output = run_to_end(["check", "--manifests", directory.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    let sentence =
+        format!("lb-linker: {}:2:7: kind \"Servce\" is unknown; did you mean Service?\n", file.display());
+    assert_eq!(stderr(&output), sentence);
 }
 
 #[tokio::test]
@@ -377,6 +388,29 @@ async fn check_cluster_reports_every_missing_permission() {
     }
     // The permission to read Services in all namespaces doesn't include EndpointSlices.
     assert_eq!(stderr(&output).lines().count(), 8, "{}", stderr(&output));
+}
+
+#[test]
+fn check_cluster_reports_a_bad_token_in_one_sentence() {
+    let plane = ControlPlane::shared();
+    let directory = tempfile::tempdir().unwrap();
+    let admin = std::fs::read_to_string(plane.admin_kubeconfig()).unwrap();
+    let mut config: serde_json::Value = serde_saphyr::from_str(&admin).unwrap();
+    for user in config["users"].as_array_mut().unwrap() {
+        user["user"] = serde_json::json!({"token": "outdated"});
+    }
+    let kubeconfig = directory.path().join("config");
+    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+    for sync in ["on", "plan"] {
+        let kubeconfig = kubeconfig.to_str().unwrap();
+        let output =
+            run_to_end(["--kubeconfig", kubeconfig, "check", "--cluster", "--upstream=none", "--sync", sync]);
+        assert_eq!(output.status.code(), Some(1));
+        let errors = stderr(&output);
+        assert!(errors.contains("the API server doesn't accept lb-linker's credentials (401"), "{errors}");
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        assert!(!stdout(&output).contains("Status"), "{}", stdout(&output));
+    }
 }
 
 #[tokio::test]
@@ -515,6 +549,11 @@ async fn query_prints_the_answer_of_a_server() {
     let text = stdout(&output);
     assert!(text.starts_with(";; NOERROR, flags aa rd; from 127.0.0.1:"), "{text}");
     assert!(text.ends_with("web-default.lb.internal. 5 IN CNAME a.example.com.\n"), "{text}");
+    let output = answer(&["+short", "web-default.lb.internal", &server, "cname"]).await;
+    assert_eq!(stdout(&output), "a.example.com.\n");
+    let output = query(&[&server, "web-default.lb.internal", "+trace"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("\"+trace\" isn't known"), "{}", stderr(&output));
     let output = answer(&[&server, "gone.lb.internal"]).await;
     assert!(stdout(&output).starts_with(";; NXDOMAIN"), "{}", stdout(&output));
 

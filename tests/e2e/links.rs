@@ -155,10 +155,10 @@ async fn other_program_at_the_admin_address_is_reported() {
         assert_eq!(about_it(&errors), 1, "{errors}");
         assert!(text(&output.stdout).contains("\nweb "), "{}", text(&output.stdout));
     }
-    // Without a program at the address, the links are read from the cluster without a message.
+    // Without a program at the address, one line says so.
     let output = links(HeldPort::take().unwrap().local());
     let errors = text(&output.stderr);
-    assert_eq!((output.status.code(), about_it(&errors)), (Some(0), 0), "{errors}");
+    assert_eq!((output.status.code(), about_it(&errors)), (Some(0), 1), "{errors}");
 }
 
 /// Runs `lb-linker links` with these arguments against the lb-linker at this address.
@@ -388,7 +388,7 @@ fn status_page_accepts_only_loopback_addresses() {
 }
 
 #[test]
-fn unreachable_api_server_is_reported_in_time() {
+fn unreachable_api_server_ends_links_and_scan_at_once() {
     let held = HeldPort::take().unwrap();
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = directory.path().join("config");
@@ -398,12 +398,46 @@ fn unreachable_api_server_is_reported_in_time() {
         held.local()
     );
     std::fs::write(&kubeconfig, config).unwrap();
-    let output = run_to_end(["links", "--kubeconfig", kubeconfig.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(1));
+    for command in ["links", "scan"] {
+        let output = run_to_end([command, "--upstream=none", "--kubeconfig", kubeconfig.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(1));
+        let expected = format!(
+            "lb-linker: API server http://{}: can't list Services in all namespaces: Connection refused (os error 111)\n",
+            held.local()
+        );
+        assert_eq!(text(&output.stderr), expected);
+    }
+}
+
+#[tokio::test]
+async fn missing_permission_ends_links_and_scan_at_once() {
+    let (plane, cluster, _target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("forbidden").await;
+    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
+    let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "nobody");
+    for command in ["links", "scan"] {
+        let output = run_to_end([command, "--upstream=none", "--kubeconfig", kubeconfig.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(1));
+        let errors = text(&output.stderr);
+        assert!(
+            errors.contains("can't list Services in all namespaces: the API server forbids it ("),
+            "{errors}"
+        );
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+    }
+}
+
+#[test]
+fn named_admin_address_without_an_answer_is_reported_first() {
+    let held = HeldPort::take().unwrap();
+    let address = held.local().to_string();
+    let variables = [("KUBECONFIG", "/nonexistent"), ("HOME", "/nonexistent")];
+    let output = run_to_end_with(&variables, ["links", "--admin-listen", &address]);
     let errors = text(&output.stderr);
-    assert!(errors.contains("the API server can't be reached"), "{errors}");
-    let last = "lb-linker: the load balancers weren't read within 10 s: see the warnings above\n";
-    assert!(errors.ends_with(last), "{errors}");
+    let (notice, error) = errors.split_once('\n').unwrap();
+    let expected =
+        format!("nothing answers at --admin-listen {address}; the links are read from the cluster");
+    assert!(notice.contains(&expected) && error.contains("kubeconfig"), "{errors}");
 }
 
 #[test]

@@ -115,6 +115,8 @@ async fn manifests_mode_writes_files_without_sync_on() {
     let linker = Linker::start_bare(&[], ["--manifests", from, "--output", to, "--upstream", "none"]);
     let written = || async { output.path().join("web-shop-ext.yaml").exists().then_some(()) };
     eventually("the external target", written).await;
+    let text = std::fs::read_to_string(output.path().join("web-shop-ext.yaml")).unwrap();
+    assert!(text.contains("namespace: external-targets\n"), "{text}");
     assert_eq!(linker.logged("nothing is written"), 0, "{:#?}", linker.log());
     assert_eq!(linker.logged("API server"), 0, "{:#?}", linker.log());
 }

@@ -7,6 +7,7 @@ use kube::{Api, Client};
 
 use super::report::CheckReport;
 use crate::model::excerpt::sentence;
+use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 
@@ -44,8 +45,8 @@ pub(super) async fn dry_run_create(check_report: &mut CheckReport, client: Clien
         )),
         // The API server refuses dry runs where an admission webhook has side effects.
         Err(error) => {
-            let why = sentence(&error.to_string()).to_string();
-            check_report.lines.push(format!("can't try an external target in namespace {namespace}: {why}"));
+            let doing = format!("try an external target in namespace {namespace}");
+            check_report.lines.push(describe(&error, &doing, ""));
         }
     }
 }

@@ -11,6 +11,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
 use super::report::CheckReport;
+use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::instance::{OtherOwner, instance_of};
 use crate::sync::k8s::labels::MANAGED_BY;
 
@@ -34,9 +35,8 @@ pub(super) async fn check_owners(check_report: &mut CheckReport, client: Client,
         }
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403 | 404) => {}
         Ok(Err(error)) => {
-            check_report
-                .lines
-                .push(format!("can't list the external targets in namespace {namespace}: {error}"));
+            let doing = format!("list the external targets in namespace {namespace}");
+            check_report.lines.push(describe(&error, &doing, ""));
         }
         Err(_) => check_report.lines.push(format!(
             "no answer within {LIST_TIMEOUT:?} to lists of the objects in namespace {namespace}"

@@ -12,7 +12,6 @@ use kube::{Api, Client, Resource as _};
 use super::report::CheckReport;
 use crate::api::external_target::ExternalTarget;
 use crate::cli::flags::Flags;
-use crate::model::excerpt::sentence;
 use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::discovery::is_served;
@@ -179,22 +178,23 @@ async fn is_installed(
     plural: &str,
     what: &str,
 ) -> Option<bool> {
+    let doing = format!("ask whether the CRD of {what} is installed");
     let discovery = is_served(client.clone(), group_version, plural);
     let error = match tokio::time::timeout(REQUEST_TIMEOUT, discovery).await {
         Ok(Ok(served)) => return Some(served),
-        Ok(Err(error)) => sentence(&error.to_string()).to_string(),
-        Err(_) => format!("no answer within {REQUEST_TIMEOUT:?}"),
+        Ok(Err(error)) => describe(&error, &doing, ""),
+        Err(_) => format!("can't {doing}: no answer within {REQUEST_TIMEOUT:?}"),
     };
-    check_report.lines.push(format!("can't ask whether the CRD of {what} is installed: {error}"));
+    check_report.lines.push(error);
     None
 }
 
-/// Asks the API server whether each permission is granted.
+/// Asks the API server whether each permission is granted. Returns whether it has answered.
 pub(super) async fn review_access(
     check_report: &mut CheckReport,
     client: Client,
     permissions: &[RequiredPermission<'_>],
-) {
+) -> bool {
     let api: Api<SelfSubjectAccessReview> = Api::all(client);
     for permission in permissions {
         match tokio::time::timeout(REQUEST_TIMEOUT, is_granted(&api, permission)).await {
@@ -214,16 +214,17 @@ pub(super) async fn review_access(
                     &format!("review the permission to {permission}"),
                     "",
                 ));
-                return;
+                return false;
             }
             Err(_) => {
                 check_report
                     .cluster_errors
                     .push(format!("the API server hasn't answered within {REQUEST_TIMEOUT:?}"));
-                return;
+                return false;
             }
         }
     }
+    true
 }
 
 async fn is_granted(

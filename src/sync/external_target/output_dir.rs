@@ -20,22 +20,29 @@ use crate::sync::source::file_watcher::{DirectoryError, changes};
 const EXTENSION: &str = "yaml";
 /// The extension of a file while it is being written.
 const PARTIAL: &str = "lb-linker-partial";
+/// The name of the file that is written at the start.
+const PROBE: &str = "lb-linker-start";
 
 /// A directory with a file for each external target and each EndpointSlice. Files without lb-linker's labels are
 /// foreign.
 #[derive(Clone, Debug)]
 pub struct OutputDirectory {
     path: PathBuf,
+    /// The namespace of the objects in the files.
+    namespace: String,
 }
 
 impl OutputDirectory {
     /// Returns the directory at `path`, which is created if it doesn't exist.
     ///
     /// # Errors
-    /// If the directory can't be created.
-    pub fn open(path: PathBuf) -> Result<Self, DirectoryError> {
-        let directory = Self { path };
+    /// If the directory can't be created, or no file can be written in it.
+    pub fn open(path: PathBuf, namespace: String) -> Result<Self, DirectoryError> {
+        let directory = Self { path, namespace };
         directory.prepare()?;
+        let probe = directory.path.join(format!(".{PROBE}.{PARTIAL}"));
+        std::fs::write(&probe, "").map_err(DirectoryError::at(&directory.path))?;
+        std::fs::remove_file(&probe).map_err(DirectoryError::at(&probe))?;
         Ok(directory)
     }
 
@@ -129,6 +136,8 @@ impl OutputDirectory {
         };
         match write {
             Write::Create(desired) | Write::Change { desired, .. } => {
+                let mut desired = desired.clone();
+                desired.meta_mut().namespace = Some(self.namespace.clone());
                 let text = serde_saphyr::to_string(&desired).map_err(|error| failed(&error))?;
                 // Readers see the old file or the new one, never a partial file.
                 let partial = self.path.join(format!(".{name}.{PARTIAL}"));

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use kube::Resource;
 use parking_lot::Mutex;
 use serde_saphyr::Spanned;
 use serde_saphyr::options::NonFiniteFloatPolicy;
@@ -28,7 +29,7 @@ use super::own_targets::own_hosts;
 use super::selection::{Membership, Selection};
 use super::unselected::UnselectedServices;
 use crate::api::external_target::ExternalTarget;
-use crate::model::excerpt::located;
+use crate::model::excerpt::{located, value};
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
@@ -582,7 +583,13 @@ impl FileReader<'_> {
             services::read(&self.content, object).map(|service| self.objects.services.push(service))
         } else {
             match external_targets::is_external_target(api_version, kind) {
-                Ok(false) => return,
+                Ok(false) => match misspelled_kind(api_version, kind) {
+                    None => return,
+                    Some(message) => {
+                        let position = object.value.field("kind").map_or_else(|| place(object), place);
+                        Err(vec![FieldError { position, message }])
+                    }
+                },
                 Ok(true) => external_targets::read(&self.content, object)
                     .map(|object| self.objects.external_targets.push(Arc::new(object))),
                 Err(message) => Err(vec![FieldError { position: place(object), message }]),
@@ -607,6 +614,26 @@ impl FileReader<'_> {
 
 fn kind_of(kind: &str) -> Option<&'static str> {
     [SERVICE, EXTERNAL_TARGET].into_iter().find(|known| *known == kind)
+}
+
+/// Returns the error for a kind that is a misspelled kind of this apiVersion; `None` for other kinds.
+fn misspelled_kind(api_version: Option<&str>, kind: Option<&str>) -> Option<String> {
+    let known = match api_version?.split_once('/') {
+        None if api_version == Some("v1") => SERVICE,
+        Some((group, _)) if group == ExternalTarget::group(&()) => EXTERNAL_TARGET,
+        _ => return None,
+    };
+    let meant = meant(kind?, &[known])?;
+    Some(format!("kind {} is unknown; did you mean {meant}?", value(kind?)))
+}
+
+/// Returns the known word of which `word` is a misspelling; `None` if there is none.
+fn meant<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    /// The maximum number of wrong, missing, extra and transposed letters.
+    const MAX_TYPOS: usize = 2;
+    let typos = |known: &str| strsim::osa_distance(&known.to_ascii_lowercase(), &word.to_ascii_lowercase());
+    let closest = known.iter().copied().min_by_key(|known| typos(known))?;
+    (closest.len().abs_diff(word.len()) <= MAX_TYPOS && typos(closest) <= MAX_TYPOS).then_some(closest)
 }
 
 /// Returns what a refused object tells of itself. Its namespace may be absent because the field is misspelled.

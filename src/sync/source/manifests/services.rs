@@ -2,12 +2,16 @@
 
 use serde_saphyr::Spanned;
 
+use super::meant;
 use super::reader::{FieldError, Reader};
 use super::schema;
 use super::strings::SourceText;
 use super::tree::{Node, place};
-use crate::model::excerpt::sentence;
-use crate::sync::k8s::service::Service;
+use crate::model::excerpt::{sentence, value};
+use crate::sync::k8s::service::{EXTERNAL_NAME, LOAD_BALANCER, Service};
+
+/// The types of Services.
+const TYPES: [&str; 4] = ["ClusterIP", EXTERNAL_NAME, LOAD_BALANCER, "NodePort"];
 
 /// Returns a Service with the fields that lb-linker needs.
 ///
@@ -21,5 +25,15 @@ pub(super) fn read(content: &SourceText<'_>, object: &Spanned<Node>) -> Result<S
     let key = service.key();
     reader.check_label("metadata.name", key.name());
     reader.check_label("metadata.namespace", key.namespace());
+    // The API server reads an empty type as ClusterIP.
+    if let Some(type_) =
+        service.spec.type_.as_deref().filter(|type_| !type_.is_empty() && !TYPES.contains(type_))
+    {
+        let hint = match meant(type_, &TYPES) {
+            Some(meant) => format!("did you mean {meant}?"),
+            None => format!("there are {}", TYPES.join(", ")),
+        };
+        reader.refuse_field("spec.type", format!("spec.type {} is unknown; {hint}", value(type_)));
+    }
     reader.finish(service)
 }

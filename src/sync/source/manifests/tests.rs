@@ -47,6 +47,43 @@ fn external_target_is_read_with_its_status() {
 }
 
 #[test]
+fn misspelled_kind_or_type_is_refused_with_its_position() {
+    let service = |kind: &str, type_: &str| {
+        format!("apiVersion: v1\nkind: {kind}\nmetadata: {{name: a}}\nspec:\n  type: {type_}\n")
+    };
+    for (content, expected) in [
+        (
+            service("Servce", "LoadBalancer"),
+            "web.yaml:2:7: kind \"Servce\" is unknown; did you mean Service?",
+        ),
+        (
+            service("service", "LoadBalancer"),
+            "web.yaml:2:7: kind \"service\" is unknown; did you mean Service?",
+        ),
+        (
+            service("Service", "Loadbalancer"),
+            "web.yaml:5:9: spec.type \"Loadbalancer\" is unknown; did you mean LoadBalancer?",
+        ),
+        (
+            service("Service", "Ingress"),
+            "web.yaml:5:9: spec.type \"Ingress\" is unknown; there are ClusterIP, ExternalName, LoadBalancer, NodePort",
+        ),
+        (
+            WEB.replace("ExternalTarget", "ExternalTargets"),
+            "web.yaml:2:7: kind \"ExternalTargets\" is unknown; did you mean ExternalTarget?",
+        ),
+    ] {
+        assert_eq!(errors(&content), [expected], "{content}");
+    }
+    for other in ["Secret", "Pod", "ServiceAccount", "ConfigMap"] {
+        assert!(read(&service(other, "Loadbalancer")).is_empty(), "{other}");
+    }
+    let knative = service("Servce", "LoadBalancer").replace("v1", "serving.knative.dev/v1");
+    assert!(read(&knative).is_empty());
+    assert_eq!(read(&service("Service", "\"\"")).services.len(), 1);
+}
+
+#[test]
 fn external_targets_of_lists_and_documents_are_read() {
     let item = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
         "metadata": {"name": "web"}, "spec": {"sources": [{"name": "a", "hostname": "a.example"}]}});
