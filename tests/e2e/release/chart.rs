@@ -311,6 +311,35 @@ fn released_chart_installs_its_image_unless_another_is_named() {
 }
 
 #[test]
+fn released_chart_has_absolute_addresses_of_runbooks() {
+    let directory = tempfile::tempdir().unwrap();
+    let charts = directory.path().join("charts");
+    fs::create_dir(&charts).unwrap();
+    assert!(Command::new("cp").args(["-r", CHART]).arg(&charts).status().unwrap().success());
+    let workflow = concat!(env!("CARGO_MANIFEST_DIR"), "/.github/workflows/release.yaml");
+    let workflow = fs::read_to_string(workflow).unwrap();
+    let command = workflow.lines().find(|line| line.contains("docs/runbooks.md")).unwrap().trim();
+    let replaced = Command::new("bash")
+        .args(["-euc", command])
+        .current_dir(directory.path())
+        .env("GITHUB_SERVER_URL", "https://git.example")
+        .env("GITHUB_REPOSITORY", "a/lb-linker")
+        .env("GITHUB_REF_NAME", "v1.2.3")
+        .status();
+    assert!(replaced.unwrap().success());
+    let chart = charts.join("lb-linker");
+    for helm in without_cluster() {
+        let rendered =
+            helm.run(&["template", "a", chart.to_str().unwrap(), "--set", "monitoring.enabled=true"]);
+        let urls = rendered.lines().filter_map(|line| line.trim().strip_prefix("runbook_url: "));
+        let is_absolute =
+            |url: &str| url.starts_with("https://git.example/a/lb-linker/blob/v1.2.3/docs/runbooks.md#");
+        let urls: Vec<&str> = urls.collect();
+        assert!(urls.len() > 10 && urls.iter().all(|url| is_absolute(url)), "{urls:?}");
+    }
+}
+
+#[test]
 fn chart_values_appear_in_the_rendered_objects() {
     let helm = &without_cluster()[1];
     let objects = helm.template(&[
