@@ -1,5 +1,6 @@
 //! The command line of lb-linker.
 
+mod json_log;
 mod leading_flags;
 mod links;
 mod output;
@@ -19,6 +20,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, reload};
 
+use self::json_log::JsonLines;
 use self::leading_flags::arguments;
 use self::links::{links, list_followers};
 use self::output::{BAD_INPUT, FAILED, exit_with_error, fail, print_problem};
@@ -417,7 +419,7 @@ fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
     let registry = tracing_subscriber::registry().with(filter);
     match format {
         LogFormat::Text => registry.with(log).init(),
-        LogFormat::Json => registry.with(log.json()).init(),
+        LogFormat::Json => registry.with(log.with_ansi(false).event_format(JsonLines)).init(),
     }
     Ok(Box::new(move |debug| {
         let directives =

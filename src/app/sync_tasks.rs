@@ -87,7 +87,8 @@ impl SyncSource {
         };
         info!("API server {server}");
         let namespace = flags.target_namespace.clone();
-        let availability = ApiAvailability::default();
+        let of_server = identity.clone();
+        let availability = ApiAvailability::of(move || of_server.borrow().server.clone());
         let backend =
             Backend::Namespace { client: client.clone(), availability: availability.clone(), namespace };
         let (election_config, leader) = (flags.election_config()?.map(Box::new), KnownLeader::default());

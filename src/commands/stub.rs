@@ -60,7 +60,12 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
         Err(error) => return fail(&error.into()),
     };
     let client = connection.client.clone();
-    let (dns, notices) = read(&client, !matches!(action, StubAction::Verify)).await;
+    let (dns, notices) = match read(&client, !matches!(action, StubAction::Verify)).await {
+        Ok(found) => found,
+        Err(error) => {
+            return exit_with_error(&format!("API server {}: {error}", connection.server), FAILED);
+        }
+    };
     for notice in &notices {
         print_problem(notice);
     }

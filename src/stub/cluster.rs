@@ -21,14 +21,27 @@ use crate::sync::k8s::watch::RequestQuery;
 
 /// The label of nodes of EKS Auto Mode.
 const EKS_AUTO_MODE: &str = "eks.amazonaws.com/compute-type=auto";
+/// The API server doesn't answer, or doesn't accept the credentials: nothing else can be read either.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", describe(.0, READ_VERSION, ""))]
+pub struct NoAnswer(Box<kube::Error>);
+
+const READ_VERSION: &str = "read the version of the API server";
+
 /// Reads the objects of the cluster DNS. Returns them with sentences about what couldn't be read. Deployments (GKE) and
 /// nodes (GKE, EKS) are read only if `with_workloads`.
-pub async fn read(client: &Client, with_workloads: bool) -> (ClusterDns, Vec<String>) {
+///
+/// # Errors
+/// If the API server doesn't answer the first request, or answers 401.
+pub async fn read(client: &Client, with_workloads: bool) -> Result<(ClusterDns, Vec<String>), NoAnswer> {
     let mut reader = Reader { client, notices: Vec::new() };
     let mut dns = ClusterDns::default();
     match client.apiserver_version().await {
         Ok(version) => dns.server_version = version.git_version,
-        Err(error) => reader.notices.push(describe(&error, "read the version of the API server", "")),
+        Err(kube::Error::Api(status)) if status.code != 401 => {
+            reader.notices.push(describe(&kube::Error::Api(status), READ_VERSION, ""));
+        }
+        Err(error) => return Err(NoAnswer(Box::new(error))),
     }
     for name in [COREDNS, COREDNS_CUSTOM, NODE_LOCAL[0], NODE_LOCAL[1], KUBE_DNS] {
         dns.config_maps.extend(reader.get::<ConfigMap>(name, "deploy/stub/ grants the permissions").await);
@@ -75,7 +88,7 @@ pub async fn read(client: &Client, with_workloads: bool) -> (ClusterDns, Vec<Str
         };
         dns.dns_operator = reader.or_notice(operator, "read dns.operator/default", "").flatten();
     }
-    (dns, reader.notices)
+    Ok((dns, reader.notices))
 }
 
 struct Reader<'a> {

@@ -388,7 +388,7 @@ fn status_page_accepts_only_loopback_addresses() {
 }
 
 #[test]
-fn unreachable_api_server_ends_links_and_scan_at_once() {
+fn unreachable_api_server_ends_commands_at_once() {
     let held = HeldPort::take().unwrap();
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = directory.path().join("config");
@@ -407,6 +407,14 @@ fn unreachable_api_server_ends_links_and_scan_at_once() {
         );
         assert_eq!(text(&output.stderr), expected);
     }
+    let output = run_to_end(["stub", "--kubeconfig", kubeconfig.to_str().unwrap()]);
+    let expected = format!(
+        "lb-linker: API server http://{} (context \"c\" of {}): can't read the version of the API server: Connection refused \
+         (os error 111)\n",
+        held.local(),
+        kubeconfig.display()
+    );
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(1), expected));
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! Logs errors of the API server: one sentence each, at a limited rate.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 use hyper_util::client::legacy::Error as ClientError;
 use kube::client::AuthError;
 use parking_lot::{Mutex, MutexGuard};
-use tracing::{info, warn};
+use rustls::{CertificateError, Error as TlsError};
+use tracing::{debug, info, warn};
 
 use super::deserialize_guard::RawDeserializeGuard;
 use super::watch::{Event, WatchError, WatchItem};
@@ -51,7 +53,9 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 /// Retry-After (RFC 9110 section 10.2.3) in `details`.
 #[must_use]
 pub fn retry_after(error: &kube::Error) -> Option<Duration> {
-    let kube::Error::Api(status) = error else { return None };
+    let kube::Error::Api(status) = error else {
+        return None;
+    };
     let seconds = status.details.as_ref()?.retry_after_seconds;
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(MAX_RETRY_AFTER))
 }
@@ -80,7 +84,16 @@ pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     while let Some(source) = cause.source() {
         cause = source;
     }
-    cause.to_string()
+    let io_error: Option<&io::Error> = cause.downcast_ref();
+    let of_tls = io_error.and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref());
+    match (of_tls, io_error.map(io::Error::kind)) {
+        (Some(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)), _) => {
+            "its certificate is signed by an unknown authority".to_owned()
+        }
+        // The text of rustls links to its documentation.
+        (None, Some(io::ErrorKind::UnexpectedEof)) => "the connection was closed".to_owned(),
+        _ => cause.to_string(),
+    }
 }
 
 /// Returns one sentence about a failed watch of `what`.
@@ -178,7 +191,9 @@ impl ObjectErrors {
     /// Sets or clears the error of an object. Logs a new error, at a limited rate. Returns whether the error is new.
     pub fn set(&mut self, key: &ServiceKey, error_text: Option<String>) -> bool {
         let is_new = self.logged.set(key, error_text.as_deref());
-        let Some(error_text) = error_text.filter(|_| is_new) else { return false };
+        let Some(error_text) = error_text.filter(|_| is_new) else {
+            return false;
+        };
         self.log.warn(key, format_args!("{} {key}: {error_text}", self.kind));
         true
     }
@@ -244,7 +259,9 @@ impl ThrottledLog {
         match self.suppressed(code) {
             None => {}
             Some(0) => warn!("{sentence}"),
-            Some(suppressed) => warn!("{sentence}; {suppressed} more failures since the last such line"),
+            Some(suppressed) => {
+                warn!("{sentence}; {suppressed} more failures since the last such line")
+            }
         }
     }
 
@@ -303,14 +320,33 @@ struct Reachability {
     log: ThrottledLog,
     /// The first request without an answer since the last answer.
     unreachable_since: Option<Instant>,
+    server: Option<ServerUrl>,
+}
+
+/// Returns the URL of the API server, which may change.
+struct ServerUrl(Box<dyn Fn() -> String + Send>);
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0())
+    }
 }
 
 impl ApiAvailability {
+    /// Returns the availability of the API server with this URL.
+    #[must_use]
+    pub fn of(url: impl Fn() -> String + Send + 'static) -> Self {
+        let server = Some(ServerUrl(Box::new(url)));
+        Self(Arc::new(Mutex::new(Reachability { server, ..Reachability::default() })))
+    }
+
     /// Logs that a request had no answer.
     pub fn report(&self, cause: &str) {
         let mut reachability = self.lock();
         reachability.unreachable_since.get_or_insert_with(Instant::now);
-        reachability.log.report(0, &format!("the API server can't be reached: {cause}"));
+        let url = reachability.server.as_ref().map(|server| format!("{}: ", excerpt::sentence(&server.0())));
+        let url = url.unwrap_or_default();
+        reachability.log.report(0, &format!("the API server can't be reached: {url}{cause}"));
     }
 
     /// Logs that the API server answers again, if the last logged line said that it can't be reached.
@@ -382,6 +418,12 @@ impl WatchLog {
                         self.error_log.report(0, &explain_watch(&error, &self.what, self.hint));
                     }
                     (error, 0) => self.availability.report(&root_cause(error)),
+                    // After a restart of the API server each watch is told to list again, which nothing has to be done
+                    // about.
+                    (error, 410) if self.waiting.is_none() => {
+                        self.availability.report_available();
+                        debug!("{}", explain_watch(error, &self.what, self.hint));
+                    }
                     (_, code) => {
                         self.availability.report_available();
                         let sentence = explain_watch(&error, &self.what, self.hint);
@@ -438,7 +480,9 @@ fn is_closed(kind: io::ErrorKind) -> bool {
 /// Returns whether the write failed because the object of this name has another uid, which is immutable.
 #[must_use]
 pub fn is_uid_mismatch(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else { return false };
+    let kube::Error::Api(status) = error else {
+        return false;
+    };
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
@@ -500,6 +544,26 @@ users: [{name: u, user: {auth-provider: {name: gcp, config: {cmd-path: sh, cmd-a
         let error = runtime.block_on(async { kube::Client::try_from(config.await.unwrap()).err().unwrap() });
         assert!(format!("{error} {error:?}").contains("secret"), "{error:?}");
         assert_eq!(root_cause(&error), "the program for the credentials failed: exit status: 3");
+    }
+
+    #[test]
+    fn causes_of_tls_are_sentences_without_links() {
+        let closed = "peer closed connection without sending TLS close_notify: https://docs.rs/rustls";
+        let io_error = |kind, error: Box<dyn std::error::Error + Send + Sync>| io::Error::new(kind, error);
+        for (error, expected) in [
+            (io_error(io::ErrorKind::UnexpectedEof, closed.into()), "the connection was closed"),
+            (
+                io_error(
+                    io::ErrorKind::InvalidData,
+                    Box::new(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)),
+                ),
+                "its certificate is signed by an unknown authority",
+            ),
+            (io_error(io::ErrorKind::Other, "busy".into()), "busy"),
+        ] {
+            let error = kube::Error::Service(Box::new(error));
+            assert_eq!(root_cause(&error), expected);
+        }
     }
 
     #[tokio::test]
