@@ -94,12 +94,12 @@ async fn of_context(
         )));
     }
     files.extend(files_of_context(&kubeconfig, &used));
-    let had_scheme = complete_server(&mut kubeconfig, &used, &place)?;
+    complete_server(&mut kubeconfig, &used, &place)?;
     let options = KubeConfigOptions { context: Some(used.clone()), ..Default::default() };
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
     let mut config = config.map_err(|error| wrong(&place, error))?;
-    if !had_scheme {
-        // kubectl sends no credentials to a server without a scheme.
+    if config.cluster_url.scheme_str() != Some("https") {
+        // kubectl sends no credentials without TLS.
         config.auth_info = AuthInfo {
             impersonate: config.auth_info.impersonate,
             impersonate_uid: config.auth_info.impersonate_uid,
@@ -125,13 +125,13 @@ fn contexts_of(kubeconfig: &Kubeconfig) -> String {
     }
 }
 
-/// Adds the scheme to the server of a context's cluster if it is missing. Returns whether it was there.
-fn complete_server(kubeconfig: &mut Kubeconfig, context: &str, place: &str) -> Result<bool, ClientError> {
+/// Adds the scheme to the server of a context's cluster if it is missing.
+fn complete_server(kubeconfig: &mut Kubeconfig, context: &str, place: &str) -> Result<(), ClientError> {
     let contexts = kubeconfig.contexts.iter();
     let context = contexts.filter(|it| it.name == context).find_map(|it| it.context.as_ref());
-    let Some(name) = context.map(|context| context.cluster.clone()) else { return Ok(true) };
+    let Some(name) = context.map(|context| context.cluster.clone()) else { return Ok(()) };
     let mut clusters = kubeconfig.clusters.iter_mut().filter(|cluster| cluster.name == name);
-    let Some(cluster) = clusters.find_map(|it| it.cluster.as_mut()) else { return Ok(true) };
+    let Some(cluster) = clusters.find_map(|it| it.cluster.as_mut()) else { return Ok(()) };
     // The server may have a password.
     let wrong = || {
         ClientError::Kubeconfig(format!(
@@ -140,10 +140,8 @@ fn complete_server(kubeconfig: &mut Kubeconfig, context: &str, place: &str) -> R
         ))
     };
     let server = cluster.server.clone().unwrap_or_default();
-    let url = url_of(&server).ok_or_else(wrong)?;
-    let had_scheme = url == server;
-    cluster.server = Some(url);
-    Ok(had_scheme)
+    cluster.server = Some(url_of(&server).ok_or_else(wrong)?);
+    Ok(())
 }
 
 /// Returns the URL of a server, as `DefaultServerURL` of kubectl's client-go does: a host without a scheme is asked by
@@ -256,13 +254,16 @@ contexts: [{name: a, context: {cluster: c, user: u}}, {name: \"b\\n\", context: 
     }
 
     #[tokio::test]
-    async fn server_without_a_scheme_gets_no_credentials() {
-        for (server, token) in [("127.0.0.1:6443", false), ("https://127.0.0.1:6443", true)] {
+    async fn server_without_https_gets_no_credentials() {
+        for (server, token, scheme) in [
+            ("127.0.0.1:6443", false, "http://"),
+            ("http://127.0.0.1:6443", false, ""),
+            ("https://127.0.0.1:6443", true, ""),
+        ] {
             let (_directory, paths) = written(&[&with_server(server)]);
             let LoadedConfig { config, server: shown, .. } =
                 of_kubeconfig_file(&paths[0], None).await.unwrap();
             assert_eq!(config.auth_info.token.is_some(), token, "{server}");
-            let scheme = if token { "" } else { "http://" };
             let expected = format!("{scheme}{server} (context \"a\" of {})", paths[0].display());
             assert_eq!(shown.to_string(), expected);
         }

@@ -421,7 +421,7 @@ current-context: c
         let directory = tempfile::tempdir().unwrap();
         let (path, token) = (directory.path().join("config"), directory.path().join("token"));
         let text = format!(
-            "clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:9'}}}}]
+            "clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:9'}}}}]
 users: [{{name: u, user: {{exec: {{apiVersion: client.authentication.k8s.io/v1, command: cat, args: ['{}']}}}}}}]
 contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
 current-context: c
@@ -433,7 +433,7 @@ current-context: c
         let failed = ReloadingClient::open(source.clone(), true).await.err().unwrap();
         assert!(matches!(failed, ClientError::Program(_)), "{failed}");
         let (reloading, server, _) = ReloadingClient::open(source, false).await.unwrap();
-        assert_eq!(server.url, "http://127.0.0.1:9");
+        assert_eq!(server.url, "https://127.0.0.1:9");
         assert!(reloading.state.lock().await.error.as_ref().unwrap().contains("failed: exit status: 1"));
         let request = || Request::get("/version").body(Body::empty()).unwrap();
         let failure = reloading.send(request()).await.unwrap_err();
