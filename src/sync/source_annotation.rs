@@ -262,11 +262,12 @@ impl SourceAnnotationController {
     fn watch(&mut self, number: usize, pause: Duration) -> ScopedEvents {
         let query = self.annotated.query(number);
         let (client, staleness) = (self.context.client.clone(), Arc::clone(&self.context.staleness));
+        let availability = self.context.availability.clone();
         let events = async move {
             tokio::time::sleep(pause).await;
             // Track the age of the data only after the pause: before, there is no watch.
             let activity = staleness.watch(&watch_name("sources", query.namespace.as_deref()));
-            list_watch::<Service>(client, query, activity)
+            list_watch::<Service>(client, query, activity, availability)
         };
         let (events, end) = abortable(events.flatten_stream().map(move |event| (number, event)));
         if let Some(before) = self.watches.insert(number, end) {

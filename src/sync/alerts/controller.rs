@@ -211,6 +211,7 @@ impl AlertsController {
         }
         match served {
             Ok(is_served) => {
+                self.context.availability.report_available();
                 self.discovery_log.recovered("discovery of PrometheusRules works again");
                 let before = self.is_served.replace(is_served);
                 if is_served {
@@ -252,7 +253,8 @@ impl AlertsController {
         };
         let activity =
             self.context.staleness.watch(&watch_name("prometheus-rules", scope.namespace.as_deref()));
-        let events = list_watch::<PrometheusRule>(self.context.client.clone(), query, activity);
+        let (client, availability) = (self.context.client.clone(), self.context.availability.clone());
+        let events = list_watch::<PrometheusRule>(client, query, activity, availability);
         let (events, end) = abortable(events.map(move |item| (number, item)));
         scope.end = Some(end);
         self.events.push(events.boxed());

@@ -146,9 +146,11 @@ impl Backend {
                     ..RequestQuery::default()
                 };
                 let activity = staleness.watch("external-targets");
-                let services = list_watch::<Service>(client.clone(), query.clone(), activity);
+                let services =
+                    list_watch::<Service>(client.clone(), query.clone(), activity, availability.clone());
                 let activity = staleness.watch("endpoint-slices");
-                let slices = list_watch::<EndpointSlice>(client.clone(), query, activity);
+                let slices =
+                    list_watch::<EndpointSlice>(client.clone(), query, activity, availability.clone());
                 futures::stream::select(
                     namespace_events(services, ObjectKind::Service, namespace, availability.clone()),
                     namespace_events(slices, ObjectKind::EndpointSlice, namespace, availability.clone()),

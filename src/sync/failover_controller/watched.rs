@@ -15,7 +15,7 @@ use super::overrides::{former_source, link_override};
 use super::pending_deletions::{REFUSALS_UNTIL_FORBIDDEN, deadline_after};
 use super::status_format::problem;
 use super::write::PERMISSION_HINT;
-use super::{FailoverController, sources_of};
+use super::{FailoverContext, FailoverController, sources_of};
 use crate::api::external_target::ExternalTarget;
 use crate::model::link::{Link, LinkChange};
 use crate::model::link_override::LinkOverride;
@@ -126,6 +126,9 @@ impl FailoverController {
 
     /// Processes the answer of discovery.
     pub(super) fn on_discovery(&mut self, served: kube::Result<bool>) {
+        if served.is_ok() {
+            self.context.availability.report_available();
+        }
         match served {
             Ok(true) => {
                 self.error_log.recovered("discovery of ExternalTargets works again");
@@ -182,7 +185,8 @@ impl FailoverController {
         let query = RequestQuery { namespace: scope.namespace.clone(), ..RequestQuery::default() };
         let name = watch_name("external-targets-watched", scope.namespace.as_deref());
         let activity = self.context.staleness.watch(&name);
-        let events = list_watch::<ExternalTarget>(self.context.client.clone(), query, activity);
+        let FailoverContext { client, availability, .. } = &self.context;
+        let events = list_watch::<ExternalTarget>(client.clone(), query, activity, availability.clone());
         let (events, end) = abortable(events.map(move |item| (number, item)));
         scope.end = Some(end);
         self.events.push(events.boxed());

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::deserialize_guard::RawDeserializeGuard;
-use super::errors::{is_unreachable, retry_after};
+use super::errors::{ApiAvailability, is_unreachable, retry_after};
 use super::forbidden::Forbidden;
 use crate::metrics::staleness::LastActivity;
 use crate::model::service_key::ServiceKey;
@@ -196,8 +196,14 @@ async fn read_one<K: DeserializeOwned>(
     })
 }
 
-/// Lists the objects of a query, and watches them afterwards. `activity` records the time of each sign of life.
-pub fn list_watch<K>(client: Client, query: RequestQuery, activity: Arc<LastActivity>) -> WatchStream<K>
+/// Lists the objects of a query, and watches them afterwards. `activity` records the time of each sign of life, and
+/// `availability` the answers that cause no event: a resumed watch, and bookmarks.
+pub fn list_watch<K>(
+    client: Client,
+    query: RequestQuery,
+    activity: Arc<LastActivity>,
+    availability: ApiAvailability,
+) -> WatchStream<K>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
@@ -208,6 +214,7 @@ where
         request,
         query,
         activity,
+        availability,
         progress: WatchProgress::new(now),
         pages: PageSize::default(),
         streams: Streams::default(),
@@ -341,6 +348,7 @@ struct ListWatch<K> {
     request: Request,
     query: RequestQuery,
     activity: Arc<LastActivity>,
+    availability: ApiAvailability,
     progress: WatchProgress,
     pages: PageSize,
     streams: Streams,
@@ -618,6 +626,7 @@ where
         let request = self.query.watch_request(&self.request, &self.query.watch(), &version);
         match open(self.client.clone(), request).await {
             Ok(events) => {
+                self.availability.report_available();
                 self.progress.take(WatchInput::WatchBegan, Instant::now());
                 self.state = ListWatchState::Watch { events, ends_at: Instant::now() + WATCH_TIMEOUT };
                 StepResult::Quiet
@@ -663,6 +672,7 @@ where
             }
             WireEvent::Bookmark { version, .. } => {
                 self.activity.note();
+                self.availability.report_available();
                 self.on_input(WatchInput::Bookmark(&version))
             }
             WireEvent::Error(status) => {

@@ -369,7 +369,7 @@ impl ServiceWatcher {
         };
         let activity = self.staleness.watch(&watch_name("load-balancers", scope.namespace.as_deref()));
         scope.activity = Some(Arc::clone(&activity));
-        let events = list_watch::<Service>(self.client.clone(), query, activity);
+        let events = list_watch::<Service>(self.client.clone(), query, activity, self.availability.clone());
         let (events, end) = abortable(events.map(move |event| (number, event)));
         if let Some(before) = scope.end.replace(end) {
             before.abort();

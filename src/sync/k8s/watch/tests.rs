@@ -81,6 +81,13 @@ impl RequestLog {
 fn api_server(
     answer: impl Fn(RequestKind, usize) -> StubResponse + Send + Sync + 'static,
 ) -> (RequestLog, WatchStream<Service>) {
+    api_server_for(&ApiAvailability::default(), answer)
+}
+
+fn api_server_for(
+    availability: &ApiAvailability,
+    answer: impl Fn(RequestKind, usize) -> StubResponse + Send + Sync + 'static,
+) -> (RequestLog, WatchStream<Service>) {
     let requests = RequestLog::default();
     let (log, start, answer) = (requests.clone(), Instant::now(), Arc::new(answer));
     let service = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
@@ -106,7 +113,8 @@ fn api_server(
     });
     let client = Client::new(service, "default");
     let staleness = crate::sync::test_support::metrics::<crate::metrics::staleness::Staleness>();
-    (requests, list_watch(client, RequestQuery::default(), staleness.watch("test")))
+    let activity = staleness.watch("test");
+    (requests, list_watch(client, RequestQuery::default(), activity, availability.clone()))
 }
 
 /// Returns an item in short form.
@@ -251,6 +259,22 @@ async fn stream_without_an_end_causes_paging() {
     let said = said_for(&mut events, 49).await;
     assert_eq!(said, ["begins", "listed web", "error 0", "begins", "listed web", "ends", "applied api"]);
     assert_eq!((requests.of(RequestKind::Stream), requests.of(RequestKind::Page).len()), (vec![0], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn resumed_watch_without_events_ends_an_outage() {
+    let availability = ApiAvailability::default();
+    let (_, mut events) = api_server_for(&availability, |asked, _| match asked {
+        RequestKind::Stream => closed(vec![bookmark("5", true)]),
+        RequestKind::Page => page("5", "", &[]),
+        RequestKind::Watch => open_ended(vec![]),
+    });
+    for expected in ["begins", "ends"] {
+        assert_eq!(said(&events.next().await.unwrap()), expected);
+    }
+    availability.report("connection refused");
+    assert_eq!(said_for(&mut events, 5).await, [""; 0]);
+    assert_eq!(availability.unreachable_since(), None);
 }
 
 #[tokio::test(start_paused = true)]
