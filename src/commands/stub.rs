@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use hickory_proto::rr::Name;
+
 use crate::app::link_reader::{LinkReader, zones_of_links};
 use crate::cli::flags::Flags;
 use crate::links::LinkFilter;
@@ -49,6 +51,11 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     let zones = match &action {
         // Whatever the zones are: a block that does harm has to go, too.
         StubAction::Remove { .. } if flags.corefile.is_none() => Ok(flags.zones.clone()),
+        StubAction::Remove { .. } => {
+            let mut flags = flags.clone();
+            flags.hostname_policy.cluster_domain = Name::root();
+            zones_of_links(&flags)
+        }
         _ => zones_of_links(&flags),
     };
     let zones: Vec<String> = match zones {
@@ -72,7 +79,7 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     if !notices.is_empty() && matches!(action, StubAction::Apply { .. } | StubAction::Remove { .. }) {
         return exit_with_error("nothing was changed, because not all objects could be read", FAILED);
     }
-    let conflict = kubernetes_conflict(&dns, &zones);
+    let conflict = kubernetes_conflict(&dns, &zones, matches!(action, StubAction::Apply { .. }));
     if let Some(conflict) = conflict.filter(|_| !matches!(action, StubAction::Remove { .. })) {
         return exit_with_error(&conflict, BAD_INPUT);
     }

@@ -223,8 +223,9 @@ fn steps_to_remove(
     let others: Vec<String> = corefile.own_zones().filter(|zone| !zones.contains(zone)).cloned().collect();
     let mut steps = Vec::new();
     if corefile.has_own(zones) || backup.is_some() && others.is_empty() {
-        // The value before the first change may have had no final line break. A key that is missing is restored.
-        let is_former = |backup: &&str| before.is_none() || backup.trim_end() == removed.trim_end();
+        // The value before the first change may have had no final line break. A key that is missing is restored, and
+        // one that has only lb-linker's lines, which an earlier version wrote in the place of the value.
+        let is_former = |backup: &&str| removed.trim().is_empty() || backup.trim_end() == removed.trim_end();
         let former = backup.filter(|_| others.is_empty()).filter(is_former);
         let after = former.map_or_else(|| removed.clone(), ToOwned::to_owned);
         steps.push(step_of(map, key, after, String::new(), !others.is_empty(), restart));
@@ -241,9 +242,9 @@ fn steps_to_remove(
 }
 
 /// Returns a sentence about the first of these zones that would take names from the plugin *kubernetes* of the cluster
-/// DNS.
+/// DNS; with `needs_all`, also about a zone of *kubernetes* that isn't known.
 #[must_use]
-pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String]) -> Option<String> {
+pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String], needs_all: bool) -> Option<String> {
     let maps = [dns.config_map(COREDNS), dns.node_local()].into_iter().flatten();
     let main = maps.filter_map(|map| Some((file_name(map, COREFILE), value(map, COREFILE)?)));
     // What can't be parsed is reported where it would be changed.
@@ -252,17 +253,26 @@ pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String]) -> Option<String>
         .filter_map(|(file, text)| Some(Corefile::parse(&file, text).ok()?.kubernetes_zones()))
         .flatten()
         .collect();
-    zones.iter().find_map(|zone| {
-        domains.iter().find_map(|domain| {
+    let unknown = domains.iter().find(|domain| needs_all && !domain.is_known()).map(|domain| {
+        let error = domain.position.error(
+            "the plugin kubernetes has an environment variable of CoreDNS here, whose value isn't known, and so it isn't \
+             known which zones would hide names of the cluster: write the value instead",
+        );
+        error.to_string()
+    });
+    let conflict = zones.iter().find_map(|zone| {
+        // The cluster's own names lie somewhere below the root.
+        domains.iter().filter(|domain| domain.is_known() && !domain.zone.is_empty()).find_map(|domain| {
             let verb = overlap(&domain_name(zone)?, &domain_name(&domain.zone)?)?;
             let error = domain.position.error(format!(
                 "the plugin kubernetes answers for {} here; --zone {zone} {verb} it, and would hide names of the cluster: \
                  give a zone outside of it",
-                if domain.zone.is_empty() { "." } else { &domain.zone }
+                domain.zone
             ));
             Some(error.to_string())
         })
-    })
+    });
+    conflict.or(unknown)
 }
 
 /// Returns the lines of a change as `diff` prints them, below the name of the key and above a note about the backup.
@@ -312,9 +322,13 @@ impl Blocks {
 
     /// Returns a sentence about each block that forwards elsewhere.
     pub(super) fn wrong(&self, forwarding: &Forwarding) -> impl Iterator<Item = String> {
-        let blocks = self.found.iter();
-        blocks
-            .filter_map(|(place, block)| wrong_upstreams(place, block, forwarding, &self.accepted_upstreams))
+        self.wrong_blocks(forwarding).map(|(_, wrong)| wrong)
+    }
+
+    fn wrong_blocks(&self, forwarding: &Forwarding) -> impl Iterator<Item = (&ZoneBlock, String)> {
+        self.found.iter().filter_map(move |(place, block)| {
+            Some((block, wrong_upstreams(place, block, forwarding, &self.accepted_upstreams)?))
+        })
     }
 
     fn at(&self, zone: &str, port: u16) -> impl Iterator<Item = &(String, ZoneBlock)> {
@@ -360,6 +374,12 @@ impl Blocks {
         });
         let all: Vec<_> = all.collect();
         let mut in_the_way = all.iter().filter_map(|(zone, listener)| self.in_the_way(zone, listener));
+        // Another key than the one that is changed has it.
+        if let Some((ZoneBlock { zone, .. }, wrong)) =
+            self.wrong_blocks(forwarding).find(|(block, _)| block.is_ours)
+        {
+            return Err(format!("{wrong}; give this zone alone, by --zone {zone}"));
+        }
         match self.wrong(forwarding).next().or_else(|| in_the_way.next()) {
             Some(wrong) => {
                 Err(format!("{wrong}; lb-linker didn't add this block: correct it by hand, or remove it"))

@@ -32,6 +32,14 @@ pub struct KubernetesZone {
     pub position: Position,
 }
 
+impl KubernetesZone {
+    /// Returns whether no environment variable decides the zone.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        !self.zone.contains(VARIABLE)
+    }
+}
+
 /// A port on which a Corefile answers for all names by plain DNS, and the `bind` there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
@@ -235,7 +243,7 @@ impl<'a> Corefile<'a> {
         self.sections.iter().flat_map(|section| &section.zones)
     }
 
-    /// Returns the zones that the plugin *kubernetes* has, except those that an environment variable decides.
+    /// Returns the zones that the plugin *kubernetes* has.
     #[must_use]
     pub fn kubernetes_zones(&self) -> Vec<KubernetesZone> {
         let of_line = |block: &BlockSource, line: &Directive| -> Vec<Token> {
@@ -247,11 +255,9 @@ impl<'a> Corefile<'a> {
             let lines = block.lines.iter().filter(|line| line.name() == "kubernetes");
             lines.flat_map(|line| of_line(block, line)).collect()
         };
-        let known = |token: Token| {
-            let zone = zone_of(&token.text).filter(|zone| !zone.contains(VARIABLE))?;
-            Some(KubernetesZone { zone, position: token.position })
-        };
-        self.blocks.iter().flat_map(of_block).filter_map(known).collect()
+        let zone =
+            |token: Token| Some(KubernetesZone { zone: zone_of(&token.text)?, position: token.position });
+        self.blocks.iter().flat_map(of_block).filter_map(zone).collect()
     }
 
     /// Returns the text with these lines: those for a zone in the place of lb-linker's present ones for it, or at the end.

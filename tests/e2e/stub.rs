@@ -354,10 +354,15 @@ async fn zone_with_names_of_the_cluster_is_refused() {
 
     // What an earlier version added can be removed.
     let harmful = "# BEGIN lb-linker stub\ncluster.local:53 {\n    errors\n    forward . 10.0.0.53\n}\n# END lb-linker stub\n";
-    apply(&(block("cluster.local") + harmful));
-    let (code, out, err) = text(&stub(&admin, &["--remove", "--yes", "--zone", "cluster.local"]));
-    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
-    assert_eq!(corefile(&plane, "coredns"), block("cluster.local"));
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path().join("Corefile");
+    fs::write(&own, "cluster.local:53 {\n    lb_linker\n}\n").unwrap();
+    for zone in [["--zone", "cluster.local"], ["--corefile", own.to_str().unwrap()]] {
+        apply(&(block("cluster.local") + harmful));
+        let (code, out, err) = text(&stub(&admin, &[&["--remove", "--yes"][..], &zone].concat()));
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+        assert_eq!(corefile(&plane, "coredns"), block("cluster.local"));
+    }
 }
 
 #[tokio::test]

@@ -189,7 +189,7 @@ fn second_zone_is_applied_and_removed_beside_the_first() {
 
 #[test]
 fn zone_that_kubernetes_has_is_a_conflict() {
-    let conflict = |dns: &ClusterDns, zone: &str| kubernetes_conflict(dns, &[zone.to_owned()]);
+    let conflict = |dns: &ClusterDns, zone: &str| kubernetes_conflict(dns, &[zone.to_owned()], true);
     for name in ["kubeadm", "nodelocal", "kubespray", "aks", "k3s", "eks"] {
         let dns = recorded(name);
         for (zone, verb) in [
@@ -215,7 +215,51 @@ fn zone_that_kubernetes_has_is_a_conflict() {
     assert_eq!(conflict(&dns, "lb.internal"), None);
     let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
     *corefile = corefile.replace("kubernetes corp.example", "kubernetes");
-    assert!(conflict(&dns, "lb.internal").unwrap().contains("kubernetes answers for . here"));
+    assert_eq!(conflict(&dns, "lb.internal"), None, "the root has every zone");
+    let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
+    *corefile = corefile.replace("    kubernetes {", "    kubernetes {$DOMAIN} corp.example {");
+    assert!(conflict(&dns, "corp.example").unwrap().contains("equals it"));
+    let reason = conflict(&dns, "lb.internal").unwrap();
+    assert!(
+        reason.contains("kubernetes has an environment variable")
+            && reason.ends_with("write the value instead"),
+        "{reason}"
+    );
+    assert_eq!(kubernetes_conflict(&dns, &["lb.internal".to_owned()], false), None);
+}
+
+#[test]
+fn value_that_an_earlier_version_replaced_is_restored() {
+    let mut dns = recorded("aks");
+    let former = "a:53 {\n}\n";
+    let mut map = config_map(COREDNS_CUSTOM);
+    let backup_key = format!("{SERVER_KEY}{BACKUP}");
+    map.data = Some([(SERVER_KEY.to_owned(), CUSTOM.to_owned()), (backup_key, former.to_owned())].into());
+    dns.config_maps.retain(|map| name(map) != COREDNS_CUSTOM);
+    dns.config_maps.push(map);
+    let removed = after(dns.clone(), &changes(to_remove(&dns, &forwarding().zones)));
+    let data = removed.config_map(COREDNS_CUSTOM).unwrap().data.clone();
+    assert_eq!(data, Some([(SERVER_KEY.to_owned(), former.to_owned())].into()));
+}
+
+#[test]
+fn own_blocks_in_two_keys_are_changed_one_by_one() {
+    let dns = recorded("aks");
+    let mut applied = after(dns.clone(), &changes(to_apply(&dns, &forwarding())));
+    let corefile = applied.config_maps.iter_mut().find(|map| name(map) == COREDNS).unwrap();
+    let corefile = corefile.data.as_mut().unwrap().get_mut(COREFILE).unwrap();
+    corefile.push_str(&CUSTOM.replace("lb.internal", "lab.internal"));
+    let moved = |zones: Vec<String>| Forwarding {
+        zones,
+        addresses: vec!["10.96.0.99".parse().unwrap()],
+        ..forwarding()
+    };
+    let both = moved([forwarding().zones, vec!["lab.internal".to_owned()]].concat());
+    let [PlannedChange::Refused(reason)] = &to_apply(&applied, &both)[..] else { panic!() };
+    assert!(reason.starts_with("kube-system/coredns-custom:lb-linker.server:2: lb.internal is"), "{reason}");
+    assert!(reason.ends_with("; give this zone alone, by --zone lb.internal"), "{reason}");
+    let [change] = &changes(to_apply(&applied, &moved(forwarding().zones)))[..] else { panic!() };
+    assert_eq!(change.config_map, COREDNS_CUSTOM);
 }
 
 #[test]
