@@ -30,14 +30,12 @@ pub struct LinkSource {
 
 enum OpenSource {
     /// A running lb-linker, with the links of its last answer.
-    Instance {
-        address: SocketAddr,
-        client: Box<InstanceClient>,
-        listing: Box<LinkListing>,
-    },
+    Instance { address: SocketAddr, client: Box<InstanceClient>, listing: Box<LinkListing> },
     Reader {
         reader: Box<LinkReader>,
         changes: broadcast::Receiver<LinkChange>,
+        /// The version of the facts beside the links, and the notice, when they last changed.
+        seen: (u64, Option<String>),
     },
 }
 
@@ -88,7 +86,8 @@ impl LinkSource {
             warn!("{foreign}; the links are read from API server {} instead", sentence(server));
         }
         let changes = reader.store.subscribe();
-        Ok(Self { filter, origin: OpenSource::Reader { reader, changes } })
+        let seen = (reader.facts.version(), reader.facts.notice());
+        Ok(Self { filter, origin: OpenSource::Reader { reader, changes, seen } })
     }
 
     /// Returns the name and the address of the running lb-linker that the links come from; `None` if they come from a
@@ -145,14 +144,18 @@ impl LinkSource {
                     return Ok(());
                 }
             },
-            OpenSource::Reader { changes, .. } => {
+            OpenSource::Reader { reader, changes, seen } => loop {
                 // Facts beside the links, and the age of the links, change without a change of a link.
                 // `Lagged` also means a change. `Closed` can't occur, because the store of the reader has the sender.
-                let _ = timeout(POLL_INTERVAL, changes.recv()).await;
+                let has_change = timeout(POLL_INTERVAL, changes.recv()).await.is_ok();
                 // Discard the changes until now: one list covers all of them.
                 while !matches!(changes.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
-                Ok(())
-            }
+                let now = (reader.facts.version(), reader.facts.notice());
+                if has_change || now != *seen {
+                    *seen = now;
+                    return Ok(());
+                }
+            },
         }
     }
 }
