@@ -404,7 +404,7 @@ impl Reconciler {
             self.adoption.forget(&key);
             self.breakers.forget(&key);
             self.lost_answers.forget(&key);
-            self.context.external_target_states.set(&key, None);
+            self.context.external_target_states.set(&key, None, false);
             // The store has no link for an object that exists: add the link again, as the link of a gone Service.
             if self.has_removable_object(&key) {
                 self.context.store.insert_gone(&key, self.recorded_hostnames(&key));
@@ -461,7 +461,8 @@ impl Reconciler {
         if let (Some(since), true) = (link.service_gone_since(), self.start_check.postpones(&key)) {
             step = postponed(step, since, policy, now);
         }
-        self.context.external_target_states.set(&key, external_target_state(&link, &step, actual));
+        let state = external_target_state(&link, &step, actual);
+        self.context.external_target_states.set(&key, state, link.active_override().is_some());
         let is_kept = |write: &Write| self.start_check.keeps(&key) && Self::removal(&link, write).is_some();
         if !matches!(step, NextStep::Conflict { .. }) {
             self.report.no_conflict(&key);

@@ -28,7 +28,8 @@ pub enum ExternalTargetState {
 
 #[derive(Debug)]
 pub struct ExternalTargetStates {
-    states: DashMap<ServiceKey, ExternalTargetState>,
+    /// With whether an ExternalTarget overrides the link.
+    states: DashMap<ServiceKey, (ExternalTargetState, bool)>,
     feed: broadcast::Sender<ServiceKey>,
     version: AtomicU64,
     /// Whether each link of the first list has been reconciled once.
@@ -47,10 +48,11 @@ impl ExternalTargetStates {
     /// yet, and, unless an ExternalTarget overrides the link, also if the external target is as it should be.
     #[must_use]
     pub fn get(&self, key: &ServiceKey) -> Option<ExternalTargetState> {
-        self.states.get(key).map(|state| state.clone())
+        self.states.get(key).map(|state| state.0.clone())
     }
 
-    /// Subscribes to the keys of links when the state of their external target changes.
+    /// Subscribes to the keys of links that an ExternalTarget overrides, or did, when the state of their external target
+    /// changes.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {
         self.feed.subscribe()
@@ -75,18 +77,48 @@ impl ExternalTargetStates {
 
     #[cfg(test)]
     pub(crate) fn set_for_tests(&self, key: &ServiceKey, state: Option<ExternalTargetState>) {
-        self.set(key, state);
+        self.set(key, state, false);
     }
 
-    pub(super) fn set(&self, key: &ServiceKey, state: Option<ExternalTargetState>) {
+    pub(super) fn set(&self, key: &ServiceKey, state: Option<ExternalTargetState>, is_overridden: bool) {
+        let state = state.map(|state| (state, is_overridden));
         let before = match state.clone() {
             Some(state) => self.states.insert(key.clone(), state),
             None => self.states.remove(key).map(|(_, before)| before),
         };
         if before != state {
             self.version.fetch_add(1, Ordering::Release);
-            // The send fails if there are no subscribers, which is fine.
-            let _ = self.feed.send(key.clone());
+            if is_overridden || before.is_some_and(|(_, was_overridden)| was_overridden) {
+                // The send fails if there are no subscribers, which is fine.
+                let _ = self.feed.send(key.clone());
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn feed_has_only_links_that_are_or_were_overridden() {
+        let states = ExternalTargetStates::default();
+        let mut feed = states.subscribe();
+        let key = ServiceKey::new("shop", "web");
+        let missing = || Some(ExternalTargetState::Missing);
+        for (state, is_overridden, is_sent) in [
+            (missing(), false, false),
+            (None, false, false),
+            (missing(), true, true),
+            (missing(), true, false),
+            (missing(), false, true),
+            (None, false, false),
+            (missing(), true, true),
+            (None, false, true),
+        ] {
+            states.set(&key, state, is_overridden);
+            assert_eq!(feed.try_recv().is_ok(), is_sent);
+        }
+        assert_eq!(states.version(), 7);
     }
 }
