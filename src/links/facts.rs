@@ -85,11 +85,9 @@ impl LinkFacts {
             shown.state = state;
             reasons.push(why.into());
         }
-        let own = match shown.overridden_by {
-            Some(_) => self.findings.external_targets.get(&link.key),
-            None => self.findings.services.get(&link.key),
-        };
-        reasons.extend(own.map(|why| sentence(&why).to_string().into()));
+        let of_override = shown.overridden_by.as_ref().and(self.findings.external_targets.get(&link.key));
+        let own = [of_override, self.findings.services.get(&link.key)];
+        reasons.extend(own.into_iter().flatten().map(|why| sentence(&why).to_string().into()));
         if self.leads_in_a_circle(link) {
             reasons.push("its target leads in a circle, so DNS answers SERVFAIL".into());
         }

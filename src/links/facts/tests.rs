@@ -96,11 +96,12 @@ fn overridden_link_has_the_condition_of_its_external_target() {
     let link_override =
         LinkOverride { announced: Announcement::Target(target("b.example.")), ..LinkOverride::default() };
     facts.store.set_override(&key(), link_override, None);
-    facts.findings.services.set(&key(), Some("about the Service"));
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
     facts.findings.external_targets.set(&key(), Some("FailedOver: leads to busan instead of seoul"));
-    let expected = "FailedOver: leads to busan instead of seoul".to_owned();
-    assert_eq!(shown(&facts), (ViewState::Degraded, expected));
+    let expected = "FailedOver: leads to busan instead of seoul";
+    assert_eq!(shown(&facts), (ViewState::Degraded, expected.to_owned()));
+    facts.findings.services.set(&key(), Some("about the Service"));
+    assert_eq!(shown(&facts), (ViewState::Degraded, format!("{expected}; about the Service")));
 }
 
 #[test]
