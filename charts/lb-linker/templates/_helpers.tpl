@@ -64,11 +64,11 @@ must not bring back the older image. */ -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* The value of --cluster-domain: a flag has precedence over its variable. */ -}}
+{{- /* The value of --cluster-domain: a flag has precedence over its variable. Empty if it isn't known, as with valueFrom. */ -}}
 {{- define "lb-linker.clusterDomain" -}}
 {{- $domain := "cluster.local" -}}
 {{- range .Values.extraEnv -}}
-{{- if eq .name "LB_LINKER_CLUSTER_DOMAIN" -}}{{- $domain = .value | default $domain -}}{{- end -}}
+{{- if eq .name "LB_LINKER_CLUSTER_DOMAIN" -}}{{- $domain = .value | default "" -}}{{- end -}}
 {{- end -}}
 {{- $before := "" -}}
 {{- range .Values.extraArgs -}}
@@ -82,7 +82,7 @@ must not bring back the older image. */ -}}
 {{- /* lb-linker refuses such zones, too, but then its Pods are replaced already. */ -}}
 {{- define "lb-linker.checkZones" -}}
 {{- $domain := include "lb-linker.clusterDomain" . -}}
-{{- range .Values.zones -}}
+{{- range ternary .Values.zones (list) (ne $domain "") -}}
 {{- $zone := . | lower | trimSuffix "." -}}
 {{- if or (eq $zone $domain) (hasSuffix (printf ".%s" $zone) $domain) (hasSuffix (printf ".%s" $domain) $zone) -}}
 {{- fail (printf "zones: %s equals, holds or lies in %s, the domain of the cluster's own names (--cluster-domain in extraArgs), and would hide them: give a zone outside of it" $zone $domain) -}}

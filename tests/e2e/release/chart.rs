@@ -130,6 +130,10 @@ fn zone_with_names_of_the_cluster_fails_the_chart() {
         }
         render(&["--set=zones={lb.local,xcluster.local}"]).unwrap();
         render(&["--set=zones={cluster.local}", "--set=extraArgs={--cluster-domain=corp.example}"]).unwrap();
+        // lb-linker decides where the domain isn't known.
+        for value in ["--set-string=extraEnv[0].value=", "--set=extraEnv[0].valueFrom.fieldRef.fieldPath=a"] {
+            render(&["--set=zones={cluster.local}", variable[0], value]).unwrap();
+        }
     }
 }
 
