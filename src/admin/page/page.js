@@ -15,6 +15,7 @@ let links = [];
 let followers = null;
 // The leader, if it is another replica.
 let otherLeader = null;
+let shownLeader = null;
 let etag = null;
 let chosenState = null;
 let openKey = null;
@@ -182,6 +183,7 @@ function followerRow(follower) {
 }
 
 function showFollowers() {
+  shownLeader = otherLeader;
   const known = followers || [];
   by("following").hidden = !followers && !otherLeader;
   by("followers").replaceChildren(...known.slice(0, MAX_ROWS).map(followerRow));
@@ -246,7 +248,7 @@ async function poll() {
       await readOpenLink();
       show();
     }
-    showFollowers();
+    if (answer.status !== 304 || otherLeader !== shownLeader) showFollowers();
     problem("");
   } catch (error) {
     problem(error instanceof TypeError ? "lb-linker doesn't answer; trying again" : error.message);
