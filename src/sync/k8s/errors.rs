@@ -84,7 +84,11 @@ pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     while let Some(source) = cause.source() {
         cause = source;
     }
-    let io_error: Option<&io::Error> = cause.downcast_ref();
+    let mut io_error: Option<&io::Error> = cause.downcast_ref();
+    // hyper-rustls puts the error of tokio-rustls into one of its own, whose `source` skips it.
+    while let Some(inner) = io_error.and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref()) {
+        io_error = Some(inner);
+    }
     let of_tls = io_error.and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref());
     match (of_tls, io_error.map(io::Error::kind)) {
         (Some(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)), _) => {
@@ -561,8 +565,8 @@ users: [{name: u, user: {auth-provider: {name: gcp, config: {cmd-path: sh, cmd-a
             ),
             (io_error(io::ErrorKind::Other, "busy".into()), "busy"),
         ] {
-            let error = kube::Error::Service(Box::new(error));
-            assert_eq!(root_cause(&error), expected);
+            let nested = kube::Error::Service(Box::new(io::Error::other(error)));
+            assert_eq!(root_cause(&nested), expected);
         }
     }
 
