@@ -37,8 +37,10 @@ use crate::model::excerpt::printable;
 use crate::query::{Question, SHORT};
 use crate::stub::platform::Resolver;
 use crate::takeover::takeover;
-/// kube's warnings repeat an error on every retry, which lb-linker logs once; any packet can cause hickory's warnings.
-const DEFAULT_LOG: &str = "info,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
+/// Warnings of kube and errors of rustls-platform-verifier repeat on every retry what lb-linker logs once; any packet can
+/// cause hickory's warnings.
+const DEFAULT_LOG: &str =
+    "info,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off,rustls_platform_verifier=off";
 
 /// Stable DNS names for load balancers: watches LoadBalancer Services, keeps an ExternalName Service for
 /// each, and answers DNS for them.

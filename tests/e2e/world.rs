@@ -287,6 +287,8 @@ async fn rotated_ca_and_certificate_are_used_without_a_restart() {
         begun.elapsed()
     );
     stage.change_is_applied().await;
+    let errors: Vec<String> = stage.linker.log().into_iter().filter(|line| line.contains("ERROR")).collect();
+    assert!(errors.is_empty(), "{errors:#?}");
 }
 
 #[tokio::test]
