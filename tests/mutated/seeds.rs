@@ -1,5 +1,7 @@
-//! Seeds of the mutations: valid messages, messages with one defect, TCP streams, the example Corefiles of the
-//! documentation, and rules of *rewrite* and *template*.
+//! Seeds of the mutations: valid messages, messages with one defect, TCP streams, Corefiles, and rules of *rewrite* and
+//! *template*.
+
+use std::fs;
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
@@ -336,31 +338,12 @@ pub fn replies() -> Vec<Seed> {
     ]
 }
 
-/// Returns the example Corefiles of docs/plugins.md, named after their plugins.
-pub fn corefiles() -> Vec<(String, Vec<u8>)> {
-    let page = include_str!("../../docs/plugins.md");
-    let mut all = Vec::new();
-    let (mut plugin, mut example): (&str, Option<String>) = ("", None);
-    let mut number = 0;
-    for line in page.lines() {
-        match (&mut example, line) {
-            (None, "```text") => example = Some(String::new()),
-            (Some(text), "```") => {
-                if text.contains("{\n") && !text.contains('[') {
-                    number += 1;
-                    all.push((format!("{plugin}-{number}"), text.clone().into_bytes()));
-                }
-                example = None;
-            }
-            (Some(text), line) => text.push_str(&format!("{line}\n")),
-            (None, line) => {
-                if let Some(name) = line.strip_prefix("## ") {
-                    (plugin, number) = (name, 0);
-                }
-            }
-        }
-    }
-    all
+/// Returns the Corefiles in fuzz/seeds/corefile: fuzzing starts with the same ones.
+pub fn corefiles() -> Vec<Vec<u8>> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/corefile");
+    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.into_iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
 /// Returns TCP streams of one, two and three queries, with the queries of [`questions`].
