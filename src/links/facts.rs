@@ -22,7 +22,8 @@ use crate::sync::source_annotation::followers::Followers;
 const WATCHES: [&str; 2] = ["load-balancers", "external-targets-watched"];
 /// The age from which a view without an outage has a notice. The API server sends a bookmark about once a minute.
 const MAX_SILENCE: Duration = Duration::from_secs(180);
-/// The age from which a view has a notice while the API server can't be reached, and the step of the shown age.
+/// The age in seconds from which a view has a notice while the API server can't be reached, and the step of the age that
+/// it shows.
 const NOTICE_STEP: u64 = 10;
 /// The maximum number of links that a chain of targets is followed through.
 const MAX_CHAIN: usize = 16;

@@ -53,9 +53,7 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 /// Retry-After (RFC 9110 section 10.2.3) in `details`.
 #[must_use]
 pub fn retry_after(error: &kube::Error) -> Option<Duration> {
-    let kube::Error::Api(status) = error else {
-        return None;
-    };
+    let kube::Error::Api(status) = error else { return None };
     let seconds = status.details.as_ref()?.retry_after_seconds;
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(MAX_RETRY_AFTER))
 }
@@ -195,9 +193,7 @@ impl ObjectErrors {
     /// Sets or clears the error of an object. Logs a new error, at a limited rate. Returns whether the error is new.
     pub fn set(&mut self, key: &ServiceKey, error_text: Option<String>) -> bool {
         let is_new = self.logged.set(key, error_text.as_deref());
-        let Some(error_text) = error_text.filter(|_| is_new) else {
-            return false;
-        };
+        let Some(error_text) = error_text.filter(|_| is_new) else { return false };
         self.log.warn(key, format_args!("{} {key}: {error_text}", self.kind));
         true
     }
@@ -263,9 +259,7 @@ impl ThrottledLog {
         match self.suppressed(code) {
             None => {}
             Some(0) => warn!("{sentence}"),
-            Some(suppressed) => {
-                warn!("{sentence}; {suppressed} more failures since the last such line")
-            }
+            Some(suppressed) => warn!("{sentence}; {suppressed} more failures since the last such line"),
         }
     }
 
@@ -484,9 +478,7 @@ fn is_closed(kind: io::ErrorKind) -> bool {
 /// Returns whether the write failed because the object of this name has another uid, which is immutable.
 #[must_use]
 pub fn is_uid_mismatch(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else {
-        return false;
-    };
+    let kube::Error::Api(status) = error else { return false };
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
