@@ -112,7 +112,7 @@ impl HostnamePolicy {
         let plain = if labels[0] == "*" { &labels[1..] } else { &labels[..] };
         if name.len() > MAX_ENTRY_BYTES || !plain.iter().all(|label| is_name_label(label)) {
             return Err(
-                "not a DNS name of letters, digits, hyphens and underscores; only the first label may be *"
+                "not a DNS name of letters, digits, underscores and hyphens within labels; only the first label may be *"
                     .to_owned(),
             );
         }
@@ -161,8 +161,11 @@ fn in_stored_form(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
 
+/// Returns whether lb-linker gives a name this label. RFC 1123, section 2.1: a hyphen is neither first nor last.
 fn is_name_label(label: &str) -> bool {
     (1..=names::MAX_LABEL).contains(&label.len())
+        && !label.starts_with('-')
+        && !label.ends_with('-')
         && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_')
 }
 
@@ -227,6 +230,9 @@ mod tests {
             ("_tcp.shop.default.lb.internal", "reserved"),
             ("a.*.default.lb.internal", "not a DNS name"),
             ("a..default.lb.internal", "not a DNS name"),
+            ("-.default.lb.internal", "not a DNS name"),
+            ("-a.default.lb.internal", "not a DNS name"),
+            ("b.a-.default.lb.internal", "not a DNS name"),
             ("sh op.default.lb.internal", "not a DNS name"),
         ] {
             let (names, unusable) = asked(&hostname_policy(), &json!({HOSTNAME: name}));
