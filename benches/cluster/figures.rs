@@ -66,16 +66,18 @@ impl Table {
 /// Tables, and comparisons with bounds. [`Results::text`] has all of them; each comparison is printed at once, too.
 #[derive(Default)]
 pub struct Results {
-    tables: String,
+    /// With their titles.
+    tables: Vec<(String, Table)>,
     verdicts: String,
 }
 
 impl Results {
+    /// Adds a table, or its rows to the table that has the title already.
     pub fn table(&mut self, title: &str, table: Table) {
-        let head: Vec<&str> = table.head.iter().map(String::as_str).collect();
-        let text = format!("{title}:\n\n{}\n", page::table(&head, table.rows.into_iter()).trim_end());
-        self.tables += &text;
-        self.tables.push('\n');
+        match self.tables.iter_mut().find(|(known, _)| known == title) {
+            Some((_, known)) => known.rows.extend(table.rows),
+            None => self.tables.push((title.to_owned(), table)),
+        }
     }
 
     pub fn at_most(&mut self, what: &str, value: f64, bound: f64, unit: &str) {
@@ -87,6 +89,11 @@ impl Results {
 
     /// Returns all of it as Markdown.
     pub fn text(&self) -> String {
-        format!("{}### Bounds of the cluster\n\n{}", self.tables, self.verdicts)
+        let text = |(title, table): &(String, Table)| {
+            let head: Vec<&str> = table.head.iter().map(String::as_str).collect();
+            format!("{title}:\n\n{}\n\n", page::table(&head, table.rows.iter().cloned()).trim_end())
+        };
+        let tables: String = self.tables.iter().map(text).collect();
+        format!("{tables}### Bounds of the cluster\n\n{}", self.verdicts)
     }
 }

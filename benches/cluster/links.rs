@@ -27,7 +27,7 @@ pub fn run(plane: &mut Plane, results: &mut Results) {
     let [told, read] = times.map(Spread::of);
     table.row("lb-linker links, from a running lb-linker", told.cells());
     table.row("lb-linker links, from the API server", read.cells());
-    results.table(&format!("Listing {LINKS} links"), table);
+    results.table(&format!("From exec, {LINKS} links"), table);
     results.at_most(
         &format!("list {LINKS} links of a running lb-linker, median"),
         told.median(),

@@ -38,20 +38,21 @@ fn started(plane: &Plane, sync: &str, links: usize) -> Memory {
     memory
 }
 
-fn print(title: &str, rows: &[(&str, Memory)], results: &mut Results) {
+fn print(links: &str, rows: &[(&str, Memory)], results: &mut Results) {
     let mut table = Table::new(&["MB (2^20 bytes)", "resident", "anonymous", "file", "peak"]);
     for (name, memory) in rows {
         let Memory { resident, anonymous, file, peak } = memory;
-        table.row(name, [resident, anonymous, file, peak].map(|value| format!("{value:.1}")));
+        let cells = [resident, anonymous, file, peak].map(|value| format!("{value:.1}"));
+        table.row(&format!("{links} links, {name}"), cells);
     }
-    results.table(title, table);
+    results.table("Memory", table);
 }
 
 /// Measures without links.
 pub fn idle(plane: &Plane, results: &mut Results) {
     let on = started(plane, "on", 0);
     let off = started(plane, "off", 0);
-    print("Memory, no links", &[("--sync on", on), ("--sync off", off)], results);
+    print("no", &[("--sync on", on), ("--sync off", off)], results);
     results.at_most("resident, no links, --sync on", on.resident, 20.0, "MB");
 }
 
@@ -64,7 +65,7 @@ pub fn many(plane: &mut Plane, results: &mut Results) {
     linker.stop();
     let on = started(plane, "on", LINKS);
     let rows = [("--sync off", off), ("--sync on, wrote all", wrote), ("--sync on, all written before", on)];
-    print("Memory, 10,000 links", &rows, results);
+    print("10,000", &rows, results);
     results.at_most("resident, 10,000 links, --sync on", on.resident, 36.0, "MB");
     results.at_most("resident, 10,000 links, --sync off", off.resident, 36.0, "MB");
 }
@@ -76,7 +77,7 @@ pub fn very_many(plane: &mut Plane, results: &mut Results) {
     plane.multiply(VERY_MANY);
     let off = started(plane, "off", VERY_MANY);
     let on = started(plane, "on", VERY_MANY);
-    print("Memory, 100,000 links", &[("--sync off", off), ("--sync on, all written before", on)], results);
+    print("100,000", &[("--sync off", off), ("--sync on, all written before", on)], results);
     results.at_most("resident, 100,000 links, --sync on", on.resident, 100.0, "MB");
     results.at_most("resident, 100,000 links, --sync off", off.resident, 100.0, "MB");
 }

@@ -45,7 +45,7 @@ pub fn run(plane: &mut Plane, changes: usize, results: &mut Results) {
     let coredns = plane.coredns();
     let mut change = 0;
     for rate in [0, QUERIES] {
-        let what = if rate == 0 { "without other queries" } else { "both are asked 3,000 times a second" };
+        let what = if rate == 0 { "quiet" } else { "both are asked 3,000 times a second" };
         eprintln!("propagation, {what}: {changes} changes of each");
         let load = (rate > 0).then(|| {
             let ours = (0..ASKED).map(link_question).collect();
@@ -134,10 +134,10 @@ fn report(what: &str, times: Times, results: &mut Results) {
     let mut table = Table::new(&["milliseconds", "changes", "p50", "p90", "p99", "max"]);
     let mut spreads = HashMap::new();
     for (name, spread) in rows {
-        table.row(name, spread.cells());
+        table.row(&format!("{what}: {name}"), spread.cells());
         spreads.insert(name, spread);
     }
-    results.table(&format!("Propagation, {LINKS} links, {what}"), table);
+    results.table(&format!("Propagation, {LINKS} links"), table);
     let at = |name: &str, share| spreads[name].at(share);
     let (ours, theirs) = (
         "PATCH answered → lb-linker answers the new target",

@@ -25,9 +25,9 @@ pub fn run(plane: &mut Plane, results: &mut Results) {
     }
     let mut table = Table::new(&["milliseconds", "runs", "p50", "p90", "p99", "max"]);
     let [on, off] = times.map(Spread::of);
-    table.row("exec → ready, --sync on", on.cells());
-    table.row("exec → ready, --sync off", off.cells());
-    results.table(&format!("Start with {LINKS} links in the API server"), table);
+    table.row("ready, --sync on", on.cells());
+    table.row("ready, --sync off", off.cells());
+    results.table(&format!("From exec, {LINKS} links"), table);
     results.at_most(&format!("ready with {LINKS} links, median, --sync on"), on.median(), 1000.0, "ms");
     results.at_most(&format!("ready with {LINKS} links, median, --sync off"), off.median(), 1000.0, "ms");
 }

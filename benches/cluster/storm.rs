@@ -114,7 +114,7 @@ pub fn report(title: &str, rounds: &[Round], results: &mut Results) {
         let rate = |count: u64| format!("{:.0}", count as f64 / ROUND.as_secs_f64());
         let two = |value: f64| if value.is_nan() { String::new() } else { format!("{value:.2}") };
         table.row(
-            round.kind.name(),
+            &format!("{title}: {}", round.kind.name()),
             [
                 rate(round.changes),
                 rate(load.answered),
@@ -134,7 +134,7 @@ pub fn report(title: &str, rounds: &[Round], results: &mut Results) {
             ],
         );
     }
-    results.table(title, table);
+    results.table("Storms", table);
     let of = |kind: Kind| rounds.iter().filter(move |round| round.kind == kind);
     let p99 = |kind, spread: fn(&Outcome) -> &Spread| {
         Spread::pool(of(kind).map(|round| spread(&round.load))).at(0.99)
