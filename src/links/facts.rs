@@ -100,7 +100,7 @@ impl LinkFacts {
     }
 
     fn external_target_problem(&self, link: &Link) -> Option<(ViewState, String)> {
-        let (state, why) = match self.external_targets.get(&link.key)? {
+        let (state, why) = match self.external_targets.problem(&link.key)? {
             ExternalTargetState::Missing if !self.needs_external_targets => return None,
             ExternalTargetState::Missing => {
                 (ViewState::Degraded, "its external target doesn't exist".to_owned())

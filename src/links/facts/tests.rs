@@ -6,6 +6,7 @@ use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::store::OnGone;
+use crate::sync::external_target::states::WRITE_LAG;
 
 fn hostname(name: &str) -> Hostname {
     Hostname::from(&Name::from_ascii(name).unwrap())
@@ -40,6 +41,10 @@ fn facts(links: &[(&str, &str)]) -> LinkFacts {
     LinkFacts::of(Arc::new(store))
 }
 
+fn set_external_target(facts: &LinkFacts, state: ExternalTargetState) {
+    facts.external_targets.set(&key(), Some(state), Some(&target("a.example.")), false);
+}
+
 /// Returns the state and the reason of the first link.
 fn shown(facts: &LinkFacts) -> (ViewState, String) {
     let link = facts.views(&LinkFilter::default()).remove(0);
@@ -50,20 +55,32 @@ fn shown(facts: &LinkFacts) -> (ViewState, String) {
 fn link_without_problems_is_ready() {
     let facts = facts(&[("web", "a.example.")]);
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
-    facts.external_targets.set_for_tests(&key(), Some(ExternalTargetState::At(target("a.example."))));
+    set_external_target(&facts, ExternalTargetState::At(target("a.example.")));
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
 }
 
 #[test]
 fn missing_or_outdated_external_target_is_degraded() {
     let mut facts = facts(&[("web", "a.example.")]);
-    facts.external_targets.set_for_tests(&key(), Some(ExternalTargetState::Missing));
+    set_external_target(&facts, ExternalTargetState::Missing);
     assert_eq!(shown(&facts), (ViewState::Degraded, "its external target doesn't exist".to_owned()));
     facts.needs_external_targets = false;
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "with --sync off");
-    facts.external_targets.set_for_tests(&key(), Some(ExternalTargetState::At(target("old.example."))));
+    set_external_target(&facts, ExternalTargetState::At(target("old.example.")));
     let old = "its external target still points at old.example";
     assert_eq!(shown(&facts), (ViewState::Degraded, old.to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn link_stays_ready_while_its_change_is_written() {
+    let facts = facts(&[("web", "a.example.")]);
+    facts.external_targets.set_known();
+    set_external_target(&facts, ExternalTargetState::Missing);
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
+    let version = facts.version();
+    tokio::time::advance(WRITE_LAG).await;
+    assert_eq!(shown(&facts), (ViewState::Degraded, "its external target doesn't exist".to_owned()));
+    assert_ne!(facts.version(), version, "watched lists are read again");
 }
 
 #[test]
@@ -71,7 +88,7 @@ fn external_target_of_another_instance_is_a_conflict() {
     let facts = facts(&[("web", "a.example.")]);
     let why = "it belongs to instance other/lb-linker".to_owned();
     let state = ExternalTargetState::Conflict { why, at: Some(target("old.example.")) };
-    facts.external_targets.set_for_tests(&key(), Some(state));
+    set_external_target(&facts, state);
     let expected = "its external target is left alone: it belongs to instance other/lb-linker, and points at \
                     old.example";
     assert_eq!(shown(&facts), (ViewState::Conflict, expected.to_owned()));
@@ -83,7 +100,7 @@ fn denied_or_ignored_parts_of_a_service_are_named() {
     let ignored = "annotation linker.hsj.com/ttl \"5m\" isn't served: not a number of seconds from 0 to 3600";
     facts.findings.services.set(&key(), Some(ignored));
     assert_eq!(shown(&facts), (ViewState::Degraded, ignored.to_owned()));
-    facts.external_targets.set_for_tests(&key(), Some(ExternalTargetState::Missing));
+    set_external_target(&facts, ExternalTargetState::Missing);
     let both = format!("its external target doesn't exist; {ignored}");
     assert_eq!(shown(&facts), (ViewState::Degraded, both));
     facts.findings.services.set(&key(), Some(&"x".repeat(100_000)));

@@ -37,7 +37,6 @@ use super::missing_namespace::MissingNamespace;
 use super::object_cache::{ObjectCache, object_ids};
 use super::observed_object::ObservedObject;
 use super::orphans::Orphans;
-use super::states::ExternalTargetState;
 use super::status_log::StatusLog;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
@@ -96,9 +95,10 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
     reconciler.initialize_budget();
     reconciler.queue_all();
     reconciler.initial_pass = reconciler.work_queue.queued();
+    let mut are_overrides_known = false;
     loop {
         reconciler.drain_queue();
-        if reconciler.initial_pass.is_empty() {
+        if are_overrides_known && reconciler.initial_pass.is_empty() {
             reconciler.context.external_target_states.set_known();
         }
         reconciler.note_missing_namespace();
@@ -118,6 +118,10 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             () = leader_status.changed() => reconciler.on_leader_status(),
             Ok(()) = links_listed.changed() => reconciler.on_links_listed(),
             Ok(()) = overrides_listed.changed() => reconciler.resume_writing(),
+            () = reconciler.context.store.overrides_known(), if !are_overrides_known => {
+                are_overrides_known = true;
+                reconciler.queue_overridden();
+            }
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
             _ = reconciler.work_queue.due() => {}
             () = reconciler.breakers.due(), if reconciler.work_queue.has_capacity() => {
@@ -356,6 +360,14 @@ impl Reconciler {
         }
     }
 
+    /// Queues the links of the first lists of ExternalTargets, which may come after those of load balancers.
+    fn queue_overridden(&mut self) {
+        for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
+            self.work_queue.add(&link.key);
+            self.initial_pass.insert(link.key.clone());
+        }
+    }
+
     // === reconciliation ===
 
     /// Reconciles queued links while their writes may begin.
@@ -404,7 +416,7 @@ impl Reconciler {
             self.adoption.forget(&key);
             self.breakers.forget(&key);
             self.lost_answers.forget(&key);
-            self.context.external_target_states.set(&key, None, false);
+            self.context.external_target_states.set(&key, None, None, false);
             // The store has no link for an object that exists: add the link again, as the link of a gone Service.
             if self.has_removable_object(&key) {
                 self.context.store.insert_gone(&key, self.recorded_hostnames(&key));
@@ -461,8 +473,7 @@ impl Reconciler {
         if let (Some(since), true) = (link.service_gone_since(), self.start_check.postpones(&key)) {
             step = postponed(step, since, policy, now);
         }
-        let state = external_target_state(&link, &step, actual);
-        self.context.external_target_states.set(&key, state, link.active_override().is_some());
+        self.context.external_target_states.update(&link, &step, actual);
         let is_kept = |write: &Write| self.start_check.keeps(&key) && Self::removal(&link, write).is_some();
         if !matches!(step, NextStep::Conflict { .. }) {
             self.report.no_conflict(&key);
@@ -530,35 +541,6 @@ impl Reconciler {
         };
         self.context.metrics.reconciled(result, now);
     }
-}
-
-/// Returns whether the external target points at the wanted target, whatever else of it has to be written.
-fn keeps_target(step: &NextStep, actual: Actual<'_>) -> bool {
-    match step {
-        NextStep::Done => true,
-        NextStep::Write(Write::Change { desired: Object::Service(desired), .. }) => {
-            let wanted = desired.spec.external_name.as_ref();
-            let named = actual.named.and_then(|named| named.spec.external_name.as_ref());
-            wanted.is_some() && named == wanted
-        }
-        _ => false,
-    }
-}
-
-/// Returns the state of the external target of a link. `None` if it has no target, and, unless an ExternalTarget
-/// overrides the link, also if the external target is as it should be.
-fn external_target_state(link: &Link, step: &NextStep, actual: Actual<'_>) -> Option<ExternalTargetState> {
-    let present = || current_target(actual.named?, actual.slices.iter().copied());
-    let state = match step {
-        NextStep::Conflict { why, .. } => {
-            return Some(ExternalTargetState::Conflict { why: why.clone(), at: present() });
-        }
-        _ if keeps_target(step, actual) => link.target.clone().map(ExternalTargetState::At)?,
-        _ => present().map_or(ExternalTargetState::Missing, ExternalTargetState::At),
-    };
-    let is_as_wanted = || matches!(&state, ExternalTargetState::At(at) if link.target.as_ref() == Some(at));
-    let is_needed = link.active_override().is_some() || link.target.is_some() && !is_as_wanted();
-    is_needed.then_some(state)
 }
 
 impl Reconciler {

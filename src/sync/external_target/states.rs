@@ -1,15 +1,24 @@
 //! The states of external targets, as the reconciler sees them.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use dashmap::DashMap;
+use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
+use tokio::time::Instant;
 
-use crate::model::link::Target;
+use super::decision::{Actual, NextStep, Write};
+use super::desired::current_target;
+use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
+use crate::sync::k8s::object::Object;
 
 /// Capacity of the feed of changes. A subscriber that falls behind has to look at all links.
 const FEED_CAPACITY: usize = 1024;
+/// How long the external target may lag behind its link before users see that.
+pub const WRITE_LAG: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExternalTargetState {
@@ -26,20 +35,30 @@ pub enum ExternalTargetState {
     },
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    state: ExternalTargetState,
+    /// Whether an ExternalTarget overrides the link.
+    is_overridden: bool,
+    /// The time from which users see that the external target isn't as it should be; `None` if it is.
+    shown_from: Option<Instant>,
+}
+
 #[derive(Debug)]
 pub struct ExternalTargetStates {
-    /// With whether an ExternalTarget overrides the link.
-    states: DashMap<ServiceKey, (ExternalTargetState, bool)>,
+    states: DashMap<ServiceKey, Entry>,
     feed: broadcast::Sender<ServiceKey>,
     version: AtomicU64,
-    /// Whether each link of the first list has been reconciled once.
+    /// The times of `shown_from` that were in the future, in order.
+    graces: Mutex<VecDeque<(Instant, ServiceKey)>>,
+    /// Whether each link of the first lists has been reconciled once.
     known: watch::Sender<bool>,
 }
 
 impl Default for ExternalTargetStates {
     fn default() -> Self {
-        let (states, version, known) = Default::default();
-        Self { states, feed: broadcast::Sender::new(FEED_CAPACITY), version, known }
+        let (states, version, graces, known) = Default::default();
+        Self { states, feed: broadcast::Sender::new(FEED_CAPACITY), version, graces, known }
     }
 }
 
@@ -48,7 +67,16 @@ impl ExternalTargetStates {
     /// yet, and, unless an ExternalTarget overrides the link, also if the external target is as it should be.
     #[must_use]
     pub fn get(&self, key: &ServiceKey) -> Option<ExternalTargetState> {
-        self.states.get(key).map(|state| state.0.clone())
+        self.states.get(key).map(|entry| entry.state.clone())
+    }
+
+    /// Returns the state of an external target that isn't as it should be, and hasn't been for [`WRITE_LAG`]. A state
+    /// that was found at the start, and a conflict, count at once.
+    #[must_use]
+    pub fn problem(&self, key: &ServiceKey) -> Option<ExternalTargetState> {
+        let entry = self.states.get(key)?;
+        let is_shown = entry.shown_from.is_some_and(|from| from <= Instant::now());
+        is_shown.then(|| entry.state.clone())
     }
 
     /// Subscribes to the keys of links that an ExternalTarget overrides, or did, when the state of their external target
@@ -58,47 +86,149 @@ impl ExternalTargetStates {
         self.feed.subscribe()
     }
 
-    /// Returns a number that grows with each change.
+    /// Returns a number that grows with each change, also with those of [`Self::problem`] by the time.
     #[must_use]
     pub fn version(&self) -> u64 {
+        self.end_graces();
         self.version.load(Ordering::Acquire)
     }
 
-    /// Waits until each link of the first list has been reconciled once, or there are no external targets.
+    fn end_graces(&self) {
+        let (mut graces, now) = (self.graces.lock(), Instant::now());
+        while let Some((end, key)) = graces.pop_front_if(|(end, _)| *end <= now) {
+            if self.states.get(&key).is_some_and(|entry| entry.shown_from == Some(end)) {
+                self.version.fetch_add(1, Ordering::Release);
+            }
+        }
+    }
+
+    /// Waits until each link of the first lists has been reconciled once, or there are no external targets.
     pub async fn known(&self) {
         // The sender lives as long as `self`.
         let _ = self.known.subscribe().wait_for(|known| *known).await;
     }
 
-    /// Records that each link of the first list has been reconciled once, or that there are no external targets.
+    /// Records that each link of the first lists has been reconciled once, or that there are no external targets.
     pub fn set_known(&self) {
         self.known.send_replace(true);
     }
 
-    #[cfg(test)]
-    pub(crate) fn set_for_tests(&self, key: &ServiceKey, state: Option<ExternalTargetState>) {
-        self.set(key, state, false);
+    /// Sets the state of the external target of a link, from its objects and the next step for them.
+    pub(super) fn update(&self, link: &Link, step: &NextStep, actual: Actual<'_>) {
+        let (state, is_overridden) = (state_of(link, step, actual), link.active_override().is_some());
+        self.set(&link.key, state, link.target.as_ref(), is_overridden);
     }
 
-    pub(super) fn set(&self, key: &ServiceKey, state: Option<ExternalTargetState>, is_overridden: bool) {
-        let state = state.map(|state| (state, is_overridden));
-        let before = match state.clone() {
-            Some(state) => self.states.insert(key.clone(), state),
+    /// Sets the state of an external target that should be at `wanted`.
+    pub(crate) fn set(
+        &self,
+        key: &ServiceKey,
+        state: Option<ExternalTargetState>,
+        wanted: Option<&Target>,
+        is_overridden: bool,
+    ) {
+        let is_conflict = matches!(state, Some(ExternalTargetState::Conflict { .. }));
+        let is_wanted = |wanted| matches!(&state, Some(ExternalTargetState::At(at)) if at == wanted);
+        let is_problem = is_conflict || wanted.is_some_and(|wanted| !is_wanted(wanted));
+        let now = Instant::now();
+        let due = if is_conflict || !*self.known.borrow() { now } else { now + WRITE_LAG };
+        let earlier = self.states.get(key).and_then(|entry| entry.shown_from);
+        let shown_from = is_problem.then(|| earlier.map_or(due, |earlier| earlier.min(due)));
+        self.end_graces();
+        if let Some(from) = shown_from.filter(|from| *from > now && earlier != Some(*from)) {
+            self.graces.lock().push_back((from, key.clone()));
+        }
+        let state = state.filter(|_| is_overridden || is_problem);
+        let entry = state.map(|state| Entry { state, is_overridden, shown_from });
+        let before = match entry.clone() {
+            Some(entry) => self.states.insert(key.clone(), entry),
             None => self.states.remove(key).map(|(_, before)| before),
         };
-        if before != state {
-            self.version.fetch_add(1, Ordering::Release);
-            if is_overridden || before.is_some_and(|(_, was_overridden)| was_overridden) {
-                // The send fails if there are no subscribers, which is fine.
-                let _ = self.feed.send(key.clone());
-            }
+        if before == entry {
+            return;
         }
+        self.version.fetch_add(1, Ordering::Release);
+        let of_override =
+            |entry: Option<Entry>| entry.filter(|entry| entry.is_overridden).map(|entry| entry.state);
+        if of_override(before) != of_override(entry) {
+            // The send fails if there are no subscribers, which is fine.
+            let _ = self.feed.send(key.clone());
+        }
+    }
+}
+
+/// Returns whether the external target points at the wanted target, whatever else of it has to be written.
+fn keeps_target(step: &NextStep, actual: Actual<'_>) -> bool {
+    match step {
+        NextStep::Done => true,
+        NextStep::Write(Write::Change { desired: Object::Service(desired), .. }) => {
+            let wanted = desired.spec.external_name.as_ref();
+            let named = actual.named.and_then(|named| named.spec.external_name.as_ref());
+            wanted.is_some() && named == wanted
+        }
+        _ => false,
+    }
+}
+
+/// Returns the state of the external target of a link. `None` if it is as it should be, and the link has no target.
+fn state_of(link: &Link, step: &NextStep, actual: Actual<'_>) -> Option<ExternalTargetState> {
+    let present = || current_target(actual.named?, actual.slices.iter().copied());
+    match step {
+        NextStep::Conflict { why, .. } => {
+            Some(ExternalTargetState::Conflict { why: why.clone(), at: present() })
+        }
+        _ if keeps_target(step, actual) => link.target.clone().map(ExternalTargetState::At),
+        _ => Some(present().map_or(ExternalTargetState::Missing, ExternalTargetState::At)),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use hickory_proto::rr::Name;
+
     use super::*;
+    use crate::model::hostname::Hostname;
+
+    fn target(name: &str) -> Target {
+        Target::Hostname(Hostname::from(&Name::from_ascii(name).unwrap()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lag_is_a_problem_only_after_a_grace() {
+        let states = ExternalTargetStates::default();
+        let (key, other) = (ServiceKey::new("shop", "web"), ServiceKey::new("shop", "db"));
+        let (missing, old) = (ExternalTargetState::Missing, ExternalTargetState::At(target("a.example.")));
+        let (a, b) = (target("a.example."), target("b.example."));
+        let set = |key, state: &ExternalTargetState, wanted| {
+            states.set(key, Some(state.clone()), Some(wanted), true)
+        };
+        set(&other, &missing, &a);
+        assert_eq!(states.problem(&other), Some(missing.clone()), "it was found at the start");
+        states.set_known();
+        set(&key, &old, &a);
+        set(&key, &old, &b);
+        assert_eq!(states.problem(&key), None);
+        tokio::time::advance(WRITE_LAG / 2).await;
+        // The target changes again, and the external target is deleted.
+        set(&key, &missing, &a);
+        tokio::time::advance(WRITE_LAG / 2 - Duration::from_millis(1)).await;
+        let version = states.version();
+        assert_eq!(states.problem(&key), None);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!((states.problem(&key), states.version()), (Some(missing.clone()), version + 1));
+        set(&key, &old, &a);
+        assert_eq!(states.problem(&key), None);
+        set(&key, &old, &b);
+        assert_eq!(states.problem(&key), None, "each change has its grace");
+        set(&key, &old, &a);
+        let version = states.version();
+        tokio::time::advance(WRITE_LAG).await;
+        assert_eq!(states.version(), version, "it was written in time");
+        let conflict = ExternalTargetState::Conflict { why: "it isn't ours".to_owned(), at: None };
+        set(&key, &conflict, &a);
+        assert_eq!(states.problem(&key), Some(conflict));
+        assert!(states.graces.lock().is_empty());
+    }
 
     #[test]
     fn feed_has_only_links_that_are_or_were_overridden() {
@@ -116,7 +246,7 @@ mod tests {
             (missing(), true, true),
             (None, false, true),
         ] {
-            states.set(&key, state, is_overridden);
+            states.set(&key, state, Some(&target("a.example.")), is_overridden);
             assert_eq!(feed.try_recv().is_ok(), is_sent);
         }
         assert_eq!(states.version(), 7);

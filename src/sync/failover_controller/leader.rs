@@ -34,7 +34,7 @@ use crate::sync::events::link_log::{LinkReporter, lost_hostnames_of};
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::SyncMode;
-use crate::sync::external_target::states::ExternalTargetState;
+use crate::sync::external_target::states::{ExternalTargetState, WRITE_LAG};
 use crate::sync::failover::checks::{CheckOutcome, CheckRecords, CheckResult};
 use crate::sync::failover::decision::{EventReason, FailoverEvent};
 use crate::sync::failover::facts::Inputs;
@@ -52,8 +52,6 @@ use crate::sync::k8s::refusals::FailedWriteLog;
 
 /// Maximum number of concurrent writes of statuses.
 const MAX_WRITES: usize = 16;
-/// How long the external target may lag behind a new target before the ExternalTarget isn't Ready any more.
-const WRITE_LAG: Duration = Duration::from_secs(10);
 /// The time after an announcement in which a change of Ready to True is written at once.
 const FIRST_READY: Duration = Duration::from_secs(60);
 /// The time after which a decision that waits for a complete list is tried again.

@@ -22,6 +22,7 @@ use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Precondition, Stamp};
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::metrics::ReconcileResult;
+use crate::sync::external_target::states::ExternalTargetState;
 use crate::sync::external_target::write_result::WriteResult;
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::instance::INSTANCE;
