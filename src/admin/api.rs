@@ -89,9 +89,12 @@ pub struct LinkListing {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<String>,
     pub items: Vec<LinkView>,
-    /// The Services that follow by `linker.hsj.com/source`; `None` if this replica doesn't lead.
+    /// The Services that follow by `linker.hsj.com/source`; `None` if this replica doesn't lead, or may read none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub followers: Option<Vec<FollowerView>>,
+    /// Where the Services that follow can't be read.
+    #[serde(default, rename = "followersNotice", skip_serializing_if = "Option::is_none")]
+    pub followers_notice: Option<String>,
 }
 
 impl Status {
@@ -116,8 +119,13 @@ impl Status {
                 link.history = Some(self.history.events(&ServiceKey::new(&link.namespace, &link.service)));
             }
         }
-        let (notice, followers) = (self.facts.notice(), self.facts.followers(filter));
-        LinkListing { instance: self.identity.clone(), notice, items, followers }
+        LinkListing {
+            instance: self.identity.clone(),
+            notice: self.facts.notice(),
+            items,
+            followers: self.facts.followers(filter),
+            followers_notice: self.facts.followers_notice(),
+        }
     }
 
     /// Returns the ETag of the links at present.

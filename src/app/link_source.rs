@@ -119,6 +119,15 @@ impl LinkSource {
         .unwrap_or_default()
     }
 
+    /// Returns a line about the namespaces whose Services that follow can't be read.
+    #[must_use]
+    pub fn followers_notice(&self) -> Option<String> {
+        match &self.origin {
+            OpenSource::Instance { listing, .. } => listing.followers_notice.clone(),
+            OpenSource::Reader { reader, .. } => reader.facts.followers_notice(),
+        }
+    }
+
     /// Returns a line about the age of the links, if the API server can't be reached or is silent.
     #[must_use]
     pub fn notice(&self) -> Option<String> {

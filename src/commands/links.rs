@@ -49,7 +49,7 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
         }
         let was_old = std::mem::replace(&mut is_old, source.notice().is_some());
         if is_old && !was_old {
-            print_notice(&source);
+            print_notice(source.notice());
         }
         let current = source.links();
         let changed = changes(&shown, &current);
@@ -74,6 +74,7 @@ pub async fn list_followers(flags: Flags, filter: &LinkFilter, format: Option<Ou
         Err(error) => return fail(&error),
     };
     introduce(&source);
+    print_notice(source.followers_notice());
     let followers = source.followers();
     if followers.is_empty() {
         let _ = writeln!(std::io::stderr(), "no Service follows a load balancer by linker.hsj.com/source");
@@ -94,11 +95,12 @@ fn introduce(source: &LinkSource) -> bool {
         let name = printable(name, &[]);
         let _ = writeln!(std::io::stderr(), "from {name}, the lb-linker at {address}");
     }
-    print_notice(source)
+    print_notice(source.notice())
 }
 
-fn print_notice(source: &LinkSource) -> bool {
-    let Some(notice) = source.notice() else { return false };
+/// Prints a notice. Returns whether there is one.
+fn print_notice(notice: Option<String>) -> bool {
+    let Some(notice) = notice else { return false };
     let _ = writeln!(std::io::stderr(), "{}", printable(&notice, &[]));
     true
 }

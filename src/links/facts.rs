@@ -51,11 +51,20 @@ impl LinkFacts {
     }
 
     /// Returns the Services that follow by `linker.hsj.com/source`, ordered by namespace and name; `None` if this
-    /// process doesn't know them, because it doesn't lead.
+    /// process doesn't know them, because it doesn't lead or may read none.
     #[must_use]
     pub fn followers(&self, filter: &LinkFilter) -> Option<Vec<FollowerView>> {
         let followers = self.followers.list()?.into_iter();
         Some(followers.filter(|(key, _)| filter.selects(key)).map(follower_view).collect())
+    }
+
+    /// Returns a line about the namespaces whose Services that follow can't be read.
+    #[must_use]
+    pub fn followers_notice(&self) -> Option<String> {
+        let unread = self.followers.unread().join(", ");
+        (!unread.is_empty()).then(|| {
+            format!("ExternalName Services may not be listed in {unread}: those that follow are missing here")
+        })
     }
 
     /// Returns a number that grows with each change of the facts beside the links.

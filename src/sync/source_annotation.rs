@@ -152,9 +152,7 @@ async fn run_term(
         .collect();
     while controller.is_current() && !stop.is_cancelled() {
         controller.drain_queue();
-        if controller.annotated.are_listed() {
-            context.followers.set_known();
-        }
+        context.followers.set_unread(controller.annotated.unread());
         tokio::select! {
             () = stop.cancelled() => {}
             () = leadership.changed() => {}

@@ -17,7 +17,7 @@ use crate::harness::{cluster_with_target, eventually, replace_file};
 use crate::recreation::wait_for_external_target;
 use crate::source::own_cluster;
 
-fn text(bytes: &[u8]) -> String {
+pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
@@ -162,7 +162,7 @@ async fn other_program_at_the_admin_address_is_reported() {
 }
 
 /// Runs `lb-linker links` with these arguments against the lb-linker at this address.
-fn links_of(linker: SocketAddr, arguments: &[&str]) -> Output {
+pub fn links_of(linker: SocketAddr, arguments: &[&str]) -> Output {
     run_to_end_with(&[("LB_LINKER_ADMIN_LISTEN", &linker.to_string())], [&["links"][..], arguments].concat())
 }
 

@@ -14,6 +14,7 @@ use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{ApiFault, FaultyApi};
 use crate::harness::{LINKER, apply_deploy, cluster_with_target, eventually, permission};
+use crate::links::{links_of, text};
 use crate::recreation::wait_for_external_target;
 
 const TARGETS: &str = "external-targets";
@@ -240,6 +241,9 @@ async fn namespace_forbidden_since_start_delays_no_other_namespace() {
         cluster.create_load_balancer(namespace, "web").await;
         set_host(namespace, "old.example.com").await;
     }
+    let follower = json!({"metadata": {"name": "db", "annotations": {"linker.hsj.com/source": "web"}},
+        "spec": {"type": "ExternalName", "externalName": "old.example.com"}});
+    cluster.create_service("default", follower).await;
     let namespaces = format!("default,{closed}");
     let args = ["--watch-namespaces", &namespaces, "--leader-election", "off"];
     let linker = start(&plane, &args);
@@ -264,6 +268,16 @@ async fn namespace_forbidden_since_start_delays_no_other_namespace() {
     answers(linker.dns, &name, "old.example.com.").await;
     wait_for_external_target(&cluster, TARGETS, &refused, "old.example.com").await;
     answers(linker.dns, &format!("none-{closed}.lb.internal. CNAME"), "Server Failure").await;
+    let admin = linker.admin().await;
+    let notice = format!(
+        "ExternalName Services may not be listed in namespace {closed}: those that follow are missing"
+    );
+    let are_listed = || async {
+        let output = links_of(admin, &["--followers"]);
+        let (table, errors) = (text(&output.stdout), text(&output.stderr));
+        (table.contains("\ndefault     db ") && errors.contains(&notice)).then_some(())
+    };
+    eventually("the Services that follow in the other namespace", are_listed).await;
     grant(&closed);
     wait_for_external_target(&cluster, TARGETS, &refused, "new.example.com").await;
     answers(linker.dns, &name, "new.example.com.").await;

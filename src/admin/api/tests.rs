@@ -2,7 +2,7 @@ use hickory_proto::rr::Name;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use axum::body::{Body, to_bytes};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -205,6 +205,13 @@ async fn facts_beside_the_links_change_the_etag() {
     assert_changed("a condition of an ExternalTarget");
     api.facts.findings.services.set(&key, None);
     assert_changed("the end of a finding");
+    api.facts.followers.set_unread(Some(Vec::new()));
+    assert_changed("the list of followers");
+    api.facts.followers.set_unread(Some(vec!["namespace b".to_owned()]));
+    assert_changed("a refused list of followers");
+    let listing = body(api.ask(get_from("localhost", "/api/links")).await).await;
+    assert_eq!(listing["followers"], json!([]));
+    assert!(listing["followersNotice"].as_str().unwrap().contains("in namespace b:"), "{listing}");
 }
 
 #[tokio::test]

@@ -13,6 +13,8 @@ const keyOf = (link) => `${link.namespace}/${link.service}`;
 let links = [];
 // null if this replica doesn't know the Services that follow.
 let followers = null;
+// Where the Services that follow can't be read.
+let followersNotice = "";
 // The leader, if it is another replica.
 let otherLeader = null;
 let shownLeader = null;
@@ -192,6 +194,7 @@ function showFollowers() {
   if (!followers) text = `The leader, ${otherLeader}, knows them.`;
   else if (!known.length) text = "No Service follows a load balancer.";
   else if (known.length > MAX_ROWS) text = `These are the first ${MAX_ROWS}: lb-linker links --followers lists all.`;
+  text = [followersNotice, text].filter(Boolean).join(". ");
   by("follower-note").hidden = !text;
   by("follower-note").textContent = text;
 }
@@ -243,6 +246,7 @@ async function poll() {
       const listing = await answer.json();
       links = listing.items;
       followers = listing.followers || null;
+      followersNotice = listing.followersNotice || "";
       etag = answer.headers.get("ETag");
       notice(listing.notice);
       await readOpenLink();

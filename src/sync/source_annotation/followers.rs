@@ -35,8 +35,8 @@ pub enum FollowerState {
 pub struct Followers {
     followers: Mutex<BTreeMap<ServiceKey, Follower>>,
     version: AtomicU64,
-    /// Whether all Services have been listed in this term.
-    known: watch::Sender<bool>,
+    /// The places that can't be read, if all others have been listed in this term.
+    unread: watch::Sender<Option<Vec<String>>>,
 }
 
 impl Followers {
@@ -44,7 +44,13 @@ impl Followers {
     #[must_use]
     pub fn list(&self) -> Option<Vec<(ServiceKey, Follower)>> {
         let list = || self.followers.lock().iter().map(|(key, seen)| (key.clone(), seen.clone())).collect();
-        self.known.borrow().then(list)
+        self.unread.borrow().is_some().then(list)
+    }
+
+    /// Returns the places, such as `namespace shop`, that can't be read.
+    #[must_use]
+    pub fn unread(&self) -> Vec<String> {
+        self.unread.borrow().clone().unwrap_or_default()
     }
 
     /// Returns a number that grows with each change.
@@ -53,23 +59,24 @@ impl Followers {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Waits until all Services are listed.
+    /// Waits until all Services that can be read are listed.
     pub async fn known(&self) {
         // The sender lives as long as `self`.
-        let _ = self.known.subscribe().wait_for(|known| *known).await;
+        let _ = self.unread.subscribe().wait_for(Option::is_some).await;
     }
 
-    pub(super) fn set_known(&self) {
-        if !self.known.send_replace(true) {
+    /// Records that all Services are listed, but for those of these places; `None` if not.
+    pub(crate) fn set_unread(&self, unread: Option<Vec<String>>) {
+        if *self.unread.borrow() != unread {
+            self.unread.send_replace(unread);
             self.version.fetch_add(1, Ordering::Release);
         }
     }
 
     /// Forgets all Services: the term has ended.
     pub(super) fn clear(&self) {
-        self.known.send_replace(false);
+        self.set_unread(None);
         self.followers.lock().clear();
-        self.version.fetch_add(1, Ordering::Release);
     }
 
     pub(super) fn set(&self, key: &ServiceKey, follower: Option<Follower>) {

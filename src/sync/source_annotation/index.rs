@@ -113,6 +113,8 @@ struct IndexWatchState {
     /// The Services of that list that can't be decoded.
     unreadable: HashSet<ServiceKey>,
     listed: bool,
+    /// Whether the last answer was a 403.
+    is_refused: bool,
     /// Whether no annotated Service is known in this scope: then metadata are sufficient.
     unused: bool,
     /// The time since which the list has been forbidden, and whether that was logged.
@@ -179,6 +181,7 @@ impl AnnotatedServices {
                 list: BTreeMap::new(),
                 unreadable: HashSet::new(),
                 listed: false,
+                is_refused: false,
                 unused: true,
                 forbidden: None,
             }
@@ -206,9 +209,12 @@ impl AnnotatedServices {
         self.scopes[number].listed
     }
 
-    /// Returns whether all scopes have been listed completely.
-    pub(super) fn are_listed(&self) -> bool {
-        self.scopes.iter().all(|scope| scope.listed)
+    /// Returns the scopes that are refused, if a scope and all that aren't refused have been listed completely.
+    pub(super) fn unread(&self) -> Option<Vec<String>> {
+        let is_read = self.scopes.iter().any(|scope| scope.listed)
+            && self.scopes.iter().all(|scope| scope.listed || scope.is_refused);
+        let refused = self.scopes.iter().filter(|scope| scope.is_refused);
+        is_read.then(|| refused.map(|scope| scope.within.to_string()).collect())
     }
 
     /// Returns the annotated Services of a scope.
@@ -241,7 +247,11 @@ impl AnnotatedServices {
         object_errors: &mut ObjectErrors,
     ) -> Vec<IndexEvent> {
         let scope = &mut self.scopes[number];
-        if scope.unused && event.as_ref().is_err_and(|error| error.code() == 403) {
+        let is_refused = event.as_ref().is_err_and(|error| error.code() == 403);
+        if !matches!(event, Ok(Event::ListBegins)) {
+            scope.is_refused = is_refused;
+        }
+        if scope.unused && is_refused {
             return scope.forbid(Instant::now());
         }
         let Some(event) = scope.watch_log.log_failure(event) else { return Vec::new() };
@@ -400,6 +410,27 @@ mod tests {
         on_event(Event::ListEnds { version: None, rewound: false })
     }
 
+    fn forbidden() -> WatchItem<Service> {
+        let status = kube::core::Status::failure("services is forbidden: no", "Forbidden").with_code(403);
+        Err(WatchError::List(kube::Error::Api(status.boxed())))
+    }
+
+    #[test]
+    fn refused_scope_is_unread_and_the_others_are_known() {
+        let mut annotated = annotated(&["a", "b"]);
+        let refuse = |annotated: &mut AnnotatedServices, number| {
+            annotated.on_watch_item(number, forbidden(), &mut ObjectErrors::default());
+        };
+        refuse(&mut annotated, 1);
+        assert_eq!(annotated.unread(), None, "namespace a isn't listed yet");
+        list(&mut annotated, 0, vec![service("db", "web")]);
+        assert_eq!(annotated.unread(), Some(vec!["namespace b".to_owned()]));
+        list(&mut annotated, 1, vec![]);
+        assert_eq!(annotated.unread(), Some(Vec::new()));
+        refuse(&mut annotated, 0);
+        assert_eq!(annotated.unread(), Some(vec!["namespace a".to_owned()]));
+    }
+
     #[test]
     fn scope_is_listed_after_its_own_list() {
         let mut annotated = annotated(&["a", "b"]);
@@ -468,10 +499,6 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn forbidden_list_is_an_error_only_if_the_annotation_is_used() {
         let mut annotated = annotated(&["a", "b"]);
-        let forbidden = || {
-            let status = kube::core::Status::failure("services is forbidden: no", "Forbidden").with_code(403);
-            Err(WatchError::List(kube::Error::Api(status.boxed())))
-        };
         let mut heed = |number, item| annotated.on_watch_item(number, item, &mut ObjectErrors::default());
         let ends = || Ok(Event::ListEnds { version: None, rewound: false });
         assert_eq!(heed(0, ends()), [IndexEvent::Answered]);

@@ -113,7 +113,7 @@ async fn followers_are_shown_with_what_became_of_them() {
     list(&mut controller, 0, &all);
     controller.drain_queue();
     assert_eq!(followers.list(), None, "nothing is told before all is listed");
-    followers.set_known();
+    followers.set_unread(Some(Vec::new()));
     let shown: Vec<_> = followers.list().unwrap().into_iter().map(|(key, seen)| (key, seen.state)).collect();
     let state = |namespace: &str, name: &str| {
         let key = ServiceKey::new(namespace, name);
