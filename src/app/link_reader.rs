@@ -1,15 +1,14 @@
 //! Reads the links of a cluster, or of manifests, without serving DNS and without writing.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::try_join_all;
+use futures::future::{join, try_join_all};
 use hickory_proto::rr::Name;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::warn;
 
@@ -27,14 +26,12 @@ use crate::model::excerpt::sentence;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Store;
 use crate::sync::external_target::decision::SyncMode;
+use crate::sync::external_target::missing_namespace::NAMESPACE_HINT;
 use crate::sync::k8s::errors::{ListError, in_place, watch_scopes};
 use crate::sync::k8s::service::Service;
 
 /// The time in which all load balancers, external targets and ExternalTargets have to be read.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The time after the load balancers in which the external targets have to be read, if their state is shown.
-const EXTERNAL_TARGETS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A store that is kept in step with its source until the `LinkReader` is dropped.
 pub struct LinkReader {
@@ -65,22 +62,18 @@ fn read_zones(flags: &Flags) -> Result<Vec<LinkZone>, RunError> {
     Ok(zones)
 }
 
-/// Asks for one Service of each watched namespace: a refusal, or an API server that can't be reached, is an error, which a
+/// Asks for one Service of a namespace, or of all: a refusal, or an API server that can't be reached, is an error, which a
 /// watch would only log. An API server that is overloaded is none.
-async fn first_request(client: &Client, namespaces: &BTreeSet<String>) -> Result<(), ListError> {
-    let one = ListParams::default().limit(1);
-    let requests = watch_scopes(namespaces).map(async |namespace| {
-        let api: Api<Service> = match namespace {
-            Some(namespace) => Api::namespaced(client.clone(), namespace),
-            None => Api::all(client.clone()),
-        };
-        match api.list_metadata(&one).await {
-            Err(kube::Error::Api(status)) if !matches!(status.code, 401 | 403) => Ok(()),
-            Err(error) => Err(ListError { what: in_place("Services", namespace), source: Box::new(error) }),
-            Ok(_) => Ok(()),
-        }
-    });
-    try_join_all(requests).await.map(drop)
+async fn first_request(client: &Client, namespace: Option<&str>) -> Result<(), ListError> {
+    let api: Api<Service> = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    match api.list_metadata(&ListParams::default().limit(1)).await {
+        Err(kube::Error::Api(status)) if !matches!(status.code, 401 | 403) => Ok(()),
+        Err(error) => Err(ListError { what: in_place("Services", namespace), source: Box::new(error) }),
+        Ok(_) => Ok(()),
+    }
 }
 
 impl LinkReader {
@@ -103,10 +96,10 @@ impl LinkReader {
         let deadline = Instant::now() + READ_TIMEOUT;
         let reader = Self::start(flags, reads_followers, deadline).await?;
         let LinkFacts { external_targets, followers, .. } = &reader.facts;
-        if timeout(EXTERNAL_TARGETS_TIMEOUT, external_targets.known()).await.is_err() {
+        if timeout_at(deadline, external_targets.known()).await.is_err() {
             warn!(
                 "the external targets weren't read within {} s: the states don't tell whether they are as they should be",
-                EXTERNAL_TARGETS_TIMEOUT.as_secs()
+                READ_TIMEOUT.as_secs()
             );
         }
         if reads_followers {
@@ -121,12 +114,23 @@ impl LinkReader {
         let flags = flags.read_only();
         let zones = read_zones(&flags)?;
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
-        let source = sync.open(flags.clone(), zones.clone()).await?;
+        let mut source = sync.open(flags.clone(), zones.clone()).await?;
         let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());
         if let (Some(client), Some(server)) = (source.client(), &server) {
-            let first = timeout_at(deadline, first_request(client, &flags.selection().namespaces)).await;
-            if let Ok(Err(error)) = first {
-                return Err(RunError::NotListed { server: sentence(server).to_string(), error });
+            let namespaces = flags.selection().namespaces;
+            let watched = watch_scopes(&namespaces).map(|namespace| first_request(client, namespace));
+            let targets = first_request(client, Some(&flags.target_namespace));
+            let first = timeout_at(deadline, join(try_join_all(watched), targets)).await;
+            match first {
+                Ok((Err(error), _)) => {
+                    return Err(RunError::NotListed { server: sentence(server).to_string(), error });
+                }
+                Ok((_, Err(error))) if matches!(error.code(), 401 | 403) => {
+                    let why = error.explain(NAMESPACE_HINT);
+                    warn!("{why}; the links are read without the external targets");
+                    source.leave_out_external_targets();
+                }
+                _ => {}
             }
         }
         let store = Arc::new(store_for(&zones, Some(&source)));

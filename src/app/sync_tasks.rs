@@ -49,7 +49,7 @@ pub(super) enum SyncSource {
     Cluster {
         client: kube::Client,
         availability: ApiAvailability,
-        backend: Backend,
+        backend: Option<Backend>,
         election_config: Option<Box<ElectionConfig>>,
         leader: KnownLeader,
         identity: watch::Receiver<ClusterIdentity>,
@@ -89,8 +89,11 @@ impl SyncSource {
         let namespace = flags.target_namespace.clone();
         let of_server = identity.clone();
         let availability = ApiAvailability::of(move || of_server.borrow().server.clone());
-        let backend =
-            Backend::Namespace { client: client.clone(), availability: availability.clone(), namespace };
+        let backend = Some(Backend::Namespace {
+            client: client.clone(),
+            availability: availability.clone(),
+            namespace,
+        });
         let (election_config, leader) = (flags.election_config()?.map(Box::new), KnownLeader::default());
         let first_list = watch::Sender::default();
         Ok(Self::Cluster { client, availability, backend, election_config, leader, identity, first_list })
@@ -125,12 +128,17 @@ impl SyncSource {
         matches!(self, Self::Cluster { .. })
     }
 
-    /// Returns the backend of the external targets; `None` for manifests without `--output`.
+    /// Returns the backend of the external targets; `None` for manifests without `--output`, and after
+    /// [`Self::leave_out_external_targets`].
     pub(super) fn backend(&self) -> Option<&Backend> {
-        match self {
-            Self::Cluster { backend, .. } => Some(backend),
-            Self::Manifests { backend } => backend.as_ref(),
-        }
+        let (Self::Cluster { backend, .. } | Self::Manifests { backend }) = self;
+        backend.as_ref()
+    }
+
+    /// Neither reads nor writes external targets.
+    pub(super) fn leave_out_external_targets(&mut self) {
+        let (Self::Cluster { backend, .. } | Self::Manifests { backend }) = self;
+        *backend = None;
     }
 
     /// Returns the facts about the links of this store, which [`Self::run`] fills.

@@ -8,7 +8,7 @@ pub(crate) mod handlers;
 pub mod left_out;
 mod lost_answers;
 pub mod metrics;
-mod missing_namespace;
+pub(crate) mod missing_namespace;
 pub mod object_cache;
 pub mod observed_object;
 pub mod orphans;
