@@ -164,6 +164,14 @@ impl Shop {
         eventually(&format!("condition {kind} of {name} is {status}"), look).await
     }
 
+    async fn all_sources_are_healthy(&self, name: &str) {
+        let look = || async {
+            let sources = self.status(name).await.sources;
+            sources.iter().all(|source| source.state == Some(SourceState::Healthy)).then_some(())
+        };
+        eventually(&format!("all sources of {name} are healthy"), look).await;
+    }
+
     async fn uid_of_external_target(&self, name: &str) -> String {
         let service = self.cluster.get_service("external-targets", name).await.unwrap();
         service.metadata.uid.unwrap()
@@ -185,6 +193,11 @@ pub(crate) async fn assert_answer_stays(linkers: &[&Linker], question: &str, exp
 /// A check with the shortest period.
 pub(crate) fn shortest_check() -> Value {
     json!({"periodSeconds": 5, "timeoutSeconds": 1, "failureThreshold": 2, "successThreshold": 1})
+}
+
+/// Sources: the Service web, then a fixed hostname.
+pub(crate) fn seoul_and_fixed(hostname: &str) -> Value {
+    json!([{"name": "seoul", "service": {"name": "web"}}, {"name": "fixed", "hostname": hostname}])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -244,7 +257,7 @@ async fn override_and_its_end_keep_the_external_target() {
         }
     };
     let moving = async {
-        let sources = json!([{"name": "seoul", "service": {"name": "web"}}, {"name": "fixed", "hostname": "b.example.com"}]);
+        let sources = seoul_and_fixed("b.example.com");
         shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
         shop.wait_until_announced("web", "a.example.com").await;
         assert_eq!(shop.condition("web", "Ready", "True").await, "TargetVerified");
@@ -335,11 +348,7 @@ async fn failed_target_is_replaced_until_it_works_again() {
     let grant = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "shop"}}});
     shop.cluster.patch_service("shop-dr", "web", grant).await;
     shop.condition("web", "Accepted", "True").await;
-    let is_ready = || async {
-        let sources = shop.status("web").await.sources;
-        sources.iter().all(|source| source.message.is_empty()).then_some(())
-    };
-    eventually("both sources are healthy", is_ready).await;
+    shop.all_sources_are_healthy("web").await;
 
     let killed = Instant::now();
     shop.upstream.kill("seoul.example.com");
@@ -433,11 +442,7 @@ async fn source_that_leads_to_another_tenant_fails_over() {
     let object = ExternalTarget::new("own", serde_json::from_value(spec).unwrap());
     own.create(&PostParams::default(), &object).await.unwrap();
     shop.wait_until_announced("web", "seoul.example.com").await;
-    let are_healthy = || async {
-        let sources = shop.status("web").await.sources;
-        sources.iter().all(|source| source.state == Some(SourceState::Healthy)).then_some(())
-    };
-    eventually("both sources are healthy", are_healthy).await;
+    shop.all_sources_are_healthy("web").await;
     answers(linker.dns, "web.shop.lb.internal. A", "seoul.example.com. 192.0.2.1").await;
     answers(linker.dns, "own.shop-dr.lb.internal. A", "seoul.example.com. 192.0.2.1").await;
 
@@ -460,17 +465,10 @@ async fn failover_from_a_deleted_service_is_ready_and_degraded() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", "seoul.example.com").await;
     let linker = shop.linker(&[]).await;
-    let sources = json!([
-        {"name": "seoul", "service": {"name": "web"}},
-        {"name": "fixed", "hostname": "busan.example.com"},
-    ]);
+    let sources = seoul_and_fixed("busan.example.com");
     shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
     shop.wait_until_announced("web", "seoul.example.com").await;
-    let are_healthy = || async {
-        let sources = shop.status("web").await.sources;
-        sources.iter().all(|source| source.state == Some(SourceState::Healthy)).then_some(())
-    };
-    eventually("both sources are healthy", are_healthy).await;
+    shop.all_sources_are_healthy("web").await;
 
     shop.cluster.delete_service("shop", "web").await;
     shop.wait_until_announced("web", "busan.example.com").await;
@@ -562,11 +560,7 @@ async fn target_stays_when_the_status_is_lost() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", "a.example.com").await;
     let linker = shop.linker(&[]).await;
-    let sources = json!([
-        {"name": "seoul", "service": {"name": "web"}},
-        {"name": "fixed", "hostname": "b.example.com"},
-    ]);
-    shop.create("web", json!({"sources": sources, "pin": "fixed"})).await;
+    shop.create("web", json!({"sources": seoul_and_fixed("b.example.com"), "pin": "fixed"})).await;
     let question = "web.shop.lb.internal. CNAME";
     answers(linker.dns, question, "b.example.com.").await;
     let unpin = Patch::Merge(json!({"spec": {"pin": null}}));

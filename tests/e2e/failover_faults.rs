@@ -16,7 +16,7 @@ use lb_linker::api::status::SourceState;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::failover::{Shop, Upstream, assert_answer_stays, shortest_check};
+use crate::failover::{Shop, Upstream, assert_answer_stays, seoul_and_fixed, shortest_check};
 use crate::harness::audit::AuditEvent;
 use crate::harness::clock::{ClockStop, ShiftedClock};
 use crate::harness::cluster::Ingress;
@@ -127,8 +127,7 @@ async fn tampered_status_is_corrected_by_a_check() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", "a.example.com").await;
     let linker = shop.linker(&[]).await;
-    let sources = json!([{"name": "seoul", "service": {"name": "web"}}]);
-    shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
+    shop.create("web", of_web()).await;
     shop.wait_until_announced("web", "a.example.com").await;
     let name = "web-shop-ext";
     wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
@@ -159,10 +158,7 @@ async fn failover_waits_for_the_api_server() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", "seoul.example.com").await;
     let linker = shop.linker(&[]).await;
-    let sources = json!([
-        {"name": "seoul", "service": {"name": "web"}},
-        {"name": "fixed", "hostname": "busan.example.com"},
-    ]);
+    let sources = seoul_and_fixed("busan.example.com");
     shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
     shop.condition("web", "Ready", "True").await;
     shop.plane.stop_apiserver();

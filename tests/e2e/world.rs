@@ -24,7 +24,7 @@ use tokio::time::sleep;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::failover::{Shop, shortest_check};
+use crate::failover::{Shop, seoul_and_fixed, shortest_check};
 use crate::harness::clients::client;
 use crate::harness::clock::ShiftedClock;
 use crate::harness::cluster::{Cluster, Ingress};
@@ -427,13 +427,9 @@ async fn jumps_of_the_wall_clock_delay_no_failover() {
     let b = shop.replica("b", &[]);
     b.line(" leads").await;
     b.ready().await;
-    let sources =
-        json!([{"name": "seoul", "service": {"name": "web"}}, {"name": "fixed", "hostname": HOSTS[1]}]);
-    shop.create(
-        "web",
-        json!({"sources": sources, "check": shortest_check(), "failback": {"mode": "Manual"}}),
-    )
-    .await;
+    let sources = seoul_and_fixed(HOSTS[1]);
+    let failback = json!({"mode": "Manual"});
+    shop.create("web", json!({"sources": sources, "check": shortest_check(), "failback": failback})).await;
     shop.wait_until_announced("web", HOSTS[0]).await;
     let mut at = 0;
     // The clock is never set to a time before the true time, at which the API server's certificate wasn't valid yet.
