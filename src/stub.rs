@@ -8,6 +8,7 @@ pub mod own_service;
 pub mod platform;
 pub mod report;
 pub mod verify;
+mod zone_blocks;
 
 use std::net::IpAddr;
 

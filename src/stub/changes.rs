@@ -1,17 +1,16 @@
 //! The changes of ConfigMaps that add the zones to the cluster DNS, or remove them. Pure functions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde_json::Value;
 
-use super::corefile::{Bind, Corefile, Listener, ZoneBlock, listeners, text_of_zones, zone_lines};
+use super::Forwarding;
+use super::corefile::{Corefile, Listener, ZoneBlock, listeners, text_of_zones, zone_lines};
 use super::platform::{
-    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES, DnsComponent, KUBE_DNS, KUBE_SYSTEM,
-    Resolver, manager,
+    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DnsComponent, KUBE_SYSTEM, Resolver, manager, value,
 };
-use super::{DNS_PORT, Forwarding};
+use super::zone_blocks::{Blocks, cluster_dns, stub_domains};
 use crate::dns::corefile::CorefileError;
 use crate::model::cluster_domain::{domain_name, overlap};
 
@@ -19,10 +18,6 @@ use crate::model::cluster_domain::{domain_name, overlap};
 pub const SERVER_KEY: &str = "lb-linker.server";
 /// The end of the key that keeps the value before the first change.
 const BACKUP: &str = ".before-lb-linker";
-/// The name of lb-linker's entry in `spec.servers` of OpenShift's DNS operator. Further ones have a number at the end.
-pub(super) const OPERATOR_SERVER: &str = "lb-linker";
-/// What node-cache replaces by the address of CoreDNS.
-const CLUSTER_DNS_PLACEHOLDER: &str = "__PILLAR__CLUSTER__DNS__";
 /// The workload that mounts the ConfigMaps of CoreDNS, for kubectl.
 const DEPLOYMENT: &str = "deployment coredns";
 /// The number of equal lines around a change that a diff shows.
@@ -172,20 +167,22 @@ pub fn node_local(dns: &ClusterDns, forwarding: &Forwarding) -> Option<PlannedCh
 /// Returns what `--remove` does.
 #[must_use]
 pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<PlannedChange> {
-    let main = dns.config_map(COREDNS).and_then(|map| value(map, COREFILE)).unwrap_or_default();
-    let of_core_dns = Corefile::parse("", main).ok().and_then(|corefile| restart(&corefile, DEPLOYMENT));
-    let of_node_local = |map: &ConfigMap| {
-        let corefile = Corefile::parse("", value(map, COREFILE)?).ok()?;
-        restart(&corefile, &workload(map))
-    };
-    let places = [
-        dns.config_map(COREDNS).map(|map| (map, COREFILE, of_core_dns.clone())),
-        dns.node_local().map(|map| (map, COREFILE, of_node_local(map))),
-        dns.config_map(COREDNS_CUSTOM).map(|map| (map, SERVER_KEY, of_core_dns.clone())),
-    ];
+    let parse = |map, key| Corefile::parse(&file_name(map, key), value(map, key).unwrap_or_default());
+    let absent = config_map(COREDNS);
+    let core_dns = dns.config_map(COREDNS).unwrap_or(&absent);
+    let mut places = Vec::new();
+    for map in [Some(core_dns), dns.node_local()].into_iter().flatten() {
+        let corefile = parse(map, COREFILE);
+        let restart = corefile.as_ref().ok().and_then(|corefile| restart(corefile, &workload(map)));
+        places.push((map, COREFILE, corefile, restart));
+    }
+    if let Some(map) = dns.config_map(COREDNS_CUSTOM) {
+        let restart_core_dns = places[0].3.clone();
+        places.push((map, SERVER_KEY, parse(map, SERVER_KEY), restart_core_dns));
+    }
     let (mut steps, mut others) = (Vec::new(), BTreeSet::new());
-    for (map, key, restart) in places.into_iter().flatten() {
-        match steps_to_remove(map, key, zones, restart) {
+    for (map, key, corefile, restart) in places {
+        match corefile.and_then(|corefile| steps_to_remove(map, key, &corefile, zones, restart)) {
             Ok((found, of_others)) => {
                 steps.extend(found);
                 others.extend(of_others);
@@ -213,12 +210,11 @@ pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<PlannedChange> {
 fn steps_to_remove(
     map: &ConfigMap,
     key: &str,
+    corefile: &Corefile<'_>,
     zones: &[String],
     restart: Option<String>,
 ) -> Result<(Vec<PlannedChange>, Vec<String>), CorefileError> {
-    let (before, backup) = (value(map, key), value(map, &format!("{key}{BACKUP}")));
-    let file = file_name(map, key);
-    let corefile = Corefile::parse(&file, before.unwrap_or_default())?;
+    let backup = value(map, &format!("{key}{BACKUP}"));
     let removed = corefile.without(zones)?;
     let others: Vec<String> = corefile.own_zones().filter(|zone| !zones.contains(zone)).cloned().collect();
     let mut steps = Vec::new();
@@ -231,8 +227,8 @@ fn steps_to_remove(
         steps.push(step_of(map, key, after, String::new(), !others.is_empty(), restart));
     }
     // Without known ports, the blocks on all ports.
-    let ports = listeners([&corefile]).ok().map(|listeners| ports(&listeners));
-    let blocks = corefile.blocks_of(zones, ports.as_deref()).into_iter();
+    let ports = listeners([corefile]).ok().map(|listeners| ports(&listeners));
+    let (file, blocks) = (file_name(map, key), corefile.blocks_of(zones, ports.as_deref()).into_iter());
     steps.extend(blocks.filter(|block| !block.is_ours).map(|ZoneBlock { zone, line, .. }| {
         PlannedChange::Refused(format!(
             "{file}:{line}: the block of zone {zone} has no marker lines of lb-linker around it: remove it by hand"
@@ -307,88 +303,6 @@ pub fn diff(change: &Change) -> Vec<String> {
     diff
 }
 
-/// The blocks of the zones, with the places where they stand.
-#[derive(Default)]
-pub(super) struct Blocks {
-    pub(super) found: Vec<(String, ZoneBlock)>,
-    /// Upstreams that are right besides lb-linker's Service.
-    pub(super) accepted_upstreams: Vec<String>,
-}
-
-impl Blocks {
-    pub(super) fn extend(&mut self, file: &str, blocks: Vec<ZoneBlock>) {
-        self.found.extend(blocks.into_iter().map(|block| (format!("{file}:{}", block.line), block)));
-    }
-
-    /// Returns a sentence about each block that forwards elsewhere.
-    pub(super) fn wrong(&self, forwarding: &Forwarding) -> impl Iterator<Item = String> {
-        self.wrong_blocks(forwarding).map(|(_, wrong)| wrong)
-    }
-
-    fn wrong_blocks(&self, forwarding: &Forwarding) -> impl Iterator<Item = (&ZoneBlock, String)> {
-        self.found.iter().filter_map(move |(place, block)| {
-            Some((block, wrong_upstreams(place, block, forwarding, &self.accepted_upstreams)?))
-        })
-    }
-
-    fn at(&self, zone: &str, port: u16) -> impl Iterator<Item = &(String, ZoneBlock)> {
-        self.found.iter().filter(move |(_, block)| block.zone == zone && block.ports.contains(&port))
-    }
-
-    /// Returns whether blocks have a zone at all addresses of a listener.
-    pub(super) fn has(&self, zone: &str, listener: &Listener) -> bool {
-        let has = |is_there: &dyn Fn(&Bind) -> bool| {
-            self.at(zone, listener.port).any(|(_, block)| block.bind.as_ref().is_none_or(is_there))
-        };
-        match &*listener.bind.addresses {
-            [] => has(&|bind| bind.addresses.is_empty()),
-            addresses => addresses.iter().all(|address| has(&|bind| bind.addresses.contains(address))),
-        }
-    }
-
-    /// Returns a sentence about a block beside which CoreDNS may not accept one of the same zone with the `bind` of a
-    /// listener.
-    pub(super) fn in_the_way(&self, zone: &str, listener: &Listener) -> Option<String> {
-        let Listener { port, bind: wanted } = listener;
-        self.at(zone, *port).find_map(|(place, block)| {
-            let bind = block.bind.as_ref().filter(|bind| !bind.is_apart_from(wanted))?;
-            Some(format!(
-                "{place}: {zone} on port {port} has {bind}, but the block for all names has {wanted}, so that queries may \
-                 not reach it"
-            ))
-        })
-    }
-
-    /// Returns the zones for which lb-linker adds a block, with the port and the `bind` of each.
-    ///
-    /// # Errors
-    /// If a block forwards elsewhere, or prevents another one, with a sentence about it.
-    fn missing(
-        &self,
-        forwarding: &Forwarding,
-        listeners: &[Listener],
-    ) -> Result<Vec<(String, Listener)>, String> {
-        let all = listeners.iter().flat_map(|listener| {
-            let zones = forwarding.zones.iter().filter(|zone| !self.has(zone, listener));
-            zones.map(|zone| (zone.clone(), listener.clone()))
-        });
-        let all: Vec<_> = all.collect();
-        let mut in_the_way = all.iter().filter_map(|(zone, listener)| self.in_the_way(zone, listener));
-        // Another key than the one that is changed has it.
-        if let Some((ZoneBlock { zone, .. }, wrong)) =
-            self.wrong_blocks(forwarding).find(|(block, _)| block.is_ours)
-        {
-            return Err(format!("{wrong}; give this zone alone, by --zone {zone}"));
-        }
-        match self.wrong(forwarding).next().or_else(|| in_the_way.next()) {
-            Some(wrong) => {
-                Err(format!("{wrong}; lb-linker didn't add this block: correct it by hand, or remove it"))
-            }
-            None => Ok(all),
-        }
-    }
-}
-
 /// Returns the other keys of [`COREDNS_CUSTOM`] that the Corefile of CoreDNS imports, with their names in messages.
 fn parse_imported(dns: &ClusterDns) -> Result<Vec<(String, Corefile<'_>)>, CorefileError> {
     let parsed = imported(dns).map(|(file, text)| Ok((file.clone(), Corefile::parse(&file, text)?)));
@@ -431,90 +345,9 @@ pub(super) fn imported(dns: &ClusterDns) -> impl Iterator<Item = (String, &str)>
     servers.map(|(key, text)| (format!("{KUBE_SYSTEM}/{COREDNS_CUSTOM}:{key}"), text.as_str()))
 }
 
-/// Returns the zones in the key `stubDomains` of kube-dns, with the place of each.
-pub(super) fn stub_domains(dns: &ClusterDns, zones: &[String]) -> Vec<(String, ZoneBlock)> {
-    let text = dns.config_map(KUBE_DNS).and_then(|map| value(map, "stubDomains")).unwrap_or_default();
-    let domains: BTreeMap<String, Vec<String>> = serde_json::from_str(text).unwrap_or_default();
-    let place = format!("{KUBE_SYSTEM}/{KUBE_DNS}:stubDomains");
-    let of_zones = domains.into_iter().filter(|(domain, _)| zones.contains(domain));
-    of_zones
-        .map(|(zone, upstreams)| {
-            let ports = vec![DNS_PORT];
-            (place.clone(), ZoneBlock { zone, ports, bind: None, line: 1, upstreams, is_ours: false })
-        })
-        .collect()
-}
-
-/// Returns the zones in `spec.servers` of OpenShift's DNS operator, with the place of each. Those of the server
-/// `lb-linker` are lb-linker's own.
-pub(super) fn operator_zones(dns: &ClusterDns, zones: &[String]) -> Vec<(String, ZoneBlock)> {
-    let servers =
-        dns.dns_operator.as_ref().and_then(|operator| operator.data.pointer("/spec/servers")?.as_array());
-    let of_server = |server: &Value| {
-        let upstreams = texts(&server["forwardPlugin"]["upstreams"]);
-        let name = server["name"].as_str().unwrap_or_default().to_owned();
-        let of_zones = texts(&server["zones"]).into_iter().filter(|zone| zones.contains(zone));
-        let block = |zone| ZoneBlock {
-            zone,
-            ports: vec![DNS_PORT],
-            bind: None,
-            line: 1,
-            upstreams: upstreams.clone(),
-            is_ours: is_own_server(&name),
-        };
-        of_zones.map(|zone| (format!("dns.operator/default, server {name}"), block(zone))).collect::<Vec<_>>()
-    };
-    servers.into_iter().flatten().flat_map(of_server).collect()
-}
-
-/// Returns whether a server of OpenShift's DNS operator is one of lb-linker's own.
-pub(super) fn is_own_server(name: &str) -> bool {
-    let is_number = |rest: &str| rest.strip_prefix('-').is_some_and(|number| number.parse::<u32>().is_ok());
-    name.strip_prefix(OPERATOR_SERVER).is_some_and(|rest| rest.is_empty() || is_number(rest))
-}
-
-/// Returns the texts in a list.
-pub(super) fn texts(list: &Value) -> Vec<String> {
-    let items = list.as_array().into_iter().flatten();
-    items.filter_map(|item| item.as_str().map(ToOwned::to_owned)).collect()
-}
-
-/// Returns what is wrong with the block at a place; `None` if it forwards to lb-linker, or to one of `also`.
-pub(super) fn wrong_upstreams(
-    place: &str,
-    block: &ZoneBlock,
-    forwarding: &Forwarding,
-    also: &[String],
-) -> Option<String> {
-    let ZoneBlock { zone, upstreams, .. } = block;
-    let is_right = |upstream: &String| forwarding.is_upstream(upstream) || also.contains(upstream);
-    (upstreams.is_empty() || !upstreams.iter().all(is_right)).then(|| {
-        let upstreams = if upstreams.is_empty() { "no address".to_owned() } else { upstreams.join(" ") };
-        format!(
-            "{place}: {zone} is forwarded to {upstreams}, and Service {} has the address {}",
-            forwarding.service,
-            forwarding.upstream()
-        )
-    })
-}
-
-/// Returns the upstreams with which a block of NodeLocal DNSCache reaches CoreDNS: the cluster IPs, except those at
-/// which NodeLocal DNSCache itself answers, and the placeholder.
-pub(super) fn cluster_dns(dns: &ClusterDns, node_local: &Corefile<'_>) -> Vec<String> {
-    let addresses = DNS_SERVICES.iter().flat_map(|(_, service)| dns.cluster_ips(service));
-    let addresses = addresses.map(|address| address.to_string());
-    let own = node_local.bind();
-    let upstream = addresses.filter(|address| !own.contains(address));
-    upstream.chain([CLUSTER_DNS_PLACEHOLDER.to_owned()]).collect()
-}
-
 /// Returns the file name of a key in messages, such as `kube-system/coredns:Corefile`.
 pub(super) fn file_name(map: &ConfigMap, key: &str) -> String {
     format!("{KUBE_SYSTEM}/{}:{key}", name(map))
-}
-
-pub(super) fn value<'a>(map: &'a ConfigMap, key: &str) -> Option<&'a str> {
-    map.data.as_ref()?.get(key).map(String::as_str)
 }
 
 /// Returns an empty ConfigMap of `kube-system`.

@@ -107,7 +107,7 @@ impl ClusterDns {
             return self.gke();
         }
         let core_dns = self.config_map(COREDNS);
-        let imports = core_dns.and_then(|map| map.data.as_ref()?.get(COREFILE)).is_some_and(|text| {
+        let imports = core_dns.and_then(|map| value(map, COREFILE)).is_some_and(|text| {
             Corefile::parse(COREFILE, text).is_ok_and(|corefile| corefile.imports_servers())
         });
         let mut parts = Vec::new();
@@ -150,6 +150,11 @@ impl ClusterDns {
         // With Cloud DNS, kube-dns usually keeps running: no object tells which of the two resolvers the Pods use.
         vec![DnsComponent::Resolver(Resolver::GkeKubeDns), cloud_dns]
     }
+}
+
+/// Returns the value of a key of a ConfigMap.
+pub(super) fn value<'a>(map: &'a ConfigMap, key: &str) -> Option<&'a str> {
+    map.data.as_ref()?.get(key).map(String::as_str)
 }
 
 /// Returns the cluster IPs of a Service, in the order of `spec.clusterIPs`.

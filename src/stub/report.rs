@@ -3,15 +3,13 @@
 use serde_json::{Map, Value, json};
 
 use super::Forwarding;
-use super::changes::{
-    Change, OPERATOR_SERVER, PlannedChange, SERVER_KEY, core_dns, is_own_server, node_local, operator_zones,
-    texts, value, wrong_upstreams,
-};
+use super::changes::{Change, PlannedChange, SERVER_KEY, core_dns, node_local};
 use super::corefile::default_lines;
 use super::platform::{
     COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DnsComponent, KUBE_DNS, KUBE_SYSTEM, NODE_LOCAL, Resolver,
-    Unsupported,
+    Unsupported, value,
 };
+use super::zone_blocks::{OPERATOR_SERVER, is_own_server, operator_zones, texts, wrong_upstreams};
 
 /// The maximum width of text in columns.
 const WIDTH: usize = 100;

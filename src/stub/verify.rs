@@ -9,11 +9,10 @@ use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, RecordType};
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use super::changes::{
-    Blocks, SERVER_KEY, cluster_dns, file_name, imported, operator_zones, ports, stub_domains, value,
-};
+use super::changes::{SERVER_KEY, file_name, imported, ports};
 use super::corefile::{Corefile, Listener, listeners};
-use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES};
+use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES, value};
+use super::zone_blocks::{Blocks, cluster_dns, operator_zones, stub_domains};
 use super::{DNS_PORT, Forwarding};
 use crate::dns::corefile::resolv_conf::nameservers;
 use crate::dns::message::presentation::{rcode_text, type_text};

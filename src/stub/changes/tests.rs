@@ -1,4 +1,5 @@
 use super::*;
+use crate::stub::platform::KUBE_DNS;
 use crate::stub::test_support::{forwarding, platforms, recorded};
 
 const CUSTOM: &str = "# BEGIN lb-linker stub lb.internal\nlb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n\
