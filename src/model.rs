@@ -12,4 +12,5 @@ pub mod persisted_target;
 pub mod rejection;
 pub mod service_key;
 pub mod target_policy;
+pub mod tls_error;
 pub mod uid;

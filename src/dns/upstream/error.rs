@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::socket_budget::NoSocket;
 use crate::dns::net::is_out_of_resources;
+use crate::model::tls_error;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -107,7 +108,7 @@ impl ExchangeError {
             }
             (None, io::ErrorKind::TimedOut) => "i/o timeout".to_owned(),
             (None, io::ErrorKind::UnexpectedEof) => "EOF".to_owned(),
-            (None, _) => self.error.to_string(),
+            (None, _) => tls_error::explain(&self.error).unwrap_or_else(|| self.error.to_string()),
         }
     }
 }

@@ -29,6 +29,7 @@ use crate::dns::message::upstream_reply::{UpstreamReply, parse_datagram, parse_r
 use crate::dns::message::validity::Section;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::upstream::endpoint::Transport;
+use crate::model::tls_error;
 
 /// How long an upstream may be silent before a health check starts. Shorter than the time after which the next upstream
 /// is queried, since the answer of that upstream would end this attempt.
@@ -172,7 +173,10 @@ impl Upstream {
                 let tls = client.connector.connect(client.name.clone(), stream).await;
                 Either::Right(Box::new(tls.map_err(|error| match error.raw_os_error() {
                     Some(_) => error,
-                    None => io::Error::other(format!("tls: {error}")),
+                    None => io::Error::other(format!(
+                        "tls: {}",
+                        tls_error::explain(&error).unwrap_or_else(|| error.to_string())
+                    )),
                 })?))
             }
         })

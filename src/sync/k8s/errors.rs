@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use hyper_util::client::legacy::Error as ClientError;
 use kube::client::AuthError;
 use parking_lot::{Mutex, MutexGuard};
-use rustls::{CertificateError, Error as TlsError};
 use tracing::{debug, info, warn};
 
 use super::deserialize_guard::RawDeserializeGuard;
 use super::watch::{Event, WatchError, WatchItem};
 use crate::model::excerpt;
 use crate::model::service_key::ServiceKey;
+use crate::model::tls_error;
 use crate::object_log::ObjectLog;
 
 /// Minimum time between two log lines about the same error.
@@ -82,20 +82,7 @@ pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     while let Some(source) = cause.source() {
         cause = source;
     }
-    let mut io_error: Option<&io::Error> = cause.downcast_ref();
-    // hyper-rustls puts the error of tokio-rustls into one of its own, whose `source` skips it.
-    while let Some(inner) = io_error.and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref()) {
-        io_error = Some(inner);
-    }
-    let of_tls = io_error.and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref());
-    match (of_tls, io_error.map(io::Error::kind)) {
-        (Some(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)), _) => {
-            "its certificate is signed by an unknown authority".to_owned()
-        }
-        // The text of rustls links to its documentation.
-        (None, Some(io::ErrorKind::UnexpectedEof)) => "the connection was closed".to_owned(),
-        _ => cause.to_string(),
-    }
+    cause.downcast_ref().and_then(tls_error::explain).unwrap_or_else(|| cause.to_string())
 }
 
 /// Returns one sentence about a failed watch of `what`.
@@ -524,73 +511,4 @@ pub fn in_place(what: &str, place: Option<&str>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failed_credential_program_is_reported_without_its_output() {
-        let kubeconfig = "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]
-contexts: [{name: c, context: {cluster: c, user: u}}]
-current-context: c
-users: [{name: u, user: {auth-provider: {name: gcp, config: {cmd-path: sh, cmd-args: '-c echo${IFS}secret;exit${IFS}3'}}}}]";
-        let kubeconfig = kube::config::Kubeconfig::from_yaml(kubeconfig).unwrap();
-        let options = kube::config::KubeConfigOptions::default();
-        let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let error = runtime.block_on(async { kube::Client::try_from(config.await.unwrap()).err().unwrap() });
-        assert!(format!("{error} {error:?}").contains("secret"), "{error:?}");
-        assert_eq!(root_cause(&error), "the program for the credentials failed: exit status: 3");
-    }
-
-    #[test]
-    fn causes_of_tls_are_sentences_without_links() {
-        let closed = "peer closed connection without sending TLS close_notify: https://docs.rs/rustls";
-        let io_error = |kind, error: Box<dyn std::error::Error + Send + Sync>| io::Error::new(kind, error);
-        for (error, expected) in [
-            (io_error(io::ErrorKind::UnexpectedEof, closed.into()), "the connection was closed"),
-            (
-                io_error(
-                    io::ErrorKind::InvalidData,
-                    Box::new(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)),
-                ),
-                "its certificate is signed by an unknown authority",
-            ),
-            (io_error(io::ErrorKind::Other, "busy".into()), "busy"),
-        ] {
-            let nested = kube::Error::Service(Box::new(io::Error::other(error)));
-            assert_eq!(root_cause(&nested), expected);
-        }
-    }
-
-    #[tokio::test]
-    async fn refused_and_closed_connections_are_unreachable() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let closing = tokio::spawn(async move { drop(listener.accept().await.unwrap()) });
-        for scheme in ["https", "http"] {
-            let mut config = kube::Config::new(format!("{scheme}://{address}").parse().unwrap());
-            config.default_retry = false;
-            let client = kube::Client::try_from(config).unwrap();
-            let error = client.apiserver_version().await.unwrap_err();
-            assert!(is_unreachable(&error), "{scheme}: {error:?}");
-        }
-        closing.await.unwrap();
-        let answer = kube::Error::Api(kube::core::Status::failure("no", "InternalError").boxed());
-        assert!(!is_unreachable(&answer));
-    }
-
-    #[test]
-    fn recurring_error_is_logged_five_times_a_minute() {
-        let mut throttled_log = ThrottledLog::default();
-        let mut logged = 0;
-        for _ in 0..1000 {
-            logged += usize::from(throttled_log.suppressed(500).is_some());
-            throttled_log.recovered("it is over");
-        }
-        assert_eq!(logged, 5);
-        assert!(!throttled_log.recovered("it is over"), "the end is logged only if the start was");
-        assert_eq!(throttled_log.suppressed(429), Some(0), "each HTTP code has its own limit");
-        assert_eq!(throttled_log.suppressed(429), None);
-        assert!(throttled_log.recovered("it is over") && !throttled_log.recovered("it is over"));
-    }
-}
+mod tests;

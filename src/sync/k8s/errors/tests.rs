@@ -1,0 +1,101 @@
+use kube::core::Status;
+use rustls::{CertificateError, Error as TlsError};
+
+use super::*;
+
+#[test]
+fn failed_credential_program_is_reported_without_its_output() {
+    let kubeconfig = "clusters: [{name: c, cluster: {server: 'https://127.0.0.1:1'}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+users: [{name: u, user: {auth-provider: {name: gcp, config: {cmd-path: sh, cmd-args: '-c echo${IFS}secret;exit${IFS}3'}}}}]";
+    let kubeconfig = kube::config::Kubeconfig::from_yaml(kubeconfig).unwrap();
+    let options = kube::config::KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let error = runtime.block_on(async { kube::Client::try_from(config.await.unwrap()).err().unwrap() });
+    assert!(format!("{error} {error:?}").contains("secret"), "{error:?}");
+    assert_eq!(root_cause(&error), "the program for the credentials failed: exit status: 3");
+}
+
+#[test]
+fn causes_of_tls_are_sentences_without_links() {
+    let closed = "peer closed connection without sending TLS close_notify: https://docs.rs/rustls";
+    let io_error = |kind, error: Box<dyn std::error::Error + Send + Sync>| io::Error::new(kind, error);
+    for (error, expected) in [
+        (io_error(io::ErrorKind::UnexpectedEof, closed.into()), "the connection was closed"),
+        (
+            io_error(
+                io::ErrorKind::InvalidData,
+                Box::new(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)),
+            ),
+            "its certificate is signed by an unknown authority",
+        ),
+        (io_error(io::ErrorKind::Other, "busy".into()), "busy"),
+    ] {
+        let nested = kube::Error::Service(Box::new(io::Error::other(error)));
+        assert_eq!(root_cause(&nested), expected);
+    }
+}
+
+#[tokio::test]
+async fn refused_certificate_is_named_through_kube() {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let certificate = params.self_signed(&key).unwrap().der().clone();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.unwrap().with_no_client_auth();
+    let config = config.with_single_cert(vec![certificate.clone()], key.into()).unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut config =
+        kube::Config::new(format!("https://{}", listener.local_addr().unwrap()).parse().unwrap());
+    config.default_retry = false;
+    config.root_cert = Some(vec![certificate.to_vec()]);
+    let client = kube::Client::try_from(config).unwrap();
+    let serving = async {
+        loop {
+            let _ = acceptor.accept(listener.accept().await.unwrap().0).await;
+        }
+    };
+    let error = tokio::select! {
+        answer = client.apiserver_version() => answer.unwrap_err(),
+        () = serving => unreachable!(),
+    };
+    let cause = root_cause(&error);
+    assert!(cause.starts_with("its certificate is that of an authority (CA:TRUE): "), "{cause}");
+}
+
+#[tokio::test]
+async fn refused_and_closed_connections_are_unreachable() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let closing = tokio::spawn(async move { drop(listener.accept().await.unwrap()) });
+    for scheme in ["https", "http"] {
+        let mut config = kube::Config::new(format!("{scheme}://{address}").parse().unwrap());
+        config.default_retry = false;
+        let client = kube::Client::try_from(config).unwrap();
+        let error = client.apiserver_version().await.unwrap_err();
+        assert!(is_unreachable(&error), "{scheme}: {error:?}");
+    }
+    closing.await.unwrap();
+    let answer = kube::Error::Api(Status::failure("no", "InternalError").boxed());
+    assert!(!is_unreachable(&answer));
+}
+
+#[test]
+fn recurring_error_is_logged_five_times_a_minute() {
+    let mut throttled_log = ThrottledLog::default();
+    let mut logged = 0;
+    for _ in 0..1000 {
+        logged += usize::from(throttled_log.suppressed(500).is_some());
+        throttled_log.recovered("it is over");
+    }
+    assert_eq!(logged, 5);
+    assert!(!throttled_log.recovered("it is over"), "the end is logged only if the start was");
+    assert_eq!(throttled_log.suppressed(429), Some(0), "each HTTP code has its own limit");
+    assert_eq!(throttled_log.suppressed(429), None);
+    assert!(throttled_log.recovered("it is over") && !throttled_log.recovered("it is over"));
+}
