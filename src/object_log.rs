@@ -21,9 +21,12 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Maximum number of lines of a namespace that wait for a later window.
 const MAX_LATE_LINES: usize = MAX_LINES_PER_NAMESPACE;
 
-/// Logs lines about single objects. All clones share the limits.
+/// Logs lines about single objects of a kind. All clones share the limits.
 #[derive(Clone, Debug)]
-pub struct ObjectLog(Arc<Mutex<LineShares>>);
+pub struct ObjectLog {
+    shares: Arc<Mutex<LineShares>>,
+    kind: &'static str,
+}
 
 /// The lines of the present window.
 #[derive(Debug)]
@@ -43,7 +46,14 @@ struct NamespaceLines {
     /// The numbers of written lines, by the name of the object.
     objects: HashMap<Box<str>, usize>,
     /// The newest line about an object that waits for a later window. A conflict, for example, is logged only once.
-    late: HashMap<ServiceKey, (Level, String)>,
+    late: HashMap<ServiceKey, LateLine>,
+}
+
+#[derive(Debug)]
+struct LateLine {
+    kind: &'static str,
+    level: Level,
+    text: String,
 }
 
 impl Default for ObjectLog {
@@ -53,11 +63,17 @@ impl Default for ObjectLog {
 }
 
 impl ObjectLog {
-    /// Returns a log with these maximum numbers of lines per minute.
+    /// Returns a log about Services with these maximum numbers of lines per minute.
     pub(crate) fn with_limits(max_per_object: usize, max_per_namespace: usize) -> Self {
         let (since, namespaces, is_awaited) = Default::default();
         let shares = LineShares { max_per_object, max_per_namespace, since, namespaces, is_awaited };
-        Self(Arc::new(Mutex::new(shares)))
+        Self { shares: Arc::new(Mutex::new(shares)), kind: "Service" }
+    }
+
+    /// Returns this log for objects of another kind.
+    #[must_use]
+    pub fn about(&self, kind: &'static str) -> Self {
+        Self { kind, ..self.clone() }
     }
 
     /// Logs a line about an object, now or in a later minute. The line names the object.
@@ -82,18 +98,23 @@ impl ObjectLog {
     }
 
     fn log(&self, key: &ServiceKey, level: Level, line: &dyn Display) {
-        let mut shares = self.0.lock();
+        let mut shares = self.shares.lock();
         if shares.take(key, Instant::now()) {
-            write(level, line);
+            self.write(key, level, line);
         } else {
-            shares.add_late(key, (level, line.to_string()));
+            shares.add_late(key, LateLine { kind: self.kind, level, text: line.to_string() });
             self.await_end(&mut shares);
         }
     }
 
+    /// Logs a line about an object without a limit.
+    pub(crate) fn write(&self, key: &ServiceKey, level: Level, line: &dyn Display) {
+        write(self.kind, key, level, line);
+    }
+
     /// Returns whether a line about the object may be written now. If it may, it counts as written, else as left out.
     pub(crate) fn takes(&self, key: &ServiceKey) -> bool {
-        let mut shares = self.0.lock();
+        let mut shares = self.shares.lock();
         let is_taken = shares.take(key, Instant::now());
         if !is_taken {
             shares.of_namespace(key).left_out += 1;
@@ -109,7 +130,7 @@ impl ObjectLog {
             && let (Some(since), Ok(runtime)) = (shares.since, Handle::try_current())
         {
             shares.is_awaited = true;
-            runtime.spawn(end_windows(Arc::downgrade(&self.0), since + WINDOW));
+            runtime.spawn(end_windows(Arc::downgrade(&self.shares), since + WINDOW));
         }
     }
 }
@@ -129,11 +150,14 @@ async fn end_windows(shares: Weak<Mutex<LineShares>>, mut end: Instant) {
     }
 }
 
-fn write(level: Level, line: &dyn Display) {
+/// Logs a line about an object of a kind, without a limit. The log as text leaves out fields that begin with `log.`, as
+/// those of the crate *log*; the log in JSON has the object in fields of its own.
+pub(crate) fn write(kind: &'static str, key: &ServiceKey, level: Level, line: &dyn Display) {
+    let (namespace, name) = key.parts();
     match level {
-        Level::ERROR => error!("{line}"),
-        Level::WARN => warn!("{line}"),
-        _ => info!("{line}"),
+        Level::ERROR => error!(log.kind = kind, log.namespace = namespace, log.name = name, "{line}"),
+        Level::WARN => warn!(log.kind = kind, log.namespace = namespace, log.name = name, "{line}"),
+        _ => info!(log.kind = kind, log.namespace = namespace, log.name = name, "{line}"),
     }
 }
 
@@ -157,7 +181,7 @@ impl LineShares {
     }
 
     /// Keeps a line for a later window in place of an earlier one about the object.
-    fn add_late(&mut self, key: &ServiceKey, line: (Level, String)) {
+    fn add_late(&mut self, key: &ServiceKey, line: LateLine) {
         let lines = self.of_namespace(key);
         let has_room = lines.late.len() < MAX_LATE_LINES || lines.late.contains_key(key);
         let lost = if has_room { lines.late.insert(key.clone(), line) } else { Some(line) };
@@ -187,11 +211,11 @@ impl LineShares {
                     lines.left_out, self.max_per_object, self.max_per_namespace
                 );
             }
-            for (key, (level, line)) in lines.late {
+            for (key, line) in lines.late {
                 if self.take(&key, now) {
-                    write(level, &format_args!("{line} (logged late)"));
+                    write(line.kind, &key, line.level, &format_args!("{} (logged late)", line.text));
                 } else {
-                    self.add_late(&key, (level, line));
+                    self.add_late(&key, line);
                 }
             }
         }
@@ -211,7 +235,7 @@ mod tests {
     #[test]
     fn lines_per_object_and_per_namespace_are_limited() {
         let (log, now) = (ObjectLog::default(), Instant::now());
-        let mut shares = log.0.lock();
+        let mut shares = log.shares.lock();
         let mut lines = |namespace: &str, name: &str, after: Duration| {
             let key = ServiceKey::new(namespace, name);
             (0..1000).filter(|_| shares.take(&key, now + after)).count()
@@ -229,12 +253,12 @@ mod tests {
         let (log, key) = (ObjectLog::default(), ServiceKey::new("shop", "web"));
         let taken = (0..1004).filter(|_| log.takes(&key)).count();
         assert_eq!(taken, MAX_LINES_PER_OBJECT);
-        assert_eq!(log.0.lock().namespaces["shop"].left_out, 1004 - MAX_LINES_PER_OBJECT);
-        let is_awaited = || log.0.lock().is_awaited;
+        assert_eq!(log.shares.lock().namespaces["shop"].left_out, 1004 - MAX_LINES_PER_OBJECT);
+        let is_awaited = || log.shares.lock().is_awaited;
         while is_awaited() {
             tokio::time::sleep(WINDOW).await;
         }
-        assert!(log.0.lock().namespaces.is_empty(), "the number is logged without a further line");
+        assert!(log.shares.lock().namespaces.is_empty(), "the number is logged without a further line");
         assert!(log.takes(&key));
     }
 
@@ -243,11 +267,11 @@ mod tests {
         let (log, [web, other]) =
             (ObjectLog::with_limits(1, 2), ["web", "other"].map(|name| ServiceKey::new("shop", name)));
         let late = || {
-            let shares = log.0.lock();
+            let shares = log.shares.lock();
             let lines = shares.namespaces.values().flat_map(|lines| lines.late.values());
-            lines.map(|(_, line)| line.clone()).collect::<Vec<_>>()
+            lines.map(|line| line.text.clone()).collect::<Vec<_>>()
         };
-        let left_out = || log.0.lock().namespaces["shop"].left_out;
+        let left_out = || log.shares.lock().namespaces["shop"].left_out;
         // The test has no subscriber, so no level is enabled.
         let add = |key: &ServiceKey, line: &str| log.log(key, Level::WARN, &line);
         let minute = WINDOW + Duration::from_secs(1);
@@ -263,7 +287,7 @@ mod tests {
         tokio::time::sleep(minute).await;
         assert_eq!(late().len(), 1, "the new minute has room for two");
         tokio::time::sleep(minute).await;
-        assert!(late().is_empty() && !log.0.lock().is_awaited);
+        assert!(late().is_empty() && !log.shares.lock().is_awaited);
         tokio::time::sleep(minute).await;
         add(&web, "first");
         add(&web, "second");

@@ -343,7 +343,7 @@ impl SyncSource {
                         leadership: leadership.clone(),
                         rewinds: rewinds.clone(),
                         overrides_listed: overrides_listed.subscribe(),
-                        log: link_reporter.log.clone(),
+                        log: link_reporter.log.about("ExternalTarget"),
                     };
                     let (until, name) = (stop.clone(), "the PrometheusRules");
                     let alerts = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
@@ -418,7 +418,7 @@ impl SyncSource {
                     Arc::clone(&unselected),
                     Arc::clone(&selection),
                     Arc::clone(&metrics.failover),
-                    link_reporter.log.clone(),
+                    link_reporter.log.about("ExternalTarget"),
                 );
                 let directory = flags.manifests.clone().unwrap_or_default();
                 let source = ManifestSource {

@@ -21,7 +21,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::Level;
 
 use super::controller::circuit_breaker::CircuitBreakers;
 use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
@@ -421,10 +421,11 @@ impl SourceAnnotationController {
                 if self.planned.get(key) != Some(&name) {
                     // The Services of the first lists are logged in full: they are what `--sync plan` is for.
                     let line = format_args!("plan for Service {key}, which follows {source}: patch → {name}");
+                    let log = &self.context.link_reporter.log;
                     if is_news {
-                        self.context.link_reporter.log.info(key, line)
+                        log.info(key, line)
                     } else {
-                        info!("{line}")
+                        log.write(key, Level::INFO, &line)
                     }
                     self.planned.insert(key.clone(), name);
                 }

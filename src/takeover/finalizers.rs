@@ -11,10 +11,11 @@ use kube::api::{Patch, PatchParams};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
-use tracing::{info, warn};
+use tracing::{Level, warn};
 
 use crate::model::excerpt::{MAX_LINES, examples};
 use crate::model::service_key::ServiceKey;
+use crate::object_log;
 use crate::store::Store;
 use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::SyncError;
@@ -214,7 +215,10 @@ async fn process(store: &Store, found: &[ServiceWithFinalizer], sets_finalizer: 
         |service: &ServiceWithFinalizer| service.is_selected || store.has_external_target(&service.key);
     for service in found.iter().filter(|bound| belongs(bound)) {
         if let Some(change) = store.insert_terminating(&service.key, &service.uid, true) {
-            info!("link {}: it isn't a load balancer any more, and still has {FINALIZER}", change.key);
+            let key = &change.key;
+            let line =
+                format_args!("link {key}: it isn't a load balancer any more, and still has {FINALIZER}");
+            object_log::write("Service", key, Level::INFO, &line);
         }
     }
 }

@@ -489,6 +489,30 @@ async fn log_format_json_writes_json_lines() {
     }
 }
 
+#[tokio::test]
+async fn json_lines_about_objects_have_their_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let objects = "{apiVersion: v1, kind: Service, spec: {type: LoadBalancer}, \
+                   metadata: {name: web, namespace: shop, annotations: {linker.hsj.com/ttl: soon}}}
+---
+{apiVersion: linker.hsj.com/v1alpha1, kind: ExternalTarget, metadata: {name: db, namespace: shop}, \
+ spec: {sources: [{name: seoul, service: {name: db}}]}}
+";
+    std::fs::write(directory.path().join("objects.yaml"), objects).unwrap();
+    let args = ["--upstream", "none", "--manifests", directory.path().to_str().unwrap(), "--log-format"];
+    let [text, json] = ["text", "json"].map(|format| Linker::start([&args[..], &[format]].concat()));
+    for (about, field, name) in
+        [("Service shop/web: ", "service", "web"), ("ExternalTarget shop/db: ", "external_target", "db")]
+    {
+        let line = json.line(about).await;
+        let event: std::collections::BTreeMap<String, String> = serde_json::from_str(&line).unwrap();
+        assert_eq!((&*event["namespace"], &*event[field]), ("shop", name), "{line}");
+        assert_eq!(event.len(), 5, "{line}");
+        let line = text.line(about).await;
+        assert!(line.ends_with(&format!(" WARN {}", event["message"])), "{line}");
+    }
+}
+
 #[test]
 fn help_shows_defaults_and_environment_variables() {
     let help = stdout(&run_to_end(["--help"]));

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use tracing::warn;
+use tracing::{Level, warn};
 
 use super::backend::Backend;
 use super::desired::{has_our_field_manager, link_of_labels};
 use crate::model::excerpt::MAX_LINES;
 use crate::model::service_key::ServiceKey;
+use crate::object_log;
 use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::k8s::instance::other_instance;
 use crate::sync::source::selection::Selection;
@@ -78,11 +79,12 @@ impl Orphans {
                 Backend::Namespace { namespace, .. } => removal_command(namespace, &[object]),
                 Backend::Directory(_) => format!("rm {}", backend.describe(object)),
             };
-            warn!(
+            let line = format!(
                 "external target {} is an orphan: the load balancer {key} that it was made for is gone or isn't \
                  followed, and lb-linker hasn't written it; it is left alone; to remove it: {remove}",
                 backend.describe(object)
             );
+            object_log::write("Service", key, Level::WARN, &line);
         }
         match (lines.len(), more) {
             (0, _) => {}

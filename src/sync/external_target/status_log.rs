@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::{debug, info, warn};
+use tracing::{Level, debug, warn};
 
 use super::backend::{Backend, WriteError};
 use super::decision::Write;
@@ -244,7 +244,8 @@ impl StatusLog {
                 _ => String::new(),
             };
             let line = format_args!("plan for link {key}: {verb} {kind} {object}{change}");
-            if is_news { self.link_reporter.log.info(key, line) } else { info!("{line}") }
+            let log = &self.link_reporter.log;
+            if is_news { log.info(key, line) } else { log.write(key, Level::INFO, &line) }
         }
         self.planned.insert(key.clone(), writes);
     }

@@ -29,6 +29,7 @@ use crate::model::link::{Link, Target, has_same_entries};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
+use crate::object_log::ObjectLog;
 use crate::sync::controller::work_queue::{CONFLICT_TIMEOUT, WorkQueue};
 use crate::sync::events::link_log::{LinkReporter, lost_hostnames_of};
 use crate::sync::events::{Reason, Regarding};
@@ -317,7 +318,7 @@ impl FailoverController {
                     let line = format_args!(
                         "ExternalTarget {key}: the decision panicked, a defect of lb-linker; next try in {pause:.1?}"
                     );
-                    self.context.link_reporter.log.error(&key, line);
+                    self.log().error(&key, line);
                 }
             }
         }
@@ -535,7 +536,7 @@ impl FailoverController {
             if state.sent.as_ref() != Some(&after) {
                 let target = after.target.as_ref().map_or("none", |target| &*target.display);
                 let line = format_args!("plan for ExternalTarget {key}: status.target → {target}");
-                self.context.link_reporter.log.info(key, line);
+                self.context.link_reporter.log.about("ExternalTarget").info(key, line);
                 state.sent = Some(after);
             }
             state.changes = UnreportedEvents::default();
@@ -617,7 +618,7 @@ impl FailoverController {
                             "ExternalTarget {key}: another client changes the written status; it was written again, \
                              and the next write is made after {pause:.0?}"
                         );
-                        self.context.link_reporter.log.warn(&key, line);
+                        self.log().warn(&key, line);
                     }
                     self.report_changes(&key, &sent);
                 }
@@ -647,10 +648,15 @@ impl FailoverController {
         }
     }
 
+    /// Returns the log about ExternalTargets.
+    fn log(&self) -> ObjectLog {
+        self.context.link_reporter.log.about("ExternalTarget")
+    }
+
     fn refused(&mut self, key: &ServiceKey, message: &str, retry_after: Option<Duration>) {
         let (pause, is_new) = self.leader.to_write.add_refused(key, retry_after, message);
         self.leader.refusals.report(
-            &self.context.link_reporter.log,
+            &self.log(),
             key,
             format_args!("the status of ExternalTarget {key}"),
             message,
@@ -671,6 +677,7 @@ impl FailoverController {
             }
         }
         let LinkReporter { recorder, log, .. } = &self.context.link_reporter;
+        let log = log.about("ExternalTarget");
         let regarding = || Regarding::external_target(key, &followed.object.uid);
         for event in written_changes.into_iter().flat_map(|changes| changes.events) {
             let (reason, message) = (reason_of(event.reason), event.message());

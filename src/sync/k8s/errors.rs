@@ -167,14 +167,14 @@ impl ObjectErrors {
     /// Returns an empty set of errors for objects of this kind.
     #[must_use]
     pub fn of_kind(kind: &'static str, log: ObjectLog) -> Self {
-        Self { kind, logged: ObjectTexts::default(), log }
+        Self { kind, logged: ObjectTexts::default(), log: log.about(kind) }
     }
 
     /// As [`Self::of_kind`], and keeps the errors in `shown`, for users. Removes what an earlier run has left there.
     #[must_use]
     pub fn shown_in(shown: &ObjectTexts, kind: &'static str, log: ObjectLog) -> Self {
         shown.retain(|_| false);
-        Self { kind, logged: shown.clone(), log }
+        Self { kind, logged: shown.clone(), log: log.about(kind) }
     }
 
     /// Sets or clears the error of an object. Logs a new error, at a limited rate. Returns whether the error is new.

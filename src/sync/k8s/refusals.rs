@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use tracing::warn;
+use tracing::Level;
 
 use crate::model::line_limit::LineLimit;
 use crate::model::service_key::ServiceKey;
@@ -54,9 +54,14 @@ impl FailedWriteLog {
         match limit.take(now) {
             None => {}
             Some(omitted) if !log.takes(key) => limit.leave_out(omitted),
-            Some(0) => warn!("{what}: {reason}; next try in {pause:.1?}"),
-            Some(omitted) => warn!(
-                "{what}: {reason}; next try in {pause:.1?}; {omitted} such lines about other failed writes were left out"
+            Some(0) => log.write(key, Level::WARN, &format_args!("{what}: {reason}; next try in {pause:.1?}")),
+            Some(omitted) => log.write(
+                key,
+                Level::WARN,
+                &format_args!(
+                    "{what}: {reason}; next try in {pause:.1?}; {omitted} such lines about other failed writes were left \
+                     out"
+                ),
             ),
         }
     }

@@ -2,9 +2,10 @@
 //! watches have observed the restored state, and some the state before.
 
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::{Level, info, warn};
 
 use crate::model::service_key::ServiceKey;
+use crate::object_log;
 
 /// The number of detected restores, and of changes of the API server's address. A restore is detected when a watch
 /// receives a list older than its previous one, or when a Service exists that counts as gone. Clones share the number.
@@ -24,11 +25,12 @@ impl RestoreCounter {
 
     /// Counts and logs a restore that a look-up has revealed: the Service exists although it counts as gone.
     pub fn record_restore_by_look_up(&self, service: &ServiceKey) {
-        warn!(
+        let line = format_args!(
             "Service {service} counts as gone, but the API server has it, and the watch doesn't report it: etcd was \
              probably restored from a backup; nothing that the Service has left is removed, everything is listed anew, \
              and lb-linker follows that state"
         );
+        object_log::write("Service", service, Level::WARN, &line);
         self.count_another();
     }
 
