@@ -66,7 +66,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let source = if flags.reads_links(&zones) {
         // A program for credentials may take a minute.
         tokio::select! {
-            source = sync.open(flags.clone(), zones.clone()) => Some(source?),
+            source = sync.open(flags.clone()) => Some(source?),
             () = stop.cancelled() => return Ok(()),
         }
     } else {

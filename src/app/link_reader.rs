@@ -114,7 +114,7 @@ impl LinkReader {
         let flags = flags.read_only();
         let zones = read_zones(&flags)?;
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
-        let mut source = sync.open(flags.clone(), zones.clone()).await?;
+        let mut source = sync.open(flags.clone()).await?;
         let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());
         if let (Some(client), Some(server)) = (source.client(), &server) {
             let namespaces = flags.selection().namespaces;

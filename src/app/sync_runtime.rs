@@ -9,7 +9,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::sync_tasks::SyncSource;
 use crate::app::error::RunError;
 use crate::cli::flags::Flags;
-use crate::dns::plugins::lb_linker::LinkZone;
 
 /// A thread with a single-threaded runtime. A change passes through a dozen tasks: on one thread each task wakes the
 /// next one without waking another thread, and DNS workers aren't delayed. Dropping this value ends the thread and its
@@ -35,8 +34,8 @@ impl SyncRuntime {
 
     /// Opens the source of links on the sync thread, because tasks that a kube client spawns stay in the runtime that
     /// created the client.
-    pub(super) async fn open(&self, flags: Flags, zones: Vec<LinkZone>) -> Result<SyncSource, RunError> {
-        let opened = self.runtime.spawn(async move { SyncSource::open(&flags, &zones).await });
+    pub(super) async fn open(&self, flags: Flags) -> Result<SyncSource, RunError> {
+        let opened = self.runtime.spawn(async move { SyncSource::open(&flags).await });
         // The runtime lives as long as `self`, so the only possible `JoinError` is a panic.
         opened.await.unwrap_or_else(|error| Err(RunError::SyncThread(error.into())))
     }

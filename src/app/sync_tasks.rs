@@ -62,10 +62,10 @@ pub(super) enum SyncSource {
 
 impl SyncSource {
     /// Opens the source that the flags name: a cluster, or a directory of manifests.
-    pub(super) async fn open(flags: &Flags, zones: &[LinkZone]) -> Result<Self, RunError> {
+    pub(super) async fn open(flags: &Flags) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
             // At the start a broken manifest is an error. Later, the objects of a broken manifest stay unchanged.
-            let checked = manifests::check(manifests, &flags.selection(), &flags.hostname_policy(zones))
+            let checked = manifests::check(manifests, &flags.selection())
                 .map_err(|source| InputError::Directory { flag: "manifests", source })?;
             if let Some(error) = checked.errors.into_iter().next() {
                 return Err(InputError::Manifest(error).into());

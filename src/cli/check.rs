@@ -50,7 +50,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     check_report.lines.push(String::new());
     check_report.lines.extend(corefile.text().lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
-        let checked = manifests::check(directory, &flags.selection(), &flags.hostname_policy(zones))
+        let checked = manifests::check(directory, &flags.selection())
             .map_err(|source| InputError::Directory { flag: "manifests", source })?;
         check_report.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
         if checked.external_targets > 0 {

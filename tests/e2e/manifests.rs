@@ -64,6 +64,18 @@ async fn yaml_json_and_multiple_documents_are_read() {
 }
 
 #[tokio::test]
+async fn ignored_annotations_are_logged_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let annotations = "annotations: {linker.hsj.com/ttl: 5m, linker.hsj.com/hostnam: a.example}";
+    let text = service("web", "a.example").replace("name: web", &format!("name: web, {annotations}"));
+    fs::write(directory.path().join("web.yaml"), text).unwrap();
+    let linker = start(directory.path(), None);
+    linker.ready().await;
+    linker.line("linker.hsj.com/hostnam").await;
+    assert_eq!(linker.warnings().len(), 1, "{:#?}", linker.log());
+}
+
+#[tokio::test]
 async fn invalid_file_is_reported_and_keeps_its_last_content() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("web.yaml");

@@ -227,14 +227,10 @@ pub struct ManifestCheck {
 ///
 /// # Errors
 /// If the directory can't be read.
-pub fn check(
-    directory: &Path,
-    selection: &Selection,
-    hostname_policy: &HostnamePolicy,
-) -> Result<ManifestCheck, DirectoryError> {
+pub fn check(directory: &Path, selection: &Selection) -> Result<ManifestCheck, DirectoryError> {
     let mut files = ManifestFiles::default();
     files.read(directory)?;
-    let services = files.services(selection, hostname_policy, &mut ObjectErrors::default()).len();
+    let services = files.all().filter(|service| selection.selects(service)).count();
     let external_targets = files.external_targets(selection).len();
     let errors = files.errors.into_iter().map(|broken| broken.error).collect();
     Ok(ManifestCheck { services, external_targets, errors, notices: files.notices })
