@@ -21,6 +21,7 @@ use crate::store::{OnGone, Store};
 use crate::sync::alerts::requests::RuleRequests;
 use crate::sync::alerts::{self, AlertsContext};
 use crate::sync::controller::supervisor::{SyncError, supervise};
+use crate::sync::election::observer::living_holder;
 use crate::sync::election::term::unix_now;
 use crate::sync::election::{Election, ElectionConfig, KnownLeader, Leadership};
 use crate::sync::events::link_log::LinkReporter;
@@ -86,6 +87,11 @@ impl SyncSource {
             connect(kubeconfig, context).await?
         };
         info!("API server {server}");
+        if let Some((namespace, lease)) = flags.foreign_lease()
+            && let Some(holder) = living_holder(&client, &namespace, &lease).await
+        {
+            return Err(RunError::Led { namespace, lease, holder });
+        }
         let namespace = flags.target_namespace.clone();
         let of_server = identity.clone();
         let availability = ApiAvailability::of(move || of_server.borrow().server.clone());

@@ -187,6 +187,25 @@ impl Flags {
         }
     }
 
+    /// Returns the namespace and the name of the Lease of the installation in the cluster whose objects this process would
+    /// write without an election; `None` if it writes nothing, takes part in an election, or runs in that cluster.
+    #[must_use]
+    pub fn foreign_lease(&self) -> Option<(String, String)> {
+        self.foreign_lease_in(&Environment::detect())
+    }
+
+    fn foreign_lease_in(&self, environment: &Environment) -> Option<(String, String)> {
+        let writes = self.manifests.is_none() && self.sync_mode_in(environment) == SyncMode::On;
+        let is_elected = !matches!(self.election_config_in(environment.clone()), Ok(None));
+        if !writes || is_elected || self.is_own_cluster(environment) {
+            return None;
+        }
+        // The default name of an installation is that of its Lease.
+        let instance = self.instance_in(environment);
+        let (namespace, lease) = instance.split_once('/')?;
+        Some((namespace.to_owned(), lease.to_owned()))
+    }
+
     /// Returns the name of this replica in the Lease and in Events.
     #[must_use]
     pub fn identity(&self) -> String {
@@ -329,5 +348,28 @@ mod tests {
             let refused = election_config(environment, &["--leader-election=life"]).unwrap_err();
             assert!(refused.contains("POD_NAME and POD_NAMESPACE"), "{refused}");
         }
+    }
+
+    #[test]
+    fn lease_of_the_installation_is_looked_at_without_election() {
+        let foreign = |environment: Environment, arguments: &[&str]| {
+            let flags = TestCli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
+            flags.foreign_lease_in(&environment).map(|(namespace, lease)| format!("{namespace} {lease}"))
+        };
+        for (arguments, expected) in [
+            (&["--sync=on"][..], Some("lb-linker lb-linker")),
+            (&["--sync=on", "--lease-name=b"], Some("lb-linker b")),
+            (&["--leader-election=off"], Some("lb-linker lb-linker")),
+            (&["--sync=on", "--instance=infra/blue"], Some("infra blue")),
+            (&["--sync=on", "--instance=laptop"], None),
+            (&["--leader-election=lease"], None),
+            (&["--sync=plan"], None),
+            (&[], None),
+            (&["--sync=on", "--manifests=d"], None),
+        ] {
+            assert_eq!(foreign(outside(), arguments).as_deref(), expected, "{arguments:?}");
+        }
+        assert_eq!(foreign(in_pod(), &["--leader-election=off"]), None);
+        assert_eq!(foreign(in_pod(), &["--kubeconfig=k"]).as_deref(), Some("lb-linker lb-linker"));
     }
 }

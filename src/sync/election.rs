@@ -8,6 +8,7 @@ mod elector;
 mod fence;
 mod leadership;
 mod lease;
+pub mod observer;
 pub mod term;
 
 use std::future::Future;

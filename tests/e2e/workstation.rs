@@ -1,6 +1,14 @@
 //! Outside a Pod, lb-linker logs which cluster it uses, and writes only with an explicit flag or variable.
 
-use serde_json::Value;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::answers;
@@ -103,6 +111,59 @@ async fn pod_or_explicit_flag_enables_writes() {
         let annotations = cluster.get_service(&target, &object).await.unwrap().metadata.annotations;
         assert_eq!(annotations.unwrap()["linker.hsj.com/instance"], "lb-linker/lb-linker");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_beside_a_leader_in_the_cluster_are_refused() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("led").await;
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let instance = format!("{namespace}/blue");
+    let args =
+        ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target, "--upstream", "none"];
+    let args =
+        [&args[..], &["--watch-namespaces", &namespace, "--instance", &instance, "--sync", "on"]].concat();
+    let starts = async || Linker::start_bare(&[], &args).ready().await;
+    starts().await;
+
+    let leases: Api<Lease> = Api::namespaced(plane.admin_client().await, &namespace);
+    let lease =
+        json!({"metadata": {"name": "blue"}, "spec": {"holderIdentity": "pod-1", "leaseDurationSeconds": 3}});
+    leases.create(&PostParams::default(), &serde_json::from_value(lease).unwrap()).await.unwrap();
+    let renew = async |holder: &str| {
+        let spec = json!({"spec": {"holderIdentity": holder, "renewTime": MicroTime(Timestamp::now())}});
+        leases.patch("blue", &PatchParams::default(), &Patch::Merge(spec)).await.unwrap();
+    };
+    let refused = async || {
+        let args = args.clone().into_iter().map(ToOwned::to_owned).collect::<Vec<String>>();
+        let run = tokio::task::spawn_blocking(|| run_to_end(args));
+        let renewing = async {
+            loop {
+                renew("pod-1").await;
+                sleep(Duration::from_millis(200)).await;
+            }
+        };
+        let output = tokio::select! {
+            output = run => output.unwrap(),
+            () = renewing => unreachable!(),
+        };
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    // Without the permission to read the Lease.
+    starts().await;
+    let name = ["-n", &namespace, "create"];
+    plane.kubectl(&[&name[..], &["role", "leases", "--verb=get", "--resource=leases"]].concat());
+    let account = "--serviceaccount=lb-linker:lb-linker";
+    plane.kubectl(&[&name[..], &["rolebinding", "leases", "--role=leases", account]].concat());
+    let error = refused().await;
+    let expected =
+        format!("\"pod-1\" leads by Lease {instance}, and this process, which takes part in no election");
+    assert!(error.contains(&expected), "{error}");
+    // The Lease isn't renewed any more, and then it is released.
+    starts().await;
+    renew("").await;
+    starts().await;
 }
 
 #[tokio::test]
