@@ -93,8 +93,7 @@ async fn of_context(
             value(&used)
         )));
     }
-    files.extend(files_of_context(&kubeconfig, &used));
-    complete_server(&mut kubeconfig, &used, &place)?;
+    files.extend(complete(&mut kubeconfig, &used, &place)?);
     let options = KubeConfigOptions { context: Some(used.clone()), ..Default::default() };
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
     let mut config = config.map_err(|error| wrong(&place, error))?;
@@ -125,23 +124,26 @@ fn contexts_of(kubeconfig: &Kubeconfig) -> String {
     }
 }
 
-/// Adds the scheme to the server of a context's cluster if it is missing.
-fn complete_server(kubeconfig: &mut Kubeconfig, context: &str, place: &str) -> Result<(), ClientError> {
-    let contexts = kubeconfig.contexts.iter();
-    let context = contexts.filter(|it| it.name == context).find_map(|it| it.context.as_ref());
-    let Some(name) = context.map(|context| context.cluster.clone()) else { return Ok(()) };
-    let mut clusters = kubeconfig.clusters.iter_mut().filter(|cluster| cluster.name == name);
-    let Some(cluster) = clusters.find_map(|it| it.cluster.as_mut()) else { return Ok(()) };
+/// Adds the scheme to the server of a context's cluster if it is missing. Returns the files that the context names:
+/// certificates, key and token.
+fn complete(kubeconfig: &mut Kubeconfig, name: &str, place: &str) -> Result<Vec<PathBuf>, ClientError> {
+    let context = kubeconfig.contexts.iter().find(|context| context.name == name);
+    let Some(context) = context.and_then(|context| context.context.as_ref()) else { return Ok(Vec::new()) };
+    let cluster = kubeconfig.clusters.iter_mut().find(|cluster| cluster.name == context.cluster);
+    let Some(cluster) = cluster.and_then(|cluster| cluster.cluster.as_mut()) else { return Ok(Vec::new()) };
     // The server may have a password.
     let wrong = || {
         ClientError::Kubeconfig(format!(
             "{place}: the server of cluster {} is neither a URL such as https://192.0.2.1:6443 nor a host with a port",
-            value(&name)
+            value(&context.cluster)
         ))
     };
-    let server = cluster.server.clone().unwrap_or_default();
-    cluster.server = Some(url_of(&server).ok_or_else(wrong)?);
-    Ok(())
+    cluster.server = Some(url_of(cluster.server.as_deref().unwrap_or_default()).ok_or_else(wrong)?);
+    let user = kubeconfig.auth_infos.iter().find(|user| context.user.as_ref() == Some(&user.name));
+    let user = user.and_then(|user| user.auth_info.as_ref());
+    let credentials = user.map(|user| [&user.client_certificate, &user.client_key, &user.token_file]);
+    let credentials = credentials.into_iter().flatten().flatten();
+    Ok(cluster.certificate_authority.iter().chain(credentials).map(PathBuf::from).collect())
 }
 
 /// Returns the URL of a server, as `DefaultServerURL` of kubectl's client-go does: a host without a scheme is asked by
@@ -167,20 +169,6 @@ fn is_server(uri: &Uri) -> bool {
     let address = authority.as_str().rsplit('@').next().unwrap_or_default();
     let port = address.strip_prefix(host).map(|rest| rest.strip_prefix(':').unwrap_or(rest));
     !host.is_empty() && port.is_some_and(|port| port.is_empty() || port.parse::<u16>().is_ok())
-}
-
-/// Returns the files that a context of a kubeconfig names: certificates, key and token.
-fn files_of_context(kubeconfig: &Kubeconfig, name: &str) -> Vec<PathBuf> {
-    let context = kubeconfig.contexts.iter().find(|context| context.name == name);
-    let Some(context) = context.and_then(|context| context.context.as_ref()) else { return Vec::new() };
-    let cluster = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster);
-    let user = kubeconfig.auth_infos.iter().find(|user| context.user.as_ref() == Some(&user.name));
-    let cluster = cluster.and_then(|cluster| cluster.cluster.as_ref());
-    let user = user.and_then(|user| user.auth_info.as_ref());
-    let authority = cluster.and_then(|cluster| cluster.certificate_authority.as_ref());
-    let credentials = user.map(|user| [&user.client_certificate, &user.client_key, &user.token_file]);
-    let credentials = credentials.into_iter().flatten().flatten();
-    authority.into_iter().chain(credentials).map(|path| Path::new(path).to_owned()).collect()
 }
 
 /// Returns the error for the kubeconfig at `place`, with the position of the mistake.
@@ -307,7 +295,7 @@ contexts: [{name: a, context: {cluster: c, user: u}}, {name: \"b\\n\", context: 
 
     #[test]
     fn files_that_a_context_names_are_returned() {
-        let kubeconfig = Kubeconfig::from_yaml(
+        let mut kubeconfig = Kubeconfig::from_yaml(
             "clusters:
 - {name: a, cluster: {server: https://192.0.2.1, certificate-authority: /a/ca.crt}}
 - {name: b, cluster: {server: https://192.0.2.2, certificate-authority: /b/ca.crt}}
@@ -320,8 +308,8 @@ contexts:
 ",
         )
         .unwrap();
-        let files = |context| {
-            let files = files_of_context(&kubeconfig, context);
+        let mut files = |context| {
+            let files = complete(&mut kubeconfig, context, "").unwrap();
             files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>()
         };
         assert_eq!(files("one"), ["/a/ca.crt", "/ann.crt", "/ann.key"]);
