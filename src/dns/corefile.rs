@@ -15,7 +15,7 @@ mod tokens;
 use std::fmt;
 
 pub use address::{Address, Scheme, addresses, zones};
-pub use parser::{BlockSource, Directive, FileSources, parse};
+pub use parser::{BlockSource, Directive, FileSources, Snippets, parse, parse_with_snippets};
 pub use tokens::{Position, Token, tokenize};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

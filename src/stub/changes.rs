@@ -123,11 +123,12 @@ fn try_core_dns(
         return Ok(PlannedChange::Refused(refused));
     }
     let imports = corefile.imports_servers();
-    let imported = if imports { parse_imported(dns)? } else { Vec::new() };
+    let imported = if imports { parse_imported(dns, &corefile)? } else { Vec::new() };
     let absent = config_map(COREDNS_CUSTOM);
     let custom = dns.config_map(COREDNS_CUSTOM).unwrap_or(&absent);
     let own_file = file_name(custom, SERVER_KEY);
-    let own = Corefile::parse(&own_file, value(custom, SERVER_KEY).filter(|_| imports).unwrap_or_default())?;
+    let own = value(custom, SERVER_KEY).filter(|_| imports).unwrap_or_default();
+    let own = corefile.parse_imported(&own_file, own)?;
     own.check_imports(&forwarding.zones, false)?;
     let files = imported.iter().map(|(_, imported)| imported);
     let listeners = listeners([&corefile, &own].into_iter().chain(files))?;
@@ -304,9 +305,11 @@ pub fn diff(change: &Change) -> Vec<String> {
 }
 
 /// Returns the other keys of [`COREDNS_CUSTOM`] that the Corefile of CoreDNS imports, with their names in messages.
-fn parse_imported(dns: &ClusterDns) -> Result<Vec<(String, Corefile<'_>)>, CorefileError> {
-    let parsed = imported(dns).map(|(file, text)| Ok((file.clone(), Corefile::parse(&file, text)?)));
-    parsed.collect()
+fn parse_imported<'a>(
+    dns: &'a ClusterDns,
+    corefile: &Corefile<'_>,
+) -> Result<Vec<(String, Corefile<'a>)>, CorefileError> {
+    imported(dns).map(|(file, text)| Ok((file.clone(), corefile.parse_imported(&file, text)?))).collect()
 }
 
 /// Returns a sentence about a `bind` that the blocks of a Corefile import, or about an import that may have one; it can't

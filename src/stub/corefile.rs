@@ -11,7 +11,8 @@ use self::sections::{Section, own_sections};
 pub use self::sections::{ZoneLines, default_lines, text_of_zones, zone_lines};
 use super::DNS_PORT;
 use crate::dns::corefile::{
-    BlockSource, CorefileError, Directive, FileSources, Position, Token, parse, tokenize,
+    BlockSource, CorefileError, Directive, FileSources, Position, Snippets, Token, parse,
+    parse_with_snippets, tokenize,
 };
 
 /// A Corefile with the places of lb-linker's lines.
@@ -22,6 +23,10 @@ pub struct Corefile<'a> {
     text: &'a str,
     blocks: Vec<BlockSource>,
     sections: Vec<Section>,
+    /// The snippets of the Corefile that imports this one.
+    inherited: Snippets,
+    /// These snippets and its own.
+    snippets: Snippets,
 }
 
 /// A zone of the plugin *kubernetes*.
@@ -128,10 +133,22 @@ impl<'a> Corefile<'a> {
     /// # Errors
     /// If the syntax or the markers are wrong.
     pub fn parse(name: &str, text: &'a str) -> Result<Self, CorefileError> {
+        Self::parse_after(Snippets::default(), name, text)
+    }
+
+    /// As [`Self::parse`], for a file that this Corefile imports, with the snippets of this one.
+    ///
+    /// # Errors
+    /// As for [`Self::parse`].
+    pub fn parse_imported<'b>(&self, name: &str, text: &'b str) -> Result<Corefile<'b>, CorefileError> {
+        Corefile::parse_after(self.snippets.clone(), name, text)
+    }
+
+    fn parse_after(inherited: Snippets, name: &str, text: &'a str) -> Result<Self, CorefileError> {
         let file: Arc<Path> = Path::new(name).into();
-        let blocks = parse(&file, text, &WITHOUT_FILES)?;
+        let (blocks, snippets) = parse_with_snippets(&file, text, &WITHOUT_FILES, inherited.clone())?;
         let sections = own_sections(&file, text, &blocks)?;
-        Ok(Self { file, text, blocks, sections })
+        Ok(Self { file, text, blocks, sections, inherited, snippets })
     }
 
     /// Returns whether the Corefile imports other server blocks, such as by `import custom/*.server`.
@@ -170,11 +187,6 @@ impl<'a> Corefile<'a> {
 
     fn imports(&self) -> Vec<FileImport> {
         let tokens = tokenize(&self.file, self.text);
-        let is_snippet = |name: &str| {
-            tokens.iter().any(|token| {
-                token.text.strip_prefix('(').is_some_and(|it| it.strip_suffix(')') == Some(name))
-            })
-        };
         let (mut depth, mut zones, mut imports) = (0_u32, Vec::new(), Vec::new());
         for pair in tokens.windows(2) {
             match &*pair[0].text {
@@ -185,7 +197,7 @@ impl<'a> Corefile<'a> {
                         zones.clear();
                     }
                 }
-                "import" if is_snippet(&pair[1].text) => {}
+                "import" if self.snippets.contains_key(&pair[1].text) => {}
                 "import" => imports
                     .push(FileImport { files: pair[1].clone(), zones: (depth > 0).then(|| zones.clone()) }),
                 address if depth == 0 => zones.extend(zone_of(address.trim_end_matches(','))),
@@ -312,7 +324,7 @@ impl<'a> Corefile<'a> {
 
     /// Checks that a changed text has exactly the new blocks, and the present ones that aren't in replaced sections.
     fn check(&self, text: &str, replaced: &[&Section], new: &[ZoneLines]) -> Result<(), CorefileError> {
-        let changed = parse(&self.file, text, &WITHOUT_FILES)?;
+        let changed = parse_with_snippets(&self.file, text, &WITHOUT_FILES, self.inherited.clone())?.0;
         let stays = |block: &&BlockSource| !replaced.iter().any(|section| section.has(block));
         let mut expected: Vec<String> = self.blocks.iter().filter(stays).map(shape).collect();
         for new in new {

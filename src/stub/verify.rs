@@ -242,7 +242,7 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
         let imports = !is_node_local && corefile.imports_servers();
         let mut parts = vec![(file.clone(), corefile)];
         for (file, text) in imported.iter().filter(|_| imports) {
-            match Corefile::parse(file, text) {
+            match parts[0].1.parse_imported(file, text) {
                 Ok(imported) => parts.push((file.clone(), imported)),
                 Err(error) => wrong.push(error.to_string()),
             }

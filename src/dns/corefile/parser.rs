@@ -56,13 +56,29 @@ pub struct FileSources<'a> {
 /// # Errors
 /// If the syntax is invalid, with the first invalid position.
 pub fn parse(file: &Path, text: &str, sources: &FileSources<'_>) -> Result<Vec<BlockSource>, CorefileError> {
+    Ok(parse_with_snippets(file, text, sources, Snippets::default())?.0)
+}
+
+/// The tokens of snippets, by their names.
+pub type Snippets = HashMap<String, Vec<Token>>;
+
+/// As [`parse`], for a file that another one imports after these snippets. Also returns all snippets.
+///
+/// # Errors
+/// As for [`parse`].
+pub fn parse_with_snippets(
+    file: &Path,
+    text: &str,
+    sources: &FileSources<'_>,
+    snippets: Snippets,
+) -> Result<(Vec<BlockSource>, Snippets), CorefileError> {
     let file: Arc<Path> = file.into();
     let tokens = tokenize(&file, text).into();
     let mut parser = Parser {
         tokens,
         last: None,
         sources,
-        snippets: HashMap::new(),
+        snippets,
         imports: 0,
         imported_bytes: 0,
         depth: 0,
@@ -72,7 +88,7 @@ pub fn parse(file: &Path, text: &str, sources: &FileSources<'_>) -> Result<Vec<B
     while !parser.tokens.is_empty() {
         blocks.extend(parser.block()?);
     }
-    Ok(blocks)
+    Ok((blocks, parser.snippets))
 }
 
 struct Parser<'a> {
@@ -80,7 +96,7 @@ struct Parser<'a> {
     /// The token before the first of `tokens`.
     last: Option<Token>,
     sources: &'a FileSources<'a>,
-    snippets: HashMap<String, Vec<Token>>,
+    snippets: Snippets,
     imports: usize,
     imported_bytes: usize,
     /// The number of open braces.

@@ -553,6 +553,10 @@ fn imports_that_cant_be_read_are_refused() {
     }
     let reason = refusal(step_for(main, &[("a.server", "lb.internal {\n    import b\n}\n")]));
     assert!(reason.starts_with("kube-system/coredns-custom:a.server:2:12: b is a file"), "{reason}");
+    // The files that the Corefile imports may use its snippets.
+    let with_snippet = format!("(b) {{\n    forward . 10.96.77.7\n}}\n{main}");
+    let step = step_for(&with_snippet, &[("a.server", "lb.internal {\n    import b\n}\n")]);
+    assert!(matches!(step, PlannedChange::Done(_)), "{step:?}");
     let reason = refusal(step_for(main, &[("a.override", "import b\n")]));
     assert!(reason.starts_with("kube-system/coredns-custom:a.override has an import for blocks"), "{reason}");
 
