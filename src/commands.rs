@@ -36,6 +36,7 @@ use crate::links::{LinkFilter, OutputFormat};
 use crate::model::excerpt::printable;
 use crate::query::{Question, SHORT};
 use crate::stub::platform::Resolver;
+use crate::sync::k8s::client::kill_credential_programs;
 use crate::takeover::takeover;
 /// Warnings of kube and errors of rustls-platform-verifier repeat on every retry what lb-linker logs once; any packet can
 /// cause hickory's warnings.
@@ -330,6 +331,7 @@ pub fn main() -> ExitCode {
     };
     // Doesn't wait for blocking tasks: a file system that doesn't respond must not delay the exit.
     runtime.shutdown_background();
+    kill_credential_programs();
     code
 }
 
@@ -449,6 +451,7 @@ fn stop_on_signals(stop: &CancellationToken) -> std::io::Result<()> {
                 _ = interrupt.recv() => "SIGINT",
             };
             if last {
+                kill_credential_programs();
                 std::process::exit(i32::from(FAILED));
             }
             stop.cancel();

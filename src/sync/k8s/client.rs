@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use self::credential_program::ProgramError;
+pub use self::credential_program::kill_credential_programs;
 use self::kubeconfig::{of_default_kubeconfig, of_kubeconfig_file};
 use self::reloading::reloading_client;
 use crate::model::excerpt::{sentence, value};

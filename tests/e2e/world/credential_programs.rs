@@ -147,12 +147,22 @@ async fn snapshot_is_served_while_the_first_run_fails_or_hangs() {
     has(&host).await;
     drop(linker);
 
-    replace(&program.file("program"), "#!/bin/sh\nexec sleep 30\n");
+    let pid = program.file("pid");
+    replace(
+        &program.file("program"),
+        &format!("#!/bin/sh\nsleep 1000 &\necho $! >{0}.new\nmv {0}.new {0}\nwait\n", pid.display()),
+    );
     std::fs::set_permissions(program.file("program"), Permissions::from_mode(0o755)).unwrap();
     let mut linker = Linker::start(&with_snapshot);
     linker.ready().await;
     answers(linker.dns, question, &format!("{host}.")).await;
+    let pid = eventually("the program", || async { std::fs::read_to_string(&pid).ok() }).await;
     assert!(linker.stop().success());
+    // It may stay as a zombie.
+    let stat = format!("/proc/{}/stat", pid.trim());
+    let state = || std::fs::read_to_string(&stat).ok()?.rsplit_once(") ")?.1.chars().next();
+    let has_ended = || async { state().is_none_or(|state| state == 'Z').then_some(()) };
+    eventually("the end of the program, and of its own one", has_ended).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

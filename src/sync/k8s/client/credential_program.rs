@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use kube::config::{AuthInfo, ExecConfig, ExecInteractiveMode};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use secrecy::SecretString;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -170,6 +171,16 @@ fn base64(text: String) -> Option<String> {
     encoded.as_str().map(ToOwned::to_owned)
 }
 
+/// The programs that are running, or the negative ids of their process groups.
+static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// Kills the programs that are running. Otherwise they would go on after the end of this process.
+pub fn kill_credential_programs() {
+    for program in &*RUNNING.lock() {
+        let _ = kill(*program, Signal::SIGKILL);
+    }
+}
+
 /// Runs a program, and returns what it prints. A program that exceeds `limit` is killed.
 fn output_of(exec: &ExecConfig, interactive: bool, limit: Duration) -> Result<Vec<u8>, Failure> {
     let mut command = command_of(exec, interactive);
@@ -177,24 +188,26 @@ fn output_of(exec: &ExecConfig, interactive: bool, limit: Duration) -> Result<Ve
         Some(hint) => Failure::StartWithHint(error, value(hint).to_string()),
         None => Failure::Start(error),
     };
+    let mut running = RUNNING.lock();
     let mut child = command.spawn().map_err(failed)?;
+    // A script's own programs may hang, too, and hold its output open: without a terminal, all of its group is killed.
+    let id = i32::try_from(child.id()).ok().map(|id| Pid::from_raw(if interactive { id } else { -id }));
+    running.extend(id);
+    drop(running);
     let deadline = Instant::now() + limit;
     let ended = match child.stdout.take().map(read_in_thread).transpose() {
         Ok(output) => wait(&mut child, output, deadline),
         Err(error) => Err(Failure::Wait(error)),
     };
-    match ended {
-        Ok(Some((status, output))) if status.success() => Ok(output),
-        Ok(Some((status, _))) => Err(Failure::Status(status)),
-        not_ended => {
-            // A script's own programs may hang, too, and hold its output open.
-            if let (false, Ok(id)) = (interactive, child.id().try_into()) {
-                let _ = killpg(Pid::from_raw(id), Signal::SIGKILL);
-            }
-            let _ = child.kill();
-            let _ = child.wait();
-            Err(not_ended.err().unwrap_or(Failure::Hangs(limit)))
-        }
+    if !matches!(ended, Ok(Some(_))) {
+        let _ = id.map(|id| kill(id, Signal::SIGKILL));
+        let _ = child.wait();
+    }
+    RUNNING.lock().retain(|running| Some(*running) != id);
+    match ended? {
+        Some((status, output)) if status.success() => Ok(output),
+        Some((status, _)) => Err(Failure::Status(status)),
+        None => Err(Failure::Hangs(limit)),
     }
 }
 
@@ -323,7 +336,6 @@ impl Renewal {
 #[cfg(test)]
 mod tests {
     use nix::errno::Errno;
-    use nix::sys::signal::kill;
 
     use super::*;
 
