@@ -363,6 +363,28 @@ async fn watched_links_of_a_running_lb_linker_are_printed() {
 }
 
 #[tokio::test]
+async fn link_without_external_target_is_degraded_after_a_grace() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("late").await;
+    let linker = Linker::in_cluster(plane, &target, &["--watch-namespaces", &namespace, "--sync", "plan"]);
+    let admin = linker.admin().await;
+    linker.ready().await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    let mut command = bare();
+    command.env("LB_LINKER_ADMIN_LISTEN", admin.to_string());
+    command.args(["links", "-w"]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut watching = Process::spawn(command).unwrap();
+    let mut lines = BufReader::new(watching.stdout().unwrap()).lines().map(Result::unwrap);
+    while !lines.next().unwrap().contains("<pending>") {}
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
+    // With `--sync plan` it is never written.
+    for state in [" Ready ", " Degraded "] {
+        let line = lines.next().unwrap();
+        assert!(line.contains("a.example.com") && line.contains(state), "{line}");
+    }
+}
+
+#[tokio::test]
 async fn occupied_admin_port_disables_only_the_status_page() {
     let held = HeldPort::take().unwrap();
     let taken = TcpListener::bind(held.local()).unwrap();
