@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{CoreDns, answers};
 use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
+use crate::target_namespace::delete_namespace;
 
 /// The optional folders that can be applied as they are. The folder `monitoring` needs CRDs of another project: see
 /// `monitoring.rs`.
@@ -78,28 +79,42 @@ async fn deleting_deploy_keeps_the_external_targets() {
     }
 
     let folder = deploy().to_str().unwrap();
-    let error = plane.try_kubectl(&["delete", "-f", folder, "--wait=false"]).unwrap_err();
-    assert_eq!(error.trim_end().lines().count(), 1, "{error}");
-    let sentence = "namespace external-targets is kept, because applications use the names of its Services (after \
-                    this policy is deleted, nothing keeps it: do not repeat the command); to delete it too, run first: \
-                    kubectl annotate namespace external-targets linker.hsj.com/allow-delete=true";
-    assert!(error.contains(sentence), "{error}");
-    let namespaces = plane.list("/api/v1/namespaces");
+    for by in ["-f", "-f", "-k"] {
+        plane.kubectl(&["delete", by, folder, "--ignore-not-found", "--wait=false"]);
+    }
     let is_deleted = |name: &str| {
+        let namespaces = plane.list("/api/v1/namespaces");
         let namespace = namespaces.iter().find(|namespace| namespace["metadata"]["name"] == name).unwrap();
         !namespace["metadata"]["deletionTimestamp"].is_null()
     };
     assert!(is_deleted("lb-linker") && !is_deleted("external-targets"));
+    let sentence = "namespace external-targets is kept, because applications use the names of its Services; to delete \
+                    it too, run first: kubectl annotate namespace external-targets linker.hsj.com/allow-delete=true";
+    let error = try_delete().unwrap_err();
+    assert!(error.contains(sentence), "{error}");
     let dns = CoreDns::of_cluster(&plane).await;
     answers(dns.address, "web.external-targets.svc.cluster.local. A", "a.example.com. 192.0.2.10").await;
-    for path in [
-        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
-        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    let [deployments, roles] = [
         "/apis/apps/v1/namespaces/lb-linker/deployments",
         "/apis/rbac.authorization.k8s.io/v1/namespaces/external-targets/roles",
-    ] {
+    ];
+    for path in [deployments, roles] {
         assert_eq!(plane.list(path), [] as [Value; 0], "{path}");
     }
+
+    delete_namespace(&plane, "lb-linker", &[]).await;
+    plane.kubectl(&["apply", "-f", folder]);
+    assert_eq!([deployments, roles].map(|path| plane.list(path).len()), [1, 1]);
+    // An upgrade with --prune from a version with the namespace in this folder.
+    let prune = ["apply", "--prune", "-l", "app.kubernetes.io/name=lb-linker", "-f", folder];
+    let error = plane.try_kubectl(&prune).unwrap_err();
+    assert!(error.contains(sentence), "{error}");
+
+    annotate("=true");
+    plane.kubectl(&["delete", "-f", deploy().join("targets").to_str().unwrap(), "--wait=false"]);
+    assert!(is_deleted("external-targets"));
+    let policies = plane.list("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies");
+    assert_eq!(policies, [] as [Value; 0]);
 }
 
 #[tokio::test]
@@ -149,22 +164,24 @@ fn every_folder_of_deploy_is_tested() {
     }
     folders.sort();
     let mut tested: Vec<&str> = OPTIONAL.into_iter().filter(|folder| !folder.contains('/')).collect();
-    tested.push("monitoring");
+    tested.extend(["monitoring", "targets"]);
     tested.sort_unstable();
     assert_eq!(folders, tested);
 }
 
 #[test]
-fn kustomization_has_the_objects_of_deploy() {
-    let rendered = ControlPlane::shared().kubectl(&["kustomize", deploy().to_str().unwrap()]);
+fn kustomizations_have_the_objects_of_their_folders() {
     let sorted = |mut objects: Vec<Value>| {
         objects.sort_by_key(|object| {
             format!("{} {} {}", object["kind"], object["metadata"]["namespace"], object["metadata"]["name"])
         });
         objects
     };
-    let rendered: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
-    assert_eq!(sorted(rendered), sorted(objects(deploy())));
+    for folder in [deploy(), &deploy().join("targets")] {
+        let rendered = ControlPlane::shared().kubectl(&["kustomize", folder.to_str().unwrap()]);
+        let rendered: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
+        assert_eq!(sorted(rendered), sorted(objects(folder)));
+    }
 }
 
 #[test]

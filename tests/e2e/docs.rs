@@ -57,23 +57,12 @@ metadata: {name: my-sample-lb, namespace: default}
 spec: {type: LoadBalancer, ports: [{port: 443}]}
 ";
 
-/// Commands that need nodes or controllers are only printed. A namespace is never deleted
-/// completely without a controller, so kubectl doesn't wait. The deletion of deploy/ must end with an error.
+/// Commands that need nodes or controllers are only printed. A namespace is never deleted completely without a controller,
+/// so kubectl doesn't wait.
 const KUBECTL: &str = r#"
-attempts=300
-later() {
-    attempts=$((attempts - 1))
-    [ $attempts -gt 0 ] || exit 1
-    sleep 0.2
-}
 kubectl() {
     case "$*" in
     *rollout*|*" logs "*|*"exec "*|*"wait "*|*port-forward*) echo "needs nodes: kubectl $*" ;;
-    "delete -f deploy/")
-        # A policy is in force a moment after it was created.
-        until ! command kubectl delete namespace external-targets --dry-run=server; do later; done
-        if command kubectl "$@" --wait=false; then echo "external-targets was deleted"; return 1; fi ;;
-    "delete namespace external-targets") until command kubectl "$@" --wait=false; do later; done ;;
     *"delete "*) command kubectl "$@" --wait=false ;;
     "diff "*) command kubectl "$@" || [ $? = 1 ] ;;
     # Another page may have set the annotation.
@@ -310,7 +299,6 @@ mod release {
         let plane = ControlPlane::start(Options::default());
         apply_prometheus_crds(&plane);
         plane.apply(OBJECTS);
-        // The policy that keeps the namespace must be in force before the page's last commands.
         apply_deploy(&plane);
         plane.apply(AFTER_INSTALL);
         run(&plane, "docs/operations.md");

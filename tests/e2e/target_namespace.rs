@@ -13,7 +13,7 @@ use crate::recreation::wait_for_external_target;
 
 /// Marks a namespace for deletion. No namespace controller runs here: the test removes the contents, in the order of
 /// `resources`, and the finalizer.
-async fn delete_namespace(plane: &ControlPlane, name: &str, resources: &[&str]) {
+pub async fn delete_namespace(plane: &ControlPlane, name: &str, resources: &[&str]) {
     plane.kubectl(&["delete", "namespace", name, "--wait=false"]);
     for resource in resources {
         plane.kubectl(&["-n", name, "delete", resource, "--all"]);

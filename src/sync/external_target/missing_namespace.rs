@@ -7,8 +7,8 @@ use std::time::Duration;
 pub(crate) const PROBE_PAUSE: Duration = Duration::from_secs(5);
 
 /// The meaning of 403 in the target namespace: a ServiceAccount also gets 403 for a namespace that doesn't exist.
-pub(crate) const NAMESPACE_HINT: &str =
-    "either the namespace doesn't exist or lb-linker has no Role in it, and deploy/ has both";
+pub(crate) const NAMESPACE_HINT: &str = "either the namespace doesn't exist or lb-linker has no Role in it; \
+                                         deploy/targets/ has the one and deploy/ the other";
 
 /// Why the target namespace accepts no new objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -115,8 +115,10 @@ pub async fn cluster_with_target() -> (&'static ControlPlane, Cluster, String) {
     (plane, cluster, target)
 }
 
+/// Applies `deploy/targets/` and `deploy/`.
 pub fn apply_deploy(plane: &ControlPlane) {
-    plane.kubectl(&["apply", "-f", deploy().to_str().unwrap()]);
+    let targets = deploy().join("targets");
+    plane.kubectl(&["apply", "-f", targets.to_str().unwrap(), "-f", deploy().to_str().unwrap()]);
 }
 
 /// Applies `deploy/crd/`, and waits until the API server serves ExternalTargets.
