@@ -210,6 +210,18 @@ fn readme_has_at_most_150_lines() {
 }
 
 /// Returns the lines of a page that aren't code.
+#[test]
+fn pages_name_the_versions_of_kube_apiserver_in_go_mod() {
+    let version = Regex::new(r"k8s\.io/kubernetes v(1\.\d+)\.").unwrap();
+    for folder in ["control-plane", "control-plane-oldest"] {
+        let modules = read(format!("tests/{folder}/go.mod"));
+        let named = format!("kube-apiserver {}", &version.captures(&modules).unwrap()[1]);
+        for page in ["README.md", "README.ko.md", "docs/operations.md"] {
+            assert!(read(page).contains(&named), "{page} doesn't name {named}");
+        }
+    }
+}
+
 /// Returns the contrast to black of a colour in hexadecimal digits, with this opacity (WCAG 2.2, 1.4.3).
 fn contrast_to_black(colour: &str, opacity: f64) -> f64 {
     let channel = |at: usize| {

@@ -1,8 +1,9 @@
 //! The programs that tests start: the test control plane, programs that resolve names, a program that compares records,
 //! actionlint, Helm, promtool and the last version of lb-linker without ExternalTargets. They are built from
-//! `tests/control-plane/`, `tests/stubs/`, `tests/go/`, `tests/helm/`, `tests/prometheus/` and `tests/previous/` if
-//! they don't exist yet.
+//! `tests/control-plane/`, `tests/control-plane-oldest/`, `tests/stubs/`, `tests/go/`, `tests/helm/`, `tests/prometheus/`
+//! and `tests/previous/` if they don't exist yet.
 
+use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -19,6 +20,7 @@ pub struct Programs {
 }
 
 /// Returns the programs. The first call builds them, which takes some minutes; `make control-plane` does so in advance.
+/// With `LB_LINKER_TEST_KUBERNETES=oldest` kube-apiserver is that of `tests/control-plane-oldest/`.
 ///
 /// # Panics
 /// If they can't be built; the reason is on standard error.
@@ -26,9 +28,12 @@ pub fn programs() -> &'static Programs {
     static PROGRAMS: OnceLock<Programs> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
         let answer = build(CONTROL_PLANE, &[]);
+        let is_oldest = env::var_os("LB_LINKER_TEST_KUBERNETES").is_some_and(|version| version == "oldest");
+        let oldest = is_oldest
+            .then(|| build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/control-plane-oldest/build"), &[]));
         Programs {
             etcd: path(&answer, "ETCD"),
-            kube_apiserver: path(&answer, "KUBE_APISERVER"),
+            kube_apiserver: path(oldest.as_ref().unwrap_or(&answer), "KUBE_APISERVER"),
             kubectl: path(&answer, "KUBECTL"),
             coredns: path(&answer, "COREDNS"),
         }
