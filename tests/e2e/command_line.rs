@@ -35,6 +35,7 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
     std::fs::write(broken_manifests.path().join("web.yaml"), "apiVersion: v1\nkind: Service\nmetadata: [\n")
         .unwrap();
     let manifests = ["--manifests", directory.path().to_str().unwrap(), "--upstream", "none"];
+    let http_ports = ["--listen", "127.0.0.1:0", "--metrics-listen", "none"];
     for (args, sentence) in [
         ([none, &["--zone", "a..b"]].concat(), "'a..b' for '--zone <ZONE>': not a zone's name".to_owned()),
         (
@@ -65,15 +66,11 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
             format!("lb-linker: --listen: can't listen on {taken} by TCP: Address already in use"),
         ),
         (
-            [&manifests[..], &["--listen", "127.0.0.1:0", "--health-listen", &taken]].concat(),
+            [&manifests[..], &http_ports, &["--ready-listen", "none", "--health-listen", &taken]].concat(),
             format!("lb-linker: --health-listen: can't listen on {taken} by TCP: Address already in use"),
         ),
         (
-            [
-                &manifests[..],
-                &["--listen", "127.0.0.1:0", "--health-listen", "none", "--ready-listen", &taken],
-            ]
-            .concat(),
+            [&manifests[..], &http_ports, &["--health-listen", "none", "--ready-listen", &taken]].concat(),
             format!("lb-linker: --ready-listen: can't listen on {taken} by TCP: Address already in use"),
         ),
         (
