@@ -38,7 +38,7 @@ pub enum RunError {
     #[error(
         "{} leads by Lease {namespace}/{lease}, and this process, which takes part in no election, would write the same \
          objects: give --sync plan, which only logs the writes, or an --instance NAME and a --target-namespace of its \
-         own, or stop the other one, as by `kubectl -n {namespace} scale deployment {lease} --replicas 0`",
+         own, or remove the other one, which then answers no DNS any more",
         value(holder)
     )]
     Led { namespace: String, lease: String, holder: String },
