@@ -23,5 +23,7 @@ pub mod sync;
 pub mod takeover;
 
 #[cfg(test)]
+mod captured_log;
+#[cfg(test)]
 #[path = "../tests/e2e/harness/port.rs"]
 mod held_port;

@@ -2,6 +2,7 @@ use kube::core::Status;
 use rustls::{CertificateError, Error as TlsError};
 
 use super::*;
+use crate::captured_log::CapturedLog;
 use crate::sync::k8s::service::Service;
 
 #[test]
@@ -101,27 +102,9 @@ fn recurring_error_is_logged_five_times_a_minute() {
     assert!(throttled_log.recovered("it is over") && !throttled_log.recovered("it is over"));
 }
 
-#[derive(Clone, Default)]
-struct LogText(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for LogText {
-    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend(octets);
-        Ok(octets.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn expired_watch_is_a_debug_line_unless_work_waits() {
-    let text = LogText::default();
-    let writer = text.clone();
-    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
-    let subscriber = subscriber.with_writer(move || writer.clone()).finish();
-    let _logging = tracing::subscriber::set_default(subscriber);
+    let (log_text, _logging) = CapturedLog::start(tracing::Level::DEBUG);
     let status = |code, reason| Box::new(Status::failure("too old", reason).with_code(code));
     let mut log = WatchLog::new(ApiAvailability::default(), "Services".to_owned(), "");
     let mut fails = |error, waiting: Option<&str>| {
@@ -132,7 +115,7 @@ fn expired_watch_is_a_debug_line_unless_work_waits() {
     fails(WatchError::Watch(kube::Error::Api(status(410, "Expired"))), None);
     fails(WatchError::Ended(status(410, "Expired")), Some("no external target is written"));
     fails(WatchError::Ended(status(500, "InternalError")), None);
-    let text = String::from_utf8(text.0.lock().clone()).unwrap();
+    let text = log_text.text();
     let levels: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
     assert_eq!(levels, ["DEBUG", "DEBUG", "WARN", "WARN"], "{text}");
 }

@@ -1,14 +1,13 @@
 //! Tests of `cname`, and of its look-ups.
 
-use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::time::advance;
+use tracing::Level;
 
 use super::{NextPlugin, server_with_rules, shown};
+use crate::captured_log::CapturedLog;
 use crate::dns::chain::server::{MAX_ALIAS_LOOKUPS, Server};
 
 const ZONE: &[(&str, &str)] = &[
@@ -152,27 +151,9 @@ async fn loop_of_cname_targets_ends_after_eight_look_ups() {
     assert_eq!(answers[8].to_string(), "loop.example. 5 IN CNAME loop.cdn.");
 }
 
-/// A writer of log lines into memory.
-#[derive(Clone, Default)]
-struct LogText(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for LogText {
-    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend(octets);
-        Ok(octets.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn failed_cname_look_ups_are_logged_once_a_minute() {
-    let log = LogText::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    let _logging = tracing::subscriber::set_default(subscriber);
+    let (log, _logging) = CapturedLog::start(Level::INFO);
     // The look-up of the root is dropped.
     let server = server_with_rules("rewrite cname gone.cdn .", NextPlugin::Zone(ZONE));
     for _ in 0..100 {
@@ -180,7 +161,7 @@ async fn failed_cname_look_ups_are_logged_once_a_minute() {
     }
     advance(Duration::from_secs(60)).await;
     server.reply("nobody.example. A").await.unwrap();
-    let text = String::from_utf8(log.0.lock().clone()).unwrap();
+    let text = log.text();
     let lines: Vec<&str> = text.lines().filter(|line| line.contains("plugin/rewrite")).collect();
     assert_eq!(lines.len(), 2, "{text}");
     assert!(lines[0].ends_with("since the last such line: 1; the newest: ."), "{text}");
