@@ -35,7 +35,7 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
     std::fs::write(broken_manifests.path().join("web.yaml"), "apiVersion: v1\nkind: Service\nmetadata: [\n")
         .unwrap();
     let manifests = ["--manifests", directory.path().to_str().unwrap(), "--upstream", "none"];
-    let http_ports = ["--listen", "127.0.0.1:0", "--metrics-listen", "none"];
+    let other_ports = ["--listen", "127.0.0.1:0", "--metrics-listen", "none"];
     for (args, sentence) in [
         ([none, &["--zone", "a..b"]].concat(), "'a..b' for '--zone <ZONE>': not a zone's name".to_owned()),
         (
@@ -66,11 +66,11 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
             format!("lb-linker: --listen: can't listen on {taken} by TCP: Address already in use"),
         ),
         (
-            [&manifests[..], &http_ports, &["--ready-listen", "none", "--health-listen", &taken]].concat(),
+            [&manifests[..], &other_ports, &["--ready-listen", "none", "--health-listen", &taken]].concat(),
             format!("lb-linker: --health-listen: can't listen on {taken} by TCP: Address already in use"),
         ),
         (
-            [&manifests[..], &http_ports, &["--health-listen", "none", "--ready-listen", &taken]].concat(),
+            [&manifests[..], &other_ports, &["--health-listen", "none", "--ready-listen", &taken]].concat(),
             format!("lb-linker: --ready-listen: can't listen on {taken} by TCP: Address already in use"),
         ),
         (
@@ -286,7 +286,7 @@ fn flags_and_variables_beside_a_corefile_are_refused() {
 }
 
 #[tokio::test]
-async fn without_http_ports_only_dns_listens() {
+async fn without_other_ports_only_dns_listens() {
     let directory = tempfile::tempdir().unwrap();
     let service = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, \
                    spec: {type: LoadBalancer}, status: {loadBalancer: {ingress: [{hostname: a.example.com}]}}}";
