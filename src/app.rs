@@ -45,7 +45,7 @@ use crate::sync::controller::supervisor::supervise;
 use error::RunError;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;
-use sync_tasks::store_for;
+use sync_tasks::{SyncSource, store_for};
 use target_checks::check_dns;
 
 /// Runs until `stop` is cancelled or a DNS listener fails.
@@ -64,9 +64,10 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     raise_file_limit();
     let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
     let source = if flags.reads_links(&zones) {
+        let flags = flags.clone();
         // A program for credentials may take a minute.
         tokio::select! {
-            source = sync.open(flags.clone()) => Some(source?),
+            source = sync.run(async move { SyncSource::open(&flags).await }) => Some(source?),
             () = stop.cancelled() => return Ok(()),
         }
     } else {

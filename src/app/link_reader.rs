@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::sync_metrics::SyncMetrics;
 use super::sync_runtime::SyncRuntime;
-use super::sync_tasks::store_for;
+use super::sync_tasks::{SyncSource, store_for};
 use super::target_checks::no_checks;
 use crate::app::error::RunError;
 use crate::cli::flags::Flags;
@@ -76,6 +76,33 @@ async fn first_request(client: &Client, namespace: Option<&str>) -> Result<(), L
     }
 }
 
+/// Opens the source of the links, and returns it with the URL of the API server, if there is one.
+///
+/// # Errors
+/// If the API server can't be reached, or refuses to list the load balancers.
+async fn open_readable(flags: Flags, deadline: Instant) -> Result<(SyncSource, Option<String>), RunError> {
+    let mut source = SyncSource::open(&flags).await?;
+    let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());
+    if let (Some(client), Some(server)) = (source.client(), &server) {
+        let namespaces = flags.selection().namespaces;
+        let watched = watch_scopes(&namespaces).map(|namespace| first_request(client, namespace));
+        let targets = first_request(client, Some(&flags.target_namespace));
+        let first = timeout_at(deadline, join(try_join_all(watched), targets)).await;
+        match first {
+            Ok((Err(error), _)) => {
+                return Err(RunError::NotListed { server: sentence(server).to_string(), error });
+            }
+            Ok((_, Err(error))) if matches!(error.code(), 401 | 403) => {
+                let why = error.explain(NAMESPACE_HINT);
+                warn!("{why}; the links are read without the external targets");
+                source.leave_out_external_targets();
+            }
+            _ => {}
+        }
+    }
+    Ok((source, server))
+}
+
 impl LinkReader {
     /// Reads the links that an lb-linker with these flags has.
     ///
@@ -114,25 +141,7 @@ impl LinkReader {
         let flags = flags.read_only();
         let zones = read_zones(&flags)?;
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
-        let mut source = sync.open(flags.clone()).await?;
-        let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());
-        if let (Some(client), Some(server)) = (source.client(), &server) {
-            let namespaces = flags.selection().namespaces;
-            let watched = watch_scopes(&namespaces).map(|namespace| first_request(client, namespace));
-            let targets = first_request(client, Some(&flags.target_namespace));
-            let first = timeout_at(deadline, join(try_join_all(watched), targets)).await;
-            match first {
-                Ok((Err(error), _)) => {
-                    return Err(RunError::NotListed { server: sentence(server).to_string(), error });
-                }
-                Ok((_, Err(error))) if matches!(error.code(), 401 | 403) => {
-                    let why = error.explain(NAMESPACE_HINT);
-                    warn!("{why}; the links are read without the external targets");
-                    source.leave_out_external_targets();
-                }
-                _ => {}
-            }
-        }
+        let (source, server) = sync.run(open_readable(flags.clone(), deadline)).await?;
         let store = Arc::new(store_for(&zones, Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
         let facts = source.facts(&flags, &store, &metrics);

@@ -6,9 +6,7 @@ use std::thread::Builder;
 use tokio::runtime::{self, Handle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::sync_tasks::SyncSource;
 use crate::app::error::RunError;
-use crate::cli::flags::Flags;
 
 /// A thread with a single-threaded runtime. A change passes through a dozen tasks: on one thread each task wakes the
 /// next one without waking another thread, and DNS workers aren't delayed. Dropping this value ends the thread and its
@@ -32,12 +30,14 @@ impl SyncRuntime {
         Ok(Self { runtime: handle, _end: end.drop_guard() })
     }
 
-    /// Opens the source of links on the sync thread, because tasks that a kube client spawns stay in the runtime that
-    /// created the client.
-    pub(super) async fn open(&self, flags: Flags) -> Result<SyncSource, RunError> {
-        let opened = self.runtime.spawn(async move { SyncSource::open(&flags).await });
+    /// Runs a task on the sync thread, and returns its result. A kube client's connections are tasks of the runtime that
+    /// makes the request, so all requests for links are made here: they don't fail when another runtime ends first.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = Result<T, RunError>> + Send + 'static,
+    ) -> Result<T, RunError> {
         // The runtime lives as long as `self`, so the only possible `JoinError` is a panic.
-        opened.await.unwrap_or_else(|error| Err(RunError::SyncThread(error.into())))
+        self.runtime.spawn(task).await.unwrap_or_else(|error| Err(RunError::SyncThread(error.into())))
     }
 
     pub(super) fn runtime(&self) -> &Handle {

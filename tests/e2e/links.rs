@@ -81,6 +81,27 @@ async fn links_lists_what_lb_linker_would_serve() {
     assert!(cluster.get_service(&target, &format!("web-{namespace}-ext")).await.is_none());
 }
 
+/// The end of the program once closed connections that were in use, and these were logged.
+#[tokio::test]
+async fn links_logs_no_lost_connection_at_its_end() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("ended").await;
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let arguments = ["links", "absent", "-n", &namespace, "--target-namespace", &target, "--kubeconfig"];
+    let run = || {
+        let mut command = bare();
+        command.args(arguments).arg(&kubeconfig);
+        text(&command.output().unwrap().stderr)
+    };
+    // Side by side, because the order of two threads matters, and often, because it seldom was the wrong one.
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..8).map(|_| scope.spawn(|| (0..8).map(|_| run()).collect())).collect();
+        let errors: Vec<String> =
+            running.into_iter().flat_map(|it| -> Vec<String> { it.join().unwrap() }).collect();
+        assert_eq!(errors, vec!["no load balancer found\n"; 64]);
+    });
+}
+
 #[tokio::test]
 async fn watched_links_are_printed_when_they_change() {
     let (plane, cluster, target) = cluster_with_target().await;
