@@ -33,7 +33,7 @@ impl Shop {
     /// Applies these folders of `deploy/`, too.
     async fn open(base: Base, folders: &[&str]) -> Self {
         let plane = ControlPlane::lend_with(base);
-        plane.kubectl(&["create", "namespace", "shop"]);
+        plane.create_namespace("shop");
         let cluster = plane.cluster().await;
         let shop = Self { plane, cluster };
         folders.iter().for_each(|folder| shop.install(folder));
@@ -41,7 +41,7 @@ impl Shop {
     }
 
     fn install(&self, folder: &str) {
-        self.plane.kubectl(&["apply", "-f", deploy().join(folder).to_str().unwrap()]);
+        self.plane.apply_files(&deploy().join(folder));
     }
 
     async fn linker(&self, args: &[&str]) -> Linker {
@@ -315,7 +315,7 @@ async fn rule_of_removed_alerts_is_deleted_when_permission_returns() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permission_in_one_namespace_suffices_for_its_rules() {
     let shop = Shop::open(Base::PrometheusRules, &[]).await;
-    shop.plane.kubectl(&["create", "namespace", "other"]);
+    shop.plane.create_namespace("other");
     grant_optional(&shop.plane, "alerts", "shop");
     let linker = shop.linker(&["--watch-namespaces", "other,shop"]).await;
     let other: Api<ExternalTarget> = Api::namespaced(shop.cluster.client.clone(), "other");
@@ -379,7 +379,7 @@ async fn foreign_prometheus_rule_is_left_unchanged() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn namespaces_share_a_bounded_rate_of_writes() {
     let shop = Shop::open(Base::PrometheusRules, &["alerts"]).await;
-    shop.plane.kubectl(&["create", "namespace", "small"]);
+    shop.plane.create_namespace("small");
     for number in 0..24 {
         shop.create(&format!("web{number:02}"), json!({})).await;
     }

@@ -42,7 +42,7 @@ async fn unreachable_api_server_at_start_is_retried() {
 async fn missing_permission_to_list_is_logged_and_retried() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("forbidden").await;
-    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
+    plane.create_service_account(&namespace, "nobody");
     let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "nobody");
     let args =
         ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target, "--upstream", "none"];
@@ -72,7 +72,7 @@ async fn missing_target_namespace_is_reported_once() {
     assert!(line.contains("either the namespace doesn't exist or lb-linker has no Role in it"), "{line}");
     answers(linker.dns, &format!("svc-9-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
 
-    plane.kubectl(&["create", "namespace", &target]);
+    plane.create_namespace(&target);
     grant(plane, &target);
     for i in 0..10 {
         wait_for_external_target(&cluster, &target, &format!("svc-{i}-{namespace}-ext"), "a.example.com")
@@ -253,7 +253,7 @@ async fn sync_plan_logs_writes_and_makes_none() {
 async fn sync_off_needs_only_the_permission_to_read_services() {
     let (plane, cluster, _) = cluster_with_target().await;
     let namespace = cluster.create_namespace("off").await;
-    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "reader"]);
+    plane.create_service_account(&namespace, "reader");
     let subject = format!("--serviceaccount={namespace}:reader");
     plane.kubectl(&["create", "clusterrolebinding", &namespace, "--clusterrole=lb-linker", &subject]);
     let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "reader");

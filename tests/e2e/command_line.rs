@@ -368,7 +368,7 @@ async fn check_cluster_reports_every_missing_permission() {
     assert!(stdout(&output).lines().any(|line| line == absent), "{}", stdout(&output));
 
     let namespace = cluster.create_namespace("rightless").await;
-    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
+    plane.create_service_account(&namespace, "nobody");
     let subject = format!("--serviceaccount={namespace}:nobody");
     plane.kubectl(&["create", "clusterrolebinding", &namespace, "--clusterrole=lb-linker", &subject]);
     let account = format!("--as=system:serviceaccount:{namespace}:nobody");
@@ -422,7 +422,7 @@ async fn check_cluster_dry_runs_an_external_target() {
     };
     // Permissions may exist for a missing namespace, for example by a ClusterRoleBinding.
     let home = cluster.create_namespace("everywhere").await;
-    plane.kubectl(&["-n", &home, "create", "serviceaccount", "admin"]);
+    plane.create_service_account(&home, "admin");
     let subject = format!("--serviceaccount={home}:admin");
     plane.kubectl(&["create", "clusterrolebinding", &home, "--clusterrole=cluster-admin", &subject]);
     let account = format!("--as=system:serviceaccount:{home}:admin");

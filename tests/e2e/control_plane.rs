@@ -104,7 +104,7 @@ async fn lent_control_plane_is_as_new() {
         let cluster = plane.cluster().await;
         assert!(cluster.get_service("lb-linker", "lb-linker").await.is_some());
 
-        plane.kubectl(&["create", "namespace", "shop"]);
+        plane.create_namespace("shop");
         cluster.create_load_balancer("shop", "web").await;
         cluster.delete_service("lb-linker", "lb-linker").await;
         plane.kubectl(&["delete", "clusterrolebinding", "lb-linker"]);

@@ -57,7 +57,9 @@ fn pod_of(object: &Value) -> String {
 #[tokio::test]
 async fn deleting_deploy_keeps_the_external_targets() {
     let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    // By kubectl, because what it prunes later depends on how objects were applied.
+    let targets = deploy().join("targets");
+    plane.kubectl(&["apply", "-f", targets.to_str().unwrap(), "-f", deploy().to_str().unwrap()]);
     let external_target = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: external-targets}\n\
                            spec: {type: ExternalName, externalName: a.example.com}\n";
     plane.apply(external_target);

@@ -186,7 +186,7 @@ async fn foreign_object_and_lost_name_cause_conflict_events() {
 
     // Service x-y in z, and Service x in y-z: both claim x-y-z-ext.
     for namespace in ["z", "y-z"] {
-        plane.kubectl(&["create", "namespace", namespace]);
+        plane.create_namespace(namespace);
     }
     load_balancer(&cluster, "z", "x-y", "a.example.com").await;
     wait_for_external_target(&cluster, TARGETS, "x-y-z-ext", "a.example.com").await;

@@ -76,7 +76,7 @@ async fn refusal(api: &Api<ExternalTarget>, name: &str, spec: Value) -> Vec<Stat
 
 /// Creates a ServiceAccount with this ClusterRole in its namespace, and returns its kubeconfig.
 async fn account(plane: &ControlPlane, namespace: &str, name: &str, role: &str) -> PathBuf {
-    plane.kubectl(&["-n", namespace, "create", "serviceaccount", name]);
+    plane.create_service_account(namespace, name);
     let subject = format!("{namespace}:{name}");
     let (binds, to) = (format!("--clusterrole={role}"), format!("--serviceaccount={subject}"));
     plane.kubectl(&["-n", namespace, "create", "rolebinding", name, &binds, &to]);

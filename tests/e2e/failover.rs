@@ -70,7 +70,7 @@ impl Shop {
     pub(crate) async fn open(dead: &[&str]) -> Self {
         let plane = ControlPlane::lend_with(Base::ExternalTargets);
         for namespace in ["shop", "shop-dr"] {
-            plane.kubectl(&["create", "namespace", namespace]);
+            plane.create_namespace(namespace);
         }
         let (cluster, upstream) = (plane.cluster().await, Upstream::start(dead).await);
         Self { plane, cluster, upstream }
@@ -92,7 +92,7 @@ impl Shop {
     /// Creates a ServiceAccount of this name with the permissions of `deploy/` and `deploy/crd/`, so that the audit log
     /// distinguishes the replicas. Returns the arguments of a replica with it.
     pub(crate) fn replica_args(&self, name: &str) -> Vec<String> {
-        self.plane.kubectl(&["-n", "lb-linker", "create", "serviceaccount", name]);
+        self.plane.create_service_account("lb-linker", name);
         let mut objects = Vec::new();
         for file in ["10-rbac.yaml", "crd/rbac.yaml"] {
             let text = std::fs::read_to_string(deploy().join(file)).unwrap();
@@ -203,7 +203,7 @@ pub(crate) fn seoul_and_fixed(hostname: &str) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crd_installed_while_lb_linker_runs_takes_effect() {
     let plane = ControlPlane::lend();
-    plane.kubectl(&["create", "namespace", "shop"]);
+    plane.create_namespace("shop");
     let upstream = Upstream::start(&[]).await;
     let address = upstream.resolver.address.to_string();
     let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", &address]);

@@ -384,7 +384,7 @@ async fn refused_namespace_of_a_source_delays_no_failover() {
 async fn clashing_names_get_external_targets_of_their_own() {
     let shop = Shop::open(&[]).await;
     for namespace in ["z", "y-z"] {
-        shop.plane.kubectl(&["create", "namespace", namespace]);
+        shop.plane.create_namespace(namespace);
     }
     let linker = shop.linker(&[]).await;
     for (namespace, name, host) in [("z", "x-y", "a.example.com"), ("y-z", "x", "b.example.com")] {

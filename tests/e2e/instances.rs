@@ -109,7 +109,7 @@ async fn name_held_by_another_instance_is_a_conflict() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("clash").await;
     let other = format!("y-{namespace}");
-    plane.kubectl(&["create", "namespace", &other]);
+    plane.create_namespace(&other);
     let both = format!("{namespace},{other}");
     // Both Services have the default name x-y-NAMESPACE-ext.
     load_balancer(&cluster, &other, "x", "a", &[Ingress::Hostname("a.example.com")]).await;

@@ -36,7 +36,7 @@ impl Fixture {
         let (plane, cluster, target) = cluster_with_target().await;
         let namespace = cluster.create_namespace(prefix).await;
         for account in ["a", "b", "c"] {
-            plane.kubectl(&["-n", &namespace, "create", "serviceaccount", account]);
+            plane.create_service_account(&namespace, account);
         }
         Self { plane, cluster, target, namespace }
     }

@@ -256,7 +256,7 @@ async fn watch_namespaces_typo_changes_no_answer() {
 fn narrow_account(stage: &Fixture, namespace: &str) -> String {
     let account = "narrow".to_owned();
     let subject = format!("--serviceaccount={namespace}:{account}");
-    stage.plane.kubectl(&["-n", namespace, "create", "serviceaccount", &account]);
+    stage.plane.create_service_account(namespace, &account);
     for (place, role) in [(namespace, "--clusterrole=lb-linker"), (&*stage.target, "--role=lb-linker")] {
         stage.plane.kubectl(&["-n", place, "create", "rolebinding", "narrow", role, &subject]);
     }

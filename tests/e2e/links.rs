@@ -466,7 +466,7 @@ fn unreachable_api_server_ends_commands_at_once() {
 async fn missing_permission_ends_links_and_scan_at_once() {
     let (plane, cluster, _target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("forbidden").await;
-    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
+    plane.create_service_account(&namespace, "nobody");
     let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "nobody");
     for command in ["links", "scan"] {
         let output = run_to_end([command, "--upstream=none", "--kubeconfig", kubeconfig.to_str().unwrap()]);
@@ -486,7 +486,7 @@ async fn refused_external_targets_are_one_warning() {
     let namespace = cluster.create_namespace("narrow").await;
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
-    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "reader"]);
+    plane.create_service_account(&namespace, "reader");
     let to = format!("--serviceaccount={namespace}:reader");
     plane.kubectl(&["-n", &namespace, "create", "rolebinding", "reader", "--clusterrole=lb-linker", &to]);
     let user = format!("--as=system:serviceaccount:{namespace}:reader");

@@ -60,7 +60,7 @@ async fn name_and_object_follow_a_recreated_load_balancer() {
     answers(linker.dns, "my-sample-lb.default.lb.internal. CNAME", &format!("{B}.")).await;
     assert_eq!(first.metadata.uid, second.metadata.uid, "the object must be the same one");
 
-    plane.kubectl(&["create", "namespace", "elk"]);
+    plane.create_namespace("elk");
     cluster.create_load_balancer("elk", "kibana").await;
     cluster.set_ingress("elk", "kibana", &[Ingress::Hostname("b.example.com")]).await;
     wait_for_external_target(&cluster, "external-targets", "kibana-elk-ext", "b.example.com").await;
@@ -168,7 +168,7 @@ async fn owner_keeps_its_name_through_recreation_and_restart() {
     // Service x-y in namespace z and Service x in namespace y-z have the same default name x-y-z-ext.
     let z = cluster.create_namespace("z").await;
     let y_z = format!("y-{z}");
-    plane.kubectl(&["create", "namespace", &y_z]);
+    plane.create_namespace(&y_z);
     let args = ["--upstream", "none"];
     let mut linker = Linker::in_cluster(plane, &target, &args);
     let shared = format!("x-y-{z}-ext");
@@ -202,7 +202,7 @@ async fn leftover_object_takes_no_name_from_a_service() {
     let (plane, cluster, target) = cluster_with_target().await;
     let z = cluster.create_namespace("z").await;
     let y_z = format!("y-{z}");
-    plane.kubectl(&["create", "namespace", &y_z]);
+    plane.create_namespace(&y_z);
     let args = ["--upstream", "none", "--delete-delay", "1h"];
     let mut linker = Linker::in_cluster(plane, &target, &args);
     let shared = format!("x-y-{z}-ext");

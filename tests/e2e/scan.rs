@@ -63,11 +63,11 @@ fn hostname(i: usize, generation: &str) -> String {
 /// hostnames of load balancers, two have hostnames that no load balancer has any more. Returns the keys of the former
 /// and of the latter.
 async fn create_hand_made(cluster: &Cluster, plane: &ControlPlane) -> (Vec<String>, Vec<String>) {
-    plane.kubectl(&["create", "namespace", "lbs"]);
+    plane.create_namespace("lbs");
     let (mut exact, mut stale) = (Vec::new(), Vec::new());
     for i in 0..NAMESPACES {
         let namespace = format!("team-{i}");
-        plane.kubectl(&["create", "namespace", &namespace]);
+        plane.create_namespace(&namespace);
         for j in 0..2 {
             let number = 2 * i + j;
             let load_balancer = format!("lb{number}");
@@ -149,7 +149,7 @@ async fn scan_adds_a_namespace_to_allow_from_and_keeps_the_rest() {
     let (plane, cluster) = own_cluster().await;
     let (dns, _directory) = start_dns();
     for namespace in ["lbs", "shop"] {
-        plane.kubectl(&["create", "namespace", namespace]);
+        plane.create_namespace(namespace);
     }
     cluster.create_load_balancer("lbs", "web").await;
     let allow =
@@ -171,7 +171,7 @@ async fn service_isnt_annotated_if_allow_from_is_full() {
     let (plane, cluster) = own_cluster().await;
     let (dns, _directory) = start_dns();
     for namespace in ["lbs", "shop"] {
-        plane.kubectl(&["create", "namespace", namespace]);
+        plane.create_namespace(namespace);
     }
     cluster.create_load_balancer("lbs", "web").await;
     let allowed: Vec<String> = (0..100).map(|i| format!("team-{i}")).collect();
@@ -201,7 +201,7 @@ async fn service_isnt_annotated_if_allow_from_is_full() {
 async fn scan_names_undecodable_services() {
     let (plane, cluster) = own_cluster().await;
     let (dns, _directory) = start_dns();
-    plane.kubectl(&["create", "namespace", "shop"]);
+    plane.create_namespace("shop");
     let service = json!({"metadata": {"name": "bad"}, "spec": {"ports": [{"port": 54321}]}});
     cluster.create_service("shop", service).await;
     let garble = |_: &str| ApiFault::Garble(b"\"port\":54321", b"\"port\":94321");

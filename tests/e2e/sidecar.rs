@@ -123,9 +123,9 @@ fn example_sidecar() -> Value {
 async fn annotated_pod_gets_the_sidecar_from_the_policy() {
     let plane = ControlPlane::start(Options { admits_service_accounts: true, ..Options::default() });
     apply_deploy(&plane);
-    plane.kubectl(&["apply", "-f", deploy().join("sidecar/policy").to_str().unwrap()]);
-    plane.kubectl(&["create", "namespace", "shop"]);
-    plane.kubectl(&["-n", "shop", "create", "serviceaccount", "default"]);
+    plane.apply_files(&deploy().join("sidecar/policy"));
+    plane.create_namespace("shop");
+    plane.create_service_account("shop", "default");
     let create = |annotation: &str, more: Value| {
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod",

@@ -22,7 +22,7 @@ const TARGETS: &str = "external-targets";
 /// plane, every lb-linker would follow Services and record Events in the namespaces of all tests.
 pub(crate) async fn own_cluster() -> (Lent, Cluster) {
     let plane = ControlPlane::lend();
-    plane.kubectl(&["apply", "-f", deploy().join("source").to_str().unwrap()]);
+    plane.apply_files(&deploy().join("source"));
     let cluster = plane.cluster().await;
     (plane, cluster)
 }

@@ -170,7 +170,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     .unwrap();
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
-    plane.kubectl(&["apply", "-f", deploy().join("stub").to_str().unwrap()]);
+    plane.apply_files(&deploy().join("stub"));
     plane.kubectl(&["-n", "lb-linker", "delete", "service", "lb-linker"]);
     for object in [
         config_map("coredns", json!({"Corefile": core_dns_corefile()})),
@@ -182,7 +182,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
         plane.apply(&object.to_string());
     }
     let cluster = plane.cluster().await;
-    plane.kubectl(&["create", "namespace", "shop"]);
+    plane.create_namespace("shop");
     cluster.create_load_balancer("shop", "web").await;
     cluster.set_ingress("shop", "web", &[Ingress::Hostname("lb-1.example.com")]).await;
     let directory = tempfile::tempdir().unwrap();
@@ -507,8 +507,8 @@ const LABEL: &str = "app.kubernetes.io/name";
 /// Creates a namespace with a user who may do everything with these kinds there. Returns kubectl's flag for the user.
 fn tenant(plane: &ControlPlane, namespace: &str) -> String {
     let account = format!("--serviceaccount={namespace}:eve");
-    plane.kubectl(&["create", "namespace", namespace]);
-    plane.kubectl(&["-n", namespace, "create", "serviceaccount", "eve"]);
+    plane.create_namespace(namespace);
+    plane.create_service_account(namespace, "eve");
     let resources = "--resource=services,pods,configmaps,endpoints,deployments.apps";
     plane.kubectl(&["-n", namespace, "create", "role", "eve", "--verb=*", resources]);
     plane.kubectl(&["-n", namespace, "create", "rolebinding", "eve", "--role=eve", &account]);
@@ -581,7 +581,7 @@ async fn service_with_the_label_of_a_tenant_isnt_taken() {
     let unselected = "no Service with a cluster IP and a UDP port for DNS selects Pods of ServiceAccount \
                       lb-linker/lb-linker, which a ClusterRoleBinding of lb-linker names";
     refused(&[without_label, copied, unselected]);
-    plane.kubectl(&["apply", "-f", deploy().join("30-service.yaml").to_str().unwrap()]);
+    plane.apply_files(&deploy().join("30-service.yaml"));
     let address = service_address(&plane);
     let (code, out, err) = text(&stub(&admin, &["--apply", "--yes"]));
     assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
@@ -594,7 +594,7 @@ async fn service_of_a_release_is_found_by_its_service_account() {
     let admin = plane.admin_kubeconfig();
     let user = tenant(&plane, "a-tenant");
     imitate(&plane, "a-tenant", &user);
-    plane.kubectl(&["create", "namespace", "external-targets"]);
+    plane.create_namespace("external-targets");
     let helm = Helm::new(&helm()[1], &admin);
     let common = "--set=crds.enabled=false,keepTargets.enabled=false,targetNamespace.create=false,alerts.enabled=true,\
                   source.enabled=true,stub.enabled=true";
@@ -623,7 +623,7 @@ async fn service_of_a_release_is_found_by_its_service_account() {
         ("red", "dns-red", "--set=fullnameOverride=dns-red", "dns-red/dns-red"),
         ("x", "dns-x", "--set=serviceAccount.create=false,serviceAccount.name=theirs", "dns-x/x-lb-linker"),
     ] {
-        plane.kubectl(&["create", "namespace", namespace]);
+        plane.create_namespace(namespace);
         let objects = install(release, namespace, &[values]);
         assert_eq!(found(), service);
         // Another Service for the same Pods, such as one for the nodes' network.
@@ -671,8 +671,8 @@ async fn service_in_the_namespace_of_the_pod_is_taken() {
     apply_deploy(&plane);
     let user = tenant(&plane, "a-tenant");
     imitate(&plane, "a-tenant", &user);
-    plane.kubectl(&["create", "namespace", "dns"]);
-    plane.kubectl(&["-n", "dns", "create", "serviceaccount", "lb-linker"]);
+    plane.create_namespace("dns");
+    plane.create_service_account("dns", "lb-linker");
     let account = "--serviceaccount=dns:lb-linker";
     plane.kubectl(&["create", "clusterrolebinding", "dns", "--clusterrole=lb-linker", account]);
     // In the test's own mount namespace.
@@ -720,7 +720,7 @@ async fn zone_is_added_on_each_port_of_coredns() {
     plane.kubectl(&["-n", "lb-linker", "delete", "service", "lb-linker"]);
     plane.apply(&service("lb-linker", "lb-linker", LB_LINKER[0]).to_string());
     let cluster = plane.cluster().await;
-    plane.kubectl(&["create", "namespace", "shop"]);
+    plane.create_namespace("shop");
     cluster.create_load_balancer("shop", "web").await;
     cluster.set_ingress("shop", "web", &[Ingress::Hostname("lb-1.example.com")]).await;
     let linker = start_linker(&plane, LB_LINKER[0]);

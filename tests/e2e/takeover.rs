@@ -288,7 +288,7 @@ async fn migration_keeps_objects_and_writes_only_differences() {
     assert!(err.contains("Services that couldn't be freed: 3 of 3"), "{err}");
     assert_eq!(err.matches("deploy/takeover/ grants the permissions").count(), 1, "{err}");
 
-    plane.kubectl(&["apply", "-f", deploy().join("takeover").to_str().unwrap()]);
+    plane.apply_files(&deploy().join("takeover"));
     for verb in ["list", "patch"] {
         let account = "--as=system:serviceaccount:lb-linker:lb-linker-takeover";
         permission(&plane, true, &[verb, "services", "-A", account]).await;
@@ -447,8 +447,8 @@ async fn unwatched_namespaces_are_left_alone() {
         create_legacy_target(&cluster, &target, &name, (namespace, "gone"), "a.example.com").await;
     }
     // The ServiceAccount has permissions only in the watched namespace and in the target namespace.
-    plane.kubectl(&["apply", "-f", deploy().join("takeover").to_str().unwrap()]);
-    plane.kubectl(&["-n", &watched, "create", "serviceaccount", "narrow"]);
+    plane.apply_files(&deploy().join("takeover"));
+    plane.create_service_account(&watched, "narrow");
     let subject = format!("--serviceaccount={watched}:narrow");
     for (namespace, role) in [
         (&watched, "--clusterrole=lb-linker"),
@@ -493,7 +493,7 @@ async fn missing_permission_to_list_services_is_logged_once() {
     let namespace = cluster.create_namespace("unseen").await;
     load_balancer(&cluster, &namespace, "web", Ingress::Hostname("a.example.com")).await;
     add_finalizers(&cluster, &namespace, "web", &[FINALIZER]).await;
-    plane.kubectl(&["-n", &namespace, "create", "serviceaccount", "nobody"]);
+    plane.create_service_account(&namespace, "nobody");
     let kubeconfig = plane.kubeconfig_for_service_account(&namespace, "nobody");
     let args = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target];
     let watched = ["--upstream", "none", "--watch-namespaces", &namespace];

@@ -108,7 +108,7 @@ async fn external_targets_are_back_after_the_namespace() {
     answers(linker.dns, &format!("svc-0-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
     is_noted(&linker, &missing).await;
 
-    plane.kubectl(&["create", "namespace", &target]);
+    plane.create_namespace(&target);
     grant(plane, &target);
     let start = Instant::now();
     wait_for_all(plane, &target, &objects).await;
@@ -132,7 +132,7 @@ async fn start_without_the_namespace_waits_for_it() {
     is_noted(&linker, &format!("namespace {target} now: either the namespace doesn't exist or")).await;
     let tries = ["services", "endpointslices"].map(|resource| refused_writes(plane, &target, resource));
     assert!(tries.iter().all(Vec::is_empty), "{tries:?}: nothing is written before the first list");
-    plane.kubectl(&["create", "namespace", &target]);
+    plane.create_namespace(&target);
     grant(plane, &target);
     let start = Instant::now();
     wait_for_all(plane, &target, &objects).await;

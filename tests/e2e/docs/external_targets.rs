@@ -122,7 +122,7 @@ async fn commands_of_the_page_print_the_outputs_on_the_page() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     for namespace in ["shop", "shop-dr"] {
-        plane.kubectl(&["create", "namespace", namespace]);
+        plane.create_namespace(namespace);
     }
     let cluster = plane.cluster().await;
     for (namespace, name, host) in

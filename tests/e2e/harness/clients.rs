@@ -122,6 +122,40 @@ impl ControlPlane {
         self.apply_objects(&objects);
     }
 
+    /// Applies a file, or the YAML files of a folder in the order of their names, as [`Self::apply`] does.
+    ///
+    /// # Panics
+    /// If a file can't be read, or an object is refused, with the API server's reason.
+    pub fn apply_files(&self, path: &Path) {
+        let mut files = match fs::read_dir(path) {
+            Ok(entries) => entries.map(|entry| entry.expect("a file").path()).collect(),
+            Err(_) => vec![path.to_owned()],
+        };
+        files.retain(|file| file.extension().is_some_and(|end| end == "yaml"));
+        files.sort();
+        for file in files {
+            self.apply(&fs::read_to_string(file).expect("a file"));
+        }
+    }
+
+    /// Creates a namespace of this name.
+    ///
+    /// # Panics
+    /// If it is refused, with the API server's reason.
+    pub fn create_namespace(&self, name: &str) {
+        self.apply(&format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}}}}}"));
+    }
+
+    /// Creates a ServiceAccount in a namespace.
+    ///
+    /// # Panics
+    /// If it is refused, with the API server's reason.
+    pub fn create_service_account(&self, namespace: &str, name: &str) {
+        self.apply(&format!(
+            "{{apiVersion: v1, kind: ServiceAccount, metadata: {{namespace: {namespace}, name: {name}}}}}"
+        ));
+    }
+
     /// Applies these objects by server-side apply, with all permissions.
     ///
     /// # Panics

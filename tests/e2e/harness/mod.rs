@@ -24,9 +24,13 @@ pub mod scale;
 
 use std::future::Future;
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::json;
 
 use cluster::Cluster;
 use control_plane::ControlPlane;
@@ -62,21 +66,39 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, look: impl
     }
 }
 
-/// An argument of kubectl for requests of the ServiceAccount of lb-linker.
+/// The ServiceAccount of lb-linker, as a word of [`permission`] and as an argument of kubectl.
 pub const LINKER: &str = "--as=system:serviceaccount:lb-linker:lb-linker";
 
 /// Waits until the API server allows these words after `kubectl auth can-i`, or doesn't allow them: it applies changes
 /// of permissions a moment later.
 pub async fn permission(plane: &ControlPlane, is_expected: bool, words: &[&str]) {
-    let words = [&["auth", "can-i"], words].concat();
-    let expected = if is_expected { "yes" } else { "no" };
+    let review = access_review(words);
+    let api = Api::<SubjectAccessReview>::all(plane.admin_client().await);
     let look = || async {
-        let output = plane.kubectl_command().args(&words).stdin(Stdio::null()).output().unwrap();
-        // An explanation may follow "no".
-        let said = String::from_utf8_lossy(&output.stdout);
-        (said.split([' ', '\n']).next() == Some(expected)).then_some(())
+        let answer = api.create(&PostParams::default(), &review).await.unwrap();
+        (answer.status.unwrap().allowed == is_expected).then_some(())
     };
     eventually(&format!("{words:?}: {is_expected}"), look).await;
+}
+
+/// Returns the question of `kubectl auth can-i` with these words: verb, resource, `-A` or `-n` and a namespace, and
+/// `--as` with a ServiceAccount.
+fn access_review(words: &[&str]) -> SubjectAccessReview {
+    let [verb, resource, place @ .., account] = words else { panic!("{words:?}") };
+    let namespace = match place {
+        [] => "default",
+        ["-A"] => "",
+        ["-n", namespace] => namespace,
+        _ => panic!("{words:?}"),
+    };
+    let (resource, group) = resource.split_once('.').unwrap_or((resource, ""));
+    let user = account.strip_prefix("--as=").expect("a ServiceAccount");
+    let (accounts, _) = user.rsplit_once(':').expect("a ServiceAccount");
+    let accounts = accounts.replace(":serviceaccount:", ":serviceaccounts:");
+    let attributes = json!({"namespace": namespace, "verb": verb, "resource": resource, "group": group});
+    let spec = json!({"user": user, "groups": ["system:authenticated", "system:serviceaccounts", accounts],
+        "resourceAttributes": attributes});
+    serde_json::from_value(json!({"spec": spec})).expect("a SubjectAccessReview")
 }
 
 /// Runs a test with bounds of time up to five times, until one of the attempts keeps them: a busy machine slows down
@@ -117,19 +139,19 @@ pub async fn cluster_with_target() -> (&'static ControlPlane, Cluster, String) {
 
 /// Applies `deploy/targets/` and `deploy/`.
 pub fn apply_deploy(plane: &ControlPlane) {
-    let targets = deploy().join("targets");
-    plane.kubectl(&["apply", "-f", targets.to_str().unwrap(), "-f", deploy().to_str().unwrap()]);
+    plane.apply_files(&deploy().join("targets"));
+    plane.apply_files(deploy());
 }
 
 /// Applies `deploy/crd/`, and waits until the API server serves ExternalTargets.
 pub fn apply_external_targets(plane: &ControlPlane) {
-    plane.kubectl(&["apply", "-f", deploy().join("crd").to_str().unwrap()]);
+    plane.apply_files(&deploy().join("crd"));
     plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
 }
 
 /// Creates the CRDs of the Prometheus operator, and waits until the API server serves them.
 pub fn apply_prometheus_crds(plane: &ControlPlane) {
-    plane.kubectl(&["apply", "--server-side", "-f", prometheus_crds().to_str().unwrap()]);
+    plane.apply_files(prometheus_crds());
     plane.wait_for_crds(&["servicemonitors.monitoring.coreos.com", "prometheusrules.monitoring.coreos.com"]);
 }
 

@@ -226,7 +226,7 @@ fn control_plane(keeps_audit_log: bool) -> ControlPlane {
     let args = if keeps_audit_log { Vec::new() } else { small.to_vec() };
     let plane = ControlPlane::start(Options { apiserver_args: args, ..Options::default() });
     apply_deploy(&plane);
-    plane.kubectl(&["apply", "-f", deploy().join("source").to_str().unwrap()]);
+    plane.apply_files(&deploy().join("source"));
     apply_external_targets(&plane);
     let role = ["create", "role", "leases", "--verb=get,create,update", "--resource=leases"];
     let account = "--serviceaccount=lb-linker:lb-linker";
@@ -270,7 +270,7 @@ impl Disturbed {
         let universe = Universe::without_clashes(NAMESPACE, setup.services);
         let plane = block_in_place(|| control_plane(setup.keeps_audit_log));
         for namespace in &universe.namespaces {
-            plane.kubectl(&["create", "namespace", namespace]);
+            plane.create_namespace(namespace);
         }
         let upstream_state = Arc::default();
         let upstream = upstream(&upstream_state).await;

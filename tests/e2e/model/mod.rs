@@ -52,7 +52,7 @@ use quiesce::ComparedCounts;
 use rules::{Model, Observed};
 
 /// The number of operations of a run, unless `LB_LINKER_MODEL_OPS` has another.
-const OPERATIONS: usize = 600;
+const OPERATIONS: usize = 400;
 /// The number of operations in which each kind of operation and of check occurs often enough.
 const COMPLETE: usize = 2000;
 /// The number of concurrent requests to the API server.
@@ -87,7 +87,7 @@ fn plane() -> Arc<ControlPlane> {
         let plane = Arc::new(ControlPlane::start(Options::default()));
         apply_deploy(&plane);
         // lb-linker needs these permissions to write followers.
-        plane.kubectl(&["apply", "-f", deploy().join("source").to_str().unwrap()]);
+        plane.apply_files(&deploy().join("source"));
         *shared = Arc::downgrade(&plane);
         plane
     })
@@ -131,7 +131,7 @@ fn prepare(name: &str, universe: &Universe) -> Arc<ControlPlane> {
     let plane = plane();
     let target = target_namespace(name);
     for namespace in universe.namespaces.iter().chain([&target]) {
-        plane.kubectl(&["create", "namespace", namespace]);
+        plane.create_namespace(namespace);
     }
     grant(&plane, &target);
     plane

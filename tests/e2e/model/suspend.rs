@@ -12,7 +12,7 @@ use crate::harness::eventually;
 use crate::harness::linker::Linker;
 
 /// How often the leader is stopped. Each round takes at least the Lease duration.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 
 /// One of the two replicas.
 struct Replica {
@@ -40,7 +40,7 @@ async fn leader_with_stopped_clocks_writes_nothing_stale() {
     let role = ["create", "role", "leases", "--verb=get,create,update", "--resource=leases"];
     plane.kubectl(&[&["-n", &target], &role[..]].concat());
     let start = |account: &str| {
-        plane.kubectl(&["-n", &target, "create", "serviceaccount", account]);
+        plane.create_service_account(&target, account);
         let subject = format!("--serviceaccount={target}:{account}");
         for role in ["lb-linker", "leases"] {
             let (name, role) = (format!("{account}-{role}"), format!("--role={role}"));
