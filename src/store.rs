@@ -5,6 +5,7 @@
 
 mod index;
 pub mod metrics;
+mod name_slots;
 pub mod names;
 mod reverse_index;
 pub mod snapshot_links;
@@ -32,7 +33,8 @@ use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use index::Index;
-pub use index::{Lookup, NameSetVersion};
+pub use index::Lookup;
+pub use name_slots::NameDependency;
 use names::allocator::NameAllocator;
 use snapshot_links::SnapshotLinks;
 
@@ -124,7 +126,7 @@ impl Store {
     pub fn set_zones<'a>(&self, zones: impl IntoIterator<Item = &'a Name>) {
         let mut allocator = self.write();
         *self.zones.write() = origins(zones);
-        self.index.name_set.increment();
+        self.index.slots.outdate_all();
         for link in self.links() {
             self.refresh_hostnames(&mut allocator, &link.key);
         }
@@ -280,7 +282,7 @@ impl Store {
         self.synced.send_replace(true);
         // Reused answers from before the first list, and those from a snapshot, are invalid from here on.
         let _writer = self.write();
-        self.index.name_set.increment();
+        self.index.slots.outdate_all();
         self.replace_snapshot_links(None);
     }
 
@@ -735,6 +737,13 @@ impl Store {
         self.index.find(name, origin)
     }
 
+    /// Looks up a DNS name as [`Self::find`] does. Returns also on which names an answer made of the result rests; `None`
+    /// if it rests on the found link alone.
+    #[must_use]
+    pub fn find_to_keep(&self, name: &[u8], origin: &[u8]) -> (Lookup, Option<NameDependency>) {
+        self.index.find_to_keep(name, origin)
+    }
+
     /// Returns the link that owns an absolute DNS name.
     #[must_use]
     pub fn link_of_host(&self, host: &Name) -> Option<Arc<Link>> {
@@ -757,11 +766,11 @@ impl Store {
         }
     }
 
-    /// Returns the present version of the set of names, for a later comparison. Call this before the look-ups that
-    /// depend on it.
+    /// Returns a dependency that ends when the links of a snapshot are not in use any more. Call this before the look-ups
+    /// that depend on it.
     #[must_use]
-    pub fn name_set_version(&self) -> NameSetVersion {
-        self.index.name_set.current()
+    pub fn use_of_snapshot(&self) -> NameDependency {
+        NameDependency::on_all(&self.index.slots)
     }
 
     /// Returns the links that have this target address, ordered by namespace and name.

@@ -49,7 +49,7 @@ impl SnapshotLinks {
 
     /// Invalidates all answers that were made from these links.
     fn invalidate(&self) {
-        self.store.index.name_set.increment();
+        self.store.index.slots.outdate_all();
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::metrics::sharded::ShardedCounters;
 use crate::model::link::{IpFamily, Link};
-use crate::store::{NameSetVersion, Store};
+use crate::store::{NameDependency, Store};
 
 /// What an answer depends on, and the side effects of reusing it.
 #[derive(Clone, Debug, Default)]
@@ -22,8 +22,8 @@ pub struct Validity {
     pub until: Option<Instant>,
     /// The links that the answer is made of, in their versions at the time of the answer.
     pub links: Vec<Arc<Link>>,
-    /// The version of the set of names at the time of the answer.
-    pub names: Option<NameSetVersion>,
+    /// The names that the answer rests on, beside those of its links.
+    pub names: Option<NameDependency>,
     pub cache_entries: Vec<CacheEntryRef>,
     /// The answer may be reused for clients in all of these scopes; empty means all clients.
     pub clients: Vec<ClientScope>,
@@ -190,18 +190,17 @@ impl Validity {
         self.clients.extend(other.clients.iter().cloned());
         self.query_metrics.extend(other.query_metrics.iter().cloned());
         self.counters.extend(other.counters.iter().cloned());
-        self.set_names_version(other.names.clone());
+        self.add_names(other.names.clone());
     }
 
-    /// Sets the version of the set of names at a look-up. The first of several versions counts, so that any later
-    /// change invalidates the answer. An answer from two stores, one of them a snapshot, can't be reused.
-    pub fn set_names_version(&mut self, names: Option<NameSetVersion>) {
-        match (&self.names, names) {
+    /// Adds the names that a part of the answer rests on. An answer from two stores, one of them a snapshot, can't be
+    /// reused.
+    pub fn add_names(&mut self, names: Option<NameDependency>) {
+        match (&mut self.names, names) {
             (None, names) => self.names = names,
-            (Some(known), Some(names)) if !known.is_of_same_store(&names) => {
-                self.limit_until(Some(Instant::now()));
-            }
-            _ => {}
+            (Some(known), Some(names)) if known.is_of_same_store(&names) => known.add(&names),
+            (Some(_), Some(_)) => self.limit_until(Some(Instant::now())),
+            (Some(_), None) => {}
         }
     }
 
@@ -250,11 +249,11 @@ impl Validity {
             && self.cache_entries.iter().all(CacheEntryRef::is_cached)
     }
 
-    /// Returns whether links or the set of names have changed since the answer.
+    /// Returns whether the links have changed since the answer, or names that it rests on.
     #[must_use]
     pub fn is_outdated(&self) -> bool {
         self.links.iter().any(|link| link.is_outdated())
-            || !self.names.as_ref().is_none_or(NameSetVersion::is_current)
+            || !self.names.as_ref().is_none_or(NameDependency::is_current)
     }
 }
 

@@ -406,7 +406,7 @@ impl LbLinker {
             return;
         };
         validity.links.extend(dependencies.links);
-        validity.set_names_version(dependencies.names);
+        validity.add_names(dependencies.names);
         validity.replace_authority(0, None, u32::MAX);
         validity.serial = self.serial_of(answer, reply.records.answers.len());
     }

@@ -38,7 +38,8 @@ fn override_and_its_end_keep_all_names() {
     let expected = ["x", "x", "x-y"].map(str::to_owned);
     assert_eq!(names(), expected);
 
-    let set = store.name_set_version();
+    let (_, set) = store.find_to_keep(b"\x06absent", b"");
+    let set = set.unwrap();
     let change = store.set_override(&key, asking_override("c.example."), None).unwrap();
     assert_eq!(change.to_string(), "link y-z/x: b.example → c.example");
     let overridden = store.get(&key).unwrap();

@@ -105,7 +105,7 @@ impl HopCheck {
         validity.clients.extend(self.clients);
         for ZoneDependencies { links, names } in self.dependencies {
             validity.links.extend(links);
-            validity.set_names_version(names);
+            validity.add_names(names);
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::dns::plugins::lb_linker::zone::lookup::{Node, ZoneQuery};
 use crate::model::link::{Link, Target};
 use crate::model::names;
 use crate::model::target_policy::Denied;
-use crate::store::{NameSetVersion, Store};
+use crate::store::{NameDependency, Store};
 use dependencies::Lookups;
 use link_names::LinkNames;
 use records::{addresses, pointers, record};
@@ -184,13 +184,12 @@ impl Zone {
         let (mut synced, mut snapshot_links) = (store.is_synced(), None);
         while !synced && snapshot_links.is_none() {
             let present = store.snapshot_links();
-            let version = present.as_ref().map(|it| it.store.name_set_version());
+            let in_use = present.as_ref().map(|it| it.store.use_of_snapshot());
             synced = store.is_synced();
-            // The version is read before this check: if the snapshot is removed later, its version changes, and the
-            // answer is outdated.
-            let (Some(present), Some(version)) = (present, version) else { break };
+            // The dependency begins before this check: if the snapshot is removed later, the answer is outdated.
+            let (Some(present), Some(in_use)) = (present, in_use) else { break };
             if store.snapshot_links().is_some_and(|now| Arc::ptr_eq(&now, &present)) {
-                snapshot_links = Some((version, Arc::clone(&present.store)));
+                snapshot_links = Some((in_use, Arc::clone(&present.store)));
             }
         }
         let is_unlisted = synced && !self.is_reverse() && store.is_unlisted(relative);
@@ -203,9 +202,9 @@ impl Zone {
         let is_incomplete =
             snapshot_links.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved, qtype));
         if !synced && (may_change || is_incomplete) {
-            let saved = snapshot_links.and_then(|(version, store)| {
+            let saved = snapshot_links.and_then(|(in_use, store)| {
                 let query = ZoneQuery { store: &store, name, relative, qtype };
-                let answer = self.answer_from_snapshot(&query, version)?;
+                let answer = self.answer_from_snapshot(&query, &in_use)?;
                 Some(ZoneAnswer { snapshot: Some(Arc::clone(&store)), ..answer })
             });
             if let Some(saved) = saved {
@@ -223,12 +222,11 @@ impl Zone {
     }
 
     /// Returns the answer from the links of a snapshot; `None` for a name without data in the snapshot, because the
-    /// name may have data by now. `version` is the version of the snapshot's names before the check that the snapshot
-    /// is still in use.
+    /// name may have data by now. `in_use` is from before the check that the snapshot is still in use.
     fn answer_from_snapshot(
         &self,
         zone_query: &ZoneQuery<'_>,
-        version: NameSetVersion,
+        in_use: &NameDependency,
     ) -> Option<ZoneAnswer> {
         let ZoneQuery { store, name, relative, qtype } = *zone_query;
         let mut lookups = Lookups::new(store);
@@ -245,7 +243,11 @@ impl Zone {
         }
         let mut answer = self.answer_with(zone_query, lookups, node);
         answer.ede = Some(Ede::SNAPSHOT);
-        answer.dependencies.iter_mut().for_each(|dependencies| dependencies.names = Some(version.clone()));
+        for dependencies in &mut answer.dependencies {
+            let mut names = in_use.clone();
+            dependencies.names.iter().for_each(|found| names.add(found));
+            dependencies.names = Some(names);
+        }
         Some(answer)
     }
 

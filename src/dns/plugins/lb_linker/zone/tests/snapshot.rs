@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::dns::message::validity::Validity;
 use crate::model::link_override::{Announcement, LinkOverride};
+use crate::store::NameDependency;
 use crate::store::snapshot_links::SnapshotLinks;
 
 /// Returns a store before its first list, and the links of a snapshot.
@@ -128,7 +129,7 @@ fn newer_override_precedes_the_snapshot_except_in_srv_answers() {
 /// Returns whether an answer may be reused.
 fn is_current(answer: &ZoneAnswer) -> bool {
     let ZoneDependencies { links, names } = answer.dependencies.as_ref().unwrap();
-    !links.iter().any(|link| link.is_outdated()) && names.as_ref().is_none_or(NameSetVersion::is_current)
+    !links.iter().any(|link| link.is_outdated()) && names.as_ref().is_none_or(NameDependency::is_current)
 }
 
 #[test]
@@ -172,8 +173,8 @@ fn answer_from_two_stores_is_not_reused() {
     assert!(names(&waiting).is_some());
     for (other, is_valid) in [(names(&watched), true), (None, true), (names(&waiting), false)] {
         let mut validity = Validity::default();
-        validity.set_names_version(names(&watched));
-        validity.set_names_version(other);
+        validity.add_names(names(&watched));
+        validity.add_names(other);
         assert!(validity.names.is_some());
         assert_eq!(validity.is_valid(Instant::now()), is_valid);
     }
