@@ -47,8 +47,8 @@ pub enum RunError {
     LinksNotRead(Duration),
     /// `lb-linker links` couldn't read the Services that follow in time.
     #[error(
-        "the Services that follow weren't read within {} s: lb-linker has to list ExternalName Services, as the ClusterRole \
-         of deploy/ permits",
+        "the Services that follow weren't read within {} s: the kubeconfig's user, in a Pod the ServiceAccount, has to be \
+         allowed to list Services in the watched namespaces",
         .0.as_secs()
     )]
     FollowersNotRead(Duration),

@@ -1,12 +1,16 @@
 //! Reads the links of a cluster, or of manifests, without serving DNS and without writing.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::{join, try_join_all};
 use hickory_proto::rr::Name;
 use kube::api::ListParams;
-use kube::{Api, Client};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -27,6 +31,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Store;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::missing_namespace::NAMESPACE_HINT;
+use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::errors::{ListError, in_place, watch_scopes};
 use crate::sync::k8s::service::Service;
 
@@ -62,16 +67,19 @@ fn read_zones(flags: &Flags) -> Result<Vec<LinkZone>, RunError> {
     Ok(zones)
 }
 
-/// Asks for one Service of a namespace, or of all: a refusal, or an API server that can't be reached, is an error, which a
+/// Asks for one object of a namespace, or of all: a refusal, or an API server that can't be reached, is an error, which a
 /// watch would only log. An API server that is overloaded is none.
-async fn first_request(client: &Client, namespace: Option<&str>) -> Result<(), ListError> {
-    let api: Api<Service> = match namespace {
+async fn first_request<K>(client: &Client, what: &str, namespace: Option<&str>) -> Result<(), ListError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    let api: Api<K> = match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };
     match api.list_metadata(&ListParams::default().limit(1)).await {
         Err(kube::Error::Api(status)) if !matches!(status.code, 401 | 403) => Ok(()),
-        Err(error) => Err(ListError { what: in_place("Services", namespace), source: Box::new(error) }),
+        Err(error) => Err(ListError { what: in_place(what, namespace), source: Box::new(error) }),
         Ok(_) => Ok(()),
     }
 }
@@ -85,16 +93,20 @@ async fn open_readable(flags: Flags, deadline: Instant) -> Result<(SyncSource, O
     let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());
     if let (Some(client), Some(server)) = (source.client(), &server) {
         let namespaces = flags.selection().namespaces;
-        let watched = watch_scopes(&namespaces).map(|namespace| first_request(client, namespace));
-        let targets = first_request(client, Some(&flags.target_namespace));
-        let first = timeout_at(deadline, join(try_join_all(watched), targets)).await;
+        let services = |namespace| first_request::<Service>(client, "Services", namespace);
+        let watched = try_join_all(watch_scopes(&namespaces).map(services));
+        let in_targets = Some(&*flags.target_namespace);
+        let slices = first_request::<EndpointSlice>(client, "EndpointSlices", in_targets);
+        let targets = join(services(in_targets), slices).map(|(services, slices)| services.and(slices));
+        let first = timeout_at(deadline, join(watched, targets)).await;
         match first {
             Ok((Err(error), _)) => {
                 return Err(RunError::NotListed { server: sentence(server).to_string(), error });
             }
+            // Without the slices an external target with addresses would seem to be missing.
             Ok((_, Err(error))) if matches!(error.code(), 401 | 403) => {
                 let why = error.explain(NAMESPACE_HINT);
-                warn!("{why}; the links are read without the external targets");
+                warn!("{why}; the links are read without the external targets: their states aren't known");
                 source.leave_out_external_targets();
             }
             _ => {}

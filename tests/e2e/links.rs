@@ -500,8 +500,22 @@ async fn refused_external_targets_are_one_warning() {
     let warning = format!("can't list Services in namespace {target}: the API server forbids it (");
     let is_named = errors.contains(&warning) && errors.contains("has no Role in it");
     assert!(is_named && errors.contains("; the links are read without the external targets"), "{errors}");
+    let is_ready =
+        |table: &str| table.lines().any(|line| line.starts_with("web ") && line.contains(" Ready "));
     let table = text(&output.stdout);
-    assert!(table.lines().any(|line| line.starts_with("web ") && line.contains(" Ready ")), "{table}");
+    assert!(is_ready(&table), "{table}");
+
+    // Without EndpointSlices it isn't known which addresses an external target has.
+    plane.kubectl(&["-n", &target, "create", "role", &namespace, "--verb=list,watch", "--resource=services"]);
+    plane.kubectl(&["-n", &target, "create", "rolebinding", &namespace, &format!("--role={namespace}"), &to]);
+    permission(plane, true, &["list", "services", "-n", &target, &user]).await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Ip("192.0.2.1")]).await;
+    let output = run_to_end([&arguments[..], &["--kubeconfig", kubeconfig.to_str().unwrap()]].concat());
+    let errors = text(&output.stderr);
+    let warning = format!("can't list EndpointSlices in namespace {target}: the API server forbids it (");
+    assert!(errors.contains(&warning) && errors.contains("their states aren't known"), "{errors}");
+    let table = text(&output.stdout);
+    assert!(is_ready(&table) && table.contains(" 192.0.2.1 "), "{table}");
 }
 
 #[test]

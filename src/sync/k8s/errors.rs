@@ -23,12 +23,19 @@ use crate::object_log::ObjectLog;
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Returns one sentence about a failed request. `doing` completes "can't …"; `hint` names the manifest that grants
-/// the permission.
+/// lb-linker's ServiceAccount the permission.
 #[must_use]
 pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
     match error {
         kube::Error::Api(status) if status.code == 403 => {
-            let hint = if hint.is_empty() { String::new() } else { format!("; {hint}") };
+            let hint = match hint {
+                "" => String::new(),
+                // The API server's message names the user and the permission.
+                _ if is_refused_to_a_user(&status.message) => {
+                    "; the user of the kubeconfig lacks this permission".to_owned()
+                }
+                hint => format!("; {hint}"),
+            };
             format!("can't {doing}: the API server forbids it ({}){hint}", excerpt::sentence(&status.message))
         }
         kube::Error::Api(status) if status.code == 401 => format!(
@@ -44,6 +51,13 @@ pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
         }
         error => format!("can't {doing}: {}", root_cause(error)),
     }
+}
+
+/// Returns whether an authorizer has refused something to a user that isn't a ServiceAccount: no manifest of `deploy/`
+/// grants it a permission.
+fn is_refused_to_a_user(message: &str) -> bool {
+    let user = message.split_once(" is forbidden: User \"").map(|(_, user)| user);
+    user.is_some_and(|user| !user.starts_with("system:serviceaccount:"))
 }
 
 /// The longest requested pause that is respected.

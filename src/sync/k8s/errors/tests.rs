@@ -119,3 +119,18 @@ fn expired_watch_is_a_debug_line_unless_work_waits() {
     let levels: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
     assert_eq!(levels, ["DEBUG", "DEBUG", "WARN", "WARN"], "{text}");
 }
+
+#[test]
+fn user_of_a_kubeconfig_gets_no_hint_about_manifests() {
+    let forbidden = |user: &str| {
+        let message = format!(
+            "services is forbidden: User \"{user}\" cannot list resource \"services\" in API group \"\" at the cluster scope"
+        );
+        let status = Status::failure(&message, "Forbidden").with_code(403);
+        describe(&kube::Error::Api(Box::new(status)), "list Services", WatchLog::READING)
+    };
+    let of = |user| forbidden(user).rsplit_once("); ").unwrap().1.to_owned();
+    assert_eq!(of("ann"), "the user of the kubeconfig lacks this permission");
+    assert_eq!(of("system:serviceaccount:lb-linker:lb-linker"), WatchLog::READING);
+    assert!(forbidden("ann").contains("User \"ann\" cannot list resource \"services\""));
+}
