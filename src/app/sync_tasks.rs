@@ -66,7 +66,7 @@ impl SyncSource {
     pub(super) async fn open(flags: &Flags) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
             // At the start a broken manifest is an error. Later, the objects of a broken manifest stay unchanged.
-            let checked = manifests::check(manifests, &flags.selection())
+            let checked = manifests::check(manifests, &flags.selection(), None)
                 .map_err(|source| InputError::Directory { flag: "manifests", source })?;
             if let Some(error) = checked.errors.into_iter().next() {
                 return Err(InputError::Manifest(error).into());

@@ -50,7 +50,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     check_report.lines.push(String::new());
     check_report.lines.extend(corefile.text().lines().map(str::to_owned));
     if let Some(directory) = &flags.manifests {
-        let checked = manifests::check(directory, &flags.selection())
+        let checked = manifests::check(directory, &flags.selection(), Some(&flags.hostname_policy(zones)))
             .map_err(|source| InputError::Directory { flag: "manifests", source })?;
         check_report.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
         if checked.external_targets > 0 {
@@ -60,6 +60,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
                 .push(format!("ExternalTargets in {}: {external_targets}", directory.display()));
         }
         check_report.lines.extend(checked.notices);
+        check_report.lines.extend(checked.rejections);
         check_report.input_errors.extend(checked.errors);
     } else if !reads_links {
         // Without links no permission is needed.

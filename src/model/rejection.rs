@@ -69,7 +69,8 @@ impl fmt::Display for Rejection {
         f.write_str(&self.field)?;
         for (i, (value, why)) in self.examples.iter().enumerate() {
             let start = if i == 0 { "" } else { ";" };
-            write!(f, "{start} {value} isn't served: {why}")?;
+            let what = if self.kind == RejectedField::Annotation { "is ignored" } else { "isn't served" };
+            write!(f, "{start} {value} {what}: {why}")?;
         }
         if self.refused > self.examples.len() {
             write!(f, "; and {} more", self.refused - self.examples.len())?;

@@ -336,6 +336,15 @@ fn check_reports_errors_in_manifests() {
     let sentence =
         format!("lb-linker: {}:2:7: kind \"Servce\" is unknown; did you mean Service?\n", file.display());
     assert_eq!(stderr(&output), sentence);
+    let annotated = "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {linker.hsj.com/ttl: 5m, \
+                     linker.hsj.com/hostnam: a.lb.internal}}\nspec: {type: LoadBalancer}\n";
+    std::fs::write(&file, annotated).unwrap();
+    let output = run_to_end(["check", "--manifests", directory.path().to_str().unwrap()]);
+    let printed = String::from_utf8(output.stdout.clone()).unwrap();
+    for ignored in ["annotation linker.hsj.com/ttl \"5m\"", "the annotation \"linker.hsj.com/hostnam\""] {
+        assert!(printed.contains(&format!("\nService default/web: {ignored} is ignored: ")), "{printed}");
+    }
+    assert!(output.status.success(), "{}", stderr(&output));
 }
 
 #[tokio::test]

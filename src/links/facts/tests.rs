@@ -97,7 +97,7 @@ fn external_target_of_another_instance_is_a_conflict() {
 #[test]
 fn denied_or_ignored_parts_of_a_service_are_named() {
     let facts = facts(&[("web", "a.example.")]);
-    let ignored = "annotation linker.hsj.com/ttl \"5m\" isn't served: not a number of seconds from 0 to 3600";
+    let ignored = "annotation linker.hsj.com/ttl \"5m\" is ignored: not a number of seconds from 0 to 3600";
     facts.findings.services.set(&key(), Some(ignored));
     assert_eq!(shown(&facts), (ViewState::Degraded, ignored.to_owned()));
     set_external_target(&facts, ExternalTargetState::Missing);

@@ -199,6 +199,18 @@ impl ObjectErrors {
         true
     }
 
+    /// Sets the parts of the error of an object; none clears it. Logs the new parts, at a limited rate, and returns them.
+    pub fn set_parts<'a, T: fmt::Display>(&mut self, key: &ServiceKey, parts: &'a [T]) -> Vec<&'a T> {
+        let before = self.of(key);
+        let is_new = |part: &&T| before.as_ref().is_none_or(|before| !before.contains(&part.to_string()));
+        let new: Vec<&T> = parts.iter().filter(is_new).collect();
+        self.logged.set(key, (!parts.is_empty()).then(|| sentences(parts)).as_deref());
+        if !new.is_empty() {
+            self.log.warn(key, format_args!("{} {key}: {}", self.kind, sentences(&new)));
+        }
+        new
+    }
+
     #[must_use]
     pub fn of(&self, key: &ServiceKey) -> Option<Arc<str>> {
         self.logged.get(key)
@@ -208,6 +220,10 @@ impl ObjectErrors {
     pub fn retain(&mut self, known: impl Fn(&ServiceKey) -> bool) {
         self.logged.retain(known);
     }
+}
+
+fn sentences<T: fmt::Display>(parts: &[T]) -> String {
+    parts.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// Maximum number of log lines in [`LOG_INTERVAL`] about an error that comes and goes.

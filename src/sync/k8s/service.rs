@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(observed.annotations.allow_from.len(), 98);
         assert!(observed.annotations.allows("ns-99"));
         assert!(
-            rejection.contains("\"Not One\" isn't served: neither the name of a namespace nor *"),
+            rejection.contains("\"Not One\" is ignored: neither the name of a namespace nor *"),
             "{rejection}"
         );
         assert!(rejection.contains("entries that are ignored: 13900;"), "{rejection}");
@@ -490,7 +490,7 @@ mod tests {
     fn unknown_annotations_with_our_prefix_are_reported() {
         let annotations = json!({"linker.hsj.com/hostnam": "a.lb.internal", TTL: "5", "a.example/b": "c"});
         let (_, rejection) = observe(json!({"metadata": {"annotations": annotations}}));
-        let expected = "the annotation \"linker.hsj.com/hostnam\" isn't served: load balancers have \
+        let expected = "the annotation \"linker.hsj.com/hostnam\" is ignored: load balancers have \
                         linker.hsj.com/allow-from, linker.hsj.com/hostname, linker.hsj.com/managed, \
                         linker.hsj.com/ttl";
         assert_eq!(rejection, expected);

@@ -493,8 +493,8 @@ impl ServiceWatcher {
     fn observe(&self, service: &Service, object_errors: &mut ObjectErrors) -> ObservedService {
         self.own_targets().track(service, &self.hostname_policy, Some(&self.store));
         let (observed, rejections) = service.observe(&self.hostname_policy, &self.store);
-        let is_news = set_rejections(object_errors, &observed.key, &rejections);
-        if !is_news || !self.store.is_synced() {
+        let new = object_errors.set_parts(&observed.key, &rejections);
+        if new.is_empty() || !self.store.is_synced() {
             return observed;
         }
         for (subject, reason) in [
@@ -502,7 +502,7 @@ impl ServiceWatcher {
             (RejectedField::Hostname, Reason::HostnameRefused),
             (RejectedField::Annotation, Reason::AnnotationIgnored),
         ] {
-            let note = joined(rejections.iter().filter(|rejection| rejection.kind == subject));
+            let note = joined(new.iter().filter(|rejection| rejection.kind == subject));
             if !note.is_empty() {
                 let regarding = Regarding::new(&observed.key, &observed.uid.to_string());
                 self.link_reporter.recorder.record(regarding, reason, &note);
@@ -769,19 +769,8 @@ async fn wait_for_owners(store: &Store, deadline: &mut Option<Instant>) {
     let _ = tokio::time::timeout_at(deadline, known).await;
 }
 
-/// Logs the invalid or denied parts of a Service if they are new. Returns whether they are new; `false` if there are
-/// none.
-pub(crate) fn set_rejections(
-    object_errors: &mut ObjectErrors,
-    key: &ServiceKey,
-    rejections: &[Rejection],
-) -> bool {
-    let message = joined(rejections);
-    object_errors.set(key, (!message.is_empty()).then_some(message))
-}
-
-fn joined<'a>(object_errors: impl IntoIterator<Item = &'a Rejection>) -> String {
-    object_errors.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+fn joined<'a>(rejections: impl IntoIterator<Item = &'a &'a Rejection>) -> String {
+    rejections.into_iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use serde_saphyr::Spanned;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 use tracing::{info, warn};
 
-use super::cluster::{EXTERNAL_TARGETS_LIST_TIMEOUT, set_rejections};
+use super::cluster::EXTERNAL_TARGETS_LIST_TIMEOUT;
 use super::file_watcher::{DirectoryError, changes};
 use super::kept_services::KeptServices;
 use super::own_targets::own_hosts;
@@ -33,6 +33,7 @@ use crate::model::excerpt::{located, value};
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
+use crate::model::rejection::Rejection;
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
 use crate::sync::controller::supervisor::SyncError;
@@ -221,19 +222,31 @@ pub struct ManifestCheck {
     pub errors: Vec<String>,
     /// The objects that are ignored.
     pub notices: Vec<String>,
+    /// What of each selected load balancer is denied or ignored.
+    pub rejections: Vec<String>,
 }
 
-/// Reads all manifests of a directory once.
+/// Reads all manifests of a directory once. Checks the load balancers by the hostname policy, if there is one.
 ///
 /// # Errors
 /// If the directory can't be read.
-pub fn check(directory: &Path, selection: &Selection) -> Result<ManifestCheck, DirectoryError> {
+pub fn check(
+    directory: &Path,
+    selection: &Selection,
+    hostname_policy: Option<&HostnamePolicy>,
+) -> Result<ManifestCheck, DirectoryError> {
     let mut files = ManifestFiles::default();
     files.read(directory)?;
-    let services = files.all().filter(|service| selection.selects(service)).count();
     let external_targets = files.external_targets(selection).len();
+    let services = files.all().filter(|service| selection.selects(service)).count();
+    let mut rejections = Vec::new();
+    if let Some(hostname_policy) = hostname_policy {
+        files.observed_by(selection, hostname_policy, |key, found| {
+            rejections.extend(found.iter().map(|rejection| format!("Service {key}: {rejection}")));
+        });
+    }
     let errors = files.errors.into_iter().map(|broken| broken.error).collect();
-    Ok(ManifestCheck { services, external_targets, errors, notices: files.notices })
+    Ok(ManifestCheck { services, external_targets, errors, notices: files.notices, rejections })
 }
 
 /// Returns all load balancers in the valid manifests of a directory, including load balancers that the flags leave out.
@@ -408,6 +421,19 @@ impl ManifestFiles {
         hostname_policy: &HostnamePolicy,
         object_errors: &mut ObjectErrors,
     ) -> Vec<ObservedService> {
+        self.observed_by(selection, hostname_policy, |key, rejections| {
+            object_errors.set_parts(key, rejections);
+        })
+    }
+
+    /// Returns the selected load balancers of all files, without duplicates. Passes the invalid or denied parts of each
+    /// to `on_rejections`.
+    fn observed_by(
+        &self,
+        selection: &Selection,
+        hostname_policy: &HostnamePolicy,
+        mut on_rejections: impl FnMut(&ServiceKey, &[Rejection]),
+    ) -> Vec<ObservedService> {
         // Whether a target in our zones is allowed depends on the load balancers of all files.
         let all = Store::new(OnGone::Dropped).with_zones(&hostname_policy.targets.zones);
         let services = self.by_name.values().flat_map(|file| &file.objects.services);
@@ -417,7 +443,7 @@ impl ManifestFiles {
         }
         self.observed(selection, |service| {
             let (observed, rejections) = service.observe(hostname_policy, &all);
-            set_rejections(object_errors, &observed.key, &rejections);
+            on_rejections(&observed.key, &rejections);
             observed
         })
     }

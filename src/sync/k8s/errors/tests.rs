@@ -134,3 +134,22 @@ fn user_of_a_kubeconfig_gets_no_hint_about_manifests() {
     assert_eq!(of("system:serviceaccount:lb-linker:lb-linker"), WatchLog::READING);
     assert!(forbidden("ann").contains("User \"ann\" cannot list resource \"services\""));
 }
+
+#[test]
+fn only_new_parts_of_an_error_are_logged() {
+    let (log_text, _logging) = CapturedLog::start(tracing::Level::WARN);
+    let mut errors = ObjectErrors::default();
+    let key = ServiceKey::new("shop", "web");
+    let typo = "annotation ttl \"5m\" is ignored";
+    assert_eq!(errors.set_parts(&key, &[typo]), [&typo]);
+    // The status changes, and the annotation doesn't.
+    for host in ["a is denied", "b is denied"] {
+        assert_eq!(errors.set_parts(&key, &[host, typo]), [&host]);
+        assert_eq!(errors.of(&key).as_deref(), Some(&*format!("{host}; {typo}")));
+    }
+    assert!(errors.set_parts(&key, &[typo]).is_empty());
+    assert!(errors.set_parts::<&str>(&key, &[]).is_empty() && errors.of(&key).is_none());
+    assert_eq!(errors.set_parts(&key, &[typo]), [&typo]);
+    let lines = log_text.text();
+    assert_eq!(lines.matches(typo).count(), 2, "{lines}");
+}

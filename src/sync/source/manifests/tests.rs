@@ -248,7 +248,7 @@ fn object_in_two_files_counts_once() {
     std::fs::write(path("b.yaml"), WEB.replace("lb.example.com", "second.example")).unwrap();
     std::fs::write(path("a.yaml"), WEB).unwrap();
     let elsewhere = Selection { namespaces: ["app".to_owned()].into(), ..Selection::default() };
-    let checked = check(directory.path(), &Selection::default()).unwrap();
+    let checked = check(directory.path(), &Selection::default(), None).unwrap();
     assert_eq!((checked.external_targets, checked.services), (1, 0));
     let expected = format!(
         "{}: ExternalTarget shop/web is passed over, {} has it already",
@@ -256,7 +256,7 @@ fn object_in_two_files_counts_once() {
         path("a.yaml").display()
     );
     assert_eq!((checked.notices, checked.errors), (vec![expected], Vec::<String>::new()));
-    let unwatched = check(directory.path(), &elsewhere).unwrap();
+    let unwatched = check(directory.path(), &elsewhere, None).unwrap();
     assert_eq!(unwatched.external_targets, 0);
 }
 
