@@ -539,6 +539,7 @@ impl Store {
                 .as_ref()
                 .filter(|link| link.created != RANK_NEVER_OBSERVED)
                 .map_or(created.unwrap_or(RANK_WITHOUT_CREATION_TIME), |link| link.created),
+            object_created: created,
             target,
             ports,
             annotations,

@@ -34,7 +34,7 @@ pub struct LinkView {
     /// The ExternalTarget that the link belongs to; `None` if it belongs to the Service.
     #[serde(default, rename = "lead", skip_serializing_if = "Option::is_none")]
     pub overridden_by: Option<OverrideView>,
-    /// When a Service or an ExternalTarget of this name was first created, if known.
+    /// When the Service or the ExternalTarget was created, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<Timestamp>,
     /// The last changes that a running lb-linker has recorded, the oldest first; `None` if they aren't known.
@@ -170,7 +170,7 @@ pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> L
         state,
         reason: reason.map(Cow::Borrowed),
         overridden_by: override_of(link),
-        created: link.created_at().and_then(|created| Timestamp::from_second(created).ok()),
+        created: link.object_created.and_then(|created| Timestamp::from_second(created).ok()),
         history: None,
     }
 }

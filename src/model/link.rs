@@ -270,6 +270,9 @@ pub struct Link {
     /// When a Service or an ExternalTarget with this key was first created, in seconds since 1970, or one of the
     /// `RANK_` constants. A name that no link owns goes to the oldest of the links that request it.
     pub created: i64,
+    /// When the present Service, or the ExternalTarget that the link belongs to, was created, in seconds since 1970, if
+    /// known. Shown to users.
+    pub object_created: Option<i64>,
     /// The name of the external target, if it isn't the default name. Unrelated to the override by an ExternalTarget.
     pub(crate) external_target_override: Option<Arc<str>>,
     /// The override by an ExternalTarget, if there is one, and the link of the Service itself. Boxed because few links
@@ -303,6 +306,7 @@ impl Link {
         Self {
             uid: uid.into(),
             created: RANK_WITHOUT_CREATION_TIME,
+            object_created: None,
             target: None,
             ports: Arc::default(),
             annotations: Annotations::default(),

@@ -65,6 +65,7 @@ impl OverriddenLink {
         let link = Link {
             uid: service.map(|service| service.uid.clone()).unwrap_or_default(),
             created: rank.into_iter().chain(by.created).min().unwrap_or(RANK_WITHOUT_CREATION_TIME),
+            object_created: by.created,
             target: None,
             ports: Arc::clone(&by.ports),
             annotations: by.annotations.clone(),
@@ -86,6 +87,7 @@ impl OverriddenLink {
                 ports: Arc::clone(&service.ports),
                 annotations: service.annotations.clone(),
                 refused: service.refused,
+                object_created: service.object_created,
                 state: service.state,
                 ..link
             },

@@ -462,6 +462,8 @@ fn recreated_load_balancer_keeps_its_rank() {
     store.delete(&ServiceKey::new("z", "x-y"), "1", None);
     store.apply(ObservedService { created: Some(3), ..seen("z", "x-y", "3", &["c.example."]) });
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
+    let link = store.get(&ServiceKey::new("z", "x-y")).unwrap();
+    assert_eq!((link.created, link.object_created), (1, Some(3)), "users see the age of the new one");
 }
 
 #[test]
