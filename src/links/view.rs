@@ -198,7 +198,9 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
         LinkState::Gone(_) if link.uid.is_empty() => {
             (ViewState::Gone, Some("the Service or the ExternalTarget is gone"))
         }
-        LinkState::Gone(_) => (ViewState::Gone, Some("the Service is gone")),
+        LinkState::Gone(_) => {
+            (ViewState::Gone, Some("the Service is gone, or isn't a load balancer any more"))
+        }
         LinkState::LeftOut => (ViewState::LeftOut, Some(LEFT_OUT)),
         LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
         LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
@@ -208,9 +210,10 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
         LinkState::Recreated(_) if link.active_override().is_some() => {
             (ViewState::Pending, Some("the target of the ExternalTarget is withdrawn"))
         }
-        LinkState::Recreated(_) => {
-            (ViewState::Pending, Some("the Service was recreated, and has no target yet"))
-        }
+        LinkState::Recreated(_) => (
+            ViewState::Pending,
+            Some("the Service was recreated, or its type was changed, and it has no target yet"),
+        ),
         LinkState::Live
             if link
                 .overridden

@@ -427,13 +427,18 @@ impl LinkChange {
 impl fmt::Display for LinkChange {
     /// Formats the line for the log: `link default/my-sample-lb: old.example → new.example`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let side = |link: Option<&Link>| match link {
+        // The type of a Service was changed and changed back, or it is selected again.
+        let is_back = match (&self.before, &self.after) {
+            (Some(before), Some(after)) => before.is_gone() && before.uid == after.uid,
+            _ => false,
+        };
+        let side = |link: Option<&Link>, why: &str| match link {
             None => "none".to_owned(),
             Some(Link { state: LinkState::Gone(_), .. }) => "gone".to_owned(),
             Some(link @ Link { target: None, .. }) if link.active_override().is_some() => {
                 "withdrawn".to_owned()
             }
-            Some(Link { state: LinkState::Recreated(_), .. }) => "pending (recreated)".to_owned(),
+            Some(Link { state: LinkState::Recreated(_), .. }) => format!("pending{why}"),
             Some(Link { target: None, .. }) => "pending".to_owned(),
             Some(Link { target: Some(target), state: LinkState::LeftOut, .. }) => {
                 format!("{target} (kept: the Service isn't followed)")
@@ -451,7 +456,8 @@ impl fmt::Display for LinkChange {
         if self.after.is_none() {
             return write!(f, "link {}: forgotten", self.key);
         }
-        let (before, after) = (side(self.before.as_deref()), side(self.after.as_deref()));
+        let why = if is_back { " (followed again)" } else { " (recreated)" };
+        let (before, after) = (side(self.before.as_deref(), ""), side(self.after.as_deref(), why));
         // The link keeps its target: only the reason is new.
         if after.strip_prefix(&*before).is_some_and(|reason| reason.starts_with(" (kept")) {
             return write!(f, "link {}: {after}", self.key);
@@ -498,6 +504,23 @@ mod tests {
         assert_eq!(line(&denied, &live), format!("link default/web: a.example {why} → b.example"));
         let blank_line = "a.example (kept: the Service's status is blank)";
         assert_eq!(line(&blank, &denied), format!("link default/web: {blank_line} → a.example {why}"));
+    }
+
+    #[test]
+    fn log_line_tells_a_recreated_service_from_one_that_is_back() {
+        let key = ServiceKey::new("default", "web");
+        let link = |state, uid| Arc::new(Link { state, target: None, ..Link::new(key.clone(), uid) });
+        let line = |before: Arc<Link>, after: Arc<Link>| {
+            LinkChange { key: key.clone(), before: Some(before), after: Some(after) }.to_string()
+        };
+        let now = Instant::now();
+        let (gone, pending) = (LinkState::Gone(now), LinkState::Recreated(now));
+        let of = |uid| line(link(gone, "1"), link(pending, uid));
+        assert_eq!(of("1"), "link default/web: gone → pending (followed again)");
+        assert_eq!(of("2"), "link default/web: gone → pending (recreated)");
+        let target = Some(Target::Hostname(host("b.example.")));
+        let live = Arc::new(Link { target, ..Link::new(key.clone(), "1") });
+        assert_eq!(line(link(pending, "1"), live), "link default/web: pending → b.example");
     }
 
     #[test]

@@ -505,6 +505,7 @@ async fn service_missing_from_a_list_is_read_by_name() {
 
     let not_selected = |name: &str| format!("link {namespace}/{name}: its Service isn't selected any more");
     linker.line(&not_selected("left")).await;
+    linker.line(&format!("Service {namespace}/retyped is of type \"ClusterIP\" now")).await;
     // The Service that opts out is removed at once, regardless of the delay.
     answers(linker.dns, &question("out"), ABSENT).await;
     eventually("the end of the external target", || async {

@@ -84,7 +84,10 @@ fn state_tells_why_a_target_is_missing_or_old() {
     store.apply(ObservedService { refused: true, ..observed("shop", "web", None) });
     assert_eq!(states(), [(ViewState::Kept, Some(refused.to_owned()))]);
     store.delete(&ServiceKey::new("shop", "web"), "shop/web", None);
-    assert_eq!(states(), [(ViewState::Gone, Some("the Service is gone".to_owned()))]);
+    assert_eq!(
+        states(),
+        [(ViewState::Gone, Some("the Service is gone, or isn't a load balancer any more".to_owned()))]
+    );
 }
 
 #[test]

@@ -6,12 +6,13 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::model::excerpt::value;
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
 use crate::sync::controller::backoff::Backoff;
 use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, WatchLog, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
-use crate::sync::k8s::service::Service;
+use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{RequestQuery, find};
 use crate::sync::source::kept_services::KeptServices;
 use crate::sync::source::selection::{Membership, Selection};
@@ -121,9 +122,9 @@ impl RemovalChecks {
             pending.due = None;
             let (number, deleted) = (pending.number, pending.deleted.clone());
             let (client, availability) = (self.client.clone(), self.availability.clone());
-            let selection = Arc::clone(&self.selection);
+            let (selection, log) = (Arc::clone(&self.selection), self.log.clone());
             let in_flight = async move {
-                let answer = look_up(client, &availability, &selection, &deleted).await;
+                let answer = look_up(client, &availability, &selection, &log, &deleted).await;
                 (number, deleted, answer)
             };
             self.in_flight.push(Box::pin(in_flight));
@@ -225,11 +226,13 @@ impl RemovalChecks {
     }
 }
 
-/// Sends a LIST by name. Returns the membership of the Service; a Service with another uid counts as gone.
+/// Sends a LIST by name. Returns the membership of the Service; a Service with another uid counts as gone. So does a
+/// Service of another type, which is logged.
 async fn look_up(
     client: Client,
     availability: &ApiAvailability,
     selection: &Selection,
+    log: &ObjectLog,
     deleted: &DepartedService,
 ) -> kube::Result<Membership> {
     let (namespace, name) = deleted.key.parts();
@@ -244,7 +247,14 @@ async fn look_up(
         return Ok(Membership::Gone);
     }
     // A Service that can't be decoded exists: it counts as not selected, not as gone.
-    Ok(found.0.map_or(Membership::NotSelected, |service| selection.membership(&service)))
+    let Ok(service) = found.0 else { return Ok(Membership::NotSelected) };
+    if service.metadata.deletion_timestamp.is_none()
+        && let Some(type_) = service.spec.type_.as_deref().filter(|type_| *type_ != LOAD_BALANCER)
+    {
+        let key = &deleted.key;
+        log.info(key, format_args!("Service {key} is of type {} now: it counts as gone", value(type_)));
+    }
+    Ok(selection.membership(&service))
 }
 
 #[cfg(test)]
