@@ -85,7 +85,15 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     }
     let is_complete = notices.is_empty();
     let own_namespace = flags.own_namespace();
-    match (action, forwarding(&client, name, own_namespace.as_deref(), zones.clone()).await) {
+    let forwarding = forwarding(&client, name, own_namespace.as_deref(), zones.clone()).await;
+    // From outside of the cluster another machine may answer at the Service's address.
+    if own_namespace.is_some()
+        && let (StubAction::Print(_) | StubAction::Apply { .. }, Ok(forwarding)) = (&action, &forwarding)
+        && let Some(warning) = verify::unserved(forwarding).await
+    {
+        print_problem(&warning);
+    }
+    match (action, forwarding) {
         // lb-linker's Service may be gone already.
         (StubAction::Remove { ask }, _) => write_steps(&connection, to_remove(&dns, &zones), ask).await,
         (_, Err(error)) => exit_with_error(&error.to_string(), FAILED),

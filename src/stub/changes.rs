@@ -192,16 +192,18 @@ pub fn to_remove(dns: &ClusterDns, zones: &[String]) -> Vec<PlannedChange> {
         }
     }
     if steps.is_empty() {
-        let others: Vec<String> = others.into_iter().collect();
-        let others = if others.is_empty() {
-            String::new()
-        } else {
-            format!("; its blocks for {} stay, which another --zone takes out", others.join(", "))
-        };
         steps.push(PlannedChange::Done(format!(
             "no ConfigMap of the cluster DNS has a block of lb-linker for {}; what was added by hand has to be taken out by \
-             hand{others}",
+             hand",
             zones.join(", ")
+        )));
+    }
+    if !others.is_empty() {
+        let others: Vec<String> = others.into_iter().collect();
+        let names = others.join(", ");
+        let flags = others.iter().map(|zone| format!("--zone {zone}")).collect::<Vec<_>>().join(" ");
+        steps.push(PlannedChange::Done(format!(
+            "lb-linker's blocks for {names} stay: {flags} takes them out"
         )));
     }
     steps
@@ -242,14 +244,17 @@ fn steps_to_remove(
 /// DNS; with `needs_all`, also about a zone of *kubernetes* that isn't known.
 #[must_use]
 pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String], needs_all: bool) -> Option<String> {
-    let maps = [dns.config_map(COREDNS), dns.node_local()].into_iter().flatten();
-    let main = maps.filter_map(|map| Some((file_name(map, COREFILE), value(map, COREFILE)?)));
     // What can't be parsed is reported where it would be changed.
-    let corefiles = main.chain(imported(dns));
-    let domains: Vec<_> = corefiles
-        .filter_map(|(file, text)| Some(Corefile::parse(&file, text).ok()?.kubernetes_zones()))
-        .flatten()
-        .collect();
+    let parse = |map| Corefile::parse(&file_name(map, COREFILE), value(map, COREFILE)?).ok();
+    let main = dns.config_map(COREDNS).and_then(parse);
+    // The imported files may use snippets of the main one.
+    let of_imported = |(file, text): (String, _)| match &main {
+        Some(main) => main.parse_imported(&file, text).ok(),
+        None => Corefile::parse(&file, text).ok(),
+    };
+    let others: Vec<_> =
+        dns.node_local().and_then(parse).into_iter().chain(imported(dns).filter_map(of_imported)).collect();
+    let domains: Vec<_> = main.iter().chain(&others).flat_map(Corefile::kubernetes_zones).collect();
     let unknown = domains.iter().find(|domain| needs_all && !domain.is_known()).map(|domain| {
         let error = domain.position.error(
             "the plugin kubernetes has an environment variable of CoreDNS here, whose value isn't known, and so it isn't \

@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use futures::future::join_all;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, RecordType};
 use k8s_openapi::api::core::v1::ConfigMap;
+use tokio::time::timeout;
 
 use super::changes::{SERVER_KEY, file_name, imported, ports};
 use super::corefile::{Corefile, Listener, listeners};
@@ -24,6 +26,8 @@ use crate::query::{QueryError, Question};
 
 const LB_LINKER: &str = "lb-linker";
 const SOA: &str = "SOA";
+/// The time for lb-linker's answers about its zones.
+const UNSERVED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A resolver on the way from a Pod to lb-linker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,6 +152,32 @@ pub async fn ask(hops: Vec<ResolverHop>, expected: &Expected) -> Vec<QueriedReso
         (hop, seen)
     }))
     .await
+}
+
+/// Asks lb-linker's Service for each zone. Returns a sentence about the zones that it doesn't serve; `None` if there are
+/// none, or without an answer.
+pub async fn unserved(forwarding: &Forwarding) -> Option<String> {
+    let server = SocketAddr::new(*forwarding.addresses.first()?, forwarding.port);
+    let asked = join_all(forwarding.zones.iter().map(|zone| async move {
+        let mut name = Name::from_ascii(zone).ok()?;
+        name.set_fqdn(true);
+        let expected = Expected { name, qtype: RecordType::SOA, data: Vec::new() };
+        let hops = vec![ResolverHop { name: LB_LINKER, server }];
+        let asked = timeout(UNSERVED_TIMEOUT, ask(hops, &expected)).await.ok()?;
+        let (_, seen) = asked.into_iter().next()?;
+        let is_served =
+            seen.ok()?.data.iter().any(|data| data.starts_with("SOA ns.") && data.ends_with(zone));
+        (!is_served).then(|| zone.clone())
+    }));
+    let unserved: Vec<String> = asked.await.into_iter().flatten().collect();
+    (!unserved.is_empty()).then(|| {
+        format!(
+            "Service {} at {} doesn't serve {}: start lb-linker with the same --zone, or with a Corefile that has it",
+            forwarding.service,
+            address(server),
+            unserved.join(", ")
+        )
+    })
 }
 
 /// Returns record data as a link's target is written; `None` for types that no target has.

@@ -394,9 +394,11 @@ async fn second_zone_is_applied_beside_the_first() {
             && !out.contains("\n- # BEGIN lb-linker stub lb.internal"),
         "{out}"
     );
+    let stay = "\nlb-linker's blocks for lb.internal stay: --zone lb.internal takes them out\n";
+    assert!(out.contains(stay), "{out}");
     assert_eq!(corefile(&plane, "coredns"), format!("{main}{}", lines("lb.internal")));
     let out = run(&["--remove", "--zone", "lab.internal"]);
-    assert!(out.ends_with("; its blocks for lb.internal stay, which another --zone takes out\n"), "{out}");
+    assert!(out.ends_with(stay), "{out}");
     run(&["--remove"]);
     assert_eq!(data(&plane, "coredns"), json!({"Corefile": main}));
 }
@@ -704,6 +706,16 @@ async fn service_in_the_namespace_of_the_pod_is_taken() {
     assert_eq!(code, Some(1));
     assert!(err.ends_with("name one by --service NAMESPACE/NAME: dns/lb-linker, dns/second\n"), "{err}");
     is_found(in_pod(&["--service", "dns/second"]), "dns/second");
+
+    let address = Ipv4Addr::new(10, 0, 7, 7);
+    network::add_loopback_address(address).unwrap();
+    let linker = start_linker(&plane, address);
+    linker.ready().await;
+    let (_, _, err) =
+        in_pod(&["--service", "dns/lb-linker", "--zone", "lb.internal", "--zone", "lab.internal"]);
+    let unserved =
+        "lb-linker: Service dns/lb-linker at 10.0.7.7 doesn't serve lab.internal: start lb-linker with";
+    assert!(err.contains(unserved), "{err}");
 }
 
 #[tokio::test]
