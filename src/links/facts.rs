@@ -9,7 +9,7 @@ use super::age::age;
 use super::followers::{FollowerView, follower_view};
 use super::view::{LinkView, ViewState, selected, view};
 use crate::metrics::staleness::Staleness;
-use crate::model::excerpt::sentence;
+use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, Target};
 use crate::store::Store;
 use crate::sync::events::findings::Findings;
@@ -97,7 +97,7 @@ impl LinkFacts {
         }
         let of_override = shown.overridden_by.as_ref().and(self.findings.external_targets.get(&link.key));
         let own = [of_override, self.findings.services.get(&link.key)];
-        reasons.extend(own.into_iter().flatten().map(|why| sentence(&why).to_string().into()));
+        reasons.extend(own.into_iter().flatten().map(|why| paragraph(&why).to_string().into()));
         if self.leads_in_a_circle(link) {
             reasons.push("its target leads in a circle, so DNS answers SERVFAIL".into());
         }
@@ -120,7 +120,7 @@ impl LinkFacts {
             }
             ExternalTargetState::Conflict { why, at } => {
                 let at = at.map(|at| format!(", and points at {at}")).unwrap_or_default();
-                (ViewState::Conflict, format!("its external target is left alone: {}{at}", sentence(&why)))
+                (ViewState::Conflict, format!("its external target is left alone: {}{at}", paragraph(&why)))
             }
         };
         Some((state, why))

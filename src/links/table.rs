@@ -2,7 +2,7 @@
 
 use super::age::age;
 use super::view::{LinkView, ViewState};
-use crate::model::excerpt::printable;
+use crate::model::excerpt::{printable, sentence};
 
 /// What the table shows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,7 +73,8 @@ fn cell(link: &LinkView, column: &str, now: i64) -> String {
         "EXTERNAL TARGET" => link.external_target.clone(),
         "STATE" => link.state.to_string(),
         "AGE" => link.created.map_or_else(|| UNKNOWN.to_owned(), |created| age(now - created.as_second())),
-        _ => link.reason.as_deref().unwrap_or(NONE).to_owned(),
+        // `lb-linker links NAME` has the whole of it.
+        _ => sentence(link.reason.as_deref().unwrap_or(NONE)).to_string(),
     }
 }
 

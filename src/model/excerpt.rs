@@ -7,6 +7,7 @@ use std::fmt::Write;
 /// The maximum size of a quoted value, in bytes. A DNS name may have up to 253, but seldom has that many.
 const MAX_VALUE_BYTES: usize = 100;
 const MAX_SENTENCE_BYTES: usize = 600;
+const MAX_PARAGRAPH_BYTES: usize = 4_000;
 const MAX_EXAMPLES: usize = 3;
 const MORE: &str = "…";
 
@@ -28,6 +29,12 @@ pub fn value(text: &str) -> Excerpt<'_> {
 #[must_use]
 pub fn sentence(text: &str) -> Excerpt<'_> {
     Excerpt { text, most: MAX_SENTENCE_BYTES, quoted: false }
+}
+
+/// Returns a text of several sentences: at most 4,000 bytes of it, counted before escaping.
+#[must_use]
+pub fn paragraph(text: &str) -> Excerpt<'_> {
+    Excerpt { text, most: MAX_PARAGRAPH_BYTES, quoted: false }
 }
 
 /// Returns the text with control characters escaped, which terminals would obey, except those in `kept`.

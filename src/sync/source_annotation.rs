@@ -46,7 +46,7 @@ use crate::model::link::{Link, LinkChange};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::k8s::metrics::ApiMetrics;
-use decision::{AnnotatedService, Decision};
+use decision::{AnnotatedService, Decision, MalformedAnnotation};
 use deleted_links::DeletedLinks;
 use followers::{Follower, FollowerState, Followers};
 use index::{AnnotatedServices, FORBIDDEN_RETRY, IndexEvent};
@@ -291,10 +291,10 @@ impl SourceAnnotationController {
                     self.forget(&key);
                     self.memory.object_errors.set(&key, None);
                 }
-                IndexEvent::Malformed { key, uid, why } => {
+                IndexEvent::Malformed { key, uid, annotation: MalformedAnnotation { why, name } } => {
                     self.forget(&key);
                     let state = FollowerState::Refused(why.clone());
-                    let follower = Follower { source: None, name: String::new(), state };
+                    let follower = Follower { source: None, name, state };
                     self.context.followers.set(&key, Some(follower));
                     self.report_object_error(&key, &uid, &why, was_listed);
                 }

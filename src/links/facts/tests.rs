@@ -103,8 +103,11 @@ fn denied_or_ignored_parts_of_a_service_are_named() {
     set_external_target(&facts, ExternalTargetState::Missing);
     let both = format!("its external target doesn't exist; {ignored}");
     assert_eq!(shown(&facts), (ViewState::Degraded, both));
+    let long = format!("{} the end", "x".repeat(2_000));
+    facts.findings.services.set(&key(), Some(&long));
+    assert!(shown(&facts).1.ends_with(" the end"));
     facts.findings.services.set(&key(), Some(&"x".repeat(100_000)));
-    assert!(shown(&facts).1.len() < 2_000, "a hostile text is cut");
+    assert!(shown(&facts).1.len() < 4_100, "a hostile text is cut");
 }
 
 #[test]

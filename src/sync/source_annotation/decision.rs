@@ -33,26 +33,39 @@ pub(super) enum Decision {
     Refuse(String),
 }
 
+/// An annotation that names no link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MalformedAnnotation {
+    pub(super) why: String,
+    /// `spec.externalName`.
+    pub(super) name: String,
+}
+
 impl AnnotatedService {
     /// Reads the annotation of a Service. Returns an error if the annotation is malformed, and `None` if there is
     /// none, or if the Service is an external target, is being deleted or isn't of type ExternalName.
-    pub(super) fn of(service: &Service, target_namespace: Option<&str>) -> Option<Result<Self, String>> {
+    pub(super) fn of(
+        service: &Service,
+        target_namespace: Option<&str>,
+    ) -> Option<Result<Self, MalformedAnnotation>> {
         let text = service.annotation(SOURCE)?;
         let key = service.key();
         let external_target =
             target_namespace == Some(key.namespace()) && link_of_labels(&service.metadata).is_some();
-        let external_name = service.spec.type_.as_deref() == Some(EXTERNAL_NAME);
-        if external_target || !external_name || service.metadata.deletion_timestamp.is_some() {
+        let is_external_name = service.spec.type_.as_deref() == Some(EXTERNAL_NAME);
+        if external_target || !is_external_name || service.metadata.deletion_timestamp.is_some() {
             return None;
         }
+        let external_name = service.spec.external_name.clone().unwrap_or_default();
         let (namespace, name) = text.trim().split_once('/').unwrap_or((key.namespace(), text.trim()));
         if !names::is_label(namespace) || !names::is_label(name) {
-            return Some(Err(format!("annotation {SOURCE} {} isn't [<namespace>/]<service>", value(text))));
+            let why = format!("annotation {SOURCE} {} isn't [<namespace>/]<service>", value(text));
+            return Some(Err(MalformedAnnotation { why, name: external_name }));
         }
         Some(Ok(Self {
             source: ServiceKey::new(namespace, name),
             version: Precondition::of(&service.metadata),
-            name: service.spec.external_name.clone().unwrap_or_default(),
+            name: external_name,
             key,
         }))
     }
@@ -146,7 +159,7 @@ mod tests {
         })
     }
 
-    fn follower(service: Value) -> Option<Result<AnnotatedService, String>> {
+    fn follower(service: Value) -> Option<Result<AnnotatedService, MalformedAnnotation>> {
         AnnotatedService::of(&serde_json::from_value(service).unwrap(), Some("targets"))
     }
 
@@ -171,7 +184,9 @@ mod tests {
             assert_eq!(found.source.to_string(), expected);
         }
         for source in ["", "a/b/c", "/web", "shop/", "We b"] {
-            assert!(follower(service("app", source)).unwrap().unwrap_err().contains("isn't"), "{source}");
+            let malformed = follower(service("app", source)).unwrap().unwrap_err();
+            assert!(malformed.why.contains("isn't"), "{source}");
+            assert_eq!(malformed.name, "old.example");
         }
     }
 

@@ -14,7 +14,7 @@ use crate::model::service_key::ServiceKey;
 pub struct Follower {
     /// The link that the annotation names; `None` if the annotation is malformed.
     pub source: Option<ServiceKey>,
-    /// `spec.externalName`; empty if the annotation is malformed.
+    /// `spec.externalName`.
     pub name: String,
     pub state: FollowerState,
 }

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::decision::AnnotatedService;
+use super::decision::{AnnotatedService, MalformedAnnotation};
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog};
 use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
@@ -29,7 +29,7 @@ pub(super) enum IndexEvent {
     /// An annotated Service is new or has changed.
     Follower(ServiceKey),
     /// The annotation of a Service is malformed.
-    Malformed { key: ServiceKey, uid: Box<str>, why: String },
+    Malformed { key: ServiceKey, uid: Box<str>, annotation: MalformedAnnotation },
     /// A Service is gone, was recreated, has no annotation, or names another link than before.
     NoFollower(ServiceKey),
     /// The list of these objects is older than earlier data: etcd was restored.
@@ -153,7 +153,7 @@ impl IndexWatchState {
 struct ObservedAnnotation {
     key: ServiceKey,
     uid: Box<str>,
-    follower: Option<Result<AnnotatedService, String>>,
+    follower: Option<Result<AnnotatedService, MalformedAnnotation>>,
 }
 
 impl ObservedAnnotation {
@@ -354,9 +354,9 @@ impl AnnotatedServices {
                 self.known.insert(key.clone(), follower);
                 index_events.push(IndexEvent::Follower(key));
             }
-            Some(Err(why)) => {
+            Some(Err(annotation)) => {
                 self.forget(&key);
-                index_events.push(IndexEvent::Malformed { uid, key, why });
+                index_events.push(IndexEvent::Malformed { uid, key, annotation });
             }
             None => {
                 self.forget(&key);
