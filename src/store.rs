@@ -11,6 +11,7 @@ mod reverse_index;
 pub mod snapshot_links;
 mod update;
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -81,6 +82,8 @@ pub struct Store {
     silent_updates: watch::Sender<u64>,
     /// What keeps external targets from being written, for the user.
     sync_note: ArcSwapOption<String>,
+    /// Why the first list isn't complete yet, for the user.
+    list_note: ArcSwapOption<Cow<'static, str>>,
 }
 
 /// The origins of zones, in wire form.
@@ -112,6 +115,7 @@ impl Store {
             snapshot_links: ArcSwapOption::default(),
             silent_updates: watch::Sender::new(0),
             sync_note: ArcSwapOption::default(),
+            list_note: ArcSwapOption::default(),
         }
     }
 
@@ -835,6 +839,17 @@ impl Store {
     #[must_use]
     pub fn sync_note(&self) -> Option<Arc<String>> {
         self.sync_note.load_full()
+    }
+
+    /// Records why the first list isn't complete yet, as a clause.
+    pub fn set_list_note(&self, why: Cow<'static, str>) {
+        self.list_note.store(Some(Arc::new(why)));
+    }
+
+    /// Returns why the first list isn't complete yet; `None` if that isn't known.
+    #[must_use]
+    pub fn list_note(&self) -> Option<Arc<Cow<'static, str>>> {
+        self.list_note.load_full().filter(|_| !self.is_synced())
     }
 
     #[must_use]

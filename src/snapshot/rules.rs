@@ -1,6 +1,5 @@
 //! When a snapshot is used, refused, and written: pure decisions.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -9,7 +8,6 @@ use super::format::{Head, RecordedFlags};
 use crate::model::excerpt::sentence;
 use crate::store::snapshot_links::Age;
 use crate::sync::k8s::client::ClusterIdentity;
-use crate::sync::source::first_list::FirstList;
 
 /// Time from the start after which DNS answers from the snapshot if the first list isn't complete.
 pub(super) const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -61,15 +59,6 @@ pub(super) fn check(head: &Head, cluster: &ClusterIdentity, now: &RecordedFlags)
         && (now.selector.is_empty() || now.selector == then.selector)
         && now.hostname_annotations == then.hostname_annotations;
     if is_within { Ok(()) } else { Err(Unusable::OtherSettings) }
-}
-
-/// Returns why there is no complete list yet, as a clause.
-pub(super) fn reason(first_list: FirstList) -> Cow<'static, str> {
-    match first_list {
-        FirstList::Awaited | FirstList::Failed { code: 0 } => "the API server doesn't answer".into(),
-        FirstList::Arriving => "the list of load balancers isn't complete yet".into(),
-        FirstList::Failed { code } => format!("the API server answers {code}").into(),
-    }
 }
 
 /// Returns the pause after a write that took this time: ten times as long, and at least [`WRITE_INTERVAL`].

@@ -145,7 +145,7 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
             warn!("the snapshot {path} isn't used: it has no link with a target that the flags allow");
             return Ok(());
         }
-        let reason = rules::reason(*first_list.borrow_and_update());
+        let reason = first_list.borrow_and_update().reason();
         let snapshot_links =
             Arc::new(SnapshotLinks::new(Arc::new(links), taken, age + read.elapsed(), reason.clone()));
         if !store.set_snapshot_links(Some(Arc::clone(&snapshot_links))) {
@@ -188,7 +188,7 @@ async fn wait(
             }
             Ok(()) = policy.changed() => return true,
             Ok(()) = first_list.changed() => {
-                snapshot_links.set_reason(rules::reason(*first_list.borrow_and_update()));
+                snapshot_links.set_reason(first_list.borrow_and_update().reason());
             }
             () = sleep_until_opt(end) => {
                 store.set_snapshot_links(None);

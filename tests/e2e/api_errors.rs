@@ -29,7 +29,8 @@ async fn unreachable_api_server_at_start_is_retried() {
         assert_eq!(show(&answer), "Server Failure aa rd |  |  | ", "{question}");
         assert!(answer.edns.unwrap().options().as_ref().iter().any(|(code, _)| u16::from(*code) == 15));
     }
-    assert_eq!(linker.get_ready(), (503, "lb_linker".to_owned()));
+    let waiting = "lb_linker\nthe load balancers haven't been read yet: the API server doesn't answer";
+    assert_eq!(linker.get_ready(), (503, waiting.to_owned()));
     assert_eq!(linker.get_health(), (200, "OK".to_owned()));
 
     plane.start_apiserver();

@@ -192,8 +192,11 @@ impl Plugin for LbLinker {
 
     fn note(&self) -> Option<String> {
         let snapshot_links = if self.store.is_synced() { None } else { self.store.snapshot_links() };
+        let reading = self.store.list_note().filter(|_| snapshot_links.is_none());
+        let reading = reading.map(|why| format!("the load balancers haven't been read yet: {why}"));
         let snapshot = snapshot_links.map(|snapshot_links| snapshot_links.to_string());
-        let notes = snapshot.into_iter().chain(self.store.sync_note().map(|note| note.to_string()));
+        let notes =
+            snapshot.or(reading).into_iter().chain(self.store.sync_note().map(|note| note.to_string()));
         let notes: Vec<String> = notes.collect();
         (!notes.is_empty()).then(|| notes.join("\n"))
     }

@@ -51,15 +51,17 @@ pub fn health() -> Router {
 }
 
 /// Returns the router of `/ready`: if all plugins are ready, 200 with the notes of the plugins or `OK`; otherwise 503
-/// with the names of the plugins that aren't ready.
+/// with the names of the plugins that aren't ready, and the notes below.
 pub fn ready(servers: watch::Receiver<Servers>) -> Router {
     let answer = move || {
         let (waiting, notes) = (not_ready(&servers.borrow()), notes(&servers.borrow()));
         async move {
-            if waiting.is_empty() {
-                (StatusCode::OK, if notes.is_empty() { "OK".to_owned() } else { notes })
-            } else {
-                (StatusCode::SERVICE_UNAVAILABLE, waiting)
+            match (waiting.is_empty(), notes.is_empty()) {
+                (true, true) => (StatusCode::OK, "OK".to_owned()),
+                (true, false) => (StatusCode::OK, notes),
+                (false, true) => (StatusCode::SERVICE_UNAVAILABLE, waiting),
+                // The first line is as in CoreDNS.
+                (false, false) => (StatusCode::SERVICE_UNAVAILABLE, format!("{waiting}\n{notes}")),
             }
         }
     };

@@ -335,7 +335,10 @@ impl ServiceWatcher {
             Ok(_) => return,
         };
         if !self.store.is_synced() {
-            self.first_list.send_if_modified(|known| std::mem::replace(known, state) != state);
+            let is_news = self.first_list.send_if_modified(|known| std::mem::replace(known, state) != state);
+            if is_news {
+                self.store.set_list_note(state.reason());
+            }
         }
     }
 

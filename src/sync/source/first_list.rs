@@ -1,5 +1,7 @@
 //! What is known about the first list of load balancers.
 
+use std::borrow::Cow;
+
 /// The state of the first list, before it is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FirstList {
@@ -13,6 +15,16 @@ pub enum FirstList {
 }
 
 impl FirstList {
+    /// Returns why there is no complete list yet, as a clause.
+    #[must_use]
+    pub fn reason(self) -> Cow<'static, str> {
+        match self {
+            Self::Awaited | Self::Failed { code: 0 } => "the API server doesn't answer".into(),
+            Self::Arriving => "the list of load balancers isn't complete yet".into(),
+            Self::Failed { code } => format!("the API server answers {code}").into(),
+        }
+    }
+
     /// Returns whether the API server has refused the list, or can't produce it, so that a retry soon would fail, too.
     #[must_use]
     pub fn is_refused(self) -> bool {
