@@ -1,10 +1,13 @@
 //! Starts the tasks that read load balancers and write external targets.
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::info;
@@ -45,6 +48,9 @@ use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::source_annotation;
 use crate::takeover::finalizers;
+
+/// The time for which the look at a foreign Lease isn't logged.
+const SILENT_LOOK: Duration = Duration::from_millis(500);
 
 pub(super) enum SyncSource {
     Cluster {
@@ -88,7 +94,7 @@ impl SyncSource {
         };
         info!("API server {server}");
         if let Some((namespace, lease)) = flags.foreign_lease()
-            && let Some(holder) = living_holder(&client, &namespace, &lease).await
+            && let Some(holder) = foreign_holder(&client, &namespace, &lease).await
         {
             return Err(RunError::Led { namespace, lease, holder });
         }
@@ -492,6 +498,19 @@ impl SyncSource {
         ));
         leadership
     }
+}
+
+/// Returns the holder of a Lease if it renews the Lease. Logs that it waits for that.
+async fn foreign_holder(client: &kube::Client, namespace: &str, lease: &str) -> Option<String> {
+    let mut looking = pin!(living_holder(client, namespace, lease));
+    if let Ok(holder) = timeout(SILENT_LOOK, &mut looking).await {
+        return holder;
+    }
+    info!(
+        "waiting for Lease {namespace}/{lease}: whether an lb-linker in the cluster renews it shows within the duration of \
+         the Lease, 15 s by default"
+    );
+    looking.await
 }
 
 /// Returns an empty store for these zones and this source.
