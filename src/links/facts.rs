@@ -76,9 +76,13 @@ impl LinkFacts {
             .wrapping_add(self.followers.version())
     }
 
-    /// Returns a line about the age of the views, if the API server can't be reached or is silent.
+    /// Returns a line about the age of the views, if the API server can't be reached or is silent, or about manifests that
+    /// can't be used.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
+        if let Some(broken) = self.findings.broken_manifests.load_full() {
+            return Some(broken.to_string());
+        }
         let seen = self.staleness.least_recent(&WATCHES)?;
         notice(seen.elapsed(), self.availability.unreachable_since().is_some())
     }

@@ -10,6 +10,7 @@ use crate::harness::dns::{answers, short};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::programs::programs;
 use crate::harness::{eventually, replace_file};
+use crate::links::{links_of, text};
 
 fn service(name: &str, host: &str) -> String {
     format!(
@@ -635,11 +636,20 @@ async fn broken_external_target_keeps_its_last_content() {
     replace_file(&file, &broken);
     let line = linker.line(&format!("{}:8:3: unknown field \"spec.ttl\"", file.display())).await;
     assert!(line.ends_with("its last good content stays in force"), "{line}");
+    let admin = linker.admin().await;
+    let notice = || text(&links_of(admin, &[]).stderr);
+    let expected = format!("manifests with errors: {}:8:3: unknown field", file.display());
+    assert!(notice().contains(&expected), "{}", notice());
     replace_file(&file, broken.replace("  ttl: 5\n", ""));
     linker
         .line(&format!("{}:7:29: spec.sources[1].hostname: use addresses for an IP address", file.display()))
         .await;
     assert_eq!(short(linker.dns, "web-default.lb.internal. CNAME").await, "lb.example.com.");
+    replace_file(&file, external_target("web", ""));
+    let is_mended = || async { (!notice().contains("manifests with errors")).then_some(()) };
+    eventually("the end of the notice", is_mended).await;
+    replace_file(&file, broken.replace("  ttl: 5\n", ""));
+    linker.line("xt.yaml:7:29: spec.sources[1].hostname").await;
     drop(linker);
     // At the start, a broken manifest is an error.
     let output = run_to_end(["--manifests", directory.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]);

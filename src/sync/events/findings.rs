@@ -1,6 +1,10 @@
 //! What is wrong with objects at present, for `lb-linker links` and the status page: the facts of the log lines and
 //! Events, as long as they hold.
 
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+
 use crate::sync::k8s::errors::ObjectTexts;
 
 #[derive(Clone, Debug, Default)]
@@ -9,6 +13,8 @@ pub struct Findings {
     pub services: ObjectTexts,
     /// Why ExternalTargets aren't Ready, or are Degraded.
     pub external_targets: ObjectTexts,
+    /// The manifests that aren't used as they are now, as a sentence.
+    pub broken_manifests: Arc<ArcSwapOption<String>>,
 }
 
 impl Findings {

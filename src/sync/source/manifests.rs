@@ -29,7 +29,7 @@ use super::own_targets::own_hosts;
 use super::selection::{Membership, Selection};
 use super::unselected::UnselectedServices;
 use crate::api::external_target::ExternalTarget;
-use crate::model::excerpt::{located, value};
+use crate::model::excerpt::{examples, located, value};
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
@@ -111,6 +111,7 @@ impl ManifestSource {
                 for notice in std::mem::take(&mut files.notices) {
                     warn!("{notice}");
                 }
+                findings.broken_manifests.store(files.broken().map(Arc::new));
                 self.update_kept(&files, &mut kept);
                 let list = files.services(&self.selection, &self.hostname_policy, &mut object_errors);
                 (
@@ -278,6 +279,8 @@ struct ManifestFile {
     objects: Objects,
     /// Whether the file has ever been valid.
     had_valid_content: bool,
+    /// The first error of the present content.
+    error: Option<String>,
 }
 
 /// The objects of a file that are used.
@@ -338,6 +341,12 @@ impl Objects {
 impl ManifestFile {
     /// Takes the objects of a new content, and returns its errors.
     fn take(&mut self, read: Result<Objects, String>) -> Vec<FileError> {
+        let errors = self.errors_of(read);
+        self.error = errors.first().map(ToString::to_string);
+        errors
+    }
+
+    fn errors_of(&mut self, read: Result<Objects, String>) -> Vec<FileError> {
         let mut objects = match read {
             Ok(objects) => objects,
             Err(error) => {
@@ -375,12 +384,19 @@ impl ManifestFiles {
                 Err(error) => {
                     let error = Err(format!("{}: {error}", path.display()));
                     self.errors.extend(file.take(error));
+                    file.content = None;
                 }
             }
             self.by_name.insert(path, file);
         }
         self.report_twice();
         Ok(())
+    }
+
+    /// Returns a sentence about the files whose present content isn't used, or only in part.
+    fn broken(&self) -> Option<String> {
+        let errors: Vec<&String> = self.by_name.values().filter_map(|file| file.error.as_ref()).collect();
+        (!errors.is_empty()).then(|| format!("manifests with errors: {}", examples(errors)))
     }
 
     /// Returns whether there is a file that has never been valid.
