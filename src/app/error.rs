@@ -9,7 +9,6 @@ use crate::cli::error::InputError;
 use crate::cli::flags::ConfigError;
 use crate::dns::corefile::CorefileError;
 use crate::dns::server::error::ServerError;
-use crate::model::excerpt::value;
 use crate::sync::k8s::client::ClientError;
 use crate::sync::k8s::errors::{ListError, WatchLog};
 
@@ -34,14 +33,6 @@ pub enum RunError {
         server: String,
         error: ListError,
     },
-    /// An lb-linker in the cluster writes the same objects.
-    #[error(
-        "{} leads by Lease {namespace}/{lease}, and this process, which takes part in no election, would write the same \
-         objects: give --sync plan, which only logs the writes, or an --instance NAME and a --target-namespace of its \
-         own, or remove the other one, which then answers no DNS any more",
-        value(holder)
-    )]
-    Led { namespace: String, lease: String, holder: String },
     /// `lb-linker links` couldn't read the load balancers in time.
     #[error("the load balancers weren't read within {} s: see the warnings above", .0.as_secs())]
     LinksNotRead(Duration),
@@ -71,7 +62,6 @@ impl RunError {
             Self::QueryLogThread(_)
             | Self::SyncThread(_)
             | Self::NotListed { .. }
-            | Self::Led { .. }
             | Self::LinksNotRead(_)
             | Self::FollowersNotRead(_)
             | Self::Instance { .. } => false,

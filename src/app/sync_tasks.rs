@@ -1,13 +1,10 @@
 //! Starts the tasks that read load balancers and write external targets.
 
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::info;
@@ -24,7 +21,7 @@ use crate::store::{OnGone, Store};
 use crate::sync::alerts::requests::RuleRequests;
 use crate::sync::alerts::{self, AlertsContext};
 use crate::sync::controller::supervisor::{SyncError, supervise};
-use crate::sync::election::observer::living_holder;
+use crate::sync::election::observer::WriteGuard;
 use crate::sync::election::term::unix_now;
 use crate::sync::election::{Election, ElectionConfig, KnownLeader, Leadership};
 use crate::sync::events::link_log::LinkReporter;
@@ -48,9 +45,6 @@ use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::source_annotation;
 use crate::takeover::finalizers;
-
-/// The time for which the look at a foreign Lease isn't logged.
-const SILENT_LOOK: Duration = Duration::from_millis(500);
 
 pub(super) enum SyncSource {
     Cluster {
@@ -93,11 +87,6 @@ impl SyncSource {
             connect(kubeconfig, context).await?
         };
         info!("API server {server}");
-        if let Some((namespace, lease)) = flags.foreign_lease()
-            && let Some(holder) = foreign_holder(&client, &namespace, &lease).await
-        {
-            return Err(RunError::Led { namespace, lease, holder });
-        }
         let namespace = flags.target_namespace.clone();
         let of_server = identity.clone();
         let availability = ApiAvailability::of(move || of_server.borrow().server.clone());
@@ -470,11 +459,23 @@ impl SyncSource {
     ) -> Leadership {
         let writes = self.backend().is_some() && flags.sync_mode() == SyncMode::On;
         metrics.election.sync_enabled.set(i64::from(writes));
-        let Self::Cluster { client, availability, election_config: Some(election_config), leader, .. } = self
-        else {
+        let Self::Cluster { client, availability, election_config, leader, .. } = self else {
             metrics.election.leader.set(i64::from(writes));
-            let in_cluster = writes && matches!(self, Self::Cluster { .. });
-            return if in_cluster {
+            return Leadership::unconditional();
+        };
+        let supervisor = Arc::clone(&metrics.supervisor);
+        let stop = end.events_sent.clone();
+        let Some(election_config) = election_config else {
+            if let Some(lease) = flags.foreign_lease().filter(|_| writes) {
+                let guard =
+                    WriteGuard::new(client.clone(), lease, Arc::clone(&metrics.election), leader.clone());
+                let leadership = guard.leadership();
+                let run = (stop.clone(), move || guard.clone().run(stop.clone()));
+                tasks.spawn(supervise("the look-out for other leaders", run.0, supervisor, run.1));
+                return leadership;
+            }
+            metrics.election.leader.set(i64::from(writes));
+            return if writes {
                 Leadership::without_election(unix_now())
             } else {
                 Leadership::unconditional()
@@ -489,28 +490,10 @@ impl SyncSource {
             leader.clone(),
         );
         let leadership = election.leadership();
-        let release = end.events_sent.clone();
-        tasks.spawn(supervise(
-            "the leader election",
-            release.clone(),
-            Arc::clone(&metrics.supervisor),
-            move || election.clone().run(release.clone()),
-        ));
+        let run = (stop.clone(), move || election.clone().run(stop.clone()));
+        tasks.spawn(supervise("the leader election", run.0, supervisor, run.1));
         leadership
     }
-}
-
-/// Returns the holder of a Lease if it renews the Lease. Logs that it waits for that.
-async fn foreign_holder(client: &kube::Client, namespace: &str, lease: &str) -> Option<String> {
-    let mut looking = pin!(living_holder(client, namespace, lease));
-    if let Ok(holder) = timeout(SILENT_LOOK, &mut looking).await {
-        return holder;
-    }
-    info!(
-        "waiting for Lease {namespace}/{lease}: whether an lb-linker in the cluster renews it shows within the duration of \
-         the Lease, 15 s by default"
-    );
-    looking.await
 }
 
 /// Returns an empty store for these zones and this source.

@@ -26,7 +26,8 @@ const WITHOUT_EXTERNAL_TARGETS: &str =
     "ExternalTargets aren't used, because their CRD isn't installed: deploy/crd/";
 
 /// Checks flags and files without opening a port. With `ask_cluster`, also asks the API server whether each required
-/// permission is granted, tries a dry-run creation, and looks for the objects of another instance.
+/// permission is granted, looks for another leader, tries a dry-run creation, and looks for the objects of another
+/// instance.
 ///
 /// # Errors
 /// If the flags, the Corefile or the directory of manifests can't be used, or no client for the cluster can be made.
@@ -79,8 +80,8 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     Ok(check_report)
 }
 
-/// Asks the API server for permissions, tries an external target, and looks for another instance. Ends with the first
-/// request that has no usable answer.
+/// Asks the API server for permissions, looks for another leader, tries an external target, and looks for another
+/// instance. Ends with the first request that has no usable answer.
 async fn check_cluster(check_report: &mut CheckReport, flags: &Flags) -> Result<(), InputError> {
     let ClientConnection { client, server, .. } =
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
@@ -102,6 +103,12 @@ async fn check_cluster(check_report: &mut CheckReport, flags: &Flags) -> Result<
         }
         Some(false) => check_report.lines.push(WITHOUT_EXTERNAL_TARGETS.to_owned()),
         None => {}
+    }
+    if let Some(lease) = flags.foreign_lease() {
+        match lease.find_leader(&client).await {
+            Ok(leader) => check_report.cluster_errors.extend(leader),
+            Err(why) => check_report.lines.push(format!("{why}; so a leader in the cluster isn't noticed")),
+        }
     }
     if flags.sync_mode() == SyncMode::On {
         dry_run::dry_run_create(check_report, client.clone(), &flags.target_namespace).await;

@@ -4,11 +4,16 @@ use clap::{Args, ValueEnum};
 
 use super::flags::{ConfigError, Flags};
 use super::parsers::{identity, object_name};
+use crate::model::names::is_label;
 use crate::sync::election::ElectionConfig;
+use crate::sync::election::observer::ForeignLease;
 use crate::sync::external_target::decision::SyncMode;
 
 /// The file from which a Pod reads its namespace.
 const ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// The name of the Lease of `deploy/`.
+const LEASE_NAME: &str = "lb-linker";
 
 /// The namespace in which `deploy/` runs lb-linker.
 const DEPLOY_NAMESPACE: &str = "lb-linker";
@@ -37,12 +42,12 @@ pub struct ElectionFlags {
     )]
     pub leader_election: Option<LeaderElection>,
 
-    /// Name of the Lease
+    /// Name of the Lease; outside a Pod --instance NAMESPACE/NAME names the Lease, unless this flag has another value
     #[arg(
         long,
         value_name = "NAME",
         env = "LB_LINKER_LEASE_NAME",
-        default_value = "lb-linker",
+        default_value = LEASE_NAME,
         value_parser = object_name,
         help_heading = "Leader election"
     )]
@@ -111,15 +116,16 @@ impl Flags {
         let pod = environment.pod_name.clone();
         let pods_namespace = environment.pod_namespace.clone();
         let identity = self.identity_in(&environment);
-        let (namespace, pod) = if how == LeaderElection::Life {
+        let (namespace, lease, pod) = if how == LeaderElection::Life {
             let (Some(pod), Some(namespace)) = (pod, pods_namespace) else {
                 return Err(ConfigError::LifeOutsideAPod);
             };
-            (namespace, Some(pod))
+            (namespace, self.election.lease_name.clone(), Some(pod))
         } else {
-            (self.lease_namespace_in(&environment), None)
+            let (namespace, lease) = self.lease_in(&environment);
+            (namespace, lease, None)
         };
-        Ok(Some(ElectionConfig { namespace, lease: self.election.lease_name.clone(), identity, pod }))
+        Ok(Some(ElectionConfig { namespace, lease, identity, pod }))
     }
 
     /// Returns the sync mode. Outside a Pod the current kubeconfig may name any cluster, so writes need a flag.
@@ -159,10 +165,18 @@ impl Flags {
         own.filter(|_| self.is_own_cluster(environment)).cloned()
     }
 
-    /// Returns the namespace of a Lease that the leader renews: the Pod's namespace, or the target namespace if
-    /// lb-linker doesn't run in the cluster that it uses.
-    fn lease_namespace_in(&self, environment: &Environment) -> String {
-        self.own_namespace_in(environment).unwrap_or_else(|| self.target_namespace.clone())
+    /// Returns the namespace and the name of a Lease that the leader renews. If lb-linker doesn't run in the cluster that
+    /// it uses, that is the Lease of the installation that `--instance` names, or one in the target namespace.
+    fn lease_in(&self, environment: &Environment) -> (String, String) {
+        let name = self.election.lease_name.clone();
+        if let Some(namespace) = self.own_namespace_in(environment) {
+            return (namespace, name);
+        }
+        match self.instance.as_deref().and_then(lease_of_instance) {
+            Some((namespace, lease)) if name == LEASE_NAME => (namespace.to_owned(), lease.to_owned()),
+            Some((namespace, _)) => (namespace.to_owned(), name),
+            None => (self.target_namespace.clone(), name),
+        }
     }
 
     /// Returns the name of the installation that owns the external targets.
@@ -181,7 +195,7 @@ impl Flags {
     fn instance_namespace_in(&self, environment: &Environment) -> String {
         let has_lease = self.election.leader_election.is_some_and(|how| how != LeaderElection::Off);
         if has_lease || self.is_own_cluster(environment) {
-            self.lease_namespace_in(environment)
+            self.lease_in(environment).0
         } else {
             DEPLOY_NAMESPACE.to_owned()
         }
@@ -190,20 +204,19 @@ impl Flags {
     /// Returns the namespace and the name of the Lease of the installation in the cluster whose objects this process would
     /// write without an election; `None` if it writes nothing, takes part in an election, or runs in that cluster.
     #[must_use]
-    pub fn foreign_lease(&self) -> Option<(String, String)> {
+    pub fn foreign_lease(&self) -> Option<ForeignLease> {
         self.foreign_lease_in(&Environment::detect())
     }
 
-    fn foreign_lease_in(&self, environment: &Environment) -> Option<(String, String)> {
+    fn foreign_lease_in(&self, environment: &Environment) -> Option<ForeignLease> {
         let writes = self.manifests.is_none() && self.sync_mode_in(environment) == SyncMode::On;
         let is_elected = !matches!(self.election_config_in(environment.clone()), Ok(None));
         if !writes || is_elected || self.is_own_cluster(environment) {
             return None;
         }
-        // The default name of an installation is that of its Lease.
         let instance = self.instance_in(environment);
-        let (namespace, lease) = instance.split_once('/')?;
-        Some((namespace.to_owned(), lease.to_owned()))
+        let (namespace, name) = lease_of_instance(&instance)?;
+        Some(ForeignLease { namespace: namespace.to_owned(), name: name.to_owned() })
     }
 
     /// Returns the name of this replica in the Lease and in Events.
@@ -229,6 +242,11 @@ impl Flags {
             ("--identity", identity),
         ]
     }
+}
+
+/// Returns the namespace and the name of the Lease of an installation, which its default name consists of.
+fn lease_of_instance(instance: &str) -> Option<(&str, &str)> {
+    instance.split_once('/').filter(|(namespace, name)| is_label(namespace) && object_name(name).is_ok())
 }
 
 #[cfg(test)]
@@ -308,6 +326,21 @@ mod tests {
             &["--leader-election=lease", "--identity=me", "--lease-name=mine"],
             ["external-targets", "mine", "me", ""],
         );
+        takes_part(
+            outside(),
+            &["--leader-election=lease", "--instance=lb-linker/lb-linker"],
+            ["lb-linker", "lb-linker", "host", ""],
+        );
+        takes_part(
+            outside(),
+            &["--leader-election=lease", "--instance=infra/blue"],
+            ["infra", "blue", "host", ""],
+        );
+        takes_part(
+            in_pod(),
+            &["--leader-election=lease", "--instance=infra/blue"],
+            ["lb-linker", "lb-linker", "lb-linker-7d9f", ""],
+        );
         // The Pod isn't in the cluster of the kubeconfig.
         takes_part(
             in_pod(),
@@ -354,7 +387,9 @@ mod tests {
     fn lease_of_the_installation_is_looked_at_without_election() {
         let foreign = |environment: Environment, arguments: &[&str]| {
             let flags = TestCli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
-            flags.foreign_lease_in(&environment).map(|(namespace, lease)| format!("{namespace} {lease}"))
+            flags
+                .foreign_lease_in(&environment)
+                .map(|ForeignLease { namespace, name }| format!("{namespace} {name}"))
         };
         for (arguments, expected) in [
             (&["--sync=on"][..], Some("lb-linker lb-linker")),

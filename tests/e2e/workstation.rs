@@ -6,14 +6,16 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::harness::cluster::{Cluster, Ingress};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end};
-use crate::harness::{cluster_with_target, eventually};
+use crate::harness::{LINKER, cluster_with_target, eventually, permission};
 use crate::recreation::wait_for_external_target;
 
 async fn balancer(cluster: &Cluster, namespace: &str) {
@@ -113,57 +115,113 @@ async fn pod_or_explicit_flag_enables_writes() {
     }
 }
 
+/// Renews a Lease every 200 ms, as its holder does, until it is dropped.
+fn renewing(leases: &Api<Lease>, name: &'static str, holder: &'static str) -> AbortOnDropHandle<()> {
+    let leases = leases.clone();
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        let spec = json!({"holderIdentity": holder, "leaseDurationSeconds": 3});
+        let lease = json!({"metadata": {"name": name}, "spec": spec});
+        let _ = leases.create(&PostParams::default(), &serde_json::from_value(lease).unwrap()).await;
+        loop {
+            let spec = json!({"spec": {"holderIdentity": holder, "renewTime": MicroTime(Timestamp::now())}});
+            leases.patch(name, &PatchParams::default(), &Patch::Merge(spec)).await.unwrap();
+            sleep(Duration::from_millis(200)).await;
+        }
+    }))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writes_beside_a_leader_in_the_cluster_are_refused() {
+async fn process_without_election_leaves_writes_to_a_leader() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("led").await;
+    balancer(&cluster, &namespace).await;
+    let object = format!("web-{namespace}-ext");
+    let set = async |host: &'static str| {
+        cluster.set_ingress(&namespace, "web", &[Ingress::Hostname(host)]).await;
+    };
+    let written = async |host: &str| drop(wait_for_external_target(&cluster, &target, &object, host).await);
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let kubeconfig = kubeconfig.to_str().unwrap();
     let instance = format!("{namespace}/blue");
-    let args =
-        ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target, "--upstream", "none"];
-    let args =
-        [&args[..], &["--watch-namespaces", &namespace, "--instance", &instance, "--sync", "on"]].concat();
-    let starts = async || Linker::start_bare(&[], &args).ready().await;
-    starts().await;
+    let args = ["--kubeconfig", kubeconfig, "--target-namespace", &target, "--instance", &instance];
+    let args = [&args[..], &["--watch-namespaces", &namespace, "--upstream", "none"]].concat();
+    let unelected = [&args[..], &["--sync", "on"]].concat();
 
-    let leases: Api<Lease> = Api::namespaced(plane.admin_client().await, &namespace);
-    let lease =
-        json!({"metadata": {"name": "blue"}, "spec": {"holderIdentity": "pod-1", "leaseDurationSeconds": 3}});
-    leases.create(&PostParams::default(), &serde_json::from_value(lease).unwrap()).await.unwrap();
-    let renew = async |holder: &str| {
-        let spec = json!({"spec": {"holderIdentity": holder, "renewTime": MicroTime(Timestamp::now())}});
-        leases.patch("blue", &PatchParams::default(), &Patch::Merge(spec)).await.unwrap();
-    };
-    let refused = async || {
-        let args = args.clone().into_iter().map(ToOwned::to_owned).collect::<Vec<String>>();
-        let run = tokio::task::spawn_blocking(|| run_to_end(args));
-        let renewing = async {
-            loop {
-                renew("pod-1").await;
-                sleep(Duration::from_millis(200)).await;
-            }
-        };
-        let output = tokio::select! {
-            output = run => output.unwrap(),
-            () = renewing => unreachable!(),
-        };
-        assert_eq!(output.status.code(), Some(1));
-        String::from_utf8(output.stderr).unwrap()
-    };
     // Without the permission to read the Lease.
-    starts().await;
+    let linker = Linker::start_bare(&[], &unelected);
+    let line = linker.line(&format!("can't get Lease {instance}")).await;
+    assert!(line.contains("WARN") && line.contains("may write the same objects"), "{line}");
+    written("a.example.com").await;
+    drop(linker);
+
     let name = ["-n", &namespace, "create"];
-    plane.kubectl(&[&name[..], &["role", "leases", "--verb=get", "--resource=leases"]].concat());
+    let role = ["role", "leases", "--verb=get,create,update", "--resource=leases"];
+    plane.kubectl(&[&name[..], &role].concat());
     let account = "--serviceaccount=lb-linker:lb-linker";
     plane.kubectl(&[&name[..], &["rolebinding", "leases", "--role=leases", account]].concat());
-    let error = refused().await;
-    let expected =
-        format!("\"pod-1\" leads by Lease {instance}, and this process, which takes part in no election");
-    assert!(error.contains(&expected), "{error}");
-    // The Lease isn't renewed any more, and then it is released.
-    starts().await;
-    renew("").await;
-    starts().await;
+    permission(plane, true, &["get", "leases", "-n", &namespace, LINKER]).await;
+    let linker = Linker::start_bare(&[], &unelected);
+    set("b.example.com").await;
+    written("b.example.com").await;
+    linker.counts("lb_linker_leader", 1.0).await;
+
+    // A leader that comes later is noticed.
+    let leases: Api<Lease> = Api::namespaced(plane.admin_client().await, &namespace);
+    let leader = renewing(&leases, "blue", "pod-1");
+    let line = linker.line(&format!("\"pod-1\" leads by Lease {instance}")).await;
+    assert!(
+        line.contains("WARN") && line.contains(&format!("--leader-election lease --instance {instance}"))
+    );
+    linker.counts("lb_linker_leader", 0.0).await;
+    set("c.example.com").await;
+    answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "c.example.com.").await;
+    // A leader that is there at the start is found, too, also by `check`.
+    let second = Linker::start_bare(&[], &unelected);
+    second.line(&format!("\"pod-1\" leads by Lease {instance}")).await;
+    let check = [&["check", "--cluster"], &unelected[..]].concat();
+    let check: Vec<String> = check.into_iter().map(ToOwned::to_owned).collect();
+    let check = tokio::task::spawn_blocking(|| run_to_end(check)).await.unwrap();
+    let problems = String::from_utf8(check.stderr).unwrap();
+    assert!(problems.contains(&format!("\"pod-1\" leads by Lease {instance}")), "{problems}");
+    assert_eq!((linker.writes(), second.writes()), (1.0, 0.0));
+    drop(second);
+    // With the flags that the warning names, a process takes part in the election of that leader.
+    let elected = Linker::start_bare(&[], [&args[..], &["--leader-election", "lease"]].concat());
+    elected.line("pod-1 leads").await;
+    assert_eq!(elected.writes(), 0.0);
+    drop(elected);
+    let present = cluster.get_service(&target, &object).await.unwrap().spec.unwrap().external_name;
+    assert_eq!(present.as_deref(), Some("b.example.com"));
+
+    // The leader is gone: the process writes again.
+    drop(leader);
+    linker.line(&format!("no process leads by Lease {instance} any more")).await;
+    written("c.example.com").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_is_noticed_after_a_start_in_an_outage() {
+    let plane = ControlPlane::lend();
+    let cluster = plane.cluster().await;
+    balancer(&cluster, "default").await;
+    // With leader-for-life the Lease isn't renewed.
+    let leases: Api<Lease> = Api::namespaced(plane.admin_client().await, "lb-linker");
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "name": "pod-1", "uid": "1"});
+    let lease = json!({"metadata": {"name": "lb-linker", "ownerReferences": [pod]},
+        "spec": {"holderIdentity": "pod-1"}});
+    leases.create(&PostParams::default(), &serde_json::from_value(lease).unwrap()).await.unwrap();
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    plane.stop_apiserver();
+    let args = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--sync", "on", "--upstream", "none"];
+    let linker = Linker::start_bare(&[], args);
+    linker.line("can't be reached").await;
+    assert_eq!(linker.metric("lb_linker_leader"), Some(0.0));
+    plane.start_apiserver();
+    linker.line("\"pod-1\" leads by Lease lb-linker/lb-linker").await;
+    answers(linker.dns, "web-default.lb.internal. CNAME", "a.example.com.").await;
+    assert_eq!(linker.writes(), 0.0);
+    leases.delete("lb-linker", &DeleteParams::default()).await.unwrap();
+    wait_for_external_target(&cluster, "external-targets", "web-default-ext", "a.example.com").await;
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::clock::{self, BootInstant, Clock};
+use super::elector::Timing;
 use super::fence::Fence;
 use crate::sync::election::term::next_term;
 
@@ -68,8 +69,8 @@ pub struct Leadership {
 enum ElectionMode {
     /// By the Lease.
     Elected(Arc<Fence>),
-    /// None: there is no election. The sender holds the term.
-    Disabled(Arc<watch::Sender<LeaderStatus>>),
+    /// There is no election. The sender holds the term; a guard may revoke the permission to write.
+    Disabled(Arc<watch::Sender<LeaderStatus>>, Arc<Fence>),
 }
 
 impl Leadership {
@@ -82,13 +83,13 @@ impl Leadership {
         Self { leader_status, settled, mode: ElectionMode::Elected(fence), clock }
     }
 
-    /// Returns the leadership of a process without an election, in this term.
-    fn alone(term: u64) -> Self {
-        let leader_status = watch::Sender::new(LeaderStatus { term, held: Some(LeaseWindow::Always) });
+    /// Returns the leadership of a process without an election, with this status.
+    fn alone(leader_status: LeaderStatus) -> Self {
+        let leader_status = watch::Sender::new(leader_status);
         Self {
             leader_status: leader_status.subscribe(),
             settled: watch::channel(true).1,
-            mode: ElectionMode::Disabled(Arc::new(leader_status)),
+            mode: ElectionMode::Disabled(Arc::new(leader_status), Arc::default()),
             clock: clock::now,
         }
     }
@@ -96,14 +97,19 @@ impl Leadership {
     /// Returns the leadership of a process without a cluster, or without writes to it.
     #[must_use]
     pub fn unconditional() -> Self {
-        Self::alone(ONLY_TERM)
+        Self::alone(LeaderStatus { term: ONLY_TERM, held: Some(LeaseWindow::Always) })
     }
 
     /// Returns the leadership of a process that writes to a cluster without an election. `now` is the Unix time in
     /// seconds.
     #[must_use]
     pub fn without_election(now: u64) -> Self {
-        Self::alone(next_term(0, now))
+        Self::alone(LeaderStatus { term: next_term(0, now), held: Some(LeaseWindow::Always) })
+    }
+
+    /// Returns the leadership of a process without an election that writes only while [`Self::grant`] is repeated.
+    pub(super) fn guarded(settled: watch::Receiver<bool>) -> Self {
+        Self { settled, ..Self::alone(LeaderStatus::default()) }
     }
 
     /// Returns a leadership for a test, and a function that grants it for a term or revokes it.
@@ -150,7 +156,7 @@ impl Leadership {
 
     #[must_use]
     pub fn is_without_election(&self) -> bool {
-        matches!(self.mode, ElectionMode::Disabled(_))
+        matches!(self.mode, ElectionMode::Disabled(..))
     }
 
     /// Returns whether a higher term has been seen, and so perhaps another leader: nothing is written until the
@@ -158,29 +164,54 @@ impl Leadership {
     fn is_outdated(&self, term: u64) -> bool {
         match &self.mode {
             ElectionMode::Elected(fence) => fence.highest_term() > term,
-            ElectionMode::Disabled(_) => false,
+            ElectionMode::Disabled(..) => false,
         }
     }
 
     /// Records a term from an external target.
     pub fn observe_term(&self, term: u64) {
-        if let ElectionMode::Elected(fence) = &self.mode {
-            fence.observe_term(term);
-        }
+        let (ElectionMode::Elected(fence) | ElectionMode::Disabled(_, fence)) = &self.mode;
+        fence.observe_term(term);
     }
 
-    /// Records the highest term on external targets at the start: without an election this process takes a term above
-    /// it.
-    pub fn raise_term_above(&self, highest: u64) {
-        if let ElectionMode::Disabled(leader_status) = &self.mode {
-            leader_status.send_if_modified(|leader_status| {
-                let is_higher = highest >= leader_status.term;
-                if is_higher {
-                    leader_status.term = next_term(highest, 0);
-                }
-                is_higher
-            });
-        }
+    /// Takes a term above those on external targets, if there is no election and this process may write.
+    /// Returns whether it did.
+    #[must_use]
+    pub fn raise_term(&self) -> bool {
+        let ElectionMode::Disabled(leader_status, fence) = &self.mode else { return false };
+        leader_status.send_if_modified(|leader_status| {
+            let is_raised = leader_status.held.is_some() && fence.highest_term() >= leader_status.term;
+            if is_raised {
+                leader_status.term = next_term(fence.highest_term(), 0);
+            }
+            is_raised
+        })
+    }
+
+    /// Permits writes as a Lease would that was renewed at `sent`; `now` is the Unix time in seconds. Returns the term if
+    /// one begins: what was read before may be outdated.
+    pub(super) fn grant(&self, sent: BootInstant, now: u64) -> Option<u64> {
+        let ElectionMode::Disabled(leader_status, fence) = &self.mode else { return None };
+        let held = Some(LeaseWindow::Until {
+            renewed_by: sent + Timing::DEFAULT.renew,
+            end: sent + Timing::DEFAULT.lease,
+        });
+        let mut begun = None;
+        leader_status.send_if_modified(|leader_status| {
+            if !leader_status.held.is_some_and(|window| window.is_open((self.clock)())) {
+                leader_status.term = next_term(fence.highest_term().max(leader_status.term), now);
+                begun = Some(leader_status.term);
+            }
+            leader_status.held = held;
+            begun.is_some()
+        });
+        begun
+    }
+
+    /// Forbids writes. Returns whether they were permitted.
+    pub(super) fn revoke(&self) -> bool {
+        let ElectionMode::Disabled(leader_status, _) = &self.mode else { return false };
+        leader_status.send_if_modified(|leader_status| leader_status.held.take().is_some())
     }
 
     /// Returns the current or the last term. Each acquisition of the lease increases it; it is 0 for a process that has
@@ -424,12 +455,28 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn term_without_election_is_raised_above_seen_terms() {
         let leadership = Leadership::without_election(100);
-        leadership.raise_term_above(99);
-        assert_eq!(leadership.term(), 100);
-        leadership.raise_term_above(100);
-        assert_eq!(leadership.term(), 101);
-        leadership.raise_term_above(5000);
-        assert_eq!(leadership.held(), Some(5001));
+        for (seen, term) in [(99, 100), (100, 101), (5000, 5001)] {
+            leadership.observe_term(seen);
+            assert_eq!(leadership.raise_term(), seen >= 100);
+            assert_eq!(leadership.held(), Some(term));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn guarded_process_writes_while_that_is_granted() {
+        let leadership = Leadership { clock: by_hand::now, ..Leadership::guarded(watch::channel(true).1) };
+        leadership.observe_term(500);
+        assert!(!leadership.raise_term());
+        assert_eq!((leadership.held(), leadership.term()), (None, 0));
+        assert_eq!(leadership.grant(by_hand::now(), 100), Some(501));
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert_eq!((leadership.held(), leadership.grant(by_hand::now(), 100)), (Some(501), None));
+        // The guard gets no answer, or the machine is suspended.
+        by_hand::suspend(Duration::from_secs(10));
+        assert_eq!(leadership.held(), None);
+        assert_eq!(leadership.grant(by_hand::now(), 1000), Some(1000));
+        assert!(leadership.revoke() && !leadership.revoke() && !leadership.holds());
+        assert_eq!(leadership.grant(by_hand::now(), 1000), Some(1001), "another process may have led");
     }
 
     #[tokio::test(start_paused = true)]

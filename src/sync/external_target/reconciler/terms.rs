@@ -30,13 +30,15 @@ impl Reconciler {
         self.objects.iter().filter_map(|object| self.term_on(object)).max()
     }
 
-    /// At the start of a process without leader election: takes a term above the highest term on any object.
+    /// At the start of a process without leader election that may write: takes a term above the highest term on any
+    /// object.
     pub(super) fn begin_term_without_election(&mut self) {
         let leadership = &self.context.leadership;
         if self.context.policy.sync == SyncMode::On && leadership.is_without_election() {
-            leadership.raise_term_above(self.highest_term().unwrap_or_default());
             // No other process leads, so the lists that were made before are valid in this term, too.
-            self.term = self.context.leadership.term();
+            if leadership.raise_term() {
+                self.term = leadership.term();
+            }
         }
     }
 
