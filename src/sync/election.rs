@@ -204,7 +204,8 @@ impl Election {
                 LeaderEvent::Gained => info!("leading now as {} in term {}", self.holder, leader_status.term),
                 LeaderEvent::Raised(term) => warn!(
                     "an external target has a higher term than this leader, but this process still holds the Lease; it \
-                     continues in term {term} and lists all objects again"
+                     continues in term {term} and lists all objects again; if that repeats, another lb-linker with this \
+                     --instance writes by another Lease: stop one of the two"
                 ),
                 LeaderEvent::Lost(why) => warn!("not leading any more: {why}"),
                 LeaderEvent::Resigned => info!("not leading any more: lb-linker is stopping"),

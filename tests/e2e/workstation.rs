@@ -16,6 +16,7 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::{LINKER, cluster_with_target, eventually, permission};
+use crate::links::{links_of, text};
 use crate::recreation::wait_for_external_target;
 
 async fn balancer(cluster: &Cluster, namespace: &str) {
@@ -222,6 +223,36 @@ async fn leader_is_noticed_after_a_start_in_an_outage() {
     assert_eq!(linker.writes(), 0.0);
     leases.delete("lb-linker", &DeleteParams::default()).await.unwrap();
     wait_for_external_target(&cluster, "external-targets", "web-default-ext", "a.example.com").await;
+}
+
+#[tokio::test]
+async fn higher_term_is_a_conflict_and_then_surpassed() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("two-writers").await;
+    balancer(&cluster, &namespace).await;
+    let linker =
+        Linker::in_cluster(plane, &target, &["--upstream", "none", "--watch-namespaces", &namespace]);
+    let object = format!("web-{namespace}-ext");
+    wait_for_external_target(&cluster, &target, &object, "a.example.com").await;
+    // Another process without an election has taken a higher term, and ends.
+    let ahead = Timestamp::now().as_second() + 4000;
+    let annotations = json!({"metadata": {"annotations": {"linker.hsj.com/term": ahead.to_string()}}});
+    cluster.patch_service(&target, &object, annotations).await;
+    cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("b.example.com")]).await;
+    let line = linker.line("which is higher than the term of this process").await;
+    assert!(line.contains("--leader-election lease --instance lb-linker/lb-linker"), "{line}");
+    linker.counts("lb_linker_conflicts", 1.0).await;
+    let is_sent =
+        || async { plane.event_reasons(&namespace).iter().any(|sent| sent == "Conflict").then_some(()) };
+    eventually("the Event Conflict", is_sent).await;
+    let shown = text(&links_of(linker.admin().await, &["-n", &namespace, "-o", "wide"]).stdout);
+    assert!(shown.contains(" Conflict ") && shown.contains("higher than the term"), "{shown}");
+    let written = wait_for_external_target(&cluster, &target, &object, "b.example.com").await;
+    let term = written.metadata.annotations.unwrap().remove("linker.hsj.com/term");
+    assert_eq!(term, Some((ahead + 1).to_string()));
+    linker.counts("lb_linker_conflicts", 0.0).await;
+    let shown = text(&links_of(linker.admin().await, &["-n", &namespace, "-o", "wide"]).stdout);
+    assert!(shown.contains(" Ready "), "{shown}");
 }
 
 #[tokio::test]

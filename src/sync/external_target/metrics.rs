@@ -38,7 +38,8 @@ impl ReconcileResult {
 
 #[derive(Debug)]
 pub struct ReconcilerMetrics {
-    /// Links that can't be written because a foreign object has the name of their external target or EndpointSlice.
+    /// Links that can't be written because a foreign object has the name of their external target or EndpointSlice, or
+    /// such an object has a higher term than this process.
     pub conflicts: IntGauge,
     /// Orphans: external targets that lb-linker has never written and that belong to no selected Service.
     pub orphans: IntGauge,
@@ -68,7 +69,8 @@ impl MetricGroup for ReconcilerMetrics {
         let metrics = Self {
             conflicts: gauge(
                 "lb_linker_conflicts",
-                "Links whose external target's name is taken by an object that this installation doesn't manage.",
+                "Links whose external target's name is taken by an object that this installation doesn't manage, or whose \
+                 external target a second lb-linker without an election has written.",
             )?,
             orphans: gauge(
                 "lb_linker_orphans",

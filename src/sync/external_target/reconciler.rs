@@ -157,6 +157,8 @@ pub(crate) struct Reconciler {
     /// Objects for which the API server has returned a conflict, with the version last seen and the time: they aren't
     /// written before the watch delivers another version, or `CONFLICT_TIMEOUT` ends.
     pub(crate) stale_versions: HashMap<ObjectId, (Option<String>, Instant)>,
+    /// Links whose next write is left to a process with a higher term, and since when.
+    outdated: HashMap<ServiceKey, Instant>,
     pub(crate) report: StatusLog,
     pub(crate) breakers: CircuitBreakers<WriteClass>,
     /// Counts each removal just before it is sent; with `--sync plan`, when it is planned.
@@ -202,6 +204,7 @@ impl Reconciler {
             writes: JoinSet::new(),
             work_queue: WorkQueue::new(MAX_WRITES),
             stale_versions: HashMap::new(),
+            outdated: HashMap::new(),
             report,
             breakers: CircuitBreakers::default(),
             deletion_budget: Arc::default(),
@@ -414,6 +417,7 @@ impl Reconciler {
             self.report.forget(&key);
             self.work_queue.forget(&key);
             self.adoption.forget(&key);
+            self.outdated.remove(&key);
             self.breakers.forget(&key);
             self.lost_answers.forget(&key);
             self.context.external_target_states.set(&key, None, None, false);
@@ -473,6 +477,7 @@ impl Reconciler {
         if let (Some(since), true) = (link.service_gone_since(), self.start_check.postpones(&key)) {
             step = postponed(step, since, policy, now);
         }
+        step = self.yield_to_higher_term(&link, step, now);
         self.context.external_target_states.update(&link, &step, actual);
         let is_kept = |write: &Write| self.start_check.keeps(&key) && Self::removal(&link, write).is_some();
         if !matches!(step, NextStep::Conflict { .. }) {
@@ -526,7 +531,14 @@ impl Reconciler {
             }
             NextStep::Conflict { object, why } => {
                 self.report.settled(&link);
-                self.report.conflict(&link, &object.name, &why, is_news);
+                let remedy: &str = match (self.outdated.contains_key(&key), &self.context.policy.instance) {
+                    (true, Some(instance)) => &format!(
+                        "give both --leader-election lease --instance {instance}, or stop one; this process writes it \
+                         soon if the other one doesn't"
+                    ),
+                    _ => "rename or delete it, or label it",
+                };
+                self.report.conflict(&link, &object.name, &why, remedy, is_news);
                 ReconcileResult::Conflict
             }
             NextStep::Write(write) => {

@@ -13,7 +13,6 @@ use crate::model::excerpt::examples;
 use crate::model::link::{Link, LinkChange, Target};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
-use crate::sync::election::term::TERM;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::metrics::{ReconcileResult, ReconcilerMetrics};
@@ -42,8 +41,6 @@ pub(crate) struct StatusLog {
     /// Links with a new target, and the target that they had before or that their external target still has.
     previous_targets: HashMap<ServiceKey, Option<Target>>,
     planned: HashMap<ServiceKey, Vec<Write>>,
-    /// Links with an object that has a higher term than this leader's, and that term.
-    higher_terms: HashMap<ServiceKey, u64>,
     /// Whether it was logged that another instance owns most objects.
     other_owner: bool,
     /// Errors that concern all writes with this verb to objects of this kind.
@@ -77,7 +74,6 @@ impl StatusLog {
             names_lost: HashMap::new(),
             previous_targets: HashMap::new(),
             planned: HashMap::new(),
-            higher_terms: HashMap::new(),
             other_owner: false,
             error_logs: HashMap::new(),
             refusals: FailedWriteLog::default(),
@@ -250,18 +246,23 @@ impl StatusLog {
         self.planned.insert(key.clone(), writes);
     }
 
-    /// Reports that an object that has the name of a link's external target or EndpointSlice isn't ours. Conflicts that
-    /// exist at the start cause no Event.
-    pub(crate) fn conflict(&mut self, link: &Link, object: &str, why: &str, reports_events: bool) {
+    /// Reports that an object that has the name of a link's external target or EndpointSlice isn't ours, or is another
+    /// process's. Conflicts that exist at the start cause no Event.
+    pub(crate) fn conflict(
+        &mut self,
+        link: &Link,
+        object: &str,
+        why: &str,
+        remedy: &str,
+        reports_events: bool,
+    ) {
         let key = &link.key;
         let object = self.backend.describe(object);
-        let sentence = format!(
-            "external target {object} of link {key} is left alone: {why}; rename or delete it, or label it"
-        );
+        let sentence = format!("external target {object} of link {key} is left alone: {why}; {remedy}");
         if self.conflicts.get(key) != Some(&sentence) {
             self.link_reporter.log.warn(key, &sentence);
             if reports_events {
-                let note = format!("{object} is left alone: {why}; rename or delete it, or label it");
+                let note = format!("{object} is left alone: {why}; {remedy}");
                 self.link_reporter.recorder.about(link, Reason::Conflict, &note);
             }
             self.conflicts.insert(key.clone(), sentence);
@@ -269,24 +270,10 @@ impl StatusLog {
         self.count_conflicts();
     }
 
-    /// Reports once that an object of a link has a higher term than this leader's, and isn't written.
-    pub(crate) fn higher_term(&mut self, key: &ServiceKey, id: &ObjectId, term: u64, own: u64) {
-        if self.higher_terms.insert(key.clone(), term) != Some(term) {
-            let line = format_args!(
-                "{} {} of link {key} isn't written: its annotation {TERM} says {term}, which is higher than the term \
-                 of this process, {own}; another lb-linker without a leader election writes here, too, or the \
-                 annotation was written by hand: then remove the annotation, or restart lb-linker",
-                id.kind,
-                self.place(id)
-            );
-            self.link_reporter.log.warn(key, line);
-        }
-    }
-
     /// Reports the end of a conflict, if there was one.
     pub(crate) fn no_conflict(&mut self, key: &ServiceKey) {
         if self.conflicts.remove(key).is_some() {
-            let line = format_args!("link {key}: the name of its external target is free now, or not needed");
+            let line = format_args!("link {key}: its external target isn't left alone any more");
             self.link_reporter.log.info(key, line);
             self.count_conflicts();
         }
@@ -460,7 +447,6 @@ impl StatusLog {
         self.names_lost.remove(key);
         self.previous_targets.remove(key);
         self.planned.remove(key);
-        self.higher_terms.remove(key);
     }
 
     fn count_conflicts(&self) {

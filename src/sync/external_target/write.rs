@@ -76,8 +76,7 @@ impl Reconciler {
             self.work_queue.add_after(key, pause);
             return false;
         }
-        if let Some(term) = self.higher_term(&id) {
-            self.report.higher_term(&key, &id, term, self.term);
+        if self.higher_term(&id).is_some() {
             return false;
         }
         let budget_key = Self::removal(link, &write)

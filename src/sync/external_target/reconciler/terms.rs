@@ -1,14 +1,21 @@
 //! The terms in the annotations of objects: this leader's, a former leader's, or a higher one.
 
-use tracing::warn;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
 
 use super::Reconciler;
+use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::{RecordedTerm, TERM, unix_now};
-use crate::sync::external_target::decision::SyncMode;
+use crate::sync::external_target::decision::{NextStep, SyncMode};
 use crate::sync::external_target::desired::has_our_field_manager;
 use crate::sync::external_target::observed_object::ObservedObject;
+use crate::sync::external_target::states::WRITE_LAG;
 use crate::sync::k8s::object::{Object, ObjectId};
+
+/// How long the process with the higher term has time to make a write that this process would make, too.
+const SURPASS_AFTER: Duration = Duration::from_secs(20);
 
 impl Reconciler {
     /// Returns the term on an object; `None` if the term is missing or unusable, or the object belongs to another
@@ -73,5 +80,40 @@ impl Reconciler {
     /// Returns the term on an object, if it is higher than this leader's: this leader must not write the object.
     pub(crate) fn higher_term(&self, id: &ObjectId) -> Option<u64> {
         self.objects.get(id).and_then(|object| self.term_on(object)).filter(|term| *term > self.term)
+    }
+
+    /// Without a leader election, makes a conflict of the next step if its object has a higher term: another process
+    /// writes it, too. If that process hasn't made the write in time, takes a higher term still, and lists everything
+    /// again.
+    pub(super) fn yield_to_higher_term(&mut self, link: &Link, step: NextStep, now: Instant) -> NextStep {
+        let object = match &step {
+            NextStep::Write(write)
+                if self.context.policy.sync == SyncMode::On && self.may_write_for(link) =>
+            {
+                Some(write.id())
+            }
+            _ => None,
+        };
+        let Some((object, term)) = object.and_then(|id| self.higher_term(&id).map(|term| (id, term))) else {
+            self.outdated.remove(&link.key);
+            return step;
+        };
+        let since = *self.outdated.entry(link.key.clone()).or_insert(now);
+        let waited = now.duration_since(since);
+        let why = format!(
+            "its annotation {TERM} says {term}, which is higher than the term of this process, {}: another lb-linker \
+             writes it, or did, and one of the two has no leader election",
+            self.term
+        );
+        if waited >= SURPASS_AFTER && self.context.leadership.raise_term() {
+            info!(
+                "continuing in term {}, above those on external targets that weren't kept up to date; all objects are \
+                 listed again",
+                self.context.leadership.term()
+            );
+        }
+        let next = if waited < WRITE_LAG { WRITE_LAG } else { SURPASS_AFTER };
+        self.work_queue.add_after(link.key.clone(), next.saturating_sub(waited).max(Duration::from_secs(1)));
+        if waited < WRITE_LAG { step } else { NextStep::Conflict { object, why } }
     }
 }
