@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{CoreDns, answers};
-use crate::harness::{apply_deploy, cluster_with_target, deploy, eventually};
+use crate::harness::{cluster_with_target, deploy, eventually};
 use crate::target_namespace::delete_namespace;
 
 /// The optional folders that can be applied as they are. The folder `monitoring` needs CRDs of another project: see

@@ -158,6 +158,7 @@ impl WriteGuard {
 
     async fn watch(&self) {
         let (mut observer, mut leader, mut is_refused) = (LeaseObserver::default(), None, false);
+        let mut is_waiting = false;
         loop {
             let sent = clock::now();
             let answer = self.lease.get(&self.client).await;
@@ -174,6 +175,7 @@ impl WriteGuard {
                 // The permission ends by the clock.
                 Err(_) => LeaseUse::Unknown,
             };
+            let is_answered = answer.is_ok();
             is_refused = answer.is_err_and(|failure| failure.code() == 403);
             match found {
                 LeaseUse::Free => {
@@ -195,6 +197,13 @@ impl WriteGuard {
                 LeaseUse::Unknown if self.leadership.holds() => {}
                 LeaseUse::Unknown => {
                     self.leadership.revoke();
+                    if is_answered && !std::mem::replace(&mut is_waiting, true) {
+                        let ForeignLease { namespace, name } = &self.lease;
+                        info!(
+                            "waiting for Lease {namespace}/{name}: whether another process renews it shows within the \
+                             duration of the Lease, 15 s by default; nothing is written before"
+                        );
+                    }
                 }
             }
             self.known_leader.0.lock().clone_from(&leader);

@@ -243,9 +243,11 @@ impl Zone {
         }
         let mut answer = self.answer_with(zone_query, lookups, node);
         answer.ede = Some(Ede::SNAPSHOT);
-        for dependencies in &mut answer.dependencies {
+        if let Some(dependencies) = &mut answer.dependencies {
             let mut names = in_use.clone();
-            dependencies.names.iter().for_each(|found| names.add(found));
+            if let Some(found) = &dependencies.names {
+                names.add(found);
+            }
             dependencies.names = Some(names);
         }
         Some(answer)
