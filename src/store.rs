@@ -215,17 +215,23 @@ impl Store {
     pub fn replace(
         &self,
         namespace: Option<&str>,
-        list: Vec<ObservedService>,
+        list: impl IntoIterator<Item = ObservedService>,
         unreadable: Vec<ServiceKey>,
         kept: &HashSet<ServiceKey>,
     ) -> Vec<LinkChange> {
         let mut allocator = self.write();
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| key.namespace() == namespace);
         self.unreadable.retain(|key| !within(key));
-        let mut listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
+        let mut listed = HashSet::new();
         for key in unreadable {
             self.unreadable.insert(key.clone());
             listed.insert(key);
+        }
+        let mut changes = Vec::new();
+        allocator.pending_changes = Some(Vec::new());
+        for observed in list {
+            listed.insert(observed.key.clone());
+            changes.extend(self.apply_one(&mut allocator, observed));
         }
         let absent: Vec<Arc<Link>> = self
             .services()
@@ -235,11 +241,6 @@ impl Store {
             // A link that is gone or left out is in no list, so its absence changes nothing.
             .filter(|link| !link.is_gone() && !link.is_left_out())
             .collect();
-        let mut changes = Vec::new();
-        allocator.pending_changes = Some(Vec::new());
-        for observed in list {
-            changes.extend(self.apply_one(&mut allocator, observed));
-        }
         for link in absent {
             changes.extend(self.mark_gone(&mut allocator, &link.key, Instant::now()));
         }

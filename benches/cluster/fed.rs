@@ -35,7 +35,7 @@ const COREFILE: &str = "lb.internal {\nprometheus\nlb_linker\n}\n. {\nprometheus
 /// Serves DNS from a store of this process, and measures rounds with and without changes of the store.
 pub fn run(results: &mut Results) {
     let store = Store::new(OnGone::Kept);
-    store.replace(None, (0..LINKS).map(|link| observed(link, 0)).collect(), vec![], &HashSet::default());
+    store.replace(None, (0..LINKS).map(|link| observed(link, 0)), vec![], &HashSet::default());
     store.set_synced();
     let store = Arc::new(store);
     let site = ServerContext::silent(Arc::clone(&store)).expect("a server context");

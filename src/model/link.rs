@@ -72,7 +72,7 @@ pub struct ObservedService {
     pub has_finalizer: bool,
     /// The external target that an earlier process left; `None` if there is none, or if this process already has a link
     /// for the Service.
-    pub persisted: Option<PersistedTarget>,
+    pub persisted: Option<Box<PersistedTarget>>,
 }
 
 /// The granted settings in the annotations of a Service. The lists are sorted, because their order means nothing.

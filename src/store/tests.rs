@@ -142,7 +142,7 @@ fn persisted_target_belongs_to_the_service_it_was_written_for() {
         (TargetOwner::Unknown, "a.example"),
     ] {
         let store = Store::new(OnGone::Kept);
-        let persisted = Some(last("a.example.", written_for.clone()));
+        let persisted = Some(Box::new(last("a.example.", written_for.clone())));
         store.apply(ObservedService { created: Some(5), persisted, ..seen("default", "web", "1", &[]) });
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some(expected), "{written_for:?}");
     }
@@ -258,7 +258,7 @@ fn predecessors_external_target_marks_service_as_recreated() {
             let last =
                 || PersistedTarget { target: target.clone(), ..last("a.example.", written_for.clone()) };
             let early = Store::new(OnGone::Kept);
-            early.apply(ObservedService { persisted: Some(last()), ..pending() });
+            early.apply(ObservedService { persisted: Some(Box::new(last())), ..pending() });
             early.set_synced();
             let late = Store::new(OnGone::Kept);
             late.apply(pending());
@@ -305,7 +305,7 @@ fn recreated_service_keeps_the_end_time_of_its_predecessor() {
 #[test]
 fn initially_blank_service_keeps_its_persisted_target() {
     let store = Store::new(OnGone::Kept);
-    let persisted = Some(last("a.example.", noted("1")));
+    let persisted = Some(Box::new(last("a.example.", noted("1"))));
     store.apply(ObservedService { persisted, ..seen("default", "web", "1", &[]) });
     assert_eq!(store.get(&key("web")).unwrap().state, LinkState::Stale);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));

@@ -234,7 +234,7 @@ fn observed(link: u32, generation: u32) -> ObservedService {
 
 fn store_with_links(links: u32) -> Arc<Store> {
     let store = Store::new(OnGone::Kept);
-    let all = (0..links).map(|link| observed(link, 0)).collect();
+    let all: Vec<_> = (0..links).map(|link| observed(link, 0)).collect();
     store.replace(None, all, vec![], &HashSet::default());
     store.set_synced();
     Arc::new(store)

@@ -390,7 +390,7 @@ impl ServiceWatcher {
         Complete { list, version, rewound }: Complete,
         leaving: &mut RemovalChecks,
     ) -> Vec<LinkChange> {
-        let PartialList { keys, seen, unreadable, terminating, left_selection, unselected } = list;
+        let PartialList { keys, mut seen, unreadable, terminating, left_selection, unselected } = list;
         let mut changes = Vec::new();
         for observed in &seen {
             if leaving.forget(&observed.key) {
@@ -438,7 +438,8 @@ impl ServiceWatcher {
         }
         let before: Vec<Arc<Link>> =
             seen.iter().filter_map(|observed| self.store.service_link(&observed.key)).collect();
-        let seen = seen.into_iter().map(|observed| self.persisted.attach(&self.store, observed)).collect();
+        seen.iter_mut().for_each(|observed| self.persisted.attach(&self.store, observed));
+        let seen = seen.into_iter().map(|observed| *observed);
         changes.extend(self.store.replace(namespace, seen, unreadable, &retained));
         let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_terminating(&key, &uid, true);
         changes.extend(terminating.into_iter().filter_map(insert));
@@ -567,10 +568,11 @@ impl ServiceWatcher {
         }
         if membership == Membership::Selected {
             let was_deleted = other_services.leaving.forget(&key);
-            let observed = self.observe(&service, &mut other_services.object_errors);
+            let mut observed = self.observe(&service, &mut other_services.object_errors);
             let ended = was_deleted.then(|| self.end_if_without_target(&observed)).flatten();
             let before = self.store.service_link(&key);
-            let applied = self.store.apply(self.persisted.attach(&self.store, observed));
+            self.persisted.attach(&self.store, &mut observed);
+            let applied = self.store.apply(observed);
             // The change feed has no changes of Services whose link is overridden.
             if applied.is_none() && self.store.service_link(&key) != before {
                 self.unselected.changed(&key);
@@ -698,7 +700,9 @@ struct OtherServices {
 #[derive(Debug, Default)]
 struct PartialList {
     keys: HashSet<ServiceKey>,
-    seen: Vec<ObservedService>,
+    /// Boxed, so that each is freed when its link is stored: the list and the links aren't both whole in memory.
+    #[expect(clippy::vec_box, reason = "a vector of the Services themselves is freed as a whole")]
+    seen: Vec<Box<ObservedService>>,
     unreadable: Vec<ServiceKey>,
     /// Services with our finalizer that aren't links, with their uid.
     terminating: Vec<(ServiceKey, Box<str>)>,
@@ -730,7 +734,7 @@ impl PartialList {
         let membership = source.selection.membership(&service);
         if membership == Membership::Selected {
             let observed = source.observe_listed(&service, object_errors);
-            return self.seen.push(observed);
+            return self.seen.push(Box::new(ObservedService { key, ..observed }));
         }
         object_errors.set(&key, None);
         if matches!(membership, Membership::NotSelected | Membership::OptedOut) {

@@ -103,7 +103,7 @@ impl ManifestSource {
             let read = move || files.lock().read(&directory);
             let read = tokio::task::spawn_blocking(read).await?;
             // Don't hold the lock across an await.
-            let (list, unselected, has_never_valid_file) = {
+            let (mut list, unselected, has_never_valid_file) = {
                 let mut files = self.files.lock();
                 for broken in std::mem::take(&mut files.errors) {
                     warn!("{broken}");
@@ -131,8 +131,7 @@ impl ManifestSource {
                 continue;
             }
             let listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
-            let list =
-                list.into_iter().map(|observed| self.persisted.attach(&self.store, observed)).collect();
+            list.iter_mut().for_each(|observed| self.persisted.attach(&self.store, observed));
             self.unselected.replace(None, unselected, &HashSet::new());
             object_errors.retain(|key| listed.contains(key));
             let changes = self.take_list(list, &kept);

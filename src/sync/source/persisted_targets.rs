@@ -14,7 +14,7 @@ use crate::model::uid::Uid;
 use crate::store::Store;
 
 #[derive(Debug, Default)]
-pub struct PersistedTargets(Mutex<HashMap<ServiceKey, PersistedTarget>>);
+pub struct PersistedTargets(Mutex<HashMap<ServiceKey, Box<PersistedTarget>>>);
 
 impl PersistedTargets {
     /// Records an external target that an earlier process wrote. A Service with a blank status when it is first
@@ -33,17 +33,15 @@ impl PersistedTargets {
         if store.is_synced() {
             return store.apply_persisted_target(key, last);
         }
-        self.0.lock().insert(key.clone(), last);
+        self.0.lock().insert(key.clone(), Box::new(last));
         None
     }
 
     /// Moves the external target of a Service that has no link yet into the observation.
-    pub(crate) fn attach(&self, store: &Store, observed: ObservedService) -> ObservedService {
-        if store.service_link(&observed.key).is_some() {
-            return observed;
+    pub(crate) fn attach(&self, store: &Store, observed: &mut ObservedService) {
+        if store.service_link(&observed.key).is_none() {
+            observed.persisted = self.0.lock().remove(&observed.key);
         }
-        let persisted = self.0.lock().remove(&observed.key);
-        ObservedService { persisted, ..observed }
     }
 
     /// Returns the last target of a Service that was gone before this process started.
@@ -85,7 +83,7 @@ impl PersistedTargets {
 fn keep_snapshot(
     store: &Store,
     namespaces: &BTreeSet<&str>,
-    recorded: &HashMap<ServiceKey, PersistedTarget>,
+    recorded: &HashMap<ServiceKey, Box<PersistedTarget>>,
 ) {
     let Some(snapshot) = store.snapshot_links() else { return };
     let is_same = |link: &Link| recorded.get(&link.key).is_none_or(|last| last.uid() == link.uid);
@@ -151,6 +149,12 @@ pub(super) mod tests {
         }
     }
 
+    fn with_recorded(targets: &PersistedTargets, store: &Store, name: &str) -> ObservedService {
+        let mut observed = observed(name);
+        targets.attach(store, &mut observed);
+        observed
+    }
+
     fn recorded(is_removable: bool) -> PersistedTarget {
         let owner = TargetOwner::Uid("1".into());
         PersistedTarget {
@@ -171,8 +175,8 @@ pub(super) mod tests {
             store.set_owner(&format!("{name}-default-ext"), Some(&key(name)), &[]);
             assert!(targets.record(&store, &key(name), recorded(name != "orphan")).is_none());
         }
-        store.apply(targets.attach(&store, observed("listed")));
-        store.apply(targets.attach(&store, observed("without")));
+        store.apply(with_recorded(&targets, &store, "listed"));
+        store.apply(with_recorded(&targets, &store, "without"));
         store.set_unreadable(&key("unreadable"));
         // A Service with our finalizer isn't necessarily gone.
         store.insert_terminating(&key("guarded"), "1", true);
@@ -202,10 +206,10 @@ pub(super) mod tests {
         assert_eq!(store.get(&key("listed")).unwrap().target, Some(target()));
         assert_eq!(targets.target(&key("listed")), None);
         assert_eq!(targets.target(&key("gone")), Some(target()));
-        assert_eq!(targets.attach(&store, observed("gone")).persisted, Some(recorded(true)));
+        assert_eq!(with_recorded(&targets, &store, "gone").persisted, Some(Box::new(recorded(true))));
         assert_eq!(targets.target(&key("gone")), None);
         // A link exists: its external target is compared when the link is reconciled.
-        assert_eq!(targets.attach(&store, observed("guarded")).persisted, None);
+        assert_eq!(with_recorded(&targets, &store, "guarded").persisted, None);
 
         // External targets may be observed later than the Services.
         assert!(targets.record(&store, &key("without"), recorded(true)).is_some());

@@ -308,7 +308,7 @@ async fn check_follows_as_many_names_as_dns() {
             _ if number == last => "192.0.2.9".to_owned(),
             _ => format!("n{}.default.lb.internal.", number + 1),
         };
-        let links = (0..=last).map(|number| link(&format!("n{number}"), &target(number))).collect();
+        let links: Vec<_> = (0..=last).map(|number| link(&format!("n{number}"), &target(number))).collect();
         context.shared.store.replace(None, links, vec![], &Default::default());
         let reply = context.ask("n0.default.lb.internal. A").await;
         assert_eq!(reply.contains("192.0.2.9"), passes, "{reply}");
