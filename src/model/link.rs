@@ -28,28 +28,30 @@ pub(crate) const RANK_WITHOUT_CREATION_TIME: i64 = i64::MIN;
 pub struct Port {
     /// The name; `None` if it is empty.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
+    pub name: Option<Box<str>>,
     /// `TCP`, `UDP` or `SCTP`.
     #[serde(default = "tcp", deserialize_with = "null_is_tcp")]
-    pub protocol: String,
+    pub protocol: Box<str>,
     pub port: u16,
     /// The value of `appProtocol`; `None` if it is empty.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
-    pub app_protocol: Option<String>,
+    pub app_protocol: Option<Box<str>>,
 }
 
-pub(crate) fn tcp() -> String {
-    "TCP".to_owned()
+pub(crate) fn tcp() -> Box<str> {
+    "TCP".into()
 }
 
 /// Deserializes the protocol of a port. Kubernetes treats an explicit `null` as absent, which means TCP.
-pub(crate) fn null_is_tcp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+pub(crate) fn null_is_tcp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<str>, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_else(tcp))
 }
 
 /// Deserializes an optional text of the API, where an empty text means `None`.
-pub(crate) fn empty_is_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    Ok(Option::<String>::deserialize(deserializer)?.filter(|text| !text.is_empty()))
+pub(crate) fn empty_is_none<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Box<str>>, D::Error> {
+    Ok(Option::<Box<str>>::deserialize(deserializer)?.filter(|text| !text.is_empty()))
 }
 
 /// A LoadBalancer Service as observed by a source.

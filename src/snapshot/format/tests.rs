@@ -49,10 +49,10 @@ fn link(random: &mut StdRng) -> SavedLink {
         }
     };
     let port = |random: &mut StdRng| Port {
-        name: random.random::<bool>().then(|| label(random)),
-        protocol: "UDP".to_owned(),
+        name: random.random::<bool>().then(|| label(random).into()),
+        protocol: "UDP".into(),
         port: random.random(),
-        app_protocol: random.random::<bool>().then(|| label(random)),
+        app_protocol: random.random::<bool>().then(|| label(random).into()),
     };
     SavedLink {
         namespace: label(random),
@@ -177,7 +177,7 @@ fn links_with_invalid_fields_are_refused_and_never_written() {
     decoded(&valid).unwrap();
     let long = "x".repeat(MAX_ENTRY_BYTES + 1);
     let ips = |count: usize| Some(SavedTarget::Addresses(vec![IpAddr::from([0; 4]); count]));
-    let port = Port { name: None, protocol: String::new(), port: 1, app_protocol: None };
+    let port = Port { name: None, protocol: "".into(), port: 1, app_protocol: None };
     for (wrong, expected) in [
         (
             SavedLink { namespace: "a/b".to_owned(), ..valid.clone() },

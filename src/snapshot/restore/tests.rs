@@ -114,12 +114,8 @@ fn store(seed: u64) -> Store {
                     hostnames: hostnames.into(),
                     allow_from: ["b".into()].into(),
                 };
-                let ports = [Port {
-                    name: Some("web".to_owned()),
-                    protocol: "TCP".to_owned(),
-                    port: 80,
-                    app_protocol: None,
-                }];
+                let ports =
+                    [Port { name: Some("web".into()), protocol: "TCP".into(), port: 80, app_protocol: None }];
                 drop(store.apply(ObservedService { annotations, ports: ports.into(), ..link }));
             }
         }

@@ -60,7 +60,7 @@ impl SourceService {
     }
 
     fn has_tcp_port(&self, port: u16) -> bool {
-        self.ports.iter().any(|known| known.port == port && known.protocol == "TCP")
+        self.ports.iter().any(|known| known.port == port && *known.protocol == *"TCP")
     }
 }
 

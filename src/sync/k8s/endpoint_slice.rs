@@ -35,16 +35,16 @@ pub struct EndpointSlice {
 pub struct EndpointPort {
     /// An empty `name` counts as none.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
+    pub name: Option<Box<str>>,
     /// `TCP`, `UDP` or `SCTP`; `TCP` by default.
     #[serde(default = "tcp", deserialize_with = "null_is_tcp")]
-    pub protocol: String,
+    pub protocol: Box<str>,
     /// The port number; `None` means all ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<i32>,
     /// An empty `appProtocol` counts as none.
     #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
-    pub app_protocol: Option<String>,
+    pub app_protocol: Option<Box<str>>,
 }
 
 impl From<&Port> for EndpointPort {

@@ -168,7 +168,7 @@ mod tests {
         let slice = decoded(json!({"addressType": "IPv4", "endpoints": null, "ports": ports}));
         let numbers: Vec<_> = slice.ports.iter().map(|port| port.port).collect();
         assert_eq!(numbers, [None, None, Some(-1), Some(70_000)]);
-        assert!(slice.ports.iter().all(|port| port.protocol == "TCP"));
+        assert!(slice.ports.iter().all(|port| *port.protocol == *"TCP"));
         assert_eq!(serde_json::to_value(&slice.ports[0]).unwrap(), json!({"protocol": "TCP"}));
     }
 

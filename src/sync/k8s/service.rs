@@ -196,7 +196,7 @@ impl Service {
         let (allow_from, refused_namespaces) = self.allow_from();
         unusable.extend(refused_namespaces);
         unusable.extend(self.unknown_annotations(&hostname_policy.hostname_annotations));
-        let annotations = Annotations { ttl, hostnames: hostnames.into(), allow_from };
+        let annotations = Annotations { ttl, hostnames: shared(hostnames), allow_from };
         let mut ports = self.spec.ports.clone();
         ports.sort_unstable();
         let observed = ObservedService {
@@ -233,7 +233,7 @@ impl Service {
             }
         }
         namespaces.sort_unstable();
-        (namespaces.into(), rejection.non_empty())
+        (shared(namespaces), rejection.non_empty())
     }
 
     /// Returns the annotations with our prefix that a load balancer can't have: mistyped ones, or those of other
@@ -248,6 +248,11 @@ impl Service {
         }
         rejection.non_empty()
     }
+}
+
+/// Returns a list that links share. An empty one, as of nearly all Services, takes no memory.
+fn shared(list: Vec<Arc<str>>) -> Arc<[Arc<str>]> {
+    if list.is_empty() { Arc::default() } else { list.into() }
 }
 
 fn usable(

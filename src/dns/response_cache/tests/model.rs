@@ -172,8 +172,8 @@ impl Model<'_> {
         let key = self.key();
         let ports = [("http", "TCP", 80), ("https", "TCP", 443), ("dns", "UDP", 53)];
         let mut ports = ports.map(|(name, protocol, port)| Port {
-            name: Some(name.to_owned()),
-            protocol: protocol.to_owned(),
+            name: Some(name.into()),
+            protocol: protocol.into(),
             port,
             app_protocol: None,
         });
@@ -399,7 +399,7 @@ async fn check_cached_answer(
 async fn cached_srv_answer_follows_changes_of_its_target() {
     let mut served = CachedServer::new("", "");
     let https = |observed: ObservedService| {
-        let (name, protocol) = (Some("https".to_owned()), "TCP".to_owned());
+        let (name, protocol) = (Some("https".into()), "TCP".into());
         ObservedService { ports: [Port { name, protocol, port: 443, app_protocol: None }].into(), ..observed }
     };
     served.store.apply(https(link("a", "b.default.lb.internal.", None)));
@@ -431,8 +431,7 @@ async fn cached_negative_srv_answer_ends_when_a_port_is_added() {
     for (name, protocol) in
         [("_tcp.a.default.lb.internal.", "TCP"), ("_x._udp.a.default.lb.internal.", "UDP")]
     {
-        let port =
-            Port { name: Some("x".into()), protocol: protocol.to_owned(), port: 7, app_protocol: None };
+        let port = Port { name: Some("x".into()), protocol: protocol.into(), port: 7, app_protocol: None };
         let come = |store: &Store| {
             store.apply(ObservedService { ports: [port].into(), ..link("a", "192.0.2.1", None) });
         };

@@ -269,7 +269,7 @@ async fn srv_records_of_a_link_follow_the_target_policy() {
 
 /// Adds the port 80 with the name `http`.
 fn with_http(observed: ObservedService) -> ObservedService {
-    let (name, protocol) = (Some("http".to_owned()), "TCP".to_owned());
+    let (name, protocol) = (Some("http".into()), "TCP".into());
     ObservedService { ports: [Port { name, protocol, port: 80, app_protocol: None }].into(), ..observed }
 }
 

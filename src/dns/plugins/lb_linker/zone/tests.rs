@@ -53,8 +53,8 @@ fn asking(names: &[&str], link: ObservedService) -> ObservedService {
 fn with_ports(ports: &[&str], link: ObservedService) -> ObservedService {
     let port = |text: &&str| {
         let [name, protocol, number] = text.split('/').collect::<Vec<_>>()[..] else { panic!("{text}") };
-        let name = (!name.is_empty()).then(|| name.to_owned());
-        let (protocol, port) = (protocol.to_owned(), number.parse().unwrap());
+        let name = (!name.is_empty()).then(|| name.into());
+        let (protocol, port) = (protocol.into(), number.parse().unwrap());
         Port { name, protocol, port, app_protocol: None }
     };
     ObservedService { ports: ports.iter().map(port).collect(), ..link }
