@@ -82,7 +82,7 @@ docs: has-rust ## generate docs/plugins.md, docs/differences.md, outputs in docs
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test e2e --quiet differences_page
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test architecture --quiet copies_of_rules_and_dashboard
 
-crd: ## write the CRD of ExternalTargets, deploy/crd/crd.yaml and the template of the chart, from src/api/
+crd: ## write the CRD of StableNames, deploy/crd/crd.yaml and the template of the chart, from src/api/
 	LB_LINKER_WRITE_CRD=1 cargo test --locked --test architecture --quiet crd_in_deploy
 
 control-plane: ## build what the tests need: etcd, kube-apiserver, kubectl, CoreDNS (needs Go, once)
@@ -100,7 +100,7 @@ helm: ## build Helm 3 and Helm 4, for the tests of the chart (once)
 promtool: ## build promtool, for the tests of deploy/monitoring/ (once)
 	tests/prometheus/build
 
-previous: has-rust ## build the last version without ExternalTargets, for the test of upgrades (once; needs the history of git)
+previous: has-rust ## build the last version without StableNames, for the test of upgrades (once; needs the history of git)
 	tests/previous/build
 
 fuzz: has-rust has-cargo-fuzz ## fuzz what comes from clients, upstreams, files and the API server, FUZZ_SECONDS=60 for each of fuzz/targets

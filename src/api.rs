@@ -1,7 +1,7 @@
-//! The custom resource ExternalTarget: its types, the rules for its fields, and its CRD.
+//! The custom resource StableName: its types, the rules for its fields, and its CRD.
 
 pub mod crd;
-pub mod external_target;
 mod rules;
+pub mod stable_name;
 pub mod status;
 pub mod validation;

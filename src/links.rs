@@ -16,11 +16,11 @@ use crate::model::service_key::ServiceKey;
 /// The output of `lb-linker links`, as in kubectl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputFormat {
-    /// The table with all DNS names, the ExternalTargets and the reasons.
+    /// The table with all DNS names, the StableNames and the reasons.
     Wide,
     Json,
     Yaml,
-    /// `service/<name>` or `externaltarget.linker.hsj.com/<name>`, for kubectl.
+    /// `service/<name>` or `stablename.linker.hsj.com/<name>`, for kubectl.
     Name,
 }
 

@@ -39,7 +39,7 @@ pub struct ScanScope<'a> {
 /// Searches the cluster. Reads only.
 ///
 /// # Errors
-/// If the Services can't be listed. An error about EndpointSlices, Endpoints or ExternalTargets becomes a notice.
+/// If the Services can't be listed. An error about EndpointSlices, Endpoints or StableNames becomes a notice.
 pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
     let ScanScope { client, namespace, .. } = scope;
     let mut notices = Vec::new();
@@ -53,11 +53,11 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
         Ok(endpoints) => objects.endpoints = endpoints,
         Err(error) => notices.push(error.explain("")),
     }
-    // Without an override, the CRD of ExternalTargets may be missing. ExternalTargets may be in other namespaces than
+    // Without an override, the CRD of StableNames may be missing. StableNames may be in other namespaces than
     // the searched Services.
     if scope.store.links().iter().any(|link| link.overridden.is_some()) {
-        match list(client, "ExternalTargets", None, &mut notices).await {
-            Ok(external_targets) => objects.external_targets = external_targets,
+        match list(client, "StableNames", None, &mut notices).await {
+            Ok(stable_names) => objects.stable_names = stable_names,
             Err(error) => notices.push(error.explain("")),
         }
     }

@@ -63,7 +63,7 @@ pub struct Store {
     feed: broadcast::Sender<LinkChange>,
     synced: watch::Sender<bool>,
     owners_known: watch::Sender<bool>,
-    /// Whether the ExternalTargets are listed, or can't be listed.
+    /// Whether the StableNames are listed, or can't be listed.
     overrides_known: watch::Sender<bool>,
     /// Services that exist but can't be decoded.
     unreadable: DashSet<ServiceKey>,
@@ -298,7 +298,7 @@ impl Store {
         self.owners_known.send_replace(true);
     }
 
-    /// Records that the ExternalTargets are listed, or that they can't be: without their CRD, or without a permission.
+    /// Records that the StableNames are listed, or that they can't be: without their CRD, or without a permission.
     pub fn set_overrides_known(&self) {
         self.overrides_known.send_replace(true);
     }
@@ -332,7 +332,7 @@ impl Store {
 
     /// Records that a Service isn't selected, perhaps because of a flag, and the contents of its external target: adds
     /// a link in [`LinkState::LeftOut`], or changes the link of a Service that this process has never observed. `uid`
-    /// is the Service's, or empty if unknown. Returns `None` if nothing changes, and for a link that an ExternalTarget
+    /// is the Service's, or empty if unknown. Returns `None` if nothing changes, and for a link that a StableName
     /// overrides.
     pub fn insert_left_out(
         &self,
@@ -442,7 +442,7 @@ impl Store {
         self.set_service(&mut allocator, key, None)
     }
 
-    /// Gives the link of a key to an ExternalTarget, or updates its override. The Service of the same name is still
+    /// Gives the link of a key to a StableName, or updates its override. The Service of the same name is still
     /// followed, and gets the link back when the override ends. The names of the link stay. Returns `None` if nothing
     /// changes.
     pub fn set_override(
@@ -464,7 +464,7 @@ impl Store {
         Some(self.upsert(&mut allocator, before, link))
     }
 
-    /// Ends the override of a link because its ExternalTarget is gone since the given time. The Service of the same
+    /// Ends the override of a link because its StableName is gone since the given time. The Service of the same
     /// name gets the link back; without that Service the link is that of a deleted Service: see [`OnGone`].
     pub fn end_override(
         &self,
@@ -588,7 +588,7 @@ impl Store {
         self.set_service(allocator, key, (self.on_gone == OnGone::Kept).then(|| service.to_gone(since)))
     }
 
-    /// Sets or removes the link of a Service. If an ExternalTarget overrides the link, the Service stays behind the
+    /// Sets or removes the link of a Service. If a StableName overrides the link, the Service stays behind the
     /// override.
     fn set_service(
         &self,
@@ -693,7 +693,7 @@ impl Store {
         self.links.get(key).map(|link| Arc::clone(&link))
     }
 
-    /// Returns the link of the Service of a key, also while an ExternalTarget overrides the link of the key.
+    /// Returns the link of the Service of a key, also while a StableName overrides the link of the key.
     #[must_use]
     pub fn service_link(&self, key: &ServiceKey) -> Option<Arc<Link>> {
         self.get(key)?.service_link().cloned()
@@ -718,7 +718,7 @@ impl Store {
         self.unreadable.contains(key)
     }
 
-    /// Returns whether a Service or an ExternalTarget with this key has a link, or the Service exists but can't be
+    /// Returns whether a Service or a StableName with this key has a link, or the Service exists but can't be
     /// decoded.
     #[must_use]
     pub fn contains(&self, key: &ServiceKey) -> bool {
@@ -879,7 +879,7 @@ impl Store {
         *self.overrides_known.borrow()
     }
 
-    /// Waits until it is known which links ExternalTargets override.
+    /// Waits until it is known which links StableNames override.
     pub async fn overrides_known(&self) {
         // The sender lives as long as `self`: waiting can't fail.
         let _ = self.overrides_known.subscribe().wait_for(|known| *known).await;

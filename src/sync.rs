@@ -5,10 +5,9 @@ pub mod controller;
 pub mod election;
 pub mod events;
 pub mod external_target;
-pub mod failover;
-pub mod failover_controller;
 pub mod k8s;
 pub mod source;
 pub mod source_annotation;
+pub mod stable_name;
 #[cfg(test)]
 pub(crate) mod test_support;

@@ -8,9 +8,9 @@
 mod api;
 mod copies;
 mod dns;
-mod external_targets;
 mod fed;
 mod figures;
+mod stable_names;
 // The e2e tests use the functions of the harness that this benchmark doesn't use.
 #[allow(dead_code)]
 #[path = "../../tests/e2e/harness/mod.rs"]
@@ -109,7 +109,7 @@ fn with_plane(parts: &[&str], changes: usize, results: &mut Results) {
             "propagation" => propagation::run(&mut plane, changes, results),
             "storm-api" => storm::run(&mut plane, results),
             "memory-100k" => memory::very_many(&mut plane, results),
-            _ => external_targets::run(&mut plane, results),
+            _ => stable_names::run(&mut plane, results),
         }
     }
 }

@@ -21,8 +21,8 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 /// The collections that can be listed and watched.
-const RESOURCES: [&str; 3] = ["services", "endpointslices", "externaltargets"];
-/// The list of resources by which lb-linker finds ExternalTargets.
+const RESOURCES: [&str; 3] = ["services", "endpointslices", "stablenames"];
+/// The list of resources by which lb-linker finds StableNames.
 const DISCOVERY: &str = "/apis/linker.hsj.com/v1alpha1";
 
 /// A running API server, which ends with the process.
@@ -167,8 +167,8 @@ async fn answer(State(objects): State<Shared>, method: Method, uri: Uri, body: B
     let mut stored = lock(&objects);
     let answer = match (method, body["metadata"]["name"].as_str()) {
         (Method::GET, _) if path == DISCOVERY => {
-            let resource = json!({"name": "externaltargets", "singularName": "externaltarget",
-                "namespaced": true, "kind": "ExternalTarget", "verbs": ["create", "list", "watch"]});
+            let resource = json!({"name": "stablenames", "singularName": "stablename",
+                "namespaced": true, "kind": "StableName", "verbs": ["create", "list", "watch"]});
             Ok(
                 json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "linker.hsj.com/v1alpha1",
                 "resources": [resource]}),

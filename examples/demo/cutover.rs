@@ -1,4 +1,4 @@
-//! The second part of the demo: the cloud announces a hostname before it resolves, and an ExternalTarget waits.
+//! The second part of the demo: the cloud announces a hostname before it resolves, and a StableName waits.
 
 use std::error::Error;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::story::{
 const NEXT: &str = "default-my-sample-lb-4-a63f8.kr.lb.example-cloud.com";
 
 const SERVICE: &str = "/api/v1/namespaces/default/services/my-sample-lb";
-const OBJECT: &str = "/apis/linker.hsj.com/v1alpha1/namespaces/default/externaltargets/my-sample-lb";
+const OBJECT: &str = "/apis/linker.hsj.com/v1alpha1/namespaces/default/stablenames/my-sample-lb";
 const TARGETS: &str = "/api/v1/namespaces/external-targets/services";
 
 /// How many seconds a hostname is announced before it resolves.
@@ -45,8 +45,8 @@ pub async fn tell(screen: &mut Screen, stage: &Stage) -> Result<(), Box<dyn Erro
     let client = Client::start(resolver, old.address.port());
 
     screen.line("")?;
-    screen.line(&screen.paint(BOLD, "With an ExternalTarget, the name moves only to what works"))?;
-    let note = "This lb-linker reads the Service and an ExternalTarget from a small API server of this demo.";
+    screen.line(&screen.paint(BOLD, "With a StableName, the name moves only to what works"))?;
+    let note = "This lb-linker reads the Service and a StableName from a small API server of this demo.";
     screen.line(&screen.paint(DIM, note))?;
     api.patch(SERVICE, &announcing(NEXT));
     screen.line(&format!("  announced        {NEXT}, which doesn't resolve yet"))?;
@@ -101,7 +101,7 @@ fn announcing(host: &str) -> Value {
 fn external_target() -> Value {
     json!({
         "apiVersion": "linker.hsj.com/v1alpha1",
-        "kind": "ExternalTarget",
+        "kind": "StableName",
         "metadata": {"name": "my-sample-lb", "namespace": "default"},
         "spec": {"sources": [{"name": "cloud", "service": {"name": "my-sample-lb"}}]},
     })

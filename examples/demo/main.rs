@@ -1,7 +1,7 @@
 //! Demonstrates lb-linker without a cluster: `make demo`.
 //!
 //! The demo starts the real lb-linker on a Service from `examples/manifests`, and in the role of the cloud a DNS server
-//! and three TCP servers. Then it starts lb-linker on a small API server, which ExternalTargets need. What it prints is measured in this run. The exit code is 0 only if everything is as expected.
+//! and three TCP servers. Then it starts lb-linker on a small API server, which StableNames need. What it prints is measured in this run. The exit code is 0 only if everything is as expected.
 
 mod api_server;
 mod client;

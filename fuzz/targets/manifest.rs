@@ -1,4 +1,4 @@
-//! Fuzzes the parser of manifests, YAML and JSON of Services and ExternalTargets, with arbitrary text.
+//! Fuzzes the parser of manifests, YAML and JSON of Services and StableNames, with arbitrary text.
 
 #![no_main]
 

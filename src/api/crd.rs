@@ -1,4 +1,4 @@
-//! The CustomResourceDefinition of ExternalTargets.
+//! The CustomResourceDefinition of StableNames.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt;
 
-use super::external_target::ExternalTarget;
+use super::stable_name::StableName;
 
 /// Returns the definition as it is installed in a cluster.
 #[must_use]
-pub fn external_targets() -> CustomResourceDefinition {
-    let mut crd = ExternalTarget::crd();
+pub fn stable_names() -> CustomResourceDefinition {
+    let mut crd = StableName::crd();
     let schemas = crd.spec.versions.iter_mut().filter_map(|version| version.schema.as_mut());
     for schema in schemas.filter_map(|schema| schema.open_api_v3_schema.as_mut()) {
         clean(schema);
@@ -49,7 +49,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::api::external_target::{Alerts, Check, Cutover, Failback};
+    use crate::api::stable_name::{Alerts, Check, Cutover, Failback};
 
     /// Calls `look` with a schema and each schema below it, and the path of each.
     fn walk(path: &str, schema: &Value, look: &mut impl FnMut(&str, &Value)) {
@@ -65,7 +65,7 @@ mod tests {
     }
 
     fn schemas(mut look: impl FnMut(&str, &Value)) {
-        let crd = serde_json::to_value(external_targets()).unwrap();
+        let crd = serde_json::to_value(stable_names()).unwrap();
         walk("", &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], &mut look);
     }
 

@@ -8,9 +8,7 @@ use kube::core::{Message, Rule, validate};
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::json;
 
-use super::external_target::{
-    MAX_ADDRESS, MAX_ADDRESSES, MAX_ALERT_LABEL, MAX_DNS_NAME, MAX_LABELS, MAX_NAMES,
-};
+use super::stable_name::{MAX_ADDRESS, MAX_ADDRESSES, MAX_ALERT_LABEL, MAX_DNS_NAME, MAX_LABELS, MAX_NAMES};
 use super::status::{MAX_CONDITIONS, MAX_MESSAGE, MAX_STATE_TEXT};
 use crate::model::names::MAX_LABEL;
 
@@ -102,8 +100,8 @@ pub(super) const ALERT_LABELS: FieldRule = FieldRule::new(
 /// Alertmanager distinguishes alerts by their labels: the alerts of one tenant must not have the labels of another
 /// tenant's alerts.
 pub(super) const RESERVED_ALERT_LABELS: FieldRule = FieldRule::new(
-    "self.all(name, !(name in ['alertname', 'cluster', 'external_target', 'external_target_namespace']))",
-    "alertname, cluster, external_target and external_target_namespace are set by lb-linker",
+    "self.all(name, !(name in ['alertname', 'cluster', 'stable_name', 'stable_name_namespace']))",
+    "alertname, cluster, stable_name and stable_name_namespace are set by lb-linker",
 );
 
 pub(super) const OBJECT_LABELS: FieldRule = FieldRule::new(
@@ -184,7 +182,7 @@ pub(super) fn conditions_schema(generator: &mut SchemaGenerator) -> Schema {
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
         "items": {
-            "description": "A condition is one aspect of the state of the ExternalTarget.",
+            "description": "A condition is one aspect of the state of the StableName.",
             "type": "object",
             "required": ["lastTransitionTime", "message", "reason", "status", "type"],
             "properties": {

@@ -1,4 +1,4 @@
-//! The status of an ExternalTarget.
+//! The status of a StableName.
 //!
 //! No field but those of conditions is required, and states and reasons are plain strings in the schema: the CRD of an
 //! earlier version of lb-linker then accepts the status that a later version writes.
@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::external_target::{MAX_ADDRESS, MAX_DNS_NAME, MAX_SOURCES};
 use super::rules;
+use super::stable_name::{MAX_ADDRESS, MAX_DNS_NAME, MAX_SOURCES};
 use crate::model::names::MAX_LABEL;
 
 /// Maximum number of characters of the message of a source, of a target as text, and of the reason of a condition.
@@ -27,7 +27,7 @@ pub const MAX_CONDITIONS: usize = 16;
 /// What lb-linker has decided and observed. DNS answers follow status.target.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct ExternalTargetStatus {
+pub struct StableNameStatus {
     /// The metadata.generation of the spec for which this status was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,

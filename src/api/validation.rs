@@ -1,20 +1,20 @@
-//! The rules of the CRD in Rust, for ExternalTargets that no API server has checked: objects of manifests, and objects
+//! The rules of the CRD in Rust, for StableNames that no API server has checked: objects of manifests, and objects
 //! that were stored before a rule existed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::IpAddr;
 
-use super::external_target::{
-    Bounds, ExternalTargetSpec, FailbackMode, MAX_ADDRESS, MAX_ADDRESSES, MAX_ALERT_LABEL, MAX_DNS_NAME,
-    MAX_LABELS, MAX_NAMES, MAX_SOURCES, PERIOD_SECONDS, Source, TCP_PORT, THRESHOLD, TIMEOUT_SECONDS,
-    TTL_SECONDS, WAIT_SECONDS,
-};
 use super::rules;
+use super::stable_name::{
+    Bounds, FailbackMode, MAX_ADDRESS, MAX_ADDRESSES, MAX_ALERT_LABEL, MAX_DNS_NAME, MAX_LABELS, MAX_NAMES,
+    MAX_SOURCES, PERIOD_SECONDS, Source, StableNameSpec, TCP_PORT, THRESHOLD, TIMEOUT_SECONDS, TTL_SECONDS,
+    WAIT_SECONDS,
+};
 use crate::model::excerpt::value;
 use crate::model::names::{MAX_LABEL, is_label};
 
-/// A field of an ExternalTarget that breaks a rule. The message is that of the API server, which puts the value before
+/// A field of a StableName that breaks a rule. The message is that of the API server, which puts the value before
 /// the message and doesn't escape control characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
@@ -24,11 +24,11 @@ pub struct InvalidField {
     pub message: String,
 }
 
-/// Checks the name and the spec of an ExternalTarget.
+/// Checks the name and the spec of a StableName.
 ///
 /// # Errors
 /// All fields that break a rule.
-pub fn validate(name: &str, spec: &ExternalTargetSpec) -> Result<(), Vec<InvalidField>> {
+pub fn validate(name: &str, spec: &StableNameSpec) -> Result<(), Vec<InvalidField>> {
     let mut checker = Checker::default();
     checker.require("metadata.name", is_label(name), rules::OBJECT_NAME.message);
     checker.sources(&spec.sources);
@@ -126,7 +126,7 @@ impl Checker {
             })
     }
 
-    fn numbers(&mut self, spec: &ExternalTargetSpec) {
+    fn numbers(&mut self, spec: &StableNameSpec) {
         let check = spec.check.clone().unwrap_or_default();
         let max_wait = spec.cutover.as_ref().and_then(|cutover| cutover.max_wait_seconds);
         let after = spec.failback.as_ref().and_then(|failback| failback.after_seconds);
@@ -239,7 +239,7 @@ pub(crate) fn is_alert_label(name: &str, text: &str) -> bool {
 
 /// Returns whether lb-linker sets this label of an alert.
 pub(crate) fn is_reserved_alert_label(name: &str) -> bool {
-    ["alertname", "cluster", "external_target", "external_target_namespace"].contains(&name)
+    ["alertname", "cluster", "stable_name", "stable_name_namespace"].contains(&name)
 }
 
 /// Returns whether a label can be that of a Kubernetes object: a name, perhaps with a domain before it, and a value.
@@ -269,7 +269,7 @@ fn is_number(label: &str) -> bool {
 }
 
 #[cfg(test)]
-#[path = "../../tests/e2e/external_targets/bad_input.rs"]
+#[path = "../../tests/e2e/stable_names/bad_input.rs"]
 pub(crate) mod bad_input;
 
 #[cfg(test)]
@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn bad_input_is_refused_with_field_and_message() {
         for case in bad_input::cases() {
-            let spec: ExternalTargetSpec = serde_json::from_value(case.spec).unwrap();
+            let spec: StableNameSpec = serde_json::from_value(case.spec).unwrap();
             let found = validate(&case.name, &spec).unwrap_err();
             let found: Vec<_> = found.iter().map(|invalid| (&*invalid.field, &*invalid.message)).collect();
             assert_eq!(found, [(&*case.field, &*case.message)], "{}", case.given);
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn good_input_is_accepted() {
         for (given, name, spec) in bad_input::accepted() {
-            let spec: ExternalTargetSpec = serde_json::from_value(spec).unwrap();
+            let spec: StableNameSpec = serde_json::from_value(spec).unwrap();
             assert_eq!(validate(&name, &spec), Ok(()), "{given}");
         }
     }

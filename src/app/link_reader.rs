@@ -35,7 +35,7 @@ use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::errors::{ListError, in_place, watch_scopes};
 use crate::sync::k8s::service::Service;
 
-/// The time in which all load balancers, external targets and ExternalTargets have to be read.
+/// The time in which all load balancers, external targets and StableNames have to be read.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A store that is kept in step with its source until the `LinkReader` is dropped.

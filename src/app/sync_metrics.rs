@@ -9,9 +9,9 @@ use crate::sync::controller::supervisor::SupervisorMetrics;
 use crate::sync::election::ElectionMetrics;
 use crate::sync::events::metrics::EventMetrics;
 use crate::sync::external_target::metrics::ReconcilerMetrics;
-use crate::sync::failover_controller::metrics::FailoverMetrics;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::source::metrics::WatchMetrics;
+use crate::sync::stable_name::controller::metrics::FailoverMetrics;
 
 /// All of these metrics are exported from the start, whichever sync tasks run.
 #[derive(Clone)]

@@ -31,9 +31,6 @@ use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler;
-use crate::sync::failover_controller::checks::CheckDns;
-use crate::sync::failover_controller::manifests::ManifestOverrides;
-use crate::sync::failover_controller::{self, FailoverContext};
 use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect, connect_before_credentials};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
@@ -44,6 +41,10 @@ use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::source_annotation;
+use crate::sync::stable_name;
+use crate::sync::stable_name::controller::FailoverContext;
+use crate::sync::stable_name::controller::checks::CheckDns;
+use crate::sync::stable_name::controller::manifests::ManifestOverrides;
 use crate::takeover::finalizers;
 
 pub(super) enum SyncSource {
@@ -344,7 +345,7 @@ impl SyncSource {
                         leadership: leadership.clone(),
                         rewinds: rewinds.clone(),
                         overrides_listed: overrides_listed.subscribe(),
-                        log: link_reporter.log.about("ExternalTarget"),
+                        log: link_reporter.log.about("StableName"),
                     };
                     let (until, name) = (stop.clone(), "the PrometheusRules");
                     let alerts = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
@@ -379,9 +380,9 @@ impl SyncSource {
                     links_listed: listed.subscribe(),
                     overrides_listed,
                 };
-                let (until, name) = (stop.clone(), "the ExternalTargets");
+                let (until, name) = (stop.clone(), "the StableNames");
                 let failover = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
-                    failover_controller::run(context.clone(), until.clone())
+                    stable_name::controller::run(context.clone(), until.clone())
                 });
                 tasks.spawn(writers.track_future(failover));
                 let source = ServiceWatcher {
@@ -419,7 +420,7 @@ impl SyncSource {
                     Arc::clone(&unselected),
                     Arc::clone(&selection),
                     Arc::clone(&metrics.failover),
-                    link_reporter.log.about("ExternalTarget"),
+                    link_reporter.log.about("StableName"),
                 );
                 let directory = flags.manifests.clone().unwrap_or_default();
                 let source = ManifestSource {

@@ -1,4 +1,4 @@
-//! Checks targets of ExternalTargets for `sync` through the upstreams of `dns`.
+//! Checks targets of StableNames for `sync` through the upstreams of `dns`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use jiff::Timestamp;
 use crate::dns::chain::target_check::{TargetOutcome, TargetResults, UpstreamResult};
 use crate::dns::server::target_checker::TargetChecker;
 use crate::model::hostname::Hostname;
-use crate::sync::failover::checks::CheckOutcome;
-use crate::sync::failover_controller::checks::{CheckDns, TargetCheckResult};
+use crate::sync::stable_name::controller::checks::{CheckDns, TargetCheckResult};
+use crate::sync::stable_name::decision::checks::CheckOutcome;
 
 /// Returns the function that checks a hostname.
 pub(super) fn check_dns(checker: TargetChecker) -> CheckDns {
@@ -23,7 +23,7 @@ pub(super) fn check_dns(checker: TargetChecker) -> CheckDns {
     })
 }
 
-/// Returns a function that checks nothing, for commands that read links and decide about no ExternalTarget.
+/// Returns a function that checks nothing, for commands that read links and decide about no StableName.
 pub(super) fn no_checks() -> CheckDns {
     Arc::new(|_, _, _| async { TargetCheckResult::without_answer() }.boxed())
 }

@@ -22,8 +22,7 @@ use crate::sync::k8s::client::{ClientConnection, connect};
 use crate::sync::source::manifests;
 
 /// The line about a cluster without the CRD.
-const WITHOUT_EXTERNAL_TARGETS: &str =
-    "ExternalTargets aren't used, because their CRD isn't installed: deploy/crd/";
+const WITHOUT_STABLE_NAMES: &str = "StableNames aren't used, because their CRD isn't installed: deploy/crd/";
 
 /// Checks flags and files without opening a port. With `ask_cluster`, also asks the API server whether each required
 /// permission is granted, looks for another leader, tries a dry-run creation, and looks for the objects of another
@@ -54,11 +53,9 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         let checked = manifests::check(directory, &flags.selection(), Some(&flags.hostname_policy(zones)))
             .map_err(|source| InputError::Directory { flag: "manifests", source })?;
         check_report.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
-        if checked.external_targets > 0 {
-            let external_targets = checked.external_targets;
-            check_report
-                .lines
-                .push(format!("ExternalTargets in {}: {external_targets}", directory.display()));
+        if checked.stable_names > 0 {
+            let stable_names = checked.stable_names;
+            check_report.lines.push(format!("StableNames in {}: {stable_names}", directory.display()));
         }
         check_report.lines.extend(checked.notices);
         check_report.lines.extend(checked.rejections);
@@ -93,7 +90,7 @@ async fn check_cluster(check_report: &mut CheckReport, flags: &Flags) -> Result<
     }
     match permissions::has_external_targets(check_report, &client).await {
         Some(true) => {
-            let mut needed = permissions::for_external_targets(flags);
+            let mut needed = permissions::for_stable_names(flags);
             if permissions::has_prometheus_rules(check_report, &client).await == Some(true) {
                 needed.extend(permissions::for_alerts(flags));
             }
@@ -101,7 +98,7 @@ async fn check_cluster(check_report: &mut CheckReport, flags: &Flags) -> Result<
                 return Ok(());
             }
         }
-        Some(false) => check_report.lines.push(WITHOUT_EXTERNAL_TARGETS.to_owned()),
+        Some(false) => check_report.lines.push(WITHOUT_STABLE_NAMES.to_owned()),
         None => {}
     }
     if let Some(lease) = flags.foreign_lease() {

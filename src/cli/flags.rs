@@ -229,7 +229,7 @@ pub struct Flags {
     #[command(flatten)]
     pub election: ElectionFlags,
 
-    /// Work without a cluster: read Services and ExternalTargets from the YAML and JSON files in this directory, and
+    /// Work without a cluster: read Services and StableNames from the YAML and JSON files in this directory, and
     /// again when they change
     #[arg(
         long,

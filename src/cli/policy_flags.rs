@@ -37,7 +37,7 @@ pub struct HostnamePolicyFlags {
     )]
     pub hostname_namespaces: Vec<String>,
 
-    /// Namespaces in which ExternalTargets may check hostnames and addresses of their spec by TCP connections, separated
+    /// Namespaces in which StableNames may check hostnames and addresses of their spec by TCP connections, separated
     /// by commas, or "*" for all. Load balancers are checked at their own ports everywhere [default: none]
     #[arg(
         long,

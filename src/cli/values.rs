@@ -15,10 +15,10 @@ impl ValueEnum for OutputFormat {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let (name, help) = match self {
-            Self::Wide => ("wide", "The table with reasons, all DNS names and ExternalTargets"),
+            Self::Wide => ("wide", "The table with reasons, all DNS names and StableNames"),
             Self::Json => ("json", "JSON"),
             Self::Yaml => ("yaml", "YAML"),
-            Self::Name => ("name", "service/<name> or externaltarget.linker.hsj.com/<name>, for kubectl"),
+            Self::Name => ("name", "service/<name> or stablename.linker.hsj.com/<name>, for kubectl"),
         };
         Some(PossibleValue::new(name).help(help))
     }

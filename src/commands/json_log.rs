@@ -14,7 +14,7 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::model::excerpt::sentence;
 
 /// Writes each event as an object with `time`, `level` and `message`. A line about a Kubernetes object also has its
-/// `namespace`, and its name in a field with the name of its kind, such as `service` or `external_target`.
+/// `namespace`, and its name in a field with the name of its kind, such as `service` or `stable_name`.
 pub(super) struct JsonLines;
 
 #[derive(Serialize)]
@@ -85,7 +85,7 @@ impl Visit for Text {
     }
 }
 
-/// Returns a kind as the name of a field: `external_target` for `ExternalTarget`.
+/// Returns a kind as the name of a field: `stable_name` for `StableName`.
 fn field_of(kind: &str) -> String {
     let mut field = String::new();
     for c in kind.chars() {

@@ -99,7 +99,7 @@ impl LinkFacts {
             shown.state = state;
             reasons.push(why.into());
         }
-        let of_override = shown.overridden_by.as_ref().and(self.findings.external_targets.get(&link.key));
+        let of_override = shown.overridden_by.as_ref().and(self.findings.stable_names.get(&link.key));
         let own = [of_override, self.findings.services.get(&link.key)];
         reasons.extend(own.into_iter().flatten().map(|why| paragraph(&why).to_string().into()));
         if self.leads_in_a_circle(link) {

@@ -50,7 +50,7 @@ pub fn render(
 /// Returns the resource and the name of the object that a link belongs to.
 fn name(link: &LinkView) -> String {
     let resource = match &link.overridden_by {
-        Some(OverrideView { kind: OverrideKind::ExternalTarget, .. }) => "externaltarget.linker.hsj.com",
+        Some(OverrideView { kind: OverrideKind::StableName, .. }) => "stablename.linker.hsj.com",
         None => "service",
     };
     format!("{resource}/{}", printable(&link.service, &[]))

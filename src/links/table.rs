@@ -9,7 +9,7 @@ use crate::model::excerpt::{printable, sentence};
 pub struct TableOptions {
     /// Adds the column of the namespaces.
     pub with_namespace: bool,
-    /// Adds all DNS names, the ExternalTargets and the reasons.
+    /// Adds all DNS names, the StableNames and the reasons.
     pub wide: bool,
     /// Colours the states for a terminal.
     pub color: bool,

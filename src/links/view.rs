@@ -31,10 +31,10 @@ pub struct LinkView {
     /// Why the state isn't `Ready`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<Cow<'static, str>>,
-    /// The ExternalTarget that the link belongs to; `None` if it belongs to the Service.
+    /// The StableName that the link belongs to; `None` if it belongs to the Service.
     #[serde(default, rename = "lead", skip_serializing_if = "Option::is_none")]
     pub overridden_by: Option<OverrideView>,
-    /// When the Service or the ExternalTarget was created, if known.
+    /// When the Service or the StableName was created, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<Timestamp>,
     /// The last changes that a running lb-linker has recorded, the oldest first; `None` if they aren't known.
@@ -69,12 +69,12 @@ pub struct OverrideView {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OverrideKind {
-    ExternalTarget,
+    StableName,
 }
 
 impl fmt::Display for OverrideView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ExternalTarget {}/{}", self.namespace, self.name)?;
+        write!(f, "StableName {}/{}", self.namespace, self.name)?;
         match &self.source {
             Some(source) => write!(f, ", source {}", sentence(source)),
             None => Ok(()),
@@ -93,25 +93,25 @@ pub struct LinkEvent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ViewState {
-    /// DNS answers with the target that the status of the Service or of the ExternalTarget names.
+    /// DNS answers with the target that the status of the Service or of the StableName names.
     Ready,
-    /// DNS answers with the target, but the external target is missing or points elsewhere, the ExternalTarget is
+    /// DNS answers with the target, but the external target is missing or points elsewhere, the StableName is
     /// Degraded or not Ready, or something that the Service asks for is denied or ignored.
     Degraded,
     /// Ready, but another link has one of the link's names, or the external target belongs to another object or
     /// instance.
     Conflict,
-    /// There is no target yet, or the ExternalTarget has withdrawn it.
+    /// There is no target yet, or the StableName has withdrawn it.
     Pending,
     /// The status names only targets that aren't allowed, and there was no other target before; or the target policy
-    /// denies the target of the ExternalTarget.
+    /// denies the target of the StableName.
     Refused,
     /// The status names no allowed target any more; DNS answers with the last allowed target.
     Kept,
     /// The Service hasn't been listed since the start, because a flag leaves it out together with more than half of all
     /// external targets, or because its namespace can't be listed. The external target is kept.
     LeftOut,
-    /// The Service or the ExternalTarget is gone; `--on-delete` decides what happens to its external target.
+    /// The Service or the StableName is gone; `--on-delete` decides what happens to its external target.
     Gone,
     /// The link is removed. Only in the output of `--watch`.
     Removed,
@@ -175,13 +175,13 @@ pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> L
     }
 }
 
-/// Returns the ExternalTarget that a link belongs to: once the ExternalTarget has announced a target, or if no Service
+/// Returns the StableName that a link belongs to: once the StableName has announced a target, or if no Service
 /// has the link's name. `None` if the link belongs to a Service.
 fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
     let (namespace, name) = link.key.parts();
     let source = link.active_override().map(|by| by.source.to_string()).filter(|source| !source.is_empty());
     (link.active_override().is_some() || link.service_link().is_none()).then(|| OverrideView {
-        kind: OverrideKind::ExternalTarget,
+        kind: OverrideKind::StableName,
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         source,
@@ -194,9 +194,9 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
                             kept";
     const REFUSED: &str = "the Service's status names a target that isn't allowed";
     match link.state {
-        // A link has no uid if it was that of an ExternalTarget alone, or of a Service that was gone before the start.
+        // A link has no uid if it was that of a StableName alone, or of a Service that was gone before the start.
         LinkState::Gone(_) if link.uid.is_empty() => {
-            (ViewState::Gone, Some("the Service or the ExternalTarget is gone"))
+            (ViewState::Gone, Some("the Service or the StableName is gone"))
         }
         LinkState::Gone(_) => {
             (ViewState::Gone, Some("the Service is gone, or isn't a load balancer any more"))
@@ -205,10 +205,10 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
         LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
         LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
         LinkState::Recreated(_) if link.active_override().is_some_and(|by| by.refused) => {
-            (ViewState::Refused, Some("the target of the ExternalTarget isn't allowed"))
+            (ViewState::Refused, Some("the target of the StableName isn't allowed"))
         }
         LinkState::Recreated(_) if link.active_override().is_some() => {
-            (ViewState::Pending, Some("the target of the ExternalTarget is withdrawn"))
+            (ViewState::Pending, Some("the target of the StableName is withdrawn"))
         }
         LinkState::Recreated(_) => (
             ViewState::Pending,
@@ -220,7 +220,7 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
                 .as_ref()
                 .is_some_and(|overridden| overridden.service_link.is_none() && link.target.is_none()) =>
         {
-            (ViewState::Pending, Some("no source of the ExternalTarget has a usable target yet"))
+            (ViewState::Pending, Some("no source of the StableName has a usable target yet"))
         }
         LinkState::Live if link.target.is_none() && link.refused => (ViewState::Refused, Some(REFUSED)),
         LinkState::Live if link.target.is_none() => {

@@ -230,13 +230,13 @@ pub enum IpFamily {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// The Service exists, and its target is known or still pending. Or an ExternalTarget overrides the link, and its
+    /// The Service exists, and its target is known or still pending. Or a StableName overrides the link, and its
     /// target isn't withdrawn.
     Live,
     /// The Service exists, but its status has no allowed target any more: the link keeps the last allowed target.
     Stale,
     /// The Service was deleted and recreated, and has no target yet. An existing external target is that of the earlier
-    /// Service, which was gone at this time at the latest. Or an ExternalTarget overrides the link, and its target was
+    /// Service, which was gone at this time at the latest. Or a StableName overrides the link, and its target was
     /// withdrawn at this time. Or the override ended at this time at the latest, and the Service has no target yet.
     Recreated(Instant),
     /// The Service wasn't listed: a flag may leave it out, or its namespace can't be listed. The link keeps the target
@@ -250,7 +250,7 @@ pub enum LinkState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub key: ServiceKey,
-    /// The target of the Service, or of the ExternalTarget that overrides the link; `None` while the load balancer is
+    /// The target of the Service, or of the StableName that overrides the link; `None` while the load balancer is
     /// pending, and once the Service is gone or the target withdrawn.
     pub target: Option<Target>,
     pub annotations: Annotations,
@@ -269,15 +269,15 @@ pub struct Link {
     pub hostnames: Box<[Arc<str>]>,
     /// The Service's uid; empty if unknown. For an overridden link, the uid of the Service of the same name.
     pub uid: Uid,
-    /// When a Service or an ExternalTarget with this key was first created, in seconds since 1970, or one of the
+    /// When a Service or a StableName with this key was first created, in seconds since 1970, or one of the
     /// `RANK_` constants. A name that no link owns goes to the oldest of the links that request it.
     pub created: i64,
-    /// When the present Service, or the ExternalTarget that the link belongs to, was created, in seconds since 1970, if
+    /// When the present Service, or the StableName that the link belongs to, was created, in seconds since 1970, if
     /// known. Shown to users.
     pub object_created: Option<i64>,
-    /// The name of the external target, if it isn't the default name. Unrelated to the override by an ExternalTarget.
+    /// The name of the external target, if it isn't the default name. Unrelated to the override by a StableName.
     pub(crate) external_target_override: Option<Arc<str>>,
-    /// The override by an ExternalTarget, if there is one, and the link of the Service itself. Boxed because few links
+    /// The override by a StableName, if there is one, and the link of the Service itself. Boxed because few links
     /// have an override.
     pub overridden: Option<Box<OverriddenLink>>,
 }
@@ -392,7 +392,7 @@ impl Link {
             .is_some_and(|own| **own != *names::earlier_external_target(namespace, name))
     }
 
-    /// Returns when a Service or an ExternalTarget with this key was first created, in seconds since 1970, if known.
+    /// Returns when a Service or a StableName with this key was first created, in seconds since 1970, if known.
     #[must_use]
     pub fn created_at(&self) -> Option<i64> {
         let is_rank = [RANK_NEVER_OBSERVED, RANK_WITHOUT_CREATION_TIME].contains(&self.created);

@@ -1,4 +1,4 @@
-//! The override of a link: an ExternalTarget replaces the target and the settings of the Service with the same
+//! The override of a link: a StableName replaces the target and the settings of the Service with the same
 //! namespace and name.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::model::link::{
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
-/// The target that an ExternalTarget announces.
+/// The target that a StableName announces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Announcement {
     /// Nothing yet: the Service of the same name keeps the link.
@@ -21,11 +21,11 @@ pub enum Announcement {
     Target(Target),
 }
 
-/// What replaces the target and the settings of a link, from an ExternalTarget.
+/// What replaces the target and the settings of a link, from a StableName.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkOverride {
     pub uid: Uid,
-    /// `metadata.creationTimestamp` of the ExternalTarget in seconds since 1970, if it is known.
+    /// `metadata.creationTimestamp` of the StableName in seconds since 1970, if it is known.
     pub created: Option<i64>,
     pub announced: Announcement,
     /// The name of the source in use; empty if it isn't known.
@@ -39,7 +39,7 @@ pub struct LinkOverride {
     pub annotations: Annotations,
     /// Whether the target policy denies the announced target, or this version can't read it.
     pub refused: bool,
-    /// Whether the target isn't from the status of the ExternalTarget, because the ExternalTarget isn't read yet or its
+    /// Whether the target isn't from the status of the StableName, because the StableName isn't read yet or its
     /// status has no target. Then nothing is written for the link.
     pub is_provisional: bool,
 }
@@ -53,12 +53,12 @@ pub struct OverriddenLink {
 }
 
 impl OverriddenLink {
-    /// Returns the link that an ExternalTarget overrides. `before` is the previous link of the key.
+    /// Returns the link that a StableName overrides. `before` is the previous link of the key.
     pub(crate) fn link(self, key: &ServiceKey, before: Option<&Link>) -> Link {
         let Self { by, service_link } = &self;
         let service = service_link.as_deref();
         let withdrawn = || before.and_then(Link::service_gone_since).unwrap_or_else(Instant::now);
-        // The older creation time of Service and ExternalTarget, so that the rank doesn't depend on which of them was
+        // The older creation time of Service and StableName, so that the rank doesn't depend on which of them was
         // observed first.
         let rank = service.map(|service| service.created).filter(|rank| *rank != RANK_NEVER_OBSERVED);
         let empty = Link::new(before.map_or(key, |before| &before.key).clone(), "");
@@ -97,14 +97,14 @@ impl OverriddenLink {
 }
 
 impl Link {
-    /// Returns the link of the Service itself, which differs from this link while an ExternalTarget overrides it.
+    /// Returns the link of the Service itself, which differs from this link while a StableName overrides it.
     /// `None` if no Service has the name of an overridden link.
     #[must_use]
     pub fn service_link(self: &Arc<Self>) -> Option<&Arc<Self>> {
         self.overridden.as_ref().map_or(Some(self), |overridden| overridden.service_link.as_ref())
     }
 
-    /// Returns the override once its ExternalTarget has announced a target, also after that target was withdrawn.
+    /// Returns the override once its StableName has announced a target, also after that target was withdrawn.
     #[must_use]
     pub fn active_override(&self) -> Option<&LinkOverride> {
         self.overridden
@@ -124,7 +124,7 @@ impl Link {
     /// of `overridden`.
     pub(crate) fn after_override(&self, overridden: &Self) -> Self {
         let state = match self.target {
-            // The external target still has the target that the ExternalTarget announced.
+            // The external target still has the target that the StableName announced.
             None if overridden.active_override().is_some() => {
                 LinkState::Recreated(overridden.service_gone_since().unwrap_or_else(Instant::now))
             }

@@ -16,7 +16,7 @@ pub struct PersistedTarget {
     pub hostnames: Box<[Arc<str>]>,
     /// Whether lb-linker removes the external target when its Service is gone.
     pub is_removable: bool,
-    /// The uid of the ExternalTarget that the external target was written for; `None` if it was written for a Service,
+    /// The uid of the StableName that the external target was written for; `None` if it was written for a Service,
     /// or if the namespace isn't watched.
     pub overridden_by: Option<Uid>,
 }
@@ -36,7 +36,7 @@ impl PersistedTarget {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetOwner {
     /// The Service with this uid, as recorded on the external target. The uid is empty for a fixed target of an
-    /// ExternalTarget.
+    /// StableName.
     Uid(Uid),
     /// A Service created no later than this time, in seconds since 1970: the earlier operator created external targets
     /// after their Services, and deleted both together.

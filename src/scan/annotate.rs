@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::findings::ExactMatch;
 use super::report::{Grant, allow_from};
-use crate::api::external_target::ExternalTarget;
+use crate::api::stable_name::StableName;
 use crate::model::rejection::{ListEntries, MAX_ENTRIES};
 use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::labels::SOURCE;
@@ -17,13 +17,13 @@ use crate::sync::k8s::service::{ALLOW_FROM, Service};
 /// Not lb-linker's own field manager, which marks what a running lb-linker has written.
 const FIELD_MANAGER: &str = "lb-linker-scan";
 
-/// Lets load balancers and ExternalTargets allow the namespaces, then annotates the Services. `progress` gets a line
+/// Lets load balancers and StableNames allow the namespaces, then annotates the Services. `progress` gets a line
 /// for each changed object. Returns a sentence for each failure.
 pub async fn annotate(client: &Client, exact: &[ExactMatch], progress: impl Fn(&str)) -> Vec<String> {
     let mut problems = Vec::new();
     let mut refused = BTreeSet::new();
-    for (load_balancer, Grant { is_external_target, namespaces }) in allow_from(exact) {
-        let (field, allowed) = match is_external_target {
+    for (load_balancer, Grant { is_stable_name, namespaces }) in allow_from(exact) {
+        let (field, allowed) = match is_stable_name {
             true => ("spec.allowFrom", allow_in_spec(client, load_balancer, &namespaces).await),
             false => (ALLOW_FROM, allow(client, load_balancer, &namespaces).await),
         };
@@ -58,9 +58,9 @@ pub async fn annotate(client: &Client, exact: &[ExactMatch], progress: impl Fn(&
 #[must_use]
 pub fn changed_objects(exact: &[ExactMatch]) -> Vec<String> {
     let services = exact.iter().map(|it| format!("Service {}/{}", it.namespace, it.service));
-    let targets = allow_from(exact).into_iter().map(|(key, grant)| {
-        format!("{} {key}", if grant.is_external_target { "ExternalTarget" } else { "Service" })
-    });
+    let targets = allow_from(exact)
+        .into_iter()
+        .map(|(key, grant)| format!("{} {key}", if grant.is_stable_name { "StableName" } else { "Service" }));
     services.chain(targets).collect()
 }
 
@@ -91,14 +91,14 @@ async fn allow(client: &Client, load_balancer: &str, namespaces: &[&str]) -> Res
     Ok(text)
 }
 
-/// Adds namespaces to `spec.allowFrom` of an ExternalTarget. Once the spec has this field, the annotation of the
+/// Adds namespaces to `spec.allowFrom` of a StableName. Once the spec has this field, the annotation of the
 /// Service of the same name doesn't apply any more; therefore `namespaces` has the namespaces of that annotation, too.
 /// Returns the new value, separated by commas.
 async fn allow_in_spec(client: &Client, key: &str, namespaces: &[&str]) -> Result<String, String> {
     let (namespace, name) = key.split_once('/').unwrap_or_default();
-    let objects: Api<ExternalTarget> = Api::namespaced(client.clone(), namespace);
+    let objects: Api<StableName> = Api::namespaced(client.clone(), namespace);
     let read = objects.get(name).await;
-    let object = read.map_err(|error| describe(&error, &format!("read ExternalTarget {key}"), ""))?;
+    let object = read.map_err(|error| describe(&error, &format!("read StableName {key}"), ""))?;
     let mut all = object.spec.allow_from.unwrap_or_default();
     for wanted in namespaces {
         if !all.iter().any(|known| known == wanted) {
@@ -109,7 +109,7 @@ async fn allow_in_spec(client: &Client, key: &str, namespaces: &[&str]) -> Resul
     let patch = json!({"metadata": {"resourceVersion": version}, "spec": {"allowFrom": all}});
     match objects.patch(name, &params(), &Patch::Merge(patch)).await {
         Ok(_) => Ok(all.join(",")),
-        Err(error) => Err(failed(&error, "change", &format!("ExternalTarget {key}"))),
+        Err(error) => Err(failed(&error, "change", &format!("StableName {key}"))),
     }
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use serde::{Deserialize, Serialize};
 
-use crate::api::external_target::ExternalTarget;
+use crate::api::stable_name::StableName;
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
@@ -32,12 +32,12 @@ pub struct Scan {
     /// ExternalName Services with a hostname in a domain of this cluster's load balancers. No load balancer has the
     /// hostname now, and it doesn't exist in DNS, or DNS doesn't tell whether it exists.
     pub probable: Vec<Stale>,
-    /// ExternalName Services whose hostname exactly one load balancer or ExternalTarget has now. A fixed target of an
-    /// ExternalTarget counts only for Services of its namespace.
+    /// ExternalName Services whose hostname exactly one load balancer or StableName has now. A fixed target of an
+    /// StableName counts only for Services of its namespace.
     pub exact: Vec<ExactMatch>,
     /// ExternalName Services whose hostname several load balancers have now.
     pub ambiguous: Vec<Ambiguous>,
-    /// ExternalName Services with the hostname of a source, or of a former target, of an ExternalTarget, which are
+    /// ExternalName Services with the hostname of a source, or of a former target, of a StableName, which are
     /// neither in `exact` nor in `ambiguous`: the source isn't in use, or is a fixed target in another namespace.
     pub sources: Vec<SourceMatch>,
     /// Objects with the address of a load balancer.
@@ -65,10 +65,10 @@ pub struct ExactMatch {
     pub namespace: String,
     pub service: String,
     pub external_name: String,
-    /// `<namespace>/<name>` of the load balancer, or of the ExternalTarget that its link belongs to.
+    /// `<namespace>/<name>` of the load balancer, or of the StableName that its link belongs to.
     pub load_balancer: String,
-    /// Whether the link belongs to an ExternalTarget.
-    pub is_external_target: bool,
+    /// Whether the link belongs to a StableName.
+    pub is_stable_name: bool,
     /// The namespaces that the load balancer allows already.
     #[serde(skip)]
     pub allowed: Vec<String>,
@@ -89,15 +89,15 @@ pub struct Ambiguous {
     pub load_balancers: Vec<String>,
 }
 
-/// An ExternalName Service with the hostname of a source, or of a former target, of ExternalTargets.
+/// An ExternalName Service with the hostname of a source, or of a former target, of StableNames.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceMatch {
     pub namespace: String,
     pub service: String,
     pub external_name: String,
-    /// `<namespace>/<name>` of the ExternalTargets.
-    pub external_targets: Vec<String>,
+    /// `<namespace>/<name>` of the StableNames.
+    pub stable_names: Vec<String>,
 }
 
 /// An EndpointSlice or Endpoints of a Service without a selector, with an address of a load balancer.
@@ -126,7 +126,7 @@ pub struct Candidate {
 #[derive(Debug, Default)]
 pub struct Objects {
     pub services: Vec<Service>,
-    pub external_targets: Vec<ExternalTarget>,
+    pub stable_names: Vec<StableName>,
     pub slices: Vec<EndpointSlice>,
     pub endpoints: Vec<Endpoints>,
 }
@@ -192,7 +192,7 @@ impl Resource for Endpoints {
 #[must_use]
 pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, Vec<Candidate>) {
     let owners = owners_of_hostnames(store);
-    let sources = hostnames_of_sources(&objects.external_targets, store);
+    let sources = hostnames_of_sources(&objects.stable_names, store);
     // A fixed target is text that a tenant chooses: no cloud controller has set it.
     let is_of_service = |link: &Arc<Link>| link.active_override().is_none_or(|by| !by.service_uid.is_empty());
     let of_services = owners.iter().filter(|(_, links)| links.iter().any(is_of_service));
@@ -217,7 +217,7 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
                     service: service_name,
                     external_name,
                     load_balancer: owner.key.to_string(),
-                    is_external_target: owner.active_override().is_some(),
+                    is_stable_name: owner.active_override().is_some(),
                     needs_allow_from: !is_allowed,
                     allowed: owner.annotations.allow_from.iter().map(ToString::to_string).collect(),
                     version: service.metadata.resource_version.clone(),
@@ -230,12 +230,12 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
                 load_balancers: trusted.iter().map(|owner| owner.key.to_string()).collect(),
             }),
             [] => {
-                if let Some(external_targets) = sources.get(&external_name) {
+                if let Some(stable_names) = sources.get(&external_name) {
                     scan.sources.push(SourceMatch {
                         namespace,
                         service: service_name,
                         external_name,
-                        external_targets: external_targets.iter().map(ToString::to_string).collect(),
+                        stable_names: stable_names.iter().map(ToString::to_string).collect(),
                     });
                 } else if domain(&external_name).is_some_and(|domain| domains.contains(domain)) {
                     candidates.push(Candidate { namespace, service: service_name, external_name });
@@ -271,9 +271,9 @@ fn owners_of_hostnames(store: &Store) -> BTreeMap<String, Vec<Arc<Link>>> {
     owners
 }
 
-/// Returns the ExternalTargets by the hostnames of their sources and of their former targets.
+/// Returns the StableNames by the hostnames of their sources and of their former targets.
 fn hostnames_of_sources(
-    external_targets: &[ExternalTarget],
+    stable_names: &[StableName],
     store: &Store,
 ) -> BTreeMap<String, BTreeSet<ServiceKey>> {
     let mut found: BTreeMap<String, BTreeSet<ServiceKey>> = BTreeMap::new();
@@ -281,7 +281,7 @@ fn hostnames_of_sources(
         let hostname = hostname.trim_end_matches('.').to_ascii_lowercase();
         found.entry(hostname).or_default().insert(key.clone());
     };
-    for object in external_targets {
+    for object in stable_names {
         let ObjectMeta { namespace, name, .. } = &object.metadata;
         let key =
             ServiceKey::new(namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default());

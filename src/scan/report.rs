@@ -37,17 +37,17 @@ pub fn report(scan: &Scan) -> Vec<String> {
             .map(|(it, owners)| vec![&*it.namespace, &it.service, &it.external_name, owners]),
     );
     section("Several load balancers have this hostname. Decide which one is meant:", rows);
-    let external_targets: Vec<String> = scan.sources.iter().map(|it| it.external_targets.join(",")).collect();
+    let stable_names: Vec<String> = scan.sources.iter().map(|it| it.stable_names.join(",")).collect();
     let mut rows = vec![vec!["NAMESPACE", "SERVICE", "EXTERNAL NAME", "EXTERNALTARGET"]];
     rows.extend(
         scan.sources
             .iter()
-            .zip(&external_targets)
+            .zip(&stable_names)
             .map(|(it, owners)| vec![&*it.namespace, &it.service, &it.external_name, owners]),
     );
     section(
-        "These Services name a source or a former target of an ExternalTarget. Decide whether they are to follow the \
-         ExternalTarget:",
+        "These Services name a source or a former target of a StableName. Decide whether they are to follow the \
+         StableName:",
         rows,
     );
     let found: Vec<[String; 3]> = scan
@@ -63,7 +63,7 @@ pub fn report(scan: &Scan) -> Vec<String> {
         "Objects with an address of a load balancer. The external target has its present addresses:",
         rows,
     );
-    let kind = |it: &ExactMatch| if it.is_external_target { "ExternalTarget " } else { "" };
+    let kind = |it: &ExactMatch| if it.is_stable_name { "StableName " } else { "" };
     let owners: Vec<String> =
         scan.exact.iter().map(|it| format!("{}{}", kind(it), it.load_balancer)).collect();
     let mut rows = vec![vec!["NAMESPACE", "SERVICE", "EXTERNAL NAME", "LOAD BALANCER"]];
@@ -105,9 +105,9 @@ pub fn commands(exact: &[ExactMatch]) -> Vec<String> {
             );
         }
         let (namespace, name) = load_balancer.split_once('/').unwrap_or_default();
-        if grant.is_external_target {
+        if grant.is_stable_name {
             let patch = json!({"spec": {"allowFrom": grant.namespaces}});
-            format!("kubectl -n {namespace} patch externaltarget {name} --type=merge -p '{patch}'")
+            format!("kubectl -n {namespace} patch stablename {name} --type=merge -p '{patch}'")
         } else {
             format!(
                 "kubectl -n {namespace} annotate --overwrite service {name} linker.hsj.com/allow-from={}",
@@ -129,7 +129,7 @@ pub fn commands(exact: &[ExactMatch]) -> Vec<String> {
 /// The namespaces that a load balancer has to allow.
 #[derive(Debug, Default)]
 pub(super) struct Grant<'a> {
-    pub(super) is_external_target: bool,
+    pub(super) is_stable_name: bool,
     /// Also the namespaces that are allowed already.
     pub(super) namespaces: Vec<&'a str>,
 }
@@ -139,7 +139,7 @@ pub(super) fn allow_from(exact: &[ExactMatch]) -> BTreeMap<&str, Grant<'_>> {
     let mut wanted: BTreeMap<&str, Grant<'_>> = BTreeMap::new();
     for it in exact.iter().filter(|it| it.needs_allow_from) {
         let grant = wanted.entry(&it.load_balancer).or_insert_with(|| Grant {
-            is_external_target: it.is_external_target,
+            is_stable_name: it.is_stable_name,
             namespaces: it.allowed.iter().map(String::as_str).collect(),
         });
         if !grant.namespaces.contains(&&*it.namespace) {

@@ -95,7 +95,7 @@ pub struct SavedLink {
     /// large.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lacks_hostnames: bool,
-    /// The ExternalTarget that overrides the link.
+    /// The StableName that overrides the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overridden_by: Option<SavedOverride>,
 }
@@ -108,7 +108,7 @@ pub enum SavedTarget {
     Addresses(Vec<IpAddr>),
 }
 
-/// The ExternalTarget that overrides a link.
+/// The StableName that overrides a link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct SavedOverride {

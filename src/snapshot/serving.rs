@@ -42,7 +42,7 @@ struct ReadSnapshot {
 
 /// Runs until the first list is complete.
 ///
-/// Returns whether the file has targets that ExternalTargets have chosen.
+/// Returns whether the file has targets that StableNames have chosen.
 ///
 /// # Errors
 /// If a task on another thread panics.

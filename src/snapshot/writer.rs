@@ -22,7 +22,7 @@ use crate::sync::controller::backoff::Backoff;
 use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use crate::sync::k8s::errors::ThrottledLog;
 
-/// How long the first write waits for the ExternalTargets if the file has no targets that ExternalTargets have chosen.
+/// How long the first write waits for the StableNames if the file has no targets that StableNames have chosen.
 /// If it has such targets, the write waits without limit, and a warning is logged after this time.
 const OVERRIDES_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a failed write.
@@ -78,7 +78,7 @@ struct Writer<'a> {
 }
 
 /// Writes the snapshot until `stop`, and then once more if the links have changed since. `has_overrides`: whether the
-/// file has targets that ExternalTargets have chosen; then it isn't replaced before the ExternalTargets are listed, or
+/// file has targets that StableNames have chosen; then it isn't replaced before the StableNames are listed, or
 /// known not to be readable.
 ///
 /// # Errors
@@ -95,7 +95,7 @@ pub(super) async fn run(
         if is_late && has_overrides {
             let path = context.path.display();
             warn!(
-                "the snapshot {path} isn't written yet: it has targets that ExternalTargets have chosen, and the ExternalTargets \
+                "the snapshot {path} isn't written yet: it has targets that StableNames have chosen, and the StableNames \
                  can't be read"
             );
             store.overrides_known().await;

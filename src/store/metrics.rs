@@ -30,7 +30,7 @@ impl LinkMetrics {
             )?,
             targets_refused: IntGauge::new(
                 "lb_linker_targets_refused",
-                "Links whose Service has an invalid or denied target in its status, or whose ExternalTarget announces one.",
+                "Links whose Service has an invalid or denied target in its status, or whose StableName announces one.",
             )?,
             snapshot_age: IntGauge::new(
                 "lb_linker_snapshot_age_seconds",

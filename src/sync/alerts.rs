@@ -1,6 +1,6 @@
-//! Keeps the PrometheusRules of ExternalTargets with `spec.alerts` up to date, on the leader.
+//! Keeps the PrometheusRules of StableNames with `spec.alerts` up to date, on the leader.
 //!
-//! Without such an ExternalTarget, and without a PrometheusRule that has to be removed, no request about
+//! Without such a StableName, and without a PrometheusRule that has to be removed, no request about
 //! PrometheusRules is sent, not even discovery. A missing CRD, a missing permission or a name conflict changes only the
 //! condition AlertsReady.
 
@@ -55,7 +55,7 @@ pub struct AlertsContext {
     pub leadership: Leadership,
     /// Counts restores of etcd to an earlier revision.
     pub rewinds: RestoreCounter,
-    /// The namespaces with a complete list of ExternalTargets.
+    /// The namespaces with a complete list of StableNames.
     pub overrides_listed: watch::Receiver<CompletedLists>,
     pub log: ObjectLog,
 }

@@ -1,4 +1,4 @@
-//! Kubernetes Events about Services and ExternalTargets, which `kubectl describe` shows.
+//! Kubernetes Events about Services and StableNames, which `kubectl describe` shows.
 //!
 //! The caller puts an Event into a bounded queue and continues; a separate task sends it. An Event that can't be sent
 //! is dropped: recording never blocks.
@@ -56,21 +56,21 @@ pub enum Reason {
     RemovalHeld,
     /// A flag leaves the Service out, but its external target stays.
     LeftOut,
-    /// An ExternalTarget overrides the link of the Service.
+    /// A StableName overrides the link of the Service.
     Led,
-    /// The target of an ExternalTarget has failed, and another source replaces it.
+    /// The target of a StableName has failed, and another source replaces it.
     FailedOver,
-    /// A preferred source of an ExternalTarget works again and is in use.
+    /// A preferred source of a StableName works again and is in use.
     FailedBack,
-    /// The first target of an ExternalTarget, or a new target of its source in use, hasn't passed a check in time.
+    /// The first target of a StableName, or a new target of its source in use, hasn't passed a check in time.
     CutoverTimedOut,
-    /// The target of an ExternalTarget has failed or was withdrawn, and no source can replace it.
+    /// The target of a StableName has failed or was withdrawn, and no source can replace it.
     NoHealthySource,
-    /// A source of an ExternalTarget isn't permitted.
+    /// A source of a StableName isn't permitted.
     RefNotPermitted,
-    /// The check that an ExternalTarget asks for isn't permitted.
+    /// The check that a StableName asks for isn't permitted.
     CheckRefused,
-    /// The spec of an ExternalTarget breaks a rule.
+    /// The spec of a StableName breaks a rule.
     InvalidSpec,
 }
 
@@ -135,7 +135,7 @@ impl fmt::Display for Reason {
 pub enum RegardingKind {
     #[default]
     Service,
-    ExternalTarget,
+    StableName,
 }
 
 /// The object that an Event is about. The object may be gone.
@@ -159,17 +159,17 @@ impl Regarding {
     }
 
     #[must_use]
-    pub fn external_target(key: &ServiceKey, uid: &Uid) -> Self {
-        Self { kind: RegardingKind::ExternalTarget, ..Self::new(key, &uid.to_string()) }
+    pub fn stable_name(key: &ServiceKey, uid: &Uid) -> Self {
+        Self { kind: RegardingKind::StableName, ..Self::new(key, &uid.to_string()) }
     }
 
-    /// Returns the Service of a link, or the ExternalTarget that overrides it; `None` if this process has never
+    /// Returns the Service of a link, or the StableName that overrides it; `None` if this process has never
     /// observed the object.
     #[must_use]
     pub fn of(link: &Link) -> Option<Self> {
         let Link { key, uid, .. } = link;
         match link.active_override() {
-            Some(by) => Some(Self::external_target(key, &by.uid)),
+            Some(by) => Some(Self::stable_name(key, &by.uid)),
             None => (!uid.is_empty()).then(|| Self::new(key, &uid.to_string())),
         }
     }
@@ -223,7 +223,7 @@ impl Recorder {
         queue.push(QueuedEvent { event_key, at: Timestamp::now(), term });
     }
 
-    /// Records an Event about the Service of a link, or about the ExternalTarget that overrides the link, if this
+    /// Records an Event about the Service of a link, or about the StableName that overrides the link, if this
     /// process has observed that object.
     pub fn about(&self, link: &Link, reason: Reason, note: &str) {
         if let Some(regarding) = Regarding::of(link) {

@@ -76,7 +76,7 @@ pub struct SourceAnnotationContext {
     pub leadership: Leadership,
     /// Tracks the complete lists of load balancers.
     pub links_listed: watch::Receiver<CompletedLists>,
-    /// Tracks the complete lists of ExternalTargets.
+    /// Tracks the complete lists of StableNames.
     pub overrides_listed: watch::Receiver<CompletedLists>,
     /// Counts restores of etcd.
     pub rewinds: RestoreCounter,
@@ -385,14 +385,14 @@ impl SourceAnnotationController {
         }
         let store = &self.context.store;
         let (link, gone) = (store.get(source), self.memory.deleted_links.get(source));
-        // A former leader may have chosen another source of the ExternalTarget meanwhile.
+        // A former leader may have chosen another source of the StableName meanwhile.
         let is_override_unknown = link.as_deref().is_some_and(|link| {
             let is_listed = self.context.overrides_listed.borrow().covers(source.namespace(), self.lists);
             link.active_override().is_some_and(|by| by.is_provisional)
                 || link.overridden.is_some() && !is_listed
         });
         if is_override_unknown {
-            let why = format!("the ExternalTarget {source} isn't read yet");
+            let why = format!("the StableName {source} isn't read yet");
             return self.show(&follower, FollowerState::Kept(why));
         }
         if gone.is_some() || store.contains(source) {

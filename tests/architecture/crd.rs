@@ -1,6 +1,6 @@
 //! The CustomResourceDefinition in deploy/crd/ and in the chart: made from `src/api`.
 
-use lb_linker::api::crd::external_targets;
+use lb_linker::api::crd::stable_names;
 use serde_json::Value;
 
 use crate::docs::{read, root};
@@ -23,7 +23,7 @@ fn with_whole_numbers(value: &mut Value) {
 }
 
 fn definition() -> Value {
-    let mut definition = serde_json::to_value(external_targets()).unwrap();
+    let mut definition = serde_json::to_value(stable_names()).unwrap();
     with_whole_numbers(&mut definition);
     definition
 }
@@ -34,9 +34,9 @@ fn yaml(value: &Value) -> String {
 }
 
 fn manifest() -> String {
-    let comment = "# The custom resource ExternalTarget, with its status. Written by `make crd` from src/api/.\n#\n\
+    let comment = "# The custom resource StableName, with its status. Written by `make crd` from src/api/.\n#\n\
                    #   kubectl apply -f deploy/crd/\n#\n\
-                   # Deleting it deletes all ExternalTargets of the cluster. Needs Kubernetes 1.31 or newer.\n";
+                   # Deleting it deletes all StableNames of the cluster. Needs Kubernetes 1.31 or newer.\n";
     comment.to_owned() + &yaml(&definition())
 }
 

@@ -1,4 +1,4 @@
-//! `spec.alerts` of ExternalTargets: PrometheusRules with the CRD of the Prometheus operator, and without it.
+//! `spec.alerts` of StableNames: PrometheusRules with the CRD of the Prometheus operator, and without it.
 
 mod release;
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use kube::Api;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
-use lb_linker::api::external_target::ExternalTarget;
+use lb_linker::api::stable_name::StableName;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -51,7 +51,7 @@ impl Shop {
         linker
     }
 
-    fn targets(&self) -> Api<ExternalTarget> {
+    fn targets(&self) -> Api<StableName> {
         Api::namespaced(self.cluster.client.clone(), "shop")
     }
 
@@ -60,7 +60,7 @@ impl Shop {
         Api::namespaced_with(self.cluster.client.clone(), "shop", &ApiResource::from_gvk(&kind))
     }
 
-    /// Creates an ExternalTarget with two sources that have addresses. Without `spec.check.tcpPort` addresses aren't
+    /// Creates a StableName with two sources that have addresses. Without `spec.check.tcpPort` addresses aren't
     /// checked, and count as healthy.
     async fn create(&self, name: &str, alerts: Value) {
         let sources = json!([
@@ -68,7 +68,7 @@ impl Shop {
             {"name": "second", "addresses": ["192.0.2.11"]},
         ]);
         let spec = json!({"sources": sources, "alerts": alerts});
-        let object = ExternalTarget::new(name, serde_json::from_value(spec).unwrap());
+        let object = StableName::new(name, serde_json::from_value(spec).unwrap());
         self.targets().create(&PostParams::default(), &object).await.unwrap();
     }
 
@@ -132,7 +132,7 @@ async fn prometheus_rule_is_written_restored_and_removed() {
     let linker = shop.linker(&[]).await;
     shop.create("plain", Value::Null).await;
     shop.wait_for_condition("plain", "Ready", ("True", "TargetVerified")).await;
-    assert_eq!(shop.requests(), BTreeSet::new(), "no ExternalTarget has spec.alerts");
+    assert_eq!(shop.requests(), BTreeSet::new(), "no StableName has spec.alerts");
 
     let alerts = json!({"ruleLabels": {"release": "monitoring"}, "labels": {"team": "shop"}});
     shop.create("web", alerts).await;
@@ -154,7 +154,7 @@ async fn prometheus_rule_is_written_restored_and_removed() {
     for change in [
         json!({"metadata": {"labels": {"policy": "x"}}, "spec": {"groups": []}}),
         json!({"metadata": {"labels": {"release": "other"}}}),
-        json!({"metadata": {"labels": {"linker.hsj.com/external-target": null, "release": null}}}),
+        json!({"metadata": {"labels": {"linker.hsj.com/stable-name": null, "release": null}}}),
     ] {
         let changed =
             shop.rules().patch("lb-linker-web", &PatchParams::default(), &Patch::Merge(&change)).await;
@@ -166,7 +166,7 @@ async fn prometheus_rule_is_written_restored_and_removed() {
     shop.rules().delete("lb-linker-web", &DeleteParams::default()).await.unwrap();
     shop.wait_for_rule("lb-linker-web", "created again", |it| it["spec"] == rule["spec"]).await;
 
-    // A change of the ExternalTarget's spec changes the rule.
+    // A change of the StableName's spec changes the rule.
     shop.patch("web", json!({"pin": "second", "alerts": {"ruleLabels": {"release": null, "team": "a"}}}))
         .await;
     let is_followed = |rule: &Value| has_labels(rule, &[("release", None), ("team", Some("a"))]);
@@ -212,7 +212,7 @@ async fn rule_removed_before_the_answer_to_a_write_is_restored() {
     let has_groups = |rule: &Value| rule["spec"]["groups"] != json!([]);
     shop.wait_for_rule("lb-linker-web", "restored", has_groups).await;
     // While the answer is on its way, the watch shows that the rule has lost the label by which it is selected.
-    const OWNER: &str = "linker.hsj.com/external-target";
+    const OWNER: &str = "linker.hsj.com/stable-name";
     patch(json!({"metadata": {"labels": {OWNER: null}}})).await;
     let has_label = |rule: &Value| rule["metadata"]["labels"][OWNER].is_string();
     let restored = shop.wait_for_rule("lb-linker-web", "restored again", has_label);
@@ -229,7 +229,7 @@ async fn next_leader_removes_the_rule_of_removed_alerts() {
     let written = shop.wait_for_rule("lb-linker-web", "written", |_| true).await;
     linker.stop();
 
-    // The next leader finds the rule as it should be, and writes only the rule of another ExternalTarget.
+    // The next leader finds the rule as it should be, and writes only the rule of another StableName.
     shop.create("other", json!({})).await;
     let mut linker = shop.linker(&[]).await;
     shop.wait_for_condition("other", "AlertsReady", ("True", "RuleWritten")).await;
@@ -246,7 +246,7 @@ async fn next_leader_removes_the_rule_of_removed_alerts() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_crd_and_permission_delay_only_the_rule() {
-    let shop = Shop::open(Base::ExternalTargets, &[]).await;
+    let shop = Shop::open(Base::StableNames, &[]).await;
     let linker = shop.linker(&[]).await;
     shop.create("web", json!({})).await;
     shop.wait_for_condition("web", "AlertsReady", ("False", "PrometheusRuleNotInstalled")).await;
@@ -293,7 +293,7 @@ async fn rule_of_removed_alerts_is_deleted_when_permission_returns() {
     let linker = shop.linker(&[]).await;
     shop.wait_for_condition("web", "AlertsReady", ("False", "Forbidden")).await;
 
-    // The leader decides about each version of the ExternalTarget before the next patch.
+    // The leader decides about each version of the StableName before the next patch.
     shop.patch("web", json!({"alerts": null})).await;
     for source in ["second", "first"] {
         shop.patch("web", json!({"pin": source})).await;
@@ -318,10 +318,10 @@ async fn permission_in_one_namespace_suffices_for_its_rules() {
     shop.plane.create_namespace("other");
     grant_optional(&shop.plane, "alerts", "shop");
     let linker = shop.linker(&["--watch-namespaces", "other,shop"]).await;
-    let other: Api<ExternalTarget> = Api::namespaced(shop.cluster.client.clone(), "other");
+    let other: Api<StableName> = Api::namespaced(shop.cluster.client.clone(), "other");
     shop.create("web", json!({})).await;
     let web = shop.targets().get("web").await.unwrap();
-    other.create(&PostParams::default(), &ExternalTarget::new("web", web.spec)).await.unwrap();
+    other.create(&PostParams::default(), &StableName::new("web", web.spec)).await.unwrap();
     shop.wait_for_condition("web", "AlertsReady", ("True", "RuleWritten")).await;
     let is_forbidden = || async {
         let conditions = other.get("web").await.unwrap().status?.conditions;
@@ -383,9 +383,9 @@ async fn namespaces_share_a_bounded_rate_of_writes() {
     for number in 0..24 {
         shop.create(&format!("web{number:02}"), json!({})).await;
     }
-    let small: Api<ExternalTarget> = Api::namespaced(shop.cluster.client.clone(), "small");
+    let small: Api<StableName> = Api::namespaced(shop.cluster.client.clone(), "small");
     let web = shop.targets().get("web00").await.unwrap();
-    small.create(&PostParams::default(), &ExternalTarget::new("web", web.spec)).await.unwrap();
+    small.create(&PostParams::default(), &StableName::new("web", web.spec)).await.unwrap();
     let linker = shop.linker(&[]).await;
     let created = || async {
         let events = shop.plane.audit_events().into_iter();
@@ -400,7 +400,7 @@ async fn namespaces_share_a_bounded_rate_of_writes() {
     let took = created[24].completed.duration_since(created[0].completed);
     assert!(took >= SignedDuration::from_millis(4500), "{took:?}");
     let place = created.iter().position(|event| event.namespace == "small").unwrap();
-    assert!(place < 12, "the namespace with one ExternalTarget waits for {place} writes");
+    assert!(place < 12, "the namespace with one StableName waits for {place} writes");
     drop(linker);
 }
 
@@ -409,11 +409,11 @@ async fn sync_plan_logs_the_rule_and_sync_off_requests_nothing() {
     let shop = Shop::open(Base::PrometheusRules, &["alerts"]).await;
     shop.create("web", json!({})).await;
     let linker = shop.linker(&["--sync", "off"]).await;
-    linker.line("ready: ExternalTargets: 1").await;
+    linker.line("ready: StableNames: 1").await;
     drop(linker);
     assert_eq!(shop.requests(), BTreeSet::new());
     let linker = shop.linker(&["--sync", "plan"]).await;
-    linker.line("plan for ExternalTarget shop/web: create PrometheusRule lb-linker-web").await;
+    linker.line("plan for StableName shop/web: create PrometheusRule lb-linker-web").await;
     assert!(shop.requests().iter().all(|(verb, _)| ["get", "list", "watch"].contains(&&**verb)));
     assert!(shop.rules().get_opt("lb-linker-web").await.unwrap().is_none());
 
@@ -430,6 +430,7 @@ async fn sync_plan_logs_the_rule_and_sync_off_requests_nothing() {
     assert_eq!(check("on"), granted);
     assert_eq!(check("plan"), granted[..2]);
     shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-alerts"]);
-    let missing = "no   list prometheusrules in all namespaces (only for spec.alerts of ExternalTargets: deploy/alerts/)";
+    let missing =
+        "no   list prometheusrules in all namespaces (only for spec.alerts of StableNames: deploy/alerts/)";
     assert_eq!(check("on")[0], missing);
 }

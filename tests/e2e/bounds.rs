@@ -118,7 +118,7 @@ fn lines_about(linker: &Linker, name: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flooding_external_target_has_a_share_of_the_log() {
+async fn flooding_stable_name_has_a_share_of_the_log() {
     const CHANGES: usize = 60;
     const LINES_PER_MINUTE: usize = 20;
     let shop = Shop::open(&[]).await;
@@ -142,14 +142,14 @@ async fn flooding_external_target_has_a_share_of_the_log() {
     }
     set("quiet", 2).await;
     // The change of the other object is logged in full.
-    linker.line("ExternalTarget shop/quiet: TargetChanged: fixed 192.0.2.1 → fixed 192.0.2.2").await;
+    linker.line("StableName shop/quiet: TargetChanged: fixed 192.0.2.1 → fixed 192.0.2.2").await;
     linker.line("link shop/quiet: 192.0.2.1 → 192.0.2.2").await;
     shop.wait_until_announced("flood", &format!("192.0.2.{}", 1 + CHANGES)).await;
     let line = linker.line("further lines about objects of namespace shop in the last minute").await;
     let minutes = started.elapsed().as_secs() as usize / 60 + 2;
     let lines = lines_about(&linker, "flood");
     assert!(lines.len() <= minutes * LINES_PER_MINUTE, "{} lines in {minutes} minutes", lines.len());
-    let is_write = |event: &&AuditEvent| event.resource == "externaltargets" && event.subresource == "status";
+    let is_write = |event: &&AuditEvent| event.resource == "stablenames" && event.subresource == "status";
     let events = shop.plane.audit_events();
     let writes = events.iter().filter(is_write).filter(|event| event.name == "flood").count();
     let changes = lines.iter().filter(|line| line.contains("TargetChanged")).count();

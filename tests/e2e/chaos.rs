@@ -17,7 +17,7 @@ use crate::model::disturbed::{Disturbance, Disturbed, Setup};
 fn setup() -> Setup {
     Setup {
         services: scaled(100, 20),
-        external_targets: 2,
+        stable_names: 2,
         pause: Duration::from_millis(scaled(50, 20)),
         max_fault_duration: Duration::from_secs(scaled(15, 2)),
         keeps_replica_0: false,

@@ -373,7 +373,7 @@ async fn check_cluster_reports_every_missing_permission() {
     };
     let output = eventually("all permissions", complete).await;
     assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 15);
-    let absent = "ExternalTargets aren't used, because their CRD isn't installed: deploy/crd/";
+    let absent = "StableNames aren't used, because their CRD isn't installed: deploy/crd/";
     assert!(stdout(&output).lines().any(|line| line == absent), "{}", stdout(&output));
 
     let namespace = cluster.create_namespace("rightless").await;
@@ -420,7 +420,7 @@ fn check_cluster_reports_a_bad_token_in_one_sentence() {
 }
 
 #[tokio::test]
-async fn check_cluster_dry_runs_an_external_target() {
+async fn check_cluster_dry_runs_an_stable_name() {
     let (plane, cluster, target) = cluster_with_target().await;
     let check = |namespace: &str, account: &str, args: &[&str]| {
         let kubeconfig = plane.kubeconfig_for_service_account(namespace, account);
@@ -501,14 +501,14 @@ async fn json_lines_about_objects_have_their_names() {
     let objects = "{apiVersion: v1, kind: Service, spec: {type: LoadBalancer}, \
                    metadata: {name: web, namespace: shop, annotations: {linker.hsj.com/ttl: soon}}}
 ---
-{apiVersion: linker.hsj.com/v1alpha1, kind: ExternalTarget, metadata: {name: db, namespace: shop}, \
+{apiVersion: linker.hsj.com/v1alpha1, kind: StableName, metadata: {name: db, namespace: shop}, \
  spec: {sources: [{name: seoul, service: {name: db}}]}}
 ";
     std::fs::write(directory.path().join("objects.yaml"), objects).unwrap();
     let args = ["--upstream", "none", "--manifests", directory.path().to_str().unwrap(), "--log-format"];
     let [text, json] = ["text", "json"].map(|format| Linker::start([&args[..], &[format]].concat()));
     for (about, field, name) in
-        [("Service shop/web: ", "service", "web"), ("ExternalTarget shop/db: ", "external_target", "db")]
+        [("Service shop/web: ", "service", "web"), ("StableName shop/db: ", "stable_name", "db")]
     {
         let line = json.line(about).await;
         let event: std::collections::BTreeMap<String, String> = serde_json::from_str(&line).unwrap();

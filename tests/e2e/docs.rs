@@ -1,7 +1,7 @@
 //! The commands of README.md and docs/ with kubectl, helm and lb-linker, run against the real API server.
 
-mod external_targets;
 mod health_check;
+mod stable_names;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -104,8 +104,8 @@ kill $!
 wait $!
 "#;
 
-/// The page whose commands [`external_targets`] runs, beside a running lb-linker.
-const EXTERNAL_TARGETS: &str = "docs/external-targets.md";
+/// The page whose commands [`stable_names`] runs, beside a running lb-linker.
+const STABLE_NAMES: &str = "docs/stable-names.md";
 
 /// First words of the blocks that are run: programs, the setting of a variable, and a function.
 const RUN: [&str; 8] = [

@@ -1,4 +1,4 @@
-//! ExternalTargets: failover, failback, and changes of the target, which wait until the new target resolves.
+//! StableNames: failover, failback, and changes of the target, which wait until the new target resolves.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +10,8 @@ use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, Record};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use lb_linker::api::external_target::ExternalTarget;
-use lb_linker::api::status::{ExternalTargetStatus, SourceState};
+use lb_linker::api::stable_name::StableName;
+use lb_linker::api::status::{SourceState, StableNameStatus};
 use serde_json::{Value, json};
 use tokio::time::interval;
 
@@ -21,7 +21,7 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{FaultyUpstream, absence, address, answers, error, short};
 use crate::harness::linker::{Linker, run_to_end_with};
 use crate::harness::pool::{Base, Lent};
-use crate::harness::{LINKER, apply_external_targets, deploy, eventually, permission};
+use crate::harness::{LINKER, apply_stable_names, deploy, eventually, permission};
 use crate::recreation::wait_for_external_target;
 
 /// An upstream resolver whose names can be switched off.
@@ -59,7 +59,7 @@ impl Upstream {
     }
 }
 
-/// A control plane for one test alone with ExternalTargets, and namespaces shop and shop-dr.
+/// A control plane for one test alone with StableNames, and namespaces shop and shop-dr.
 pub(crate) struct Shop {
     pub(crate) plane: Lent,
     pub(crate) cluster: Cluster,
@@ -68,7 +68,7 @@ pub(crate) struct Shop {
 
 impl Shop {
     pub(crate) async fn open(dead: &[&str]) -> Self {
-        let plane = ControlPlane::lend_with(Base::ExternalTargets);
+        let plane = ControlPlane::lend_with(Base::StableNames);
         for namespace in ["shop", "shop-dr"] {
             plane.create_namespace(namespace);
         }
@@ -131,27 +131,27 @@ impl Shop {
         self.cluster.set_ingress(namespace, name, &[Ingress::Hostname(host)]).await;
     }
 
-    pub(crate) fn targets(&self) -> Api<ExternalTarget> {
+    pub(crate) fn targets(&self) -> Api<StableName> {
         Api::namespaced(self.cluster.client.clone(), "shop")
     }
 
     pub(crate) async fn create(&self, name: &str, spec: Value) {
-        let object = ExternalTarget::new(name, serde_json::from_value(spec).unwrap());
+        let object = StableName::new(name, serde_json::from_value(spec).unwrap());
         self.targets().create(&PostParams::default(), &object).await.unwrap();
     }
 
-    pub(crate) async fn status(&self, name: &str) -> ExternalTargetStatus {
+    pub(crate) async fn status(&self, name: &str) -> StableNameStatus {
         self.targets().get(name).await.unwrap().status.unwrap_or_default()
     }
 
-    /// Waits until an ExternalTarget announces this target.
-    pub(crate) async fn wait_until_announced(&self, name: &str, display: &str) -> ExternalTargetStatus {
+    /// Waits until a StableName announces this target.
+    pub(crate) async fn wait_until_announced(&self, name: &str, display: &str) -> StableNameStatus {
         let look = || async {
             let status = self.status(name).await;
             let target = status.target.as_ref().map(|target| target.display.as_str());
             (target == Some(display)).then_some(status)
         };
-        eventually(&format!("ExternalTarget {name} announces {display}"), look).await
+        eventually(&format!("StableName {name} announces {display}"), look).await
     }
 
     /// Waits until a condition has this status, and returns its reason.
@@ -221,17 +221,17 @@ async fn crd_installed_while_lb_linker_runs_takes_effect() {
     eventually("discovery", || async { (!asked().is_empty()).then_some(()) }).await;
     assert_eq!(asked(), [("get".to_owned(), "/apis/linker.hsj.com/v1alpha1".to_owned())].into());
 
-    apply_external_targets(&plane);
+    apply_stable_names(&plane);
     let shop = Shop { cluster, upstream, plane };
     shop.create("web", json!({"sources": [{"name": "seoul", "service": {"name": "web"}}]})).await;
     let waited = Instant::now();
     let ready =
-        shop.plane.try_kubectl(&["wait", "--for=condition=Ready", "--timeout=45s", "xt/web", "-n", "shop"]);
+        shop.plane.try_kubectl(&["wait", "--for=condition=Ready", "--timeout=45s", "sn/web", "-n", "shop"]);
     if ready.is_err() {
         panic!("{:#?}", shop.status("web").await);
     }
     println!("Ready after {:?}", waited.elapsed());
-    let table = shop.plane.kubectl(&["get", "xt", "-n", "shop", "-o", "wide"]);
+    let table = shop.plane.kubectl(&["get", "sn", "-n", "shop", "-o", "wide"]);
     println!("{table}");
     assert!(table.lines().nth(1).unwrap().contains("external-targets/web-shop-ext"), "{table}");
     let status = shop.status("web").await;
@@ -266,7 +266,7 @@ async fn override_and_its_end_keep_the_external_target() {
         shop.wait_until_announced("web", "b.example.com").await;
         wait_for_external_target(&shop.cluster, "external-targets", name, "b.example.com").await;
         let service = shop.cluster.get_service("external-targets", name).await.unwrap();
-        assert!(service.metadata.annotations.unwrap().contains_key("linker.hsj.com/external-target-uid"));
+        assert!(service.metadata.annotations.unwrap().contains_key("linker.hsj.com/stable-name-uid"));
         shop.targets().delete("web", &DeleteParams::default()).await.unwrap();
         wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
         answers(linker.dns, "web.shop.lb.internal. CNAME", "a.example.com.").await;
@@ -277,7 +277,7 @@ async fn override_and_its_end_keep_the_external_target() {
     }
     assert_eq!(shop.uid_of_external_target(name).await, uid);
     let service = shop.cluster.get_service("external-targets", name).await.unwrap();
-    assert!(!service.metadata.annotations.unwrap().contains_key("linker.hsj.com/external-target-uid"));
+    assert!(!service.metadata.annotations.unwrap().contains_key("linker.hsj.com/stable-name-uid"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -294,7 +294,7 @@ async fn new_target_is_announced_when_it_resolves() {
     shop.wait_until_announced("web", "old.example.com").await;
     shop.condition("web", "Ready", "True").await;
     for linker in both {
-        linker.counts("lb_linker_external_targets{state=\"verified\"}", 1.0).await;
+        linker.counts("lb_linker_stable_names{state=\"verified\"}", 1.0).await;
     }
 
     shop.cluster.set_ingress("shop", "web", &[Ingress::Hostname("new.example.com")]).await;
@@ -398,7 +398,7 @@ async fn loop_of_one_object_fails_no_check_of_another_one() {
         let sources = shop.status(name).await.sources;
         sources.into_iter().find(|source| source.name == "alias").map(|source| (source.state, source.message))
     };
-    let looped = Some((Some(SourceState::Unhealthy), "leads back to the ExternalTarget".to_owned()));
+    let looped = Some((Some(SourceState::Unhealthy), "leads back to the StableName".to_owned()));
     let is_unhealthy = || async { (state("web").await == looped).then_some(()) };
     eventually("the alias leads back to web", is_unhealthy).await;
     shop.wait_until_announced("other", "alias.example.com").await;
@@ -406,7 +406,7 @@ async fn loop_of_one_object_fails_no_check_of_another_one() {
     let checks = || shop.upstream.resolver.asked("alias.example.com. A").len();
     let before = checks();
     let are_more = || async {
-        // Both ExternalTargets use the same checks of alias.example.com.
+        // Both StableNames use the same checks of alias.example.com.
         assert_eq!(state("web").await, looped);
         assert_eq!(state("other").await, Some((Some(SourceState::Healthy), String::new())));
         (checks() >= before + 4).then_some(())
@@ -438,8 +438,8 @@ async fn source_that_leads_to_another_tenant_fails_over() {
     let source = |name: &str| json!({"name": name, "hostname": format!("{name}.example.com")});
     let spec = json!({"sources": [source("seoul"), source("busan")], "check": shortest_check()});
     shop.create("web", spec.clone()).await;
-    let own = Api::<ExternalTarget>::namespaced(shop.cluster.client.clone(), "shop-dr");
-    let object = ExternalTarget::new("own", serde_json::from_value(spec).unwrap());
+    let own = Api::<StableName>::namespaced(shop.cluster.client.clone(), "shop-dr");
+    let object = StableName::new("own", serde_json::from_value(spec).unwrap());
     own.create(&PostParams::default(), &object).await.unwrap();
     shop.wait_until_announced("web", "seoul.example.com").await;
     shop.all_sources_are_healthy("web").await;
@@ -477,7 +477,7 @@ async fn failover_from_a_deleted_service_is_ready_and_degraded() {
     assert_eq!(shop.condition("web", "Ready", "True").await, "TargetVerified");
     let seoul = shop.status("web").await.sources.remove(0);
     assert_eq!(seoul.state, Some(SourceState::Refused), "{}", seoul.message);
-    let series = r#"lb_linker_external_target_ready{external_target="web",external_target_namespace="shop"}"#;
+    let series = r#"lb_linker_stable_name_ready{stable_name="web",stable_name_namespace="shop"}"#;
     linker.counts(series, 1.0).await;
     let admin = linker.admin().await.to_string();
     let output =
@@ -551,7 +551,7 @@ async fn left_out_service_keeps_its_target_until_it_is_deleted() {
     shop.cluster.delete_service("shop", "web").await;
     for name in ["web", "far"] {
         let look = || async { shop.status(name).await.target.is_none().then_some(()) };
-        eventually(&format!("ExternalTarget {name} announces nothing"), look).await;
+        eventually(&format!("StableName {name} announces nothing"), look).await;
     }
 }
 
@@ -583,18 +583,18 @@ async fn target_stays_without_permission_and_goes_with_the_crd() {
     wait_for_external_target(&shop.cluster, "external-targets", name, "a.example.com").await;
     let uid = shop.uid_of_external_target(name).await;
 
-    // Without the permission to list ExternalTargets, DNS answers the hostname of the external target.
+    // Without the permission to list StableNames, DNS answers the hostname of the external target.
     linker.stop();
     shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-crd"]);
-    permission(&shop.plane, false, &["list", "externaltargets.linker.hsj.com", "-A", LINKER]).await;
+    permission(&shop.plane, false, &["list", "stablenames.linker.hsj.com", "-A", LINKER]).await;
     let linker = shop.linker(&["--delete-delay", "15s"]).await;
     linker.line("deploy/crd/").await;
     assert_answer_stays(&[&linker], question, "a.example.com.", 17).await;
     assert_eq!(shop.uid_of_external_target(name).await, uid);
 
-    apply_external_targets(&shop.plane);
-    shop.plane.kubectl(&["delete", "crd", "externaltargets.linker.hsj.com"]);
-    linker.line("the CRD externaltargets.linker.hsj.com is gone").await;
+    apply_stable_names(&shop.plane);
+    shop.plane.kubectl(&["delete", "crd", "stablenames.linker.hsj.com"]);
+    linker.line("the CRD stablenames.linker.hsj.com is gone").await;
     assert_answer_stays(&[&linker], question, "a.example.com.", 3).await;
     let is_gone =
         || async { shop.cluster.get_service("external-targets", name).await.is_none().then_some(()) };

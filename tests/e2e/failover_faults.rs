@@ -1,4 +1,4 @@
-//! ExternalTargets while replicas, the API server, lists and statuses fail, and with few permissions.
+//! StableNames while replicas, the API server, lists and statuses fail, and with few permissions.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
@@ -32,7 +32,7 @@ impl Shop {
     /// Returns the codes and the targets of the status writes of a ServiceAccount.
     fn status_writes(&self, account: &str) -> Vec<(u16, Value)> {
         let user = format!("system:serviceaccount:lb-linker:{account}");
-        let is_ours = |event: &AuditEvent| event.user == user && event.resource == "externaltargets";
+        let is_ours = |event: &AuditEvent| event.user == user && event.resource == "stablenames";
         let events = self.plane.audit_events().into_iter();
         let writes = events.filter(|event| is_ours(event) && event.is_write());
         writes
@@ -238,7 +238,7 @@ async fn refusals_of_a_starting_api_server_withdraw_no_name() {
     let linker = Linker::start(args);
     linker.ready().await;
     let has_failed = || async { (failed.load(Ordering::Relaxed) >= 6).then_some(()) };
-    eventually("failed requests for ExternalTargets", has_failed).await;
+    eventually("failed requests for StableNames", has_failed).await;
     assert_eq!(short(linker.dns, QUESTION).await, "a.example.com.");
     refused.lock().unwrap().clear();
     is_away.store(false, Ordering::Relaxed);
@@ -249,7 +249,7 @@ async fn refusals_of_a_starting_api_server_withdraw_no_name() {
     }
     assert_answer_stays(&[&linker], QUESTION, "a.example.com.", 3).await;
     let refused = refused.lock().unwrap();
-    let list = "/apis/linker.hsj.com/v1alpha1/externaltargets";
+    let list = "/apis/linker.hsj.com/v1alpha1/stablenames";
     assert!(refused.contains("/apis/linker.hsj.com/v1alpha1") && refused.contains(list), "{refused:?}");
 }
 
@@ -316,7 +316,7 @@ async fn statuses_are_followed_without_writes_in_plan_and_off() {
         {"name": "seoul", "service": {"name": "web"}},
     ]);
     shop.create("web", json!({"sources": sources})).await;
-    planning.line("plan for ExternalTarget shop/web: status.target → ").await;
+    planning.line("plan for StableName shop/web: status.target → ").await;
     for linker in [&planning, &off] {
         answers(linker.dns, QUESTION, "a.example.com.").await;
     }
@@ -358,7 +358,7 @@ async fn refused_namespace_of_a_source_delays_no_failover() {
     let grant = json!({"metadata": {"annotations": {"linker.hsj.com/allow-from": "shop"}}});
     shop.cluster.patch_service("shop-dr", "web", grant).await;
     let mut linker = shop.linker(&["--watch-namespaces", "shop,shop-dr"]).await;
-    // The namespace shop has no Service `far`: the ExternalTarget replaces no link of a Service.
+    // The namespace shop has no Service `far`: the StableName replaces no link of a Service.
     let question = "far.shop.lb.internal. CNAME";
     let sources = json!([
         {"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}},
@@ -389,7 +389,7 @@ async fn clashing_names_get_external_targets_of_their_own() {
     let linker = shop.linker(&[]).await;
     for (namespace, name, host) in [("z", "x-y", "a.example.com"), ("y-z", "x", "b.example.com")] {
         let object = json!({
-            "apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+            "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
             "metadata": {"namespace": namespace, "name": name},
             "spec": {"sources": [{"name": "fixed", "hostname": host}]},
         });
@@ -407,7 +407,7 @@ async fn clashing_names_get_external_targets_of_their_own() {
     assert_eq!(hosts.into_iter().collect::<Vec<_>>(), ["a.example.com", "b.example.com"]);
 }
 
-/// Changes the target of every Service behind many ExternalTargets at once.
+/// Changes the target of every Service behind many StableNames at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn simultaneous_changes_cost_few_writes() {
     const OBJECTS: usize = 200;
@@ -440,7 +440,7 @@ async fn simultaneous_changes_cost_few_writes() {
             let lines = lines.filter(|line| line.contains(&format!("kind=\"{kind}\"")));
             lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as usize
         };
-        (of("ExternalTarget"), of("Service"))
+        (of("StableName"), of("Service"))
     };
     let all = || futures::stream::iter(0..OBJECTS);
     all().for_each_concurrent(16, create).await;

@@ -24,7 +24,7 @@ mod deletion_limits;
 mod deploy;
 mod docs;
 mod events;
-mod external_targets;
+
 mod failover;
 mod failover_faults;
 mod finalizer;
@@ -51,6 +51,7 @@ mod sidecar;
 mod snapshot;
 mod sockets;
 mod source;
+mod stable_names;
 mod status_page;
 mod stub;
 mod stubs;

@@ -4,13 +4,13 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::external_targets::bad_input;
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::programs::programs;
 use crate::harness::{eventually, replace_file};
 use crate::links::{links_of, text};
+use crate::stable_names::bad_input;
 
 fn service(name: &str, host: &str) -> String {
     format!(
@@ -473,17 +473,17 @@ async fn delete_delay_applies_to_deselection_but_not_to_opt_out() {
     answers(linker.dns, "kept-default.lb.internal. CNAME", "Non-Existent Domain").await;
 }
 
-/// An ExternalTarget with two sources: `seoul`, the Service with the name of the ExternalTarget, and `fixed`, a
+/// A StableName with two sources: `seoul`, the Service with the name of the StableName, and `fixed`, a
 /// hostname.
-fn external_target(name: &str, more: &str) -> String {
+fn stable_name(name: &str, more: &str) -> String {
     format!(
-        "apiVersion: linker.hsj.com/v1alpha1\nkind: ExternalTarget\nmetadata: {{name: {name}}}\nspec:\n  sources:\n  \
+        "apiVersion: linker.hsj.com/v1alpha1\nkind: StableName\nmetadata: {{name: {name}}}\nspec:\n  sources:\n  \
          - {{name: seoul, service: {{name: {name}}}}}\n  - {{name: fixed, hostname: lb.example.com}}\n{more}"
     )
 }
 
 #[tokio::test]
-async fn external_target_takes_a_link_over_and_gives_it_back() {
+async fn stable_name_takes_a_link_over_and_gives_it_back() {
     let (directory, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let path = |name: &str| directory.path().join(name);
     fs::write(path("service.yaml"), service("web", "a.example")).unwrap();
@@ -497,44 +497,44 @@ async fn external_target_takes_a_link_over_and_gives_it_back() {
     points_at("externalName: a.example").await;
     let question = "web-default.lb.internal. CNAME";
 
-    replace_file(&path("xt.yaml"), external_target("web", "  ttlSeconds: 9\n"));
-    linker.line("ExternalTarget default/web: source seoul is in use").await;
+    replace_file(&path("sn.yaml"), stable_name("web", "  ttlSeconds: 9\n"));
+    linker.line("StableName default/web: source seoul is in use").await;
     assert_eq!(short(linker.dns, question).await, "a.example.");
-    replace_file(&path("xt.yaml"), external_target("web", "  pin: fixed\n"));
+    replace_file(&path("sn.yaml"), stable_name("web", "  pin: fixed\n"));
     linker.line("link default/web: a.example → lb.example.com").await;
     answers(linker.dns, question, "lb.example.com.").await;
     points_at("externalName: lb.example.com").await;
     // The source follows the Service.
-    replace_file(&path("xt.yaml"), external_target("web", ""));
+    replace_file(&path("sn.yaml"), stable_name("web", ""));
     answers(linker.dns, question, "a.example.").await;
     replace_file(&path("service.yaml"), service("web", "b.example"));
     answers(linker.dns, question, "b.example.").await;
     // Without the Service, the next source is in use.
     fs::remove_file(path("service.yaml")).unwrap();
     answers(linker.dns, question, "lb.example.com.").await;
-    linker.line("ExternalTarget default/web: source seoul: there is no LoadBalancer Service web").await;
+    linker.line("StableName default/web: source seoul: there is no LoadBalancer Service web").await;
 
     replace_file(&path("service.yaml"), service("web", "c.example"));
     answers(linker.dns, question, "c.example.").await;
-    replace_file(&path("xt.yaml"), external_target("web", "  pin: fixed\n"));
+    replace_file(&path("sn.yaml"), stable_name("web", "  pin: fixed\n"));
     answers(linker.dns, question, "lb.example.com.").await;
-    fs::remove_file(path("xt.yaml")).unwrap();
+    fs::remove_file(path("sn.yaml")).unwrap();
     linker.line("link default/web: lb.example.com → c.example").await;
     answers(linker.dns, question, "c.example.").await;
     points_at("externalName: c.example").await;
 }
 
 #[tokio::test]
-async fn external_target_without_service_is_removed_with_its_manifest() {
+async fn stable_name_without_service_is_removed_with_its_manifest() {
     let (directory, output) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let path = directory.path().join("xt.yaml");
-    fs::write(&path, external_target("web", "")).unwrap();
+    let path = directory.path().join("sn.yaml");
+    fs::write(&path, stable_name("web", "")).unwrap();
     let object = output.path().join("web-default-ext.yaml");
     for _ in 0..2 {
         // The external target of an earlier run stays.
         let mut linker = start(directory.path(), Some(output.path()));
         linker.ready().await;
-        linker.line("ready: ExternalTargets: 1").await;
+        linker.line("ready: StableNames: 1").await;
         answers(linker.dns, "web-default.lb.internal. CNAME", "lb.example.com.").await;
         eventually("the external target", || async { object.exists().then_some(()) }).await;
         assert!(linker.stop().success());
@@ -548,28 +548,28 @@ async fn external_target_without_service_is_removed_with_its_manifest() {
 }
 
 #[tokio::test]
-async fn external_target_that_replaces_a_service_leaves_no_gap() {
+async fn stable_name_that_replaces_a_service_leaves_no_gap() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("web.yaml");
     fs::write(&path, service("web", "a.example")).unwrap();
     let linker = start(directory.path(), None);
     linker.ready().await;
-    replace_file(&path, external_target("web", ""));
+    replace_file(&path, stable_name("web", ""));
     answers(linker.dns, "web-default.lb.internal. CNAME", "lb.example.com.").await;
     linker.line("link default/web: a.example → lb.example.com").await;
     assert_eq!(linker.logged("link default/web: "), 1, "{:#?}", linker.log());
     replace_file(&path, service("web", "b.example"));
     linker.line("link default/web: lb.example.com → b.example").await;
-    linker.line("ExternalTarget default/web: its manifest is gone").await;
+    linker.line("StableName default/web: its manifest is gone").await;
     assert_eq!(linker.logged("link default/web: "), 2, "{:#?}", linker.log());
 }
 
 #[tokio::test]
 async fn status_in_a_manifest_determines_the_target() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("xt.yaml");
+    let path = directory.path().join("sn.yaml");
     let manifest =
-        |status: &str| format!("{}---\n{}{status}", service("web", "a.example"), external_target("web", ""));
+        |status: &str| format!("{}---\n{}{status}", service("web", "a.example"), stable_name("web", ""));
     fs::write(&path, manifest("status: {target: {source: busan, hostname: dr.example}}\n")).unwrap();
     let linker = start(directory.path(), None);
     linker.ready().await;
@@ -589,9 +589,8 @@ async fn sources_of_other_namespaces_need_a_grant() {
             .replace("{name: web}", &format!("{{name: web, namespace: dr, {metadata}}}"))
     };
     fs::write(path("service.yaml"), granted("annotations: {}")).unwrap();
-    let xt =
-        external_target("web", "").replace("service: {name: web}", "service: {name: web, namespace: dr}");
-    fs::write(path("xt.yaml"), xt.replace("  - {name: fixed, hostname: lb.example.com}\n", "")).unwrap();
+    let sn = stable_name("web", "").replace("service: {name: web}", "service: {name: web, namespace: dr}");
+    fs::write(path("sn.yaml"), sn.replace("  - {name: fixed, hostname: lb.example.com}\n", "")).unwrap();
     let linker = start(directory.path(), None);
     linker.ready().await;
     linker.line("source seoul: no LoadBalancer Service dr/web lets namespace default follow it").await;
@@ -605,11 +604,11 @@ async fn sources_of_other_namespaces_need_a_grant() {
 }
 
 #[tokio::test]
-async fn older_external_target_gets_the_shared_name() {
+async fn older_stable_name_gets_the_shared_name() {
     let directory = tempfile::tempdir().unwrap();
     let object = |namespace: &str, name: &str, created: &str, host: &str| {
         let metadata = format!("{{name: {name}, namespace: {namespace}, creationTimestamp: {created}}}");
-        external_target(name, "")
+        stable_name(name, "")
             .replace(&format!("{{name: {name}}}\nspec"), &format!("{metadata}\nspec"))
             .replace("lb.example.com", host)
     };
@@ -617,7 +616,7 @@ async fn older_external_target_gets_the_shared_name() {
         object("y-z", "x", "2026-01-02T00:00:00Z", "b.example"),
         object("z", "x-y", "2026-01-01T00:00:00Z", "a.example"),
     ];
-    fs::write(directory.path().join("xt.yaml"), both.join("---\n")).unwrap();
+    fs::write(directory.path().join("sn.yaml"), both.join("---\n")).unwrap();
     let linker = start(directory.path(), None);
     linker.ready().await;
     for (name, host) in [("x-y-z", "a.example."), ("x-y.z", "a.example."), ("x.y-z", "b.example.")] {
@@ -626,13 +625,13 @@ async fn older_external_target_gets_the_shared_name() {
 }
 
 #[tokio::test]
-async fn broken_external_target_keeps_its_last_content() {
+async fn broken_stable_name_keeps_its_last_content() {
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("xt.yaml");
-    fs::write(&file, external_target("web", "")).unwrap();
+    let file = directory.path().join("sn.yaml");
+    fs::write(&file, stable_name("web", "")).unwrap();
     let linker = start(directory.path(), None);
     linker.ready().await;
-    let broken = external_target("web", "  ttl: 5\n").replace("lb.example.com", "192.0.2.1");
+    let broken = stable_name("web", "  ttl: 5\n").replace("lb.example.com", "192.0.2.1");
     replace_file(&file, &broken);
     let line = linker.line(&format!("{}:8:3: unknown field \"spec.ttl\"", file.display())).await;
     assert!(line.ends_with("its last good content stays in force"), "{line}");
@@ -645,26 +644,26 @@ async fn broken_external_target_keeps_its_last_content() {
         .line(&format!("{}:7:29: spec.sources[1].hostname: use addresses for an IP address", file.display()))
         .await;
     assert_eq!(short(linker.dns, "web-default.lb.internal. CNAME").await, "lb.example.com.");
-    replace_file(&file, external_target("web", ""));
+    replace_file(&file, stable_name("web", ""));
     let is_mended = || async { (!notice().contains("manifests with errors")).then_some(()) };
     eventually("the end of the notice", is_mended).await;
     replace_file(&file, broken.replace("  ttl: 5\n", ""));
-    linker.line("xt.yaml:7:29: spec.sources[1].hostname").await;
+    linker.line("sn.yaml:7:29: spec.sources[1].hostname").await;
     drop(linker);
     // At the start, a broken manifest is an error.
     let output = run_to_end(["--manifests", directory.path().to_str().unwrap(), "--listen", "127.0.0.1:0"]);
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{errors}");
-    assert!(errors.contains("xt.yaml:7:29: spec.sources[1].hostname: "), "{errors}");
+    assert!(errors.contains("sn.yaml:7:29: spec.sources[1].hostname: "), "{errors}");
 }
 
 #[test]
-fn invalid_external_target_is_refused_with_line_and_column() {
+fn invalid_stable_name_is_refused_with_line_and_column() {
     let directory = tempfile::tempdir().unwrap();
     let cases = bad_input::cases();
     let path = |number: usize| directory.path().join(format!("{number:03}.json"));
     for (number, case) in cases.iter().enumerate() {
-        let object = serde_json::json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+        let object = serde_json::json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
             "metadata": {"name": case.name}, "spec": case.spec});
         fs::write(path(number), object.to_string()).unwrap();
     }
@@ -680,7 +679,7 @@ fn invalid_external_target_is_refused_with_line_and_column() {
         fs::remove_file(path(number)).unwrap();
     }
     for (number, (_, name, spec)) in bad_input::accepted().into_iter().enumerate() {
-        let object = serde_json::json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+        let object = serde_json::json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
             "metadata": {"name": name, "namespace": format!("n{number}")}, "spec": spec});
         fs::write(path(number), object.to_string()).unwrap();
     }
@@ -689,14 +688,14 @@ fn invalid_external_target_is_refused_with_line_and_column() {
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{errors}");
     let number = bad_input::accepted().len();
-    assert!(text.contains(&format!("ExternalTargets in {}: {number}", directory.path().display())), "{text}");
+    assert!(text.contains(&format!("StableNames in {}: {number}", directory.path().display())), "{text}");
 }
 
 #[test]
-fn links_of_manifests_show_the_external_target() {
+fn links_of_manifests_show_the_stable_name() {
     let directory = tempfile::tempdir().unwrap();
-    let waiting = external_target("waiting", "").replace("  - {name: fixed, hostname: lb.example.com}\n", "");
-    let all = [service("web", "a.example"), external_target("web", "  pin: fixed\n"), waiting];
+    let waiting = stable_name("waiting", "").replace("  - {name: fixed, hostname: lb.example.com}\n", "");
+    let all = [service("web", "a.example"), stable_name("web", "  pin: fixed\n"), waiting];
     fs::write(directory.path().join("all.yaml"), all.join("---\n")).unwrap();
     let links = |arguments: &[&str]| {
         let output = run_to_end(
@@ -706,17 +705,13 @@ fn links_of_manifests_show_the_external_target() {
     };
     let table = links(&["-o", "wide"]);
     for (name, overridden_by, reason) in [
-        (
-            "waiting",
-            "ExternalTarget default/waiting",
-            "no source of the ExternalTarget has a usable target yet",
-        ),
-        ("web", "ExternalTarget default/web, source fixed", "<none>"),
+        ("waiting", "StableName default/waiting", "no source of the StableName has a usable target yet"),
+        ("web", "StableName default/web, source fixed", "<none>"),
     ] {
         let row = table.lines().find(|line| line.contains(&format!(" {name} "))).unwrap();
         let cells: Vec<&str> = row.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         assert_eq!(cells[cells.len() - 2..], [overridden_by, reason], "{table}");
     }
-    assert!(links(&["web"]).starts_with("Led by:           ExternalTarget default/web, source fixed\n"));
-    assert!(links(&["-o", "name"]).contains("externaltarget.linker.hsj.com/web\n"));
+    assert!(links(&["web"]).starts_with("Led by:           StableName default/web, source fixed\n"));
+    assert!(links(&["-o", "name"]).contains("stablename.linker.hsj.com/web\n"));
 }

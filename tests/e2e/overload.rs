@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use hickory_proto::op::{Message, ResponseCode};
 use kube::api::{Api, PostParams};
-use lb_linker::api::external_target::ExternalTarget;
+use lb_linker::api::stable_name::StableName;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
@@ -531,10 +531,10 @@ async fn large_tenant_loses_its_metrics_before_a_small_tenant() {
     let spec = || {
         serde_json::from_value(json!({"sources": [{"name": "fixed", "hostname": "a.example.com"}]})).unwrap()
     };
-    let of = |namespace: &str| Api::<ExternalTarget>::namespaced(shop.cluster.client.clone(), namespace);
+    let of = |namespace: &str| Api::<StableName>::namespaced(shop.cluster.client.clone(), namespace);
     let (few, many) = (of("shop"), of("shop-dr"));
-    let create = |targets: &Api<ExternalTarget>, name: &str| {
-        let (targets, object) = (targets.clone(), ExternalTarget::new(name, spec()));
+    let create = |targets: &Api<StableName>, name: &str| {
+        let (targets, object) = (targets.clone(), StableName::new(name, spec()));
         async move { targets.create(&PostParams::default(), &object).await.map(drop).unwrap() }
     };
     create(&few, "web").await;
@@ -543,15 +543,15 @@ async fn large_tenant_loses_its_metrics_before_a_small_tenant() {
     // With `--sync plan` lb-linker writes nothing, which makes the test cheaper.
     let linker = shop.linker(&["--sync", "plan"]).await;
     let exported = |namespace: &str| {
-        let label = format!("external_target_namespace=\"{namespace}\"");
+        let label = format!("stable_name_namespace=\"{namespace}\"");
         let page = linker.metrics();
-        let lines = page.lines().filter(|line| line.starts_with("lb_linker_external_target_ready{"));
+        let lines = page.lines().filter(|line| line.starts_with("lb_linker_stable_name_ready{"));
         lines.filter(|line| line.contains(&label)).count()
     };
     let are_exported = async |expected: [usize; 2]| {
-        let what = format!("metrics of {expected:?} ExternalTargets");
+        let what = format!("metrics of {expected:?} StableNames");
         eventually(&what, async || ([exported("shop"), exported("shop-dr")] == expected).then_some(())).await;
     };
-    linker.line("there are more than 1000 ExternalTargets").await;
+    linker.line("there are more than 1000 StableNames").await;
     are_exported([1, 0]).await;
 }

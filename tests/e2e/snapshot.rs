@@ -100,7 +100,7 @@ async fn start_without_api_server(outage: ApiServerOutage) {
     shop.load_balancer("shop", "old", "b.example.com").await;
     shop.cluster.create_load_balancer("shop", "ips").await;
     shop.cluster.set_ingress("shop", "ips", &[Ingress::Ip("192.0.2.7")]).await;
-    // The ExternalTarget announces its second source, because `pin` names this source.
+    // The StableName announces its second source, because `pin` names this source.
     shop.create(
         "pinned",
         json!({

@@ -87,7 +87,7 @@ const OURS: [ResolutionPath; 5] = [
     zone_path("NodeLocal, CoreDNS", NODE_LOCAL, 1),
     zone_path("NodeLocal, CoreDNS with cache 30", NODE_LOCAL_CACHING, 2),
 ];
-const EXTERNAL_TARGETS: [ResolutionPath; 5] = [
+const STABLE_NAMES: [ResolutionPath; 5] = [
     external_target_path("external target, CoreDNS with ttl 30, cluster.local uncached", NEW_KUBEADM, 0, TTL),
     external_target_path("external target, CoreDNS with ttl 5, cache 5", SHORT, 1, TTL),
     external_target_path("external target, CoreDNS with ttl 30, cache 30", KUBEADM, 1, LONG_TTL),
@@ -192,7 +192,7 @@ async fn clients_see_a_new_target_through_each_cache() {
     }
     let rounds: Option<usize> = env::var("LB_LINKER_STALE_ROUNDS").ok().map(|rounds| rounds.parse().unwrap());
     // The caches of 30 s are only measured with LB_LINKER_STALE_ROUNDS: each round then takes more than a minute.
-    let paths = if rounds.is_some() { [&OURS[..], &EXTERNAL_TARGETS].concat() } else { OURS.to_vec() };
+    let paths = if rounds.is_some() { [&OURS[..], &STABLE_NAMES].concat() } else { OURS.to_vec() };
 
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("tiers").await;

@@ -1,10 +1,10 @@
-//! The links of arbitrary Services and ExternalTargets, shared by the tests of manifests and of watches.
+//! The links of arbitrary Services and StableNames, shared by the tests of manifests and of watches.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use hickory_proto::rr::Name;
-use lb_linker::api::external_target::ExternalTarget;
+use lb_linker::api::stable_name::StableName;
 use lb_linker::metrics::Metrics;
 use lb_linker::model::hostname_policy::HostnamePolicy;
 use lb_linker::model::names::is_label;
@@ -12,15 +12,15 @@ use lb_linker::model::rejection::Rejection;
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::model::target_policy::TargetPolicy;
 use lb_linker::store::{OnGone, Store};
-use lb_linker::sync::failover_controller::manifests::ManifestOverrides;
 use lb_linker::sync::k8s::service::Service;
+use lb_linker::sync::stable_name::controller::manifests::ManifestOverrides;
 
 /// Maximum number of custom hostnames of a link.
 const MAX_HOSTNAMES: usize = 100;
 /// Maximum length of a message about a rejected field, in bytes.
 const MAX_MESSAGE: usize = 8192;
 
-/// A store with one zone, with the policy and the overrides that make links of Services and ExternalTargets.
+/// A store with one zone, with the policy and the overrides that make links of Services and StableNames.
 pub struct Links {
     store: Arc<Store>,
     policy: HostnamePolicy,
@@ -50,11 +50,7 @@ impl Links {
     }
 
     /// Replaces all links by the links of these objects. Returns the violated property.
-    pub fn replace(
-        &self,
-        services: &[Service],
-        external_targets: &[Arc<ExternalTarget>],
-    ) -> Result<(), String> {
+    pub fn replace(&self, services: &[Service], external_targets: &[Arc<StableName>]) -> Result<(), String> {
         let mut observed = Vec::new();
         let mut keys = HashSet::new();
         for service in services {
@@ -67,7 +63,7 @@ impl Links {
             }
         }
         let mut keys = HashSet::new();
-        let mut is_first = |object: &&Arc<ExternalTarget>| {
+        let mut is_first = |object: &&Arc<StableName>| {
             let namespace = object.metadata.namespace.as_deref().unwrap_or("default");
             let key = ServiceKey::new(namespace, object.metadata.name.as_deref().unwrap_or_default());
             is_name(&key) && keys.insert(key)

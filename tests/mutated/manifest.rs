@@ -17,8 +17,8 @@ pub fn try_manifest(links: &Links, bytes: &[u8]) -> Result<&'static str, String>
         Err(error) => return check(&error).map(|()| "wrong").map_err(rule),
     };
     objects.refused.iter().try_for_each(|error| check(error)).map_err(rule)?;
-    links.replace(&objects.services, &objects.external_targets).map_err(rule)?;
-    Ok(match (objects.services.is_empty(), objects.external_targets.is_empty()) {
+    links.replace(&objects.services, &objects.stable_names).map_err(rule)?;
+    Ok(match (objects.services.is_empty(), objects.stable_names.is_empty()) {
         _ if !objects.refused.is_empty() => "wrong",
         (true, true) => "nothing",
         (false, true) => "services",

@@ -29,8 +29,8 @@ status:
       - {ip: "2001:db8::1"}
 "#;
 
-const EXTERNAL_TARGET: &str = r#"apiVersion: linker.hsj.com/v1alpha1
-kind: ExternalTarget
+const STABLE_NAME: &str = r#"apiVersion: linker.hsj.com/v1alpha1
+kind: StableName
 metadata: {name: web, namespace: shop, uid: u, generation: 2}
 spec:
   sources:
@@ -58,21 +58,21 @@ status:
 
 const SERVICE_JSON: &str = r#"{"apiVersion":"v1","kind":"Service","metadata":{"name":"web","namespace":"shop","uid":"u1","resourceVersion":"7","creationTimestamp":"2026-11-22T10:20:00Z","annotations":{"linker.hsj.com/hostname":"www.lb.internal","linker.hsj.com/ttl":"9"},"managedFields":[{"manager":"kubectl","operation":"Update","fieldsV1":{"f:spec":{"f:type":{}}}}]},"spec":{"type":"LoadBalancer","ports":[{"name":"https","port":443,"targetPort":"web"}],"selector":{"app":"web"}},"status":{"loadBalancer":{"ingress":[{"hostname":"a.example.com"},{"ip":"192.0.2.1"}]}}}"#;
 
-const EXTERNAL_TARGET_JSON: &str = r#"{"apiVersion":"linker.hsj.com/v1alpha1","kind":"ExternalTarget","metadata":{"name":"web","namespace":"shop","uid":"u2","resourceVersion":"8","generation":1},"spec":{"sources":[{"name":"seoul","service":{"name":"web"}},{"name":"fixed","addresses":["192.0.2.10"]}],"pin":"fixed","hostnames":["xt.lb.internal"]},"status":{"observedGeneration":1,"target":{"source":"fixed","addresses":["192.0.2.10"],"verified":true,"since":"2026-11-22T10:20:00Z"}}}"#;
+const STABLE_NAME_JSON: &str = r#"{"apiVersion":"linker.hsj.com/v1alpha1","kind":"StableName","metadata":{"name":"web","namespace":"shop","uid":"u2","resourceVersion":"8","generation":1},"spec":{"sources":[{"name":"seoul","service":{"name":"web"}},{"name":"fixed","addresses":["192.0.2.10"]}],"pin":"fixed","hostnames":["sn.lb.internal"]},"status":{"observedGeneration":1,"target":{"source":"fixed","addresses":["192.0.2.10"],"verified":true,"since":"2026-11-22T10:20:00Z"}}}"#;
 
-/// Returns files of Services and ExternalTargets, alone, in lists and in several documents, and files with one defect.
+/// Returns files of Services and StableNames, alone, in lists and in several documents, and files with one defect.
 pub fn manifests() -> Vec<Seed> {
     let text = |text: &str| text.as_bytes().to_vec();
     vec![
         ("service", text(SERVICE)),
-        ("external-target", text(EXTERNAL_TARGET)),
+        ("external-target", text(STABLE_NAME)),
         ("service-json", text(SERVICE_JSON)),
-        ("external-target-json", text(EXTERNAL_TARGET_JSON)),
-        ("documents", text(&format!("{EXTERNAL_TARGET}---\n# nothing\n---\n{SERVICE}"))),
+        ("external-target-json", text(STABLE_NAME_JSON)),
+        ("documents", text(&format!("{STABLE_NAME}---\n# nothing\n---\n{SERVICE}"))),
         (
             "list",
             text(&format!(
-                r#"{{"apiVersion":"v1","kind":"List","items":[{SERVICE_JSON},{EXTERNAL_TARGET_JSON},{{"kind":"Pod"}}]}}"#
+                r#"{{"apiVersion":"v1","kind":"List","items":[{SERVICE_JSON},{STABLE_NAME_JSON},{{"kind":"Pod"}}]}}"#
             )),
         ),
         (
@@ -82,7 +82,7 @@ pub fn manifests() -> Vec<Seed> {
         (
             "external-target-list",
             text(&format!(
-                r#"{{"apiVersion":"linker.hsj.com/v1alpha1","kind":"ExternalTargetList","items":[{EXTERNAL_TARGET_JSON}]}}"#
+                r#"{{"apiVersion":"linker.hsj.com/v1alpha1","kind":"StableNameList","items":[{STABLE_NAME_JSON}]}}"#
             )),
         ),
         (
@@ -128,14 +128,14 @@ pub fn watches() -> Vec<Seed> {
         ("modified", event("MODIFIED", SERVICE_JSON)),
         ("deleted", event("DELETED", r#"{"metadata":{"name":"web","resourceVersion":"8"}}"#)),
         ("undecodable", event("ADDED", undecodable)),
-        ("external-target", event("ADDED", EXTERNAL_TARGET_JSON)),
+        ("external-target", event("ADDED", STABLE_NAME_JSON)),
         ("bookmark", bookmark("")),
         ("list-end", bookmark(r#","annotations":{"k8s.io/initial-events-end":"true"}"#)),
         ("error", error.clone()),
         ("several", [event("ADDED", SERVICE_JSON), bookmark(""), event("MODIFIED", SERVICE_JSON)].concat()),
-        ("ended", [event("MODIFIED", EXTERNAL_TARGET_JSON), error].concat()),
+        ("ended", [event("MODIFIED", STABLE_NAME_JSON), error].concat()),
         ("page", page("ServiceList", "7", &format!("[{SERVICE_JSON},{undecodable}]"))),
-        ("page-of-external-targets", page("ExternalTargetList", "8", &format!("[{EXTERNAL_TARGET_JSON}]"))),
+        ("page-of-stable-names", page("StableNameList", "8", &format!("[{STABLE_NAME_JSON}]"))),
         ("page-of-nothing", page("ServiceList", "9", "null")),
         ("page-without-version", page("ServiceList", "", "[]")),
     ];
@@ -162,7 +162,7 @@ pub fn snapshots() -> Vec<Seed> {
         r#","target":{"addresses":["192.0.2.10","2001:db8::1"]},"ports":[{"name":"https","protocol":"TCP","port":443,"appProtocol":null}]"#,
     );
     let decided =
-        link("xt", &format!(r#"{target},"overriddenBy":{{"uid":"x","source":"busan","serviceUid":"s"}}"#));
+        link("sn", &format!(r#"{target},"overriddenBy":{{"uid":"x","source":"busan","serviceUid":"s"}}"#));
     let denied = link("own", r#","target":{"hostname":"db.other.svc.cluster.local"}"#);
     let chained = link("chain", r#","target":{"hostname":"web.shop.lb.internal"}"#);
     let cut = link("large", r#","lacksHostnames":true"#);

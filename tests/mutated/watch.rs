@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::io::{BufReader, Cursor};
 use kube::core::error_boundary::InvalidObject;
-use lb_linker::api::external_target::ExternalTarget;
+use lb_linker::api::stable_name::StableName;
 use lb_linker::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use lb_linker::sync::k8s::service::Service;
 use lb_linker::sync::k8s::watch::wire::{Events, Page, PageError, WireEvent};
@@ -19,7 +19,7 @@ const MAX_ERROR: usize = 1024;
 /// The limit of objects with which a page is requested.
 const PAGE: u32 = 500;
 
-/// Reads the bytes as a watch and as a list, of Services and of ExternalTargets, in chunks of any size, and makes links
+/// Reads the bytes as a watch and as a list, of Services and of StableNames, in chunks of any size, and makes links
 /// of the objects. Returns `page` or the kind of the last event, or the violated property.
 pub fn try_watch(links: &Links, bytes: &[u8], chunk: usize) -> Result<&'static str, String> {
     let rule = |rule: String| format!("{rule}\n{}", String::from_utf8_lossy(bytes));
@@ -37,12 +37,12 @@ fn check(links: &Links, bytes: &[u8], chunk: usize) -> Result<&'static str, Stri
     let same = chunked.iter().map(kind).collect::<Result<Vec<_>, _>>()? == kinds;
     ensure(same, "events don't depend on the chunks in which they arrive")?;
     services.extend(objects(events));
-    external_targets.extend(objects(self::events::<ExternalTarget>(bytes, chunk)?));
+    external_targets.extend(objects(self::events::<StableName>(bytes, chunk)?));
 
     let listed = page::<Service>(bytes)?;
     let is_page = listed.is_some();
     services.extend(listed.into_iter().flatten());
-    external_targets.extend(page::<ExternalTarget>(bytes)?.into_iter().flatten());
+    external_targets.extend(page::<StableName>(bytes)?.into_iter().flatten());
     let external_targets: Vec<_> = external_targets.into_iter().map(Arc::new).collect();
     links.replace(&services, &external_targets)?;
     Ok(if is_page { "page" } else { kinds.last().copied().unwrap_or("nothing") })

@@ -201,8 +201,8 @@ async fn facts_beside_the_links_change_the_etag() {
     let key = ServiceKey::new("shop", "web");
     api.facts.findings.services.set(&key, Some("annotation linker.hsj.com/ttl"));
     assert_changed("a finding about a Service");
-    api.facts.findings.external_targets.set(&key, Some("TargetUnhealthy"));
-    assert_changed("a condition of an ExternalTarget");
+    api.facts.findings.stable_names.set(&key, Some("TargetUnhealthy"));
+    assert_changed("a condition of a StableName");
     api.facts.findings.services.set(&key, None);
     assert_changed("the end of a finding");
     api.facts.followers.set_unread(Some(Vec::new()));

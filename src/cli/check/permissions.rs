@@ -10,7 +10,7 @@ use kube::api::PostParams;
 use kube::{Api, Client, Resource as _};
 
 use super::report::CheckReport;
-use crate::api::external_target::ExternalTarget;
+use crate::api::stable_name::StableName;
 use crate::cli::flags::Flags;
 use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
@@ -28,8 +28,8 @@ const EVENTS: Resource = ("events.k8s.io", "v1", "events");
 const ENDPOINT_SLICES: Resource = ("discovery.k8s.io", "v1", "endpointslices");
 const LEASES: Resource = ("coordination.k8s.io", "v1", "leases");
 const PODS: Resource = ("", "v1", "pods");
-const EXTERNAL_TARGETS: Resource = ("linker.hsj.com", "v1alpha1", "externaltargets");
-const EXTERNAL_TARGET_STATUS: Resource = ("linker.hsj.com", "v1alpha1", "externaltargets/status");
+const STABLE_NAMES: Resource = ("linker.hsj.com", "v1alpha1", "stablenames");
+const STABLE_NAME_STATUS: Resource = ("linker.hsj.com", "v1alpha1", "stablenames/status");
 const PROMETHEUS_RULES: Resource = ("monitoring.coreos.com", "v1", "prometheusrules");
 
 /// A permission: a verb on objects of a kind, in one namespace or in all.
@@ -113,19 +113,19 @@ pub(super) fn needed<'a>(
     permissions
 }
 
-/// Returns the permissions for ExternalTargets.
-pub(super) fn for_external_targets(flags: &Flags) -> Vec<RequiredPermission<'_>> {
-    let need = Requirement::Optional("only for ExternalTargets: deploy/crd/");
-    let mut verbs = vec![("list", EXTERNAL_TARGETS), ("watch", EXTERNAL_TARGETS)];
+/// Returns the permissions for StableNames.
+pub(super) fn for_stable_names(flags: &Flags) -> Vec<RequiredPermission<'_>> {
+    let need = Requirement::Optional("only for StableNames: deploy/crd/");
+    let mut verbs = vec![("list", STABLE_NAMES), ("watch", STABLE_NAMES)];
     if flags.sync_mode() == SyncMode::On {
-        verbs.push(("patch", EXTERNAL_TARGET_STATUS));
+        verbs.push(("patch", STABLE_NAME_STATUS));
     }
     in_watched_namespaces(flags, &verbs, need)
 }
 
-/// Returns the permissions for the PrometheusRules of ExternalTargets.
+/// Returns the permissions for the PrometheusRules of StableNames.
 pub(super) fn for_alerts(flags: &Flags) -> Vec<RequiredPermission<'_>> {
-    let need = Requirement::Optional("only for spec.alerts of ExternalTargets: deploy/alerts/");
+    let need = Requirement::Optional("only for spec.alerts of StableNames: deploy/alerts/");
     let verbs: &[&'static str] = match flags.sync_mode() {
         SyncMode::On => &["list", "watch", "create", "patch", "delete"],
         SyncMode::Plan => &["list", "watch"],
@@ -157,11 +157,11 @@ fn watched(flags: &Flags) -> Vec<Option<&str>> {
     }
 }
 
-/// Asks the API server whether the CRD of ExternalTargets is installed. Without an answer, returns `None` and adds the
+/// Asks the API server whether the CRD of StableNames is installed. Without an answer, returns `None` and adds the
 /// reason to the report.
 pub(super) async fn has_external_targets(check_report: &mut CheckReport, client: &Client) -> Option<bool> {
-    let (group_version, plural) = (ExternalTarget::api_version(&()), ExternalTarget::plural(&()));
-    is_installed(check_report, client, &group_version, &plural, "ExternalTargets").await
+    let (group_version, plural) = (StableName::api_version(&()), StableName::plural(&()));
+    is_installed(check_report, client, &group_version, &plural, "StableNames").await
 }
 
 /// Asks the API server whether the CRD of PrometheusRules is installed. Without an answer, returns `None` and adds the

@@ -111,13 +111,13 @@ fn denied_or_ignored_parts_of_a_service_are_named() {
 }
 
 #[test]
-fn overridden_link_has_the_condition_of_its_external_target() {
+fn overridden_link_has_the_condition_of_its_stable_name() {
     let facts = facts(&[("web", "a.example.")]);
     let link_override =
         LinkOverride { announced: Announcement::Target(target("b.example.")), ..LinkOverride::default() };
     facts.store.set_override(&key(), link_override, None);
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
-    facts.findings.external_targets.set(&key(), Some("FailedOver: leads to busan instead of seoul"));
+    facts.findings.stable_names.set(&key(), Some("FailedOver: leads to busan instead of seoul"));
     let expected = "FailedOver: leads to busan instead of seoul";
     assert_eq!(shown(&facts), (ViewState::Degraded, expected.to_owned()));
     facts.findings.services.set(&key(), Some("about the Service"));

@@ -123,7 +123,7 @@ History:
 fn control_characters_are_escaped_in_every_format() {
     const HOSTILE: &str = "\u{1b}]0;x\u{7}\u{9b}2J\r\n\u{7f}";
     let overridden_by = OverrideView {
-        kind: OverrideKind::ExternalTarget,
+        kind: OverrideKind::StableName,
         namespace: HOSTILE.to_owned(),
         name: HOSTILE.to_owned(),
         source: Some(HOSTILE.to_owned()),
@@ -175,9 +175,9 @@ fn control_characters_are_escaped_in_every_format() {
 }
 
 #[test]
-fn overridden_link_shows_its_external_target_and_source() {
+fn overridden_link_shows_its_stable_name_and_source() {
     let overridden_by = OverrideView {
-        kind: OverrideKind::ExternalTarget,
+        kind: OverrideKind::StableName,
         namespace: "default".to_owned(),
         name: "my-sample-lb".to_owned(),
         source: Some("busan".to_owned()),
@@ -186,13 +186,13 @@ fn overridden_link_shows_its_external_target_and_source() {
     let text = |format, is_detail| render(&links, format, is_detail, NOW, options()).unwrap();
     assert!(
         text(None, true)
-            .starts_with("Led by:           ExternalTarget default/my-sample-lb, source busan\nState: ")
+            .starts_with("Led by:           StableName default/my-sample-lb, source busan\nState: ")
     );
     let wide = table(&links, NOW, TableOptions { wide: true, ..options() });
-    assert!(wide[1].ends_with("   ExternalTarget default/my-sample-lb, source busan   <none>"), "{wide:#?}");
-    assert_eq!(text(Some(OutputFormat::Name), false), "externaltarget.linker.hsj.com/my-sample-lb\n");
+    assert!(wide[1].ends_with("   StableName default/my-sample-lb, source busan   <none>"), "{wide:#?}");
+    assert_eq!(text(Some(OutputFormat::Name), false), "stablename.linker.hsj.com/my-sample-lb\n");
     let json: serde_json::Value = serde_json::from_str(&text(Some(OutputFormat::Json), false)).unwrap();
-    let expected = serde_json::json!({"kind": "ExternalTarget", "namespace": "default", "name": "my-sample-lb",
+    let expected = serde_json::json!({"kind": "StableName", "namespace": "default", "name": "my-sample-lb",
         "source": "busan"});
     assert_eq!(json["items"][0]["lead"], expected);
 }

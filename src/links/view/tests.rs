@@ -106,7 +106,7 @@ fn name_of_another_link_is_left_out_and_reported() {
 }
 
 #[test]
-fn overridden_link_names_its_external_target_and_reason() {
+fn overridden_link_names_its_stable_name_and_reason() {
     let store = Store::new(OnGone::Kept).with_zones([&zone()]);
     let key = ServiceKey::new("shop", "web");
     let shown = || {
@@ -115,28 +115,28 @@ fn overridden_link_names_its_external_target_and_reason() {
         (by, link.state, link.reason.map(|reason| reason.to_string()).unwrap_or_default())
     };
     store.set_override(&key, LinkOverride::default(), None);
-    let waiting = "no source of the ExternalTarget has a usable target yet".to_owned();
-    assert_eq!(shown(), ("ExternalTarget shop/web".to_owned(), ViewState::Pending, waiting));
-    // The Service keeps the link until the ExternalTarget has a target.
+    let waiting = "no source of the StableName has a usable target yet".to_owned();
+    assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Pending, waiting));
+    // The Service keeps the link until the StableName has a target.
     store.apply(observed("shop", "web", Some("a.example.")));
     assert_eq!(shown(), (String::new(), ViewState::Ready, String::new()));
     let host = Hostname::from(&Name::from_ascii("b.example.").unwrap());
     let announced = Announcement::Target(Target::Hostname(host));
     let link_override = LinkOverride { announced, source: "busan".into(), ..LinkOverride::default() };
     store.set_override(&key, link_override, None);
-    let by = "ExternalTarget shop/web, source busan".to_owned();
+    let by = "StableName shop/web, source busan".to_owned();
     assert_eq!(shown(), (by, ViewState::Ready, String::new()));
     let withdrawn = LinkOverride { announced: Announcement::Withdrawn, ..LinkOverride::default() };
     store.set_override(&key, withdrawn.clone(), None);
-    let reason = "the target of the ExternalTarget is withdrawn".to_owned();
-    assert_eq!(shown(), ("ExternalTarget shop/web".to_owned(), ViewState::Pending, reason));
+    let reason = "the target of the StableName is withdrawn".to_owned();
+    assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Pending, reason));
     store.set_override(&key, LinkOverride { refused: true, ..withdrawn }, None);
-    let reason = "the target of the ExternalTarget isn't allowed".to_owned();
-    assert_eq!(shown(), ("ExternalTarget shop/web".to_owned(), ViewState::Refused, reason));
+    let reason = "the target of the StableName isn't allowed".to_owned();
+    assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Refused, reason));
 }
 
 #[test]
-fn deleted_external_target_has_a_reason_of_its_own() {
+fn deleted_stable_name_has_a_reason_of_its_own() {
     let store = Store::new(OnGone::Kept).with_zones([&zone()]);
     let key = ServiceKey::new("shop", "web");
     let host = Hostname::from(&Name::from_ascii("b.example.").unwrap());
@@ -144,7 +144,7 @@ fn deleted_external_target_has_a_reason_of_its_own() {
     store.set_override(&key, LinkOverride { announced, uid: "1".into(), ..LinkOverride::default() }, None);
     store.end_override(&key, None, std::time::Instant::now());
     let shown = all(&store).iter().map(state_and_reason).collect::<Vec<_>>();
-    let reason = "the Service or the ExternalTarget is gone".to_owned();
+    let reason = "the Service or the StableName is gone".to_owned();
     assert_eq!(shown, [(ViewState::Gone, Some(reason))]);
 }
 

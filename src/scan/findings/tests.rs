@@ -224,7 +224,7 @@ fn mirrored_slice_is_reported_once_with_its_endpoints() {
 }
 
 #[test]
-fn hostname_of_a_source_is_found_with_its_external_target() {
+fn hostname_of_a_source_is_found_with_its_stable_name() {
     let store = store(&[("shop", "web", "a.lb.example", &[]), ("dr", "web", "b.lb.example", &[])]);
     let announced = Hostname::from(&Name::from_ascii("lb.fixed.example.").unwrap());
     let link_override = LinkOverride {
@@ -234,7 +234,7 @@ fn hostname_of_a_source_is_found_with_its_external_target() {
     };
     store.set_override(&ServiceKey::new("shop", "web"), link_override, None);
     let object = json!({
-        "apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+        "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
         "metadata": {"namespace": "shop", "name": "web"},
         "spec": {"sources": [
             {"name": "seoul", "service": {"name": "web"}}, {"name": "standby", "hostname": "standby.example"},
@@ -253,7 +253,7 @@ fn hostname_of_a_source_is_found_with_its_external_target() {
     ]);
     let objects = Objects {
         services: services.collect(),
-        external_targets: vec![serde_json::from_value(object).unwrap()],
+        stable_names: vec![serde_json::from_value(object).unwrap()],
         ..Objects::default()
     };
     let (scan, candidates) = find(&objects, &store, "external-targets");
@@ -261,11 +261,11 @@ fn hostname_of_a_source_is_found_with_its_external_target() {
     // A tenant may write any hostname as a fixed source: Services of other namespaces don't follow it.
     let expected = ["a.lb.example", "current", "next.lb.example", "old.lb.example", "standby.example"];
     assert_eq!(names, expected);
-    assert!(scan.sources.iter().all(|it| it.external_targets == ["shop/web"]));
+    assert!(scan.sources.iter().all(|it| it.stable_names == ["shop/web"]));
     let exact: Vec<_> = scan
         .exact
         .iter()
-        .map(|it| (&*it.service, &*it.load_balancer, it.is_external_target, it.needs_allow_from))
+        .map(|it| (&*it.service, &*it.load_balancer, it.is_stable_name, it.needs_allow_from))
         .collect();
     assert_eq!(exact, [("dr", "dr/web", false, true), ("own", "shop/web", true, false)]);
     let candidates: Vec<&str> = candidates.iter().map(|it| &*it.service).collect();

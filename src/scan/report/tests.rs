@@ -7,7 +7,7 @@ fn exact(namespace: &str, service: &str, load_balancer: &str, needs_allow_from: 
         service: service.to_owned(),
         external_name: "a.lb.example".to_owned(),
         load_balancer: load_balancer.to_owned(),
-        is_external_target: false,
+        is_stable_name: false,
         needs_allow_from,
         allowed: vec!["billing".to_owned()],
         version: None,
@@ -42,16 +42,16 @@ fn more_namespaces_than_the_limit_give_no_command() {
 }
 
 #[test]
-fn external_target_allows_namespaces_in_its_spec() {
-    let found = [ExactMatch { is_external_target: true, ..exact("shop", "a", "lb/x", true) }];
+fn stable_name_allows_namespaces_in_its_spec() {
+    let found = [ExactMatch { is_stable_name: true, ..exact("shop", "a", "lb/x", true) }];
     let commands = commands(&found);
     assert_eq!(
         commands[0],
-        "kubectl -n lb patch externaltarget x --type=merge -p '{\"spec\":{\"allowFrom\":[\"billing\",\"shop\"]}}'"
+        "kubectl -n lb patch stablename x --type=merge -p '{\"spec\":{\"allowFrom\":[\"billing\",\"shop\"]}}'"
     );
     assert_eq!(commands[1], "kubectl -n shop annotate service a linker.hsj.com/source=lb/x");
     let report = report(&Scan { exact: found.into(), ..Scan::default() });
-    assert!(report.iter().any(|line| line.ends_with("a.lb.example    ExternalTarget lb/x")), "{report:#?}");
+    assert!(report.iter().any(|line| line.ends_with("a.lb.example    StableName lb/x")), "{report:#?}");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn report_begins_with_findings_that_need_a_decision() {
             namespace: "shop".to_owned(),
             service: "standby".to_owned(),
             external_name: "c.lb.example".to_owned(),
-            external_targets: vec!["lb/x".to_owned()],
+            stable_names: vec!["lb/x".to_owned()],
         }],
         addresses: vec![AddressMatch {
             kind: "EndpointSlice",
@@ -97,8 +97,8 @@ Several load balancers have this hostname. Decide which one is meant:
   NAMESPACE   SERVICE   EXTERNAL NAME   LOAD BALANCERS
   shop        both      b.lb.example    lb/x,lb/y
 
-These Services name a source or a former target of an ExternalTarget. Decide whether they are to follow \
-the ExternalTarget:
+These Services name a source or a former target of a StableName. Decide whether they are to follow \
+the StableName:
 
   NAMESPACE   SERVICE   EXTERNAL NAME   EXTERNALTARGET
   shop        standby   c.lb.example    lb/x

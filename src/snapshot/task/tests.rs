@@ -243,7 +243,7 @@ async fn first_write_waits_for_the_external_targets() {
     setting.stop.cancel();
     timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
     assert!(setting.target().unwrap().contains("old.example"));
-    // The ExternalTargets stay unread: after a minute the snapshot is written without them.
+    // The StableNames stay unread: after a minute the snapshot is written without them.
     let setting = Fixture { stop: CancellationToken::new(), ..setting };
     let task = setting.start();
     setting.until("a write", |_| setting.target().unwrap().contains("new.example")).await;

@@ -7,7 +7,7 @@ fn hosts(name: &str) -> Option<Target> {
 
 fn override_to(name: &str) -> LinkOverride {
     let announced = hosts(name).map_or(Announcement::NotYet, Announcement::Target);
-    LinkOverride { uid: "xt".into(), created: Some(50), announced, ..LinkOverride::default() }
+    LinkOverride { uid: "sn".into(), created: Some(50), announced, ..LinkOverride::default() }
 }
 
 /// Returns an override with the custom hostname of [`young`].
@@ -136,7 +136,7 @@ fn withdrawn_target_counts_as_gone_since_its_withdrawal() {
     assert!(since >= before);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
     assert!(store.get(&web).unwrap().refused);
-    // Neither the Service nor another version of the ExternalTarget starts the delay again.
+    // Neither the Service nor another version of the StableName starts the delay again.
     store.apply(seen("default", "web", "2", &["b.example."]));
     store.set_override(&web, LinkOverride { created: Some(7), ..withdrawn }, None);
     assert!(store.forget(&web).is_none(), "the link stays");
@@ -223,13 +223,13 @@ fn settings_of_an_overridden_link_are_those_of_the_override() {
     assert_eq!(leads(&store, "own"), "web");
     store.set_override(
         &web,
-        LinkOverride { annotations: annotations("xt.lb.internal"), ..override_to("c.example.") },
+        LinkOverride { annotations: annotations("sn.lb.internal"), ..override_to("c.example.") },
         None,
     );
-    assert_eq!(["own", "xt"].map(|name| leads(&store, name)), ["", "web"].map(str::to_owned));
+    assert_eq!(["own", "sn"].map(|name| leads(&store, name)), ["", "web"].map(str::to_owned));
     store.delete(&web, "1", None);
-    assert_eq!(store.get(&web).unwrap().annotations, annotations("xt.lb.internal"));
-    assert_eq!(leads(&store, "xt"), "web");
+    assert_eq!(store.get(&web).unwrap().annotations, annotations("sn.lb.internal"));
+    assert_eq!(leads(&store, "sn"), "web");
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn service_keeps_the_link_until_the_first_announcement() {
 }
 
 #[test]
-fn rank_is_that_of_the_older_of_service_and_external_target() {
+fn rank_is_that_of_the_older_of_service_and_stable_name() {
     let web = key("web");
     let service = |created| ObservedService { created, ..seen("default", "web", "1", &[]) };
     let link_override = |created| LinkOverride { created, ..override_to("c.example.") };
@@ -352,10 +352,10 @@ fn side(link: &Link) -> Link {
 fn random_override(random: &mut StdRng, step: usize, hostnames: Vec<Arc<str>>) -> LinkOverride {
     let mut maybe = || random.random_bool(0.5);
     LinkOverride {
-        uid: "xt".into(),
+        uid: "sn".into(),
         created: maybe().then_some(1),
         announced: match maybe() {
-            true => Announcement::Target(Target::Hostname(host(&format!("xt{step}.example.")))),
+            true => Announcement::Target(Target::Hostname(host(&format!("sn{step}.example.")))),
             false => Announcement::Withdrawn,
         },
         service_uid: "dr".into(),

@@ -81,7 +81,7 @@ pub(super) struct AlertsController {
     context: AlertsContext,
     /// The term; `None` while another replica leads.
     term: Option<u64>,
-    /// The PrometheusRules, by the key of their ExternalTarget.
+    /// The PrometheusRules, by the key of their StableName.
     rules: HashMap<ServiceKey, ObservedRule>,
     scopes: Vec<Scope>,
     pub(super) events: SelectAll<ScopedEvents>,
@@ -222,7 +222,7 @@ impl AlertsController {
                     if before != Some(false) {
                         warn!(
                             "the API server doesn't serve PrometheusRules ({GROUP_VERSION}), which spec.alerts of \
-                             ExternalTargets needs; the alerts follow within {DISCOVERY_INTERVAL:?} once it does"
+                             StableNames needs; the alerts follow within {DISCOVERY_INTERVAL:?} once it does"
                         );
                     }
                     self.stop_watching();
@@ -345,7 +345,7 @@ impl AlertsController {
         }
     }
 
-    /// Processes that the PrometheusRule `rule` is gone, or doesn't belong to an ExternalTarget any more.
+    /// Processes that the PrometheusRule `rule` is gone, or doesn't belong to a StableName any more.
     fn on_removed(&mut self, rule: &ServiceKey, uid: Option<&str>, revision: u64) {
         let Some(key) = target_key(rule) else { return };
         self.pending_writes.removed(&key, revision);
@@ -382,7 +382,7 @@ impl AlertsController {
         let Some(scope) = self.scopes.iter().find(|scope| scope.contains(key)) else {
             return Access::Unknown;
         };
-        // A list of ExternalTargets from another term, or from before a restore, may contain another specification.
+        // A list of StableNames from another term, or from before a restore, may contain another specification.
         let at = ListEpoch { term: self.term.unwrap_or_default(), rewinds: self.context.rewinds.count() };
         if !self.context.overrides_listed.borrow().covers(key.namespace(), at) {
             return Access::Unknown;
@@ -399,7 +399,7 @@ impl AlertsController {
         self.fair_queue.due(now)
     }
 
-    /// Reconciles the queued ExternalTargets, and starts writes up to their limits.
+    /// Reconciles the queued StableNames, and starts writes up to their limits.
     pub(super) fn drain(&mut self) {
         loop {
             while let Some(key) = self.work_queue.next() {
@@ -481,7 +481,7 @@ impl AlertsController {
                 && let Some((rule, change)) = self.change(key, request)
             {
                 let (verb, rule) = (change.verb(), rule.name());
-                let line = format_args!("plan for ExternalTarget {key}: {verb} PrometheusRule {rule}");
+                let line = format_args!("plan for StableName {key}: {verb} PrometheusRule {rule}");
                 self.context.log.info(key, line);
             }
         } else if let Some(pause) = self.work_queue.throttled_for(key, &request.fingerprint) {
@@ -548,7 +548,7 @@ impl AlertsController {
                     let why = "another client changes the PrometheusRule".to_owned();
                     self.context.rules.set_state(&key, fingerprint, RuleState::Refused(why));
                     let line = format_args!(
-                        "ExternalTarget {key}: another client changes its PrometheusRule; it was written again, and \
+                        "StableName {key}: another client changes its PrometheusRule; it was written again, and \
                          the next write is made after {pause:.0?}"
                     );
                     self.context.log.warn(&key, line);
@@ -599,7 +599,7 @@ impl AlertsController {
     }
 
     fn report(&mut self, key: &ServiceKey, why: &str, pause: Duration, is_new: bool) {
-        let what = format_args!("the PrometheusRule of ExternalTarget {key}");
+        let what = format_args!("the PrometheusRule of StableName {key}");
         self.refusals.report(&self.context.log, key, what, why, pause, is_new);
     }
 }

@@ -1,4 +1,4 @@
-//! The PrometheusRule of an ExternalTarget, as it should be.
+//! The PrometheusRule of a StableName, as it should be.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,7 +10,7 @@ use kube::api::ObjectMeta;
 use serde_json::{Value, json};
 
 use super::rule::{ObservedRule, PrometheusRule, canonical_hash};
-use crate::api::external_target::{Alerts, ExternalTarget, MAX_ALERT_LABEL, MAX_LABELS};
+use crate::api::stable_name::{Alerts, MAX_ALERT_LABEL, MAX_LABELS, StableName};
 use crate::api::validation::{is_alert_label, is_object_label, is_reserved_alert_label};
 use crate::model::names::{MAX_LABEL, hash_of};
 use crate::model::service_key::ServiceKey;
@@ -24,10 +24,10 @@ const MAX_NAME: usize = 253;
 /// The digits of the hash in a name that was cut.
 const HASH_DIGITS: usize = 16;
 /// The page with a section for each alert.
-const RUNBOOKS: &str = "docs/external-targets.md";
+const RUNBOOKS: &str = "docs/stable-names.md";
 /// The labels by which the expressions group the series, and which the alerts keep. `cluster` is set where one
 /// Prometheus reads several clusters.
-const SERIES: &str = "cluster, external_target_namespace, external_target";
+const SERIES: &str = "cluster, stable_name_namespace, stable_name";
 /// How long the last values count while no leader exports the metrics. LbLinkerNoLeader fires before this time ends.
 const LAST_VALUES: &str = "15m";
 /// The alert Flapping counts the changes of the target within this time.
@@ -35,7 +35,7 @@ const FLAPPING_WINDOW: &str = "1h";
 /// The number of changes at which the alert Flapping fires: a failover and the way back are two changes.
 const FLAPPING_THRESHOLD: u32 = 5;
 
-/// What the PrometheusRule of an ExternalTarget depends on.
+/// What the PrometheusRule of a StableName depends on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuleInputs {
     pub uid: Uid,
@@ -55,13 +55,13 @@ pub(super) struct DesiredRule {
     groups: Value,
 }
 
-/// Returns the `spec` of the PrometheusRule of an ExternalTarget.
+/// Returns the `spec` of the PrometheusRule of a StableName.
 #[must_use]
 pub fn spec(key: &ServiceKey, inputs: &RuleInputs) -> Value {
     DesiredRule::new(key, inputs).object(key.name()).spec
 }
 
-/// Returns the name of the PrometheusRule of an ExternalTarget with this name. A name that would be too long is cut,
+/// Returns the name of the PrometheusRule of a StableName with this name. A name that would be too long is cut,
 /// and ends in a hash.
 pub(crate) fn rule_name(name: &str) -> String {
     let whole = format!("{PREFIX}{name}");
@@ -73,8 +73,8 @@ pub(crate) fn rule_name(name: &str) -> String {
     format!("{}-{hash}", cut.trim_end_matches(['-', '.']))
 }
 
-/// Returns the name of the ExternalTarget whose PrometheusRule has this name; `None` without the prefix. For a cut name
-/// the result isn't the name of any ExternalTarget.
+/// Returns the name of the StableName whose PrometheusRule has this name; `None` without the prefix. For a cut name
+/// the result isn't the name of any StableName.
 pub(super) fn target_name(rule: &str) -> Option<&str> {
     rule.strip_prefix(PREFIX)
 }
@@ -108,17 +108,17 @@ impl DesiredRule {
 
     fn owner(&self, name: &str) -> OwnerReference {
         OwnerReference {
-            api_version: ExternalTarget::api_version(&()).into_owned(),
-            kind: ExternalTarget::kind(&()).into_owned(),
+            api_version: StableName::api_version(&()).into_owned(),
+            kind: StableName::kind(&()).into_owned(),
             name: name.to_owned(),
             uid: self.uid.to_string(),
             controller: Some(true),
-            // With true the permission to change finalizers of ExternalTargets would be needed.
+            // With true the permission to change finalizers of StableNames would be needed.
             block_owner_deletion: Some(false),
         }
     }
 
-    /// Returns the object for the ExternalTarget of this name.
+    /// Returns the object for the StableName of this name.
     pub(super) fn object(&self, owner: &str) -> PrometheusRule {
         let annotations = self.rule_labels.iter().map(|names| (RULE_LABELS.to_owned(), names.clone()));
         PrometheusRule {
@@ -172,17 +172,16 @@ fn label_value(name: &str) -> String {
 /// Returns the three alerts.
 fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Value {
     let (namespace, name) = key.parts();
-    let selector =
-        format!("{{external_target_namespace={}, external_target={}}}", json!(namespace), json!(name));
+    let selector = format!("{{stable_name_namespace={}, stable_name={}}}", json!(namespace), json!(name));
     // After a change of the leader another Pod exports the metrics, and for a while no Pod does.
     let last = |metric: &str, of_several: &str| {
-        let metric = format!("lb_linker_external_target_{metric}{selector}");
+        let metric = format!("lb_linker_stable_name_{metric}{selector}");
         format!(
             "(\n  max by ({SERIES}) ({metric})\n    or\n  {of_several} by ({SERIES}) (last_over_time({metric}[{LAST_VALUES}]))\n)"
         )
     };
     let changes = format!(
-        "sum by ({SERIES}) (\n  increase(lb_linker_external_target_changes_total{selector}[{FLAPPING_WINDOW}])\n) >= \
+        "sum by ({SERIES}) (\n  increase(lb_linker_stable_name_changes_total{selector}[{FLAPPING_WINDOW}])\n) >= \
          {FLAPPING_THRESHOLD}"
     );
     let preferred = match pinned.unwrap_or_default() {
@@ -190,10 +189,10 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
         position => format!(">= 0 != {position}"),
     };
     let wanted = if pinned.is_some() { "the pinned one" } else { "the preferred one" };
-    let look = format!("kubectl -n {namespace} describe externaltarget {name} tells why.");
+    let look = format!("kubectl -n {namespace} describe stablename {name} tells why.");
     let (not_ready_for, failed_over_for) = (alerts.not_ready_for(), alerts.failed_over_for());
     let alert = |name: &str, expr: String, wait: Option<Duration>, severity: &str, summary, description| {
-        let alert = format!("LbLinkerExternalTarget{name}");
+        let alert = format!("LbLinkerStableName{name}");
         let runbook = format!("{RUNBOOKS}#{}", alert.to_lowercase());
         let mut rule = json!({
             "alert": alert,
@@ -213,9 +212,9 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
             format!("{} == 0", last("ready", "min")),
             Some(not_ready_for),
             "critical",
-            format!("ExternalTarget {namespace}/{name} isn't Ready."),
+            format!("StableName {namespace}/{name} isn't Ready."),
             format!(
-                "ExternalTarget {name} in namespace {namespace} hasn't been Ready for {}: its spec or one of its names \
+                "StableName {name} in namespace {namespace} hasn't been Ready for {}: its spec or one of its names \
                  is refused, it has no target, its target isn't verified or fails its checks, or its external target \
                  is missing. {look}",
                 words(not_ready_for)
@@ -226,9 +225,9 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
             format!("{} {preferred}", last("source", "max")),
             Some(failed_over_for),
             "warning",
-            format!("ExternalTarget {namespace}/{name} leads to another source than {wanted}."),
+            format!("StableName {namespace}/{name} leads to another source than {wanted}."),
             format!(
-                "ExternalTarget {name} in namespace {namespace} has led to source {{{{ $value }}}} of spec.sources, \
+                "StableName {name} in namespace {namespace} has led to source {{{{ $value }}}} of spec.sources, \
                  counted from 0, and not to {wanted}, for {}. {look}",
                 words(failed_over_for)
             ),
@@ -238,9 +237,9 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
             changes,
             None,
             "warning",
-            format!("The target of ExternalTarget {namespace}/{name} changes often."),
+            format!("The target of StableName {namespace}/{name} changes often."),
             format!(
-                "The target of ExternalTarget {name} in namespace {namespace} has changed {{{{ $value | humanize }}}} \
+                "The target of StableName {name} in namespace {namespace} has changed {{{{ $value | humanize }}}} \
                  times in the last hour. {look}"
             ),
         ),

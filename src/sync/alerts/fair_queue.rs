@@ -1,4 +1,4 @@
-//! The ExternalTargets that wait for a write: namespaces take turns, and there is a minimum time between two writes.
+//! The StableNames that wait for a write: namespaces take turns, and there is a minimum time between two writes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;

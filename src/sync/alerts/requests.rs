@@ -1,4 +1,4 @@
-//! The requests for PrometheusRules and the states of these PrometheusRules. The controller of ExternalTargets sets the
+//! The requests for PrometheusRules and the states of these PrometheusRules. The controller of StableNames sets the
 //! requests, the controller of PrometheusRules the states.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,10 +11,10 @@ use super::desired::{DesiredRule, RuleInputs};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
-/// Capacity of the feeds. A subscriber that falls behind has to look at all ExternalTargets.
+/// Capacity of the feeds. A subscriber that falls behind has to look at all StableNames.
 const FEED_CAPACITY: usize = 1024;
 
-/// The state of the PrometheusRule of an ExternalTarget.
+/// The state of the PrometheusRule of a StableName.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleState {
     Written,
@@ -30,12 +30,12 @@ pub enum RuleState {
     Refused(String),
 }
 
-/// What is wanted for an ExternalTarget.
+/// What is wanted for a StableName.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RuleRequest {
     pub(super) uid: Uid,
     pub(super) rule: RequestedRule,
-    /// Distinguishes different requests for the same ExternalTarget.
+    /// Distinguishes different requests for the same StableName.
     pub(super) fingerprint: u64,
 }
 
@@ -76,7 +76,7 @@ impl Default for RuleRequests {
 }
 
 impl RuleRequests {
-    /// Requests the PrometheusRule of an ExternalTarget that has `spec.alerts`.
+    /// Requests the PrometheusRule of a StableName that has `spec.alerts`.
     pub fn request_rule(&self, key: &ServiceKey, inputs: RuleInputs) {
         let is_known = self.requests.get(key).is_some_and(|known| match &known.rule {
             RequestedRule::Rule(before) => *before == inputs,
@@ -91,7 +91,7 @@ impl RuleRequests {
         }
     }
 
-    /// Requests that an ExternalTarget without `spec.alerts` has no PrometheusRule, if it may have one: it had
+    /// Requests that a StableName without `spec.alerts` has no PrometheusRule, if it may have one: it had
     /// `spec.alerts` before, or its status still has the condition AlertsReady.
     pub fn request_removal(&self, key: &ServiceKey, uid: &Uid, is_recorded: bool) {
         let known = self.requests.get(key).map(|known| Arc::clone(&known)).filter(|known| known.uid == *uid);
@@ -115,7 +115,7 @@ impl RuleRequests {
         }
     }
 
-    /// Forgets an ExternalTarget that has no PrometheusRule, or that is deleted: then the garbage collector removes its
+    /// Forgets a StableName that has no PrometheusRule, or that is deleted: then the garbage collector removes its
     /// PrometheusRule.
     pub fn forget(&self, key: &ServiceKey) {
         self.states.remove(key);
@@ -125,7 +125,7 @@ impl RuleRequests {
         }
     }
 
-    /// Returns the state of the PrometheusRule of an ExternalTarget; `None` if the state isn't known yet.
+    /// Returns the state of the PrometheusRule of a StableName; `None` if the state isn't known yet.
     #[must_use]
     pub fn state(&self, key: &ServiceKey) -> Option<RuleState> {
         let fingerprint = self.requests.get(key)?.fingerprint;
@@ -133,7 +133,7 @@ impl RuleRequests {
         (state.0 == fingerprint).then(|| state.1.clone())
     }
 
-    /// Subscribes to the keys of ExternalTargets whose PrometheusRule has a new state.
+    /// Subscribes to the keys of StableNames whose PrometheusRule has a new state.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {
         self.state_changed.subscribe()
@@ -169,12 +169,12 @@ impl RuleRequests {
         without_rule.iter().any(|key| !self.is_settled(key))
     }
 
-    /// Returns whether it is known that an ExternalTarget has no PrometheusRule.
+    /// Returns whether it is known that a StableName has no PrometheusRule.
     fn is_settled(&self, key: &ServiceKey) -> bool {
         matches!(self.state(key), Some(RuleState::Absent | RuleState::NotInstalled))
     }
 
-    /// Records the state of the PrometheusRule of an ExternalTarget for the request with this fingerprint.
+    /// Records the state of the PrometheusRule of a StableName for the request with this fingerprint.
     pub(super) fn set_state(&self, key: &ServiceKey, fingerprint: u64, state: RuleState) {
         if self.requests.get(key).is_none_or(|request| request.fingerprint != fingerprint) {
             return;
@@ -194,7 +194,7 @@ impl RuleRequests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::external_target::Alerts;
+    use crate::api::stable_name::Alerts;
 
     fn web() -> ServiceKey {
         ServiceKey::new("shop", "web")

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use super::desired::{rule_name, target_name};
-use crate::api::external_target::{ExternalTarget, MAX_LABELS};
+use crate::api::stable_name::{MAX_LABELS, StableName};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::k8s::labels::{RULE_LABELS, RULE_MANAGED_BY, RULE_OWNER};
@@ -77,9 +77,9 @@ pub(super) struct ObservedRule {
     pub(super) uid: Uid,
     /// `metadata.resourceVersion`.
     pub(super) version: String,
-    /// The uid of the ExternalTarget that controls the object; empty if the object has lost its owner.
+    /// The uid of the StableName that controls the object; empty if the object has lost its owner.
     pub(super) owner_uid: Uid,
-    /// Whether the reference to the ExternalTarget is the only one, with the fields that lb-linker writes.
+    /// Whether the reference to the StableName is the only one, with the fields that lb-linker writes.
     pub(super) has_exact_owner: bool,
     /// The labels that lb-linker has written.
     pub(super) labels: BTreeMap<String, String>,
@@ -91,29 +91,29 @@ pub(super) struct ObservedRule {
 }
 
 impl ObservedRule {
-    /// Returns the key of the ExternalTarget that the object belongs to, and what is kept of the object; `None` if
-    /// the object isn't the PrometheusRule of an ExternalTarget that controls it.
+    /// Returns the key of the StableName that the object belongs to, and what is kept of the object; `None` if
+    /// the object isn't the PrometheusRule of a StableName that controls it.
     pub(super) fn of(object: &PrometheusRule) -> Option<(ServiceKey, Self)> {
         let metadata = &object.metadata;
         let owner =
             metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
-        let is_ours = owner.kind == ExternalTarget::kind(&())
-            && owner.api_version.split('/').next() == Some(&*ExternalTarget::group(&()))
+        let is_ours = owner.kind == StableName::kind(&())
+            && owner.api_version.split('/').next() == Some(&*StableName::group(&()))
             && Some(&*rule_name(&owner.name)) == metadata.name.as_deref();
         if !is_ours {
             return None;
         }
         let has_exact_owner = metadata.owner_references.as_ref().is_some_and(|owners| owners.len() == 1)
             && owner.block_owner_deletion == Some(false)
-            && owner.api_version == ExternalTarget::api_version(&());
+            && owner.api_version == StableName::api_version(&());
         let key = ServiceKey::new(metadata.namespace.as_deref().unwrap_or_default(), &owner.name);
         Some((key, Self::new(object, owner.uid.as_str().into(), has_exact_owner)))
     }
 
-    /// Returns what is kept of an object that has the name of the PrometheusRule of the ExternalTarget `key`; `None`
-    /// for a foreign object. The object isn't foreign if an ExternalTarget with this key controls it, or if lb-linker
+    /// Returns what is kept of an object that has the name of the PrometheusRule of the StableName `key`; `None`
+    /// for a foreign object. The object isn't foreign if a StableName with this key controls it, or if lb-linker
     /// has written it and it has no controller any more.
-    pub(super) fn for_external_target(object: &PrometheusRule, key: &ServiceKey) -> Option<Self> {
+    pub(super) fn for_stable_name(object: &PrometheusRule, key: &ServiceKey) -> Option<Self> {
         if let Some((owner, observed)) = Self::of(object) {
             return (owner == *key).then_some(observed);
         }
@@ -151,7 +151,7 @@ impl ObservedRule {
     }
 }
 
-/// Returns the key of the ExternalTarget whose PrometheusRule has this key. See [`target_name`].
+/// Returns the key of the StableName whose PrometheusRule has this key. See [`target_name`].
 pub(super) fn target_key(rule: &ServiceKey) -> Option<ServiceKey> {
     Some(ServiceKey::new(rule.namespace(), target_name(rule.name())?))
 }

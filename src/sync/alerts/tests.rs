@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::desired::{DesiredRule, RuleInputs, rule_name, spec};
 use super::rule::{ObservedRule, PrometheusRule, canonical_hash, target_key};
-use crate::api::external_target::Alerts;
+use crate::api::stable_name::Alerts;
 use crate::model::service_key::ServiceKey;
 
 fn web() -> ServiceKey {
@@ -71,13 +71,13 @@ fn rule_has_owner_reference_labels_and_three_alerts() {
         "name": "lb-linker-web",
         "labels": {
             "app.kubernetes.io/managed-by": "lb-linker",
-            "linker.hsj.com/external-target": "web",
+            "linker.hsj.com/stable-name": "web",
             "release": "monitoring",
         },
         "annotations": {"linker.hsj.com/rule-labels": "release"},
         "ownerReferences": [{
             "apiVersion": "linker.hsj.com/v1alpha1",
-            "kind": "ExternalTarget",
+            "kind": "StableName",
             "name": "web",
             "uid": "u",
             "controller": true,
@@ -88,19 +88,12 @@ fn rule_has_owner_reference_labels_and_three_alerts() {
     let rules = rules(&object["spec"]);
     assert_eq!(
         rules.keys().collect::<Vec<_>>(),
-        [
-            "LbLinkerExternalTargetFailedOver",
-            "LbLinkerExternalTargetFlapping",
-            "LbLinkerExternalTargetNotReady"
-        ]
+        ["LbLinkerStableNameFailedOver", "LbLinkerStableNameFlapping", "LbLinkerStableNameNotReady"]
     );
     for rule in rules.values() {
         assert_eq!(rule["labels"]["team"], "shop");
         assert!(
-            rule["expr"]
-                .as_str()
-                .unwrap()
-                .contains(r#"{external_target_namespace="shop", external_target="web"}"#)
+            rule["expr"].as_str().unwrap().contains(r#"{stable_name_namespace="shop", stable_name="web"}"#)
         );
     }
 }
@@ -113,9 +106,9 @@ fn for_durations_come_from_the_spec_or_are_defaults() {
         (json!({"notReadyForSeconds": 90, "failedOverForSeconds": -1}), "90s", "15m"),
     ] {
         let rules = rules(&spec(&web(), &inputs(alerts, None)));
-        assert_eq!(rules["LbLinkerExternalTargetNotReady"]["for"], not_ready);
-        assert_eq!(rules["LbLinkerExternalTargetFailedOver"]["for"], failed_over);
-        assert_eq!(rules["LbLinkerExternalTargetFlapping"].get("for"), None);
+        assert_eq!(rules["LbLinkerStableNameNotReady"]["for"], not_ready);
+        assert_eq!(rules["LbLinkerStableNameFailedOver"]["for"], failed_over);
+        assert_eq!(rules["LbLinkerStableNameFlapping"].get("for"), None);
     }
 }
 
@@ -123,7 +116,7 @@ fn for_durations_come_from_the_spec_or_are_defaults() {
 fn failed_over_alert_expects_the_pinned_or_preferred_source() {
     for (pinned, end) in [(None, ") > 0"), (Some(0), ") > 0"), (Some(2), ") >= 0 != 2")] {
         let rules = rules(&spec(&web(), &inputs(json!({}), pinned)));
-        let rule = &rules["LbLinkerExternalTargetFailedOver"];
+        let rule = &rules["LbLinkerStableNameFailedOver"];
         assert!(rule["expr"].as_str().unwrap().ends_with(end), "{rule}");
         let word = if pinned.is_some() { "pinned" } else { "preferred" };
         assert!(rule["annotations"]["summary"].as_str().unwrap().contains(word));
@@ -135,7 +128,7 @@ fn unusable_labels_are_left_out() {
     let alerts = json!({
         "ruleLabels": {
             "app.kubernetes.io/managed-by": "tenant",
-            "linker.hsj.com/external-target": "other",
+            "linker.hsj.com/stable-name": "other",
             "bad key": "x",
             "release": "bad value",
             "team": "shop",
@@ -153,7 +146,7 @@ fn unusable_labels_are_left_out() {
     let labels = object.metadata.labels.unwrap();
     let expected = BTreeMap::from([
         ("app.kubernetes.io/managed-by", "lb-linker"),
-        ("linker.hsj.com/external-target", "web"),
+        ("linker.hsj.com/stable-name", "web"),
         ("team", "shop"),
     ]);
     assert_eq!(labels.iter().map(|(name, text)| (&**name, &**text)).collect::<BTreeMap<_, _>>(), expected);
@@ -172,10 +165,7 @@ fn number_of_labels_is_bounded() {
     let inputs = RuleInputs { uid: "u".into(), alerts, pinned: None };
     let object = DesiredRule::new(&web(), &inputs).object("web");
     assert_eq!(object.metadata.labels.as_ref().unwrap().len(), 18);
-    assert_eq!(
-        rules(&object.spec)["LbLinkerExternalTargetFlapping"]["labels"].as_object().unwrap().len(),
-        17
-    );
+    assert_eq!(rules(&object.spec)["LbLinkerStableNameFlapping"]["labels"].as_object().unwrap().len(), 17);
     assert!(serde_json::to_vec(&object).unwrap().len() < 100_000);
 }
 
@@ -190,7 +180,7 @@ fn long_names_stay_valid_and_distinct() {
         assert!(!rule.contains("..") && !rule.contains(".-") && rule.starts_with("lb-linker-a"), "{rule}");
         let key = ServiceKey::new("shop", &name);
         let object = DesiredRule::new(&key, &inputs(json!({}), None)).object(&name);
-        let value = &object.metadata.labels.as_ref().unwrap()["linker.hsj.com/external-target"];
+        let value = &object.metadata.labels.as_ref().unwrap()["linker.hsj.com/stable-name"];
         assert!(value.len() <= 63 && value.ends_with(|c: char| c.is_ascii_alphanumeric()), "{value}");
         assert_eq!(ObservedRule::of(&object).unwrap().0, key);
         names.insert(rule);
@@ -278,7 +268,7 @@ fn object_of_another_owner_is_foreign() {
     let found = |change: &dyn Fn(&mut PrometheusRule)| {
         let mut object = stored(&desired);
         change(&mut object);
-        ObservedRule::for_external_target(&object, &web())
+        ObservedRule::for_stable_name(&object, &web())
     };
     let owner = |change: fn(&mut k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference)| {
         found(&|it| change(&mut it.metadata.owner_references.as_mut().unwrap()[0]))
@@ -287,7 +277,7 @@ fn object_of_another_owner_is_foreign() {
     assert!(owner(|owner| owner.kind = "Deployment".to_owned()).is_none());
     assert!(owner(|owner| owner.api_version = "example.com/v1".to_owned()).is_none());
     assert!(owner(|owner| owner.name = "other".to_owned()).is_none());
-    // The owner was a deleted ExternalTarget of the same name: the rule is taken over.
+    // The owner was a deleted StableName of the same name: the rule is taken over.
     let earlier = owner(|owner| owner.uid = "earlier".to_owned()).unwrap();
     assert!(!desired.matches(&earlier));
     // The garbage collector removes the reference when the owner is deleted with --cascade=orphan.

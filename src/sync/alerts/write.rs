@@ -15,7 +15,7 @@ use crate::sync::k8s::watch::{RequestQuery, find};
 /// The hint in errors: it names the manifest that grants the permissions.
 pub(super) const PERMISSION_HINT: &str = "spec.alerts needs the ClusterRole of deploy/alerts/";
 
-/// A write of the PrometheusRule of an ExternalTarget.
+/// A write of the PrometheusRule of a StableName.
 #[derive(Debug)]
 pub(super) enum RuleChange {
     Create(Box<PrometheusRule>),
@@ -49,7 +49,7 @@ pub(super) enum Outcome {
 /// A write that has ended.
 #[derive(Debug)]
 pub(super) struct RuleWrite {
-    /// The key of the ExternalTarget.
+    /// The key of the StableName.
     pub(super) key: ServiceKey,
     /// The fingerprint of the request.
     pub(super) fingerprint: u64,
@@ -68,7 +68,7 @@ pub(super) struct RuleWriter {
 }
 
 impl RuleWriter {
-    /// Writes the PrometheusRule `rule` of the ExternalTarget `key`, if `term` is still the term of this process.
+    /// Writes the PrometheusRule `rule` of the StableName `key`, if `term` is still the term of this process.
     /// Returns the HTTP code, and the outcome.
     pub(super) async fn write(
         &self,
@@ -94,7 +94,7 @@ impl RuleWriter {
     ) -> (u16, Result<Outcome, WriteError>) {
         let api: Api<PrometheusRule> = Api::namespaced(self.client.clone(), rule.namespace());
         let (verb, manager) = (change.verb(), Some(FIELD_MANAGER.to_owned()));
-        let present = |object: &PrometheusRule| match ObservedRule::for_external_target(object, key) {
+        let present = |object: &PrometheusRule| match ObservedRule::for_stable_name(object, key) {
             Some(observed) => Outcome::Present(Box::new(observed)),
             None => Outcome::Foreign,
         };

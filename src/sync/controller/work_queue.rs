@@ -1,4 +1,4 @@
-//! Queue of the Services or ExternalTargets that a controller has to reconcile, with retries, timers and writes under
+//! Queue of the Services or StableNames that a controller has to reconcile, with retries, timers and writes under
 //! way.
 //!
 //! As in client-go a key is queued once, however often it is added, and isn't taken while a write for it is under way.

@@ -301,11 +301,8 @@ mod tests {
         assert_eq!(seconds.len(), 30);
         assert!(!created("recreated", Reason::HostnameRefused, 1799), "it is the same Service");
         assert!(created("u", Reason::Conflict, 1799), "each reason counts by itself");
-        let external_target = RegardingKind::ExternalTarget;
-        assert!(
-            created_for(external_target, "e", Reason::HostnameRefused, 1799),
-            "another object of the name"
-        );
+        let stable_name = RegardingKind::StableName;
+        assert!(created_for(stable_name, "e", Reason::HostnameRefused, 1799), "another object of the name");
     }
 
     #[test]

@@ -11,8 +11,8 @@ use crate::sync::k8s::errors::ObjectTexts;
 pub struct Findings {
     /// The parts of load balancers that are denied, invalid or ignored.
     pub services: ObjectTexts,
-    /// Why ExternalTargets aren't Ready, or are Degraded.
-    pub external_targets: ObjectTexts,
+    /// Why StableNames aren't Ready, or are Degraded.
+    pub stable_names: ObjectTexts,
     /// The manifests that aren't used as they are now, as a sentence.
     pub broken_manifests: Arc<ArcSwapOption<String>>,
 }
@@ -21,6 +21,6 @@ impl Findings {
     /// Returns a number that grows with each change.
     #[must_use]
     pub fn version(&self) -> u64 {
-        self.services.version().wrapping_add(self.external_targets.version())
+        self.services.version().wrapping_add(self.stable_names.version())
     }
 }

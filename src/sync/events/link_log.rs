@@ -17,7 +17,7 @@ use crate::sync::events::metrics::EventMetrics;
 pub struct LinkReporter {
     pub metrics: Arc<EventMetrics>,
     pub recorder: Recorder,
-    /// Log lines about single Services and ExternalTargets.
+    /// Log lines about single Services and StableNames.
     pub log: ObjectLog,
     pub findings: Findings,
 }

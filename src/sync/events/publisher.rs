@@ -330,7 +330,7 @@ impl EventPublisher {
             event_key;
         let (api_version, kind) = match kind {
             RegardingKind::Service => ("v1", "Service"),
-            RegardingKind::ExternalTarget => ("linker.hsj.com/v1alpha1", "ExternalTarget"),
+            RegardingKind::StableName => ("linker.hsj.com/v1alpha1", "StableName"),
         };
         let namespace = Some(namespace.to_string());
         let instance = &self.instance[..self.instance.floor_char_boundary(MAX_INSTANCE_BYTES)];

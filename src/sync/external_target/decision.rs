@@ -195,7 +195,7 @@ pub struct SyncPolicy {
     pub on_delete: OnDelete,
     /// Time between the end of a Service and the removal of its external target.
     pub delete_delay: Duration,
-    /// Time between the withdrawal of an ExternalTarget's target and the removal of the external target. Unlike
+    /// Time between the withdrawal of a StableName's target and the removal of the external target. Unlike
     /// `delete_delay` it isn't zero with `--finalizer`.
     pub withdrawal_delay: Duration,
     /// Whether a load balancer stays until its external target is gone.
@@ -220,7 +220,7 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Inst
     let is_overridden = link.active_override().is_some();
     let settled = match (&step, link.is_gone()) {
         (NextStep::Done, false) | (NextStep::Forget, true) => true,
-        // The finalizer of an overridden Service doesn't wait: the external target belongs to the ExternalTarget.
+        // The finalizer of an overridden Service doesn't wait: the external target belongs to the StableName.
         (NextStep::Wait(_) | NextStep::Conflict { .. }, false) => is_overridden,
         // An external target that stays after the end of its Service is as it should be.
         (NextStep::Done, true) => policy.on_delete != OnDelete::Delete,

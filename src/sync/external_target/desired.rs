@@ -15,8 +15,8 @@ use crate::sync::election::term::TERM;
 use crate::sync::k8s::endpoint_slice::{Conditions, Endpoint, EndpointSlice};
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::labels::{
-    EXTERNAL_TARGET_UID, FIELD_MANAGER, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME,
-    SERVICE_UID, SLICE_MANAGED_BY,
+    FIELD_MANAGER, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME, SERVICE_UID,
+    SLICE_MANAGED_BY, STABLE_NAME_UID,
 };
 use crate::sync::k8s::object::Object;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec, host_name};
@@ -155,13 +155,13 @@ fn slice<'a>(
 
 /// Returns the metadata of an external target. Its annotations record the custom hostnames of the link, so that the
 /// link keeps them after a restart, and the uid of its Service, because a recreated Service has another target. For an
-/// overridden link they record the uids of the Service in use and of the ExternalTarget.
+/// overridden link they record the uids of the Service in use and of the StableName.
 fn service_metadata(link: &Link) -> ObjectMeta {
     let hostnames = (!link.hostnames.is_empty()).then(|| (HOSTNAME.to_owned(), link.hostnames.join(",")));
     let uid =
         |annotation: &str, uid: &Uid| (!uid.is_empty()).then(|| (annotation.to_owned(), uid.to_string()));
     let service = uid(SERVICE_UID, link.active_override().map_or(&link.uid, |by| &by.service_uid));
-    let external_target = link.active_override().and_then(|by| uid(EXTERNAL_TARGET_UID, &by.uid));
+    let external_target = link.active_override().and_then(|by| uid(STABLE_NAME_UID, &by.uid));
     let recorded: BTreeMap<String, String> =
         hostnames.into_iter().chain(service).chain(external_target).collect();
     ObjectMeta {
@@ -205,7 +205,7 @@ pub fn service_differs(actual: &Service, desired: &Service) -> bool {
         (Some(one), Some(other)) => has_same_entries(one, other),
         (one, other) => one == other,
     };
-    let overridden_by = desired.annotation(EXTERNAL_TARGET_UID);
+    let overridden_by = desired.annotation(STABLE_NAME_UID);
     let other_uid = match (actual.annotation(SERVICE_UID), desired.annotation(SERVICE_UID)) {
         (Some(actual), Some(desired)) => actual != desired,
         (actual, desired) if overridden_by.is_some() => actual != desired,
@@ -214,7 +214,7 @@ pub fn service_differs(actual: &Service, desired: &Service) -> bool {
     };
     lacks_labels(&actual.metadata, &desired.metadata)
         || !are_alike(&hostnames(actual), &hostnames(desired))
-        || actual.annotation(EXTERNAL_TARGET_UID) != overridden_by
+        || actual.annotation(STABLE_NAME_UID) != overridden_by
         || other_uid
         || actual.spec.type_ != desired.spec.type_
         || name(&actual.spec) != name(&desired.spec)
@@ -293,9 +293,8 @@ pub fn merge_patch(desired: &Object, precondition: &Precondition, stamp: &Stamp)
     match desired {
         Object::Service(service) => {
             metadata["annotations"][HOSTNAME] = service.annotation(HOSTNAME).into();
-            let (uid, overridden_by) =
-                (service.annotation(SERVICE_UID), service.annotation(EXTERNAL_TARGET_UID));
-            metadata["annotations"][EXTERNAL_TARGET_UID] = overridden_by.into();
+            let (uid, overridden_by) = (service.annotation(SERVICE_UID), service.annotation(STABLE_NAME_UID));
+            metadata["annotations"][STABLE_NAME_UID] = overridden_by.into();
             if uid.or(overridden_by).is_some() {
                 metadata["annotations"][SERVICE_UID] = uid.into();
             }

@@ -19,7 +19,7 @@ use crate::sync::external_target::desired::{current_target, placeholder_name};
 use crate::sync::external_target::object_cache::{ObjectCache, external_target};
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::external_target::orphans::orphan_of;
-use crate::sync::k8s::labels::{EXTERNAL_TARGET_UID, SERVICE_UID};
+use crate::sync::k8s::labels::{SERVICE_UID, STABLE_NAME_UID};
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 
 impl Reconciler {
@@ -180,8 +180,8 @@ impl Reconciler {
         let Some(holder) = self.objects.owner_of(object) else { return };
         let written_for = match (object.annotation(SERVICE_UID), object.created) {
             (Some(uid), _) => TargetOwner::Uid(uid.into()),
-            // A fixed target of an ExternalTarget belongs to no Service.
-            _ if object.annotation(EXTERNAL_TARGET_UID).is_some() => TargetOwner::Uid(Uid::default()),
+            // A fixed target of a StableName belongs to no Service.
+            _ if object.annotation(STABLE_NAME_UID).is_some() => TargetOwner::Uid(Uid::default()),
             (None, Some(created)) => TargetOwner::CreatedUntil(created),
             (None, None) => TargetOwner::Unknown,
         };
@@ -193,7 +193,7 @@ impl Reconciler {
             owner: written_for,
             hostnames: hostnames.into(),
             is_removable: self.is_own_object(&holder, object.has_our_field_manager),
-            overridden_by: object.annotation(EXTERNAL_TARGET_UID).filter(|_| is_watched).map(Uid::from),
+            overridden_by: object.annotation(STABLE_NAME_UID).filter(|_| is_watched).map(Uid::from),
         };
         let ReconcilerContext { store, persisted, link_reporter, .. } = &self.context;
         log_changes(link_reporter, persisted.record(store, &holder, last));

@@ -14,8 +14,8 @@ use crate::sync::election::term::TERM;
 use crate::sync::k8s::endpoint_slice::{Endpoint, EndpointPort, EndpointSlice};
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::labels::{
-    EXTERNAL_TARGET_UID, FIELD_MANAGER, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME,
-    SERVICE_UID, SLICE_MANAGED_BY, SOURCE,
+    FIELD_MANAGER, MANAGED_BY, ORIGINAL_NAME, ORIGINAL_NAMESPACE, SERVICE_NAME, SERVICE_UID,
+    SLICE_MANAGED_BY, SOURCE, STABLE_NAME_UID,
 };
 use crate::sync::k8s::object::{Object, ObjectId};
 use crate::sync::k8s::service::{Service, Spec};
@@ -25,7 +25,7 @@ const LINK_LABELS: [&str; 3] = [MANAGED_BY.0, ORIGINAL_NAME, ORIGINAL_NAMESPACE]
 /// The other labels that are read.
 const SLICE_LABELS: [&str; 2] = [SERVICE_NAME, SLICE_MANAGED_BY.0];
 /// The annotations that are read.
-const ANNOTATIONS: [&str; 6] = [EXTERNAL_TARGET_UID, HOSTNAME, INSTANCE, SERVICE_UID, SOURCE, TERM];
+const ANNOTATIONS: [&str; 6] = [STABLE_NAME_UID, HOSTNAME, INSTANCE, SERVICE_UID, SOURCE, TERM];
 
 /// An object of the target namespace, without its namespace.
 #[derive(Clone, Debug)]

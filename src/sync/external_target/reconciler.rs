@@ -267,7 +267,7 @@ impl Reconciler {
 
     /// Returns whether writes may be made: by the leader, after everything has been listed in its term and since the
     /// last restore of etcd. A failed list of load balancers delays only the links of its namespace, a failed list of
-    /// ExternalTargets only the links that ExternalTargets override.
+    /// StableNames only the links that StableNames override.
     pub(crate) fn may_write(&self) -> bool {
         self.context.leadership.current_term() == Some(self.term)
             && self.listed_in_term.len() == self.listed.len()
@@ -363,7 +363,7 @@ impl Reconciler {
         }
     }
 
-    /// Queues the links of the first lists of ExternalTargets, which may come after those of load balancers.
+    /// Queues the links of the first lists of StableNames, which may come after those of load balancers.
     fn queue_overridden(&mut self) {
         for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
             self.work_queue.add(&link.key);

@@ -38,7 +38,7 @@ pub enum ExternalTargetState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     state: ExternalTargetState,
-    /// Whether an ExternalTarget overrides the link.
+    /// Whether a StableName overrides the link.
     is_overridden: bool,
     /// The time from which users see that the external target isn't as it should be; `None` if it is.
     shown_from: Option<Instant>,
@@ -64,7 +64,7 @@ impl Default for ExternalTargetStates {
 
 impl ExternalTargetStates {
     /// Returns the state of the external target of a link; `None` if the link has no target or hasn't been reconciled
-    /// yet, and, unless an ExternalTarget overrides the link, also if the external target is as it should be.
+    /// yet, and, unless a StableName overrides the link, also if the external target is as it should be.
     #[must_use]
     pub fn get(&self, key: &ServiceKey) -> Option<ExternalTargetState> {
         self.states.get(key).map(|entry| entry.state.clone())
@@ -79,7 +79,7 @@ impl ExternalTargetStates {
         is_shown.then(|| entry.state.clone())
     }
 
-    /// Subscribes to the keys of links that an ExternalTarget overrides, or did, when the state of their external target
+    /// Subscribes to the keys of links that a StableName overrides, or did, when the state of their external target
     /// changes.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {

@@ -28,16 +28,16 @@ mod tests {
 
     use super::*;
 
-    const PLURAL: &str = "externaltargets";
+    const PLURAL: &str = "stablenames";
 
     #[test]
     fn crd_that_is_being_deleted_is_not_served() {
         for (name, verbs, expected) in [
             (PLURAL, &["get", "list", "create"][..], true),
             (PLURAL, &["get", "list", "watch", "delete"], false),
-            ("externaltargets/status", &["create"], false),
+            ("stablenames/status", &["create"], false),
         ] {
-            let resource = json!({"name": name, "singularName": "", "namespaced": true, "kind": "ExternalTarget",
+            let resource = json!({"name": name, "singularName": "", "namespaced": true, "kind": "StableName",
                 "verbs": verbs});
             let list = json!({"groupVersion": "linker.hsj.com/v1alpha1", "resources": [resource]});
             assert_eq!(serves(&serde_json::from_value(list).unwrap(), PLURAL), expected, "{name} {verbs:?}");

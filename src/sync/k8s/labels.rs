@@ -19,8 +19,8 @@ pub const SOURCE: &str = "linker.hsj.com/source";
 /// The annotation that holds the uid of the Service whose target an external target has.
 pub const SERVICE_UID: &str = "linker.hsj.com/service-uid";
 
-/// The annotation that holds the uid of the ExternalTarget that overrides the link.
-pub const EXTERNAL_TARGET_UID: &str = "linker.hsj.com/external-target-uid";
+/// The annotation that holds the uid of the StableName that overrides the link.
+pub const STABLE_NAME_UID: &str = "linker.hsj.com/stable-name-uid";
 
 /// The label with the Service of an EndpointSlice.
 pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -31,8 +31,8 @@ pub(crate) const SLICE_MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/
 /// The label that names the controller of a PrometheusRule, and its value.
 pub(crate) const RULE_MANAGED_BY: (&str, &str) = (MANAGED_BY.0, "lb-linker");
 
-/// The label of PrometheusRules that holds the name of the ExternalTarget.
-pub(crate) const RULE_OWNER: &str = "linker.hsj.com/external-target";
+/// The label of PrometheusRules that holds the name of the StableName.
+pub(crate) const RULE_OWNER: &str = "linker.hsj.com/stable-name";
 
 /// The annotation of PrometheusRules that lists the names of their labels from `spec.alerts.ruleLabels`.
 pub(crate) const RULE_LABELS: &str = "linker.hsj.com/rule-labels";

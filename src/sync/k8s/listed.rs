@@ -1,4 +1,4 @@
-//! Tracks the complete lists of load balancers, and of ExternalTargets. A new leader lists everything in its term, and
+//! Tracks the complete lists of load balancers, and of StableNames. A new leader lists everything in its term, and
 //! so does every replica after a restore of etcd: nothing is written for a namespace based on earlier observations.
 
 use std::collections::{BTreeMap, BTreeSet};

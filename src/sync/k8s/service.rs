@@ -107,7 +107,7 @@ pub struct IngressEntry {
 pub const FINALIZER: &str = "lb-linker/finalizer";
 /// The annotation with the TTL of a link's records, in seconds.
 const TTL: &str = "linker.hsj.com/ttl";
-/// The annotation with the namespaces whose Services, load balancers and ExternalTargets may refer to a load balancer.
+/// The annotation with the namespaces whose Services, load balancers and StableNames may refer to a load balancer.
 pub(crate) const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
 /// The annotation with which a Service opts in (`"true"`) or out (`"false"`).
 pub const MANAGED: &str = "linker.hsj.com/managed";

@@ -1,11 +1,11 @@
-//! A source of links without a cluster: Services and ExternalTargets in the YAML or JSON files of a directory.
+//! A source of links without a cluster: Services and StableNames in the YAML or JSON files of a directory.
 
-mod external_targets;
 mod reader;
 mod schema;
 #[cfg(test)]
 mod serde_fields;
 mod services;
+mod stable_names;
 mod strings;
 mod tree;
 
@@ -22,13 +22,13 @@ use serde_saphyr::Spanned;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 use tracing::{info, warn};
 
-use super::cluster::EXTERNAL_TARGETS_LIST_TIMEOUT;
+use super::cluster::STABLE_NAMES_LIST_TIMEOUT;
 use super::file_watcher::{DirectoryError, changes};
 use super::kept_services::KeptServices;
 use super::own_targets::own_hosts;
 use super::selection::{Membership, Selection};
 use super::unselected::UnselectedServices;
-use crate::api::external_target::ExternalTarget;
+use crate::api::stable_name::StableName;
 use crate::model::excerpt::{examples, located, value};
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
@@ -49,12 +49,11 @@ use tree::{Node, place};
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 const SERVICE: &str = "Service";
-const EXTERNAL_TARGET: &str = "ExternalTarget";
+const STABLE_NAME: &str = "StableName";
 
-/// Applies the overrides by these ExternalTargets, of which no two have the same name, and ends all other overrides.
+/// Applies the overrides by these StableNames, of which no two have the same name, and ends all other overrides.
 /// Returns the changes of links.
-pub type ApplyOverrides =
-    Arc<dyn Fn(&[Arc<ExternalTarget>], &HostnamePolicy) -> Vec<LinkChange> + Send + Sync>;
+pub type ApplyOverrides = Arc<dyn Fn(&[Arc<StableName>], &HostnamePolicy) -> Vec<LinkChange> + Send + Sync>;
 
 #[derive(Clone)]
 pub struct ManifestSource {
@@ -124,7 +123,7 @@ impl ManifestSource {
             // Wait until the external targets are read, which record the owners of names: otherwise a Service that is
             // read earlier could get the name of another link.
             let deadline = *owners_deadline
-                .get_or_insert_with(|| tokio::time::Instant::now() + EXTERNAL_TARGETS_LIST_TIMEOUT);
+                .get_or_insert_with(|| tokio::time::Instant::now() + STABLE_NAMES_LIST_TIMEOUT);
             let _ = tokio::time::timeout_at(deadline, self.store.owners_known()).await;
             // A file that can't be read yet may contain any Service, so none may be considered gone.
             if !self.store.is_synced() && has_never_valid_file {
@@ -142,23 +141,23 @@ impl ManifestSource {
                 self.store.set_overrides_known();
                 self.store.set_synced();
                 log_first_list(&self.store, &self.link_reporter, &changes);
-                let external_targets = self.files.lock().external_targets(&self.selection).len();
-                if external_targets > 0 {
-                    info!("ready: ExternalTargets: {external_targets}");
+                let stable_names = self.files.lock().stable_names(&self.selection).len();
+                if stable_names > 0 {
+                    info!("ready: StableNames: {stable_names}");
                 }
             }
         }
     }
 
-    /// Applies a complete list of Services, and the ExternalTargets.
+    /// Applies a complete list of Services, and the StableNames.
     fn take_list(&self, list: Vec<ObservedService>, kept: &KeptServices) -> Vec<LinkChange> {
         let kept: HashSet<ServiceKey> = kept.keys().cloned().collect();
-        let overriding = self.files.lock().external_targets(&self.selection);
+        let overriding = self.files.lock().stable_names(&self.selection);
         let listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
-        let overriding = overriding.iter().map(|object| external_targets::key(object));
+        let overriding = overriding.iter().map(|object| stable_names::key(object));
         let replaced: HashSet<ServiceKey> =
             overriding.filter(|key| !kept.contains(key) && !listed.contains(key)).collect();
-        // A Service that an ExternalTarget replaces is removed after the override is applied, so that the link is never
+        // A Service that a StableName replaces is removed after the override is applied, so that the link is never
         // without a target.
         let staying = kept.union(&replaced).cloned().collect();
         let mut changes = self.store.replace(None, list, Vec::new(), &staying);
@@ -175,9 +174,9 @@ impl ManifestSource {
         changes
     }
 
-    /// Gives the links of ExternalTargets their targets, after each change of a Service.
+    /// Gives the links of StableNames their targets, after each change of a Service.
     fn apply_overrides(&self) -> Vec<LinkChange> {
-        let objects = self.files.lock().external_targets(&self.selection);
+        let objects = self.files.lock().stable_names(&self.selection);
         (self.apply_overrides)(&objects, &self.hostname_policy)
     }
 
@@ -217,7 +216,7 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 pub struct ManifestCheck {
     /// The number of Services that would become links.
     pub services: usize,
-    pub external_targets: usize,
+    pub stable_names: usize,
     /// The errors, with the file, and with line and column if known.
     pub errors: Vec<String>,
     /// The objects that are ignored.
@@ -237,7 +236,7 @@ pub fn check(
 ) -> Result<ManifestCheck, DirectoryError> {
     let mut files = ManifestFiles::default();
     files.read(directory)?;
-    let external_targets = files.external_targets(selection).len();
+    let stable_names = files.stable_names(selection).len();
     let services = files.all().filter(|service| selection.selects(service)).count();
     let mut rejections = Vec::new();
     if let Some(hostname_policy) = hostname_policy {
@@ -246,7 +245,7 @@ pub fn check(
         });
     }
     let errors = files.errors.into_iter().map(|broken| broken.error).collect();
-    Ok(ManifestCheck { services, external_targets, errors, notices: files.notices, rejections })
+    Ok(ManifestCheck { services, stable_names, errors, notices: files.notices, rejections })
 }
 
 /// Returns all load balancers in the valid manifests of a directory, including load balancers that the flags leave out.
@@ -286,7 +285,7 @@ struct ManifestFile {
 #[derive(Debug, Default)]
 pub struct Objects {
     pub services: Vec<Service>,
-    pub external_targets: Vec<Arc<ExternalTarget>>,
+    pub stable_names: Vec<Arc<StableName>>,
     /// The errors of the objects that are refused, as sentences that begin with file, line and column.
     pub refused: Vec<String>,
     /// The object of each of these errors.
@@ -323,17 +322,17 @@ impl Objects {
         });
         self.services.extend(services);
         let known: HashSet<ServiceKey> =
-            self.external_targets.iter().map(|object| external_targets::key(object)).collect();
-        let external_targets = before.external_targets.drain(..).filter(|object| {
-            let key = external_targets::key(object);
-            !known.contains(&key) && keeps(EXTERNAL_TARGET, &key)
+            self.stable_names.iter().map(|object| stable_names::key(object)).collect();
+        let stable_names = before.stable_names.drain(..).filter(|object| {
+            let key = stable_names::key(object);
+            !known.contains(&key) && keeps(STABLE_NAME, &key)
         });
-        self.external_targets.extend(external_targets);
+        self.stable_names.extend(stable_names);
         kept
     }
 
     fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.external_targets.is_empty()
+        self.services.is_empty() && self.stable_names.is_empty()
     }
 }
 
@@ -408,12 +407,11 @@ impl ManifestFiles {
         let mut first: HashMap<(&str, ServiceKey), &Path> = HashMap::new();
         let mut reported_duplicates = BTreeSet::new();
         for (path, file) in &self.by_name {
-            let Objects { services, external_targets, .. } = &file.objects;
+            let Objects { services, stable_names, .. } = &file.objects;
             let services = services.iter().map(|service| (SERVICE, service.key()));
-            let external_targets = external_targets.iter();
-            let external_targets =
-                external_targets.map(|object| (EXTERNAL_TARGET, external_targets::key(object)));
-            for (kind, key) in services.chain(external_targets) {
+            let stable_names = stable_names.iter();
+            let stable_names = stable_names.map(|object| (STABLE_NAME, stable_names::key(object)));
+            for (kind, key) in services.chain(stable_names) {
                 if let Some(winner) = first.get(&(kind, key.clone())) {
                     reported_duplicates.insert(format!(
                         "{}: {kind} {key} is passed over, {} has it already",
@@ -470,7 +468,7 @@ impl ManifestFiles {
         services.filter(move |service| seen.insert(service.key()))
     }
 
-    /// Returns the load balancers that match the label selector but aren't selected: ExternalTargets may have them as
+    /// Returns the load balancers that match the label selector but aren't selected: StableNames may have them as
     /// sources.
     fn unselected(
         &self,
@@ -485,12 +483,12 @@ impl ManifestFiles {
         self.all().filter(is_unselected).map(|service| service.observe(hostname_policy, store).0).collect()
     }
 
-    /// Returns the ExternalTargets of all files in watched namespaces; of several with the same name, the first.
-    fn external_targets(&self, selection: &Selection) -> Vec<Arc<ExternalTarget>> {
+    /// Returns the StableNames of all files in watched namespaces; of several with the same name, the first.
+    fn stable_names(&self, selection: &Selection) -> Vec<Arc<StableName>> {
         let mut seen = HashSet::new();
-        let objects = self.by_name.values().flat_map(|file| &file.objects.external_targets);
-        let is_used = |object: &&Arc<ExternalTarget>| {
-            let key = external_targets::key(object);
+        let objects = self.by_name.values().flat_map(|file| &file.objects.stable_names);
+        let is_used = |object: &&Arc<StableName>| {
+            let key = stable_names::key(object);
             selection.watches(key.namespace()) && seen.insert(key)
         };
         objects.filter(is_used).cloned().collect()
@@ -601,7 +599,7 @@ impl FileReader<'_> {
         // Items of a list of one kind may omit apiVersion and kind.
         let assumed = match (api_version, kind) {
             ("v1", "List" | "ServiceList") => ("v1", SERVICE),
-            (_, kind) if kind.strip_suffix("List") == Some(EXTERNAL_TARGET) => (api_version, EXTERNAL_TARGET),
+            (_, kind) if kind.strip_suffix("List") == Some(STABLE_NAME) => (api_version, STABLE_NAME),
             _ => return self.object(document, (api_version, kind)),
         };
         if let Some(Node::List(items)) = document.value.field("items").map(|items| &items.value) {
@@ -619,7 +617,7 @@ impl FileReader<'_> {
         let refused = if (api_version, kind) == (Some("v1"), Some(SERVICE)) {
             services::read(&self.content, object).map(|service| self.objects.services.push(service))
         } else {
-            match external_targets::is_external_target(api_version, kind) {
+            match stable_names::is_stable_name(api_version, kind) {
                 Ok(false) => match misspelled_kind(api_version, kind) {
                     None => return,
                     Some(message) => {
@@ -627,8 +625,8 @@ impl FileReader<'_> {
                         Err(vec![FieldError { position, message }])
                     }
                 },
-                Ok(true) => external_targets::read(&self.content, object)
-                    .map(|object| self.objects.external_targets.push(Arc::new(object))),
+                Ok(true) => stable_names::read(&self.content, object)
+                    .map(|object| self.objects.stable_names.push(Arc::new(object))),
                 Err(message) => Err(vec![FieldError { position: place(object), message }]),
             }
         };
@@ -650,14 +648,14 @@ impl FileReader<'_> {
 }
 
 fn kind_of(kind: &str) -> Option<&'static str> {
-    [SERVICE, EXTERNAL_TARGET].into_iter().find(|known| *known == kind)
+    [SERVICE, STABLE_NAME].into_iter().find(|known| *known == kind)
 }
 
 /// Returns the error for a kind that is a misspelled kind of this apiVersion; `None` for other kinds.
 fn misspelled_kind(api_version: Option<&str>, kind: Option<&str>) -> Option<String> {
     let known = match api_version?.split_once('/') {
         None if api_version == Some("v1") => SERVICE,
-        Some((group, _)) if group == ExternalTarget::group(&()) => EXTERNAL_TARGET,
+        Some((group, _)) if group == StableName::group(&()) => STABLE_NAME,
         _ => return None,
     };
     let meant = meant(kind?, &[known])?;

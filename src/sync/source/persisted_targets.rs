@@ -19,7 +19,7 @@ pub struct PersistedTargets(Mutex<HashMap<ServiceKey, Box<PersistedTarget>>>);
 impl PersistedTargets {
     /// Records an external target that an earlier process wrote. A Service with a blank status when it is first
     /// observed keeps this target, unless the external target was written for an earlier Service of the same name.
-    /// Returns the change of the link, if the Services have been listed already, or if an ExternalTarget overrides the
+    /// Returns the change of the link, if the Services have been listed already, or if a StableName overrides the
     /// link.
     pub(crate) fn record(
         &self,
@@ -94,7 +94,7 @@ fn keep_snapshot(
     }
 }
 
-/// Overrides the link with the present target of its external target until the ExternalTargets are listed, so that DNS
+/// Overrides the link with the present target of its external target until the StableNames are listed, so that DNS
 /// answers in the meantime. Returns the change of the link.
 fn override_provisionally(
     store: &Store,

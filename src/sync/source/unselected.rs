@@ -1,4 +1,4 @@
-//! The load balancers that are not selected: they have no link, but ExternalTargets may have them as sources. Also a
+//! The load balancers that are not selected: they have no link, but StableNames may have them as sources. Also a
 //! feed of the Services that have changed, selected or not.
 
 use std::collections::{HashMap, HashSet};

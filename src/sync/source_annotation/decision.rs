@@ -77,7 +77,7 @@ impl AnnotatedService {
         gone: Option<&DeletedLink>,
         policy: &SyncPolicy,
     ) -> Decision {
-        // The withdrawn target of an ExternalTarget counts as a deleted load balancer.
+        // The withdrawn target of a StableName counts as a deleted load balancer.
         let is_withdrawn = |link: &Link| link.overridden.is_some() && link.service_gone_since().is_some();
         let Some(link) = link.filter(|link| !link.is_gone() && !is_withdrawn(link)) else {
             let moves = policy.on_delete == OnDelete::Tombstone && self.moves_to_tombstone(link, gone);

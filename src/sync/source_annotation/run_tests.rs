@@ -217,7 +217,7 @@ async fn overridden_load_balancer_waits_for_a_list_of_this_term() {
     let announce = |is_provisional| {
         let host = Hostname::from(&Name::from_ascii("standby.example.").unwrap());
         let announced = Announcement::Target(Target::Hostname(host));
-        LinkOverride { uid: "xt".into(), announced, is_provisional, ..LinkOverride::default() }
+        LinkOverride { uid: "sn".into(), announced, is_provisional, ..LinkOverride::default() }
     };
     let mut lists =
         CompletedLists::new(&BTreeSet::new(), ListEpoch { term: now.term - 1, rewinds: now.rewinds });
@@ -266,15 +266,11 @@ async fn list_of_external_targets_queues_the_waiting_services() {
     context.overrides_listed = overrides_listed.subscribe();
     let standby = Hostname::from(&Name::from_ascii("standby.example.").unwrap());
     let announced = Announcement::Target(Target::Hostname(standby));
-    let external_target = LinkOverride { uid: "xt".into(), announced, ..LinkOverride::default() };
-    drop(context.store.set_override(&ServiceKey::new("shop", "web"), external_target, None));
+    let stable_name = LinkOverride { uid: "sn".into(), announced, ..LinkOverride::default() };
+    drop(context.store.set_override(&ServiceKey::new("shop", "web"), stable_name, None));
     let test = async {
         tokio::time::sleep(Duration::from_secs(100)).await;
-        assert_eq!(
-            patches.load(Ordering::Relaxed),
-            0,
-            "the ExternalTargets haven't been listed in this term"
-        );
+        assert_eq!(patches.load(Ordering::Relaxed), 0, "the StableNames haven't been listed in this term");
         overrides_listed.send_replace(complete);
         tokio::time::sleep(Duration::from_millis(1)).await;
         assert_eq!(patches.load(Ordering::Relaxed), 1);
@@ -322,7 +318,7 @@ async fn services_are_listed_again_after_a_restore() {
         rewinds.record_restore("load balancers");
         assert_eq!(asked(1200).await, 0, "the load balancers haven't been listed since");
         links_listed.send_replace(restored.clone());
-        assert_eq!(asked(1200).await, 0, "the ExternalTargets haven't been listed since");
+        assert_eq!(asked(1200).await, 0, "the StableNames haven't been listed since");
         overrides_listed.send_replace(restored);
         assert!(asked(10).await > 0);
     };

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kube::api::DeleteParams;
-use lb_linker::api::external_target::Alerts;
+use lb_linker::api::stable_name::Alerts;
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::alerts::desired::{RuleInputs, spec};
 use serde_json::{Value, json};
@@ -27,14 +27,14 @@ async fn garbage_collector_removes_the_rule() {
     shop.wait_for_rule("lb-linker-stays", "stays", |_| true).await;
     assert!(shop.requests().iter().all(|(verb, _)| verb != "delete"), "{:?}", shop.requests());
 
-    // A new ExternalTarget with the same name becomes the owner of the orphaned rule.
+    // A new StableName with the same name becomes the owner of the orphaned rule.
     let before = shop.wait_for_rule("lb-linker-stays", "stays", |_| true).await;
     check_rules(&before["spec"]);
     shop.targets().delete("stays", &DeleteParams::orphan()).await.unwrap();
     let is_orphan = |rule: &Value| rule["metadata"]["ownerReferences"].is_null();
     shop.wait_for_rule("lb-linker-stays", "has no owner", is_orphan).await;
     let is_gone = || async { shop.targets().get_opt("stays").await.unwrap().is_none().then_some(()) };
-    eventually("the ExternalTarget is gone", is_gone).await;
+    eventually("the StableName is gone", is_gone).await;
     shop.create("stays", json!({})).await;
     shop.wait_for_condition("stays", "AlertsReady", ("True", "RuleWritten")).await;
     let after = shop.wait_for_rule("lb-linker-stays", "has an owner", |rule| !is_orphan(rule)).await;
@@ -91,13 +91,13 @@ fn fires(inputs: &RuleInputs, series: &[(&str, &str, &str)], expected: &[(&str, 
     check_file(folder.path());
     let series = series.iter().map(|(metric, pod, values)| {
         let labels = format!(
-            r#"job="lb-linker",namespace="lb-linker",pod="{pod}",external_target_namespace="shop",external_target="web""#
+            r#"job="lb-linker",namespace="lb-linker",pod="{pod}",stable_name_namespace="shop",stable_name="web""#
         );
-        json!({"series": format!("lb_linker_external_target_{metric}{{{labels}}}"), "values": values})
+        json!({"series": format!("lb_linker_stable_name_{metric}{{{labels}}}"), "values": values})
     });
     let tests = expected.iter().map(|(time, alerts)| {
         let samples = alerts.iter().map(|alert| {
-            let label = format!("{{alertname=\"LbLinkerExternalTarget{alert}\"}}");
+            let label = format!("{{alertname=\"LbLinkerStableName{alert}\"}}");
             json!({"labels": label, "value": 1})
         });
         let expr = r#"count by (alertname) (ALERTS{alertstate="firing"})"#;
@@ -146,7 +146,7 @@ fn change_of_the_leader_neither_resolves_nor_fires_alerts() {
         ("26m", &[]),
     ];
     fires(&inputs, &gap, &expected);
-    // A Ready ExternalTarget fires no alert, even while the series of the former leader still exist.
+    // A Ready StableName fires no alert, even while the series of the former leader still exist.
     let overlap = [("ready", "a", "1x9 0x2 stale"), ("ready", "b", "_x9 1x60"), ("source", "b", "0x60")];
     fires(&inputs, &overlap, &[("12m", &[]), ("30m", &[])]);
 }

@@ -10,16 +10,18 @@ use jiff::Timestamp;
 use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::Target;
 use lb_linker::model::uid::Uid;
-use lb_linker::sync::failover::checks::{CheckOutcome, CheckRecords, CheckResult};
-use lb_linker::sync::failover::decision::decide;
-use lb_linker::sync::failover::facts::Inputs;
-use lb_linker::sync::failover::spec::{CheckSettings, Failback, FailoverSpec, Offer, Refusal, RefusalReason};
-use lb_linker::sync::failover::status::FailoverStatus;
-use lb_linker::sync::failover::upstream_answers::UpstreamAnswers;
-use lb_linker::sync::failover_controller::status_format::{PublishedNames, to_stored};
+use lb_linker::sync::stable_name::controller::status_format::{PublishedNames, to_stored};
+use lb_linker::sync::stable_name::decision::checks::{CheckOutcome, CheckRecords, CheckResult};
+use lb_linker::sync::stable_name::decision::decide::decide;
+use lb_linker::sync::stable_name::decision::facts::Inputs;
+use lb_linker::sync::stable_name::decision::spec::{
+    CheckSettings, Failback, FailoverSpec, Offer, Refusal, RefusalReason,
+};
+use lb_linker::sync::stable_name::decision::status::FailoverStatus;
+use lb_linker::sync::stable_name::decision::upstream_answers::UpstreamAnswers;
 use serde_json::{Value, json};
 
-use super::{EXTERNAL_TARGETS, repository};
+use super::{STABLE_NAMES, repository};
 
 /// Runs a script as Argo CD does, with Lua 5.1: `obj` is the object, and the script can use only `table` and functions
 /// of the basic library.
@@ -35,7 +37,7 @@ print(health.message)
 
 /// Returns the fenced blocks of the page in a language, without the fences.
 pub(super) fn fenced(language: &str) -> Vec<String> {
-    let page = std::fs::read_to_string(repository().join(EXTERNAL_TARGETS)).unwrap();
+    let page = std::fs::read_to_string(repository().join(STABLE_NAMES)).unwrap();
     let fence = format!("```{language}\n");
     page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
@@ -46,10 +48,10 @@ pub(super) fn gitops(name: &str) -> Value {
     serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Returns the health and the message that the script for Argo CD gives for an ExternalTarget.
+/// Returns the health and the message that the script for Argo CD gives for a StableName.
 pub(super) fn health(object: &Value) -> (String, String) {
     let file = gitops("argo-cd-health.yaml");
-    let key = "resource.customizations.health.linker.hsj.com_ExternalTarget";
+    let key = "resource.customizations.health.linker.hsj.com_StableName";
     let script = file["data"][key].as_str().expect("the file has the health check");
     let program = format!("obj = {}\nscript = {}\n{RUNNER}", lua(object), lua(&json!(script)));
     let output = Command::new("lua5.1").args(["-e", &program]).output();
@@ -80,8 +82,8 @@ fn lua(value: &Value) -> String {
     }
 }
 
-/// An ExternalTarget with the sources seoul and busan, its checks, and its status.
-struct ExternalTargetFixture {
+/// A StableName with the sources seoul and busan, its checks, and its status.
+struct StableNameFixture {
     spec: FailoverSpec,
     offers: Vec<Offer>,
     checks: CheckRecords,
@@ -91,8 +93,8 @@ struct ExternalTargetFixture {
     now: Timestamp,
 }
 
-impl ExternalTargetFixture {
-    /// Returns a new ExternalTarget, of which only the source seoul offers a target.
+impl StableNameFixture {
+    /// Returns a new StableName, of which only the source seoul offers a target.
     fn new() -> Self {
         let check = CheckSettings {
             period: Duration::from_secs(30),
@@ -121,7 +123,7 @@ impl ExternalTargetFixture {
         new
     }
 
-    /// Returns an ExternalTarget whose two sources offer targets that have passed two checks; seoul is announced.
+    /// Returns a StableName whose two sources offer targets that have passed two checks; seoul is announced.
     fn settled() -> Self {
         let mut settled = Self::new();
         settled.offer(1, "b.example");
@@ -204,7 +206,7 @@ fn assert_health(health: (String, String), status: &str, message: &str) {
 
 #[test]
 fn health_check_waits_for_the_status_of_this_generation() {
-    let mut decided = ExternalTargetFixture::settled();
+    let mut decided = StableNameFixture::settled();
     let unseen = "lb-linker hasn't seen this version yet";
     let mut object = decided.object();
     object["status"] = Value::Null;
@@ -221,7 +223,7 @@ fn health_check_waits_for_the_status_of_this_generation() {
 
 #[test]
 fn health_check_waits_for_the_first_target() {
-    let mut decided = ExternalTargetFixture::new();
+    let mut decided = StableNameFixture::new();
     decided.offers[0].target = None;
     decided.decide();
     assert_health(decided.health(), "Progressing", "waits for a target that passes its check");
@@ -239,7 +241,7 @@ fn health_check_waits_for_the_first_target() {
 
 #[test]
 fn unverified_target_is_degraded_after_failed_checks() {
-    let mut decided = ExternalTargetFixture::new();
+    let mut decided = StableNameFixture::new();
     decided.check("a.example", Some("NXDOMAIN"));
     decided.after(301);
     assert_health(
@@ -253,7 +255,7 @@ fn unverified_target_is_degraded_after_failed_checks() {
 
 #[test]
 fn failed_over_target_is_healthy_with_a_message() {
-    let mut decided = ExternalTargetFixture::settled();
+    let mut decided = StableNameFixture::settled();
     decided.fail("a.example");
     assert_health(decided.health(), "Healthy", "leads to busan instead of seoul: NXDOMAIN");
     decided.fail("b.example");
@@ -262,14 +264,14 @@ fn failed_over_target_is_healthy_with_a_message() {
 
 #[test]
 fn failing_standby_is_healthy_with_a_message() {
-    let mut decided = ExternalTargetFixture::settled();
+    let mut decided = StableNameFixture::settled();
     decided.fail("b.example");
     assert_health(decided.health(), "Healthy", "busan: NXDOMAIN");
 }
 
 #[test]
 fn cutover_that_waits_is_healthy_with_a_message() {
-    let mut decided = ExternalTargetFixture::settled();
+    let mut decided = StableNameFixture::settled();
     decided.offer(0, "c.example");
     decided.check("c.example", Some("NXDOMAIN"));
     let waits = "waits until 2027-01-15T08:06:01Z for c.example: NXDOMAIN";
@@ -279,8 +281,8 @@ fn cutover_that_waits_is_healthy_with_a_message() {
 }
 
 #[test]
-fn external_target_with_a_refused_source_is_degraded() {
-    let mut decided = ExternalTargetFixture::settled();
+fn stable_name_with_a_refused_source_is_degraded() {
+    let mut decided = StableNameFixture::settled();
     let message = "source busan: no LoadBalancer Service shop-dr/web lets namespace shop follow it";
     let refusal = Refusal { reason: RefusalReason::RefNotPermitted, message: message.to_owned() };
     decided.offers[1] = Offer { refusal: Some(refusal), ..Offer::default() };
@@ -289,15 +291,15 @@ fn external_target_with_a_refused_source_is_degraded() {
 }
 
 #[test]
-fn pinned_external_target_is_healthy_with_a_message() {
-    let mut decided = ExternalTargetFixture::settled();
+fn pinned_stable_name_is_healthy_with_a_message() {
+    let mut decided = StableNameFixture::settled();
     decided.spec.pin = Some("busan".to_owned());
     decided.spec.generation = 2;
     decided.decide();
     assert_health(decided.health(), "Healthy", "pinned to busan: leads to busan");
     decided.fail("b.example");
     assert_health(decided.health(), "Degraded", "pinned to busan: leads to busan; busan: NXDOMAIN");
-    let mut decided = ExternalTargetFixture::new();
+    let mut decided = StableNameFixture::new();
     decided.check("a.example", None);
     decided.spec.pin = Some("busan".to_owned());
     decided.decide();
@@ -306,7 +308,7 @@ fn pinned_external_target_is_healthy_with_a_message() {
 
 #[test]
 fn withdrawn_target_is_degraded() {
-    let mut decided = ExternalTargetFixture::new();
+    let mut decided = StableNameFixture::new();
     decided.check("a.example", None);
     assert_health(decided.health(), "Healthy", "leads to seoul; busan: offers no target");
     // The Service was recreated, and has no target yet.
@@ -318,7 +320,7 @@ fn withdrawn_target_is_degraded() {
 
 #[test]
 fn held_failover_is_degraded() {
-    let mut decided = ExternalTargetFixture::settled();
+    let mut decided = StableNameFixture::settled();
     decided.is_failover_held = true;
     decided.fail("a.example");
     assert_health(decided.health(), "Degraded", "leads to seoul; seoul: NXDOMAIN");
@@ -326,7 +328,7 @@ fn held_failover_is_degraded() {
 
 #[test]
 fn unknown_or_missing_conditions_are_progressing() {
-    let mut object = ExternalTargetFixture::settled().object();
+    let mut object = StableNameFixture::settled().object();
     for condition in object["status"]["conditions"].as_array_mut().unwrap() {
         if condition["type"] == "Ready" {
             condition["status"] = json!("Unknown");

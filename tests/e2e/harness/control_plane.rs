@@ -87,12 +87,12 @@ impl ControlPlane {
         Self::start_once(&SHARED, end)
     }
 
-    /// Returns the control plane that tests of ExternalTargets share. [`ControlPlane::shared`] doesn't have the CRD of
-    /// ExternalTargets.
+    /// Returns the control plane that tests of StableNames share. [`ControlPlane::shared`] doesn't have the CRD of
+    /// StableNames.
     ///
     /// # Panics
     /// If it can't be started.
-    pub fn shared_for_external_targets() -> &'static Self {
+    pub fn shared_for_stable_names() -> &'static Self {
         static SHARED: AtExit = AtExit::new();
         extern "C" fn end() {
             end_at_exit(&SHARED);

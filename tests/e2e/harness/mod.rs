@@ -143,10 +143,10 @@ pub fn apply_deploy(plane: &ControlPlane) {
     plane.apply_files(deploy());
 }
 
-/// Applies `deploy/crd/`, and waits until the API server serves ExternalTargets.
-pub fn apply_external_targets(plane: &ControlPlane) {
+/// Applies `deploy/crd/`, and waits until the API server serves StableNames.
+pub fn apply_stable_names(plane: &ControlPlane) {
     plane.apply_files(&deploy().join("crd"));
-    plane.wait_for_crds(&["externaltargets.linker.hsj.com"]);
+    plane.wait_for_crds(&["stablenames.linker.hsj.com"]);
 }
 
 /// Creates the CRDs of the Prometheus operator, and waits until the API server serves them.

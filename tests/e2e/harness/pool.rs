@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::control_plane::{ControlPlane, Options, at_exit, lock};
 use super::etcd::{self, Object, Objects};
-use super::{apply_deploy, apply_external_targets, apply_prometheus_crds, eventually};
+use super::{apply_deploy, apply_prometheus_crds, apply_stable_names, eventually};
 
 /// The objects that a control plane has at first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Base {
     /// `deploy/`.
     Deploy,
     /// `deploy/` and `deploy/crd/`.
-    ExternalTargets,
+    StableNames,
     /// Those, and the CRDs of the Prometheus operator.
     PrometheusRules,
 }
@@ -128,7 +128,7 @@ impl Pooled {
         let plane = ControlPlane::start(Options::default());
         apply_deploy(&plane);
         if base != Base::Deploy {
-            apply_external_targets(&plane);
+            apply_stable_names(&plane);
         }
         if base == Base::PrometheusRules {
             apply_prometheus_crds(&plane);

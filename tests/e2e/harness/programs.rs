@@ -1,5 +1,5 @@
 //! The programs that tests start: the test control plane, programs that resolve names, a program that compares records,
-//! actionlint, Helm, promtool and the last version of lb-linker without ExternalTargets. They are built from
+//! actionlint, Helm, promtool and the last version of lb-linker without StableNames. They are built from
 //! `tests/control-plane/`, `tests/control-plane-oldest/`, `tests/stubs/`, `tests/go/`, `tests/helm/`, `tests/prometheus/`
 //! and `tests/previous/` if they don't exist yet.
 
@@ -125,7 +125,7 @@ pub fn prometheus_crds() -> &'static Path {
     })
 }
 
-/// Returns the last version of lb-linker without ExternalTargets; the first call builds it.
+/// Returns the last version of lb-linker without StableNames; the first call builds it.
 ///
 /// # Panics
 /// As for [`programs`].

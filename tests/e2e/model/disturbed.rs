@@ -1,4 +1,4 @@
-//! Replicas that are disturbed while Services and ExternalTargets come, change and go: the API server restarts,
+//! Replicas that are disturbed while Services and StableNames come, change and go: the API server restarts,
 //! connections break, leaders are killed and stopped, Corefiles are reloaded, upstreams fail. Every answer is judged.
 
 pub mod audit;
@@ -18,7 +18,7 @@ use hickory_proto::rr::{RData, Record, RecordType};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use lb_linker::api::external_target::ExternalTarget as ExternalTargetObject;
+use lb_linker::api::stable_name::StableName as StableNameObject;
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 use nix::sys::signal::Signal;
@@ -34,14 +34,14 @@ use super::generator::{Generator, Universe};
 use super::observe::observe;
 use super::operations::{Action, Operation, Outcome};
 use super::rules::{Model, Observed, ZONE};
-use super::world::{Balancer, ExternalTarget, Target};
+use super::world::{Balancer, StableName, Target};
 use crate::failover::shortest_check;
 use crate::harness::clock::{ClockStop, ShiftedClock};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{FaultyUpstream, absence, ask_udp, error, query};
 use crate::harness::faulty_link::{ConnectionFault, FaultyLink, LinkState};
 use crate::harness::linker::Linker;
-use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, apply_external_targets, deploy, eventually};
+use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, apply_stable_names, deploy, eventually};
 use history::{Change, Seen, State};
 use load::{QueriedObject, Shared};
 
@@ -55,7 +55,7 @@ const HOSTS: usize = 200;
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub services: usize,
-    pub external_targets: usize,
+    pub stable_names: usize,
     /// The pause between two operations.
     pub pause: Duration,
     /// The longest time for which connections stay delayed or half-open after the last operation of a round.
@@ -227,7 +227,7 @@ fn control_plane(keeps_audit_log: bool) -> ControlPlane {
     let plane = ControlPlane::start(Options { apiserver_args: args, ..Options::default() });
     apply_deploy(&plane);
     plane.apply_files(&deploy().join("source"));
-    apply_external_targets(&plane);
+    apply_stable_names(&plane);
     let role = ["create", "role", "leases", "--verb=get,create,update", "--resource=leases"];
     let account = "--serviceaccount=lb-linker:lb-linker";
     let binding = ["create", "rolebinding", "leases", "--role=leases", account];
@@ -248,8 +248,8 @@ pub struct Disturbed {
     pub random: StdRng,
     pub shared: Arc<Shared>,
     subjects: BTreeMap<ServiceKey, usize>,
-    /// For each ExternalTarget, its number in the history, and whether the ExternalTarget exists.
-    external_targets: Vec<(usize, bool)>,
+    /// For each StableName, its number in the history, and whether the StableName exists.
+    stable_names: Vec<(usize, bool)>,
     upstream: FaultyUpstream,
     upstream_state: Arc<Mutex<UpstreamState>>,
     pub replicas: [Replica; 2],
@@ -279,9 +279,9 @@ impl Disturbed {
         let replicas = [start("a").await, start("b").await];
         let shared = Arc::new(Shared::default());
         *shared.replicas.lock().unwrap() = replicas.each_ref().map(|replica| Some(replica.linker.dns));
-        let (subjects, external_targets) = shared.with(|history| {
+        let (subjects, stable_names) = shared.with(|history| {
             let subjects = universe.keys().into_iter().map(|key| (key, history.add())).collect();
-            (subjects, (0..setup.external_targets).map(|_| (history.add(), false)).collect())
+            (subjects, (0..setup.stable_names).map(|_| (history.add(), false)).collect())
         });
         let mut model = Model::new(OnDelete::Delete);
         model.start(&Observed::default());
@@ -293,7 +293,7 @@ impl Disturbed {
             random: StdRng::seed_from_u64(seed),
             shared,
             subjects,
-            external_targets,
+            stable_names,
             upstream,
             upstream_state,
             replicas,
@@ -321,8 +321,8 @@ impl Disturbed {
             let names = vec![format!("{name}.{namespace}.{ZONE}."), format!("{name}-{namespace}.{ZONE}.")];
             QueriedObject { number: *number, names }
         });
-        let of_targets = self.external_targets.iter().enumerate().map(|(i, (number, _))| {
-            let names = vec![format!("xt-{i}.{NAMESPACE}.{ZONE}."), format!("xt-{i}-{NAMESPACE}.{ZONE}.")];
+        let of_targets = self.stable_names.iter().enumerate().map(|(i, (number, _))| {
+            let names = vec![format!("sn-{i}.{NAMESPACE}.{ZONE}."), format!("sn-{i}-{NAMESPACE}.{ZONE}.")];
             QueriedObject { number: *number, names }
         });
         of_services.chain(of_targets).collect()
@@ -341,7 +341,7 @@ impl Disturbed {
         }
         self.begin(disturbance).await;
         self.execute(after).await;
-        self.change_external_target().await;
+        self.change_stable_name().await;
         self.end(disturbance).await;
         self.mark().await;
         self.converge(disturbance).await;
@@ -582,12 +582,12 @@ impl Disturbed {
         leases.patch("lb-linker", &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// Creates, pins or deletes an ExternalTarget, or makes one of its hostnames NXDOMAIN or resolvable again.
-    async fn change_external_target(&mut self) {
-        let i = self.random.random_range(0..self.external_targets.len());
-        let (number, exists) = self.external_targets[i];
-        let api: Api<ExternalTargetObject> = Api::namespaced(self.executor.cluster.client.clone(), NAMESPACE);
-        let (name, hosts) = (format!("xt-{i}"), ["a", "b"].map(|end| format!("xt-{i}-{end}.example.com")));
+    /// Creates, pins or deletes a StableName, or makes one of its hostnames NXDOMAIN or resolvable again.
+    async fn change_stable_name(&mut self) {
+        let i = self.random.random_range(0..self.stable_names.len());
+        let (number, exists) = self.stable_names[i];
+        let api: Api<StableNameObject> = Api::namespaced(self.executor.cluster.client.clone(), NAMESPACE);
+        let (name, hosts) = (format!("sn-{i}"), ["a", "b"].map(|end| format!("sn-{i}-{end}.example.com")));
         let shared = Arc::clone(&self.shared);
         let change = |state: State| shared.with(|history| history.end_change(number, state));
         let action = if exists { self.random.random_range(1..5) } else { 0 };
@@ -599,20 +599,20 @@ impl Disturbed {
                     .collect();
                 let spec =
                     json!({"sources": sources, "check": shortest_check(), "failback": {"afterSeconds": 2}});
-                let object = ExternalTargetObject::new(&name, serde_json::from_value(spec).unwrap());
+                let object = StableNameObject::new(&name, serde_json::from_value(spec).unwrap());
                 shared.with(history::History::begin_change);
                 api.create(&PostParams::default(), &object).await.unwrap();
                 change(State::Announcing(hosts.to_vec()));
-                self.external_targets[i].1 = true;
+                self.stable_names[i].1 = true;
             }
             1 => {
                 shared.with(history::History::begin_change);
                 api.delete(&name, &DeleteParams::default()).await.unwrap();
                 change(State::Gone);
-                self.external_targets[i].1 = false;
+                self.stable_names[i].1 = false;
             }
             2 => {
-                let pins = [None, Some(format!("xt-{i}-a")), Some(format!("xt-{i}-b"))];
+                let pins = [None, Some(format!("sn-{i}-a")), Some(format!("sn-{i}-b"))];
                 let pin = pins.choose(&mut self.random).expect("there are some");
                 let patch = Patch::Merge(json!({"spec": {"pin": pin}}));
                 api.patch(&name, &PatchParams::default(), &patch).await.unwrap();
@@ -626,7 +626,7 @@ impl Disturbed {
             }
         }
         let what = ["Create", "Delete", "Pin", "Die", "Die"][action];
-        *self.tally.entry(format!("{what} of an ExternalTarget")).or_default() += 1;
+        *self.tally.entry(format!("{what} of a StableName")).or_default() += 1;
     }
 
     /// Waits until the replicas answer the present states, and the external targets are those of the model.
@@ -648,18 +648,18 @@ impl Disturbed {
         }
     }
 
-    /// Waits for convergence, and records the ExternalTargets that have a target by then.
+    /// Waits for convergence, and records the StableNames that have a target by then.
     async fn converge(&mut self, disturbance: Disturbance) {
         let begun = Instant::now();
         self.wait_for_convergence(disturbance).await;
         self.slowest = self.slowest.max(begun.elapsed());
-        // An ExternalTarget for which all replicas answer a target must have a target from now on.
-        for (i, (number, exists)) in self.external_targets.iter().enumerate() {
+        // A StableName for which all replicas answer a target must have a target from now on.
+        for (i, (number, exists)) in self.stable_names.iter().enumerate() {
             let present = self.shared.with(|history| history.present(*number));
             if let ([State::Announcing(hosts)], true) = (&present[..], exists) {
                 let mut announced = true;
                 for replica in &self.replicas {
-                    let name = format!("xt-{i}.{NAMESPACE}.{ZONE}.");
+                    let name = format!("sn-{i}.{NAMESPACE}.{ZONE}.");
                     announced &= matches!(self.ask(replica, &name).await, Seen::Alias(_));
                 }
                 if announced {
@@ -701,14 +701,14 @@ impl Disturbed {
             wrong.extend(self.wrong_answers(key, &present).await);
             let port = self.model.links.get(key).map_or(80, |link| link.port);
             let may_be = |state: &State| match state {
-                State::Hosts(hosts) => hosts.iter().map(|host| ExternalTarget::named(host)).collect(),
-                State::Ips(ips) => vec![ExternalTarget::of(&Target::Ips(ips.clone()), port)],
-                _ => vec![ExternalTarget::default()],
+                State::Hosts(hosts) => hosts.iter().map(|host| StableName::named(host)).collect(),
+                State::Ips(ips) => vec![StableName::of(&Target::Ips(ips.clone()), port)],
+                _ => vec![StableName::default()],
             };
-            let may_be: Vec<ExternalTarget> = present.iter().flat_map(may_be).collect();
+            let may_be: Vec<StableName> = present.iter().flat_map(may_be).collect();
             let objects: Vec<_> = observed.of(key).collect();
             let is_right = match objects[..] {
-                [] => may_be.contains(&ExternalTarget::default()),
+                [] => may_be.contains(&StableName::default()),
                 [(_, shape)] => may_be.contains(shape),
                 _ => false,
             };
@@ -716,13 +716,13 @@ impl Disturbed {
                 wrong.push(format!("{key} has the objects {objects:?} and may have {may_be:?}"));
             }
         }
-        for (i, (number, exists)) in self.external_targets.iter().enumerate() {
-            let key = ServiceKey::new(NAMESPACE, &format!("xt-{i}"));
+        for (i, (number, exists)) in self.stable_names.iter().enumerate() {
+            let key = ServiceKey::new(NAMESPACE, &format!("sn-{i}"));
             let present = self.shared.with(|history| history.present(*number));
             wrong.extend(self.wrong_answers(&key, &present).await);
             let objects: Vec<_> = observed.of(&key).collect();
             if objects.len() > 1 || !exists && !objects.is_empty() {
-                wrong.push(format!("ExternalTarget {key}: exists: {exists}, objects: {objects:?}"));
+                wrong.push(format!("StableName {key}: exists: {exists}, objects: {objects:?}"));
             }
         }
         wrong.extend(observed.foreign.keys().map(|name| format!("{name} is labelled for no link")));

@@ -21,7 +21,7 @@ async fn soak_answers_match_the_model() {
     let size = |full, short| if minutes.is_some() { full } else { short };
     let setup = Setup {
         services: size(150, 20),
-        external_targets: size(10, 2),
+        stable_names: size(10, 2),
         pause: Duration::from_millis(100),
         max_fault_duration: Duration::from_secs(15),
         keeps_replica_0: true,

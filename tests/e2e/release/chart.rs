@@ -192,7 +192,7 @@ fn chart_with_alerts_equals_deploy_alerts() {
 
 #[test]
 fn crds_values_leave_out_the_crd_or_the_aggregated_roles() {
-    const CRD: &str = "CustomResourceDefinition externaltargets.linker.hsj.com";
+    const CRD: &str = "CustomResourceDefinition stablenames.linker.hsj.com";
     const OWN: [&str; 2] = ["ClusterRole lb-linker-crd", "ClusterRoleBinding lb-linker-crd"];
     const AGGREGATED: [&str; 2] = ["ClusterRole lb-linker-crd-edit", "ClusterRole lb-linker-crd-view"];
     for helm in without_cluster() {
@@ -463,7 +463,7 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     assert_eq!(deployment(), installed);
     // The CRD stays when `crds.enabled=false` leaves it out, and the next upgrade takes it over again.
     helm.run(&[&upgrade[..], &["--set=crds.enabled=false"]].concat());
-    plane.kubectl(&["get", "crd", "externaltargets.linker.hsj.com"]);
+    plane.kubectl(&["get", "crd", "stablenames.linker.hsj.com"]);
     helm.run(&upgrade);
 
     // A second release in the same target namespace.
@@ -482,7 +482,7 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     assert_eq!(of_release(&plane, "blue"), [] as [&str; 0]);
 
     helm.run(&["uninstall", "lb-linker", "--namespace", "lb-linker"]);
-    let crd = "customresourcedefinition.apiextensions.k8s.io/externaltargets.linker.hsj.com";
+    let crd = "customresourcedefinition.apiextensions.k8s.io/stablenames.linker.hsj.com";
     assert_eq!(of_release(&plane, "lb-linker"), ["namespace/external-targets", crd]);
     let targets = ["get", "namespace", "external-targets", "-o", "jsonpath={.metadata.deletionTimestamp}"];
     assert_eq!(plane.kubectl(&targets), "");
@@ -499,11 +499,11 @@ async fn installs_upgrades_rolls_back_and_uninstalls(program: &Path) {
     assert!(error.contains("external-targets"), "{error}");
     let other = [&other[..], &["--set=targetNamespace.create=false"]].concat();
     let error = helm.try_run(&other).unwrap_err();
-    assert!(error.contains("externaltargets.linker.hsj.com"), "{error}");
+    assert!(error.contains("stablenames.linker.hsj.com"), "{error}");
     helm.run(&[&other[..], &["--set=crds.enabled=false"]].concat());
     helm.run(&["install", "lb-linker", CHART, "--namespace=lb-linker", "--set=crds.keep=false"]);
     helm.run(&["uninstall", "lb-linker", "--namespace", "lb-linker"]);
-    plane.kubectl(&["wait", "--for=delete", "crd/externaltargets.linker.hsj.com", "--timeout=60s"]);
+    plane.kubectl(&["wait", "--for=delete", "crd/stablenames.linker.hsj.com", "--timeout=60s"]);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Rolling upgrades from the last version without ExternalTargets, and rollbacks to that version, under load.
+//! Rolling upgrades from the last version without StableNames, and rollbacks to that version, under load.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ use crate::recreation::wait_for_external_target;
 
 const REPLICAS: usize = 3;
 const SERVICES: usize = 20;
-/// The Service whose link an ExternalTarget moves to another target.
+/// The Service whose link a StableName moves to another target.
 const MOVED: usize = 1;
 /// The time after which a query counts as lost; long enough for a busy machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -216,7 +216,7 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
     assert_eq!(writes(&shop, "old").iter().filter(|event| event.code < 300).count(), SERVICES);
     assert_eq!(external_targets(&shop).await, at_first);
 
-    // One ExternalTarget keeps the target of its Service, one has another target, one has no Service.
+    // One StableName keeps the target of its Service, one has another target, one has no Service.
     let own = |service: usize| json!({"name": "own", "service": {"name": format!("svc-{service}")}});
     let fixed = json!({"name": "fixed", "hostname": "moved.example.com"});
     shop.create("svc-0", json!({"sources": [own(0)]})).await;
@@ -230,18 +230,16 @@ async fn upgrade_and_rollback_lose_no_query_and_no_name() {
     shop.wait_until_announced("svc-0", &host(0)).await;
     eventually("the annotation of the newer version", || async {
         let service = shop.cluster.get_service("external-targets", &target(0)).await?;
-        service.annotations().contains_key("linker.hsj.com/external-target-uid").then_some(())
+        service.annotations().contains_key("linker.hsj.com/stable-name-uid").then_some(())
     })
     .await;
     let decided = external_targets(&shop).await;
     // The new targets of `svc-MOVED` and `alone`, and the annotation of `svc-0`.
-    eventually("writes for the ExternalTargets", || async {
-        (writes(&shop, "new").len() >= 3).then_some(())
-    })
-    .await;
+    eventually("writes for the StableNames", || async { (writes(&shop, "new").len() >= 3).then_some(()) })
+        .await;
 
     let old = replace_all(&shop, &load, new, &Version { prefix: "back", ..older }).await;
-    // The older version doesn't know ExternalTargets: the Service's own target is the right one.
+    // The older version doesn't know StableNames: the Service's own target is the right one.
     wait_for_external_target(&shop.cluster, "external-targets", &target(MOVED), &host(MOVED)).await;
     for linker in &old {
         answers(linker.dns, &format!("svc-{MOVED}.shop.lb.internal. CNAME"), &format!("{}.", host(MOVED)))

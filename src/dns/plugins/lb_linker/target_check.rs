@@ -37,8 +37,8 @@ type FamilyResult = (Option<SocketAddr>, TargetOutcome);
 impl LbLinker {
     /// Checks a hostname, without caches, at each upstream of the *forward* lines that would be asked for it on behalf
     /// of a client that queries a link in `namespace`. The hostname passes at an upstream if the upstream has an allowed
-    /// address of either family. The ExternalTargets of a namespace may share a check, so the results contain the links
-    /// that the hostname leads to: each ExternalTarget looks there for its own link.
+    /// address of either family. The StableNames of a namespace may share a check, so the results contain the links
+    /// that the hostname leads to: each StableName looks there for its own link.
     pub async fn check_target(
         &self,
         server: &Arc<Server>,

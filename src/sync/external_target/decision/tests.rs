@@ -11,7 +11,7 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::external_target::decision::*;
 use crate::sync::external_target::desired::{Stamp, merge_patch};
-use crate::sync::k8s::labels::{EXTERNAL_TARGET_UID, ORIGINAL_NAME, SERVICE_UID};
+use crate::sync::k8s::labels::{ORIGINAL_NAME, SERVICE_UID, STABLE_NAME_UID};
 
 const DELAY: Duration = Duration::from_secs(600);
 
@@ -138,7 +138,7 @@ fn any_difference_is_patched_with_a_precondition() {
                     "app.kubernetes.io/managed-by": "lb-linker-operator",
                     "original-service-name": "web", "original-service-namespace": "default"},
                     "annotations": {"linker.hsj.com/hostname": null, "linker.hsj.com/service-uid": "u",
-                        "linker.hsj.com/external-target-uid": null}},
+                        "linker.hsj.com/stable-name-uid": null}},
                 "spec": {"type": "ExternalName", "externalName": "a.example",
                     "clusterIP": null, "clusterIPs": null, "ports": null, "selector": null,
                     "loadBalancerSourceRanges": null},
@@ -227,11 +227,11 @@ fn missing_uid_annotation_causes_no_write_but_another_uid_does() {
     assert_eq!(message, "patch Service web-default-ext", "the target now belongs to the recreated Service");
 }
 
-/// Returns the link, overridden by an ExternalTarget that uses a Service with this uid.
+/// Returns the link, overridden by a StableName that uses a Service with this uid.
 fn overridden(link: Link, service_uid: &str) -> Link {
     let announced = link.target.clone().map_or(Announcement::Withdrawn, Announcement::Target);
     let by = LinkOverride {
-        uid: "xt".into(),
+        uid: "sn".into(),
         announced,
         service_uid: service_uid.into(),
         ..LinkOverride::default()
@@ -246,16 +246,16 @@ fn external_target_of_an_overridden_link_records_both_uids() {
     let recorded = |link: &Link| {
         let object = service(link, &policy());
         assert_eq!(step(link, Some(&object)), NextStep::Done);
-        [SERVICE_UID, EXTERNAL_TARGET_UID].map(|key| object.annotation(key).map(str::to_owned))
+        [SERVICE_UID, STABLE_NAME_UID].map(|key| object.annotation(key).map(str::to_owned))
     };
     assert_eq!(recorded(&own), [Some("u".to_owned()), None]);
-    assert_eq!(recorded(&from_dr), ["dr", "xt"].map(|uid| Some(uid.to_owned())));
-    assert_eq!(recorded(&fixed), [None, Some("xt".to_owned())]);
+    assert_eq!(recorded(&from_dr), ["dr", "sn"].map(|uid| Some(uid.to_owned())));
+    assert_eq!(recorded(&fixed), [None, Some("sn".to_owned())]);
     for (before, after, uids) in [
-        (&own, &from_dr, [json!("dr"), json!("xt")]),
+        (&own, &from_dr, [json!("dr"), json!("sn")]),
         (&from_dr, &own, [json!("u"), Value::Null]),
-        (&from_dr, &fixed, [Value::Null, json!("xt")]),
-        (&fixed, &from_dr, [json!("dr"), json!("xt")]),
+        (&from_dr, &fixed, [Value::Null, json!("sn")]),
+        (&fixed, &from_dr, [json!("dr"), json!("sn")]),
         (&fixed, &own, [json!("u"), Value::Null]),
     ] {
         let NextStep::Write(Write::Change { desired, precondition }) =
@@ -265,7 +265,7 @@ fn external_target_of_an_overridden_link_records_both_uids() {
         };
         let patch = merge_patch(&desired, &precondition, &Stamp::default());
         let annotations = &patch["metadata"]["annotations"];
-        assert_eq!([SERVICE_UID, EXTERNAL_TARGET_UID].map(|key| annotations[key].clone()), uids);
+        assert_eq!([SERVICE_UID, STABLE_NAME_UID].map(|key| annotations[key].clone()), uids);
     }
 }
 

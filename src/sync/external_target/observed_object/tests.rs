@@ -82,7 +82,7 @@ fn metadata_changes() -> Vec<(&'static [&'static str], Value)> {
         (&["metadata", "annotations", "their"], json!("annotation")),
         (&["metadata", "annotations", HOSTNAME], json!("web.example.com,api.example.com")),
         (&["metadata", "annotations", SERVICE_UID], json!("another")),
-        (&["metadata", "annotations", EXTERNAL_TARGET_UID], json!("another")),
+        (&["metadata", "annotations", STABLE_NAME_UID], json!("another")),
         (&["metadata", "annotations", INSTANCE], json!("")),
         (&["metadata", "annotations", INSTANCE], json!("another")),
         (&["metadata", "annotations", TERM], json!("no number")),

@@ -49,6 +49,6 @@ pub struct ReconcilerContext {
     pub rewinds: RestoreCounter,
     /// The namespaces with a complete list of load balancers.
     pub links_listed: watch::Receiver<CompletedLists>,
-    /// The namespaces with a complete list of ExternalTargets.
+    /// The namespaces with a complete list of StableNames.
     pub overrides_listed: watch::Receiver<CompletedLists>,
 }

@@ -126,7 +126,7 @@ impl GoneCheck {
 }
 
 /// Returns whether a write of a link depends on the end of its Service. The target of an overridden link is withdrawn
-/// by the status of its ExternalTarget, and the Service of the same name may exist.
+/// by the status of its StableName, and the Service of the same name may exist.
 fn needs_confirmation(link: &Link, write: &Write) -> bool {
     let adds_finalizer = matches!(write, Write::Finalizer { add: true, .. });
     link.service_gone_since().is_some() && link.active_override().is_none() && !adds_finalizer

@@ -589,13 +589,13 @@ async fn overridden_links_are_written_after_a_list_of_this_term() {
     reconciler.context.overrides_listed = overrides_listed.subscribe();
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
-    assert!(!reconciler.may_write(), "an ExternalTarget may override any link");
+    assert!(!reconciler.may_write(), "a StableName may override any link");
     reconciler.queue_all();
     run_for(&mut reconciler, 60).await;
     assert_eq!(requests.load(Ordering::Relaxed), 0);
 
     let announced = Announcement::Target(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
-    let link_override = LinkOverride { uid: "xt".into(), announced, ..LinkOverride::default() };
+    let link_override = LinkOverride { uid: "sn".into(), announced, ..LinkOverride::default() };
     reconciler.context.store.set_override(&ServiceKey::new("shop", "api"), link_override, None);
     let overridden = reconciler.context.store.get(&ServiceKey::new("shop", "api")).unwrap();
     overrides.note(None, now, false);

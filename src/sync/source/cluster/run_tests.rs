@@ -357,7 +357,7 @@ async fn own_target_is_checked_when_an_override_changes() {
     let override_for = |allowed: &[&str]| {
         let allow_from = allowed.iter().map(|namespace| Arc::from(*namespace)).collect();
         LinkOverride {
-            uid: "xt".into(),
+            uid: "sn".into(),
             announced: Announcement::Target(Target::Addresses(["192.0.2.1".parse().unwrap()].into())),
             annotations: Annotations { allow_from, ..Annotations::default() },
             ..LinkOverride::default()

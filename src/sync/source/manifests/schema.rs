@@ -1,4 +1,4 @@
-//! The fields of Services and ExternalTargets, as the API server knows them: an unknown field of a manifest is an
+//! The fields of Services and StableNames, as the API server knows them: an unknown field of a manifest is an
 //! error, as in kubectl. Tests compare them with the types of Kubernetes and with the CRD, which are too large for the
 //! program.
 
@@ -145,15 +145,15 @@ static SERVICE_STATUS: [Field; 2] = [
     ),
 ];
 
-pub(super) static EXTERNAL_TARGET: Schema = Object(&[
+pub(super) static STABLE_NAME: Schema = Object(&[
     field("apiVersion", Text),
     field("kind", Text),
     field("metadata", METADATA),
-    required("spec", Object(&EXTERNAL_TARGET_SPEC)),
-    field("status", Object(&EXTERNAL_TARGET_STATUS)),
+    required("spec", Object(&STABLE_NAME_SPEC)),
+    field("status", Object(&STABLE_NAME_STATUS)),
 ]);
 
-static EXTERNAL_TARGET_SPEC: [Field; 9] = [
+static STABLE_NAME_SPEC: [Field; 9] = [
     field(
         "alerts",
         Object(&[
@@ -190,7 +190,7 @@ static EXTERNAL_TARGET_SPEC: [Field; 9] = [
     field("ttlSeconds", Integer),
 ];
 
-static EXTERNAL_TARGET_STATUS: [Field; 7] = [
+static STABLE_NAME_STATUS: [Field; 7] = [
     field(
         "conditions",
         List(&Object(&[
@@ -320,11 +320,11 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_an_external_target_are_those_of_the_crd() {
-        let mut crd = serde_json::to_value(crd::external_targets()).unwrap();
+    fn fields_of_an_stable_name_are_those_of_the_crd() {
+        let mut crd = serde_json::to_value(crd::stable_names()).unwrap();
         let mut theirs = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take();
         reduce(&mut theirs);
-        let mut ours = open_api(&EXTERNAL_TARGET);
+        let mut ours = open_api(&STABLE_NAME);
         for every_object_has in ["apiVersion", "kind", "metadata"] {
             ours["properties"].as_object_mut().unwrap().remove(every_object_has);
         }

@@ -5,7 +5,7 @@ use crate::api::validation::bad_input;
 
 const WEB: &str = "\
 apiVersion: linker.hsj.com/v1alpha1
-kind: ExternalTarget
+kind: StableName
 metadata: {name: web, namespace: shop, uid: u, resourceVersion: '7', creationTimestamp: null, labels: {a: b}}
 spec:
   sources:
@@ -29,16 +29,16 @@ fn errors(content: &str) -> Vec<String> {
 }
 
 fn keys(content: &str) -> Vec<String> {
-    let objects = read(content).external_targets;
-    objects.iter().map(|object| external_targets::key(object).to_string()).collect()
+    let objects = read(content).stable_names;
+    objects.iter().map(|object| stable_names::key(object).to_string()).collect()
 }
 
 #[test]
-fn external_target_is_read_with_its_status() {
+fn stable_name_is_read_with_its_status() {
     let objects = read(WEB);
     assert!(objects.services.is_empty());
-    let [object] = &objects.external_targets[..] else { panic!("{objects:?}") };
-    assert_eq!(external_targets::key(object).to_string(), "shop/web");
+    let [object] = &objects.stable_names[..] else { panic!("{objects:?}") };
+    assert_eq!(stable_names::key(object).to_string(), "shop/web");
     assert_eq!((object.spec.sources.len(), object.spec.ttl_seconds), (2, Some(5)));
     let target = object.status.as_ref().unwrap().target.as_ref().unwrap();
     assert_eq!((&*target.source, target.verified), ("fixed", true));
@@ -69,8 +69,8 @@ fn misspelled_kind_or_type_is_refused_with_its_position() {
             "web.yaml:5:9: spec.type \"Ingress\" is unknown; there are ClusterIP, ExternalName, LoadBalancer, NodePort",
         ),
         (
-            WEB.replace("ExternalTarget", "ExternalTargets"),
-            "web.yaml:2:7: kind \"ExternalTargets\" is unknown; did you mean ExternalTarget?",
+            WEB.replace("StableName", "StableNames"),
+            "web.yaml:2:7: kind \"StableNames\" is unknown; did you mean StableName?",
         ),
     ] {
         assert_eq!(errors(&content), [expected], "{content}");
@@ -84,8 +84,8 @@ fn misspelled_kind_or_type_is_refused_with_its_position() {
 }
 
 #[test]
-fn external_targets_of_lists_and_documents_are_read() {
-    let item = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+fn stable_names_of_lists_and_documents_are_read() {
+    let item = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
         "metadata": {"name": "web"}, "spec": {"sources": [{"name": "a", "hostname": "a.example"}]}});
     let mut bare = item.clone();
     bare.as_object_mut().unwrap().retain(|field, _| field != "apiVersion" && field != "kind");
@@ -94,25 +94,25 @@ fn external_targets_of_lists_and_documents_are_read() {
         json!({"apiVersion": version, "kind": kind, "metadata": {}, "items": items}).to_string()
     };
     let own = "linker.hsj.com/v1alpha1";
-    for (content, external_targets, services) in [
+    for (content, stable_names, services) in [
         (list("v1", "List", json!([service, item])), 1, 1),
-        (list(own, "ExternalTargetList", json!([bare])), 1, 0),
+        (list(own, "StableNameList", json!([bare])), 1, 0),
         (list("v1", "List", json!([])), 0, 0),
         (format!("{WEB}---\n---\n{item}\n---\n{service}"), 2, 1),
         // The same kind in another API group.
         (item.to_string().replace("linker.hsj.com", "other.example"), 0, 0),
     ] {
         let objects = read(&content);
-        let found = (objects.external_targets.len(), objects.services.len());
-        assert_eq!(found, (external_targets, services), "{content}");
+        let found = (objects.stable_names.len(), objects.services.len());
+        assert_eq!(found, (stable_names, services), "{content}");
     }
     assert_eq!(keys(&item.to_string()), ["default/web"]);
 }
 
 #[test]
-fn invalid_external_target_is_refused_with_its_position() {
+fn invalid_stable_name_is_refused_with_its_position() {
     for case in bad_input::cases() {
-        let object = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+        let object = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
             "metadata": {"name": case.name}, "spec": case.spec});
         let found = errors(&object.to_string());
         let [error] = &found[..] else { panic!("{}: {found:?}", case.given) };
@@ -123,10 +123,10 @@ fn invalid_external_target_is_refused_with_its_position() {
         assert!(error.starts_with("web.yaml:1:") && error.ends_with(&why), "{}: {error}", case.given);
     }
     for (given, name, spec) in bad_input::accepted() {
-        let object = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "ExternalTarget",
+        let object = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
             "metadata": {"name": name}, "spec": spec});
         let objects = read(&object.to_string());
-        assert_eq!(serde_json::to_value(&objects.external_targets[0].spec).unwrap(), spec, "{given}");
+        assert_eq!(serde_json::to_value(&objects.stable_names[0].spec).unwrap(), spec, "{given}");
     }
 }
 
@@ -227,7 +227,7 @@ fn null_means_that_a_field_is_missing() {
     let content = WEB.replace("uid: u,", "uid: null,").replace("ttlSeconds: 5", "ttlSeconds: null\n  pin: ");
     let status = content.find("status:").unwrap();
     let objects = read(&format!("{}status: null\n", &content[..status]));
-    let object = &objects.external_targets[0];
+    let object = &objects.stable_names[0];
     assert_eq!((&object.metadata.uid, object.status.is_none()), (&None, true));
     assert_eq!((&object.spec.ttl_seconds, &object.spec.pin), (&None, &None));
 }
@@ -249,15 +249,15 @@ fn object_in_two_files_counts_once() {
     std::fs::write(path("a.yaml"), WEB).unwrap();
     let elsewhere = Selection { namespaces: ["app".to_owned()].into(), ..Selection::default() };
     let checked = check(directory.path(), &Selection::default(), None).unwrap();
-    assert_eq!((checked.external_targets, checked.services), (1, 0));
+    assert_eq!((checked.stable_names, checked.services), (1, 0));
     let expected = format!(
-        "{}: ExternalTarget shop/web is passed over, {} has it already",
+        "{}: StableName shop/web is passed over, {} has it already",
         path("b.yaml").display(),
         path("a.yaml").display()
     );
     assert_eq!((checked.notices, checked.errors), (vec![expected], Vec::<String>::new()));
     let unwatched = check(directory.path(), &elsewhere, None).unwrap();
-    assert_eq!(unwatched.external_targets, 0);
+    assert_eq!(unwatched.stable_names, 0);
 }
 
 #[test]

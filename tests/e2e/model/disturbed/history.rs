@@ -35,7 +35,7 @@ pub enum State {
     /// The Service is deleted; its external target may still exist.
     Gone,
     Pending,
-    /// An ExternalTarget with these hostnames. Perhaps none of them is announced yet.
+    /// A StableName with these hostnames. Perhaps none of them is announced yet.
     Announcing(Vec<String>),
     /// Any of these hostnames.
     Hosts(Vec<String>),

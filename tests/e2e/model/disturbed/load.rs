@@ -23,7 +23,7 @@ const RECEIVE_BUFFER: usize = 1 << 21;
 /// The maximum number of wrong answers that are printed, and also of queries without an answer.
 const PRINTED: usize = 100;
 
-/// A Service or an ExternalTarget whose names are queried.
+/// A Service or a StableName whose names are queried.
 pub struct QueriedObject {
     /// The number in the [`History`].
     pub number: usize,
@@ -213,7 +213,7 @@ impl Load {
             };
             shared.count(&shared.judged);
             let Question { subject, name, qtype, .. } = &self.questions[question];
-            if lacks_address && !name.starts_with("xt-") && !history.is_outage(sent) {
+            if lacks_address && !name.starts_with("sn-") && !history.is_outage(sent) {
                 shared.count(&shared.unresolved);
             }
             if history.allows(*subject, &seen, *qtype, replica, (sent, received)) {

@@ -56,7 +56,7 @@ impl Node {
         }
     }
 
-    /// Returns whether the snapshot `saved` has to answer instead of a link with an override. An ExternalTarget, or the
+    /// Returns whether the snapshot `saved` has to answer instead of a link with an override. A StableName, or the
     /// external target that an earlier process wrote, may be read before the Service: the link then has a target, but
     /// not the ports and the TTL of the Service, which the snapshot has. If the two targets differ, the target of the
     /// override is newer and is used, except for SRV queries: their answer would have no ports.

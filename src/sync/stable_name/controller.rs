@@ -1,0 +1,307 @@
+//! Follows StableNames, on every replica, and decides about them, on the leader.
+//!
+//! The status of a StableName is the decision: the links of every replica, the leader's included, have the target
+//! that the API server has in `status.target`. Without the CRD, only discovery requests are sent.
+
+mod absence;
+mod alerts;
+pub mod check_queue;
+pub mod checks;
+mod leader;
+pub mod manifests;
+pub mod metrics;
+mod metrics_limit;
+mod object;
+mod overrides;
+mod pending_deletions;
+mod sources;
+pub mod status_format;
+mod watched;
+mod write;
+pub mod write_budget;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::SelectAll;
+use kube::Client;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::watch;
+use tokio::task::yield_now;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::staleness::Staleness;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
+use crate::sync::alerts::requests::RuleRequests;
+use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
+use crate::sync::election::Leadership;
+use crate::sync::events::link_log::LinkReporter;
+use crate::sync::external_target::decision::SyncPolicy;
+use crate::sync::external_target::states::ExternalTargetStates;
+use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
+use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::k8s::metrics::ApiMetrics;
+use crate::sync::k8s::rewinds::RestoreCounter;
+use crate::sync::k8s::watch::sleep_until_opt;
+use crate::sync::source::relist_guard::RelistGuard;
+use crate::sync::source::selection::Selection;
+use crate::sync::source::unselected::UnselectedServices;
+use checks::CheckDns;
+use leader::LeaderTerm;
+use metrics::FailoverMetrics;
+use object::TrackedStableName;
+use pending_deletions::PendingDeletions;
+use sources::Sources;
+use watched::{Scope, ScopedEvents};
+
+/// The time between two discovery requests: a newly installed CRD is noticed within this time.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
+/// Maximum number of changes that are processed at once.
+const MAX_BATCH: usize = 1024;
+/// Maximum time that the first discovery request waits until the external targets are listed.
+const STABLE_NAMES_LIST_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Clone)]
+pub struct FailoverContext {
+    pub client: Client,
+    /// Reports an unreachable API server.
+    pub availability: ApiAvailability,
+    pub store: Arc<Store>,
+    /// Selects the namespaces and the labels of sources.
+    pub selection: Arc<Selection>,
+    /// The load balancers without a link.
+    pub unselected: Arc<UnselectedServices>,
+    /// The states of the external targets.
+    pub external_target_states: Arc<ExternalTargetStates>,
+    /// The requests for PrometheusRules, and the states of the PrometheusRules.
+    pub rules: Arc<RuleRequests>,
+    /// Decides which targets and DNS names are allowed.
+    pub hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
+    /// The settings from the flags.
+    pub policy: SyncPolicy,
+    pub target_namespace: String,
+    /// The namespaces in which fixed targets may be checked by TCP; `*` for all.
+    pub tcp_check_namespaces: BTreeSet<String>,
+    pub check_dns: CheckDns,
+    pub link_reporter: LinkReporter,
+    pub metrics: Arc<FailoverMetrics>,
+    /// Metrics of requests to the API server.
+    pub api: Arc<ApiMetrics>,
+    /// The age of the data that the watches have delivered.
+    pub staleness: Arc<Staleness>,
+    /// Whether this replica may write, and in which term.
+    pub leadership: Leadership,
+    /// Counts restores of etcd to an earlier revision.
+    pub rewinds: RestoreCounter,
+    /// The namespaces with a complete list of load balancers.
+    pub links_listed: watch::Receiver<CompletedLists>,
+    /// Tracks the complete lists of StableNames.
+    pub overrides_listed: watch::Sender<CompletedLists>,
+}
+
+struct FailoverController {
+    context: FailoverContext,
+    objects: HashMap<ServiceKey, TrackedStableName>,
+    /// For each Service the StableNames that have it as a source or announce its target.
+    by_service: HashMap<ServiceKey, HashSet<ServiceKey>>,
+    scopes: Vec<Scope>,
+    /// The term and the rewind count of the present lists.
+    lists: ListEpoch,
+    events: SelectAll<ScopedEvents>,
+    object_errors: ObjectErrors,
+    relist_guard: RelistGuard,
+    pending_deletions: PendingDeletions,
+    /// Log of failed discovery requests.
+    error_log: ThrottledLog,
+    is_forbidden_logged: bool,
+    leader: LeaderTerm,
+}
+
+/// Follows StableNames until `stop` is cancelled. Only the leader checks targets, and writes.
+///
+/// # Errors
+/// If a feed ends, which should never happen, or if a task panics.
+pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<(), SyncError> {
+    let mut feed = context.store.subscribe();
+    let mut services = context.unselected.subscribe();
+    let mut external_targets = context.external_target_states.subscribe();
+    let mut rules = context.rules.subscribe();
+    let mut leadership = context.leadership.clone();
+    let mut links_listed = context.links_listed.clone();
+    let mut hostname_policy = context.hostname_policy.clone();
+    hostname_policy.mark_unchanged();
+    let mut tick = interval(DISCOVERY_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Read the external targets first: until a StableName is read, DNS answers with the target of its external
+    // target.
+    let owners = timeout(STABLE_NAMES_LIST_TIMEOUT, context.store.owners_known());
+    let begin = async { tokio::join!(context.leadership.settled(), owners) };
+    if stop.run_until_cancelled(begin).await.is_none() {
+        return Ok(());
+    }
+    let (term, rewinds) = (context.leadership.clone(), context.rewinds.clone());
+    let mut controller = FailoverController::new(context);
+    loop {
+        let is_busy = controller.drain();
+        let recheck = controller.pending_deletions.discovery_due();
+        let unserved = controller.pending_deletions.unserved_until();
+        let confirm = controller.scopes.iter().filter_map(|scope| scope.confirm_at).min();
+        let checks_due = controller.leader.checks_due();
+        tokio::select! {
+            () = stop.cancelled() => break,
+            _ = tick.tick() => controller.pending_deletions.discover(&controller.context.client),
+            served = controller.pending_deletions.discovered() => controller.on_discovery(served),
+            () = sleep_until_opt(recheck) => controller.pending_deletions.discover(&controller.context.client),
+            () = sleep_until_opt(unserved) => controller.end_all_overrides(),
+            () = sleep_until_opt(confirm) => controller.confirm_lists(),
+            Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
+                controller.on_watch_item(number, item);
+            }
+            change = feed.recv() => match batch(change, &mut feed, |change| change.key)? {
+                Some(keys) => keys.iter().for_each(|key| controller.on_service(key)),
+                None => controller.refresh_all(),
+            },
+            key = services.recv() => match batch(key, &mut services, |key| key)? {
+                Some(keys) => keys.iter().for_each(|key| controller.on_service(key)),
+                None => controller.refresh_all(),
+            },
+            key = external_targets.recv() => match batch(key, &mut external_targets, |key| key)? {
+                Some(keys) => keys.iter().for_each(|key| controller.queue(key)),
+                None => controller.queue_all(),
+            },
+            key = rules.recv() => match key {
+                Ok(key) => controller.queue(&key),
+                Err(RecvError::Lagged(_)) => controller.queue_all(),
+                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+            },
+            () = leadership.changed() => controller.refresh_term(),
+            () = term.wait_for_other_term(controller.lists.term) => controller.relist(),
+            () = rewinds.wait_for_change(controller.lists.rewinds) => controller.relist(),
+            Ok(()) = links_listed.changed() => controller.refresh_term(),
+            Ok(()) = hostname_policy.changed() => controller.refresh_all(),
+            _ = controller.leader.to_decide.due() => {}
+            _ = controller.leader.to_write.due() => {}
+            () = sleep_until_opt(checks_due) => {}
+            () = yield_now(), if is_busy => {}
+            Some(ended) = controller.leader.absences.ended() => controller.looked_up(ended?),
+            Some(ended) = controller.leader.checks.join_next() => {
+                controller.checked(ended?);
+                while let Some(ended) = controller.leader.checks.try_join_next() {
+                    controller.checked(ended?);
+                }
+            }
+            Some(ended) = controller.leader.writes.join_next() => controller.written(ended?),
+        }
+    }
+    controller.finish().await
+}
+
+impl FailoverController {
+    fn new(context: FailoverContext) -> Self {
+        context.metrics.reset_targets();
+        // The task may have panicked while it led.
+        context.metrics.reset();
+        context.link_reporter.findings.stable_names.retain(|_| false);
+        Self {
+            scopes: Scope::of(&context.selection, &context.availability),
+            object_errors: ObjectErrors::of_kind("StableName", context.link_reporter.log.clone()),
+            lists: ListEpoch { term: context.leadership.term(), rewinds: context.rewinds.count() },
+            context,
+            objects: HashMap::new(),
+            by_service: HashMap::new(),
+            events: SelectAll::new(),
+            relist_guard: RelistGuard::default(),
+            pending_deletions: PendingDeletions::default(),
+            error_log: ThrottledLog::default(),
+            is_forbidden_logged: false,
+            leader: LeaderTerm::default(),
+        }
+    }
+
+    /// Waits for the writes under way, and reports what they have changed.
+    async fn finish(mut self) -> Result<(), SyncError> {
+        let drain = async {
+            while let Some(ended) = self.leader.writes.join_next().await {
+                self.written(ended?);
+            }
+            Ok(())
+        };
+        // A write without an answer delays the shutdown by at most `SHUTDOWN_TIMEOUT`.
+        timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or(Ok(()))
+    }
+
+    /// Processes a change of a Service, or of the link of its key.
+    fn on_service(&mut self, key: &ServiceKey) {
+        let concerned: Vec<ServiceKey> = self.by_service.get(key).into_iter().flatten().cloned().collect();
+        for object in &concerned {
+            self.set_override(object);
+            self.queue(object);
+        }
+        self.queue(key);
+    }
+
+    /// Sets all overrides again and queues all decisions: changes were missed, or the hostname policy has changed.
+    fn refresh_all(&mut self) {
+        for key in self.objects.keys().cloned().collect::<Vec<_>>() {
+            self.set_override(&key);
+        }
+        self.queue_all();
+    }
+
+    fn queue(&mut self, key: &ServiceKey) {
+        if self.leader.term.is_some() && self.objects.contains_key(key) {
+            self.leader.queue(key, self.objects.len());
+        }
+    }
+
+    fn queue_all(&mut self) {
+        if self.leader.term.is_some() {
+            self.objects.keys().for_each(|key| self.leader.to_decide.add(key));
+        }
+    }
+}
+
+/// Returns the keys of a received change and of the changes that wait behind it, each once; `None` if changes were
+/// missed.
+///
+/// # Errors
+/// If the feed has ended.
+fn batch<T: Clone>(
+    first: Result<T, RecvError>,
+    feed: &mut Receiver<T>,
+    key: impl Fn(T) -> ServiceKey,
+) -> Result<Option<HashSet<ServiceKey>>, SyncError> {
+    let mut keys = match first {
+        Ok(first) => HashSet::from([key(first)]),
+        Err(RecvError::Lagged(_)) => return Ok(None),
+        Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+    };
+    for _ in 1..MAX_BATCH {
+        match feed.try_recv() {
+            Ok(next) => keys.insert(key(next)),
+            Err(TryRecvError::Lagged(_)) => return Ok(None),
+            Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+        };
+    }
+    Ok(Some(keys))
+}
+
+/// Returns where sources are looked up. `policy` is the current hostname policy.
+fn sources_of<'a>(context: &'a FailoverContext, policy: &'a HostnamePolicy) -> Sources<'a> {
+    Sources {
+        store: &context.store,
+        unselected: &context.unselected,
+        selection: &context.selection,
+        policy,
+        tcp_check_namespaces: &context.tcp_check_namespaces,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,378 @@
+//! Looks up Services that the watch lacks before their targets are withdrawn: an incomplete list, or a watch that is
+//! behind, withdraws nothing.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::{Client, ResourceExt};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::Instant;
+
+use crate::model::link::Annotations;
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
+use crate::sync::k8s::errors::{ApiAvailability, root_cause};
+use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
+use crate::sync::k8s::service::Service;
+use crate::sync::k8s::watch::{RequestQuery, find_in_etcd};
+use crate::sync::source::selection::{Membership, Selection};
+
+/// Maximum number of concurrent look-ups.
+const MAX_LOOK_UPS: usize = 8;
+/// The time between two look-ups of a Service, while they fail or the Service exists: the watch may be behind.
+const REPEAT_AFTER: Duration = Duration::from_secs(5);
+/// The same time for a Service that exists outside the watch: changed flags may leave out any number of Services.
+const REPEAT_UNWATCHED_AFTER: Duration = Duration::from_secs(60);
+
+/// A Service that the watch lacks, and its uid.
+type Missing = (ServiceKey, Uid);
+
+/// What is known about the Services that the watch lacks and whose targets StableNames announce.
+#[derive(Default)]
+pub(super) struct MissingServices {
+    states: HashMap<Missing, Absence>,
+    /// The Service that each StableName waits for.
+    by_object: HashMap<ServiceKey, Missing>,
+    waiting: Turns,
+    look_ups: JoinSet<LookUpEnd>,
+}
+
+#[derive(Default)]
+struct Absence {
+    /// The StableNames that announce a target of the Service.
+    objects: BTreeSet<ServiceKey>,
+    is_confirmed: bool,
+    /// The Service, if the last look-up with an answer has found it.
+    found: Option<FoundService>,
+    /// Whether a look-up waits or is under way.
+    is_look_up_pending: bool,
+    /// When the last look-up ended.
+    ended: Option<Instant>,
+    refusal: LastingRefusal,
+}
+
+/// A load balancer that a look-up has found.
+struct FoundService {
+    /// The namespaces that may follow the load balancer; `None` if it can't be decoded.
+    annotations: Option<Annotations>,
+    /// Whether the watch selects its namespace and its labels.
+    is_watched: bool,
+}
+
+/// A look-up that has ended.
+pub(super) struct LookUpEnd {
+    missing: Missing,
+    /// The load balancer with the uid; `None` if it is gone.
+    found: kube::Result<Option<FoundService>>,
+}
+
+impl Absence {
+    fn repeat_after(&self) -> Duration {
+        let is_unwatched = self.found.as_ref().is_some_and(|found| !found.is_watched);
+        if is_unwatched { REPEAT_UNWATCHED_AFTER } else { REPEAT_AFTER }
+    }
+
+    /// Returns whether the Service counts as gone for the StableName `object`: its absence is confirmed, or it is in
+    /// another namespace and its annotation allow-from doesn't list the namespace of `object`.
+    fn is_gone_for(&self, object: &ServiceKey, service: &ServiceKey) -> bool {
+        let annotations = self.found.as_ref().and_then(|found| found.annotations.as_ref());
+        let namespace = object.namespace();
+        let is_refused = || annotations.is_some_and(|annotations| !annotations.allows(namespace));
+        self.is_confirmed || *namespace != *service.namespace() && is_refused()
+    }
+}
+
+impl MissingServices {
+    /// Returns whether a look-up has confirmed that the Service with this uid, whose target the StableName `object`
+    /// announces, is gone, or that its annotation allow-from doesn't list the namespace of `object`. Unless the Service
+    /// is gone, queues a look-up if the last one is old enough.
+    pub(super) fn confirm_gone(&mut self, object: &ServiceKey, service: &ServiceKey, uid: &Uid) -> bool {
+        let missing = (service.clone(), uid.clone());
+        if self.by_object.get(object) != Some(&missing) {
+            self.forget(object);
+            self.by_object.insert(object.clone(), missing.clone());
+            // What an earlier look-up has found may be outdated.
+            if let Some(known) = self.states.get_mut(&missing) {
+                (known.found, known.ended) = (None, None);
+            }
+        }
+        let absence = self.states.entry(missing.clone()).or_default();
+        absence.objects.insert(object.clone());
+        let is_due = absence.ended.is_none_or(|at| at.elapsed() >= absence.repeat_after());
+        if !absence.is_confirmed && !absence.is_look_up_pending && is_due {
+            absence.is_look_up_pending = true;
+            self.waiting.add(missing);
+        }
+        absence.is_gone_for(object, service)
+    }
+
+    /// Returns when the Service that a StableName waits for may be looked up again; `None` if no look-up has
+    /// ended, another one is queued or under way, or the Service is gone.
+    pub(super) fn due(&self, object: &ServiceKey) -> Option<Instant> {
+        let absence = self.states.get(self.by_object.get(object)?)?;
+        let is_over = absence.is_confirmed || absence.is_look_up_pending;
+        absence.ended.filter(|_| !is_over).map(|at| at + absence.repeat_after())
+    }
+
+    /// Forgets a StableName, and its Service if no other StableName waits for it.
+    pub(super) fn forget(&mut self, object: &ServiceKey) {
+        let Some(missing) = self.by_object.remove(object) else { return };
+        if let Some(absence) = self.states.get_mut(&missing) {
+            absence.objects.remove(object);
+            if absence.objects.is_empty() {
+                self.states.remove(&missing);
+            }
+        }
+    }
+
+    /// Forgets everything: etcd was restored.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Sends the look-ups that wait, up to the limit.
+    pub(super) fn start(
+        &mut self,
+        client: &Client,
+        availability: &ApiAvailability,
+        selection: &Arc<Selection>,
+    ) {
+        while self.look_ups.len() < MAX_LOOK_UPS
+            && let Some(missing) = self.waiting.next()
+        {
+            if !self.states.contains_key(&missing) {
+                continue;
+            }
+            let (client, availability) = (client.clone(), availability.clone());
+            let selection = Arc::clone(selection);
+            self.look_ups.spawn(async move {
+                let found = look_up(client, &availability, &selection, &missing).await;
+                LookUpEnd { missing, found }
+            });
+        }
+    }
+
+    /// Waits for the end of a look-up; `None` if none is under way.
+    pub(super) async fn ended(&mut self) -> Option<Result<LookUpEnd, JoinError>> {
+        self.look_ups.join_next().await
+    }
+
+    /// Records the end of a look-up. Returns the StableNames to decide about.
+    pub(super) fn record(&mut self, LookUpEnd { missing, found }: LookUpEnd) -> Vec<ServiceKey> {
+        let Some(absence) = self.states.get_mut(&missing) else { return Vec::new() };
+        absence.is_look_up_pending = false;
+        let by_authorizer = found.as_ref().is_err_and(Forbidden::lists_services);
+        absence.refusal.note(by_authorizer);
+        match found {
+            Ok(found) => {
+                absence.is_confirmed = found.is_none();
+                absence.found = found;
+            }
+            // A Role is deleted with its namespace: if the authorizer has refused for ten minutes, the Service counts
+            // as gone.
+            Err(_) => absence.is_confirmed = absence.refusal.is_lasting(),
+        }
+        absence.ended = Some(Instant::now());
+        absence.objects.iter().cloned().collect()
+    }
+}
+
+/// The Services to look up. Namespaces take turns, so that a namespace with many look-ups delays no other namespace.
+#[derive(Default)]
+struct Turns {
+    by_namespace: BTreeMap<String, VecDeque<Missing>>,
+    /// All Services that wait: one that was forgotten may be added again before its turn.
+    waiting: HashSet<Missing>,
+    /// The namespace of the last look-up.
+    last: String,
+}
+
+impl Turns {
+    fn add(&mut self, missing: Missing) {
+        if !self.waiting.insert(missing.clone()) {
+            return;
+        }
+        self.by_namespace.entry(missing.0.namespace().to_owned()).or_default().push_back(missing);
+    }
+
+    fn next(&mut self) -> Option<Missing> {
+        let later = self.by_namespace.range::<str, _>((Excluded(&*self.last), Unbounded)).next();
+        let (namespace, _) = later.or_else(|| self.by_namespace.first_key_value())?;
+        self.last = namespace.clone();
+        let queue = self.by_namespace.get_mut(&self.last)?;
+        let next = queue.pop_front()?;
+        if queue.is_empty() {
+            self.by_namespace.remove(&self.last);
+        }
+        self.waiting.remove(&next);
+        Some(next)
+    }
+}
+
+/// Returns the load balancer with this uid, selected or not.
+async fn look_up(
+    client: Client,
+    availability: &ApiAvailability,
+    selection: &Selection,
+    (service, uid): &Missing,
+) -> kube::Result<Option<FoundService>> {
+    let (namespace, name) = service.parts();
+    let found = find_in_etcd::<Service>(client, &RequestQuery::named(namespace, name)).await;
+    match &found {
+        Ok(_) => availability.report_available(),
+        Err(kube::Error::Api(_)) => {}
+        Err(error) => availability.report(&root_cause(error)),
+    }
+    let Some(found) = found?.filter(|found| found.uid().is_some_and(|known| *uid == *known.as_str())) else {
+        return Ok(None);
+    };
+    // An undecodable Service isn't gone.
+    let is_watched = selection.watches(namespace);
+    let Ok(found) = found.0 else { return Ok(Some(FoundService { annotations: None, is_watched })) };
+    let is_watched = is_watched && selection.matches_labels(&found.metadata);
+    let annotations = Annotations { allow_from: found.allow_from().0, ..Annotations::default() };
+    let is_gone = selection.membership(&found) == Membership::Gone;
+    Ok((!is_gone).then_some(FoundService { annotations: Some(annotations), is_watched }))
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Selector;
+    use serde_json::{Value, json};
+    use tokio::time::{advance, timeout};
+
+    use super::*;
+    use crate::sync::test_support::{client, status};
+
+    /// Returns a client for an API server with one Service, and in namespace "closed" without the permission to list.
+    fn api_server(service: Value) -> Client {
+        client(move |request| match request.uri().path().contains("/closed/") {
+            true => {
+                let message = "services is forbidden: User \"lb-linker\" cannot list resource \"services\" in API \
+                    group \"\" in the namespace \"closed\"";
+                status(403, "Forbidden", message)
+            }
+            false => (200, json!({"metadata": {"resourceVersion": "5"}, "items": [service.clone()]})),
+        })
+    }
+
+    fn service(uid: &str, kind: &str) -> Value {
+        json!({"metadata": {"namespace": "shop", "name": "web", "uid": uid}, "spec": {"type": kind}})
+    }
+
+    fn key(namespace: &str, name: &str) -> ServiceKey {
+        ServiceKey::new(namespace, name)
+    }
+
+    /// Returns the result of one look-up of the Service with uid `known`, and whether another one is due later.
+    async fn look_up(absences: &mut MissingServices, client: &Client, namespace: &str) -> (bool, bool) {
+        let (object, service) = (key("shop", "sn"), key(namespace, "web"));
+        absences.confirm_gone(&object, &service, &"known".into());
+        absences.start(client, &ApiAvailability::default(), &Arc::default());
+        let ended = absences.ended().await.unwrap().unwrap();
+        assert_eq!(absences.record(ended), std::slice::from_ref(&object));
+        (absences.confirm_gone(&object, &service, &"known".into()), absences.due(&object).is_some())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn service_with_another_uid_or_type_is_gone() {
+        for (uid, kind, expected) in [
+            ("known", "LoadBalancer", false),
+            ("known", "ClusterIP", true),
+            ("another", "LoadBalancer", true),
+        ] {
+            let (mut absences, client) = (MissingServices::default(), api_server(service(uid, kind)));
+            let (is_confirmed, is_due_later) = look_up(&mut absences, &client, "shop").await;
+            assert_eq!((is_confirmed, is_due_later), (expected, !expected), "{uid} {kind}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn living_service_outside_the_watch_is_not_gone() {
+        let selection = Selection {
+            labels: Selector::from_iter([("tier", "web")]),
+            namespaces: BTreeSet::from(["shop".to_owned()]),
+            ..Selection::default()
+        };
+        let mut open = service("known", "LoadBalancer");
+        open["metadata"]["annotations"] = json!({"linker.hsj.com/allow-from": "blog"});
+        for (namespace, object, expected) in [
+            ("shop", key("shop", "sn"), false),
+            ("shop", key("blog", "sn"), false),
+            ("unwatched", key("blog", "sn"), false),
+            ("shop", key("other", "sn"), true),
+        ] {
+            let (mut absences, client) = (MissingServices::default(), api_server(open.clone()));
+            let missing = (key(namespace, "web"), "known".into());
+            assert!(!absences.confirm_gone(&object, &missing.0, &missing.1));
+            absences.start(&client, &ApiAvailability::default(), &Arc::new(selection.clone()));
+            let ended = absences.ended().await.unwrap().unwrap();
+            absences.record(ended);
+            assert_eq!(absences.confirm_gone(&object, &missing.0, &missing.1), expected, "{object}");
+            let due = absences.due(&object).unwrap();
+            assert_eq!(due.duration_since(Instant::now()), REPEAT_UNWATCHED_AFTER);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_look_ups_confirm_the_absence_after_ten_minutes() {
+        let (mut absences, client) = (MissingServices::default(), api_server(json!({})));
+        let mut look_ups = 0;
+        while !look_up(&mut absences, &client, "closed").await.0 {
+            advance(REPEAT_AFTER).await;
+            look_ups += 1;
+        }
+        assert_eq!(look_ups, 120);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_share_the_look_up_of_a_service() {
+        let (mut absences, client) =
+            (MissingServices::default(), api_server(service("another", "LoadBalancer")));
+        let (objects, web) = ([key("shop", "a"), key("shop", "b")], key("shop", "web"));
+        for object in &objects {
+            assert!(!absences.confirm_gone(object, &web, &"known".into()));
+            absences.start(&client, &ApiAvailability::default(), &Arc::default());
+        }
+        assert_eq!(absences.look_ups.len(), 1);
+        // Another Service is announced before the answer.
+        assert!(!absences.confirm_gone(&objects[1], &web, &"new".into()));
+        let ended = absences.ended().await.unwrap().unwrap();
+        assert_eq!(absences.record(ended), objects[..1]);
+        assert!(absences.confirm_gone(&objects[0], &web, &"known".into()));
+        assert!(!absences.confirm_gone(&objects[1], &web, &"new".into()));
+        objects.iter().for_each(|object| absences.forget(object));
+        absences.start(&client, &ApiAvailability::default(), &Arc::default());
+        assert!(timeout(REPEAT_AFTER, absences.ended()).await.unwrap().is_none(), "forgotten");
+        assert!(absences.states.is_empty() && absences.by_object.is_empty());
+    }
+
+    #[test]
+    fn forgotten_service_is_queued_once() {
+        let mut absences = MissingServices::default();
+        let (object, web) = (key("shop", "sn"), key("shop", "web"));
+        for _ in 0..3 {
+            assert!(!absences.confirm_gone(&object, &web, &"known".into()));
+            absences.forget(&object);
+        }
+        assert!(absences.waiting.next().is_some());
+        assert!(absences.waiting.next().is_none());
+        absences.confirm_gone(&object, &web, &"known".into());
+        assert!(absences.waiting.next().is_some(), "its turn has come before");
+    }
+
+    #[test]
+    fn namespaces_take_turns() {
+        let mut turns = Turns::default();
+        for (namespace, number) in [("busy", 4), ("quiet", 1), ("small", 2)] {
+            for name in 0..number {
+                turns.add((key(namespace, &name.to_string()), "uid".into()));
+            }
+        }
+        let order = std::iter::from_fn(|| turns.next()).map(|(service, _)| service.to_string());
+        let expected = ["busy/0", "quiet/0", "small/0", "busy/1", "small/1", "busy/2", "busy/3"];
+        assert_eq!(order.collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,0 +1,318 @@
+//! What the sources of a StableName offer.
+
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::object::ObservedStableName;
+use crate::api::stable_name::Source;
+use crate::model::hostname::Hostname;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::{Annotations, Link, Port, Target};
+use crate::model::service_key::ServiceKey;
+use crate::model::target_policy::Denied;
+use crate::model::uid::Uid;
+use crate::store::Store;
+use crate::sync::k8s::service::host_name;
+use crate::sync::source::selection::Selection;
+use crate::sync::source::unselected::UnselectedServices;
+use crate::sync::stable_name::decision::spec::{Offer, Refusal, RefusalReason};
+use crate::sync::stable_name::decision::status::AnnouncedTarget;
+
+/// Where sources are looked up, and which of them are permitted.
+#[derive(Clone, Copy)]
+pub(super) struct Sources<'a> {
+    pub(super) store: &'a Store,
+    pub(super) unselected: &'a UnselectedServices,
+    pub(super) selection: &'a Selection,
+    pub(super) policy: &'a HostnamePolicy,
+    /// The namespaces in which fixed targets may be checked by TCP; `*` for all.
+    pub(super) tcp_check_namespaces: &'a BTreeSet<String>,
+}
+
+/// A living LoadBalancer Service, selected or not.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SourceService {
+    key: ServiceKey,
+    pub(super) uid: Uid,
+    target: Option<Target>,
+    /// Whether the status of the Service names a target that isn't allowed.
+    is_refused: bool,
+    pub(super) ports: Arc<[Port]>,
+    pub(super) annotations: Annotations,
+}
+
+impl SourceService {
+    fn of_link(link: &Link) -> Option<Self> {
+        let is_observed = !link.is_gone() && !link.is_left_out() && !link.was_never_observed();
+        is_observed.then(|| Self {
+            key: link.key.clone(),
+            uid: link.uid.clone(),
+            target: link.target.clone(),
+            is_refused: link.refused,
+            ports: Arc::clone(&link.ports),
+            annotations: link.annotations.clone(),
+        })
+    }
+
+    fn is_open_to(&self, namespace: &str) -> bool {
+        self.key.namespace() == namespace || self.annotations.allows(namespace)
+    }
+
+    fn has_tcp_port(&self, port: u16) -> bool {
+        self.ports.iter().any(|known| known.port == port && *known.protocol == *"TCP")
+    }
+}
+
+impl Sources<'_> {
+    /// Returns a living Service. `announced` is the target in use, which stays while its Service still has it.
+    pub(super) fn service(&self, key: &ServiceKey, announced: Option<&Target>) -> Option<SourceService> {
+        if let Some(service) = self.unselected.get(key) {
+            return Some(SourceService {
+                key: key.clone(),
+                uid: service.uid.clone(),
+                target: service.ingress.clone().choose(announced),
+                is_refused: service.refused,
+                ports: Arc::clone(&service.ports),
+                annotations: service.annotations.clone(),
+            });
+        }
+        SourceService::of_link(&*self.store.service_link(key)?)
+    }
+
+    /// Returns whether the Service with this uid lets the namespace follow it; `None` if there is no such Service. The
+    /// `likely` Services are searched first.
+    pub(super) fn is_open_to(
+        &self,
+        uid: &Uid,
+        namespace: &str,
+        likely: impl IntoIterator<Item = ServiceKey>,
+    ) -> Option<bool> {
+        let found = likely.into_iter().filter_map(|key| self.service(&key, None));
+        let found = found.into_iter().find(|service| service.uid == *uid);
+        let found = found.or_else(|| self.service(&self.key_of(uid)?, None));
+        found.map(|service| service.is_open_to(namespace))
+    }
+
+    /// Returns the key of the living Service with this uid.
+    pub(super) fn key_of(&self, uid: &Uid) -> Option<ServiceKey> {
+        if let Some(service) = self.unselected.with_uid(uid) {
+            return Some(service.key.clone());
+        }
+        let links = self.store.links();
+        let mut services = links.iter().filter_map(Link::service_link);
+        services.find(|service| service.uid == *uid && !service.is_gone()).map(|service| service.key.clone())
+    }
+
+    /// Returns what each source offers, in the order of the spec. Of a namespace whose lists are refused, only the
+    /// announced target counts: what else was observed there may be outdated.
+    pub(super) fn offers(
+        &self,
+        object: &ObservedStableName,
+        announced: Option<&AnnouncedTarget>,
+        is_refused: impl Fn(&str) -> bool,
+    ) -> Vec<Offer> {
+        let sources = object.sources().iter();
+        sources.map(|source| self.offer(object, source, announced, &is_refused)).collect()
+    }
+
+    fn offer(
+        &self,
+        object: &ObservedStableName,
+        source: &Source,
+        announced: Option<&AnnouncedTarget>,
+        is_refused: impl Fn(&str) -> bool,
+    ) -> Offer {
+        let offer = match object.service_of(source) {
+            Some(key) => self.service_offer(object, &key, announced, is_refused(key.namespace())),
+            None => self.fixed_offer(object, source),
+        };
+        let refusal = offer.refusal.map(|Refusal { reason, message }| Refusal {
+            reason,
+            message: format!("source {}: {message}", source.name),
+        });
+        Offer { refusal, ..offer }
+    }
+
+    fn service_offer(
+        &self,
+        object: &ObservedStableName,
+        key: &ServiceKey,
+        announced: Option<&AnnouncedTarget>,
+        is_refused: bool,
+    ) -> Offer {
+        let namespace = object.key.namespace();
+        let in_use = announced.map(|announced| &announced.target);
+        let is_announced = |service: &SourceService| {
+            announced.is_some_and(|it| it.uid == service.uid && service.target.as_ref() == Some(&it.target))
+        };
+        let service = self.service(key, in_use).filter(|service| service.is_open_to(namespace));
+        let service = service.filter(|service| !is_refused || is_announced(service));
+        let Some(service) = service.filter(|_| self.selection.watches(key.namespace())) else {
+            let message = match key.namespace() == namespace {
+                true if self.selection.labels.selects_all() => {
+                    format!("there is no LoadBalancer Service {}", key.name())
+                }
+                true => format!(
+                    "there is no LoadBalancer Service {} with the labels of --service-selector",
+                    key.name()
+                ),
+                false => format!("no LoadBalancer Service {key} lets namespace {namespace} follow it"),
+            };
+            return refused(RefusalReason::RefNotPermitted, message);
+        };
+        let uid = service.uid.clone();
+        let tcp_port = object.failover_spec().check.tcp_port;
+        if let Some(port) = tcp_port.filter(|port| !service.has_tcp_port(*port)) {
+            let message = format!("Service {} has no TCP port {port}", name_for(key, namespace));
+            let refused = refused(RefusalReason::CheckRefused, message);
+            return Offer { uid, target: service.target, ..refused };
+        }
+        let own_link = (*key == object.key).then(|| self.store.get(key)).flatten();
+        let is_live_link =
+            own_link.is_some_and(|link| link.active_override().is_none() && link.target == service.target);
+        let allowed = service.target.as_ref().map(|target| self.check(target, namespace)).transpose();
+        let refusal = match allowed {
+            Ok(_) if service.is_refused => "its status names a target that isn't allowed".to_owned(),
+            Ok(_) => return Offer { uid, target: service.target, refusal: None, is_live_link },
+            Err(why) => why,
+        };
+        Offer { uid, target: service.target, ..refused(RefusalReason::TargetRefused, refusal) }
+    }
+
+    fn fixed_offer(&self, object: &ObservedStableName, source: &Source) -> Offer {
+        let namespace = object.key.namespace();
+        let Some(target) = fixed_target(source) else { return Offer::default() };
+        let is_permitted =
+            ["*", namespace].iter().any(|allowed| self.tcp_check_namespaces.contains(*allowed));
+        if object.failover_spec().check.tcp_port.is_some() && !is_permitted {
+            let message = format!("TCP checks of fixed targets need {namespace} in --tcp-check-namespaces");
+            return Offer { target: Some(target), ..refused(RefusalReason::CheckRefused, message) };
+        }
+        match self.check_fixed(&target, namespace) {
+            Ok(()) => Offer { target: Some(target), ..Offer::default() },
+            Err(why) => Offer { target: Some(target), ..refused(RefusalReason::TargetRefused, why) },
+        }
+    }
+
+    /// Checks a target against the target policy.
+    ///
+    /// # Errors
+    /// The reason why it is denied.
+    fn check(&self, target: &Target, namespace: &str) -> Result<(), String> {
+        let policy = &self.policy.targets;
+        match target {
+            Target::Hostname(host) => {
+                self.check_host(host, namespace).map_err(|denied| format!("{host}: {denied}"))
+            }
+            Target::Addresses(addresses) => addresses.iter().try_for_each(|address| {
+                policy.check_address(*address).map_err(|denied| format!("{address}: {denied}"))
+            }),
+        }
+    }
+
+    fn check_host(&self, host: &Hostname, namespace: &str) -> Result<(), Denied> {
+        self.policy.targets.check_host(namespace, &host.name(), |name| self.store.link_of_host(name))
+    }
+
+    /// Checks a fixed target, which must lie outside the zones of links.
+    fn check_fixed(&self, target: &Target, namespace: &str) -> Result<(), String> {
+        if let Target::Hostname(host) = target
+            && self.policy.targets.zones.iter().any(|zone| zone.zone_of(&host.name()))
+        {
+            return Err(format!("{host}: it lies in lb-linker's own zone"));
+        }
+        self.check(target, namespace)
+    }
+
+    /// Returns the part of an announced target that this replica's target policy allows. A target in a zone of links
+    /// stays while the Service that owns its name is left out: what that Service allows isn't known.
+    pub(super) fn allowed(&self, announced: &Target, is_fixed: bool, namespace: &str) -> Option<Target> {
+        let checked = match announced {
+            Target::Addresses(_) => return self.policy.targets.allowed(announced.clone()),
+            Target::Hostname(_) if is_fixed => self.check_fixed(announced, namespace),
+            Target::Hostname(host) => match self.check_host(host, namespace) {
+                Err(Denied::OtherNamespace { owner, .. })
+                    if self.store.get(&owner).is_some_and(|link| link.is_left_out()) =>
+                {
+                    Ok(())
+                }
+                checked => checked.map_err(|denied| denied.to_string()),
+            },
+        };
+        checked.is_ok().then(|| announced.clone())
+    }
+}
+
+fn refused(reason: RefusalReason, message: String) -> Offer {
+    Offer { refusal: Some(Refusal { reason, message }), ..Offer::default() }
+}
+
+fn name_for(key: &ServiceKey, namespace: &str) -> String {
+    if key.namespace() == namespace { key.name().to_owned() } else { key.to_string() }
+}
+
+/// Returns the target of a source without a Service. The spec has been validated.
+fn fixed_target(source: &Source) -> Option<Target> {
+    if let Some(host) = &source.hostname {
+        return Some(Target::Hostname(Hostname::from(&host_name(host).ok()?)));
+    }
+    let addresses: Option<Vec<IpAddr>> =
+        source.addresses.iter().flatten().map(|text| text.parse().ok()).collect();
+    let mut known = HashSet::new();
+    let distinct: Box<[IpAddr]> = addresses?.into_iter().filter(|address| known.insert(*address)).collect();
+    (!distinct.is_empty()).then_some(Target::Addresses(distinct))
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::Name;
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::target_policy::TargetPolicy;
+    use crate::store::OnGone;
+    use crate::sync::stable_name::controller::status_format::{PublishedNames, from_stored, to_stored};
+    use crate::sync::stable_name::decision::status::FailoverStatus;
+
+    #[test]
+    fn announced_name_of_a_left_out_service_stays_allowed() {
+        let name = |text| Name::from_ascii(text).unwrap();
+        let store = Store::new(OnGone::Kept).with_zones(&[name("lb.internal.")]);
+        let targets = TargetPolicy { zones: vec![name("lb.internal.")], ..TargetPolicy::default() };
+        let policy = HostnamePolicy { targets, ..HostnamePolicy::default() };
+        let sources = Sources {
+            store: &store,
+            policy: &policy,
+            selection: &Selection::default(),
+            unselected: &UnselectedServices::default(),
+            tcp_check_namespaces: &BTreeSet::new(),
+        };
+        let announced = Target::Hostname(Hostname::from(&name("lb.infra.lb.internal.")));
+        let is_allowed = || sources.allowed(&announced, false, "shop").is_some();
+        assert!(!is_allowed(), "the name has no owner");
+        let address = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
+        store.insert_left_out(&ServiceKey::new("infra", "lb"), "u".into(), address, Vec::new()).unwrap();
+        assert!(is_allowed(), "what the owner allows isn't known");
+        assert!(sources.check(&announced, "shop").is_err(), "no new target");
+    }
+
+    #[test]
+    fn repeated_addresses_count_once_as_in_the_status() {
+        let addresses = json!(["2001:db8::1", "192.0.2.1", "2001:DB8:0::1", "192.0.2.1"]);
+        let source = json!({"name": "fixed", "addresses": addresses});
+        let target = fixed_target(&serde_json::from_value(source).unwrap()).unwrap();
+        let expected = ["2001:db8::1", "192.0.2.1"].map(|text| text.parse().unwrap());
+        assert_eq!(target, Target::Addresses(expected.into()));
+        let announced = AnnouncedTarget {
+            source: "fixed".to_owned(),
+            target,
+            uid: Uid::default(),
+            since: jiff::Timestamp::UNIX_EPOCH,
+            verified: true,
+        };
+        let status = FailoverStatus { target: Some(announced), ..FailoverStatus::default() };
+        let stored = to_stored(&status, &PublishedNames { service: "", dns_names: &[] });
+        assert_eq!(from_stored(&stored).target, status.target);
+    }
+}

@@ -1,0 +1,276 @@
+//! The conditions of a StableName, except `AlertsReady`.
+
+use jiff::Timestamp;
+
+use super::history::{NextMove, next_move};
+use super::outlook::StatusBuilder;
+use super::sources::NOT_CHECKED;
+use super::spec::{Failback, Refusal, RefusalReason};
+use super::status::{
+    AnnouncedTarget, Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus, cut,
+};
+use super::times::end_of_wait;
+
+pub(super) const CUTOVER_TIMED_OUT: &str = MoveReason::CutoverTimedOut.as_str();
+
+/// Status, reason and message of a condition.
+type Finding = (ConditionStatus, String, String);
+
+fn finding(is_true: bool, reason: &str, message: impl Into<String>) -> Finding {
+    let status = if is_true { ConditionStatus::True } else { ConditionStatus::False };
+    (status, reason.to_owned(), message.into())
+}
+
+fn refused(Refusal { reason, message }: &Refusal) -> Finding {
+    finding(false, reason.as_str(), message)
+}
+
+impl StatusBuilder<'_> {
+    /// Returns the conditions, in the order in which the status has them.
+    pub(super) fn conditions(&self) -> Vec<Condition> {
+        let (accepted, resolved) = (self.accepted(), self.resolved());
+        let ready = self.ready(&resolved);
+        let degraded = self.degraded(&resolved);
+        let findings = [
+            (ConditionType::Accepted, accepted),
+            (ConditionType::Resolved, resolved),
+            (ConditionType::Progressing, self.progressing()),
+            (ConditionType::Degraded, degraded),
+            (ConditionType::Ready, ready),
+        ];
+        findings.map(|(kind, finding)| self.condition(kind, finding)).into()
+    }
+
+    fn condition(&self, kind: ConditionType, (status, reason, message): Finding) -> Condition {
+        let former = self.facts.input.former.condition(kind).filter(|former| former.status == status);
+        let since = former.map_or(self.facts.now_second(), |former| former.since);
+        Condition { kind, status, reason, message: cut(message), since }
+    }
+
+    fn accepted(&self) -> Finding {
+        match self.facts.input.refusal.into_iter().chain(self.refusals_of_sources()).next() {
+            Some(refusal) => refused(refusal),
+            None => finding(true, "Accepted", ""),
+        }
+    }
+
+    fn refusals_of_sources(&self) -> impl Iterator<Item = &Refusal> {
+        self.facts.input.offers.iter().filter_map(|offer| offer.refusal.as_ref())
+    }
+
+    /// A new leader keeps the former condition until it has enough results of its own, or its checks are late.
+    fn resolved(&self) -> Finding {
+        let Some(current) = self.current else { return finding(false, "NoTarget", "no target is announced") };
+        let (facts, settings) = (self.facts, &self.facts.input.spec.check);
+        if !facts.is_checked(&current.target) {
+            return finding(true, "NotChecked", NOT_CHECKED);
+        }
+        let tally = facts.tally(&current.target);
+        let is_same = self.former.is_some_and(|former| former.target == current.target);
+        let former = facts.input.former.condition(ConditionType::Resolved).filter(|_| is_same);
+        let passes = match former {
+            Some(former) if former.status == ConditionStatus::False => settings.success_threshold as usize,
+            _ => 1,
+        };
+        if facts.is_late(&current.target) {
+            let message = "no check has passed or failed for more than two periods";
+            (ConditionStatus::Unknown, "CheckLate".to_owned(), message.to_owned())
+        } else if facts.has_failed(&current.target) {
+            // The first message stays, so that errors that alternate cause no writes.
+            let known = former.filter(|former| former.reason == "CheckFailed");
+            let known = known.map(|former| former.message.as_str());
+            finding(false, "CheckFailed", known.or(tally.message).unwrap_or_default())
+        } else if tally.passes >= passes {
+            finding(true, "CheckPassed", "")
+        } else if let Some(former) = former {
+            (former.status, former.reason.clone(), former.message.clone())
+        } else {
+            (ConditionStatus::Unknown, "NotCheckedYet".to_owned(), String::new())
+        }
+    }
+
+    fn progressing(&self) -> Finding {
+        let pin = self.facts.input.spec.pin.as_deref();
+        let Some(current) = self.current else {
+            if let Some(pin) = pin {
+                return finding(true, "NoTarget", self.unusable_pin(pin));
+            }
+            let until = self.first_wait().map(|until| format!(" until {until}")).unwrap_or_default();
+            return finding(true, "NoTarget", format!("waits{until} for a target that passes its check"));
+        };
+        if let Some(pin) = pin.filter(|pin| *pin != current.source) {
+            return finding(true, "PinnedSourceNotReady", self.unusable_pin(pin));
+        }
+        if let Some(held) = self.held_failover() {
+            return finding(true, "FailoverHeld", held);
+        }
+        let failback = self.held_failback();
+        let Some((position, new)) = self.new_target() else {
+            return match failback {
+                Some(held) => finding(true, "FailbackHeld", held),
+                None => finding(false, "TargetAnnounced", ""),
+            };
+        };
+        let source = &self.sources[position];
+        if !self.facts.is_wait_over(source) {
+            let until = self.facts.waits_until(source);
+            let message = format!("waits until {until} for {new}: {}", source.message);
+            return finding(true, "WaitsForTarget", message);
+        }
+        let failback = failback.map(|held| format!("; {held}")).unwrap_or_default();
+        let message = format!("{} stays: {new}: {}{failback}", current.target, source.message);
+        finding(false, CUTOVER_TIMED_OUT, message)
+    }
+
+    /// Returns for what a failover waits although another source is healthy, and until when.
+    fn held_failover(&self) -> Option<String> {
+        let (facts, current) = (self.facts, self.current?);
+        if self.is_failover_held {
+            return Some("waits for another failed check: too many StableNames would fail over".to_owned());
+        }
+        let NextMove { at: until, limit } = next_move(self.history, MoveReason::FailedOver);
+        if facts.input.spec.pin.is_some() || !facts.has_failed(&current.target) || until <= facts.input.now {
+            return None;
+        }
+        let is_standby =
+            |source: &&SourceStatus| source.name != current.source && source.state == SourceState::Healthy;
+        let name = &self.sources.iter().find(is_standby)?.name;
+        Some(format!("waits until {until} for the failover to {name}: {limit}"))
+    }
+
+    /// Returns for what a failback waits although a preferred source is healthy, and until when. The newest check doesn't
+    /// count, so that a single failed check causes no write.
+    fn held_failback(&self) -> Option<String> {
+        let (facts, current, spec) = (self.facts, self.current?, self.facts.input.spec);
+        let Failback::Automatic { after } = spec.failback else { return None };
+        let position = facts.position_of(&current.source).filter(|_| spec.pin.is_none())?;
+        let next = next_move(self.history, MoveReason::FailedBack);
+        let healthy = self.sources[..position].iter().filter(|source| source.state == SourceState::Healthy);
+        let end = |source: &&SourceStatus| end_of_wait(source.since, after).max(next.at);
+        let source = healthy.min_by_key(end)?;
+        let (name, until) = (&source.name, end(&source));
+        Some(if facts.has_passed(until) {
+            format!(
+                "waits for {} passed checks in a row, for the failback to {name}",
+                spec.check.success_threshold
+            )
+        } else if until == next.at {
+            format!("waits until {until} for the failback to {name}: {}", next.limit)
+        } else {
+            let seconds = after.as_secs();
+            format!("waits until {until} for the failback to {name}: failback.afterSeconds is {seconds}")
+        })
+    }
+
+    /// Returns why the pinned source isn't in use.
+    fn unusable_pin(&self, pin: &str) -> String {
+        let pinned = self.sources.iter().find(|source| source.name == pin);
+        match pinned.filter(|pinned| pinned.state == SourceState::Refused) {
+            Some(refused) => format!("source {pin} is pinned and refused: {}", refused.message),
+            None => format!("source {pin} is pinned and has no target"),
+        }
+    }
+
+    /// Returns the end of the wait for a first target that passes its check; `None` if no source offers a target, or
+    /// the wait is over.
+    fn first_wait(&self) -> Option<Timestamp> {
+        let (facts, spec) = (self.facts, self.facts.input.spec);
+        let offering = facts.positions().filter(|position| facts.offered(*position).is_some());
+        let first = offering.map(|position| facts.waits_until(&self.sources[position])).min()?;
+        let withdrawn = self.history.first().map(|last| end_of_wait(last.until, spec.max_wait));
+        withdrawn.into_iter().chain([first]).max().filter(|end| *end > facts.input.now)
+    }
+
+    fn degraded(&self, resolved: &Finding) -> Finding {
+        let Some(current) = self.current else { return finding(false, "NoTarget", "no target is announced") };
+        if self.is_failover_held {
+            return finding(
+                true,
+                "MassFailure",
+                "the failover is held: too many StableNames would fail over",
+            );
+        }
+        if resolved.0 == ConditionStatus::False {
+            return finding(true, "TargetUnhealthy", of_source(&current.source, &resolved.2));
+        }
+        if !current.verified {
+            return finding(true, "Unverified", of_source(&current.source, "no check has passed yet"));
+        }
+        let preferred = self.sources.first().filter(|first| first.name != current.source);
+        if let Some(preferred) = preferred.filter(|_| self.facts.input.spec.pin.is_none()) {
+            let preferred = of_source(&preferred.name, &preferred.message);
+            let message = format!("leads to {} instead of {preferred}", of_source(&current.source, ""));
+            return finding(true, "FailedOver", message);
+        }
+        if let Some(refused) = self.refused_source_in_use(current) {
+            let reason = self.refusal_reason(&refused.name);
+            return finding(true, reason.as_str(), of_source(&refused.name, &refused.message));
+        }
+        let is_standby = |source: &&SourceStatus| {
+            source.name != current.source
+                && matches!(source.state, SourceState::Unhealthy | SourceState::Refused)
+        };
+        match self.sources.iter().find(is_standby) {
+            Some(standby) => finding(true, "StandbyUnhealthy", of_source(&standby.name, &standby.message)),
+            None => finding(false, "AsSpecified", ""),
+        }
+    }
+
+    /// Returns the source in use if it may not be used any more: its last target stays.
+    fn refused_source_in_use(&self, current: &AnnouncedTarget) -> Option<&SourceStatus> {
+        let is_refused =
+            |source: &&SourceStatus| source.name == current.source && source.state == SourceState::Refused;
+        self.sources.iter().find(is_refused)
+    }
+
+    /// Returns why a source is refused: without a refusal of its own, the target policy denies its target.
+    fn refusal_reason(&self, source: &str) -> RefusalReason {
+        let offer = self.facts.position_of(source).and_then(|position| self.facts.input.offers.get(position));
+        let refusal = offer.and_then(|offer| offer.refusal.as_ref());
+        refusal.map_or(RefusalReason::TargetRefused, |refusal| refusal.reason)
+    }
+
+    /// Ready is about the target in use, and about the StableName's own names and rules. A source that may not be
+    /// used counts only while no target is announced.
+    fn ready(&self, resolved: &Finding) -> Finding {
+        if let Some(refusal) = self.facts.input.refusal {
+            return refused(refusal);
+        }
+        let Some(current) = self.current else {
+            let of_source = self.refusals_of_sources().next();
+            return of_source.map_or_else(|| finding(false, "NoTarget", self.summary()), refused);
+        };
+        if resolved.0 == ConditionStatus::False {
+            finding(false, "TargetUnhealthy", self.summary())
+        } else if !current.verified {
+            finding(false, "Unverified", self.summary())
+        } else if !self.facts.input.is_written {
+            finding(
+                false,
+                "NoExternalTarget",
+                "the external target doesn't exist yet or doesn't point at the target",
+            )
+        } else {
+            finding(true, "TargetVerified", self.summary())
+        }
+    }
+
+    /// Returns the source in use, and what is wrong with each source.
+    fn summary(&self) -> String {
+        let mut text = match self.current {
+            Some(current) => format!("leads to {}", of_source(&current.source, "")),
+            None => "no target is announced".to_owned(),
+        };
+        for source in self.sources.iter().filter(|source| source.state != SourceState::Healthy) {
+            text.push_str("; ");
+            text.push_str(&of_source(&source.name, &source.message));
+        }
+        text
+    }
+}
+
+/// Returns a message about a source. An empty name stands for an announced target that no source offers.
+fn of_source(name: &str, message: &str) -> String {
+    let name = if name.is_empty() { "a target that no source in spec.sources offers" } else { name };
+    if message.is_empty() { name.to_owned() } else { format!("{name}: {message}") }
+}
