@@ -102,7 +102,8 @@ async fn restored_load_balancer_keeps_its_external_target() {
         cluster.create_load_balancer("default", name).await;
         set_target(&cluster, name, "old.example.com").await;
     }
-    // The watches can't learn the newest resource version in time, and without leader election no new term relists.
+    // The watches can't learn the newest resource version in time, and without leader election, for an instance without
+    // a Lease, no new term relists.
     let restored = Arc::new(AtomicBool::new(false));
     let is_restored = Arc::clone(&restored);
     let injector = move |line: &str| {
@@ -118,7 +119,7 @@ async fn restored_load_balancer_keeps_its_external_target() {
     };
     let api = FaultyApi::start(&plane, Arc::new(injector)).await;
     let args = ["--kubeconfig", api.kubeconfig(), "--target-namespace", TARGETS, "--upstream", "none"];
-    let rest = ["--max-deletes", "unlimited", "--delete-delay", "0s", "--leader-election", "off"];
+    let rest = ["--max-deletes", "unlimited", "--delete-delay", "0s", "--instance", "own"];
     let linker = Linker::start(args.into_iter().chain(rest));
     for name in ["web-default-ext", "api-default-ext"] {
         wait_for_external_target(&cluster, TARGETS, name, "old.example.com").await;

@@ -31,6 +31,7 @@ mod finalizer;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;
 mod instances;
+mod laptop;
 mod leader;
 mod left_out;
 mod links;
@@ -61,6 +62,5 @@ mod tiers;
 mod tls;
 mod undecodable_objects;
 mod upstreams;
-mod workstation;
 mod world;
 mod zone_answers;

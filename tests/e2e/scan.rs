@@ -10,8 +10,8 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::eventually;
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::proxy::{ApiFault, FaultyApi};
+use crate::laptop::api_server;
 use crate::source::{own_cluster, wait_for_target};
-use crate::workstation::api_server;
 
 /// The number of namespaces with hand-made Services: four in each.
 const NAMESPACES: usize = 10;

@@ -322,7 +322,8 @@ async fn only_one_follower_probes_an_absent_api_server() {
     let own = cluster.create_namespace("own").await;
     // The policy undoes each write. lb-linker repeats it after a pause, so followers become due without a watch event.
     create_overwriting_policy(&plane, &cluster, &own).await;
-    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
+    // An instance without a Lease: otherwise the permission to write would end 10 s after the API server.
+    let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none", "--instance", "own"]);
     load_balancer(&cluster, &own, "web", "a.example.com").await;
     for i in 0..20 {
         follower(&cluster, &own, &format!("db-{i}"), "web").await;

@@ -369,7 +369,7 @@ async fn kubectl_explain_describes_every_field() {
         ".status.history",
         ".status.conditions",
     ] {
-        let explained = plane.kubectl(&["explain", &format!("xt{path}")]);
+        let explained = plane.kubectl(&["explain", &format!("sn{path}")]);
         assert!(!explained.contains("<no description>"), "{explained}");
     }
 }
@@ -515,7 +515,7 @@ async fn links_and_scan_print_stable_names() {
     assert_eq!(found["exact"][0]["service"], "current", "{found}");
     assert_eq!(found["exact"][0]["loadBalancer"], web, "{found}");
     assert_eq!(found["sources"][0]["service"], "former", "{found}");
-    assert_eq!(found["sources"][0]["externalTargets"], json!([web]), "{found}");
+    assert_eq!(found["sources"][0]["stableNames"], json!([web]), "{found}");
     let report = run("scan", &["-n", &other, "--apply", "--yes"]);
     let applied =
         format!("{web}: spec.allowFrom=elsewhere,{other}\n{other}/current: linker.hsj.com/source={web}\n");
@@ -541,7 +541,7 @@ async fn exported_stable_name_keeps_its_target_in_manifests() {
     });
     patch_status(&api, "web", status).await;
     let directory = tempfile::tempdir().unwrap();
-    for what in ["sn", "sn/web", "xt,services"] {
+    for what in ["sn", "sn/web", "sn,services"] {
         for format in ["yaml", "json"] {
             let exported =
                 plane.kubectl(&["get", what, "-n", &namespace, "-o", format, "--show-managed-fields"]);

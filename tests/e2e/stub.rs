@@ -20,8 +20,8 @@ use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::{helm, programs};
 use crate::harness::{EVENT_TIMEOUT, apply_deploy, deploy, eventually};
+use crate::laptop::api_server;
 use crate::release::chart::{CHART, Helm};
-use crate::workstation::api_server;
 
 /// The cluster IPs of lb-linker's Service, before and after it is recreated.
 const LB_LINKER: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 53), Ipv4Addr::new(10, 0, 0, 54)];

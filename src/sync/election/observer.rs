@@ -157,26 +157,36 @@ impl WriteGuard {
     }
 
     async fn watch(&self) {
-        let (mut observer, mut leader, mut is_refused) = (LeaseObserver::default(), None, false);
-        let mut is_waiting = false;
+        let (mut observer, mut leader, mut refused_since) = (LeaseObserver::default(), None, None);
+        let (mut is_refused, mut is_waiting) = (false, false);
         loop {
             let sent = clock::now();
             let answer = self.lease.get(&self.client).await;
             self.settled.send_replace(true);
+            let now = Instant::now();
             let found = match &answer {
-                Ok(lease) => observer.observe(lease.as_ref(), Instant::now()),
+                Ok(lease) => {
+                    (refused_since, is_refused) = (None, false);
+                    observer.observe(lease.as_ref(), now)
+                }
+                // An API server that has just started refuses everything until it has read the roles.
                 Err(failure) if failure.code() == 403 => {
-                    if !is_refused {
-                        let why = self.lease.explain(failure);
-                        warn!("{why}; a leader in the cluster may write the same objects, and isn't noticed");
+                    let since = *refused_since.get_or_insert(now);
+                    if now.duration_since(since) < Timing::DEFAULT.lease {
+                        LeaseUse::Unknown
+                    } else {
+                        if !std::mem::replace(&mut is_refused, true) {
+                            let why = self.lease.explain(failure);
+                            warn!(
+                                "{why}; a leader in the cluster may write the same objects, and isn't noticed"
+                            );
+                        }
+                        LeaseUse::Free
                     }
-                    LeaseUse::Free
                 }
                 // The permission ends by the clock.
                 Err(_) => LeaseUse::Unknown,
             };
-            let is_answered = answer.is_ok();
-            is_refused = answer.is_err_and(|failure| failure.code() == 403);
             match found {
                 LeaseUse::Free => {
                     let begun = self.leadership.grant(sent, unix_now());
@@ -197,7 +207,9 @@ impl WriteGuard {
                 LeaseUse::Unknown if self.leadership.holds() => {}
                 LeaseUse::Unknown => {
                     self.leadership.revoke();
-                    if is_answered && !std::mem::replace(&mut is_waiting, true) {
+                    if (answer.is_ok() || refused_since.is_some())
+                        && !std::mem::replace(&mut is_waiting, true)
+                    {
                         let ForeignLease { namespace, name } = &self.lease;
                         info!(
                             "waiting for Lease {namespace}/{name}: whether another process renews it shows within the \

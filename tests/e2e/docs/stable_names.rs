@@ -149,7 +149,7 @@ async fn commands_of_the_page_print_the_outputs_on_the_page() {
         }
         run_step(&plane, step).await;
         if step.commands.contains("create quota") {
-            let refusal = "exceeded quota: external-targets";
+            let refusal = "exceeded quota: stable-names";
             let is_refused = || async { run(&plane, OVER_QUOTA).contains(refusal).then_some(()) };
             eventually("the quota is in force", is_refused).await;
         }
@@ -182,10 +182,10 @@ fn column(page: &str, heading: &str, column: usize) -> BTreeSet<String> {
 #[test]
 fn page_has_all_condition_reasons_of_the_program() {
     let source = |file: &str| fs::read_to_string(repository().join("src/sync").join(file)).unwrap();
-    let conditions = source("failover/conditions.rs");
+    let conditions = source("stable_name/decision/conditions.rs");
     let reason = Regex::new(r#""([A-Z][a-z]+[A-Z][A-Za-z]+|Accepted|Unverified)""#).unwrap();
     let refusal = Regex::new(r#"Self::\w+ => "(\w+)""#).unwrap();
-    let refusals = source("failover/spec.rs");
+    let refusals = source("stable_name/decision/spec.rs");
     let found = reason.captures_iter(&conditions).chain(refusal.captures_iter(&refusals));
     let mut known: BTreeSet<String> = found.map(|found| found[1].to_owned()).collect();
     known.insert("CutoverTimedOut".to_owned());

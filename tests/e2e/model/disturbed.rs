@@ -18,7 +18,7 @@ use hickory_proto::rr::{RData, Record, RecordType};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use lb_linker::api::stable_name::StableName as StableNameObject;
+use lb_linker::api::stable_name::StableName;
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 use nix::sys::signal::Signal;
@@ -34,7 +34,7 @@ use super::generator::{Generator, Universe};
 use super::observe::observe;
 use super::operations::{Action, Operation, Outcome};
 use super::rules::{Model, Observed, ZONE};
-use super::world::{Balancer, StableName, Target};
+use super::world::{Balancer, Target, TargetObjects};
 use crate::failover::shortest_check;
 use crate::harness::clock::{ClockStop, ShiftedClock};
 use crate::harness::control_plane::{ControlPlane, Options};
@@ -586,7 +586,7 @@ impl Disturbed {
     async fn change_stable_name(&mut self) {
         let i = self.random.random_range(0..self.stable_names.len());
         let (number, exists) = self.stable_names[i];
-        let api: Api<StableNameObject> = Api::namespaced(self.executor.cluster.client.clone(), NAMESPACE);
+        let api: Api<StableName> = Api::namespaced(self.executor.cluster.client.clone(), NAMESPACE);
         let (name, hosts) = (format!("sn-{i}"), ["a", "b"].map(|end| format!("sn-{i}-{end}.example.com")));
         let shared = Arc::clone(&self.shared);
         let change = |state: State| shared.with(|history| history.end_change(number, state));
@@ -599,7 +599,7 @@ impl Disturbed {
                     .collect();
                 let spec =
                     json!({"sources": sources, "check": shortest_check(), "failback": {"afterSeconds": 2}});
-                let object = StableNameObject::new(&name, serde_json::from_value(spec).unwrap());
+                let object = StableName::new(&name, serde_json::from_value(spec).unwrap());
                 shared.with(history::History::begin_change);
                 api.create(&PostParams::default(), &object).await.unwrap();
                 change(State::Announcing(hosts.to_vec()));
@@ -701,14 +701,14 @@ impl Disturbed {
             wrong.extend(self.wrong_answers(key, &present).await);
             let port = self.model.links.get(key).map_or(80, |link| link.port);
             let may_be = |state: &State| match state {
-                State::Hosts(hosts) => hosts.iter().map(|host| StableName::named(host)).collect(),
-                State::Ips(ips) => vec![StableName::of(&Target::Ips(ips.clone()), port)],
-                _ => vec![StableName::default()],
+                State::Hosts(hosts) => hosts.iter().map(|host| TargetObjects::named(host)).collect(),
+                State::Ips(ips) => vec![TargetObjects::of(&Target::Ips(ips.clone()), port)],
+                _ => vec![TargetObjects::default()],
             };
-            let may_be: Vec<StableName> = present.iter().flat_map(may_be).collect();
+            let may_be: Vec<TargetObjects> = present.iter().flat_map(may_be).collect();
             let objects: Vec<_> = observed.of(key).collect();
             let is_right = match objects[..] {
-                [] => may_be.contains(&StableName::default()),
+                [] => may_be.contains(&TargetObjects::default()),
                 [(_, shape)] => may_be.contains(shape),
                 _ => false,
             };

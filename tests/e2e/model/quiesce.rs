@@ -7,7 +7,7 @@ use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 
 use super::rules::{Link, Model, Observed, TOMBSTONE, ZONE, default_name, hashed_name, label};
-use super::world::{Ingress, StableName, Target, TargetService};
+use super::world::{Ingress, Target, TargetObjects, TargetService};
 
 /// The numbers of compared items, with which a test asserts that it has compared enough.
 #[derive(Clone, Debug, Default)]
@@ -37,8 +37,8 @@ impl Model {
         let mut next = self.clone();
         let (mut wrong, mut checked) = (Vec::new(), ComparedCounts::default());
         for (key, link) in self.links.iter().filter(|(_, link)| link.target.is_none()) {
-            let now: Vec<(&String, &StableName)> = observed.of(key).collect();
-            let absent = [StableName::default()];
+            let now: Vec<(&String, &TargetObjects)> = observed.of(key).collect();
+            let absent = [TargetObjects::default()];
             let may_be = self.possible.get(key).map_or(&absent[..], Vec::as_slice);
             checked.either += usize::from(may_be.len() > 1);
             match (self.on_delete, link.is_orphaned()) {
@@ -54,7 +54,7 @@ impl Model {
                 }
                 (OnDelete::Retain, true) | (_, false) => {
                     let right = match now[..] {
-                        [] => may_be.iter().any(StableName::is_absent),
+                        [] => may_be.iter().any(TargetObjects::is_absent),
                         [(_, shape)] => shape.is_made_of(may_be),
                         _ => false,
                     };
@@ -90,7 +90,7 @@ impl Model {
             }
             let mut may_be = self.possible.get(key).cloned().unwrap_or_default();
             // An object under another name may be partly written or partly deleted.
-            may_be.push(StableName::default());
+            may_be.push(TargetObjects::default());
             if !shape.is_made_of(&may_be) && !matches!(shape.service, Some(TargetService::Other(..))) {
                 wrong.push(format!("{name} of {key} is {shape:?} and may be {may_be:?}"));
             }
@@ -117,16 +117,16 @@ impl Model {
             for (key, name) in &names {
                 let link = &self.links[key];
                 let desired = match &link.target {
-                    Some(target) => StableName::of(target, link.port),
+                    Some(target) => TargetObjects::of(target, link.port),
                     None if link.gone && self.on_delete == OnDelete::Tombstone => {
-                        StableName::named(TOMBSTONE)
+                        TargetObjects::named(TOMBSTONE)
                     }
                     // lb-linker creates no tombstone for an existing Service; it only overwrites an existing object.
                     None if link.recreated && self.on_delete == OnDelete::Tombstone => {
                         if !self.objects.keys().any(|(_, owner)| owner == key) {
                             continue;
                         }
-                        StableName::named(TOMBSTONE)
+                        TargetObjects::named(TOMBSTONE)
                     }
                     None => continue,
                 };
@@ -155,7 +155,7 @@ impl Model {
             self.objects.retain(|(_, owner), _| !links.get(owner).is_some_and(Link::is_orphaned));
         }
         if self.on_delete == OnDelete::Tombstone {
-            let has_service = |(_, shape): &(_, &StableName)| shape.service.is_some();
+            let has_service = |(_, shape): &(_, &TargetObjects)| shape.service.is_some();
             let with_service: BTreeSet<ServiceKey> =
                 self.objects.iter().filter(has_service).map(|((_, owner), _)| owner.clone()).collect();
             let is_orphaned = |owner: &ServiceKey| self.links.get(owner).is_some_and(Link::is_orphaned);

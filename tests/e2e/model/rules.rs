@@ -8,7 +8,7 @@ use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 
 use super::operations::{Action, Operation, Outcome};
-use super::world::{Balancer, Follower, Ingress, ServiceType, StableName, Target, TargetService};
+use super::world::{Balancer, Follower, Ingress, ServiceType, Target, TargetObjects, TargetService};
 
 /// The zone of the tests.
 pub const ZONE: &str = "lb.internal";
@@ -40,7 +40,7 @@ impl Link {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// lb-linker's objects, by name and by the link in their labels.
-    pub ours: BTreeMap<(String, ServiceKey), StableName>,
+    pub ours: BTreeMap<(String, ServiceKey), TargetObjects>,
     /// All other objects, by kind and name, with UID and resourceVersion.
     pub foreign: BTreeMap<String, String>,
     /// All objects, with UID and resourceVersion.
@@ -52,7 +52,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    pub fn of<'a>(&'a self, key: &'a ServiceKey) -> impl Iterator<Item = (&'a String, &'a StableName)> {
+    pub fn of<'a>(&'a self, key: &'a ServiceKey) -> impl Iterator<Item = (&'a String, &'a TargetObjects)> {
         self.ours.iter().filter(move |((_, owner), _)| owner == key).map(|((name, _), shape)| (name, shape))
     }
 }
@@ -72,9 +72,9 @@ pub struct Model {
     pub balancers: BTreeMap<ServiceKey, Balancer>,
     pub(super) links: BTreeMap<ServiceKey, Link>,
     /// lb-linker's external targets at the last quiet point.
-    pub(super) objects: BTreeMap<(String, ServiceKey), StableName>,
+    pub(super) objects: BTreeMap<(String, ServiceKey), TargetObjects>,
     /// The possible external targets of each link since the last quiet point.
-    pub(super) possible: BTreeMap<ServiceKey, Vec<StableName>>,
+    pub(super) possible: BTreeMap<ServiceKey, Vec<TargetObjects>>,
     /// Links that have lost their Service since the last quiet point; lb-linker learns of the deletion a moment
     /// later.
     pub(super) recently_deleted: BTreeSet<ServiceKey>,
@@ -151,7 +151,7 @@ impl Model {
                 if let Some(link) = self.links.get(key).filter(|_| self.running)
                     && let Some(target) = &link.target
                 {
-                    let shape = StableName::of(target, link.port);
+                    let shape = TargetObjects::of(target, link.port);
                     self.note(key, shape);
                 }
             }
@@ -247,8 +247,8 @@ impl Model {
     /// Records the possible external target of a deleted Service.
     fn record_deletion(&mut self, key: &ServiceKey) {
         match self.on_delete {
-            OnDelete::Delete => self.note(key, StableName::default()),
-            OnDelete::Tombstone => self.note(key, StableName::named(TOMBSTONE)),
+            OnDelete::Delete => self.note(key, TargetObjects::default()),
+            OnDelete::Tombstone => self.note(key, TargetObjects::named(TOMBSTONE)),
             OnDelete::Retain => {}
         }
     }
@@ -281,7 +281,7 @@ impl Model {
             target,
             port: balancer.port,
         };
-        let shape = link.target.as_ref().map(|target| StableName::of(target, link.port));
+        let shape = link.target.as_ref().map(|target| TargetObjects::of(target, link.port));
         self.links.insert(key.clone(), link);
         self.note_follower_target(key);
         self.record_current(key);
@@ -293,10 +293,10 @@ impl Model {
 
     /// Records the manual deletion of a link's external target and EndpointSlices.
     fn manual_removal(&mut self, key: &ServiceKey, outcome: &Outcome) {
-        self.manual_change(key, outcome, |shape| *shape = StableName::default());
+        self.manual_change(key, outcome, |shape| *shape = TargetObjects::default());
     }
 
-    fn manual_change(&mut self, key: &ServiceKey, outcome: &Outcome, change: impl Fn(&mut StableName)) {
+    fn manual_change(&mut self, key: &ServiceKey, outcome: &Outcome, change: impl Fn(&mut TargetObjects)) {
         if !outcome.touched {
             return;
         }
@@ -315,7 +315,7 @@ impl Model {
             shapes.extend(changed);
         }
         if has_tombstone && shapes.iter().any(|shape| !shape.is_absent()) {
-            self.note(key, StableName::named(TOMBSTONE));
+            self.note(key, TargetObjects::named(TOMBSTONE));
         }
         // A link without objects doesn't own its name.
         self.objects.retain(|(_, owner), shape| {
@@ -335,7 +335,7 @@ impl Model {
         }
     }
 
-    fn note(&mut self, key: &ServiceKey, shape: StableName) {
+    fn note(&mut self, key: &ServiceKey, shape: TargetObjects) {
         self.record_current(key);
         let shapes = self.possible.get_mut(key).expect("it has just been noted");
         if !shapes.contains(&shape) {

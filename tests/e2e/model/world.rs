@@ -96,13 +96,13 @@ pub type Slice = (Vec<IpAddr>, u16);
 
 /// An external target with its EndpointSlices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StableName {
+pub struct TargetObjects {
     pub service: Option<TargetService>,
     pub ipv4: Option<Slice>,
     pub ipv6: Option<Slice>,
 }
 
-impl StableName {
+impl TargetObjects {
     /// Returns the expected objects for a target.
     pub fn of(target: &Target, port: u16) -> Self {
         match target {

@@ -160,7 +160,7 @@ async fn process_without_election_leaves_writes_to_a_leader() {
     plane.kubectl(&[&name[..], &role].concat());
     let account = "--serviceaccount=lb-linker:lb-linker";
     plane.kubectl(&[&name[..], &["rolebinding", "leases", "--role=leases", account]].concat());
-    permission(plane, true, &["get", "leases", "-n", &namespace, LINKER]).await;
+    permission(plane, true, &["get", "leases.coordination.k8s.io", "-n", &namespace, LINKER]).await;
     let linker = Linker::start_bare(&[], &unelected);
     set("b.example.com").await;
     written("b.example.com").await;
