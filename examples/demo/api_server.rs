@@ -194,7 +194,8 @@ fn reply(code: StatusCode, body: &Value) -> Response {
 }
 
 fn refuse(code: StatusCode) -> Response {
-    let reason = code.canonical_reason().unwrap_or_default();
+    // The reasons of the API: `NotFound`, `Conflict`.
+    let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
     let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
         "message": reason, "reason": reason, "code": code.as_u16()});
     reply(code, &status)

@@ -19,7 +19,7 @@ use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::source_annotation::followers::Followers;
 
 /// The watches that a view depends on.
-const WATCHES: [&str; 2] = ["load-balancers", "external-targets-watched"];
+const WATCHES: [&str; 2] = ["load-balancers", "stable-names"];
 /// The age from which a view without an outage has a notice. The API server sends a bookmark about once a minute.
 const MAX_SILENCE: Duration = Duration::from_secs(180);
 /// The age in seconds from which a view has a notice while the API server can't be reached, and the step of the age that

@@ -28,7 +28,7 @@ const OVERRIDES_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a failed write.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The watches of the links: the links are as current as the watch that has been silent for longest.
-const WATCHES: [&str; 2] = ["load-balancers", "external-targets-watched"];
+const WATCHES: [&str; 2] = ["load-balancers", "stable-names"];
 
 /// Why a snapshot couldn't be written.
 #[derive(Debug, thiserror::Error)]

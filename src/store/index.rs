@@ -78,6 +78,10 @@ impl Index {
         if matches!(own, Lookup::Link(_)) {
             return (own, None);
         }
+        // The first custom hostname outdates everything.
+        if self.custom_hostnames.count.load(Ordering::Acquire) == 0 {
+            return (own, Some(all.with_slots([self.default_names.slot_of(name)], changes)));
+        }
         let (found, encloser) = self.find_custom(name, origin, own);
         let slots = self.slots_of(name, origin, encloser);
         (found, Some(all.with_slots(slots, changes)))
@@ -165,7 +169,12 @@ impl NameTree {
             };
             let above = successors(parent(given), |domain| parent(domain));
             let alone = above.take_while(|domain| !domain.is_empty() && !has_others(domain));
-            self.slots.begin(once(given).chain(alone).map(|changed| self.slot_of(changed)))
+            let change = self.slots.begin(once(given).chain(alone).map(|changed| self.slot_of(changed)));
+            // What was kept while the tree had no names doesn't rest on its slots.
+            if names.is_empty() {
+                self.slots.outdate_all();
+            }
+            change
         });
         if let Some(before) = &before
             && link.as_ref().is_none_or(|link| !Arc::ptr_eq(before, link))

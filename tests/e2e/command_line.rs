@@ -420,7 +420,7 @@ fn check_cluster_reports_a_bad_token_in_one_sentence() {
 }
 
 #[tokio::test]
-async fn check_cluster_dry_runs_an_stable_name() {
+async fn check_cluster_dry_runs_an_external_target() {
     let (plane, cluster, target) = cluster_with_target().await;
     let check = |namespace: &str, account: &str, args: &[&str]| {
         let kubeconfig = plane.kubeconfig_for_service_account(namespace, account);

@@ -50,7 +50,7 @@ impl Links {
     }
 
     /// Replaces all links by the links of these objects. Returns the violated property.
-    pub fn replace(&self, services: &[Service], external_targets: &[Arc<StableName>]) -> Result<(), String> {
+    pub fn replace(&self, services: &[Service], stable_names: &[Arc<StableName>]) -> Result<(), String> {
         let mut observed = Vec::new();
         let mut keys = HashSet::new();
         for service in services {
@@ -68,10 +68,9 @@ impl Links {
             let key = ServiceKey::new(namespace, object.metadata.name.as_deref().unwrap_or_default());
             is_name(&key) && keys.insert(key)
         };
-        let external_targets: Vec<_> =
-            external_targets.iter().filter(|object| is_first(object)).cloned().collect();
+        let stable_names: Vec<_> = stable_names.iter().filter(|object| is_first(object)).cloned().collect();
         self.store.replace(None, observed, Vec::new(), &HashSet::new());
-        self.overrides.apply(&external_targets, &self.policy);
+        self.overrides.apply(&stable_names, &self.policy);
         for link in self.store.links() {
             check_names(&self.store.dns_names(&link), &self.policy.targets.zones[0])?;
         }

@@ -274,7 +274,7 @@ fn mutated_manifest_is_valid_or_fails_with_a_position() {
         move |bytes: &[u8], _: usize| manifest::try_manifest(&links, bytes).map(str::to_owned)
     };
     let tally = try_all(object_seeds::manifests(), MANIFESTS, start);
-    assert_mixed(&tally, MANIFESTS, &["wrong", "nothing", "services", "external targets"]);
+    assert_mixed(&tally, MANIFESTS, &["wrong", "nothing", "services", "stable names"]);
 }
 
 #[test]

@@ -22,7 +22,7 @@ pub fn try_manifest(links: &Links, bytes: &[u8]) -> Result<&'static str, String>
         _ if !objects.refused.is_empty() => "wrong",
         (true, true) => "nothing",
         (false, true) => "services",
-        (_, false) => "external targets",
+        (_, false) => "stable names",
     })
 }
 

@@ -65,9 +65,9 @@ pub fn manifests() -> Vec<Seed> {
     let text = |text: &str| text.as_bytes().to_vec();
     vec![
         ("service", text(SERVICE)),
-        ("external-target", text(STABLE_NAME)),
+        ("stable-name", text(STABLE_NAME)),
         ("service-json", text(SERVICE_JSON)),
-        ("external-target-json", text(STABLE_NAME_JSON)),
+        ("stable-name-json", text(STABLE_NAME_JSON)),
         ("documents", text(&format!("{STABLE_NAME}---\n# nothing\n---\n{SERVICE}"))),
         (
             "list",
@@ -80,7 +80,7 @@ pub fn manifests() -> Vec<Seed> {
             text(&format!(r#"{{"apiVersion":"v1","kind":"ServiceList","items":[{SERVICE_JSON}]}}"#)),
         ),
         (
-            "external-target-list",
+            "stable-name-list",
             text(&format!(
                 r#"{{"apiVersion":"linker.hsj.com/v1alpha1","kind":"StableNameList","items":[{STABLE_NAME_JSON}]}}"#
             )),
@@ -128,7 +128,7 @@ pub fn watches() -> Vec<Seed> {
         ("modified", event("MODIFIED", SERVICE_JSON)),
         ("deleted", event("DELETED", r#"{"metadata":{"name":"web","resourceVersion":"8"}}"#)),
         ("undecodable", event("ADDED", undecodable)),
-        ("external-target", event("ADDED", STABLE_NAME_JSON)),
+        ("stable-name", event("ADDED", STABLE_NAME_JSON)),
         ("bookmark", bookmark("")),
         ("list-end", bookmark(r#","annotations":{"k8s.io/initial-events-end":"true"}"#)),
         ("error", error.clone()),
@@ -173,7 +173,7 @@ pub fn snapshots() -> Vec<Seed> {
         ("hostname", hostname.clone()),
         ("settings", settings),
         ("addresses", addresses),
-        ("external-target", decided),
+        ("stable-name", decided),
         ("denied", denied),
         ("twice", format!("{hostname}\n{hostname}")),
         ("names-only", cut.clone()),

@@ -27,7 +27,7 @@ pub fn try_watch(links: &Links, bytes: &[u8], chunk: usize) -> Result<&'static s
 }
 
 fn check(links: &Links, bytes: &[u8], chunk: usize) -> Result<&'static str, String> {
-    let (mut services, mut external_targets) = (Vec::new(), Vec::new());
+    let (mut services, mut stable_names) = (Vec::new(), Vec::new());
     let events = events::<Service>(bytes, bytes.len().max(1))?;
     let kinds = events.iter().map(kind).collect::<Result<Vec<_>, _>>()?;
     let lines = bytes.split_inclusive(|byte| *byte == b'\n');
@@ -37,14 +37,14 @@ fn check(links: &Links, bytes: &[u8], chunk: usize) -> Result<&'static str, Stri
     let same = chunked.iter().map(kind).collect::<Result<Vec<_>, _>>()? == kinds;
     ensure(same, "events don't depend on the chunks in which they arrive")?;
     services.extend(objects(events));
-    external_targets.extend(objects(self::events::<StableName>(bytes, chunk)?));
+    stable_names.extend(objects(self::events::<StableName>(bytes, chunk)?));
 
     let listed = page::<Service>(bytes)?;
     let is_page = listed.is_some();
     services.extend(listed.into_iter().flatten());
-    external_targets.extend(page::<StableName>(bytes)?.into_iter().flatten());
-    let external_targets: Vec<_> = external_targets.into_iter().map(Arc::new).collect();
-    links.replace(&services, &external_targets)?;
+    stable_names.extend(page::<StableName>(bytes)?.into_iter().flatten());
+    let stable_names: Vec<_> = stable_names.into_iter().map(Arc::new).collect();
+    links.replace(&services, &stable_names)?;
     Ok(if is_page { "page" } else { kinds.last().copied().unwrap_or("nothing") })
 }
 

@@ -177,7 +177,7 @@ fn contradictory_snapshot_is_restored_without_a_panic() {
 }
 
 #[test]
-fn override_by_an_stable_name_is_restored() {
+fn override_by_a_stable_name_is_restored() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("shop", "web");
     store.apply(observed(&key, 1, Some(host("service.example."))));

@@ -17,6 +17,7 @@ use super::{ElectionMetrics, KnownLeader, RequestFailure, ask, clock, lease};
 use crate::model::excerpt::value;
 use crate::sync::controller::supervisor::SyncError;
 use crate::sync::election::term::unix_now;
+use crate::sync::k8s::errors::ThrottledLog;
 
 /// Time between two reads of a Lease whose state isn't known yet.
 const FIRST_INTERVAL: Duration = Duration::from_secs(1);
@@ -89,10 +90,13 @@ struct LeaseObserver {
     /// The Lease, and since when it hasn't changed.
     seen: Option<(Option<LeaseSpec>, Instant)>,
     leader: Option<String>,
+    /// Since when the permission to read the Lease is refused.
+    refused_since: Option<Instant>,
 }
 
 impl LeaseObserver {
     fn observe(&mut self, lease: Option<&Lease>, now: Instant) -> LeaseUse {
+        self.refused_since = None;
         let holder = lease.and_then(lease::holder);
         let spec = lease.and_then(|lease| lease.spec.clone());
         let before = self.seen.take();
@@ -113,6 +117,24 @@ impl LeaseObserver {
             return LeaseUse::Free;
         }
         self.leader.clone().map_or(LeaseUse::Unknown, LeaseUse::Led)
+    }
+
+    /// Takes note of a request that failed, with 403 if `is_refused`. `holds`: whether this process may write.
+    fn observe_failure(&mut self, is_refused: bool, holds: bool, now: Instant) -> LeaseUse {
+        if !holds {
+            // The leader couldn't renew the Lease in an outage either: it has the Lease's time after that.
+            self.seen = None;
+        }
+        if !is_refused {
+            self.refused_since = None;
+            return LeaseUse::Unknown;
+        }
+        if let Some(leader) = &self.leader {
+            return LeaseUse::Led(leader.clone());
+        }
+        // An API server that has just started refuses everything until it has read the roles.
+        let since = *self.refused_since.get_or_insert(now);
+        if now.duration_since(since) < Timing::DEFAULT.lease { LeaseUse::Unknown } else { LeaseUse::Free }
     }
 }
 
@@ -157,64 +179,64 @@ impl WriteGuard {
     }
 
     async fn watch(&self) {
-        let (mut observer, mut leader, mut refused_since) = (LeaseObserver::default(), None, None);
-        let (mut is_refused, mut is_waiting) = (false, false);
+        let (mut observer, mut leader) = (LeaseObserver::default(), None);
+        let (mut is_refused, mut is_waiting, mut errors) = (false, false, ThrottledLog::default());
+        let ForeignLease { namespace, name } = &self.lease;
         loop {
             let sent = clock::now();
             let answer = self.lease.get(&self.client).await;
             self.settled.send_replace(true);
-            let now = Instant::now();
+            let (now, holds) = (Instant::now(), self.leadership.holds());
             let found = match &answer {
-                Ok(lease) => {
-                    (refused_since, is_refused) = (None, false);
-                    observer.observe(lease.as_ref(), now)
-                }
-                // An API server that has just started refuses everything until it has read the roles.
-                Err(failure) if failure.code() == 403 => {
-                    let since = *refused_since.get_or_insert(now);
-                    if now.duration_since(since) < Timing::DEFAULT.lease {
-                        LeaseUse::Unknown
-                    } else {
-                        if !std::mem::replace(&mut is_refused, true) {
+                Ok(lease) => observer.observe(lease.as_ref(), now),
+                Err(failure) => observer.observe_failure(failure.code() == 403, holds, now),
+            };
+            match (found, &answer) {
+                (LeaseUse::Free, answer) => {
+                    let begun = self.leadership.grant(sent, unix_now());
+                    let (led, waited) = (leader.take().is_some(), std::mem::take(&mut is_waiting));
+                    match answer {
+                        Err(failure) if !std::mem::replace(&mut is_refused, true) => {
                             let why = self.lease.explain(failure);
                             warn!(
                                 "{why}; a leader in the cluster may write the same objects, and isn't noticed"
                             );
                         }
-                        LeaseUse::Free
+                        Err(_) => {}
+                        Ok(_) => {
+                            is_refused = false;
+                            if let Some(term) = begun.filter(|_| led || waited) {
+                                let ended = if led { " any more" } else { "" };
+                                info!(
+                                    "no process leads by Lease {namespace}/{name}{ended}: this one writes in term {term}"
+                                );
+                            }
+                        }
                     }
                 }
-                // The permission ends by the clock.
-                Err(_) => LeaseUse::Unknown,
-            };
-            match found {
-                LeaseUse::Free => {
-                    let begun = self.leadership.grant(sent, unix_now());
-                    if let (Some(term), true, false) = (begun, leader.take().is_some(), is_refused) {
-                        let ForeignLease { namespace, name } = &self.lease;
-                        info!(
-                            "no process leads by Lease {namespace}/{name} any more: this one writes in term {term}"
-                        );
-                    }
-                }
-                LeaseUse::Led(holder) => {
+                (LeaseUse::Led(holder), _) => {
                     self.leadership.revoke();
                     if leader.as_ref() != Some(&holder) {
                         warn!("{}", self.lease.led_by(&holder));
                     }
                     leader = Some(holder);
                 }
-                LeaseUse::Unknown if self.leadership.holds() => {}
-                LeaseUse::Unknown => {
-                    self.leadership.revoke();
-                    if (answer.is_ok() || refused_since.is_some())
-                        && !std::mem::replace(&mut is_waiting, true)
-                    {
-                        let ForeignLease { namespace, name } = &self.lease;
-                        info!(
+                // The permission ends by the clock.
+                (LeaseUse::Unknown, _) if holds => {}
+                (LeaseUse::Unknown, answer) => {
+                    let has_ended = self.leadership.revoke();
+                    match answer {
+                        Ok(_) if !std::mem::replace(&mut is_waiting, true) => info!(
                             "waiting for Lease {namespace}/{name}: whether another process renews it shows within the \
                              duration of the Lease, 15 s by default; nothing is written before"
-                        );
+                        ),
+                        // Watches report an API server that can't be reached.
+                        Err(failure) if has_ended || !matches!(failure.code(), 0 | 403) => {
+                            let why =
+                                format!("{}; nothing is written meanwhile", self.lease.explain(failure));
+                            errors.report(failure.code(), &why);
+                        }
+                        _ => {}
                     }
                 }
             }
@@ -285,5 +307,33 @@ mod tests {
             OwnerReference { api_version: "v1".to_owned(), kind: "Pod".to_owned(), ..Default::default() };
         for_life.metadata.owner_references = Some(vec![pod]);
         assert_eq!(observed(&[(0, Some(for_life))]), ["a"]);
+    }
+
+    #[test]
+    fn leader_has_time_to_renew_its_lease_after_an_outage() {
+        let (mut observer, start) = (LeaseObserver::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let renewed = |seconds| lease("a", seconds, Some(15));
+        observer.observe(Some(&renewed(1)), at(0));
+        let led = || LeaseUse::Led("a".to_owned());
+        assert_eq!(observer.observe(Some(&renewed(2)), at(2)), led());
+        assert_eq!(observer.observe_failure(false, false, at(4)), LeaseUse::Unknown);
+        assert_eq!(observer.observe(Some(&renewed(2)), at(100)), led());
+        // The permission to read the Lease is gone, and the leader isn't.
+        assert_eq!(observer.observe_failure(true, false, at(102)), led());
+        assert_eq!(observer.observe_failure(true, false, at(200)), led());
+        observer.observe(Some(&renewed(2)), at(300));
+        assert_eq!(observer.observe(Some(&renewed(2)), at(345)), LeaseUse::Free);
+    }
+
+    #[test]
+    fn refusal_of_the_lease_counts_once_it_lasts() {
+        let (mut observer, start) = (LeaseObserver::default(), Instant::now());
+        let mut fails = |is_refused, seconds| {
+            observer.observe_failure(is_refused, false, start + Duration::from_secs(seconds))
+        };
+        assert_eq!([fails(true, 0), fails(true, 14)], [LeaseUse::Unknown, LeaseUse::Unknown]);
+        assert_eq!([fails(false, 15), fails(true, 16)], [LeaseUse::Unknown, LeaseUse::Unknown]);
+        assert_eq!([fails(true, 30), fails(true, 31)], [LeaseUse::Unknown, LeaseUse::Free]);
     }
 }

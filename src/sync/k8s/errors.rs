@@ -201,8 +201,9 @@ impl ObjectErrors {
 
     /// Sets the parts of the error of an object; none clears it. Logs the new parts, at a limited rate, and returns them.
     pub fn set_parts<'a, T: fmt::Display>(&mut self, key: &ServiceKey, parts: &'a [T]) -> Vec<&'a T> {
-        let before = self.of(key);
-        let is_new = |part: &&T| before.as_ref().is_none_or(|before| !before.contains(&part.to_string()));
+        let before = self.of(key).map(|before| format!("; {before}; "));
+        let is_new =
+            |part: &&T| before.as_ref().is_none_or(|before| !before.contains(&format!("; {part}; ")));
         let new: Vec<&T> = parts.iter().filter(is_new).collect();
         self.logged.set(key, (!parts.is_empty()).then(|| sentences(parts)).as_deref());
         if !new.is_empty() {

@@ -45,7 +45,7 @@ use crate::sync::source::unselected::UnselectedServices;
 use leaving::{DepartedService, RemovalChecks};
 
 /// Maximum time that the first links wait until the owners of names are known.
-pub(super) const STABLE_NAMES_LIST_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const EXTERNAL_TARGETS_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 pub struct ServiceWatcher {
@@ -763,14 +763,14 @@ impl PartialList {
 }
 
 /// Waits until the owners of names and the StableNames are known: a name mustn't go to another link, nor a link to
-/// another target, because Services were listed first. The wait ends [`STABLE_NAMES_LIST_TIMEOUT`] after the first
+/// another target, because Services were listed first. The wait ends [`EXTERNAL_TARGETS_LIST_TIMEOUT`] after the first
 /// call with this `deadline`.
 async fn wait_for_owners(store: &Store, deadline: &mut Option<Instant>) {
     let known = async {
         store.owners_known().await;
         store.overrides_known().await;
     };
-    let deadline = *deadline.get_or_insert_with(|| Instant::now() + STABLE_NAMES_LIST_TIMEOUT);
+    let deadline = *deadline.get_or_insert_with(|| Instant::now() + EXTERNAL_TARGETS_LIST_TIMEOUT);
     // After the timeout DNS starts without the owners and StableNames: the API server may answer one list, and fail
     // at another one.
     let _ = tokio::time::timeout_at(deadline, known).await;

@@ -22,7 +22,7 @@ use serde_saphyr::Spanned;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 use tracing::{info, warn};
 
-use super::cluster::STABLE_NAMES_LIST_TIMEOUT;
+use super::cluster::EXTERNAL_TARGETS_LIST_TIMEOUT;
 use super::file_watcher::{DirectoryError, changes};
 use super::kept_services::KeptServices;
 use super::own_targets::own_hosts;
@@ -123,7 +123,7 @@ impl ManifestSource {
             // Wait until the external targets are read, which record the owners of names: otherwise a Service that is
             // read earlier could get the name of another link.
             let deadline = *owners_deadline
-                .get_or_insert_with(|| tokio::time::Instant::now() + STABLE_NAMES_LIST_TIMEOUT);
+                .get_or_insert_with(|| tokio::time::Instant::now() + EXTERNAL_TARGETS_LIST_TIMEOUT);
             let _ = tokio::time::timeout_at(deadline, self.store.owners_known()).await;
             // A file that can't be read yet may contain any Service, so none may be considered gone.
             if !self.store.is_synced() && has_never_valid_file {

@@ -65,7 +65,7 @@ const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of changes that are processed at once.
 const MAX_BATCH: usize = 1024;
 /// Maximum time that the first discovery request waits until the external targets are listed.
-const STABLE_NAMES_LIST_TIMEOUT: Duration = Duration::from_secs(10);
+const EXTERNAL_TARGETS_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 pub struct FailoverContext {
@@ -140,7 +140,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Read the external targets first: until a StableName is read, DNS answers with the target of its external
     // target.
-    let owners = timeout(STABLE_NAMES_LIST_TIMEOUT, context.store.owners_known());
+    let owners = timeout(EXTERNAL_TARGETS_LIST_TIMEOUT, context.store.owners_known());
     let begin = async { tokio::join!(context.leadership.settled(), owners) };
     if stop.run_until_cancelled(begin).await.is_none() {
         return Ok(());

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_an_stable_name_are_those_of_the_crd() {
+    fn fields_of_a_stable_name_are_those_of_the_crd() {
         let mut crd = serde_json::to_value(crd::stable_names()).unwrap();
         let mut theirs = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take();
         reduce(&mut theirs);

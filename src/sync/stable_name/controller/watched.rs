@@ -183,7 +183,7 @@ impl FailoverController {
         let scope = &mut self.scopes[number];
         scope.stop();
         let query = RequestQuery { namespace: scope.namespace.clone(), ..RequestQuery::default() };
-        let name = watch_name("external-targets-watched", scope.namespace.as_deref());
+        let name = watch_name("stable-names", scope.namespace.as_deref());
         let activity = self.context.staleness.watch(&name);
         let FailoverContext { client, availability, .. } = &self.context;
         let events = list_watch::<StableName>(client.clone(), query, activity, availability.clone());

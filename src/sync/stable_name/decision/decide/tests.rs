@@ -984,7 +984,7 @@ fn new_leader_continues_the_wait_for_a_failback() {
 }
 
 #[test]
-fn object_without_status_begins_with_its_stable_name() {
+fn object_without_status_begins_with_its_external_target() {
     for (present, expected) in [("b.example", "busan b.example"), ("old.example", " old.example")] {
         let mut harness = Harness::new(&SOURCES);
         harness.present_target = Some((target(present), "".into()));
@@ -998,7 +998,7 @@ fn object_without_status_begins_with_its_stable_name() {
 }
 
 #[test]
-fn missing_status_target_is_taken_from_the_stable_name() {
+fn missing_status_target_is_taken_from_the_external_target() {
     let mut harness = Harness::new(&SOURCES);
     harness.decide();
     harness.present_target = Some((target("b.example"), "busan".into()));
