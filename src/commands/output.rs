@@ -15,7 +15,8 @@ pub(super) const BAD_INPUT: u8 = 2;
 /// The log filter of `links`, `scan` and `stub`: warnings, but none about single Services, because the output shows
 /// their states.
 const READING_LOG: &str = "warn,lb_linker::object_log=error,lb_linker::sync::events=error,\
-    lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off";
+    lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off,\
+    rustls_platform_verifier=off";
 
 /// Asks on stderr whether to change these objects of an API server. Returns whether the answer on stdin begins with y or
 /// Y.

@@ -225,6 +225,7 @@ impl WriteGuard {
                 (LeaseUse::Unknown, _) if holds => {}
                 (LeaseUse::Unknown, answer) => {
                     let has_ended = self.leadership.revoke();
+                    is_waiting |= has_ended;
                     match answer {
                         Ok(_) if !std::mem::replace(&mut is_waiting, true) => info!(
                             "waiting for Lease {namespace}/{name}: whether another process renews it shows within the \

@@ -84,5 +84,7 @@ pub(crate) fn log_first_list(store: &Store, link_reporter: &LinkReporter, change
             link_reporter.log.warn(&change.key, format_args!("link {}: {note}", change.key));
         }
     }
-    info!("ready: load balancers: {}", store.links().len());
+    let links = store.links();
+    let present = links.iter().filter(|link| !link.is_gone() && !link.is_left_out()).count();
+    info!("ready: load balancers: {present}");
 }

@@ -396,6 +396,9 @@ pub struct WatchLog {
     hint: &'static str,
     /// A note on the work that waits for the next list, if any.
     waiting: Option<String>,
+    /// Whether the watch has failed since its last event. Events of an old connection don't tell whether the API server
+    /// accepts new ones.
+    has_failed: bool,
 }
 
 impl WatchLog {
@@ -405,7 +408,14 @@ impl WatchLog {
     /// Returns the log for a watch of `what`; `hint` tells how to grant a missing permission.
     #[must_use]
     pub fn new(availability: ApiAvailability, what: String, hint: &'static str) -> Self {
-        Self { availability, error_log: ThrottledLog::default(), what, hint, waiting: None }
+        Self {
+            availability,
+            error_log: ThrottledLog::default(),
+            what,
+            hint,
+            waiting: None,
+            has_failed: false,
+        }
     }
 
     /// Returns the name of the watched objects for the log.
@@ -424,11 +434,14 @@ impl WatchLog {
         match item {
             Ok(Event::ListBegins) => Some(Event::ListBegins),
             Ok(event) => {
-                self.availability.report_available();
+                if std::mem::take(&mut self.has_failed) {
+                    self.availability.report_available();
+                }
                 self.error_log.recovered(&format!("the {} can be followed again", self.what));
                 Some(event)
             }
             Err(error) => {
+                self.has_failed = true;
                 match (&error, error.code()) {
                     (WatchError::Unidentified, _) => {
                         self.error_log.report(0, &explain_watch(&error, &self.what, self.hint));

@@ -651,15 +651,19 @@ fn kind_of(kind: &str) -> Option<&'static str> {
     [SERVICE, STABLE_NAME].into_iter().find(|known| *known == kind)
 }
 
-/// Returns the error for a kind that is a misspelled kind of this apiVersion; `None` for other kinds.
+/// Returns the error for a kind that is a misspelled kind of this apiVersion, or isn't one of lb-linker's own group;
+/// `None` for other kinds.
 fn misspelled_kind(api_version: Option<&str>, kind: Option<&str>) -> Option<String> {
     let known = match api_version?.split_once('/') {
         None if api_version == Some("v1") => SERVICE,
         Some((group, _)) if group == StableName::group(&()) => STABLE_NAME,
         _ => return None,
     };
-    let meant = meant(kind?, &[known])?;
-    Some(format!("kind {} is unknown; did you mean {meant}?", value(kind?)))
+    let kind = kind?;
+    match meant(kind, &[known]) {
+        Some(meant) => Some(format!("kind {} is unknown; did you mean {meant}?", value(kind))),
+        None => (known == STABLE_NAME).then(|| format!("kind {} is unknown; there is {known}", value(kind))),
+    }
 }
 
 /// Returns the known word of which `word` is a misspelling; `None` if there is none.

@@ -72,6 +72,10 @@ fn misspelled_kind_or_type_is_refused_with_its_position() {
             WEB.replace("StableName", "StableNames"),
             "web.yaml:2:7: kind \"StableNames\" is unknown; did you mean StableName?",
         ),
+        (
+            WEB.replace("StableName", "LoadBalancer"),
+            "web.yaml:2:7: kind \"LoadBalancer\" is unknown; there is StableName",
+        ),
     ] {
         assert_eq!(errors(&content), [expected], "{content}");
     }

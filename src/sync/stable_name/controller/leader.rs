@@ -677,7 +677,12 @@ impl FailoverController {
         let regarding = || Regarding::stable_name(key, &followed.object.uid);
         for event in written_changes.into_iter().flat_map(|changes| changes.events) {
             let (reason, message) = (reason_of(event.reason), event.message());
-            log.info(key, format_args!("StableName {key}: {reason}: {message}"));
+            let line = format_args!("StableName {key}: {reason}: {message}");
+            if reason.event_type() == "Warning" {
+                log.warn(key, line)
+            } else {
+                log.info(key, line)
+            }
             recorder.record(regarding(), reason, &message);
         }
         let accepted = written.conditions.iter().find(|condition| condition.type_ == "Accepted");
