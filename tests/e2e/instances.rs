@@ -117,7 +117,8 @@ async fn name_held_by_another_instance_is_a_conflict() {
     let name = format!("x-y-{namespace}-ext");
     let first = wait_for_external_target(&cluster, &target, &name, "a.example.com").await;
     let b = instance(plane, &target, &both, "b", &[]);
-    b.ready().await;
+    // Conflicts that are found before cause no Event.
+    b.counts("lb_linker_leader", 1.0).await;
     load_balancer(&cluster, &namespace, "x-y", "b", &[Ingress::Hostname("b.example.com")]).await;
     let line =
         b.line(&format!("external target {target}/{name} of link {namespace}/x-y is left alone")).await;
