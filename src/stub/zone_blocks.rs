@@ -80,7 +80,7 @@ impl Blocks {
         });
         let all: Vec<_> = all.collect();
         let mut in_the_way = all.iter().filter_map(|(zone, listener)| self.in_the_way(zone, listener));
-        // This block is in another key than the one that is changed.
+        // This block is in a key of the ConfigMap that isn't changed.
         if let Some((ZoneBlock { zone, .. }, wrong)) =
             self.wrong_blocks(forwarding).find(|(block, _)| block.is_ours)
         {

@@ -1,7 +1,7 @@
 //! # Name
 //!
 //! *ready* - serves `/ready`, which reports whether this instance can answer. `/ready` answers 200 and "OK" when all
-//! plugins are ready, else 503 with the names of those that aren't, and why. Only `lb_linker` has to become ready, when
+//! plugins are ready, else 503 with the names of the other ones, and why. Only `lb_linker` has to become ready, when
 //! the load balancers are first known. It then stays ready, also without the API server. While it answers from a
 //! [snapshot](operations.md#start-without-the-api-server), or the target namespace is missing, `/ready` is 200 with a
 //! note instead of "OK".
