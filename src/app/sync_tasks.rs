@@ -471,8 +471,12 @@ impl SyncSource {
                 let guard =
                     WriteGuard::new(client.clone(), lease, Arc::clone(&metrics.election), leader.clone());
                 let leadership = guard.leadership();
-                let run = (stop.clone(), move || guard.clone().run(stop.clone()));
-                tasks.spawn(supervise("the look-out for other leaders", run.0, supervisor, run.1));
+                tasks.spawn(supervise(
+                    "the look-out for other leaders",
+                    stop.clone(),
+                    supervisor,
+                    move || guard.clone().run(stop.clone()),
+                ));
                 return leadership;
             }
             metrics.election.leader.set(i64::from(writes));
@@ -491,8 +495,9 @@ impl SyncSource {
             leader.clone(),
         );
         let leadership = election.leadership();
-        let run = (stop.clone(), move || election.clone().run(stop.clone()));
-        tasks.spawn(supervise("the leader election", run.0, supervisor, run.1));
+        tasks.spawn(supervise("the leader election", stop.clone(), supervisor, move || {
+            election.clone().run(stop.clone())
+        }));
         leadership
     }
 }

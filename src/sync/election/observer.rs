@@ -179,7 +179,7 @@ impl WriteGuard {
     }
 
     async fn watch(&self) {
-        let (mut observer, mut leader) = (LeaseObserver::default(), None);
+        let mut observer = LeaseObserver::default();
         let (mut is_refused, mut is_waiting, mut errors) = (false, false, ThrottledLog::default());
         let ForeignLease { namespace, name } = &self.lease;
         loop {
@@ -187,6 +187,7 @@ impl WriteGuard {
             let answer = self.lease.get(&self.client).await;
             self.settled.send_replace(true);
             let (now, holds) = (Instant::now(), self.leadership.holds());
+            let former = observer.leader.clone();
             let found = match &answer {
                 Ok(lease) => observer.observe(lease.as_ref(), now),
                 Err(failure) => observer.observe_failure(failure.code() == 403, holds, now),
@@ -194,7 +195,7 @@ impl WriteGuard {
             match (found, &answer) {
                 (LeaseUse::Free, answer) => {
                     let begun = self.leadership.grant(sent, unix_now());
-                    let (led, waited) = (leader.take().is_some(), std::mem::take(&mut is_waiting));
+                    let (led, waited) = (former.is_some(), std::mem::take(&mut is_waiting));
                     match answer {
                         Err(failure) if !std::mem::replace(&mut is_refused, true) => {
                             let why = self.lease.explain(failure);
@@ -216,10 +217,9 @@ impl WriteGuard {
                 }
                 (LeaseUse::Led(holder), _) => {
                     self.leadership.revoke();
-                    if leader.as_ref() != Some(&holder) {
+                    if former.as_ref() != Some(&holder) {
                         warn!("{}", self.lease.led_by(&holder));
                     }
-                    leader = Some(holder);
                 }
                 // The permission ends by the clock.
                 (LeaseUse::Unknown, _) if holds => {}
@@ -241,7 +241,7 @@ impl WriteGuard {
                     }
                 }
             }
-            self.known_leader.0.lock().clone_from(&leader);
+            self.known_leader.0.lock().clone_from(&observer.leader);
             self.metrics.leader.set(i64::from(self.leadership.holds()));
             sleep(Timing::DEFAULT.retry).await;
         }
