@@ -41,7 +41,7 @@ use crate::metrics::tasks::TaskMetrics;
 use crate::model::hostname::to_presentation;
 use crate::snapshot;
 use crate::snapshot::task::SnapshotContext;
-use crate::sync::controller::supervisor::supervise;
+use crate::sync::task::supervisor::supervise;
 use error::RunError;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;

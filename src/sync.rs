@@ -9,5 +9,6 @@ pub mod k8s;
 pub mod source;
 pub mod source_annotation;
 pub mod stable_name;
+pub mod task;
 #[cfg(test)]
 pub(crate) mod test_support;

@@ -11,8 +11,8 @@ use tracing::info;
 
 use super::api::{Status, router};
 use crate::dns::server::probes;
-use crate::sync::controller::backoff::Backoff;
 use crate::sync::k8s::errors::ThrottledLog;
+use crate::sync::task::backoff::Backoff;
 
 /// The first and the longest pause before the address is bound again.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));

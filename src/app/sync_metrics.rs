@@ -5,13 +5,13 @@ use std::sync::Arc;
 use crate::metrics::Metrics;
 use crate::metrics::staleness::Staleness;
 use crate::snapshot::metrics::SnapshotMetrics;
-use crate::sync::controller::supervisor::SupervisorMetrics;
 use crate::sync::election::ElectionMetrics;
 use crate::sync::events::metrics::EventMetrics;
 use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::stable_name::controller::metrics::FailoverMetrics;
+use crate::sync::task::supervisor::SupervisorMetrics;
 
 /// All of these metrics are exported from the start, whichever sync tasks run.
 #[derive(Clone)]

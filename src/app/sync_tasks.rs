@@ -20,7 +20,6 @@ use crate::object_log::ObjectLog;
 use crate::store::{OnGone, Store};
 use crate::sync::alerts::requests::RuleRequests;
 use crate::sync::alerts::{self, AlertsContext};
-use crate::sync::controller::supervisor::{SyncError, supervise};
 use crate::sync::election::observer::WriteGuard;
 use crate::sync::election::term::unix_now;
 use crate::sync::election::{Election, ElectionConfig, KnownLeader, Leadership};
@@ -45,6 +44,7 @@ use crate::sync::stable_name;
 use crate::sync::stable_name::controller::FailoverContext;
 use crate::sync::stable_name::controller::checks::CheckDns;
 use crate::sync::stable_name::controller::manifests::ManifestOverrides;
+use crate::sync::task::supervisor::{SyncError, supervise};
 use crate::takeover::finalizers;
 
 pub(super) enum SyncSource {

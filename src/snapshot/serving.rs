@@ -18,9 +18,9 @@ use super::rules::{self, FIRST_LIST_TIMEOUT};
 use super::task::SnapshotContext;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::snapshot_links::{Age, SnapshotLinks};
-use crate::sync::controller::supervisor::SyncError;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::first_list::FirstList;
+use crate::sync::task::supervisor::SyncError;
 
 /// The result of reading the file.
 enum Loaded {

@@ -13,10 +13,10 @@ use super::{serving, writer};
 use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Store;
-use crate::sync::controller::supervisor::SyncError;
 use crate::sync::k8s::client::ClusterIdentity;
 use crate::sync::source::first_list::FirstList;
 use crate::sync::source::selection::Selection;
+use crate::sync::task::supervisor::SyncError;
 
 #[derive(Clone)]
 pub struct SnapshotContext {

@@ -18,9 +18,9 @@ use super::format::{Encoded, FormatError, Head, encode};
 use super::rules::{pause_after, renewal};
 use super::task::SnapshotContext;
 use crate::model::link::LinkChange;
-use crate::sync::controller::backoff::Backoff;
-use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use crate::sync::k8s::errors::ThrottledLog;
+use crate::sync::task::backoff::Backoff;
+use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 
 /// How long the first write waits for the StableNames if the file has no targets that StableNames have chosen.
 /// If it has such targets, the write waits without limit, and a warning is logged after this time.

@@ -6,8 +6,6 @@
 
 mod controller;
 pub mod desired;
-mod fair_queue;
-mod pending_writes;
 pub mod requests;
 mod rule;
 #[cfg(test)]
@@ -20,18 +18,18 @@ use futures::StreamExt;
 use kube::Client;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
+use super::controller::runtime::stop_deadline;
 use super::election::Leadership;
 use super::external_target::decision::SyncMode;
 use super::k8s::errors::ApiAvailability;
 use super::k8s::listed::CompletedLists;
 use super::k8s::metrics::ApiMetrics;
 use super::k8s::rewinds::RestoreCounter;
-use super::k8s::watch::sleep_until_opt;
 use super::source::selection::Selection;
+use super::task::supervisor::SyncError;
 use crate::metrics::staleness::Staleness;
 use crate::object_log::ObjectLog;
 use controller::{AlertsController, DISCOVERY_INTERVAL};
@@ -74,7 +72,6 @@ pub async fn run(context: AlertsContext, stop: CancellationToken) -> Result<(), 
     controller.on_leadership();
     loop {
         controller.drain();
-        let write_due = controller.write_due(Instant::now());
         tokio::select! {
             () = stop.cancelled() => break,
             _ = tick.tick() => controller.on_tick(),
@@ -89,17 +86,16 @@ pub async fn run(context: AlertsContext, stop: CancellationToken) -> Result<(), 
             },
             () = leadership.changed() => controller.on_leadership(),
             Ok(()) = overrides_listed.changed() => controller.queue_all(),
-            _ = controller.work_queue.due() => {}
-            () = sleep_until_opt(write_due) => {}
-            Some(ended) = controller.writes.join_next() => controller.written(ended?),
+            ended = controller.runtime.event() => {
+                if let Some(ended) = ended? {
+                    controller.written(ended);
+                }
+            }
         }
     }
-    let drain = async {
-        while let Some(ended) = controller.writes.join_next().await {
-            controller.written(ended?);
-        }
-        Ok(())
-    };
-    // A write without an answer delays the shutdown by at most `SHUTDOWN_TIMEOUT`.
-    timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or(Ok(()))
+    let deadline = stop_deadline();
+    while let Some(ended) = controller.runtime.drained(deadline).await {
+        controller.written(ended?);
+    }
+    Ok(())
 }

@@ -1,8 +1,8 @@
-//! Work queue, circuit breaker, backoff, and supervision of sync tasks, which the controllers share.
+//! The runtime that all controllers share: queue, turns of namespaces, limits, circuit breakers, writes under way.
 
-pub(crate) mod backoff;
 pub(crate) mod circuit_breaker;
-mod fair_keys;
-pub mod supervisor;
+pub(crate) mod limits;
+pub(crate) mod runtime;
+pub(crate) mod turns;
 pub(crate) mod work_queue;
-mod write_slots;
+pub mod write_error;

@@ -27,10 +27,10 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::controller::backoff::Backoff;
-use super::controller::supervisor::SyncError;
 use super::k8s::errors::{ApiAvailability, ThrottledLog, describe, is_unreachable, retry_after, root_cause};
 use super::k8s::labels::FIELD_MANAGER;
+use super::task::backoff::Backoff;
+use super::task::supervisor::SyncError;
 use crate::metrics::{MetricGroup, registered};
 use crate::sync::k8s::metrics::ApiMetrics;
 use clock::{BootInstant, Clock};

@@ -10,7 +10,6 @@ pub mod metrics;
 mod namespace_breakers;
 mod publisher;
 
-use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,6 +18,7 @@ use parking_lot::Mutex;
 use prometheus::IntCounter;
 use tokio::sync::Notify;
 
+use super::controller::turns::Turns;
 use super::election::Leadership;
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
@@ -192,7 +192,7 @@ impl Recorder {
     /// Events, as all replicas observe the same changes.
     #[must_use]
     pub fn new(dropped: IntCounter, leadership: Leadership) -> Self {
-        let waiting = Mutex::new(NamespaceQueues::default());
+        let waiting = Mutex::new(QueuedEvents::default());
         Self(Some(Arc::new(EventQueue { waiting, notify: Notify::new(), dropped, leadership })))
     }
 
@@ -243,54 +243,42 @@ struct QueuedEvent {
 
 /// The queue of Events. It survives restarts of the [`EventPublisher`].
 struct EventQueue {
-    waiting: Mutex<NamespaceQueues>,
+    waiting: Mutex<QueuedEvents>,
     notify: Notify,
     dropped: IntCounter,
     leadership: Leadership,
 }
 
-/// Queued Events by namespace. The namespaces are served round-robin, so that a namespace with many Events delays no
-/// other namespace.
+/// The queued Events. Namespaces take turns.
 #[derive(Debug, Default)]
-struct NamespaceQueues {
-    by_namespace: HashMap<Box<str>, VecDeque<QueuedEvent>>,
-    /// The namespaces with Events, the next one first.
-    turns: VecDeque<Box<str>>,
+struct QueuedEvents {
+    turns: Turns<QueuedEvent>,
     number: usize,
+    /// The number of Events that were ever added.
+    added: u64,
 }
 
-impl NamespaceQueues {
+impl QueuedEvents {
     /// Adds an Event. Returns false if there is no room for its namespace.
     fn push(&mut self, event: QueuedEvent) -> bool {
-        let namespace = &event.event_key.regarding.namespace;
-        let of_namespace = self.by_namespace.get(namespace).map_or(0, VecDeque::len);
-        if of_namespace >= QUEUE_CAPACITY.saturating_sub(self.number) {
+        let namespace = event.event_key.regarding.namespace.clone();
+        if self.turns.number_in(&namespace) >= QUEUE_CAPACITY.saturating_sub(self.number) {
             return false;
         }
-        if of_namespace == 0 {
-            self.turns.push_back(namespace.clone());
-        }
         self.number += 1;
-        self.by_namespace.entry(namespace.clone()).or_default().push_back(event);
+        self.added += 1;
+        self.turns.add(&namespace, self.added, event);
         true
     }
 
     /// Removes the next Event of a namespace for which `is_held` is false.
     fn pop(&mut self, is_held: impl Fn(&str) -> bool) -> Option<QueuedEvent> {
-        let turn = self.turns.iter().position(|namespace| !is_held(namespace))?;
-        let namespace = self.turns.remove(turn)?;
-        let waiting = self.by_namespace.get_mut(&namespace)?;
-        let next = waiting.pop_front();
-        self.number -= usize::from(next.is_some());
-        if waiting.is_empty() {
-            self.by_namespace.remove(&namespace);
-        } else {
-            self.turns.push_back(namespace);
-        }
+        let (_, next) = self.turns.take(|namespace| !is_held(namespace))?;
+        self.number -= 1;
         if self.number == 0 {
-            *self = Self::default();
+            self.turns = Turns::default();
         }
-        next
+        Some(next)
     }
 }
 

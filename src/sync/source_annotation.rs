@@ -10,7 +10,6 @@ mod index;
 mod write;
 
 use std::collections::{HashMap, HashSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,18 +18,15 @@ use futures::{FutureExt, StreamExt};
 use kube::Client;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
-use super::controller::circuit_breaker::CircuitBreakers;
-use super::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
-use super::controller::work_queue::WorkQueue;
+use super::controller::limits::Limits;
+use super::controller::runtime::{Runtime, panics, report_panic, stop_deadline};
 use super::election::Leadership;
 use super::events::link_log::LinkReporter;
 use super::events::{Reason, Regarding};
 use super::external_target::decision::{SyncMode, SyncPolicy};
-use super::external_target::desired::Precondition;
 use super::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
 use super::k8s::labels::SOURCE;
 use super::k8s::listed::{CompletedLists, ListEpoch};
@@ -40,6 +36,7 @@ use super::k8s::service::Service;
 use super::k8s::watch::{WatchItem, list_watch, watch_name};
 use super::source::persisted_targets::PersistedTargets;
 use super::source::selection::Selection;
+use super::task::supervisor::SyncError;
 use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange};
@@ -50,7 +47,7 @@ use decision::{AnnotatedService, Decision, MalformedAnnotation};
 use deleted_links::DeletedLinks;
 use followers::{Follower, FollowerState, Followers};
 use index::{AnnotatedServices, FORBIDDEN_RETRY, IndexEvent};
-use write::{WriteClass, WriteResult};
+use write::{FollowerWrite, WriteAnswer};
 
 /// Maximum number of concurrent writes.
 const MAX_WRITES: usize = 8;
@@ -171,21 +168,18 @@ async fn run_term(
                     events.push(controller.watch(number, pause));
                 }
             }
-            _ = controller.work_queue.due() => {}
-            () = controller.breakers.due(), if controller.work_queue.has_capacity() => {
-                controller.breakers.next_probe().iter().for_each(|key| controller.work_queue.add(key));
+            ended = controller.runtime.event() => {
+                if let Some(ended) = ended? {
+                    controller.written(ended);
+                }
             }
-            Some(written) = controller.writes.join_next() => controller.written(written?),
         }
     }
-    let drain = async {
-        while let Some(written) = controller.writes.join_next().await {
-            controller.written(written?);
-        }
-        Ok::<_, SyncError>(())
-    };
-    // A write without an answer delays the shutdown or the next term by at most `SHUTDOWN_TIMEOUT`.
-    tokio::time::timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or(Ok(()))?;
+    // A write without an answer delays the shutdown or the next term.
+    let deadline = stop_deadline();
+    while let Some(ended) = controller.runtime.drained(deadline).await {
+        controller.written(ended?);
+    }
     Ok(controller.memory)
 }
 
@@ -205,15 +199,12 @@ struct SourceAnnotationController {
     annotated: AnnotatedServices,
     /// Ends the watch of each scope.
     watches: HashMap<usize, AbortHandle>,
-    writes: JoinSet<WriteResult>,
-    /// The queue of annotated Services. Its type parameter is the wanted `spec.externalName`.
-    work_queue: WorkQueue<String>,
-    breakers: CircuitBreakers<WriteClass>,
+    /// The desired state of an annotated Service is `spec.externalName`. Writes that are refused for a whole namespace
+    /// share a breaker.
+    runtime: Runtime<String, Arc<str>, FollowerWrite, WriteAnswer>,
     /// Log of the refusals of each namespace.
     error_logs: HashMap<Arc<str>, ThrottledLog>,
     refusals: FailedWriteLog,
-    /// The versions of annotated Services for which the API server has returned a conflict, and since when.
-    stale_versions: HashMap<ServiceKey, (Precondition, Instant)>,
     /// The names before and in writes that have failed, but may have been made: they are logged when the watch shows it.
     lost_answers: HashMap<ServiceKey, (String, String)>,
     planned: HashMap<ServiceKey, String>,
@@ -233,15 +224,12 @@ impl SourceAnnotationController {
         Self {
             annotated: AnnotatedServices::new(&context.selection, &context.availability),
             watches: HashMap::new(),
+            runtime: Runtime::new(Limits::at_once(MAX_WRITES), Duration::ZERO, context.leadership.clone()),
             context,
             memory,
             lists,
-            writes: JoinSet::new(),
-            work_queue: WorkQueue::new(MAX_WRITES),
-            breakers: CircuitBreakers::default(),
             error_logs: HashMap::new(),
             refusals: FailedWriteLog::default(),
-            stale_versions: HashMap::new(),
             lost_answers: HashMap::new(),
             planned: HashMap::new(),
             initial_pass: HashSet::new(),
@@ -280,13 +268,13 @@ impl SourceAnnotationController {
         let mut anew = None;
         for index_event in self.annotated.on_watch_item(number, event, &mut self.memory.object_errors) {
             match index_event {
-                IndexEvent::Answered => self.can_write(&WriteClass::Everywhere),
+                IndexEvent::Answered => self.runtime.answered(),
                 IndexEvent::Rewound(what) if self.is_current() => self.context.rewinds.record_restore(&what),
                 // Another watch has noticed the restore, or this replica doesn't lead any more.
                 IndexEvent::Rewound(_) => {}
                 IndexEvent::AnnotationFound => anew = Some(Duration::ZERO),
                 IndexEvent::Forbidden => anew = Some(FORBIDDEN_RETRY),
-                IndexEvent::Follower(key) => self.work_queue.add(&key),
+                IndexEvent::Follower(key) => self.runtime.queue.add(&key),
                 IndexEvent::NoFollower(key) => {
                     self.forget(&key);
                     self.memory.object_errors.set(&key, None);
@@ -312,41 +300,40 @@ impl SourceAnnotationController {
         for key in keys {
             if change.target_change().is_some() {
                 // Earlier failures concern the old target.
-                self.work_queue.changed(&key);
+                self.runtime.queue.changed(&key);
             }
-            self.work_queue.add(&key);
+            self.runtime.queue.add(&key);
         }
     }
 
     /// Reconciles all links and annotated Services, because changes have been missed.
     fn rescan(&mut self) {
         self.memory.deleted_links.rescan(&self.context.store, &self.context.persisted);
-        self.work_queue.end_pauses();
+        self.runtime.queue.end_pauses();
         self.queue_all();
     }
 
     fn forget(&mut self, key: &ServiceKey) {
         self.planned.remove(key);
-        self.stale_versions.remove(key);
         self.lost_answers.remove(key);
         self.initial_pass.remove(key);
         self.resolved.remove(key);
         self.unknown.remove(key);
         self.context.followers.set(key, None);
-        self.work_queue.forget(key);
-        self.breakers.forget(key);
+        self.runtime.queue.forget(key);
+        self.runtime.breakers.forget(key);
     }
 
     fn queue_all(&mut self) {
         for key in self.annotated.keys() {
-            self.work_queue.add(key);
+            self.runtime.queue.add(key);
         }
     }
 
     /// Reconciles queued Services and starts their writes, up to the limit.
     fn drain_queue(&mut self) {
         while self.is_current()
-            && let Some(key) = self.work_queue.next()
+            && let Some(key) = self.runtime.queue.next()
         {
             self.reconcile_isolated(&key);
         }
@@ -354,25 +341,21 @@ impl SourceAnnotationController {
 
     /// Reconciles an annotated Service. A panic affects only this Service.
     fn reconcile_isolated(&mut self, key: &ServiceKey) {
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let panicked = panics(|| {
             if let Some(follower) = self.annotated.get(key).cloned() {
                 #[cfg(test)]
-                super::external_target::reconciler::defect::panic_if_injected(key);
+                super::controller::runtime::defect::panic_if_injected(key);
                 self.follow(follower);
             }
-        }));
-        if outcome.is_err() {
-            let pause = self.work_queue.add_rate_limited(key, None);
-            let line = format_args!(
-                "Service {key}: its reconciliation has panicked, a defect of lb-linker; next try in {pause:.1?}"
-            );
-            self.context.link_reporter.log.error(key, line);
+        });
+        if panicked {
+            report_panic(&mut self.runtime.queue, &self.context.link_reporter.log, "Service", key);
         }
     }
 
     fn follow(&mut self, follower: AnnotatedService) {
         let (key, source) = (&follower.key, &follower.source);
-        self.work_queue.stop_timer(key);
+        self.runtime.queue.stop_timer(key);
         if self.lost_answers.get(key).is_some_and(|(_, written)| *written == follower.name)
             && let Some((before, written)) = self.lost_answers.remove(key)
         {
@@ -408,7 +391,7 @@ impl SourceAnnotationController {
             self.memory.object_errors.set(key, None);
         }
         if !matches!(decision, Decision::Write(_)) {
-            self.work_queue.succeeded(key);
+            self.runtime.queue.succeeded(key);
             self.planned.remove(key);
         }
         match (decision, self.context.policy.sync) {
@@ -447,7 +430,7 @@ impl SourceAnnotationController {
         if is_news && since < WATCH_LAG {
             let why = format!("{} isn't known yet", follower.source);
             self.show(follower, FollowerState::Kept(why));
-            return self.work_queue.add_after(key.clone(), WATCH_LAG.saturating_sub(since));
+            return self.runtime.queue.add_after(key.clone(), WATCH_LAG.saturating_sub(since));
         }
         let why = format!(
             "annotation {SOURCE} names {}, which is no load balancer that lb-linker follows",

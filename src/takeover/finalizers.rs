@@ -17,14 +17,14 @@ use crate::model::excerpt::{MAX_LINES, examples};
 use crate::model::service_key::ServiceKey;
 use crate::object_log;
 use crate::store::Store;
-use crate::sync::controller::backoff::Backoff;
-use crate::sync::controller::supervisor::SyncError;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ApiAvailability, ListError, in_place, root_cause, watch_scopes};
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::selection::Selection;
+use crate::sync::task::backoff::Backoff;
+use crate::sync::task::supervisor::SyncError;
 
 /// The first and the longest pause before the Services are listed again after an error.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));

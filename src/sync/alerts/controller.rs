@@ -1,26 +1,23 @@
 //! The state of the controller of PrometheusRules.
 
 use std::collections::HashMap;
-use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
+use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
-use futures::{FutureExt, StreamExt};
 use kube::Resource;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::AlertsContext;
 use super::desired::{DesiredRule, rule_name};
-use super::fair_queue::{FairQueue, MAX_WRITES};
-use super::pending_writes::PendingWrites;
 use super::requests::{RequestedRule, RuleRequest, RuleState};
 use super::rule::{GROUP_VERSION, ObservedRule, PLURAL, PrometheusRule, target_key};
-use super::write::{Outcome, PERMISSION_HINT, RuleChange, RuleWrite, RuleWriter};
+use super::write::{Outcome, PERMISSION_HINT, RuleAnswer, RuleChange, RuleWrite, RuleWriter};
 use crate::model::service_key::ServiceKey;
-use crate::sync::controller::work_queue::WorkQueue;
-use crate::sync::external_target::backend::WriteError;
+use crate::sync::controller::limits::Limits;
+use crate::sync::controller::runtime::{Ended, Failure, Proof, Runtime};
+use crate::sync::controller::write_error::WriteError;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::discovery::is_served;
 use crate::sync::k8s::errors::{
@@ -38,6 +35,9 @@ use crate::sync::k8s::watch::{
 pub(super) const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// The pause before another try while another client's object, or an object that is being deleted, has the name.
 const CONFLICT_RETRY: Duration = Duration::from_secs(30);
+
+/// At most four writes at once, each 250 ms after the one before on average.
+const LIMITS: Limits = Limits { at_once: 4, starts: Some((4, Duration::from_secs(1))) };
 
 pub(super) type ScopedEvents = BoxStream<'static, (usize, WatchItem<PrometheusRule>)>;
 
@@ -91,11 +91,8 @@ pub(super) struct AlertsController {
     /// since the same time.
     is_served: Option<bool>,
     pub(super) discoveries: JoinSet<kube::Result<bool>>,
-    /// Each key has the fingerprint of its last written request.
-    pub(super) work_queue: WorkQueue<u64>,
-    fair_queue: FairQueue,
-    pub(super) writes: JoinSet<RuleWrite>,
-    pending_writes: PendingWrites,
+    /// The desired state of a key is the fingerprint of its request.
+    pub(super) runtime: Runtime<u64, (), RuleWrite, RuleAnswer>,
     /// The requests for which `--sync plan` has logged the write.
     planned: HashMap<ServiceKey, u64>,
     object_errors: ObjectErrors,
@@ -130,10 +127,7 @@ impl AlertsController {
             has_asked_discovery: false,
             is_served: None,
             discoveries: JoinSet::new(),
-            work_queue: WorkQueue::new(MAX_WRITES),
-            fair_queue: FairQueue::default(),
-            writes: JoinSet::new(),
-            pending_writes: PendingWrites::default(),
+            runtime: Self::runtime(&context),
             planned: HashMap::new(),
             object_errors: ObjectErrors::of_kind("PrometheusRule", context.log.clone()),
             discovery_log: ThrottledLog::default(),
@@ -142,6 +136,10 @@ impl AlertsController {
             refusals: FailedWriteLog::default(),
             context,
         }
+    }
+
+    fn runtime(context: &AlertsContext) -> Runtime<u64, (), RuleWrite, RuleAnswer> {
+        Runtime::new(LIMITS, Duration::ZERO, context.leadership.clone())
     }
 
     // === leadership, requests and discovery ===
@@ -159,9 +157,7 @@ impl AlertsController {
         self.context.rules.forget_states();
         (self.has_asked_discovery, self.is_served) = (false, None);
         // Aborts the writes of the former term.
-        self.writes = JoinSet::new();
-        self.pending_writes.clear();
-        (self.work_queue, self.fair_queue) = (WorkQueue::new(MAX_WRITES), FairQueue::default());
+        self.runtime = Self::runtime(&self.context);
         self.planned.clear();
         self.term = term;
         self.on_any_request();
@@ -171,8 +167,8 @@ impl AlertsController {
         if self.term.is_none() {
             return;
         }
-        self.work_queue.changed(key);
-        self.work_queue.add(key);
+        self.runtime.queue.changed(key);
+        self.runtime.queue.add(key);
         // This is the first request; later discovery requests are sent at each tick.
         if !self.has_asked_discovery {
             self.ask_discovery();
@@ -305,9 +301,14 @@ impl AlertsController {
                 let list = std::mem::take(&mut scope.list);
                 self.rules.retain(|key, _| !scope.contains(key));
                 self.rules.extend(list);
-                self.pending_writes.listed(version.filter(|_| !is_restored), |key| {
-                    scope.contains(key) && !self.rules.contains_key(key)
-                });
+                // Of an unknown revision, or after a restore, only the watch can tell whether an object exists: no
+                // answer counts.
+                let revision = version.filter(|_| !is_restored).unwrap_or(u64::MAX);
+                for key in self.runtime.queue.in_flight() {
+                    if scope.contains(&key) && !self.rules.contains_key(&key) {
+                        self.runtime.queue.absent(&key, revision);
+                    }
+                }
                 self.queue_scope(number);
             }
             Event::Applied(object) => {
@@ -348,7 +349,7 @@ impl AlertsController {
     /// Processes that the PrometheusRule `rule` is gone, or doesn't belong to a StableName any more.
     fn on_removed(&mut self, rule: &ServiceKey, uid: Option<&str>, revision: u64) {
         let Some(key) = target_key(rule) else { return };
-        self.pending_writes.removed(&key, revision);
+        self.runtime.queue.absent(&key, revision);
         // The answer to a later write may have been faster than the watch.
         let is_known = self.rules.get(&key).is_some_and(|known| {
             uid.is_none_or(|uid| known.uid == *uid)
@@ -357,7 +358,7 @@ impl AlertsController {
         if is_known {
             self.rules.remove(&key);
         }
-        self.work_queue.changed(&key);
+        self.runtime.queue.changed(&key);
         self.queue(&key);
     }
 
@@ -365,7 +366,7 @@ impl AlertsController {
 
     fn queue(&mut self, key: &ServiceKey) {
         if self.term.is_some() && self.context.rules.get(key).is_some() {
-            self.work_queue.add(key);
+            self.runtime.queue.add(key);
         }
     }
 
@@ -375,7 +376,9 @@ impl AlertsController {
 
     fn queue_scope(&mut self, number: usize) {
         let keys = self.context.rules.keys();
-        keys.iter().filter(|key| self.scopes[number].contains(key)).for_each(|key| self.work_queue.add(key));
+        keys.iter()
+            .filter(|key| self.scopes[number].contains(key))
+            .for_each(|key| self.runtime.queue.add(key));
     }
 
     fn access(&self, key: &ServiceKey) -> Access {
@@ -395,37 +398,26 @@ impl AlertsController {
         }
     }
 
-    pub(super) fn write_due(&self, now: Instant) -> Option<Instant> {
-        self.fair_queue.due(now)
-    }
-
     /// Reconciles the queued StableNames, and starts writes up to their limits.
     pub(super) fn drain(&mut self) {
-        loop {
-            while let Some(key) = self.work_queue.next() {
-                self.reconcile(&key);
-            }
-            match self.fair_queue.take(Instant::now()) {
-                Some(key) => self.start_write(&key),
-                None => break,
-            }
+        while let Some(key) = self.runtime.queue.next() {
+            self.reconcile(&key);
         }
     }
 
     fn reconcile(&mut self, key: &ServiceKey) {
-        self.work_queue.stop_timer(key);
-        self.fair_queue.remove(key);
+        self.runtime.queue.stop_timer(key);
         let Some(request) = self.context.rules.get(key) else {
             self.planned.remove(key);
-            return self.work_queue.forget(key);
+            return self.runtime.queue.forget(key);
         };
         let state = match self.access(key) {
             Access::Unknown => return,
             Access::NotInstalled => RuleState::NotInstalled,
             Access::Forbidden(why) => RuleState::Forbidden(why),
             Access::Listed => {
-                if self.change(key, &request).is_some() {
-                    return self.queue_write(key, &request);
+                if let Some(change) = self.change(key, &request) {
+                    return self.write(key, &request, change);
                 }
                 let is_terminating = self.rules.get(key).is_some_and(|known| known.is_terminating);
                 match request.is_for_rule() {
@@ -433,18 +425,18 @@ impl AlertsController {
                     // doesn't report the deletion, so try to create the object again later.
                     true if is_terminating => {
                         self.rules.remove(key);
-                        return self.work_queue.add_after(key.clone(), CONFLICT_RETRY);
+                        return self.runtime.queue.add_after(key.clone(), CONFLICT_RETRY);
                     }
                     // Another client changes the object after each write.
-                    true if let Some(pause) = self.work_queue.throttled_for(key, &request.fingerprint) => {
-                        return self.work_queue.add_after(key.clone(), pause);
+                    true if let Some(pause) = self.runtime.queue.throttled_for(key, &request.fingerprint) => {
+                        return self.runtime.queue.add_within(key, pause);
                     }
                     true => RuleState::Written,
                     false => RuleState::Absent,
                 }
             }
         };
-        self.work_queue.succeeded(key);
+        self.runtime.queue.succeeded(key);
         self.context.rules.set_state(key, request.fingerprint, state);
     }
 
@@ -474,64 +466,56 @@ impl AlertsController {
         }
     }
 
-    /// Queues the write of a PrometheusRule. `--sync plan` only logs it.
-    fn queue_write(&mut self, key: &ServiceKey, request: &RuleRequest) {
+    /// Writes a PrometheusRule, unless it has to wait. `--sync plan` only logs the write.
+    fn write(&mut self, key: &ServiceKey, request: &RuleRequest, (rule, change): (ServiceKey, RuleChange)) {
+        let (verb, fingerprint) = (change.verb(), request.fingerprint);
         if self.context.sync == SyncMode::Plan {
-            if self.planned.insert(key.clone(), request.fingerprint) != Some(request.fingerprint)
-                && let Some((rule, change)) = self.change(key, request)
-            {
-                let (verb, rule) = (change.verb(), rule.name());
+            if self.planned.insert(key.clone(), fingerprint) != Some(fingerprint) {
+                let rule = rule.name();
                 let line = format_args!("plan for StableName {key}: {verb} PrometheusRule {rule}");
                 self.context.log.info(key, line);
             }
-        } else if let Some(pause) = self.work_queue.throttled_for(key, &request.fingerprint) {
-            self.work_queue.add_after(key.clone(), pause);
-        } else {
-            self.fair_queue.add(key);
+            return;
         }
-    }
-
-    fn start_write(&mut self, key: &ServiceKey) {
-        let (Some(term), Some(request)) = (self.term, self.context.rules.get(key)) else { return };
-        // Since the key was queued, the watch may have ended.
-        let change = self.change(key, &request).filter(|_| matches!(self.access(key), Access::Listed));
-        let Some((rule, change)) = change else { return self.work_queue.add(key) };
+        let version = self.version_of(key);
+        let Some(term) = self.term else { return };
+        if !self.runtime.queue.admit(key, &fingerprint, &version, false) {
+            return;
+        }
         let writer = RuleWriter {
             client: self.context.client.clone(),
             availability: self.context.availability.clone(),
-            leadership: self.context.leadership.clone(),
         };
-        let (verb, fingerprint) = (change.verb(), request.fingerprint);
-        self.work_queue.begin(key);
-        self.fair_queue.begin(key, Instant::now());
-        self.pending_writes.begin(key);
-        let key = key.clone();
-        self.writes.spawn(async move {
-            let written = AssertUnwindSafe(writer.write(term, &key, &rule, change)).catch_unwind().await;
-            let (code, result) = written.unwrap_or_else(|_| (0, Err(WriteError::panicked())));
-            RuleWrite { key, fingerprint, verb, code, result }
-        });
+        let proof =
+            (term, if matches!(change, RuleChange::Patch(_)) { Proof::Clock } else { Proof::Renewal });
+        let write = RuleWrite { fingerprint, verb, version };
+        let owner = key.clone();
+        let request = async move { writer.write(&owner, &rule, change).await };
+        self.runtime.start(key, write, false, proof, request);
     }
 
-    pub(super) fn written(&mut self, RuleWrite { key, fingerprint, verb, code, result }: RuleWrite) {
-        let is_superseded = self.work_queue.done(&key);
-        self.fair_queue.end(&key);
-        let removed = self.pending_writes.end(&key);
+    fn version_of(&self, key: &ServiceKey) -> String {
+        self.rules.get(key).map(|known| known.version.to_string()).unwrap_or_default()
+    }
+
+    pub(super) fn written(&mut self, ended: Ended<RuleWrite, RuleAnswer>) {
+        let (key, RuleWrite { fingerprint, verb, version }, code, result) = ended.into_result();
+        let meanwhile = self.runtime.queue.done(&key, result.is_err());
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.count_write(verb, "PrometheusRule", code);
         }
         match result {
             Ok(Outcome::Foreign) => {
                 self.rules.remove(&key);
-                let (pause, is_new) = self.work_queue.add_refused(&key, Some(CONFLICT_RETRY), "conflict");
-                let why = "another client's object has the name";
-                self.report(&key, why, pause, is_new);
+                let why = "another client's object has the name".to_owned();
+                let failure = self.runtime.refused(&key, why, Some(CONFLICT_RETRY));
+                self.report(&key, failure);
                 self.context.rules.set_state(&key, fingerprint, RuleState::Conflict);
             }
             // The name was taken by an object of ours that the watch hasn't shown.
             Ok(Outcome::Present(observed)) if code == 409 => {
-                self.on_answered(&key, *observed, removed);
-                self.work_queue.add_rate_limited(&key, None);
+                self.on_answered(&key, *observed, meanwhile.absent_at);
+                self.runtime.queue.add_rate_limited(&key, None);
             }
             Ok(outcome) => {
                 let namespace = key.namespace();
@@ -540,11 +524,10 @@ impl AlertsController {
                         .recovered(&format!("PrometheusRules in namespace {namespace} can be written again"));
                 }
                 match outcome {
-                    Outcome::Present(observed) => self.on_answered(&key, *observed, removed),
+                    Outcome::Present(observed) => self.on_answered(&key, *observed, meanwhile.absent_at),
                     Outcome::Absent | Outcome::Foreign => drop(self.rules.remove(&key)),
                 }
-                self.work_queue.succeeded(&key);
-                if let Some(pause) = self.work_queue.record_write(&key, &fingerprint) {
+                if let Some(pause) = self.runtime.succeeded(&key, Some(&fingerprint)) {
                     let why = "another client changes the PrometheusRule".to_owned();
                     self.context.rules.set_state(&key, fingerprint, RuleState::Refused(why));
                     let line = format_args!(
@@ -553,53 +536,45 @@ impl AlertsController {
                     );
                     self.context.log.warn(&key, line);
                 }
-                self.work_queue.add(&key);
+                self.runtime.queue.add(&key);
             }
-            Err(WriteError::Gone) => {
-                self.rules.remove(&key);
-                self.work_queue.add_rate_limited(&key, None);
+            Err(WriteError::Conflict) if verb == "create" => {
+                self.runtime.queue.add_rate_limited(&key, None);
             }
-            Err(WriteError::Conflict | WriteError::NotLeading(_) | WriteError::Unanswered) => {
-                self.work_queue.add_rate_limited(&key, None);
-            }
-            Err(WriteError::WholeClass { code, message, retry_after }) => {
-                // The resource is gone, or the namespace is.
-                if code == 404 {
-                    self.ask_discovery();
-                } else {
-                    self.failing_namespace = key.namespace().into();
-                    self.write_log.report(code, &message);
+            Err(error) => {
+                let is_forbidden = matches!(error, WriteError::WholeClass { code: 403, .. });
+                if matches!(error, WriteError::Gone) {
+                    self.rules.remove(&key);
                 }
-                if code == 403 {
-                    self.context.rules.set_state(&key, fingerprint, RuleState::Forbidden(message));
+                match self.runtime.failed(&key, error, &version, meanwhile.is_superseded) {
+                    // The resource is gone, or the namespace is.
+                    Failure::Shared { code: 404, .. } => self.ask_discovery(),
+                    Failure::Shared { code, message } => {
+                        self.failing_namespace = key.namespace().into();
+                        self.write_log.report(code, &message);
+                        if is_forbidden {
+                            self.context.rules.set_state(&key, fingerprint, RuleState::Forbidden(message));
+                        }
+                    }
+                    Failure::Own { message, pause, is_new } => {
+                        let state = RuleState::Refused(message.clone());
+                        self.report(&key, Failure::Own { message, pause, is_new });
+                        self.context.rules.set_state(&key, fingerprint, state);
+                    }
+                    Failure::Unremarkable => {}
                 }
-                self.work_queue.add_rate_limited(&key, retry_after);
-            }
-            Err(WriteError::Refused { message, .. }) => self.refused(&key, fingerprint, message, None),
-            Err(WriteError::Other { message, retry_after }) => {
-                self.refused(&key, fingerprint, message, retry_after);
             }
         }
-        if is_superseded {
-            self.work_queue.changed(&key);
-            self.work_queue.add(&key);
+        if meanwhile.is_superseded {
+            self.runtime.queue.changed(&key);
+            self.runtime.queue.add(&key);
         }
     }
 
-    fn refused(
-        &mut self,
-        key: &ServiceKey,
-        fingerprint: u64,
-        message: String,
-        retry_after: Option<Duration>,
-    ) {
-        let (pause, is_new) = self.work_queue.add_refused(key, retry_after, &message);
-        self.report(key, &message, pause, is_new);
-        self.context.rules.set_state(key, fingerprint, RuleState::Refused(message));
-    }
-
-    fn report(&mut self, key: &ServiceKey, why: &str, pause: Duration, is_new: bool) {
-        let what = format_args!("the PrometheusRule of StableName {key}");
-        self.refusals.report(&self.context.log, key, what, why, pause, is_new);
+    fn report(&mut self, key: &ServiceKey, failure: Failure) {
+        if let Failure::Own { message, pause, is_new } = failure {
+            let what = format_args!("the PrometheusRule of StableName {key}");
+            self.refusals.report(&self.context.log, key, what, &message, pause, is_new);
+        }
     }
 }

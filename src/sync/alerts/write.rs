@@ -6,8 +6,7 @@ use serde_json::Value;
 
 use super::rule::{ObservedRule, PLURAL, PrometheusRule};
 use crate::model::service_key::ServiceKey;
-use crate::sync::election::Leadership;
-use crate::sync::external_target::backend::{WriteError, WriteRequest, failed};
+use crate::sync::controller::write_error::{WriteError, WriteRequest, failed};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::watch::{RequestQuery, find};
@@ -46,52 +45,29 @@ pub(super) enum Outcome {
     Foreign,
 }
 
-/// A write that has ended.
+/// A write under way.
 #[derive(Debug)]
 pub(super) struct RuleWrite {
-    /// The key of the StableName.
-    pub(super) key: ServiceKey,
     /// The fingerprint of the request.
     pub(super) fingerprint: u64,
     pub(super) verb: &'static str,
-    /// The HTTP code; 0 without an answer.
-    pub(super) code: u16,
-    pub(super) result: Result<Outcome, WriteError>,
+    /// The resourceVersion that the write is based on; empty for none.
+    pub(super) version: String,
 }
 
-/// Sends writes to the API server while this replica leads.
+/// The HTTP code, 0 without an answer, and what the API server has afterwards.
+pub(super) type RuleAnswer = (u16, Result<Outcome, WriteError>);
+
+/// Sends writes to the API server.
 #[derive(Clone)]
 pub(super) struct RuleWriter {
     pub(super) client: Client,
     pub(super) availability: ApiAvailability,
-    pub(super) leadership: Leadership,
 }
 
 impl RuleWriter {
-    /// Writes the PrometheusRule `rule` of the StableName `key`, if `term` is still the term of this process.
-    /// Returns the HTTP code, and the outcome.
-    pub(super) async fn write(
-        &self,
-        term: u64,
-        key: &ServiceKey,
-        rule: &ServiceKey,
-        change: RuleChange,
-    ) -> (u16, Result<Outcome, WriteError>) {
-        let has_precondition = matches!(change, RuleChange::Patch(_));
-        let request = self.send(key, rule, change);
-        let answered = match has_precondition {
-            true => self.leadership.write(term, request).await,
-            false => self.leadership.write_confirmed(term, request).await,
-        };
-        answered.unwrap_or_else(|not_leading| (0, Err(not_leading.into())))
-    }
-
-    async fn send(
-        &self,
-        key: &ServiceKey,
-        rule: &ServiceKey,
-        change: RuleChange,
-    ) -> (u16, Result<Outcome, WriteError>) {
+    /// Writes the PrometheusRule `rule` of the StableName `key`. Returns the HTTP code, and the outcome.
+    pub(super) async fn write(&self, key: &ServiceKey, rule: &ServiceKey, change: RuleChange) -> RuleAnswer {
         let api: Api<PrometheusRule> = Api::namespaced(self.client.clone(), rule.namespace());
         let (verb, manager) = (change.verb(), Some(FIELD_MANAGER.to_owned()));
         let present = |object: &PrometheusRule| match ObservedRule::for_stable_name(object, key) {

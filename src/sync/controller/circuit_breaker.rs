@@ -1,6 +1,7 @@
 //! Circuit breaker for writes that the API server refuses together, such as all writes of a kind in a namespace for
 //! which a permission is missing: one key at a time probes, the other keys wait.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use indexmap::IndexSet;
 use tokio::time::Instant;
 
 use crate::model::service_key::ServiceKey;
-use crate::sync::controller::backoff::Backoff;
+use crate::sync::task::backoff::Backoff;
 
 /// First and longest pause between two probes of a class.
 const PROBE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
@@ -70,7 +71,11 @@ impl<C: Eq + Hash> CircuitBreakers<C> {
 
     /// Closes the breaker of a class, because the API server has processed one of its writes. Returns the keys that
     /// waited.
-    pub(crate) fn record_success(&mut self, class: &C) -> Vec<ServiceKey> {
+    pub(crate) fn record_success<Q>(&mut self, class: &Q) -> Vec<ServiceKey>
+    where
+        C: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
         self.0.remove(class).map(|breaker| breaker.waiting.into_iter().collect()).unwrap_or_default()
     }
 
@@ -86,20 +91,25 @@ impl<C: Eq + Hash> CircuitBreakers<C> {
         }
     }
 
-    /// Waits until the next probe of a class is due; forever if no class waits for a probe.
-    pub(crate) async fn due(&self) {
+    /// Returns when the next probe of a class is due, with a key for which `has_room` is true; `None` if no class waits
+    /// for a probe.
+    pub(crate) fn probe_at(&self, has_room: impl Fn(&ServiceKey) -> bool) -> Option<Instant> {
         let idle = self.0.values().filter(|breaker| breaker.probe.is_none());
-        match idle.map(|breaker| breaker.due).min() {
-            Some(due) => tokio::time::sleep_until(due).await,
-            None => std::future::pending().await,
-        }
+        idle.filter(|breaker| breaker.waiting.is_empty() || breaker.waiting.iter().any(&has_room))
+            .map(|breaker| breaker.due)
+            .min()
     }
 
-    /// Returns the next key that may probe its class. A class that is due, and for which no key waits, is forgotten.
-    pub(crate) fn next_probe(&mut self) -> Option<ServiceKey> {
+    /// Returns the next key that may probe its class, of those for which `has_room` is true. A class that is due, and
+    /// for which no key waits, is forgotten.
+    pub(crate) fn next_probe(&mut self, has_room: impl Fn(&ServiceKey) -> bool) -> Option<ServiceKey> {
         let now = Instant::now();
         self.0.retain(|_, breaker| !breaker.is_due(now) || !breaker.waiting.is_empty());
-        self.0.values_mut().find(|breaker| breaker.is_due(now))?.waiting.shift_remove_index(0)
+        let mut due = self.0.values_mut().filter(|breaker| breaker.is_due(now));
+        due.find_map(|breaker| {
+            let place = breaker.waiting.iter().position(&has_room)?;
+            breaker.waiting.shift_remove_index(place)
+        })
     }
 
     /// Removes a key from the keys that wait.
@@ -128,6 +138,7 @@ impl CircuitBreaker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::k8s::watch::sleep_until_opt;
 
     fn key(name: &str) -> ServiceKey {
         ServiceKey::new("default", name)
@@ -141,14 +152,14 @@ mod tests {
         keys.iter().for_each(|key| breakers.record_failure("a", key, None));
         assert!(keys.iter().all(|key| !breakers.admit(key, &["a"])));
         assert!(breakers.admit(&key("elsewhere"), &["b"]));
-        assert_eq!(breakers.next_probe(), None, "not yet");
+        assert_eq!(breakers.next_probe(|_| true), None, "not yet");
         let mut probes = Vec::new();
         for _ in 0..6 {
-            breakers.due().await;
-            let probe = breakers.next_probe().unwrap();
+            sleep_until_opt(breakers.probe_at(|_| true)).await;
+            let probe = breakers.next_probe(|_| true).unwrap();
             assert!(breakers.admit(&probe, &["a"]));
             assert!(!breakers.admit(&keys[0], &["a"]) || probe == keys[0], "one key probes at a time");
-            assert_eq!(breakers.next_probe(), None);
+            assert_eq!(breakers.next_probe(|_| true), None);
             breakers.record_failure("a", &probe, None);
             probes.push(probe);
         }
@@ -163,10 +174,10 @@ mod tests {
         breakers.record_failure("a", &probe, None);
         for _ in 0..12 {
             let before = Instant::now();
-            breakers.due().await;
+            sleep_until_opt(breakers.probe_at(|_| true)).await;
             pause = before.elapsed();
             assert!(pause <= PROBE_BACKOFF.1 + Duration::from_millis(2), "{pause:?}");
-            assert_eq!(breakers.next_probe().as_ref(), Some(&probe));
+            assert_eq!(breakers.next_probe(|_| true).as_ref(), Some(&probe));
             assert!(breakers.admit(&probe, &["a"]));
             breakers.record_failure("a", &probe, None);
         }
@@ -178,10 +189,10 @@ mod tests {
         let (mut breakers, start) = (CircuitBreakers::default(), Instant::now());
         breakers.record_failure("a", &key("1"), Some(Duration::from_secs(60)));
         breakers.admit(&key("2"), &["a"]);
-        breakers.due().await;
+        sleep_until_opt(breakers.probe_at(|_| true)).await;
         assert!(start.elapsed() >= Duration::from_secs(60));
-        assert_eq!(breakers.next_probe(), Some(key("1")));
-        assert_eq!(breakers.next_probe(), Some(key("2")), "1 made no write");
+        assert_eq!(breakers.next_probe(|_| true), Some(key("1")));
+        assert_eq!(breakers.next_probe(|_| true), Some(key("2")), "1 made no write");
     }
 
     #[tokio::test(start_paused = true)]
@@ -192,8 +203,8 @@ mod tests {
         assert_eq!(breakers.record_success(&"everywhere"), [key("1"), key("2")]);
         breakers.record_failure("a", &key("1"), None);
         breakers.forget(&key("1"));
-        breakers.due().await;
-        assert_eq!(breakers.next_probe(), None);
+        sleep_until_opt(breakers.probe_at(|_| true)).await;
+        assert_eq!(breakers.next_probe(|_| true), None);
         assert!(breakers.0.is_empty());
     }
 }

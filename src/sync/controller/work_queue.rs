@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use tokio_util::time::{DelayQueue, delay_queue};
 
 use crate::model::service_key::ServiceKey;
-use crate::sync::controller::backoff::Backoff;
-use crate::sync::controller::fair_keys::FairKeys;
-use crate::sync::controller::write_slots::WriteSlots;
+use crate::sync::controller::limits::{Limits, Usage};
+use crate::sync::controller::turns::Turns;
 use crate::sync::k8s::watch::sleep_until_opt;
+use crate::sync::task::backoff::Backoff;
 
 /// First and longest pause after a failed write of a key.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -37,33 +37,69 @@ const QUIET_PERIOD: Duration = Duration::from_secs(120);
 const MAX_TIMER: Duration = Duration::from_secs(24 * 3600);
 /// How long a write waits, after a conflict (409), until the watch delivers another version of the object. No other
 /// version arrives if the conflict has another cause, such as a quota or a webhook.
-pub(crate) const CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
+const CONFLICT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Capacity up to which the queue keeps its memory.
 const MAX_IDLE_CAPACITY: usize = 2048;
 
 /// Queue of keys. `A` is the desired state that a write sets: two writes for an equal state count as repeated.
 #[derive(Debug)]
 pub(crate) struct WorkQueue<A> {
-    slots: WriteSlots,
-    ready: FairKeys,
+    /// The keys in `ready` and `retries`, with their numbers.
+    queued: HashMap<ServiceKey, u64>,
+    ready: Turns<ServiceKey>,
     /// Keys with a failed last write, which are taken when no key of `ready` can be taken.
-    retries: FairKeys,
-    /// The keys in `ready` and `retries`.
-    queued: HashSet<ServiceKey>,
+    retries: Turns<ServiceKey>,
+    /// Keys with a decided write that waits for the limit of starts, and their numbers.
+    waiting: HashMap<ServiceKey, u64>,
+    waiting_turns: Turns<ServiceKey>,
+    /// The key whose write may begin, because it was its turn in `waiting`.
+    granted: Option<ServiceKey>,
+    keys_added: u64,
+    under_way: HashMap<ServiceKey, UnderWay>,
+    usage: Usage,
+    /// The retries among the writes under way: at most half of them.
+    retry_usage: Usage,
+    /// The time between two writes of a key that aren't urgent.
+    key_interval: Duration,
+    /// The writes within the last `key_interval`, the newest of each key.
+    written: HashMap<ServiceKey, Instant>,
     timers: DelayQueue<ServiceKey>,
     timer_of: HashMap<ServiceKey, delay_queue::Key>,
     failures: HashMap<ServiceKey, FailedWrites>,
     /// Keys of `failures` that were refused because of a limit of the target namespace.
     limited: BTreeSet<ServiceKey>,
+    /// The versions for which the API server has returned a conflict, and since when.
+    conflicts: HashMap<ServiceKey, (Box<str>, Instant)>,
     throttles: HashMap<ServiceKey, DriftThrottle<A>>,
-    /// The time of the next removal of old `throttles`.
-    check_throttles_at: Option<Instant>,
+    /// The time of the next removal of what is too old to count.
+    tidies_at: Option<Instant>,
+}
+
+/// A write under way.
+#[derive(Debug)]
+struct UnderWay {
+    is_retry: bool,
+    /// When the key was written before, within the interval of a key.
+    written_before: Option<Instant>,
+    meanwhile: Meanwhile,
+}
+
+/// What has happened since a write began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Meanwhile {
+    /// Whether the desired state has changed.
+    pub(crate) is_superseded: bool,
+    /// The newest revision at which the watch has shown that the object is absent; 0 for none. An older answer is
+    /// outdated.
+    pub(crate) absent_at: u64,
 }
 
 /// Failed writes of a key since its last successful write, or since its desired state last changed.
 #[derive(Debug)]
 struct FailedWrites {
     backoff: Backoff,
+    /// The end of the pause after the last failure.
+    until: Option<Instant>,
     /// Hash of the reason, if it concerns this key alone.
     reason: Option<u64>,
 }
@@ -79,19 +115,28 @@ struct DriftThrottle<A> {
 }
 
 impl<A: PartialEq + Clone> WorkQueue<A> {
-    /// Creates a queue for a controller that makes at most `max_writes` writes at once.
-    pub(crate) fn new(max_writes: usize) -> Self {
+    /// Creates a queue. Two writes of a key that aren't urgent are at least `key_interval` apart.
+    pub(crate) fn new(limits: Limits, key_interval: Duration) -> Self {
         Self {
-            slots: WriteSlots::new(max_writes),
-            ready: FairKeys::default(),
-            retries: FairKeys::default(),
-            queued: HashSet::new(),
+            queued: HashMap::new(),
+            ready: Turns::default(),
+            retries: Turns::default(),
+            waiting: HashMap::new(),
+            waiting_turns: Turns::default(),
+            granted: None,
+            keys_added: 0,
+            under_way: HashMap::new(),
+            usage: Usage::new(limits),
+            retry_usage: Usage::new(Limits::at_once(limits.at_once / 2)),
+            key_interval,
+            written: HashMap::new(),
             timers: DelayQueue::new(),
             timer_of: HashMap::new(),
             failures: HashMap::new(),
             limited: BTreeSet::new(),
+            conflicts: HashMap::new(),
             throttles: HashMap::new(),
-            check_throttles_at: None,
+            tidies_at: None,
         }
     }
 
@@ -100,10 +145,13 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// Queues a key, unless it is queued or a write for it is under way: when the write ends, the controller has to add
     /// the key again.
     pub(crate) fn add(&mut self, key: &ServiceKey) {
-        if !self.slots.contains(key) && self.queued.insert(key.clone()) {
-            let queue = if self.has_failed(key) { &mut self.retries } else { &mut self.ready };
-            queue.push(key.clone());
+        if self.under_way.contains_key(key) || self.queued.contains_key(key) {
+            return;
         }
+        let number = self.next_number();
+        self.queued.insert(key.clone(), number);
+        let turns = if self.failures.contains_key(key) { &mut self.retries } else { &mut self.ready };
+        turns.add(key.namespace(), number, key.clone());
     }
 
     /// Queues a key after `pause`. An earlier timer of the key is replaced.
@@ -124,14 +172,22 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// Returns the next key to reconcile, if another write may begin. Keys in their pause after a failure are skipped:
     /// their timers add them again.
     pub(crate) fn next(&mut self) -> Option<ServiceKey> {
+        self.granted = self.waiting_turns.take_within(&mut self.usage, Instant::now()).map(|(_, key)| key);
+        if let Some(key) = &self.granted {
+            self.waiting.remove(key);
+            return Some(key.clone());
+        }
         while self.has_capacity() {
-            let slots = &self.slots;
-            let key = self.ready.pop(|namespace| slots.has_room(namespace, false));
-            let key = match key {
-                Some(key) => key,
-                // Else `pop` would look for room in each namespace.
-                None if slots.is_full(true) => return None,
-                None => self.retries.pop(|namespace| slots.has_room(namespace, true))?,
+            let has_room = |namespace: &str| self.usage.has_room(namespace);
+            let key = match self.ready.take(has_room) {
+                Some((_, key)) => key,
+                // Else `take` would look for room in each namespace.
+                None if self.retry_usage.is_full() => return None,
+                None => {
+                    let has_retry_room =
+                        |namespace: &str| has_room(namespace) && self.retry_usage.has_room(namespace);
+                    self.retries.take(has_retry_room)?.1
+                }
             };
             self.queued.remove(&key);
             if !self.is_backing_off(&key) {
@@ -148,38 +204,126 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     /// Returns whether another write may begin.
     pub(crate) fn has_capacity(&self) -> bool {
-        !self.slots.is_full(false)
+        !self.usage.is_full()
+    }
+
+    /// Returns whether a write may begin in a namespace, as a retry.
+    pub(crate) fn has_room(&self, namespace: &str) -> bool {
+        self.usage.has_room(namespace) && self.retry_usage.has_room(namespace)
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.keys_added += 1;
+        self.keys_added
+    }
+
+    // === writes ===
+
+    /// Returns whether the write of a key may begin; else the key is queued again later. `version` is what the API
+    /// server has by the last event of the watch. A write waits for another version after a conflict, and for the end
+    /// of the pause if another client keeps changing what was written; unless `is_urgent`, for the limits of writes
+    /// within a time.
+    pub(crate) fn admit(&mut self, key: &ServiceKey, desired: &A, version: &str, is_urgent: bool) -> bool {
+        if let Some((outdated, since)) = self.conflicts.get(key) {
+            let remaining = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
+            if **outdated == *version && !remaining.is_zero() {
+                self.add_within(key, remaining);
+                return false;
+            }
+            self.conflicts.remove(key);
+        }
+        if let Some(pause) = self.throttled_for(key, desired) {
+            self.add_within(key, pause);
+            return false;
+        }
+        if is_urgent {
+            return true;
+        }
+        let now = Instant::now();
+        if let Some(last) = self.written.get(key)
+            && *last + self.key_interval > now
+        {
+            let pause = *last + self.key_interval - now;
+            self.add_within(key, pause);
+            return false;
+        }
+        let is_turn = self.granted.as_ref() == Some(key)
+            || self.waiting.is_empty() && self.usage.next_start(now) <= now;
+        if !is_turn && !self.waiting.contains_key(key) {
+            let number = self.next_number();
+            self.waiting.insert(key.clone(), number);
+            self.waiting_turns.add(key.namespace(), number, key.clone());
+        }
+        is_turn
     }
 
     /// Records that a write for a key begins.
-    pub(crate) fn begin(&mut self, key: &ServiceKey) {
-        let is_retry = self.has_failed(key);
-        self.slots.begin(key, is_retry);
+    pub(crate) fn begin(&mut self, key: &ServiceKey, is_urgent: bool) {
+        let (is_retry, now) = (self.has_failed(key), Instant::now());
+        self.granted = None;
+        self.remove_waiting(key);
+        self.usage.begin(key.namespace(), is_urgent, now);
+        if is_retry {
+            self.retry_usage.begin(key.namespace(), is_urgent, now);
+        }
+        let mut written_before = None;
+        if !self.key_interval.is_zero() {
+            written_before = self.written.insert(key.clone(), now);
+            self.tidies_at.get_or_insert(now + QUIET_PERIOD);
+        }
+        let meanwhile = Meanwhile::default();
+        self.under_way.insert(key.clone(), UnderWay { is_retry, written_before, meanwhile });
+    }
+
+    /// Records that the watch has shown the absence of an object at a revision, if a write of its key is under way.
+    pub(crate) fn absent(&mut self, key: &ServiceKey, revision: u64) {
+        if let Some(write) = self.under_way.get_mut(key) {
+            write.meanwhile.absent_at = revision.max(write.meanwhile.absent_at);
+        }
     }
 
     /// Returns the keys for which a write is under way, in order.
-    #[cfg(test)]
     pub(crate) fn in_flight(&self) -> Vec<ServiceKey> {
-        let mut keys: Vec<ServiceKey> = self.slots.keys().cloned().collect();
+        let mut keys: Vec<ServiceKey> = self.under_way.keys().cloned().collect();
         keys.sort();
         keys
     }
 
-    /// Records that the write for a key has ended. Returns whether [`Self::changed`] was called meanwhile.
-    pub(crate) fn done(&mut self, key: &ServiceKey) -> bool {
-        self.slots.end(key)
+    /// Records that the write for a key has ended. A write that has failed doesn't delay the next one of its key.
+    pub(crate) fn done(&mut self, key: &ServiceKey, has_failed: bool) -> Meanwhile {
+        let Some(ended) = self.under_way.remove(key) else { return Meanwhile::default() };
+        self.usage.end(key.namespace());
+        if ended.is_retry {
+            self.retry_usage.end(key.namespace());
+        }
+        if has_failed {
+            match ended.written_before {
+                Some(before) => self.written.insert(key.clone(), before),
+                None => self.written.remove(key),
+            };
+        }
+        ended.meanwhile
+    }
+
+    /// Records that the API server has returned a conflict for a version: the key isn't written before the watch
+    /// delivers another version, or [`CONFLICT_TIMEOUT`] ends.
+    pub(crate) fn conflict(&mut self, key: &ServiceKey, version: &str) {
+        self.conflicts.insert(key.clone(), (version.into(), Instant::now()));
+        self.tidies_at.get_or_insert_with(|| Instant::now() + QUIET_PERIOD);
     }
 
     /// Records that the desired state of a key has changed: forgets its timer and its failures.
     pub(crate) fn changed(&mut self, key: &ServiceKey) {
         self.stop_timer(key);
         self.succeeded(key);
-        self.slots.supersede(key);
+        if let Some(write) = self.under_way.get_mut(key) {
+            write.meanwhile.is_superseded = true;
+        }
     }
 
     /// Returns a copy of the queued keys.
     pub(crate) fn queued(&self) -> HashSet<ServiceKey> {
-        self.queued.clone()
+        self.queued.keys().cloned().collect()
     }
 
     /// Frees memory after the queue had very many keys: if at most retries are left, and `queued` has room for more than
@@ -195,25 +339,33 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         shrinks
     }
 
-    /// Waits for the next timer, and queues its key.
-    pub(crate) async fn due(&mut self) -> ServiceKey {
+    /// Waits until a timer has queued its key, or a key that waits for the limit of starts has its turn.
+    pub(crate) async fn due(&mut self) {
         loop {
+            let now = Instant::now();
+            let start = self.waiting_turns.due(&self.usage, now);
             tokio::select! {
                 Some(due) = self.timers.next() => {
                     let key = due.into_inner();
                     self.timer_of.remove(&key);
-                    self.add(&key);
-                    return key;
+                    if let Some(failure) = self.failures.get_mut(&key) {
+                        failure.until = None;
+                    }
+                    return self.add(&key);
                 }
-                () = sleep_until_opt(self.check_throttles_at) => self.forget_throttles(),
+                () = sleep_until_opt(start) => return,
+                () = sleep_until_opt(self.tidies_at) => self.tidy(),
             }
         }
     }
 
-    /// Removes the timer of a key.
+    /// Removes the timer of a key, and ends the pause after a failure.
     pub(crate) fn stop_timer(&mut self, key: &ServiceKey) {
         if let Some(timer) = self.timer_of.remove(key) {
             self.timers.remove(&timer);
+        }
+        if let Some(failure) = self.failures.get_mut(key) {
+            failure.until = None;
         }
     }
 
@@ -222,10 +374,18 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.timer_of.keys().chain(self.failures.keys()).chain(self.throttles.keys())
     }
 
-    /// Forgets the timer, the failures and the throttle of a key. A write in flight counts as superseded.
+    /// Forgets the timer, the failures, the conflict and the throttle of a key. A write in flight counts as superseded.
     pub(crate) fn forget(&mut self, key: &ServiceKey) {
         self.changed(key);
+        self.remove_waiting(key);
+        self.conflicts.remove(key);
         self.throttles.remove(key);
+    }
+
+    fn remove_waiting(&mut self, key: &ServiceKey) {
+        if let Some(number) = self.waiting.remove(key) {
+            self.waiting_turns.remove(key.namespace(), number);
+        }
     }
 
     // === failures ===
@@ -269,6 +429,9 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
             );
         }
         self.add_after(key.clone(), pause);
+        if let Some(failure) = self.failures.get_mut(key) {
+            failure.until = Some(Instant::now() + pause);
+        }
         pause
     }
 
@@ -279,7 +442,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     /// Returns whether a key is in its pause after a failed write.
     pub(crate) fn is_backing_off(&self, key: &ServiceKey) -> bool {
-        self.failures.contains_key(key) && self.timer_of.contains_key(key)
+        let until = self.failures.get(key).and_then(|failure| failure.until);
+        until.is_some_and(|until| until > Instant::now())
     }
 
     /// Records after [`Self::add_refused`] that the reason is a limit of the target namespace, such as a quota.
@@ -289,8 +453,14 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     /// Forgets the failed writes of a key.
     pub(crate) fn succeeded(&mut self, key: &ServiceKey) {
-        self.failures.remove(key);
         self.limited.remove(key);
+        // A queued retry isn't one any more.
+        if self.failures.remove(key).is_some()
+            && let Some(number) = self.queued.get(key)
+        {
+            self.retries.remove(key.namespace(), *number);
+            self.ready.add(key.namespace(), *number, key.clone());
+        }
     }
 
     /// Forgets the failed writes of a key. If they were refused because of a limit of the target namespace, queues some
@@ -315,7 +485,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
             |(key, failure): (&ServiceKey, &FailedWrites)| failure.reason.is_none().then(|| key.clone());
         let keys: Vec<ServiceKey> = self.failures.iter().filter_map(shared).collect();
         for key in &keys {
-            self.failures.remove(key);
+            self.succeeded(key);
             self.stop_timer(key);
             self.add(key);
         }
@@ -323,9 +493,9 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     /// Forgets all failures, and ends the pauses after them. Queues no key.
     pub(crate) fn end_pauses(&mut self) {
-        self.limited.clear();
-        for key in std::mem::take(&mut self.failures).into_keys() {
+        for key in self.failures.keys().cloned().collect::<Vec<_>>() {
             self.stop_timer(&key);
+            self.succeeded(&key);
         }
     }
 
@@ -341,7 +511,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// Counts a successful write for a key. After many consecutive writes for the same desired state, another client or
     /// an admission policy seems to revert them: then returns the growing pause before the next write.
     pub(crate) fn record_write(&mut self, key: &ServiceKey, desired: &A) -> Option<Duration> {
-        self.check_throttles_at.get_or_insert_with(|| Instant::now() + QUIET_PERIOD);
+        self.tidies_at.get_or_insert_with(|| Instant::now() + QUIET_PERIOD);
         let repairs = self.throttles.entry(key.clone()).or_insert_with(|| DriftThrottle::new(desired));
         if repairs.desired != *desired || repairs.last.elapsed() >= QUIET_PERIOD {
             *repairs = DriftThrottle::new(desired);
@@ -359,16 +529,20 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         Some(pause)
     }
 
-    fn forget_throttles(&mut self) {
+    fn tidy(&mut self) {
         self.throttles.retain(|_, repairs| repairs.last.elapsed() < QUIET_PERIOD);
         self.throttles.shrink_to_fit();
-        self.check_throttles_at = (!self.throttles.is_empty()).then(|| Instant::now() + QUIET_PERIOD);
+        self.written.retain(|_, at| at.elapsed() < self.key_interval);
+        self.conflicts.retain(|_, (_, since)| since.elapsed() < CONFLICT_TIMEOUT);
+        self.usage.forget_starts(Instant::now());
+        let is_idle = self.throttles.is_empty() && self.written.is_empty() && self.conflicts.is_empty();
+        self.tidies_at = (!is_idle).then(|| Instant::now() + QUIET_PERIOD);
     }
 }
 
 impl FailedWrites {
     fn new() -> Self {
-        Self { backoff: Backoff::new(RETRY_BACKOFF), reason: None }
+        Self { backoff: Backoff::new(RETRY_BACKOFF), until: None, reason: None }
     }
 }
 
@@ -379,199 +553,4 @@ impl<A: Clone> DriftThrottle<A> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key() -> ServiceKey {
-        ServiceKey::new("default", "web")
-    }
-
-    #[tokio::test]
-    async fn repeated_writes_for_an_unchanged_key_are_throttled() {
-        let (mut work_queue, key) = (WorkQueue::new(4), key());
-        for _ in 0..MAX_UNTHROTTLED_WRITES {
-            assert_eq!(work_queue.record_write(&key, &"same"), None);
-            assert_eq!(work_queue.throttled_for(&key, &"same"), None);
-        }
-        let pause = work_queue.record_write(&key, &"same").unwrap();
-        assert!(pause >= REPAIR_BACKOFF.0 && pause <= REPAIR_BACKOFF.1);
-        assert!(work_queue.throttled_for(&key, &"same").unwrap() <= pause);
-        assert_eq!(work_queue.throttled_for(&key, &"new"), None, "a new target is written at once");
-        assert_eq!(work_queue.record_write(&key, &"new"), None);
-        assert_eq!(work_queue.throttled_for(&key, &"same"), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn pauses_after_failures_grow_to_their_bound_until_resume() {
-        let (mut work_queue, key) = (WorkQueue::<()>::new(4), key());
-        let pauses: Vec<Duration> = (0..12).map(|_| work_queue.add_rate_limited(&key, None)).collect();
-        assert!(pauses[0] < Duration::from_secs(2));
-        assert!(pauses.iter().all(|pause| *pause <= RETRY_BACKOFF.1));
-        assert_eq!(pauses[11], RETRY_BACKOFF.1);
-        assert!(work_queue.add_rate_limited(&key, Some(Duration::from_secs(50))) >= Duration::from_secs(50));
-        assert!(work_queue.is_backing_off(&key));
-        work_queue.resume();
-        assert!(!work_queue.is_backing_off(&key));
-        assert_eq!(work_queue.next(), Some(key));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn many_failing_links_are_retried_at_a_bounded_rate() {
-        for (links, expected) in [(500, 9_000..=15_000), (2000, 36_000..=50_000)] {
-            let mut work_queue = WorkQueue::<()>::new(4);
-            let keys: Vec<ServiceKey> =
-                (0..links).map(|i| ServiceKey::new("default", &i.to_string())).collect();
-            for key in &keys {
-                let pause = work_queue.add_refused(key, None, "a policy").0;
-                assert!(pause < Duration::from_secs(2), "other links don't delay the first retry: {pause:?}");
-            }
-            let start = Instant::now();
-            let mut tries = 0;
-            while start.elapsed() < Duration::from_secs(600) {
-                let key = work_queue.due().await;
-                assert!(work_queue.add_rate_limited(&key, None) <= RETRY_PAUSE_PER_FAILING_KEY.1);
-                tries += 1;
-            }
-            assert!(expected.contains(&tries), "{tries} of {links} links in 600 s");
-            let other = ServiceKey::new("another", "web");
-            let pauses = [(); 2].map(|()| work_queue.add_rate_limited(&other, None));
-            assert!(pauses[1] < Duration::from_secs(4), "keys of another namespace fail: {pauses:?}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn success_releases_two_keys_with_the_same_limit() {
-        let mut work_queue = WorkQueue::<()>::new(4);
-        let keys: Vec<ServiceKey> = (0..5).map(|i| ServiceKey::new("default", &i.to_string())).collect();
-        for key in &keys {
-            work_queue.add_rate_limited(key, None);
-        }
-        for key in &keys[..4] {
-            work_queue.mark_limited(key);
-        }
-        work_queue.succeeded_and_release(&keys[4]);
-        assert_eq!(work_queue.next(), None, "its own write was refused for another reason");
-        work_queue.succeeded_and_release(&keys[0]);
-        assert_eq!([work_queue.next(), work_queue.next()], [Some(keys[1].clone()), Some(keys[2].clone())]);
-        assert!(!work_queue.is_backing_off(&keys[1]) && work_queue.is_backing_off(&keys[3]));
-        work_queue.succeeded_and_release(&keys[3]);
-        assert_eq!(work_queue.next(), None, "no key is limited any more");
-    }
-
-    #[tokio::test]
-    async fn repeated_reason_is_not_new_until_a_write_succeeds() {
-        let (mut work_queue, key) = (WorkQueue::<()>::new(4), key());
-        let fails = |work_queue: &mut WorkQueue<()>, reason| work_queue.add_refused(&key, None, reason).1;
-        assert!(fails(&mut work_queue, "a") && !fails(&mut work_queue, "a"));
-        assert!(fails(&mut work_queue, "b") && !fails(&mut work_queue, "b"));
-        work_queue.succeeded(&ServiceKey::new("default", "web"));
-        assert!(fails(&mut work_queue, "b"));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn resume_keeps_the_pause_of_an_individually_refused_key() {
-        let (mut work_queue, refused) = (WorkQueue::<()>::new(4), key());
-        let keys: Vec<ServiceKey> = (0..3).map(|i| ServiceKey::new("default", &i.to_string())).collect();
-        work_queue.add_refused(&refused, None, "a policy");
-        for key in &keys {
-            work_queue.add_rate_limited(key, None);
-        }
-        work_queue.resume();
-        let resumed: Vec<ServiceKey> = std::iter::from_fn(|| work_queue.next()).collect();
-        assert_eq!(resumed.into_iter().collect::<BTreeSet<_>>(), keys.into_iter().collect());
-        assert!(work_queue.is_backing_off(&refused) && work_queue.has_failed(&refused));
-        work_queue.add_rate_limited(&refused, None);
-        work_queue.resume();
-        assert_eq!(work_queue.next(), Some(refused.clone()), "other keys may share the last reason");
-        work_queue.add_refused(&refused, None, "a policy");
-        work_queue.end_pauses();
-        assert!(!work_queue.is_backing_off(&refused) && !work_queue.has_failed(&refused));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn key_is_due_when_its_timer_ends() {
-        let (mut work_queue, key) = (WorkQueue::<()>::new(4), key());
-        work_queue.add_after(key.clone(), Duration::from_secs(600));
-        let before = Instant::now();
-        assert_eq!(work_queue.due().await, key);
-        assert!(before.elapsed() >= Duration::from_secs(600));
-    }
-
-    #[test]
-    fn key_is_taken_once_and_not_while_its_write_is_under_way() {
-        let (mut work_queue, key) = (WorkQueue::<()>::new(2), key());
-        work_queue.add(&key);
-        work_queue.add(&key);
-        assert_eq!(work_queue.next(), Some(key.clone()));
-        assert_eq!(work_queue.next(), None);
-        work_queue.begin(&key);
-        work_queue.add(&key);
-        assert_eq!(work_queue.next(), None);
-        assert!(!work_queue.done(&key), "nothing has changed");
-        work_queue.begin(&key);
-        work_queue.changed(&key);
-        assert!(work_queue.done(&key));
-        work_queue.add(&key);
-        assert_eq!(work_queue.next(), Some(key));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn retries_take_half_of_the_writes_and_come_last() {
-        let mut work_queue = WorkQueue::<()>::new(4);
-        let keys: Vec<ServiceKey> = (0..6).map(|i| ServiceKey::new("default", &i.to_string())).collect();
-        for key in &keys[..4] {
-            work_queue.add_rate_limited(key, None);
-        }
-        for _ in 0..4 {
-            work_queue.due().await;
-        }
-        work_queue.add(&keys[4]);
-        let first = work_queue.next().unwrap();
-        assert_eq!(first, keys[4]);
-        for _ in 0..2 {
-            let retry = work_queue.next().unwrap();
-            work_queue.begin(&retry);
-        }
-        assert_eq!(work_queue.next(), None, "two of four writes are retries");
-        work_queue.add(&keys[5]);
-        assert_eq!(work_queue.next().as_ref(), Some(&keys[5]));
-    }
-
-    #[test]
-    fn hanging_namespace_leaves_writes_to_other_namespaces() {
-        let mut work_queue = WorkQueue::<()>::new(8);
-        for number in 0..20 {
-            work_queue.add(&ServiceKey::new("hangs", &number.to_string()));
-        }
-        let begin_all = |work_queue: &mut WorkQueue<()>| {
-            while let Some(key) = work_queue.next() {
-                work_queue.begin(&key);
-            }
-        };
-        begin_all(&mut work_queue);
-        assert_eq!(work_queue.in_flight().len(), 6);
-        for name in ["1", "2", "3"] {
-            work_queue.add(&ServiceKey::new("shop", name));
-        }
-        begin_all(&mut work_queue);
-        assert_eq!(work_queue.in_flight().len(), 8, "two writes of the other namespace have begun");
-        work_queue.done(&ServiceKey::new("shop", "1"));
-        begin_all(&mut work_queue);
-        assert!(work_queue.in_flight().contains(&ServiceKey::new("shop", "3")));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn throttle_is_forgotten_after_the_quiet_period() {
-        let (mut work_queue, key) = (WorkQueue::new(4), key());
-        for _ in 0..=MAX_UNTHROTTLED_WRITES {
-            work_queue.record_write(&key, &"same");
-        }
-        work_queue.add_after(key.clone(), QUIET_PERIOD - Duration::from_secs(1));
-        work_queue.due().await;
-        assert_eq!(work_queue.known().count(), 1, "not forgotten yet");
-        work_queue.add_after(key.clone(), QUIET_PERIOD);
-        work_queue.due().await;
-        assert_eq!(work_queue.known().count(), 0);
-        assert_eq!(work_queue.record_write(&key, &"same"), None);
-    }
-}
+mod tests;

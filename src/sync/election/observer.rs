@@ -15,9 +15,9 @@ use super::elector::Timing;
 use super::leadership::Leadership;
 use super::{ElectionMetrics, KnownLeader, RequestFailure, ask, clock, lease};
 use crate::model::excerpt::value;
-use crate::sync::controller::supervisor::SyncError;
 use crate::sync::election::term::unix_now;
 use crate::sync::k8s::errors::ThrottledLog;
+use crate::sync::task::supervisor::SyncError;
 
 /// Time between two reads of a Lease whose state isn't known yet.
 const FIRST_INTERVAL: Duration = Duration::from_secs(1);

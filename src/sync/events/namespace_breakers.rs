@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::sync::controller::backoff::Backoff;
 use crate::sync::k8s::errors::ThrottledLog;
+use crate::sync::task::backoff::Backoff;
 
 /// The first and the longest time for which the Events of a namespace are dropped or wait.
 const NAMESPACE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));

@@ -21,13 +21,13 @@ use super::aggregator::{EventAggregator, EventWrite, ReasonQuota, TokenBucket};
 use super::namespace_breakers::NamespaceBreakers;
 use super::{EventKey, EventQueue, QueuedEvent, Recorder, Regarding, RegardingKind};
 use crate::model::excerpt::sentence;
-use crate::sync::controller::backoff::Backoff;
-use crate::sync::controller::supervisor::SyncError;
 use crate::sync::k8s::errors::{ApiAvailability, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::k8s::watch::sleep_until_opt;
+use crate::sync::task::backoff::Backoff;
+use crate::sync::task::supervisor::SyncError;
 
 /// `reportingController`: Kubernetes requires a qualified name.
 const CONTROLLER: &str = "lb-linker";

@@ -6,11 +6,10 @@ use std::time::Duration;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{Request, Status};
+use kube::core::Request;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tower::timeout::error::Elapsed;
 
 use super::decision::Write;
 use super::desired::{Stamp, merge_patch};
@@ -18,14 +17,11 @@ use super::missing_namespace::NAMESPACE_HINT;
 use super::observed_object::ObservedObject;
 use super::output_dir::OutputDirectory;
 use crate::metrics::staleness::Staleness;
-use crate::model::excerpt::sentence;
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
-use crate::sync::election::NotLeading;
+use crate::sync::controller::write_error::{WriteError, WriteRequest, failed};
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
-use crate::sync::k8s::errors::is_uid_mismatch;
-use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog, describe, retry_after, root_cause};
-use crate::sync::k8s::forbidden::{Forbidden, is_of_admission};
+use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog};
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::{FINALIZER, Service};
@@ -56,69 +52,6 @@ pub enum ObjectEvent {
         /// The uid of the object; empty for files.
         uid: String,
     },
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    /// The object has changed, or exists already: the watch will deliver its present state.
-    #[error("the object has changed meanwhile")]
-    Conflict,
-    #[error("the object is gone")]
-    Gone,
-    /// Another replica leads, or may lead by now.
-    #[error(transparent)]
-    NotLeading(#[from] NotLeading),
-    /// No answer arrived; the reason has been logged.
-    #[error("no answer")]
-    Unanswered,
-    /// A failure that may concern every object of the kind: the namespace or the permission is missing, or the API
-    /// server is overloaded.
-    #[error("{message}")]
-    WholeClass {
-        /// The HTTP code; 0 if there was no answer in time.
-        code: u16,
-        message: String,
-        /// The pause that the API server requests.
-        retry_after: Option<Duration>,
-    },
-    /// The API server refuses this object: a policy, a webhook, a quota, or the namespace's termination.
-    #[error("{message}")]
-    Refused {
-        /// The part of the API server that refuses the object.
-        by: Forbidden,
-        message: String,
-    },
-    /// Any other failure.
-    #[error("{message}")]
-    Other {
-        message: String,
-        /// The pause that the API server requests.
-        retry_after: Option<Duration>,
-    },
-}
-
-impl WriteError {
-    /// Returns the error for a write that has panicked.
-    pub(crate) fn panicked() -> Self {
-        Self::Other {
-            message: "writing it has panicked, a defect of lb-linker".to_owned(),
-            retry_after: None,
-        }
-    }
-
-    /// Returns whether the API server may have made the write although it has failed: there was no answer, or the API
-    /// server has timed out.
-    pub(crate) fn may_be_made(&self) -> bool {
-        matches!(self, Self::Unanswered | Self::WholeClass { code: 0 | 500.., .. })
-    }
-
-    /// Returns the HTTP code for the metrics.
-    fn code(error: &kube::Error) -> u16 {
-        match error {
-            kube::Error::Api(status) => status.code,
-            _ => 0,
-        }
-    }
 }
 
 /// The storage of external targets.
@@ -240,40 +173,6 @@ pub(crate) async fn patch_service(
     }
 }
 
-/// A write request, for error messages.
-#[derive(Clone, Copy)]
-pub(crate) struct WriteRequest<'a> {
-    pub(crate) verb: &'static str,
-    pub(crate) resource: &'static str,
-    /// Completes "can't …".
-    pub(crate) doing: &'a str,
-    /// The manifest that grants the permission.
-    pub(crate) hint: &'a str,
-}
-
-/// Classifies a failed request, and reports a missing answer.
-pub(crate) fn failed<T>(
-    error: kube::Error,
-    availability: &ApiAvailability,
-    write_request: WriteRequest<'_>,
-) -> (u16, Result<T, WriteError>) {
-    let code = WriteError::code(&error);
-    let doing = write_request.doing;
-    if let kube::Error::Service(error) = &error
-        && error.is::<Elapsed>()
-    {
-        // Requests for other objects may succeed: an admission webhook may be slow for this one.
-        let message = format!("can't {doing}: the API server hasn't answered in time");
-        return (0, Err(WriteError::WholeClass { code: 0, message, retry_after: None }));
-    }
-    if code == 0 {
-        availability.report(&root_cause(&error));
-        return (0, Err(WriteError::Unanswered));
-    }
-    availability.report_available();
-    (code, Err(classify_api_error(error, write_request)))
-}
-
 /// Returns a strategic merge patch that adds or removes only our finalizer. The API server refuses it for another uid
 /// (422).
 fn finalizer_patch(uid: &str, add: bool) -> Value {
@@ -318,57 +217,6 @@ where
         // `Backend::write` sends finalizers itself, to another namespace.
         Write::Finalizer { .. } => Ok(None),
     }
-}
-
-fn classify_api_error(
-    error: kube::Error,
-    WriteRequest { verb, resource, doing, hint }: WriteRequest<'_>,
-) -> WriteError {
-    let created = verb == "create";
-    let code = WriteError::code(&error);
-    let everywhere = |hint, retry_after| WriteError::WholeClass {
-        code,
-        message: describe(&error, doing, hint),
-        retry_after,
-    };
-    let kube::Error::Api(status) = &error else { return WriteError::Unanswered };
-    let retry_after = retry_after(&error);
-    match code {
-        401 | 404 if is_of_admission(&status.message, resource) => {
-            WriteError::Refused { by: Forbidden::Admission, message: answered(status) }
-        }
-        // No object is in the way; a quota was being updated, for example. No watch event follows such a conflict.
-        409 if created && status.reason != "AlreadyExists" => other(status, retry_after),
-        409 => WriteError::Conflict,
-        404 if !created => WriteError::Gone,
-        // Another uid: the object of this write is gone.
-        422 if is_uid_mismatch(&error) && !created => WriteError::Gone,
-        404 if is_namespace_missing(status) => WriteError::WholeClass {
-            code,
-            message: format!("can't {doing}: there is no such namespace (404 {})", sentence(&status.message)),
-            retry_after,
-        },
-        401 | 429 | 500.. => everywhere("", retry_after),
-        _ => match Forbidden::of(&error, verb, resource) {
-            Some(Forbidden::Authorizer) => everywhere(hint, retry_after),
-            Some(by) => WriteError::Refused { by, message: answered(status) },
-            None => other(status, retry_after),
-        },
-    }
-}
-
-/// Returns whether a create was refused because its namespace doesn't exist.
-fn is_namespace_missing(status: &Status) -> bool {
-    status.message.starts_with("namespaces \"")
-        || status.details.as_ref().is_some_and(|details| details.kind == "namespaces")
-}
-
-fn other(status: &Status, retry_after: Option<Duration>) -> WriteError {
-    WriteError::Other { message: answered(status), retry_after }
-}
-
-fn answered(status: &Status) -> String {
-    format!("the API server answered {} {}", status.code, sentence(&status.message))
 }
 
 fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(

@@ -46,9 +46,8 @@ impl Reconciler {
             }
             ObjectEvent::Applied(object) => {
                 let id = object.id();
-                let was_outdated = self.stale_versions.remove(&id).is_some();
                 // Skip a version that the answer to our own write has contained already.
-                if was_outdated || self.objects.changes_cache(&object) {
+                if self.objects.changes_cache(&object) {
                     let is_new = self.objects.get(&id).is_none_or(|known| known.uid != *object.uid());
                     self.change_object(&id, |objects| objects.apply(&object));
                     self.report_lost_answer(&id);
@@ -56,7 +55,6 @@ impl Reconciler {
                 }
             }
             ObjectEvent::Deleted { id, uid } => {
-                self.stale_versions.remove(&id);
                 self.count_observed_removal(&id, &uid);
                 self.unwanted.forget(&uid);
                 self.change_object(&id, |objects| objects.remove(&id, &uid));
@@ -100,7 +98,6 @@ impl Reconciler {
         let (was_listed, could_write) = (self.is_listed(), self.may_write());
         self.count_unlisted_removals(kind, &list);
         let gone = self.objects.replace(kind, list);
-        self.stale_versions.retain(|id, _| id.kind != kind);
         self.listed.insert(kind);
         self.listed_in_term.insert(kind);
         self.process_all_terms();
@@ -124,7 +121,7 @@ impl Reconciler {
         self.context.store.set_owners_known();
         if was_listed {
             self.restore_deleted(false);
-            self.work_queue.resume();
+            self.runtime.queue.resume();
             self.queue_all();
         }
         if !could_write {
@@ -146,9 +143,9 @@ impl Reconciler {
         }
         if change.target_change().is_some() {
             // Earlier failures concern the old target.
-            self.work_queue.changed(&change.key);
+            self.runtime.queue.changed(&change.key);
         }
-        self.work_queue.add(&change.key);
+        self.runtime.queue.add(&change.key);
     }
 
     /// Passes the owner of an external target to the store.
@@ -238,7 +235,7 @@ impl Reconciler {
         let claimant_keys =
             external_target(id).map(|name| self.context.store.claimants(name)).unwrap_or_default();
         for key in labelled.iter().chain(&claimant_keys) {
-            self.work_queue.add(key);
+            self.runtime.queue.add(key);
         }
     }
 

@@ -7,10 +7,11 @@ use serde_json::Value;
 use tokio::task::JoinError;
 use tracing::warn;
 
-use super::backend::{ObjectEvent, WriteError};
+use super::backend::ObjectEvent;
 use super::decision::Write;
 use super::desired::link_of_labels;
 use super::observed_object::ObservedObject;
+use crate::sync::controller::write_error::WriteError;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::object::{Object, ObjectKind};

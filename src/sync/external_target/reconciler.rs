@@ -13,15 +13,13 @@ mod start_check;
 mod terms;
 
 use std::collections::{HashMap, HashSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -40,19 +38,19 @@ use super::orphans::Orphans;
 use super::status_log::StatusLog;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
-use crate::sync::controller::circuit_breaker::CircuitBreakers;
-use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
-use crate::sync::controller::work_queue::WorkQueue;
+use crate::sync::controller::limits::Limits;
+use crate::sync::controller::runtime::{Runtime, panics, report_panic, stop_deadline};
 use crate::sync::election::term::unix_now;
 use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::metrics::ReconcileResult;
-use crate::sync::external_target::write_result::WriteEnd;
+use crate::sync::external_target::write_result::{SentWrite, WriteOutcome};
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
+use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use adoption::AdoptionQueue;
 use context::ReconcilerContext;
 use departure::{UnreportedServices, is_deletion_reported};
@@ -94,7 +92,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
     reconciler.restore_deleted(true);
     reconciler.initialize_budget();
     reconciler.queue_all();
-    reconciler.initial_pass = reconciler.work_queue.queued();
+    reconciler.initial_pass = reconciler.runtime.queue.queued();
     let mut are_overrides_known = false;
     loop {
         reconciler.drain_queue();
@@ -123,15 +121,15 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
                 reconciler.queue_overridden();
             }
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
-            _ = reconciler.work_queue.due() => {}
-            () = reconciler.breakers.due(), if reconciler.work_queue.has_capacity() => {
-                reconciler.breakers.next_probe().iter().for_each(|key| reconciler.work_queue.add(key));
+            ended = reconciler.runtime.event() => {
+                if let Some(ended) = ended? {
+                    reconciler.on_write_end(ended);
+                }
             }
             () = sleep_until_opt(reconciler.adoption.due()) => {
                 let next = reconciler.adoption.next(tokio::time::Instant::now());
-                next.iter().for_each(|key| reconciler.work_queue.add(key));
+                next.iter().for_each(|key| reconciler.runtime.queue.add(key));
             }
-            Some(ended) = reconciler.writes.join_next() => reconciler.on_write_end(ended?),
             Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.on_look_up_end(&existing?),
         }
     }
@@ -152,15 +150,10 @@ pub(crate) struct Reconciler {
     /// Links that haven't been reconciled since the start, or since writes were resumed. Conflicts found in that first
     /// pass cause no Event.
     initial_pass: HashSet<ServiceKey>,
-    pub(crate) writes: JoinSet<WriteEnd>,
-    pub(crate) work_queue: WorkQueue<Arc<Link>>,
-    /// Objects for which the API server has returned a conflict, with the version last seen and the time: they aren't
-    /// written before the watch delivers another version, or `CONFLICT_TIMEOUT` ends.
-    pub(crate) stale_versions: HashMap<ObjectId, (Option<String>, Instant)>,
+    pub(crate) runtime: Runtime<Arc<Link>, WriteClass, SentWrite, WriteOutcome>,
     /// Links whose next write is left to a process with a higher term, and since when.
     outdated: HashMap<ServiceKey, Instant>,
     pub(crate) report: StatusLog,
-    pub(crate) breakers: CircuitBreakers<WriteClass>,
     /// Counts each removal just before it is sent; with `--sync plan`, when it is planned.
     pub(crate) deletion_budget: Arc<Mutex<DeletionBudget>>,
     pub(crate) orphans: Orphans,
@@ -171,8 +164,6 @@ pub(crate) struct Reconciler {
     /// all their look-ups.
     pub(crate) refused_look_ups: HashMap<ServiceKey, LastingRefusal>,
     start_check: StartCheck,
-    /// Whether a write or the look-up before it has had no answer since the last successful write.
-    pub(crate) unanswered: bool,
     pub(crate) lost_answers: LostAnswers,
     /// Why the target namespace accepts no new objects, if that is known.
     pub(crate) missing: Option<MissingNamespace>,
@@ -201,12 +192,9 @@ impl Reconciler {
             rewinds: context.rewinds.count(),
             listed_in_term: HashSet::new(),
             initial_pass: HashSet::new(),
-            writes: JoinSet::new(),
-            work_queue: WorkQueue::new(MAX_WRITES),
-            stale_versions: HashMap::new(),
+            runtime: Runtime::new(Limits::at_once(MAX_WRITES), Duration::ZERO, context.leadership.clone()),
             outdated: HashMap::new(),
             report,
-            breakers: CircuitBreakers::default(),
             deletion_budget: Arc::default(),
             orphans,
             adoption: AdoptionQueue::default(),
@@ -214,7 +202,6 @@ impl Reconciler {
             unreported_services: UnreportedServices::default(),
             refused_look_ups: HashMap::new(),
             start_check: StartCheck::default(),
-            unanswered: false,
             lost_answers: LostAnswers::default(),
             missing: None,
             is_list_refused: false,
@@ -226,25 +213,22 @@ impl Reconciler {
 
     /// Waits for the writes under way, for at most [`SHUTDOWN_TIMEOUT`], and reports what they have changed.
     async fn finish(mut self) -> Result<(), SyncError> {
-        let drain = async {
-            while let Some(ended) = self.writes.join_next().await {
-                self.on_write_end(ended?);
-            }
-            Ok(())
-        };
-        let drained = tokio::time::timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or_else(|_| {
+        let deadline = stop_deadline();
+        while let Some(ended) = self.runtime.drained(deadline).await {
+            self.on_write_end(ended?);
+        }
+        if self.runtime.is_writing() {
             warn!(
                 "stopping without an answer to writes that the API server has got, after {SHUTDOWN_TIMEOUT:?}; the next \
                  leader compares these objects again"
             );
-            Ok(())
-        });
+        }
         self.is_stopping = true;
         // The next leader doesn't report a target that is already written.
         for key in self.report.changing_links() {
             self.reconcile_isolated(key);
         }
-        drained
+        Ok(())
     }
 
     /// Begins a term of this leader, or continues after a restore of etcd, with new lists.
@@ -319,9 +303,9 @@ impl Reconciler {
         if self.may_write() {
             self.check_external_targets(true);
             self.record_left_out_events();
-            self.work_queue.resume();
+            self.runtime.queue.resume();
             self.queue_all();
-            self.initial_pass = self.work_queue.queued();
+            self.initial_pass = self.runtime.queue.queued();
         }
     }
 
@@ -349,24 +333,24 @@ impl Reconciler {
     /// Queues all links, including links that were forgotten while the feed lagged.
     fn catch_up(&mut self) {
         self.queue_all();
-        let known = self.report.links().chain(self.work_queue.known()).chain(self.orphans.links());
+        let known = self.report.links().chain(self.runtime.queue.known()).chain(self.orphans.links());
         let known = known.chain(self.start_check.links()).cloned();
         let forgotten = known.chain(self.objects.links()).filter(|key| self.context.store.get(key).is_none());
         for key in forgotten.collect::<Vec<_>>() {
-            self.work_queue.add(&key);
+            self.runtime.queue.add(&key);
         }
     }
 
     pub(crate) fn queue_all(&mut self) {
         for link in self.context.store.links() {
-            self.work_queue.add(&link.key);
+            self.runtime.queue.add(&link.key);
         }
     }
 
     /// Queues the links of the first lists of StableNames, which may come after those of load balancers.
     fn queue_overridden(&mut self) {
         for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
-            self.work_queue.add(&link.key);
+            self.runtime.queue.add(&link.key);
             self.initial_pass.insert(link.key.clone());
         }
     }
@@ -375,10 +359,10 @@ impl Reconciler {
 
     /// Reconciles queued links while their writes may begin.
     fn drain_queue(&mut self) {
-        while let Some(key) = self.work_queue.next() {
+        while let Some(key) = self.runtime.queue.next() {
             self.reconcile_isolated(key);
         }
-        if self.work_queue.shrink() {
+        if self.runtime.queue.shrink() {
             self.initial_pass.shrink_to_fit();
             self.report.tidy();
         }
@@ -389,23 +373,19 @@ impl Reconciler {
     /// Reconciles a link. A panic is caught, so that it affects only this link.
     fn reconcile_isolated(&mut self, key: ServiceKey) {
         let now = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let panicked = panics(|| {
             #[cfg(test)]
-            defect::panic_if_injected(&key);
+            crate::sync::controller::runtime::defect::panic_if_injected(&key);
             self.reconcile(key.clone());
-        }));
-        if outcome.is_err() {
+        });
+        if panicked {
             self.context.metrics.reconciled(ReconcileResult::Failed, now);
-            let pause = self.work_queue.add_rate_limited(&key, None);
-            let line = format_args!(
-                "link {key}: its reconciliation has panicked, a defect of lb-linker; next try in {pause:.1?}"
-            );
-            self.context.link_reporter.log.error(&key, line);
+            report_panic(&mut self.runtime.queue, &self.context.link_reporter.log, "link", &key);
         }
     }
 
     fn reconcile(&mut self, key: ServiceKey) {
-        self.work_queue.stop_timer(&key);
+        self.runtime.queue.stop_timer(&key);
         let (now, is_news) = (Instant::now(), !self.initial_pass.remove(&key));
         let found = self.context.store.get(&key);
         self.start_check.settle(&key, found.as_deref(), &self.context.metrics);
@@ -415,10 +395,10 @@ impl Reconciler {
         }
         let Some(link) = found else {
             self.report.forget(&key);
-            self.work_queue.forget(&key);
+            self.runtime.queue.forget(&key);
             self.adoption.forget(&key);
             self.outdated.remove(&key);
-            self.breakers.forget(&key);
+            self.runtime.breakers.forget(&key);
             self.lost_answers.forget(&key);
             self.context.external_target_states.set(&key, None, None, false);
             // The store has no link for an object that exists: add the link again, as the link of a gone Service.
@@ -489,7 +469,7 @@ impl Reconciler {
             self.lost_answers.forget(&key);
             // The last write of an annotation may have failed although the link needs no other write.
             if repair.is_none() && adoption.is_none() {
-                self.work_queue.succeeded(&key);
+                self.runtime.queue.succeeded(&key);
             }
         }
         let holder = |name: &str| self.objects.owner_of(self.objects.get(&ObjectId::service(name))?);
@@ -526,7 +506,7 @@ impl Reconciler {
                 ReconcileResult::Unchanged
             }
             NextStep::Wait(due) => {
-                self.work_queue.add_after(key, due.saturating_duration_since(now));
+                self.runtime.queue.add_after(key, due.saturating_duration_since(now));
                 ReconcileResult::Waiting
             }
             NextStep::Conflict { object, why } => {
@@ -569,26 +549,6 @@ impl Reconciler {
             return (None, None);
         }
         (term_repair(link, actual, policy, self.term, unix_now()), adoption(link, actual, policy))
-    }
-}
-
-/// Causes a panic for one Service, for tests of panic isolation.
-#[cfg(test)]
-pub(crate) mod defect {
-    use std::cell::RefCell;
-
-    use crate::model::service_key::ServiceKey;
-
-    thread_local! {
-        static KEY: RefCell<Option<ServiceKey>> = const { RefCell::new(None) };
-    }
-
-    pub(crate) fn choose(key: ServiceKey) {
-        KEY.set(Some(key));
-    }
-
-    pub(crate) fn panic_if_injected(key: &ServiceKey) {
-        KEY.with_borrow(|chosen| assert_ne!(chosen.as_ref(), Some(key), "a defect on purpose"));
     }
 }
 

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use tracing::{Level, debug, warn};
 
-use super::backend::{Backend, WriteError};
+use super::backend::Backend;
 use super::decision::Write;
 use super::deletion_budget::MaxDeletes;
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, LinkChange, Target};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
+use crate::sync::controller::write_error::WriteError;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::metrics::{ReconcileResult, ReconcilerMetrics};

@@ -1,20 +1,18 @@
 //! Makes the reconciler's writes, and processes the results.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use futures::FutureExt;
 
 use super::lost_answers::LostAnswer;
 use super::missing_namespace::{MissingNamespace, PROBE_PAUSE};
 use super::reconciler::Reconciler;
 use super::reconciler::departure::{Confirmed, GoneCheck, Remedy, Unconfirmed, WATCH_LAG};
-use super::write_result::{SkipReason, WriteEnd, WriteResult};
+use super::write_result::{Answered, SentWrite, SkipReason, WriteOutcome};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
-use crate::sync::controller::work_queue::CONFLICT_TIMEOUT;
-use crate::sync::external_target::backend::{Backend, WriteError};
+use crate::sync::controller::runtime::{Ended, Failure, Proof};
+use crate::sync::controller::write_error::WriteError;
+use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::decision::{CREATES, SyncMode, SyncPolicy, Write, WriteClass};
 use crate::sync::external_target::desired::Stamp;
 use crate::sync::external_target::observed_object::ObservedObject;
@@ -54,7 +52,7 @@ impl Reconciler {
     fn wait_for_budget(&mut self, link: &Link, pause: Option<Duration>) {
         self.report.report_held_back(link, self.context.policy.max_deletes, pause);
         if let Some(pause) = pause {
-            self.work_queue.add_after(link.key.clone(), pause);
+            self.runtime.queue.add_after(link.key.clone(), pause);
         }
     }
 
@@ -64,16 +62,7 @@ impl Reconciler {
             return false;
         }
         let (key, id) = (link.key.clone(), write.id());
-        if let Some((outdated, since)) = self.stale_versions.get(&id) {
-            let remaining = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
-            if *outdated == self.version_of(&id) && !remaining.is_zero() {
-                self.work_queue.add_after(key, remaining);
-                return false;
-            }
-            self.stale_versions.remove(&id);
-        }
-        if let Some(pause) = self.work_queue.throttled_for(&key, link) {
-            self.work_queue.add_after(key, pause);
+        if !self.runtime.queue.admit(&key, link, &self.version_of(&id), false) {
             return false;
         }
         if self.higher_term(&id).is_some() {
@@ -84,74 +73,57 @@ impl Reconciler {
         if budget_key.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
-        if !self.breakers.admit(&key, &write.classes()) {
+        if !self.runtime.breakers.admit(&key, &write.classes()) {
             return false;
         }
         let is_foreign =
             |before: &ObservedObject| before.labelled_for.is_none() && !before.has_our_field_manager;
         let adopted = self.objects.get(&id).is_some_and(is_foreign);
-        self.work_queue.begin(&key);
         self.objects.write_begins(&id);
         self.lost_answers.write_begins(&write);
         let backend = self.context.backend.clone();
         let is_refused = self.refused_look_ups.get(&key).is_some_and(LastingRefusal::is_lasting);
         let gone_check = GoneCheck::of(link, &write, &self.context, is_refused);
-        let (leadership, term) = (self.context.leadership.clone(), self.term);
-        let stamp = Stamp { instance: self.context.policy.instance.clone(), term: Some(term) };
+        let stamp = Stamp { instance: self.context.policy.instance.clone(), term: Some(self.term) };
         let (deletion_budget, max) = (Arc::clone(&self.deletion_budget), self.context.policy.max_deletes);
-        let (present, target) = (self.objects.number_of_links(), link.target.clone());
-        self.writes.spawn(async move {
-            let request = async {
-                // Confirm last, right before the write: etcd may have been restored during any earlier wait.
-                let confirmed = match &gone_check {
-                    Some(gone_check) => Some(gone_check.confirm().await.map_err(SkipReason::Unconfirmed)?),
-                    None => None,
-                };
-                if let Some(object) = &budget_key {
-                    deletion_budget
-                        .lock()
-                        .reserve(max, key.namespace(), object, present, Instant::now())
-                        .map_err(SkipReason::Held)?;
-                }
-                Ok((confirmed, backend.write(write.clone(), &stamp).await))
+        let (present, namespace) = (self.objects.number_of_links(), key.clone());
+        let (removed, sent) = (budget_key.clone(), write.clone());
+        let request = async move {
+            // Confirm last, right before the write: etcd may have been restored during any earlier wait.
+            let confirmed = match &gone_check {
+                Some(gone_check) => Some(gone_check.confirm().await.map_err(SkipReason::Unconfirmed)?),
+                None => None,
             };
-            let request = AssertUnwindSafe(request).catch_unwind();
-            let written = match write.is_unprotected() {
-                true => leadership.write_confirmed(term, request).await,
-                false => leadership.write(term, request).await,
-            };
-            let (confirmed, (code, result)) = match written {
-                Ok(Ok(Ok(answered))) => answered,
-                Ok(Ok(Err(why))) => return WriteEnd::Skipped { key, write, why },
-                Ok(Err(_)) => (None, (0, Err(WriteError::panicked()))),
-                Err(not_leading) => (None, (0, Err(not_leading.into()))),
-            };
-            WriteEnd::Written(WriteResult {
-                key,
-                started_at,
-                write,
-                target,
-                adopted,
-                confirmed,
-                budget_key,
-                code,
-                result,
-            })
-        });
+            if let Some(object) = &removed {
+                deletion_budget
+                    .lock()
+                    .reserve(max, namespace.namespace(), object, present, Instant::now())
+                    .map_err(SkipReason::Held)?;
+            }
+            let (code, result) = backend.write(sent, &stamp).await;
+            Ok(Answered { confirmed, code, result })
+        };
+        let proof = if write.is_unprotected() { Proof::Renewal } else { Proof::Clock };
+        let sent = SentWrite { started_at, write, target: link.target.clone(), adopted, budget_key };
+        self.runtime.start(&key, sent, false, (self.term, proof), request);
         true
     }
 
-    pub(crate) fn on_write_end(&mut self, ended: WriteEnd) {
-        match ended {
-            WriteEnd::Written(written) => self.on_written(written),
-            WriteEnd::Skipped { key, write, why } => self.on_skipped(&key, &write, why),
+    pub(crate) fn on_write_end(&mut self, ended: Ended<SentWrite, WriteOutcome>) {
+        let Ended { key, write, answer } = ended;
+        match answer {
+            Ok(Ok(answered)) => self.on_written(&key, write, answered),
+            Ok(Err(why)) => self.on_skipped(&key, &write.write, why),
+            Err(error) => {
+                self.on_written(&key, write, Answered { confirmed: None, code: 0, result: Err(error) });
+            }
         }
     }
 
     /// Processes a skipped write.
     fn on_skipped(&mut self, key: &ServiceKey, write: &Write, why: SkipReason) {
-        self.work_queue.done(key);
-        self.breakers.probe_ended(key);
+        self.runtime.queue.done(key, true);
+        self.runtime.breakers.probe_ended(key);
         match why {
             SkipReason::Unconfirmed(why) => self.on_unconfirmed(key, why),
             SkipReason::Held(pause) => {
@@ -165,8 +137,8 @@ impl Reconciler {
         self.report_lost_answer(&write.id());
         // Events that arrived meanwhile may have changed the decision.
         if self.context.store.get(key).is_none_or(|link| link.service_gone_since().is_none()) {
-            self.work_queue.succeeded(key);
-            self.work_queue.add(key);
+            self.runtime.queue.succeeded(key);
+            self.runtime.queue.add(key);
         }
     }
 
@@ -180,37 +152,36 @@ impl Reconciler {
                 self.report.report_confirmed();
                 // Another list doesn't help: the Service is known, and can't be decoded.
                 if self.context.store.is_unreadable(key) {
-                    self.work_queue.add_rate_limited(key, None);
+                    self.runtime.queue.add_rate_limited(key, None);
                     return;
                 }
                 match self.unreported_services.note(key, version, Instant::now()) {
-                    Remedy::Wait => self.work_queue.add_after(key.clone(), WATCH_LAG),
-                    Remedy::WaitLonger => drop(self.work_queue.add_rate_limited(key, None)),
+                    Remedy::Wait => self.runtime.queue.add_after(key.clone(), WATCH_LAG),
+                    Remedy::WaitLonger => drop(self.runtime.queue.add_rate_limited(key, None)),
                     Remedy::List => {
                         self.context.rewinds.record_restore_by_look_up(key);
-                        self.work_queue.add_rate_limited(key, None);
+                        self.runtime.queue.add_rate_limited(key, None);
                     }
                 }
             }
-            Unconfirmed::Unanswered => {
-                self.unanswered = true;
-                self.work_queue.add_rate_limited(key, None);
-            }
+            Unconfirmed::Unanswered => self.runtime.unanswered(key),
             Unconfirmed::Refused { code, message, retry_after, .. } => {
                 self.report.report_unconfirmed(code, &message);
-                self.work_queue.add_rate_limited(key, retry_after);
+                self.runtime.queue.add_rate_limited(key, retry_after);
             }
         }
     }
 
-    fn version_of(&self, id: &ObjectId) -> Option<String> {
-        self.objects.get(id)?.resource_version.clone().map(Into::into)
+    /// Returns an object and the version that the watch has shown last.
+    fn version_of(&self, id: &ObjectId) -> String {
+        let version = self.objects.get(id).and_then(|object| object.resource_version.as_deref());
+        versioned(id, version)
     }
 
-    pub(crate) fn on_written(&mut self, written: WriteResult) {
-        let WriteResult { key, started_at, write, target, adopted, confirmed, budget_key, code, result } =
-            written;
-        self.report.clear_held_back(&key);
+    fn on_written(&mut self, key: &ServiceKey, sent: SentWrite, answered: Answered) {
+        let SentWrite { started_at, write, target, adopted, budget_key } = sent;
+        let Answered { confirmed, code, result } = answered;
+        self.report.clear_held_back(key);
         if let Some(object) = &budget_key {
             // Without an answer, or after an error of the API server, the object may be gone.
             let refused =
@@ -218,16 +189,16 @@ impl Reconciler {
             self.deletion_budget.lock().record_result(object, refused);
         }
         let id = write.id();
-        let is_superseded = self.context.store.get(&key).is_some_and(|link| link.target != target);
-        self.work_queue.done(&key);
-        self.breakers.probe_ended(&key);
+        let is_superseded = self.context.store.get(key).is_some_and(|link| link.target != target);
+        self.runtime.queue.done(key, result.is_err());
+        self.runtime.breakers.probe_ended(key);
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             match confirmed {
                 Some(Confirmed::Absent) => {
-                    self.refused_look_ups.remove(&key);
+                    self.refused_look_ups.remove(key);
                     self.report.report_confirmed();
                 }
-                Some(Confirmed::Refused) => self.report.counts_as_gone(&key),
+                Some(Confirmed::Refused) => self.report.counts_as_gone(key),
                 None => {}
             }
             self.report.count(&write, code, &result, started_at);
@@ -245,60 +216,40 @@ impl Reconciler {
             self.close_breakers(&write);
         }
         if result.as_ref().is_err_and(WriteError::may_be_made) {
-            self.lost_answers.add(&key, &write, adopted);
+            self.lost_answers.add(key, &write, adopted);
         }
         match result {
             Ok(after) => {
                 self.lost_answers.remove(&id, "");
-                self.work_queue.succeeded_and_release(&key);
-                let link = self.context.store.get(&key);
-                if let Some(link) = &link
-                    && let Some(pause) = self.work_queue.record_write(&key, link)
-                {
-                    self.report.report_reverted_write(&key, &write, pause);
+                let link = self.context.store.get(key);
+                if let Some(pause) = self.runtime.succeeded(key, link.as_ref()) {
+                    self.report.report_reverted_write(key, &write, pause);
                 }
-                let unanswered = std::mem::take(&mut self.unanswered);
-                let link = link.as_deref();
-                if self.report.report_written(&key, link, &write, adopted, after.as_ref()) || unanswered {
-                    self.work_queue.resume();
+                if self.report.report_written(key, link.as_deref(), &write, adopted, after.as_ref()) {
+                    self.runtime.queue.resume();
                 }
                 match (&write, after) {
                     (Write::Finalizer { uid, add, .. }, _) => {
-                        drop(self.context.store.set_has_finalizer(&key, uid, *add));
+                        drop(self.context.store.set_has_finalizer(key, uid, *add));
                     }
                     (_, Some(after)) => self.change_object(&id, |objects| objects.answered(&after)),
                     (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
                 }
-                self.work_queue.add(&key);
+                self.runtime.queue.add(key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
                 if self.lost_answers.remove(&id, write.uid()) {
-                    let link = self.context.store.get(&key);
-                    self.report.report_written(&key, link.as_deref(), &write, adopted, None);
+                    let link = self.context.store.get(key);
+                    self.report.report_written(key, link.as_deref(), &write, adopted, None);
                 }
-                self.work_queue.succeeded(&key);
+                self.runtime.queue.succeeded(key);
                 self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
-                self.work_queue.add(&key);
+                self.runtime.queue.add(key);
             }
             Err(WriteError::Gone) if matches!(write, Write::Finalizer { .. }) => {
                 // The finalizers are gone with the Service.
-                self.context.store.set_has_finalizer(&key, write.uid(), false);
-                self.work_queue.add(&key);
-            }
-            Err(WriteError::Conflict | WriteError::Gone) => {
-                // Another client's write came first. The object isn't written again until the watch delivers another
-                // version, or `CONFLICT_TIMEOUT` ends.
-                let sent = write.resource_version().map(ToOwned::to_owned);
-                if self.version_of(&id) == sent {
-                    self.stale_versions.insert(id, (sent, Instant::now()));
-                }
-                self.work_queue.add(&key);
-            }
-            // The lease has ended by the clock. The election may report the end of leadership a moment later.
-            Err(WriteError::NotLeading(_)) => drop(self.work_queue.add_rate_limited(&key, None)),
-            Err(WriteError::Unanswered) => {
-                self.unanswered = true;
-                self.work_queue.add_rate_limited(&key, None);
+                self.context.store.set_has_finalizer(key, write.uid(), false);
+                self.runtime.queue.add(key);
             }
             Err(WriteError::WholeClass { code, message, retry_after }) => {
                 self.report.report_class_error(&write, code, &message);
@@ -308,40 +259,33 @@ impl Reconciler {
                         403 => Some(MissingNamespace::Refused),
                         _ => None,
                     };
-                    self.open_breaker(&key, &write, missing, retry_after);
+                    self.open_breaker(key, &write, missing, retry_after);
                 } else {
                     // Writes of other objects may succeed: a webhook may be slow for this object.
-                    self.work_queue.add_rate_limited(&key, retry_after);
+                    self.runtime.queue.add_rate_limited(key, retry_after);
                 }
             }
             Err(WriteError::Refused { by: Forbidden::NamespaceTerminating, message }) => {
                 let sentence = format!("can't {} {}s: {message}", write.verb(), id.kind);
                 self.report.report_class_error(&write, TERMINATING_CODE, &sentence);
-                self.open_breaker(&key, &write, Some(MissingNamespace::Terminating), None);
+                self.open_breaker(key, &write, Some(MissingNamespace::Terminating), None);
             }
-            // The target has changed since the write was sent: the failure concerns the old target.
-            Err(WriteError::Refused { .. } | WriteError::Other { .. }) if is_superseded => {
-                self.work_queue.add(&key);
-            }
-            Err(WriteError::Refused { by, message }) => {
-                self.failed(&key, &write, &message, None);
-                if by.applies_to_namespace() {
-                    self.work_queue.mark_limited(&key);
+            Err(error) => {
+                let is_of_namespace =
+                    matches!(&error, WriteError::Refused { by, .. } if by.applies_to_namespace());
+                let sent = versioned(&id, write.resource_version());
+                let failure = self.runtime.failed(key, error, &sent, is_superseded);
+                if let Failure::Own { message, pause, is_new } = failure {
+                    self.report.report_failed(key, &write, &message, pause, is_new);
+                    if is_of_namespace {
+                        self.runtime.queue.mark_limited(key);
+                    }
                 }
-            }
-            Err(WriteError::Other { message, retry_after }) => {
-                self.failed(&key, &write, &message, retry_after);
             }
         }
         self.objects.write_ended(&write.id());
         // The watch may have been faster.
         self.report_lost_answer(&write.id());
-    }
-
-    /// Schedules the retry of a write that failed for a reason of this link alone.
-    fn failed(&mut self, key: &ServiceKey, write: &Write, reason: &str, at_least: Option<Duration>) {
-        let (pause, is_new) = self.work_queue.add_refused(key, at_least, reason);
-        self.report.report_failed(key, write, reason, pause, is_new);
     }
 }
 
@@ -357,20 +301,24 @@ impl Reconciler {
         at_least: Option<Duration>,
     ) {
         if !matches!(write, Write::Create(_)) {
-            return self.breakers.record_failure(write.class(), key, at_least);
+            return self.runtime.breakers.record_failure(write.class(), key, at_least);
         }
         self.missing = missing.or(self.missing);
         let is_shared = missing.is_some_and(|missing| missing != MissingNamespace::Refused);
         let released = if is_shared {
-            self.breakers.record_failure(WriteClass::AllCreates, key, at_least.max(Some(PROBE_PAUSE)));
-            CREATES.iter().flat_map(|class| self.breakers.record_success(class)).collect()
+            self.runtime.breakers.record_failure(
+                WriteClass::AllCreates,
+                key,
+                at_least.max(Some(PROBE_PAUSE)),
+            );
+            CREATES.iter().flat_map(|class| self.runtime.breakers.record_success(class)).collect()
         } else {
-            self.breakers.record_failure(write.class(), key, at_least);
-            self.breakers.record_success(&WriteClass::AllCreates)
+            self.runtime.breakers.record_failure(write.class(), key, at_least);
+            self.runtime.breakers.record_success(&WriteClass::AllCreates)
         };
         // These keys wait for the other breaker from now on.
         for waiting in &released {
-            self.work_queue.add(waiting);
+            self.runtime.queue.add(waiting);
         }
     }
 
@@ -379,18 +327,20 @@ impl Reconciler {
     /// long pause.
     pub(crate) fn close_breakers(&mut self, write: &Write) {
         let classes = write.classes();
-        if matches!(write, Write::Create(_)) && classes.iter().any(|class| self.breakers.is_open(class)) {
+        if matches!(write, Write::Create(_))
+            && classes.iter().any(|class| self.runtime.breakers.is_open(class))
+        {
             self.lists_again = true;
         }
-        for waiting in classes.iter().flat_map(|class| self.breakers.record_success(class)) {
-            self.work_queue.add(&waiting);
+        for waiting in classes.iter().flat_map(|class| self.runtime.breakers.record_success(class)) {
+            self.runtime.queue.add(&waiting);
         }
     }
 
     /// Passes what is missing to the store: `/ready` shows it, and stays ready.
     pub(crate) fn note_missing_namespace(&mut self) {
-        let are_creates_refused = self.breakers.is_open(&WriteClass::AllCreates)
-            || CREATES.iter().any(|class| self.breakers.is_open(class));
+        let are_creates_refused = self.runtime.breakers.is_open(&WriteClass::AllCreates)
+            || CREATES.iter().any(|class| self.runtime.breakers.is_open(class));
         if !are_creates_refused {
             self.missing = None;
         }
@@ -422,10 +372,14 @@ impl Reconciler {
             present.filter(|_| !matches!(write, Write::Delete { .. })).map(ObservedObject::to_object);
         let link = self.context.store.get(&key);
         self.report.report_written(&key, link.as_deref(), &write, adopted, present.as_ref());
-        self.work_queue.stop_timer(&key);
-        self.work_queue.succeeded(&key);
-        self.work_queue.add(&key);
+        self.runtime.queue.stop_timer(&key);
+        self.runtime.queue.succeeded(&key);
+        self.runtime.queue.add(&key);
     }
+}
+
+fn versioned(id: &ObjectId, version: Option<&str>) -> String {
+    format!("{} {} {}", id.kind, id.name, version.unwrap_or_default())
 }
 
 /// Returns the deletion budget's key of an external target. The uid distinguishes successive targets of the same name.

@@ -4,22 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::reconciler::departure::{Confirmed, Unconfirmed};
 use crate::model::link::Target;
-use crate::model::service_key::ServiceKey;
-use crate::sync::external_target::backend::WriteError;
+use crate::sync::controller::write_error::WriteError;
 use crate::sync::external_target::decision::Write;
 use crate::sync::k8s::object::Object;
-
-/// The end of a write that the reconciler has decided on.
-#[derive(Debug)]
-pub(crate) enum WriteEnd {
-    /// The write was sent, or wasn't sent because this replica doesn't lead any more.
-    Written(WriteResult),
-    Skipped {
-        key: ServiceKey,
-        write: Write,
-        why: SkipReason,
-    },
-}
 
 /// The reason why a write was skipped.
 #[derive(Debug)]
@@ -31,20 +18,28 @@ pub(crate) enum SkipReason {
     Held(Option<Duration>),
 }
 
-/// A write and its result.
+/// A write under way.
 #[derive(Debug)]
-pub(crate) struct WriteResult {
-    pub(super) key: ServiceKey,
+pub(crate) struct SentWrite {
     pub(super) started_at: Instant,
     pub(super) write: Write,
     /// The target of the link when the write began.
     pub(super) target: Option<Target>,
     /// Whether the write adopts a foreign object.
     pub(super) adopted: bool,
-    /// The confirmation that the Service is gone, if the write depends on it.
-    pub(super) confirmed: Option<Confirmed>,
     /// The deletion budget's key of the removed external target, if the write removes one for good.
     pub(super) budget_key: Option<String>,
+}
+
+/// The answer to a write, or why it was skipped.
+pub(crate) type WriteOutcome = Result<Answered, SkipReason>;
+
+/// The answer to a write.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    /// The confirmation that the Service is gone, if the write depends on it.
+    pub(super) confirmed: Option<Confirmed>,
+    /// The HTTP code; 0 without an answer.
     pub(super) code: u16,
     pub(super) result: Result<Option<Object>, WriteError>,
 }

@@ -24,7 +24,6 @@ use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
-use crate::sync::controller::supervisor::SyncError;
 use crate::sync::election::Leadership;
 use crate::sync::events::link_log::{LinkReporter, log_changes, log_first_list};
 use crate::sync::events::{Reason, Regarding};
@@ -42,6 +41,7 @@ use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard};
 use crate::sync::source::unselected::UnselectedServices;
+use crate::sync::task::supervisor::SyncError;
 use leaving::{DepartedService, RemovalChecks};
 
 /// Maximum time that the first links wait until the owners of names are known.

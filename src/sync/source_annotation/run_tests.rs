@@ -11,6 +11,7 @@ use crate::model::hostname::Hostname;
 use crate::model::link::Target;
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::OnGone;
+use crate::sync::controller::runtime::stop_deadline;
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::watch::Event;
 use crate::sync::test_support;
@@ -144,14 +145,14 @@ async fn panic_affects_only_its_service() {
     let mut controller = SourceAnnotationController::new(context, CrossTermState::default(), lists);
     list(&mut controller, 0, &["before", "defect", "zafter"].map(|name| follower("shop", name, "web")));
     let key = ServiceKey::new("shop", "defect");
-    crate::sync::external_target::reconciler::defect::choose(key.clone());
+    crate::sync::controller::runtime::defect::choose(key.clone());
     controller.drain_queue();
-    assert_eq!(controller.writes.len(), 2);
-    while let Some(written) = controller.writes.join_next().await {
+    assert_eq!(controller.runtime.queue.in_flight().len(), 2);
+    while let Some(written) = controller.runtime.drained(stop_deadline()).await {
         controller.written(written.unwrap());
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
-    assert!(controller.work_queue.is_backing_off(&key), "the next try comes later");
+    assert!(controller.runtime.queue.is_backing_off(&key), "the next try comes later");
 }
 
 #[tokio::test(start_paused = true)]
@@ -164,7 +165,7 @@ async fn write_whose_answer_was_lost_is_logged_once_it_is_seen() {
     let (mut db, key) = (follower("shop", "db", "web"), ServiceKey::new("shop", "db"));
     list(&mut controller, 0, &[db.clone()]);
     controller.drain_queue();
-    let written = controller.writes.join_next().await.unwrap().unwrap();
+    let written = controller.runtime.drained(stop_deadline()).await.unwrap().unwrap();
     controller.written(written);
     controller.drain_queue();
     let names = ("old.example".to_owned(), "cloud.example".to_owned());
@@ -173,8 +174,8 @@ async fn write_whose_answer_was_lost_is_logged_once_it_is_seen() {
     db["metadata"]["resourceVersion"] = "6".into();
     let seen = serde_json::from_str(&db.to_string()).unwrap();
     controller.on_watch_item(0, Ok(Event::Applied(seen)));
-    controller.work_queue.changed(&key);
-    controller.work_queue.add(&key);
+    controller.runtime.queue.changed(&key);
+    controller.runtime.queue.add(&key);
     controller.drain_queue();
     assert!(controller.lost_answers.is_empty());
 }
@@ -202,12 +203,12 @@ async fn services_wait_for_the_list_of_their_load_balancer() {
     list(&mut controller, 0, &[follower("a", "db", "web")]);
     list(&mut controller, 1, &[follower("b", "db", "web")]);
     controller.drain_queue();
-    assert_eq!(controller.work_queue.in_flight(), [ServiceKey::new("a", "db")]);
+    assert_eq!(controller.runtime.queue.in_flight(), [ServiceKey::new("a", "db")]);
     lists.note(Some("b"), now, true);
     links_listed.send_replace(lists);
     controller.queue_all();
     controller.drain_queue();
-    assert_eq!(controller.writes.len(), 2);
+    assert_eq!(controller.runtime.queue.in_flight().len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -227,14 +228,14 @@ async fn overridden_load_balancer_waits_for_a_list_of_this_term() {
     list(&mut controller, 0, &[follower("a", "db", "web")]);
     list(&mut controller, 1, &[follower("b", "db", "web")]);
     controller.drain_queue();
-    assert_eq!(controller.work_queue.in_flight(), [ServiceKey::new("b", "db")]);
+    assert_eq!(controller.runtime.queue.in_flight(), [ServiceKey::new("b", "db")]);
     lists.note(None, now, true);
     overrides_listed.send_replace(lists);
     for (is_provisional, writes) in [(true, 1), (false, 2)] {
         drop(controller.context.store.set_override(&web, announce(is_provisional), None));
         controller.queue_all();
         controller.drain_queue();
-        assert_eq!(controller.writes.len(), writes, "provisional: {is_provisional}");
+        assert_eq!(controller.runtime.queue.in_flight().len(), writes, "provisional: {is_provisional}");
     }
 }
 
@@ -294,7 +295,7 @@ async fn services_listed_before_a_restore_arent_written() {
         }
         assert_eq!(controller.context.rewinds.count(), 1);
         controller.drain_queue();
-        assert!(controller.writes.is_empty() && !controller.is_current());
+        assert!(!controller.runtime.is_writing() && !controller.is_current());
     }
 }
 
@@ -334,5 +335,5 @@ async fn services_dont_wait_for_the_list_of_another_namespace() {
     list(&mut controller, 0, &[follower("a", "db", "web")]);
     assert!(!controller.annotated.is_listed(1));
     controller.drain_queue();
-    assert_eq!(controller.writes.len(), 1);
+    assert_eq!(controller.runtime.queue.in_flight().len(), 1);
 }

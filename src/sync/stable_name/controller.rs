@@ -18,7 +18,6 @@ mod sources;
 pub mod status_format;
 mod watched;
 mod write;
-pub mod write_budget;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -39,7 +38,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::alerts::requests::RuleRequests;
-use crate::sync::controller::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
+use crate::sync::controller::runtime::stop_deadline;
 use crate::sync::election::Leadership;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::decision::SyncPolicy;
@@ -52,6 +51,7 @@ use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::relist_guard::RelistGuard;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::unselected::UnselectedServices;
+use crate::sync::task::supervisor::SyncError;
 use checks::CheckDns;
 use leader::LeaderTerm;
 use metrics::FailoverMetrics;
@@ -185,8 +185,12 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             () = rewinds.wait_for_change(controller.lists.rewinds) => controller.relist(),
             Ok(()) = links_listed.changed() => controller.refresh_term(),
             Ok(()) = hostname_policy.changed() => controller.refresh_all(),
-            _ = controller.leader.to_decide.due() => {}
-            _ = controller.leader.to_write.due() => {}
+            () = controller.leader.to_decide.due() => {}
+            ended = controller.leader.runtime.event() => {
+                if let Some(ended) = ended? {
+                    controller.written(ended);
+                }
+            }
             () = sleep_until_opt(checks_due) => {}
             () = yield_now(), if is_busy => {}
             Some(ended) = controller.leader.absences.ended() => controller.looked_up(ended?),
@@ -196,7 +200,6 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
                     controller.checked(ended?);
                 }
             }
-            Some(ended) = controller.leader.writes.join_next() => controller.written(ended?),
         }
     }
     controller.finish().await
@@ -212,7 +215,6 @@ impl FailoverController {
             scopes: Scope::of(&context.selection, &context.availability),
             object_errors: ObjectErrors::of_kind("StableName", context.link_reporter.log.clone()),
             lists: ListEpoch { term: context.leadership.term(), rewinds: context.rewinds.count() },
-            context,
             objects: HashMap::new(),
             by_service: HashMap::new(),
             events: SelectAll::new(),
@@ -220,20 +222,18 @@ impl FailoverController {
             pending_deletions: PendingDeletions::default(),
             error_log: ThrottledLog::default(),
             is_forbidden_logged: false,
-            leader: LeaderTerm::default(),
+            leader: LeaderTerm::new(None, context.leadership.clone()),
+            context,
         }
     }
 
     /// Waits for the writes under way, and reports what they have changed.
     async fn finish(mut self) -> Result<(), SyncError> {
-        let drain = async {
-            while let Some(ended) = self.leader.writes.join_next().await {
-                self.written(ended?);
-            }
-            Ok(())
-        };
-        // A write without an answer delays the shutdown by at most `SHUTDOWN_TIMEOUT`.
-        timeout(SHUTDOWN_TIMEOUT, drain).await.unwrap_or(Ok(()))
+        let deadline = stop_deadline();
+        while let Some(ended) = self.leader.runtime.drained(deadline).await {
+            self.written(ended?);
+        }
+        Ok(())
     }
 
     /// Processes a change of a Service, or of the link of its key.

@@ -15,7 +15,6 @@ use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::store::Store;
-use crate::sync::controller::backoff::Backoff;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
@@ -29,6 +28,7 @@ use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::ObjectKind;
 use crate::sync::source::relist_guard::is_suspicious_removal;
 use crate::sync::source::selection::Selection;
+use crate::sync::task::backoff::Backoff;
 
 /// The first and the longest pause before the next look-up of Services.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -241,7 +241,7 @@ impl Reconciler {
                     }
                 }
             }
-            self.work_queue.add(&key);
+            self.runtime.queue.add(&key);
         }
         gone.sort();
         self.report_left_out(&left_out);

@@ -113,7 +113,9 @@ impl Reconciler {
             );
         }
         let next = if waited < WRITE_LAG { WRITE_LAG } else { SURPASS_AFTER };
-        self.work_queue.add_after(link.key.clone(), next.saturating_sub(waited).max(Duration::from_secs(1)));
+        self.runtime
+            .queue
+            .add_after(link.key.clone(), next.saturating_sub(waited).max(Duration::from_secs(1)));
         if waited < WRITE_LAG { step } else { NextStep::Conflict { object, why } }
     }
 }

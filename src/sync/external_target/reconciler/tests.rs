@@ -12,18 +12,20 @@ use super::*;
 use crate::model::link::Target;
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::{OnGone, Store};
+use crate::sync::controller::runtime::{Ended, stop_deadline};
+use crate::sync::controller::write_error::WriteError;
 use crate::sync::election::Leadership;
 use crate::sync::election::term::TERM;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::events::{Reason, Recorder};
-use crate::sync::external_target::backend::{Backend, WriteError};
+use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::decision::{CREATES, WriteClass};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Precondition, Stamp};
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::metrics::ReconcileResult;
 use crate::sync::external_target::states::ExternalTargetState;
-use crate::sync::external_target::write_result::WriteResult;
+use crate::sync::external_target::write_result::{Answered, SentWrite};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::listed::CompletedLists;
@@ -132,8 +134,9 @@ async fn denied_annotation_write_backs_off() {
     while tokio::time::Instant::now() < end {
         reconciler.drain_queue();
         tokio::select! {
-            Some(ended) = reconciler.writes.join_next() => reconciler.on_write_end(ended.unwrap()),
-            _ = reconciler.work_queue.due() => {}
+            ended = reconciler.runtime.event() => {
+                ended.unwrap().into_iter().for_each(|ended| reconciler.on_write_end(ended));
+            }
             () = tokio::time::sleep_until(end) => break,
         }
     }
@@ -150,15 +153,15 @@ async fn refusal_of_an_outdated_write_does_not_delay_the_new_target() {
     reconciler.queue_all();
     reconciler.drain_queue();
     let key = ServiceKey::new("shop", "web");
-    assert_eq!(reconciler.work_queue.in_flight(), std::slice::from_ref(&key));
+    assert_eq!(reconciler.runtime.queue.in_flight(), std::slice::from_ref(&key));
     let mut changes = reconciler.context.store.subscribe();
     load_balancer_at(&reconciler, "web", "new.example");
     reconciler.on_link_change(&changes.try_recv().unwrap());
-    let ended = reconciler.writes.join_next().await.unwrap().unwrap();
+    let ended = reconciler.runtime.drained(stop_deadline()).await.unwrap().unwrap();
     reconciler.on_write_end(ended);
-    assert!(!reconciler.work_queue.has_failed(&key));
+    assert!(!reconciler.runtime.queue.has_failed(&key));
     reconciler.drain_queue();
-    assert_eq!(reconciler.work_queue.in_flight(), [key], "the new target is written at once");
+    assert_eq!(reconciler.runtime.queue.in_flight(), [key], "the new target is written at once");
 }
 
 #[tokio::test]
@@ -202,17 +205,17 @@ async fn panic_affects_only_its_link() {
         load_balancer(&reconciler, name);
     }
     let key = ServiceKey::new("shop", "defect");
-    defect::choose(key.clone());
+    crate::sync::controller::runtime::defect::choose(key.clone());
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();
     reconciler.drain_queue();
-    assert_eq!(reconciler.writes.len(), 2);
-    while let Some(written) = reconciler.writes.join_next().await {
+    assert_eq!(reconciler.runtime.queue.in_flight().len(), 2);
+    while let Some(written) = reconciler.runtime.drained(stop_deadline()).await {
         reconciler.on_write_end(written.unwrap());
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
-    assert!(reconciler.work_queue.is_backing_off(&key), "the next try comes later");
+    assert!(reconciler.runtime.queue.is_backing_off(&key), "the next try comes later");
     assert_eq!(
         reconciler.context.metrics.count(ReconcileResult::Failed),
         3,
@@ -239,7 +242,7 @@ async fn targets_written_while_stopping_have_their_events() {
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();
     reconciler.drain_queue();
-    assert!(reconciler.writes.is_empty());
+    assert!(!reconciler.runtime.is_writing());
     let mut feed = reconciler.context.store.subscribe();
     for name in &names {
         let link = load_balancer_at(&reconciler, name, "new.example");
@@ -247,8 +250,12 @@ async fn targets_written_while_stopping_have_their_events() {
         reconciler.on_link_change(&feed.recv().await.unwrap());
     }
     reconciler.drain_queue();
-    let at_once = MAX_WRITES - MAX_WRITES / 4;
-    assert_eq!(reconciler.writes.len(), at_once, "the other writes are for other namespaces");
+    let at_once = (MAX_WRITES - 1) / 2;
+    assert_eq!(
+        reconciler.runtime.queue.in_flight().len(),
+        at_once,
+        "the other writes are for other namespaces"
+    );
     reconciler.finish().await.unwrap();
     let changed = (Reason::TargetChanged, "cloud.example → new.example".into());
     assert_eq!(recorder.take_queued(), vec![changed; at_once]);
@@ -311,8 +318,9 @@ async fn run_for(reconciler: &mut Reconciler, seconds: u64) {
     while tokio::time::Instant::now() < end {
         reconciler.drain_queue();
         tokio::select! {
-            Some(ended) = reconciler.writes.join_next() => reconciler.on_write_end(ended.unwrap()),
-            _ = reconciler.work_queue.due() => {}
+            ended = reconciler.runtime.event() => {
+                ended.unwrap().into_iter().for_each(|ended| reconciler.on_write_end(ended));
+            }
             () = tokio::time::sleep_until(end) => break,
         }
     }
@@ -420,7 +428,7 @@ async fn failed_look_up_uses_no_deletion_budget() {
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     // Queue the link with the failing look-up first.
     for name in ["api", "web"] {
-        reconciler.work_queue.add(&ServiceKey::new("shop", name));
+        reconciler.runtime.queue.add(&ServiceKey::new("shop", name));
     }
     run_for(&mut reconciler, 60).await;
     assert!(deleted.lock().iter().all(|uri| uri.contains("web")) && deleted.lock().len() == 1, "{deleted:?}");
@@ -684,17 +692,20 @@ async fn effect_seen_during_the_retry_is_reported_by_its_answer() {
         reconciler.on_object_event(ObjectEvent::Deleted { id: object.id(), uid });
         let remembered = |reconciler: &Reconciler| reconciler.lost_answers.of_kind(ObjectKind::Service).len();
         assert_eq!(remembered(&reconciler), 1, "nothing is reported yet");
-        reconciler.on_written(WriteResult {
-            key: ServiceKey::new("shop", "web"),
+        let write = SentWrite {
             started_at: Instant::now(),
             write: delete,
             target: None,
             adopted: false,
-            confirmed: None,
             budget_key: None,
+        };
+        let answered = Answered {
+            confirmed: None,
             code: if is_answered { 200 } else { 422 },
             result: if is_answered { Ok(None) } else { Err(WriteError::Conflict) },
-        });
+        };
+        let ended = Ended { key: ServiceKey::new("shop", "web"), write, answer: Ok(Ok(answered)) };
+        reconciler.on_write_end(ended);
         assert_eq!(remembered(&reconciler), 0);
     }
 }
@@ -717,7 +728,8 @@ async fn refused_creates_of_one_kind_do_not_delay_the_other_kind() {
     let slice = Write::Create(slice.into());
     let (web, api) = (ServiceKey::new("shop", "web"), ServiceKey::new("shop", "api"));
     let open = |reconciler: &Reconciler| {
-        [&WriteClass::AllCreates, &CREATES[0], &CREATES[1]].map(|class| reconciler.breakers.is_open(class))
+        [&WriteClass::AllCreates, &CREATES[0], &CREATES[1]]
+            .map(|class| reconciler.runtime.breakers.is_open(class))
     };
     let refused = Some(MissingNamespace::Refused);
     reconciler.open_breaker(&web, &service, refused, None);
@@ -733,6 +745,6 @@ async fn refused_creates_of_one_kind_do_not_delay_the_other_kind() {
         reconciler.open_breaker(&api, &slice, refused, None);
         reconciler.open_breaker(&web, &service, refused, None);
         tokio::time::advance(Duration::from_secs(5)).await;
-        assert!(reconciler.breakers.admit(&web, &service.classes()), "a probe after at most 5 s");
+        assert!(reconciler.runtime.breakers.admit(&web, &service.classes()), "a probe after at most 5 s");
     }
 }

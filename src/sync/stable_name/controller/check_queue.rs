@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,11 @@ use tokio::time::Instant;
 
 use crate::model::link::Target;
 use crate::model::service_key::ServiceKey;
+use crate::sync::controller::limits::{Limits, Usage};
+use crate::sync::controller::turns::Turns;
 
-/// The maximum number of checks under way.
-const MAX_UNDER_WAY: usize = 64;
-/// The maximum number of checks that start within [`WINDOW`].
-const MAX_STARTS: usize = 200;
-const WINDOW: Duration = Duration::from_secs(1);
-/// A namespace has a quarter of both limits; more only while no namespace with less than its quarter has a queued
-/// check.
-const SHARES: usize = 4;
+/// At most 64 checks under way at once, and at most 200 that start within a second.
+const LIMITS: Limits = Limits { at_once: 64, starts: Some((200, Duration::from_secs(1))) };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckKey {
@@ -49,15 +45,14 @@ impl Hash for CheckKey {
 }
 
 /// The queue of checks. A StableName that waits for the result of a check is its waiter.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct CheckQueue {
     /// The checks that are queued or under way.
     checks: HashMap<Arc<CheckKey>, Check>,
     waiters: HashMap<ServiceKey, HashSet<Arc<CheckKey>>>,
-    namespaces: Namespaces,
-    /// When checks have started within the last [`WINDOW`], and for which namespace.
-    starts: VecDeque<(Instant, Arc<str>)>,
-    under_way: usize,
+    /// The queued checks: a check waits in the namespace of each of its waiters.
+    turns: Turns<Arc<CheckKey>>,
+    usage: Usage,
     checks_added: u64,
 }
 
@@ -70,27 +65,17 @@ struct Check {
     started_for: Option<Arc<str>>,
 }
 
-/// The queued checks by namespace.
-#[derive(Debug, Default)]
-struct Namespaces {
-    by_name: HashMap<Arc<str>, Namespace>,
-    /// The namespaces with queued checks, the next one first.
-    turns: BTreeMap<u64, Arc<str>>,
-    turns_given: u64,
+impl Default for CheckQueue {
+    fn default() -> Self {
+        Self {
+            checks: HashMap::new(),
+            waiters: HashMap::new(),
+            turns: Turns::default(),
+            usage: Usage::new(LIMITS),
+            checks_added: 0,
+        }
+    }
 }
-
-#[derive(Debug, Default)]
-struct Namespace {
-    /// The checks with a waiter of this namespace, the oldest one first.
-    queued: BTreeMap<u64, Arc<CheckKey>>,
-    /// The position in the order of the namespaces, if a check is queued.
-    turn: u64,
-    under_way: usize,
-    /// The number of its checks that have started within the last [`WINDOW`].
-    starts: usize,
-}
-
-// === impl CheckQueue ===
 
 impl CheckQueue {
     /// Adds a waiter to a check, and queues the check unless it is queued or under way.
@@ -102,7 +87,7 @@ impl CheckQueue {
         });
         if check.started_for.is_none() {
             // Also if another namespace has queued the check: the turn of the waiter's namespace may come first.
-            self.namespaces.add(waiter.namespace(), check.number, &key);
+            self.turns.add(waiter.namespace(), check.number, Arc::clone(&key));
         }
         check.waiters.insert(waiter.clone());
         self.waiters.entry(waiter).or_default().insert(key);
@@ -110,24 +95,13 @@ impl CheckQueue {
 
     /// Starts the next check and returns it; `None` if the limits allow none, or none is queued.
     pub fn next(&mut self, now: Instant) -> Option<CheckKey> {
-        while let Some((_, namespace)) = self.starts.pop_front_if(|(at, _)| *at + WINDOW <= now) {
-            self.namespaces.update(&namespace, |namespace| namespace.starts -= 1);
-        }
-        if self.under_way >= MAX_UNDER_WAY || self.starts.len() >= MAX_STARTS {
-            return None;
-        }
-        let (namespace, key) = self.namespaces.next()?;
+        let (namespace, key) = self.turns.take_within(&mut self.usage, now)?;
         let check = self.checks.get_mut(&key)?;
-        check.started_for = Some(Arc::clone(&namespace));
-        self.under_way += 1;
-        self.namespaces.update(&namespace, |namespace| {
-            namespace.under_way += 1;
-            namespace.starts += 1;
-        });
+        self.usage.begin(&namespace, false, now);
+        check.started_for = Some(namespace);
         for waiter in &check.waiters {
-            self.namespaces.remove(waiter.namespace(), check.number);
+            self.turns.remove(waiter.namespace(), check.number);
         }
-        self.starts.push_back((now, namespace));
         Some(CheckKey::clone(&key))
     }
 
@@ -135,20 +109,15 @@ impl CheckQueue {
     /// first.
     #[must_use]
     pub fn due(&self, now: Instant) -> Option<Instant> {
-        if self.namespaces.turns.is_empty() || self.under_way >= MAX_UNDER_WAY {
-            return None;
-        }
-        let first = self.starts.front().filter(|_| self.starts.len() >= MAX_STARTS);
-        Some(first.map_or(now, |(at, _)| now.max(*at + WINDOW)))
+        self.turns.due(&self.usage, now)
     }
 
     /// Ends a check, and returns its waiters; none if the check isn't under way.
     pub fn done(&mut self, key: &CheckKey) -> Vec<ServiceKey> {
         let is_under_way = self.checks.get(key).is_some_and(|check| check.started_for.is_some());
         let Some(check) = is_under_way.then(|| self.checks.remove(key)).flatten() else { return Vec::new() };
-        self.under_way -= 1;
         if let Some(namespace) = &check.started_for {
-            self.namespaces.update(namespace, |namespace| namespace.under_way -= 1);
+            self.usage.end(namespace);
         }
         for waiter in &check.waiters {
             self.no_longer_waits(waiter, key);
@@ -170,7 +139,7 @@ impl CheckQueue {
         let namespace = waiter.namespace();
         let mut further = check.waiters.range(ServiceKey::new(namespace, "")..);
         if further.next().is_none_or(|further| further.namespace() != namespace) {
-            self.namespaces.remove(namespace, check.number);
+            self.turns.remove(namespace, check.number);
         }
         if check.waiters.is_empty() && check.started_for.is_none() {
             self.checks.remove(key);
@@ -202,60 +171,5 @@ impl CheckQueue {
                 self.waiters.remove(waiter);
             }
         }
-    }
-}
-
-// === impl Namespaces ===
-
-impl Namespaces {
-    fn add(&mut self, name: &str, number: u64, key: &Arc<CheckKey>) {
-        let known = self.by_name.get_key_value(name).map(|(name, _)| Arc::clone(name));
-        let name = known.unwrap_or_else(|| name.into());
-        let namespace = self.by_name.entry(Arc::clone(&name)).or_default();
-        if namespace.queued.is_empty() {
-            self.turns_given += 1;
-            namespace.turn = self.turns_given;
-            self.turns.insert(namespace.turn, name);
-        }
-        namespace.queued.insert(number, Arc::clone(key));
-    }
-
-    fn remove(&mut self, name: &str, number: u64) {
-        let Some(namespace) = self.by_name.get_mut(name) else { return };
-        if namespace.queued.remove(&number).is_some() && namespace.queued.is_empty() {
-            self.turns.remove(&namespace.turn);
-        }
-        self.update(name, |_| ());
-    }
-
-    /// Returns the next namespace and its oldest check. The search is short: at most six namespaces can have used their
-    /// quarter (three per limit) before a limit is reached.
-    fn next(&mut self) -> Option<(Arc<str>, Arc<CheckKey>)> {
-        let has_free_share =
-            |(_, name): &(&u64, &Arc<str>)| self.by_name.get(*name).is_some_and(Namespace::has_free_share);
-        let turn = *self.turns.iter().find(has_free_share).or_else(|| self.turns.first_key_value())?.0;
-        let name = self.turns.remove(&turn)?;
-        let namespace = self.by_name.get_mut(&name)?;
-        self.turns_given += 1;
-        namespace.turn = self.turns_given;
-        self.turns.insert(namespace.turn, Arc::clone(&name));
-        let (_, key) = namespace.queued.first_key_value()?;
-        Some((name, Arc::clone(key)))
-    }
-
-    /// Changes the counts of a namespace, and forgets the namespace if nothing is left to count.
-    fn update(&mut self, name: &str, change: impl FnOnce(&mut Namespace)) {
-        if let Some(namespace) = self.by_name.get_mut(name) {
-            change(namespace);
-            if namespace.queued.is_empty() && namespace.under_way == 0 && namespace.starts == 0 {
-                self.by_name.remove(name);
-            }
-        }
-    }
-}
-
-impl Namespace {
-    fn has_free_share(&self) -> bool {
-        self.under_way < MAX_UNDER_WAY / SHARES && self.starts < MAX_STARTS / SHARES
     }
 }

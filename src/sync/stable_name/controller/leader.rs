@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,8 +21,7 @@ use super::metrics_limit::{MAX_METRICS, MetricsLimit};
 use super::object::{ObservedStableName, TrackedStableName};
 use super::overrides::annotations;
 use super::status_format::{PublishedNames, from_stored, merge_patch, own_part, to_stored};
-use super::write::{StatusWriteEnd, patch_status};
-use super::write_budget::WriteBudget;
+use super::write::{StatusAnswer, StatusWrite, patch_status};
 use super::{FailoverController, sources_of};
 use crate::api::status::StableNameStatus;
 use crate::model::link::{Link, Target, has_same_entries};
@@ -30,10 +29,13 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::object_log::ObjectLog;
-use crate::sync::controller::work_queue::{CONFLICT_TIMEOUT, WorkQueue};
+use crate::sync::controller::limits::Limits;
+use crate::sync::controller::runtime::{Ended, Failure, Proof, Runtime, panics, report_panic};
+use crate::sync::controller::work_queue::WorkQueue;
+use crate::sync::controller::write_error::WriteError;
+use crate::sync::election::Leadership;
 use crate::sync::events::link_log::{LinkReporter, lost_hostnames_of};
 use crate::sync::events::{Reason, Regarding};
-use crate::sync::external_target::backend::WriteError;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::states::{ExternalTargetState, WRITE_LAG};
 use crate::sync::k8s::errors::ThrottledLog;
@@ -51,8 +53,9 @@ use crate::sync::stable_name::decision::status::{
 use crate::sync::stable_name::decision::times::end_of_wait;
 use crate::sync::stable_name::decision::upstream_answers::UpstreamAnswers;
 
-/// Maximum number of concurrent writes of statuses.
-const MAX_WRITES: usize = 16;
+/// At most 16 writes of statuses at once, and of those that aren't urgent 20 a second, and one in 10 s of a StableName.
+const LIMITS: Limits = Limits { at_once: 16, starts: Some((20, Duration::from_secs(1))) };
+const OBJECT_INTERVAL: Duration = Duration::from_secs(10);
 /// The time after an announcement in which a change of Ready to True is written at once.
 const FIRST_READY: Duration = Duration::from_secs(60);
 /// The time after which a decision that waits for a complete list is tried again.
@@ -75,19 +78,15 @@ pub(super) struct LeaderTerm {
     /// The StableNames to decide about. Slow and refused writes don't delay decisions.
     pub(super) to_decide: WorkQueue<()>,
     /// The StableNames with a decided status to write.
-    pub(super) to_write: WorkQueue<StableNameStatus>,
+    pub(super) runtime: Runtime<StableNameStatus, (), StatusWrite, StatusAnswer>,
     pub(super) absences: MissingServices,
     pub(super) checks: JoinSet<FinishedCheck>,
-    pub(super) writes: JoinSet<StatusWriteEnd>,
     check_queue: CheckQueue,
     states: HashMap<ServiceKey, DecisionState>,
     mass_failure_guard: MassFailureGuard,
     upstreams: UpstreamAnswers,
-    budget: WriteBudget,
     error_log: ThrottledLog,
     refusals: FailedWriteLog,
-    /// Whether a write has had no answer since the last successful one.
-    is_unanswered: bool,
     metrics_limit: MetricsLimit,
     /// Whether StableNames were added or removed since the last decision about their metrics.
     is_number_changed: bool,
@@ -95,23 +94,20 @@ pub(super) struct LeaderTerm {
     decided_at: Timestamp,
 }
 
-impl Default for LeaderTerm {
-    fn default() -> Self {
+impl LeaderTerm {
+    pub(super) fn new(term: Option<u64>, leadership: Leadership) -> Self {
         Self {
-            term: None,
-            to_decide: WorkQueue::new(usize::MAX),
-            to_write: WorkQueue::new(MAX_WRITES),
+            term,
+            to_decide: WorkQueue::new(Limits::at_once(usize::MAX), Duration::ZERO),
+            runtime: Runtime::new(LIMITS, OBJECT_INTERVAL, leadership),
             absences: MissingServices::default(),
             checks: JoinSet::new(),
-            writes: JoinSet::new(),
             check_queue: CheckQueue::default(),
             states: HashMap::new(),
             mass_failure_guard: MassFailureGuard::default(),
             upstreams: UpstreamAnswers::default(),
-            budget: WriteBudget::default(),
             error_log: ThrottledLog::default(),
             refusals: FailedWriteLog::default(),
-            is_unanswered: false,
             metrics_limit: MetricsLimit::default(),
             is_number_changed: true,
             decided_at: Timestamp::now(),
@@ -128,8 +124,6 @@ struct DecisionState {
     /// The status that was sent last; with `--sync plan`, the status that was logged last.
     sent: Option<StableNameStatus>,
     records: CheckRecords,
-    /// The resourceVersion for which the API server has returned a conflict, and the time of the conflict.
-    stale: Option<(String, Instant)>,
     /// What the decisions since the last write have changed.
     changes: UnreportedEvents,
     /// The changes that the write under way contains, after those of former writes that may have been made although
@@ -146,7 +140,6 @@ impl DecisionState {
             decided_at: None,
             sent: None,
             records: CheckRecords::new(object.key.namespace()),
-            stale: None,
             changes: UnreportedEvents::default(),
             in_flight: Vec::new(),
             refusal: None,
@@ -213,7 +206,6 @@ impl LeaderTerm {
     /// with the changed status.
     pub(super) fn observed(&mut self, object: &ObservedStableName, before: Option<&ObservedStableName>) {
         let Some(state) = self.states.get_mut(&object.key) else { return };
-        state.stale.take_if(|(version, _)| *version != object.version);
         let status = own_part(&object.status);
         let is_known = before.is_some_and(|before| own_part(&before.status) == status);
         let is_own = |written: &Option<StableNameStatus>| written.as_ref() == Some(&status);
@@ -225,12 +217,9 @@ impl LeaderTerm {
         }
     }
 
-    /// Records that a StableName has changed: earlier failures of its writes don't count any more, unless the API
-    /// server has returned a conflict for this version.
+    /// Records that a StableName has changed: earlier failures of its writes don't count any more.
     pub(super) fn changed(&mut self, key: &ServiceKey) {
-        if self.states.get(key).is_some_and(|state| state.stale.is_none()) {
-            self.to_write.changed(key);
-        }
+        self.runtime.queue.changed(key);
     }
 
     pub(super) fn forget(&mut self, key: &ServiceKey) {
@@ -240,7 +229,7 @@ impl LeaderTerm {
         self.mass_failure_guard.forget(key);
         self.absences.forget(key);
         self.to_decide.forget(key);
-        self.to_write.forget(key);
+        self.runtime.queue.forget(key);
     }
 
     /// Queues a decision about a StableName; `all` is the number of StableNames. If the last decision about
@@ -270,7 +259,7 @@ impl FailoverController {
             SyncMode::On | SyncMode::Plan => self.context.leadership.current_term(),
         };
         if term != self.leader.term {
-            self.leader = LeaderTerm { term, ..LeaderTerm::default() };
+            self.leader = LeaderTerm::new(term, self.context.leadership.clone());
             self.context.metrics.reset();
         }
         self.queue_all();
@@ -307,18 +296,14 @@ impl FailoverController {
         self.limit_metrics();
         for _ in 0..MAX_DECISIONS {
             let Some(key) = self.leader.to_decide.next() else { break };
-            match catch_unwind(AssertUnwindSafe(|| self.decide(&key))) {
-                Ok(()) => self.leader.to_decide.succeeded(&key),
-                Err(_) => {
-                    let pause = self.leader.to_decide.add_rate_limited(&key, None);
-                    let line = format_args!(
-                        "StableName {key}: the decision panicked, a defect of lb-linker; next try in {pause:.1?}"
-                    );
-                    self.log().error(&key, line);
-                }
+            if panics(|| self.decide(&key)) {
+                let log = self.log();
+                report_panic(&mut self.leader.to_decide, &log, "StableName", &key);
+            } else {
+                self.leader.to_decide.succeeded(&key);
             }
         }
-        while let Some(key) = self.leader.to_write.next() {
+        while let Some(key) = self.leader.runtime.queue.next() {
             self.publish(&key);
         }
         let context = &self.context;
@@ -464,7 +449,7 @@ impl FailoverController {
             let pause = pause.saturating_add(Duration::from_millis(1)).min(MAX_TIMER);
             leader.to_decide.add_within(key, pause);
         }
-        leader.to_write.add(key);
+        leader.runtime.queue.add(key);
     }
 
     /// Returns why a StableName isn't accepted, apart from its sources.
@@ -523,7 +508,7 @@ impl FailoverController {
             self.context.metrics.set(key, is_ready, position);
         }
         if before == after {
-            self.leader.to_write.succeeded(key);
+            self.leader.runtime.queue.succeeded(key);
             state.begin_write(&before);
             self.report_changes(key, &before);
             return;
@@ -539,15 +524,6 @@ impl FailoverController {
             return;
         }
         let version = object.version.clone();
-        if let Some((_, since)) = state.stale.as_ref().filter(|(stale, _)| *stale == version) {
-            let remaining = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
-            if !remaining.is_zero() {
-                return self.leader.to_write.add_within(key, remaining);
-            }
-        }
-        if let Some(pause) = self.leader.to_write.throttled_for(key, &after) {
-            return self.leader.to_write.add_within(key, pause);
-        }
         // A changed target, a changed spec, and Ready becoming True soon after a move are urgent: `kubectl wait` and
         // GitOps tools wait for them.
         let is_first_ready = is_ready
@@ -559,37 +535,27 @@ impl FailoverController {
         let is_urgent = before.target != after.target
             || before.observed_generation != after.observed_generation
             || is_first_ready;
-        if is_urgent {
-            self.leader.budget.record_urgent(key, Instant::now());
-        } else if let Err(pause) = self.leader.budget.take(key, Instant::now()) {
-            return self.leader.to_write.add_within(key, pause);
-        }
         let Some(term) = self.leader.term else { return };
+        if !self.leader.runtime.queue.admit(key, &after, &version, is_urgent) {
+            return;
+        }
         let patch = merge_patch(Some(&object.status), &after, &object.uid.to_string(), &version);
         state.begin_write(&after);
         state.sent = Some(after);
-        self.leader.to_write.begin(key);
         let (client, availability) = (self.context.client.clone(), self.context.availability.clone());
-        let (leadership, key) = (self.context.leadership.clone(), key.clone());
-        self.leader.writes.spawn(async move {
-            let patch = Patch::Merge(patch);
-            let request = AssertUnwindSafe(patch_status(client, &availability, &key, &patch)).catch_unwind();
-            let (code, result) = match leadership.write(term, request).await {
-                Ok(Ok(answered)) => answered,
-                Ok(Err(_)) => (0, Err(WriteError::panicked())),
-                Err(not_leading) => (0, Err(not_leading.into())),
-            };
-            StatusWriteEnd { key, version, code, result }
-        });
+        let written = key.clone();
+        let request =
+            async move { patch_status(client, &availability, &written, &Patch::Merge(patch)).await };
+        self.leader.runtime.start(key, StatusWrite { version }, is_urgent, (term, Proof::Clock), request);
     }
 
-    pub(super) fn written(&mut self, StatusWriteEnd { key, version, code, result }: StatusWriteEnd) {
-        self.leader.to_write.done(&key);
+    pub(super) fn written(&mut self, ended: Ended<StatusWrite, StatusAnswer>) {
+        let (key, StatusWrite { version }, code, result) = ended.into_result();
+        self.leader.runtime.queue.done(&key, result.is_err());
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.count_write("patch", "StableName", code);
         }
         if let Err(error) = &result {
-            self.leader.budget.failed(&key);
             // The lease may have ended during the request.
             let may_be_made = error.may_be_made() || matches!(error, WriteError::NotLeading(_));
             if let Some(state) = self.leader.states.get_mut(&key) {
@@ -604,12 +570,9 @@ impl FailoverController {
                 {
                     self.applied(*object);
                 }
-                self.leader.to_write.succeeded(&key);
-                if std::mem::take(&mut self.leader.is_unanswered) {
-                    self.leader.to_write.resume();
-                }
+                let pause = self.leader.runtime.succeeded(&key, sent.as_ref());
                 if let Some(sent) = sent {
-                    if let Some(pause) = self.leader.to_write.record_write(&key, &sent) {
+                    if let Some(pause) = pause {
                         let line = format_args!(
                             "StableName {key}: another client changes the written status; it was written again, \
                              and the next write is made after {pause:.0?}"
@@ -620,45 +583,21 @@ impl FailoverController {
                 }
                 self.leader.to_decide.add(&key);
             }
-            Err(WriteError::Conflict | WriteError::Gone) => {
-                let known = self.objects.get(&key).map(|followed| &followed.object.version);
-                if let Some(state) = self.leader.states.get_mut(&key)
-                    && known == Some(&version)
-                {
-                    state.stale = Some((version, Instant::now()));
+            // An error of an object is reported although the decision has changed: the next write may be equal.
+            Err(error) => match self.leader.runtime.failed(&key, error, &version, false) {
+                Failure::Unremarkable => {}
+                Failure::Shared { code, message } => self.leader.error_log.report(code, &message),
+                Failure::Own { message, pause, is_new } => {
+                    let (log, what) = (self.log(), format_args!("the status of StableName {key}"));
+                    self.leader.refusals.report(&log, &key, what, &message, pause, is_new);
                 }
-                self.leader.to_write.add(&key);
-            }
-            // The lease may have been renewed during a slow request: then no new term begins.
-            Err(WriteError::NotLeading(_)) => drop(self.leader.to_write.add_rate_limited(&key, None)),
-            Err(WriteError::Unanswered) => {
-                self.leader.is_unanswered = true;
-                self.leader.to_write.add_rate_limited(&key, None);
-            }
-            Err(WriteError::WholeClass { code, message, retry_after }) => {
-                self.leader.error_log.report(code, &message);
-                self.leader.to_write.add_rate_limited(&key, retry_after);
-            }
-            Err(WriteError::Refused { message, .. }) => self.refused(&key, &message, None),
-            Err(WriteError::Other { message, retry_after }) => self.refused(&key, &message, retry_after),
+            },
         }
     }
 
     /// Returns the log about StableNames.
     fn log(&self) -> ObjectLog {
         self.context.link_reporter.log.about("StableName")
-    }
-
-    fn refused(&mut self, key: &ServiceKey, message: &str, retry_after: Option<Duration>) {
-        let (pause, is_new) = self.leader.to_write.add_refused(key, retry_after, message);
-        self.leader.refusals.report(
-            &self.log(),
-            key,
-            format_args!("the status of StableName {key}"),
-            message,
-            pause,
-            is_new,
-        );
     }
 
     /// Reports the changes that the written status contains, and a new refusal.
@@ -938,7 +877,8 @@ mod tests {
 
     #[test]
     fn change_by_another_client_voids_unwritten_changes() {
-        let (mut leader, first) = (LeaderTerm::default(), object(&StableNameStatus::default()));
+        let (mut leader, first) =
+            (LeaderTerm::new(None, Leadership::unconditional()), object(&StableNameStatus::default()));
         let key = first.key.clone();
         leader.states.insert(key.clone(), DecisionState::new(&first));
         let state = leader.states.get_mut(&key).unwrap();

@@ -60,7 +60,7 @@ async fn move_written_while_stopping_has_its_event() {
     controller.refresh_term();
     controller.applied(ObservedStableName::new(serde_json::from_value(object("5", "a")).unwrap()));
     controller.drain();
-    assert_eq!(controller.leader.writes.len(), 1);
+    assert_eq!(controller.leader.runtime.queue.in_flight().len(), 1);
     assert!(recorder.take_queued().is_empty(), "nothing is reported before it is written");
     let metrics = Arc::clone(&controller.context.metrics);
     controller.finish().await.unwrap();

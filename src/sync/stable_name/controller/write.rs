@@ -7,23 +7,22 @@ use serde_json::Value;
 use super::object::ObservedStableName;
 use crate::api::stable_name::StableName;
 use crate::model::service_key::ServiceKey;
-use crate::sync::external_target::backend::{WriteError, WriteRequest, failed};
+use crate::sync::controller::write_error::{WriteError, WriteRequest, failed};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 
 /// Names the manifest that grants the permissions for StableNames.
 pub(super) const PERMISSION_HINT: &str = "StableNames need the ClusterRole of deploy/crd/";
 
-/// A write that has ended.
+/// A write under way.
 #[derive(Debug)]
-pub(super) struct StatusWriteEnd {
-    pub(super) key: ServiceKey,
-    /// The resourceVersion that the write was based on.
+pub(super) struct StatusWrite {
+    /// The resourceVersion that the write is based on.
     pub(super) version: String,
-    /// The HTTP code; 0 without an answer.
-    pub(super) code: u16,
-    pub(super) result: Result<Box<ObservedStableName>, WriteError>,
 }
+
+/// The HTTP code, 0 without an answer, and the object afterwards.
+pub(super) type StatusAnswer = (u16, Result<Box<ObservedStableName>, WriteError>);
 
 /// Patches the status of a StableName. Returns the HTTP code, and the object afterwards.
 pub(super) async fn patch_status(
@@ -31,7 +30,7 @@ pub(super) async fn patch_status(
     availability: &ApiAvailability,
     key: &ServiceKey,
     patch: &Patch<Value>,
-) -> (u16, Result<Box<ObservedStableName>, WriteError>) {
+) -> StatusAnswer {
     let api: Api<StableName> = Api::namespaced(client, key.namespace());
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
     let doing = format!("patch the status of StableNames in namespace {}", key.namespace());

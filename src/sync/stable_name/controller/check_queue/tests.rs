@@ -1,3 +1,5 @@
+use std::collections::{BTreeMap, BTreeSet};
+
 use hickory_proto::rr::Name;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -5,6 +7,12 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 use crate::model::hostname::Hostname;
+
+const MAX_UNDER_WAY: usize = 64;
+const MAX_STARTS: usize = 200;
+const WINDOW: Duration = Duration::from_secs(1);
+/// A namespace's share of `MAX_UNDER_WAY`.
+const SHARE: usize = 31;
 
 fn check(host: &str) -> CheckKey {
     let target = Target::Hostname(Hostname::from(&Name::from_ascii(format!("{host}.example.")).unwrap()));
@@ -34,9 +42,8 @@ fn name(key: &CheckKey) -> String {
 }
 
 fn is_empty(queue: &CheckQueue) -> bool {
-    let CheckQueue { checks, waiters, namespaces, under_way, .. } = queue;
-    let is_empty = checks.is_empty() && waiters.is_empty() && *under_way == 0;
-    is_empty && namespaces.turns.is_empty() && namespaces.by_name.values().all(|of| of.queued.is_empty())
+    let CheckQueue { checks, waiters, turns, .. } = queue;
+    checks.is_empty() && waiters.is_empty() && turns.is_empty()
 }
 
 #[test]
@@ -69,12 +76,19 @@ fn namespaces_take_turns() {
 }
 
 #[test]
-fn at_most_64_checks_are_under_way() {
-    let (mut queue, now) = (queue(&[("a", 100)]), Instant::now());
+fn two_namespaces_leave_room_for_a_third_one() {
+    let (mut queue, now) = (queue(&[("a", 100), ("b", 100)]), Instant::now());
     let first = start(&mut queue, now);
-    assert_eq!((first.len(), queue.due(now)), (MAX_UNDER_WAY, None));
+    assert_eq!((first.len(), queue.due(now)), (2 * SHARE, None));
+    (0..3).for_each(|number| queue.add(check(&format!("c-{number}")), waiter("c")));
+    assert_eq!(start(&mut queue, now), ["c-0", "c-1"]);
+    assert_eq!(queue.due(now), None, "64 are under way");
     queue.done(&check("a-7"));
-    assert_eq!((queue.due(now), start(&mut queue, now)), (Some(now), vec!["a-64".to_owned()]));
+    assert_eq!((queue.due(now), start(&mut queue, now)), (Some(now), vec!["a-31".to_owned()]));
+    for (ended, next) in [("b-7", "b-31"), ("a-8", "c-2")] {
+        queue.done(&check(ended));
+        assert_eq!(start(&mut queue, now), [next]);
+    }
 }
 
 #[test]
@@ -90,38 +104,26 @@ fn at_most_200_checks_start_in_any_second() {
             queue.done(&key);
             starts.push(now);
         }
-        let due = queue.due(now).unwrap();
-        assert_eq!(due > now, queue.starts.len() == MAX_STARTS);
-        assert!(due == now || due == queue.starts[0].0 + WINDOW);
     }
     assert!(starts.windows(MAX_STARTS + 1).all(|starts| starts[MAX_STARTS] - starts[0] >= WINDOW));
     assert_eq!(starts.len(), 4 * MAX_STARTS, "all that is allowed");
 }
 
 #[test]
-fn namespace_has_a_quarter_while_another_one_waits() {
+fn namespace_has_its_share_of_starts_while_another_waits() {
     let now = Instant::now();
-    let mut queue = queue(&[("a", 100), ("b", 100)]);
-    let started = start(&mut queue, now);
-    assert_eq!(started.iter().filter(|name| name.starts_with('a')).count(), 32, "both are above a quarter");
-    for name in ["a-0", "a-1", "a-2"] {
-        queue.done(&check(name));
-    }
-    queue.add(check("c"), waiter("c"));
-    assert_eq!(start(&mut queue, now), ["c", "a-32", "b-32"]);
-
-    let mut queue = self::queue(&[("a", 500)]);
+    let mut queue = queue(&[("a", 500)]);
     let mut started = Vec::new();
     while let Some(key) = queue.next(now) {
         queue.done(&key);
         started.push(name(&key));
-        if started.len() == 60 {
-            (0..60).for_each(|i| queue.add(check(&format!("b-{i}")), waiter("b")));
+        if started.len() == 110 {
+            (0..40).for_each(|i| queue.add(check(&format!("b-{i}")), waiter("b")));
         }
     }
-    assert!(started[60..110].iter().all(|name| name.starts_with('b')), "{started:?}");
+    assert!(started[110..150].iter().all(|name| name.starts_with('b')), "{started:?}");
+    assert!(started[150..].iter().all(|name| name.starts_with('a')), "nothing else waits");
     assert_eq!(started.len(), MAX_STARTS);
-    assert!(!started[110..].is_sorted(), "both take turns again");
 }
 
 #[test]
@@ -131,7 +133,6 @@ fn queued_check_starts_in_the_turn_of_another_namespace() {
     let now = Instant::now();
     assert_eq!([queue.next(now), queue.next(now)], [Some(check("a-0")), Some(check("a-9999"))]);
     assert_eq!(queue.done(&check("a-9999")), ["a", "b"].map(waiter));
-    assert_eq!(queue.namespaces.by_name.len(), 2, "b has started a check within this second");
 }
 
 #[test]
@@ -147,7 +148,7 @@ fn forgotten_waiter_leaves_no_check_of_its_own() {
     assert_eq!(queue.done(&check("a-2")), [ServiceKey::new("a", "other")]);
     assert!(is_empty(&queue));
     assert_eq!((queue.next(now + WINDOW), queue.due(now + WINDOW)), (None, None));
-    assert!(queue.namespaces.by_name.is_empty() && queue.starts.is_empty());
+    assert!(queue.usage.is_unused());
 }
 
 /// A queue, and what it should contain.
@@ -180,19 +181,20 @@ impl ReferenceModel {
         self.under_way.remove(name).unwrap();
     }
 
-    /// Returns the namespaces with a queued check, and the subset that has used less than a quarter of each limit.
-    fn queued(&self, now: Instant) -> (BTreeSet<&str>, BTreeSet<&str>) {
+    /// Returns the namespaces with a queued check and with room for it, and the subset that has started less than its
+    /// share.
+    fn queued(&self, now: Instant) -> (BTreeSet<String>, BTreeSet<String>) {
         let queued = self.waiting.iter().filter(|(name, _)| !self.under_way.contains_key(*name));
         let queued: BTreeSet<&str> =
             queued.flat_map(|(_, waiters)| waiters).map(ServiceKey::namespace).collect();
         let recent = self.starts.iter().rev().take_while(|(at, _)| now < *at + WINDOW);
         let recent: Vec<&str> = recent.map(|(_, namespace)| namespace.as_str()).collect();
-        let has_free_share = |namespace: &&str| {
-            self.under_way.values().filter(|of| of == namespace).count() < 16
-                && recent.iter().filter(|of| *of == namespace).count() < 50
-        };
-        let below = queued.iter().copied().filter(has_free_share).collect();
-        (queued, below)
+        let has_room =
+            |namespace: &&str| self.under_way.values().filter(|of| of == namespace).count() < SHARE;
+        let queued: BTreeSet<&str> = queued.into_iter().filter(has_room).collect();
+        let is_below = |namespace: &&str| recent.iter().filter(|of| *of == namespace).count() < 99;
+        let below = queued.iter().copied().filter(is_below).map(str::to_owned).collect();
+        (queued.into_iter().map(str::to_owned).collect(), below)
     }
 
     fn next(&mut self, now: Instant) -> Option<String> {
@@ -202,8 +204,6 @@ impl ReferenceModel {
         let due = self.queue.due(now);
         assert_eq!(due == Some(now), is_allowed && !queued.is_empty());
         assert_eq!(due.is_some(), self.under_way.len() < MAX_UNDER_WAY && !queued.is_empty());
-        let (queued, below): (Vec<_>, Vec<_>) =
-            (queued.into_iter().map(str::to_owned).collect(), below.into_iter().map(str::to_owned).collect());
         let key = self.queue.next(now);
         assert_eq!(key.is_some(), due == Some(now));
         let name = name(&key?);

@@ -1,0 +1,257 @@
+//! What every controller runs on: its queue, the writes under way, and the circuit breakers.
+//!
+//! A controller adds keys as its inputs change, takes them with [`Runtime::next`], decides about each, and makes at most
+//! one write for a key at once. [`Runtime::event`] is one arm of its `select!`: it waits for timers, turns, probes and
+//! ends of writes.
+
+use std::future::Future;
+use std::hash::Hash;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use futures::FutureExt;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+use crate::model::service_key::ServiceKey;
+use crate::object_log::ObjectLog;
+use crate::sync::controller::circuit_breaker::CircuitBreakers;
+use crate::sync::controller::limits::Limits;
+use crate::sync::controller::work_queue::WorkQueue;
+use crate::sync::controller::write_error::WriteError;
+use crate::sync::election::Leadership;
+use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
+
+/// `D` is the desired state of a key, `C` a class of writes that the API server refuses together, `W` what the controller
+/// remembers of a write under way, and `R` the answer.
+#[derive(Debug)]
+pub(crate) struct Runtime<D, C, W, R> {
+    pub(crate) queue: WorkQueue<D>,
+    pub(crate) breakers: CircuitBreakers<C>,
+    writes: JoinSet<Ended<W, R>>,
+    leadership: Leadership,
+    /// Whether a request has had no answer since the last successful write.
+    is_unanswered: bool,
+}
+
+/// A write that has ended.
+#[derive(Debug)]
+pub(crate) struct Ended<W, R> {
+    pub(crate) key: ServiceKey,
+    pub(crate) write: W,
+    /// The answer, or why the request wasn't sent or has panicked.
+    pub(crate) answer: Result<R, WriteError>,
+}
+
+/// How the right to write is proven when a request is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// The lease holds by the clock: the request has a resourceVersion that refuses it after a write of another leader.
+    Clock,
+    /// The Lease was renewed just before: nothing else protects the request.
+    Renewal,
+}
+
+/// What a controller has to report about a failed write, which is retried already.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Nothing: the watch shows another version soon, or a line about the API server was logged.
+    Unremarkable,
+    /// Other writes fail for the same reason.
+    Shared { code: u16, message: String },
+    /// The write failed for a reason of its own.
+    Own { message: String, pause: Duration, is_new: bool },
+}
+
+impl<W, T> Ended<W, (u16, Result<T, WriteError>)> {
+    /// Returns the HTTP code, 0 without an answer, and the result.
+    pub(crate) fn into_result(self) -> (ServiceKey, W, u16, Result<T, WriteError>) {
+        let (code, result) = self.answer.unwrap_or_else(|error| (0, Err(error)));
+        (self.key, self.write, code, result)
+    }
+}
+
+impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> Runtime<D, C, W, R> {
+    /// Creates the runtime of a controller. Two writes of a key that aren't urgent are at least `key_interval` apart.
+    pub(crate) fn new(limits: Limits, key_interval: Duration, leadership: Leadership) -> Self {
+        Self {
+            queue: WorkQueue::new(limits, key_interval),
+            breakers: CircuitBreakers::default(),
+            writes: JoinSet::new(),
+            leadership,
+            is_unanswered: false,
+        }
+    }
+
+    /// Waits until keys may be ready, or a write has ended. Cancel safe.
+    ///
+    /// # Errors
+    /// If a write's task was aborted, which should never happen.
+    pub(crate) async fn event(&mut self) -> Result<Option<Ended<W, R>>, SyncError> {
+        let Self { queue, breakers, writes, .. } = self;
+        // A probe is a write: without room for it, the end of a write comes first.
+        let probe_at = breakers.probe_at(|key| queue.has_room(key.namespace()));
+        tokio::select! {
+            () = queue.due() => Ok(None),
+            () = crate::sync::k8s::watch::sleep_until_opt(probe_at) => {
+                let probe = breakers.next_probe(|key| queue.has_room(key.namespace()));
+                probe.iter().for_each(|key| queue.add(key));
+                Ok(None)
+            }
+            Some(ended) = writes.join_next() => Ok(Some(ended?)),
+        }
+    }
+
+    /// Waits for the next end of a write while the controller stops; `None` once all have ended, or at the deadline of
+    /// [`stop_deadline`].
+    pub(crate) async fn drained(&mut self, deadline: Instant) -> Option<Result<Ended<W, R>, SyncError>> {
+        let ended = timeout_at(deadline, self.writes.join_next()).await.ok()??;
+        Some(ended.map_err(SyncError::Panic))
+    }
+
+    /// Returns whether writes are under way.
+    pub(crate) fn is_writing(&self) -> bool {
+        !self.writes.is_empty()
+    }
+
+    // === writes ===
+
+    /// Sends a request of this term. The caller has asked [`WorkQueue::admit`] and the breakers.
+    pub(crate) fn start(
+        &mut self,
+        key: &ServiceKey,
+        write: W,
+        is_urgent: bool,
+        (term, proof): (u64, Proof),
+        request: impl Future<Output = R> + Send + 'static,
+    ) {
+        self.queue.begin(key, is_urgent);
+        let (key, leadership) = (key.clone(), self.leadership.clone());
+        self.writes.spawn(async move {
+            let request = AssertUnwindSafe(request).catch_unwind();
+            let sent = match proof {
+                Proof::Clock => leadership.write(term, request).await,
+                Proof::Renewal => leadership.write_confirmed(term, request).await,
+            };
+            let answer = match sent {
+                Ok(answer) => answer.map_err(|_| WriteError::panicked()),
+                Err(not_leading) => Err(not_leading.into()),
+            };
+            Ended { key, write, answer }
+        });
+    }
+
+    /// Records that a request has had no answer: the next successful write ends the pauses of the keys that have failed
+    /// for that reason.
+    pub(crate) fn unanswered(&mut self, key: &ServiceKey) {
+        self.is_unanswered = true;
+        self.queue.add_rate_limited(key, None);
+    }
+
+    /// Records that the API server answers again.
+    pub(crate) fn answered(&mut self) {
+        if std::mem::take(&mut self.is_unanswered) {
+            self.queue.resume();
+        }
+    }
+
+    /// Records a successful write. If another client seems to revert the writes, returns the pause before the next one.
+    pub(crate) fn succeeded(&mut self, key: &ServiceKey, desired: Option<&D>) -> Option<Duration> {
+        self.queue.succeeded_and_release(key);
+        self.answered();
+        self.queue.record_write(key, desired?)
+    }
+
+    /// Queues a key again after a failed write. `sent` is the version of the object that the write was based on, and
+    /// `is_superseded` tells whether the desired state has changed since: then an error of the object is an old one.
+    pub(crate) fn failed(
+        &mut self,
+        key: &ServiceKey,
+        error: WriteError,
+        sent: &str,
+        is_superseded: bool,
+    ) -> Failure {
+        match error {
+            // Another client's write came first: the watch delivers it.
+            WriteError::Conflict | WriteError::Gone => {
+                self.queue.conflict(key, sent);
+                self.queue.add(key);
+                Failure::Unremarkable
+            }
+            // The lease has ended by the clock. The election may report its end a moment later, or renew it.
+            WriteError::NotLeading(_) => {
+                self.queue.add_rate_limited(key, None);
+                Failure::Unremarkable
+            }
+            WriteError::Unanswered => {
+                self.unanswered(key);
+                Failure::Unremarkable
+            }
+            WriteError::WholeClass { code, message, retry_after } => {
+                self.queue.add_rate_limited(key, retry_after);
+                Failure::Shared { code, message }
+            }
+            WriteError::Refused { .. } | WriteError::Other { .. } if is_superseded => {
+                self.queue.add(key);
+                Failure::Unremarkable
+            }
+            WriteError::Refused { message, .. } => self.refused(key, message, None),
+            WriteError::Other { message, retry_after } => self.refused(key, message, retry_after),
+        }
+    }
+
+    /// Queues a key again after a write that failed for a reason of this key alone.
+    pub(crate) fn refused(
+        &mut self,
+        key: &ServiceKey,
+        message: String,
+        retry_after: Option<Duration>,
+    ) -> Failure {
+        let (pause, is_new) = self.queue.add_refused(key, retry_after, &message);
+        Failure::Own { message, pause, is_new }
+    }
+}
+
+/// Returns until when a controller that stops waits for its writes.
+pub(crate) fn stop_deadline() -> Instant {
+    Instant::now() + SHUTDOWN_TIMEOUT
+}
+
+/// Queues a key again later, because the decision about it has panicked, and logs that.
+pub(crate) fn report_panic<D: PartialEq + Clone>(
+    queue: &mut WorkQueue<D>,
+    log: &ObjectLog,
+    what: &str,
+    key: &ServiceKey,
+) {
+    let pause = queue.add_rate_limited(key, None);
+    let line = format_args!(
+        "{what} {key}: its reconciliation has panicked, a defect of lb-linker; next try in {pause:.1?}"
+    );
+    log.error(key, line);
+}
+
+/// Runs a decision. Returns whether it has panicked, so that it affects only its key.
+pub(crate) fn panics(decide: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(decide)).is_err()
+}
+
+/// Causes a panic for one key, for tests of panic isolation.
+#[cfg(test)]
+pub(crate) mod defect {
+    use std::cell::RefCell;
+
+    use crate::model::service_key::ServiceKey;
+
+    thread_local! {
+        static KEY: RefCell<Option<ServiceKey>> = const { RefCell::new(None) };
+    }
+
+    pub(crate) fn choose(key: ServiceKey) {
+        KEY.set(Some(key));
+    }
+
+    pub(crate) fn panic_if_injected(key: &ServiceKey) {
+        KEY.with_borrow(|chosen| assert_ne!(chosen.as_ref(), Some(key), "a defect on purpose"));
+    }
+}
