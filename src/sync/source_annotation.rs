@@ -320,8 +320,7 @@ impl SourceAnnotationController {
         self.resolved.remove(key);
         self.unknown.remove(key);
         self.context.followers.set(key, None);
-        self.runtime.queue.forget(key);
-        self.runtime.breakers.forget(key);
+        self.runtime.forget(key);
     }
 
     fn queue_all(&mut self) {

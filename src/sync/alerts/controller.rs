@@ -409,7 +409,7 @@ impl AlertsController {
         self.runtime.queue.stop_timer(key);
         let Some(request) = self.context.rules.get(key) else {
             self.planned.remove(key);
-            return self.runtime.queue.forget(key);
+            return self.runtime.forget(key);
         };
         let state = match self.access(key) {
             Access::Unknown => return,
@@ -479,7 +479,7 @@ impl AlertsController {
         }
         let version = self.version_of(key);
         let Some(term) = self.term else { return };
-        if !self.runtime.queue.admit(key, &fingerprint, &version, false) {
+        if !self.runtime.queue.admit(key, &fingerprint, &version, false) || !self.runtime.admit(key, &[]) {
             return;
         }
         let writer = RuleWriter {
@@ -500,7 +500,7 @@ impl AlertsController {
 
     pub(super) fn written(&mut self, ended: Ended<RuleWrite, RuleAnswer>) {
         let (key, RuleWrite { fingerprint, verb, version }, code, result) = ended.into_result();
-        let meanwhile = self.runtime.queue.done(&key, result.is_err());
+        let meanwhile = self.runtime.done(&key, code, result.is_err());
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.count_write(verb, "PrometheusRule", code);
         }

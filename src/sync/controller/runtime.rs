@@ -17,9 +17,10 @@ use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
 use crate::sync::controller::circuit_breaker::CircuitBreakers;
 use crate::sync::controller::limits::Limits;
-use crate::sync::controller::work_queue::WorkQueue;
+use crate::sync::controller::work_queue::{Meanwhile, WorkQueue};
 use crate::sync::controller::write_error::WriteError;
 use crate::sync::election::Leadership;
+use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 
 /// `D` is the desired state of a key, `C` a class of writes that the API server refuses together, `W` what the controller
@@ -28,10 +29,10 @@ use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 pub(crate) struct Runtime<D, C, W, R> {
     pub(crate) queue: WorkQueue<D>,
     pub(crate) breakers: CircuitBreakers<C>,
+    /// Open while the API server doesn't answer: then one key at a time probes.
+    outage: CircuitBreakers<()>,
     writes: JoinSet<Ended<W, R>>,
     leadership: Leadership,
-    /// Whether a request has had no answer since the last successful write.
-    is_unanswered: bool,
 }
 
 /// A write that has ended.
@@ -77,9 +78,9 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
         Self {
             queue: WorkQueue::new(limits, key_interval),
             breakers: CircuitBreakers::default(),
+            outage: CircuitBreakers::default(),
             writes: JoinSet::new(),
             leadership,
-            is_unanswered: false,
         }
     }
 
@@ -88,13 +89,15 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
     /// # Errors
     /// If a write's task was aborted, which should never happen.
     pub(crate) async fn event(&mut self) -> Result<Option<Ended<W, R>>, SyncError> {
-        let Self { queue, breakers, writes, .. } = self;
+        let Self { queue, breakers, outage, writes, .. } = self;
         // A probe is a write: without room for it, the end of a write comes first.
-        let probe_at = breakers.probe_at(|key| queue.has_room(key.namespace()));
+        let has_room = |key: &ServiceKey| queue.has_room(key.namespace());
+        let probe_at = [outage.probe_at(has_room), breakers.probe_at(has_room)].into_iter().flatten().min();
         tokio::select! {
             () = queue.due() => Ok(None),
-            () = crate::sync::k8s::watch::sleep_until_opt(probe_at) => {
-                let probe = breakers.next_probe(|key| queue.has_room(key.namespace()));
+            () = sleep_until_opt(probe_at) => {
+                let has_room = |key: &ServiceKey| queue.has_room(key.namespace());
+                let probe = outage.next_probe(has_room).or_else(|| breakers.next_probe(has_room));
                 probe.iter().for_each(|key| queue.add(key));
                 Ok(None)
             }
@@ -116,7 +119,13 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
 
     // === writes ===
 
-    /// Sends a request of this term. The caller has asked [`WorkQueue::admit`] and the breakers.
+    /// Returns whether a write may begin that belongs to all `classes`, perhaps as a probe. Otherwise its key waits: the
+    /// API server doesn't answer, or refuses a class. The caller has asked [`WorkQueue::admit`].
+    pub(crate) fn admit(&mut self, key: &ServiceKey, classes: &[C]) -> bool {
+        self.outage.admit(key, &[()]) && self.breakers.admit(key, classes)
+    }
+
+    /// Sends a request of this term. The caller has asked [`Self::admit`].
     pub(crate) fn start(
         &mut self,
         key: &ServiceKey,
@@ -141,24 +150,40 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
         });
     }
 
-    /// Records that a request has had no answer: the next successful write ends the pauses of the keys that have failed
-    /// for that reason.
-    pub(crate) fn unanswered(&mut self, key: &ServiceKey) {
-        self.is_unanswered = true;
-        self.queue.add_rate_limited(key, None);
+    /// Records that a write has ended, with its HTTP code; 0 without an answer.
+    pub(crate) fn done(&mut self, key: &ServiceKey, code: u16, has_failed: bool) -> Meanwhile {
+        self.outage.probe_ended(key);
+        self.breakers.probe_ended(key);
+        if code != 0 {
+            self.answered();
+        }
+        self.queue.done(key, has_failed)
     }
 
-    /// Records that the API server answers again.
+    /// Records that a request of a key has had no answer: the key waits, and one key at a time probes.
+    pub(crate) fn unanswered(&mut self, key: &ServiceKey) {
+        self.outage.record_failure((), key, None);
+    }
+
+    /// Records that the API server answers: keys that wait for that, or in a pause after a failure that others may
+    /// share, are queued.
     pub(crate) fn answered(&mut self) {
-        if std::mem::take(&mut self.is_unanswered) {
+        if self.outage.is_open(&()) {
+            self.outage.record_success(&()).iter().for_each(|key| self.queue.add(key));
             self.queue.resume();
         }
+    }
+
+    /// Forgets a key. A write under way counts as superseded.
+    pub(crate) fn forget(&mut self, key: &ServiceKey) {
+        self.queue.forget(key);
+        self.outage.forget(key);
+        self.breakers.forget(key);
     }
 
     /// Records a successful write. If another client seems to revert the writes, returns the pause before the next one.
     pub(crate) fn succeeded(&mut self, key: &ServiceKey, desired: Option<&D>) -> Option<Duration> {
         self.queue.succeeded_and_release(key);
-        self.answered();
         self.queue.record_write(key, desired?)
     }
 
@@ -255,3 +280,6 @@ pub(crate) mod defect {
         KEY.with_borrow(|chosen| assert_ne!(chosen.as_ref(), Some(key), "a defect on purpose"));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -395,10 +395,9 @@ impl Reconciler {
         }
         let Some(link) = found else {
             self.report.forget(&key);
-            self.runtime.queue.forget(&key);
+            self.runtime.forget(&key);
             self.adoption.forget(&key);
             self.outdated.remove(&key);
-            self.runtime.breakers.forget(&key);
             self.lost_answers.forget(&key);
             self.context.external_target_states.set(&key, None, None, false);
             // The store has no link for an object that exists: add the link again, as the link of a gone Service.

@@ -73,7 +73,7 @@ impl Reconciler {
         if budget_key.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
-        if !self.runtime.breakers.admit(&key, &write.classes()) {
+        if !self.runtime.admit(&key, &write.classes()) {
             return false;
         }
         let is_foreign =
@@ -122,8 +122,7 @@ impl Reconciler {
 
     /// Processes a skipped write.
     fn on_skipped(&mut self, key: &ServiceKey, write: &Write, why: SkipReason) {
-        self.runtime.queue.done(key, true);
-        self.runtime.breakers.probe_ended(key);
+        self.runtime.done(key, 0, true);
         match why {
             SkipReason::Unconfirmed(why) => self.on_unconfirmed(key, why),
             SkipReason::Held(pause) => {
@@ -147,6 +146,9 @@ impl Reconciler {
         self.report.clear_held_back(key);
         let by_authorizer = matches!(why, Unconfirmed::Refused { by_authorizer: true, .. });
         self.refused_look_ups.entry(key.clone()).or_default().note(by_authorizer);
+        if !matches!(why, Unconfirmed::Unanswered) {
+            self.runtime.answered();
+        }
         match why {
             Unconfirmed::Exists { version } => {
                 self.report.report_confirmed();
@@ -190,8 +192,7 @@ impl Reconciler {
         }
         let id = write.id();
         let is_superseded = self.context.store.get(key).is_some_and(|link| link.target != target);
-        self.runtime.queue.done(key, result.is_err());
-        self.runtime.breakers.probe_ended(key);
+        self.runtime.done(key, code, result.is_err());
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             match confirmed {
                 Some(Confirmed::Absent) => {

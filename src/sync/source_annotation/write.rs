@@ -30,7 +30,7 @@ impl SourceAnnotationController {
     pub(super) fn start(&mut self, before: AnnotatedService, name: String) {
         let key = before.key.clone();
         if !self.runtime.queue.admit(&key, &name, &versioned(&before.version), false)
-            || !self.runtime.breakers.admit(&key, &[key.namespace().into()])
+            || !self.runtime.admit(&key, &[key.namespace().into()])
         {
             return;
         }
@@ -46,11 +46,10 @@ impl SourceAnnotationController {
     pub(super) fn written(&mut self, ended: Ended<FollowerWrite, WriteAnswer>) {
         let (key, FollowerWrite { before, name }, code, result) = ended.into_result();
         let source = before.source;
-        let is_superseded = self.runtime.queue.done(&key, result.is_err()).is_superseded;
+        let is_superseded = self.runtime.done(&key, code, result.is_err()).is_superseded;
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.count_write("patch", "Service", code);
         }
-        self.runtime.breakers.probe_ended(&key);
         if code != 0 && !matches!(result, Err(WriteError::WholeClass { code: 401 | 403, .. })) {
             self.can_write(key.namespace());
         }

@@ -1,0 +1,272 @@
+//! Decides about a StableName: gathers what the pure decision needs, and plans its checks.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::super::check_queue::CheckKey;
+use super::super::object::{ObservedStableName, TrackedStableName};
+use super::super::overrides::annotations;
+use super::super::status_format::from_stored;
+use super::super::{FailoverController, sources_of};
+use super::LeaderTerm;
+use super::state::{DecisionState, UnreportedEvents};
+use crate::model::link::{Link, Target};
+use crate::model::link_override::{Announcement, LinkOverride};
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
+use crate::sync::events::link_log::lost_hostnames_of;
+use crate::sync::external_target::states::{ExternalTargetState, WRITE_LAG};
+use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::stable_name::decision::facts::Inputs;
+use crate::sync::stable_name::decision::outlook::PlannedCheck;
+use crate::sync::stable_name::decision::spec::{CheckSettings, Refusal, RefusalReason};
+use crate::sync::stable_name::decision::status::restore_times;
+use crate::sync::stable_name::decision::times::end_of_wait;
+
+/// The time after which a decision that waits for a complete list is tried again.
+const LIST_WAIT: Duration = Duration::from_secs(5);
+/// The longest timer: wall clock times are compared again after it, because the clock may have been set.
+const MAX_TIMER: Duration = Duration::from_secs(60);
+
+impl FailoverController {
+    /// Returns whether this replica leads, and all lists that a decision about this StableName needs are complete.
+    pub(super) fn may_decide(&self, object: &ObservedStableName) -> bool {
+        let Some(term) = self.leader.term else { return false };
+        let epoch = ListEpoch { term, rewinds: self.context.rewinds.count() };
+        let (listed, overrides) =
+            (self.context.links_listed.borrow(), self.context.overrides_listed.borrow());
+        overrides.is_settled(epoch)
+            && overrides.covers(object.key.namespace(), epoch)
+            && self.context.store.is_synced()
+            && self.context.store.are_owners_known()
+            && object.services().all(|service| may_use(&listed, epoch, &object.key, &service))
+    }
+
+    pub(super) fn decide(&mut self, key: &ServiceKey) {
+        self.leader.to_decide.stop_timer(key);
+        let Some(followed) = self.objects.get(key) else { return };
+        let object = &followed.object;
+        if !self.may_decide(object) {
+            return self.leader.to_decide.add_after(key.clone(), LIST_WAIT);
+        }
+        let Some(term) = self.leader.term else { return };
+        let epoch = ListEpoch { term, rewinds: self.context.rewinds.count() };
+        let listed = self.context.links_listed.borrow();
+        let is_refused = |namespace: &str| listed.is_refused(namespace, epoch);
+        let (now, all) = (Timestamp::now(), self.objects.len());
+        self.leader.upstreams.forget_after(now);
+        self.leader.decided_at = now;
+        let policy = Arc::clone(&self.context.hostname_policy.borrow());
+        let sources = sources_of(&self.context, &policy);
+        let link = self.context.store.get(key);
+        let is_overridden = link.as_deref().is_some_and(|link| link.active_override().is_some());
+        let external_target = self.context.external_target_states.get(key).filter(|_| is_overridden);
+        let refusal = self.refusal(followed, link.as_deref(), external_target.as_ref());
+        // Drop a uid that no Service has: restored Services have new uids and may have no target yet, and the target in
+        // use mustn't be withdrawn for that.
+        let is_known = |uid: &Uid| sources.is_open_to(uid, key.namespace(), followed.services()).is_some();
+        let present = link.as_deref().and_then(Link::active_override).and_then(target_of);
+        let present = present.map(|(target, uid)| (target, Some(uid).filter(is_known).unwrap_or_default()));
+        let (is_written, lag_ends) = write_progress(object, link.as_deref(), external_target.as_ref(), now);
+        let spec = object.failover_spec();
+        let namespace = key.namespace();
+        let leader = &mut self.leader;
+        let state = leader.states.entry(key.clone()).or_insert_with(|| DecisionState::new(object));
+        state.decided_at = Some(Instant::now());
+        let former = state.status.clone();
+        let offers = sources.offers(object, former.target.as_ref(), is_refused);
+        let denied = |target: &Target| {
+            let fixed = former.target.as_ref().filter(|announced| announced.target == *target);
+            let is_fixed = fixed.is_some_and(|announced| announced.uid.is_empty());
+            sources.allowed(target, is_fixed, namespace).is_none()
+        };
+        let absences = RefCell::new(&mut leader.absences);
+        let is_missing = Cell::new(false);
+        let is_living = |uid: &Uid| {
+            if let Some(is_open) = sources.is_open_to(uid, namespace, followed.services()) {
+                return is_open;
+            }
+            let seen = followed.former_source.as_ref().filter(|seen| seen.uid == *uid);
+            let announced = former.target.as_ref().filter(|announced| announced.uid == *uid);
+            let named = || object.service_named(&announced?.source);
+            let service = seen.map(|seen| seen.key.clone()).or_else(named);
+            if may_exist(service.as_ref(), followed.services(), is_refused) {
+                return true;
+            }
+            // A Service without a known name can't be looked up: it counts as gone.
+            service.is_some_and(|service| {
+                is_missing.set(true);
+                !absences.borrow_mut().confirm_gone(key, &service, uid)
+            })
+        };
+        let decision = leader.mass_failure_guard.decide(
+            key,
+            all,
+            &Inputs {
+                spec: &spec,
+                offers: &offers,
+                checks: &state.records,
+                upstreams: &leader.upstreams,
+                former: &former,
+                present_target: present.as_ref().map(|(target, uid)| (target, uid)),
+                is_written,
+                is_living: &is_living,
+                denied: &denied,
+                refusal: refusal.as_ref(),
+                is_failover_held: false,
+                now,
+            },
+        );
+        if !is_missing.get() {
+            leader.absences.forget(key);
+        }
+        state.records.retain(&decision.checks, now);
+        state.status = decision.status.clone();
+        state.changes.extend(UnreportedEvents {
+            events: decision.events,
+            moved: decision.moved,
+            ..UnreportedEvents::default()
+        });
+        restore_times(&mut state.status, &from_stored(&object.status));
+        let again = decision.again.into_iter().chain(lag_ends).min();
+        leader.plan_checks(key, &decision.checks, &spec.check, (now, again));
+        leader.runtime.queue.add(key);
+    }
+
+    /// Returns why a StableName isn't accepted, apart from its sources.
+    fn refusal(
+        &self,
+        followed: &TrackedStableName,
+        link: Option<&Link>,
+        external_target: Option<&ExternalTargetState>,
+    ) -> Option<Refusal> {
+        let conflict = |message| Refusal { reason: RefusalReason::Conflict, message };
+        let policy = self.context.hostname_policy.borrow();
+        let of_names = || annotations(&followed.object, &policy, &followed.inherited).1;
+        let lost = || lost_hostnames_of(link.filter(|link| link.active_override().is_some())?).map(conflict);
+        let taken = || match external_target {
+            Some(ExternalTargetState::Conflict { why, .. }) => {
+                Some(conflict(format!("the external target: {why}")))
+            }
+            _ => None,
+        };
+        followed.object.invalid.clone().or_else(of_names).or_else(lost).or_else(taken)
+    }
+}
+
+impl LeaderTerm {
+    /// Queues the checks of a StableName that are due, and its next decision: at the next check, or at `again`.
+    fn plan_checks(
+        &mut self,
+        key: &ServiceKey,
+        checks: &[PlannedCheck],
+        spec: &CheckSettings,
+        (now, again): (Timestamp, Option<Timestamp>),
+    ) {
+        let Some(state) = self.states.get(key) else { return };
+        let check_of = |planned: &PlannedCheck| CheckKey {
+            target: planned.target.clone(),
+            namespace: matches!(planned.target, Target::Hostname(_)).then(|| key.namespace().into()),
+            tcp_port: planned.tcp_port,
+            timeout: spec.timeout,
+        };
+        self.check_queue.retain(key, &checks.iter().map(check_of).collect::<Vec<_>>());
+        let mut wake = again;
+        for planned in checks {
+            let due = state.records.next_check(planned, spec, &self.upstreams, now);
+            let check = check_of(planned);
+            if self.check_queue.is_waiting(&check, key) {
+                continue;
+            }
+            if due <= now {
+                self.check_queue.add(check, key.clone());
+            } else {
+                wake = Some(wake.map_or(due, |wake| wake.min(due)));
+            }
+        }
+        let look_up_in = self.absences.due(key).map(|due| due.saturating_duration_since(Instant::now()));
+        if let Some(pause) = look_up_in {
+            self.to_decide.add_after(key.clone(), pause);
+        }
+        if let Some(wake) = wake {
+            let pause = Duration::try_from(wake.duration_since(now)).unwrap_or_default();
+            // The next decision must come after that time, whatever the clocks' resolutions.
+            let pause = pause.saturating_add(Duration::from_millis(1)).min(MAX_TIMER);
+            self.to_decide.add_within(key, pause);
+        }
+    }
+}
+
+/// Returns whether a decision needn't wait for the list of the namespace of `service`, a source: the list is complete,
+/// or it is refused and the StableName is in another namespace.
+fn may_use(listed: &CompletedLists, epoch: ListEpoch, object: &ServiceKey, service: &ServiceKey) -> bool {
+    let namespace = service.namespace();
+    listed.covers(namespace, epoch)
+        || *namespace != *object.namespace() && listed.is_refused(namespace, epoch)
+}
+
+/// Returns whether the Service of the announced target, which the watch lacks, may exist in a namespace whose lists are
+/// refused. If its key isn't known, it may be in the namespace of any source.
+fn may_exist(
+    announced: Option<&ServiceKey>,
+    mut sources: impl Iterator<Item = ServiceKey>,
+    is_refused: impl Fn(&str) -> bool,
+) -> bool {
+    match announced {
+        Some(service) => is_refused(service.namespace()),
+        None => sources.any(|service| is_refused(service.namespace())),
+    }
+}
+
+/// Returns the target of an override, and the uid of the Service that has it; `None` if no target is announced.
+fn target_of(by: &LinkOverride) -> Option<(Target, Uid)> {
+    match &by.announced {
+        Announcement::Target(target) => Some((target.clone(), by.service_uid.clone())),
+        Announcement::NotYet | Announcement::Withdrawn => None,
+    }
+}
+
+/// Returns whether the external target counts as written: it exists, and points at the target of the link if a target
+/// is announced. Within [`WRITE_LAG`] after an announcement it may point at another target; then the end of that time
+/// is returned, too.
+fn write_progress(
+    object: &ObservedStableName,
+    link: Option<&Link>,
+    external_target: Option<&ExternalTargetState>,
+    now: Timestamp,
+) -> (bool, Option<Timestamp>) {
+    let Some(ExternalTargetState::At(target)) = external_target else { return (false, None) };
+    // The target policy of this replica may allow only some of the announced addresses.
+    if link.is_some_and(|link| link.target.as_ref() == Some(target)) {
+        return (true, None);
+    }
+    let Some(announced) = from_stored(&object.status).target else { return (true, None) };
+    let end = end_of_wait(announced.since, WRITE_LAG);
+    (end > now, Some(end).filter(|end| *end > now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_list_of_another_namespace_delays_no_decision() {
+        let (at, [a, b]) =
+            (ListEpoch::default(), ["a", "b"].map(|namespace| ServiceKey::new(namespace, "web")));
+        let mut listed = CompletedLists::new(&["a", "b"].map(ToOwned::to_owned).into(), None);
+        listed.note(Some("a"), at, true);
+        listed.note(Some("b"), at, false);
+        let may = |listed: &CompletedLists, object, service| may_use(listed, at, object, service);
+        assert!(may(&listed, &a, &a) && !may(&listed, &a, &b), "a single failure may be over soon");
+        listed.set_refused(Some("b"), true);
+        assert!(may(&listed, &a, &b) && !may(&listed, &b, &b));
+        let is_refused = |namespace: &str| listed.is_refused(namespace, at);
+        let sources = || [a.clone(), b.clone()].into_iter();
+        assert!(may_exist(Some(&b), sources(), is_refused) && !may_exist(Some(&a), sources(), is_refused));
+        assert!(may_exist(None, sources(), is_refused) && !may_exist(None, sources().take(1), is_refused));
+    }
+}

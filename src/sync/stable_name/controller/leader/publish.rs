@@ -1,0 +1,216 @@
+//! Writes decided statuses, and reports what a written status has changed.
+
+use std::time::Duration;
+
+use kube::api::Patch;
+
+use super::super::FailoverController;
+use super::super::alerts::add_condition;
+use super::super::status_format::{PublishedNames, merge_patch, own_part, to_stored};
+use super::super::write::{StatusAnswer, StatusWrite, patch_status};
+use crate::api::status::StableNameStatus;
+use crate::model::link::has_same_entries;
+use crate::model::service_key::ServiceKey;
+use crate::sync::controller::runtime::{Ended, Failure, Proof};
+use crate::sync::controller::write_error::WriteError;
+use crate::sync::events::link_log::LinkReporter;
+use crate::sync::events::{Reason, Regarding};
+use crate::sync::external_target::decision::SyncMode;
+use crate::sync::stable_name::decision::decide::EventReason;
+use crate::sync::stable_name::decision::spec::RefusalReason;
+use crate::sync::stable_name::decision::status::{ConditionStatus, ConditionType};
+use crate::sync::stable_name::decision::times::end_of_wait;
+
+/// The time after an announcement in which a change of Ready to True is written at once.
+const FIRST_READY: Duration = Duration::from_secs(60);
+
+impl FailoverController {
+    /// Writes the decided status, unless the API server has it.
+    pub(super) fn publish(&mut self, key: &ServiceKey) {
+        let link = self.context.store.get(key);
+        // Nothing is written until the lists of this term are complete: each complete list queues a decision.
+        let followed = self.objects.get(key).filter(|followed| self.may_decide(&followed.object));
+        let (Some(followed), Some(state)) = (followed, self.leader.states.get_mut(key)) else { return };
+        let object = &followed.object;
+        let status = &state.status;
+        let link = link.as_deref().filter(|_| status.target.is_some());
+        let service =
+            link.map(|link| format!("{}/{}", self.context.target_namespace, link.external_target()));
+        let dns_names = link.map(|link| self.context.store.dns_names(link)).unwrap_or_default();
+        let published =
+            PublishedNames { service: service.as_deref().unwrap_or_default(), dns_names: &dns_names };
+        let mut after = to_stored(status, &published);
+        add_condition(
+            &mut after,
+            object,
+            self.context.rules.state(key),
+            self.leader.metrics_limit.allows(key.namespace()),
+            self.leader.decided_at,
+        );
+        let before = own_part(&object.status);
+        if has_same_entries(&before.dns_names, &after.dns_names) {
+            after.dns_names.clone_from(&before.dns_names);
+        }
+        let is_ready =
+            status.condition(ConditionType::Ready).is_some_and(|ready| ready.status == ConditionStatus::True);
+        let position = status
+            .target
+            .as_ref()
+            .and_then(|target| object.sources().iter().position(|source| source.name == target.source));
+        if self.leader.metrics_limit.allows(key.namespace()) {
+            self.context.metrics.set(key, is_ready, position);
+        }
+        if before == after {
+            self.leader.runtime.queue.succeeded(key);
+            state.begin_write(&before);
+            self.report_changes(key, &before);
+            return;
+        }
+        if self.context.policy.sync == SyncMode::Plan {
+            if state.sent.as_ref() != Some(&after) {
+                let target = after.target.as_ref().map_or("none", |target| &*target.display);
+                let line = format_args!("plan for StableName {key}: status.target → {target}");
+                self.context.link_reporter.log.about("StableName").info(key, line);
+                state.sent = Some(after);
+            }
+            state.drop_changes();
+            return;
+        }
+        let version = object.version.clone();
+        // A changed target, a changed spec, and Ready becoming True soon after a move are urgent: `kubectl wait` and
+        // GitOps tools wait for them.
+        let is_first_ready = is_ready
+            && !is_condition_true(&before, "Ready")
+            && status
+                .target
+                .as_ref()
+                .is_some_and(|target| end_of_wait(target.since, FIRST_READY) > self.leader.decided_at);
+        let is_urgent = before.target != after.target
+            || before.observed_generation != after.observed_generation
+            || is_first_ready;
+        let Some(term) = self.leader.term else { return };
+        if !self.leader.runtime.queue.admit(key, &after, &version, is_urgent)
+            || !self.leader.runtime.admit(key, &[])
+        {
+            return;
+        }
+        let patch = merge_patch(Some(&object.status), &after, &object.uid.to_string(), &version);
+        state.begin_write(&after);
+        state.sent = Some(after);
+        let (client, availability) = (self.context.client.clone(), self.context.availability.clone());
+        let written = key.clone();
+        let request =
+            async move { patch_status(client, &availability, &written, &Patch::Merge(patch)).await };
+        self.leader.runtime.start(key, StatusWrite { version }, is_urgent, (term, Proof::Clock), request);
+    }
+
+    pub(in super::super) fn written(&mut self, ended: Ended<StatusWrite, StatusAnswer>) {
+        let (key, StatusWrite { version }, code, result) = ended.into_result();
+        self.leader.runtime.done(&key, code, result.is_err());
+        if !matches!(result, Err(WriteError::NotLeading(_))) {
+            self.context.api.count_write("patch", "StableName", code);
+        }
+        if let Err(error) = &result {
+            // The lease may have ended during the request.
+            let may_be_made = error.may_be_made() || matches!(error, WriteError::NotLeading(_));
+            if let Some(state) = self.leader.states.get_mut(&key) {
+                state.write_failed(may_be_made);
+            }
+        }
+        match result {
+            Ok(object) => {
+                let sent = self.leader.states.get(&key).and_then(|state| state.sent.clone());
+                let known = self.objects.get(&key).map(|followed| &followed.object);
+                if known.is_some_and(|known| known.uid == object.uid && known.revision() < object.revision())
+                {
+                    self.applied(*object);
+                }
+                let pause = self.leader.runtime.succeeded(&key, sent.as_ref());
+                if let Some(sent) = sent {
+                    if let Some(pause) = pause {
+                        let line = format_args!(
+                            "StableName {key}: another client changes the written status; it was written again, \
+                             and the next write is made after {pause:.0?}"
+                        );
+                        self.log().warn(&key, line);
+                    }
+                    self.report_changes(&key, &sent);
+                }
+                self.leader.to_decide.add(&key);
+            }
+            // An error of an object is reported although the decision has changed: the next write may be equal.
+            Err(error) => match self.leader.runtime.failed(&key, error, &version, false) {
+                Failure::Unremarkable => {}
+                Failure::Shared { code, message } => self.leader.error_log.report(code, &message),
+                Failure::Own { message, pause, is_new } => {
+                    let (log, what) = (self.log(), format_args!("the status of StableName {key}"));
+                    self.leader.refusals.report(&log, &key, what, &message, pause, is_new);
+                }
+            },
+        }
+    }
+
+    /// Reports the changes that the written status contains, and a new refusal.
+    fn report_changes(&mut self, key: &ServiceKey, written: &StableNameStatus) {
+        let Some(state) = self.leader.states.get_mut(key) else { return };
+        let Some(followed) = self.objects.get(key) else { return };
+        let written_changes = std::mem::take(&mut state.in_flight);
+        for moved in written_changes.iter().filter_map(|changes| changes.moved) {
+            self.context.metrics.switches.with_label_values(&[moved.as_str()]).inc();
+            if self.leader.metrics_limit.allows(key.namespace()) {
+                self.context.metrics.changed(key);
+            }
+        }
+        let LinkReporter { recorder, log, .. } = &self.context.link_reporter;
+        let log = log.about("StableName");
+        let regarding = || Regarding::stable_name(key, &followed.object.uid);
+        for event in written_changes.into_iter().flat_map(|changes| changes.events) {
+            let (reason, message) = (reason_of(event.reason), event.message());
+            let line = format_args!("StableName {key}: {reason}: {message}");
+            if reason.event_type() == "Warning" {
+                log.warn(key, line)
+            } else {
+                log.info(key, line)
+            }
+            recorder.record(regarding(), reason, &message);
+        }
+        let accepted = written.conditions.iter().find(|condition| condition.type_ == "Accepted");
+        let refused = accepted.filter(|accepted| accepted.status == "False");
+        let refusal = refused.map(|condition| (condition.reason.clone(), condition.message.clone()));
+        if refusal != state.refusal {
+            if let Some((reason, message)) = &refusal {
+                log.warn(key, format_args!("StableName {key}: {reason}: {message}"));
+                if let Some(reason) = reason_of_refusal(reason) {
+                    recorder.record(regarding(), reason, message);
+                }
+            }
+            state.refusal = refusal;
+        }
+    }
+}
+
+fn is_condition_true(status: &StableNameStatus, kind: &str) -> bool {
+    status.conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
+}
+
+fn reason_of(reason: EventReason) -> Reason {
+    match reason {
+        EventReason::TargetChanged => Reason::TargetChanged,
+        EventReason::FailedOver => Reason::FailedOver,
+        EventReason::FailedBack => Reason::FailedBack,
+        EventReason::CutoverTimedOut => Reason::CutoverTimedOut,
+        EventReason::NoHealthySource => Reason::NoHealthySource,
+    }
+}
+
+/// Returns the Event's reason for a reason of the condition Accepted; `None` for other texts.
+fn reason_of_refusal(reason: &str) -> Option<Reason> {
+    Some(match RefusalReason::ALL.into_iter().find(|known| known.as_str() == reason)? {
+        RefusalReason::RefNotPermitted => Reason::RefNotPermitted,
+        RefusalReason::TargetRefused => Reason::TargetRefused,
+        RefusalReason::CheckRefused => Reason::CheckRefused,
+        RefusalReason::HostnameRefused => Reason::HostnameRefused,
+        RefusalReason::Conflict => Reason::Conflict,
+        RefusalReason::InvalidSpec => Reason::InvalidSpec,
+    })
+}
