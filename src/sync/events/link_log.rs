@@ -38,7 +38,7 @@ pub(crate) fn log_change(link_reporter: &LinkReporter, change: &LinkChange) {
     if before != after && after == Some(LinkState::Stale) {
         // The link continues with its last target, but needs attention.
         link_reporter.log.warn(&change.key, change);
-    } else if retargeted.is_some() || before != after {
+    } else if (retargeted.is_some() || before != after) && !is_refused_from_the_start(change) {
         link_reporter.log.info(&change.key, change);
     } else {
         debug!("link {}: same target; another TTL, other ports, names or settings", change.key);
@@ -55,6 +55,12 @@ pub(crate) fn log_change(link_reporter: &LinkReporter, change: &LinkChange) {
         let note = format!("{why}; {target} stays the target");
         link_reporter.recorder.about(link, Reason::TargetStale, &note);
     }
+}
+
+/// Returns whether a new link has no target because its target isn't allowed, which has a line of its own.
+fn is_refused_from_the_start(change: &LinkChange) -> bool {
+    change.before.is_none()
+        && change.after.as_ref().is_some_and(|link| link.refused && link.target.is_none() && !link.is_gone())
 }
 
 /// Returns a note about the DNS names that a link requests and doesn't own, if these have changed.
@@ -87,4 +93,51 @@ pub(crate) fn log_first_list(store: &Store, link_reporter: &LinkReporter, change
     let links = store.links();
     let present = links.iter().filter(|link| !link.is_gone() && !link.is_left_out()).count();
     info!("ready: load balancers: {present}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::captured_log::CapturedLog;
+    use crate::model::link::{Annotations, Ingress, ObservedService};
+    use crate::model::service_key::ServiceKey;
+    use crate::store::OnGone;
+    use crate::sync::test_support;
+
+    #[test]
+    fn new_link_with_a_refused_target_has_no_line() {
+        for (refused, expected) in [(true, false), (false, true)] {
+            let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
+            let key = ServiceKey::new("shop", "web");
+            let link = Link { refused, ..Link::new(key.clone(), "1") };
+            let change = LinkChange { key, before: None, after: Some(Arc::new(link)) };
+            log_change(&test_support::link_reporter(), &change);
+            let text = log_text.text();
+            assert_eq!(text.contains("link shop/web: none → pending"), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn ready_counts_only_present_load_balancers() {
+        let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
+        let store = Store::new(OnGone::Kept);
+        let key = |name| ServiceKey::new("shop", name);
+        store.apply(ObservedService {
+            key: key("present"),
+            uid: "1".into(),
+            created: None,
+            resource_version: None,
+            ingress: Ingress::default(),
+            ports: Arc::default(),
+            annotations: Annotations::default(),
+            refused: false,
+            has_finalizer: false,
+            persisted: None,
+        });
+        store.insert_gone(&key("gone"), Vec::new());
+        store.insert_left_out(&key("left-out"), "2".into(), None, Vec::new());
+        log_first_list(&store, &test_support::link_reporter(), &[]);
+        let text = log_text.text();
+        assert!(text.contains("ready: load balancers: 1\n"), "{text}");
+    }
 }

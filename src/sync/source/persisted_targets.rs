@@ -19,8 +19,8 @@ pub struct PersistedTargets(Mutex<HashMap<ServiceKey, Box<PersistedTarget>>>);
 impl PersistedTargets {
     /// Records an external target that an earlier process wrote. A Service with a blank status when it is first
     /// observed keeps this target, unless the external target was written for an earlier Service of the same name.
-    /// Returns the change of the link, if the Services have been listed already, or if a StableName overrides the
-    /// link.
+    /// Returns the change of the link, if the Services have been listed already: until then, DNS doesn't answer from
+    /// it.
     pub(crate) fn record(
         &self,
         store: &Store,
@@ -28,7 +28,7 @@ impl PersistedTargets {
         last: PersistedTarget,
     ) -> Option<LinkChange> {
         if let Some(uid) = &last.overridden_by {
-            return override_provisionally(store, key, uid, &last);
+            return override_provisionally(store, key, uid, &last).filter(|_| store.is_synced());
         }
         if store.is_synced() {
             return store.apply_persisted_target(key, last);
@@ -146,6 +146,19 @@ pub(super) mod tests {
             refused: false,
             has_finalizer: false,
             persisted: None,
+        }
+    }
+
+    #[test]
+    fn provisional_override_is_news_only_after_the_first_list() {
+        for is_synced in [false, true] {
+            let (targets, store) = (PersistedTargets::default(), Store::new(OnGone::Kept));
+            if is_synced {
+                store.set_synced();
+            }
+            let last = PersistedTarget { overridden_by: Some("s".into()), ..recorded(true) };
+            assert_eq!(targets.record(&store, &key("web"), last).is_some(), is_synced);
+            assert_eq!(store.get(&key("web")).unwrap().target, Some(target()));
         }
     }
 

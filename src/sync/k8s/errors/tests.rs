@@ -103,6 +103,21 @@ fn recurring_error_is_logged_five_times_a_minute() {
 }
 
 #[test]
+fn events_of_an_old_connection_do_not_end_an_outage() {
+    let availability = ApiAvailability::default();
+    let mut log = WatchLog::new(availability.clone(), "Services".to_owned(), "");
+    let event = || Ok(Event::ListEnds { version: None, rewound: false });
+    availability.report("connection refused");
+    assert!(log.log_failure::<Service>(event()).is_some());
+    assert!(availability.unreachable_since().is_some(), "another client's connection was refused");
+    let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+    let error = WatchError::Watch(kube::Error::Service(Box::new(refused)));
+    assert!(log.log_failure::<Service>(Err(error)).is_none());
+    log.log_failure::<Service>(event());
+    assert!(availability.unreachable_since().is_none(), "the watch has a new connection");
+}
+
+#[test]
 fn expired_watch_is_a_debug_line_unless_work_waits() {
     let (log_text, _logging) = CapturedLog::start(tracing::Level::DEBUG);
     let status = |code, reason| Box::new(Status::failure("too old", reason).with_code(code));
