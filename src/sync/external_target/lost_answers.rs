@@ -6,6 +6,7 @@ use std::mem::discriminant;
 use super::decision::Write;
 use super::desired::{service_differs, slice_differs};
 use super::observed_object::ObservedObject;
+use super::write_result::Found;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 
@@ -18,15 +19,14 @@ pub(crate) struct LostAnswers(HashMap<ObjectId, LostAnswer>);
 pub(crate) struct LostAnswer {
     pub(crate) key: ServiceKey,
     pub(crate) write: Write,
-    /// Whether the write adopts a foreign object.
-    pub(crate) adopted: bool,
+    pub(crate) found: Found,
 }
 
 impl LostAnswers {
     /// Records a write that the API server may have made.
-    pub(crate) fn add(&mut self, key: &ServiceKey, write: &Write, adopted: bool) {
+    pub(crate) fn add(&mut self, key: &ServiceKey, write: &Write, found: Found) {
         if matches!(write, Write::Create(_) | Write::Change { .. } | Write::Delete { .. }) {
-            self.0.insert(write.id(), LostAnswer { key: key.clone(), write: write.clone(), adopted });
+            self.0.insert(write.id(), LostAnswer { key: key.clone(), write: write.clone(), found });
         }
     }
 
@@ -129,7 +129,7 @@ mod tests {
             (&delete, Some(&new), false),
         ] {
             let mut lost = LostAnswers::default();
-            lost.add(&key, write, false);
+            lost.add(&key, write, Found::Other);
             let present = present.map(ObservedObject::of);
             let found = lost.take_if_made(&id, present.as_ref());
             assert_eq!(found.is_some(), expected, "{write:?} {present:?}");
@@ -144,7 +144,7 @@ mod tests {
         let change = Write::Change { desired: object("1", "a.example"), precondition: precondition.clone() };
         let delete = Write::Delete { id, precondition };
         let mut lost = LostAnswers::default();
-        lost.add(&key, &delete, false);
+        lost.add(&key, &delete, Found::Other);
         lost.write_begins(&delete);
         assert_eq!(lost.of_kind(ObjectKind::Service).len(), 1);
         lost.write_begins(&change);

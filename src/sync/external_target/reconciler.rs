@@ -130,6 +130,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
                 let next = reconciler.adoption.next(tokio::time::Instant::now());
                 next.iter().for_each(|key| reconciler.runtime.queue.add(key));
             }
+            () = sleep_until_opt(reconciler.report.reminder_due().map(Into::into)) => {}
             Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.on_look_up_end(&existing?),
         }
     }

@@ -9,6 +9,7 @@ use tracing::{Level, debug, warn};
 use super::backend::Backend;
 use super::decision::Write;
 use super::deletion_budget::MaxDeletes;
+use super::write_result::Found;
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, LinkChange, Target};
 use crate::model::names;
@@ -17,7 +18,7 @@ use crate::sync::controller::write_error::WriteError;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::metrics::{ReconcileResult, ReconcilerMetrics};
-use crate::sync::k8s::errors::ThrottledLog;
+use crate::sync::k8s::errors::{LOG_INTERVAL, ThrottledLog};
 use crate::sync::k8s::instance::OtherOwner;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
@@ -34,6 +35,8 @@ pub(crate) struct StatusLog {
     /// Links with a removal held back by the deletion budget.
     held: HashSet<ServiceKey>,
     held_back_log: ThrottledLog,
+    /// The number of held-back removals in the last log line, and the time of that line.
+    held_logged: Option<(usize, Instant)>,
     /// The time at which the next removal is allowed; `None` means never.
     next_removal: Option<Instant>,
     /// Links with another name for their external target than the default name, and the link that has the default name,
@@ -71,6 +74,7 @@ impl StatusLog {
             conflicts: BTreeMap::new(),
             held: HashSet::new(),
             held_back_log: ThrottledLog::default(),
+            held_logged: None,
             next_removal: None,
             names_lost: HashMap::new(),
             previous_targets: HashMap::new(),
@@ -118,7 +122,7 @@ impl StatusLog {
         key: &ServiceKey,
         link: Option<&Link>,
         write: &Write,
-        adopted: bool,
+        found: Found,
         after: Option<&Object>,
     ) -> bool {
         let id = write.id();
@@ -143,9 +147,12 @@ impl StatusLog {
                 log.info(key, format_args!("external target {object}: created → {}", destination(service)));
                 record(Reason::ExternalTargetCreated, &format!("{object} → {}", destination(service)));
             }
-            (Write::Change { .. }, Some(service)) if adopted => {
+            (Write::Change { .. }, Some(service)) if found == Found::Foreign => {
                 log.info(key, format_args!("external target {object}: adopted → {}", destination(service)));
                 record(Reason::Adopted, &format!("{object} → {}", destination(service)));
+            }
+            (Write::Change { .. }, Some(_)) if found == Found::SameTarget => {
+                log.info(key, format_args!("external target {object}: labels, annotations or ports changed"));
             }
             (Write::Change { .. }, Some(service)) => {
                 log.info(key, format_args!("external target {object}: changed → {}", destination(service)));
@@ -320,17 +327,27 @@ impl StatusLog {
             }
             None => "no other removal is allowed".to_owned(),
         };
-        self.held_back_log.remind(&format!(
+        let number = self.held.len();
+        let is_logged = self.held_back_log.remind(&format!(
             "no more external targets are removed for now: --max-deletes allows {max} in ten minutes; {when}; \
-             external targets held back: {}",
-            self.held.len()
+             external targets held back: {number}"
         ));
+        if is_logged {
+            self.held_logged = Some((number, Instant::now()));
+        }
+    }
+
+    /// Returns the time of the next line of [`Self::remind`]: a minute after the last one, if the number of held-back
+    /// removals has at least doubled since.
+    pub(crate) fn reminder_due(&self) -> Option<Instant> {
+        let (number, at) = self.held_logged?;
+        (self.held.len() >= 2 * number).then(|| at + LOG_INTERVAL)
     }
 
     /// Records that this process doesn't lead any more: the next leader decides about held-back removals.
     pub(crate) fn leadership_lost(&mut self) {
         self.held.clear();
-        (self.next_removal, self.held_back_log) = Default::default();
+        (self.next_removal, self.held_back_log, self.held_logged) = Default::default();
         self.set_deletes_held();
         self.previous_targets.clear();
     }
@@ -340,6 +357,7 @@ impl StatusLog {
         if self.held.remove(key) {
             self.set_deletes_held();
             if self.held.is_empty() {
+                self.held_logged = None;
                 self.held_back_log.recovered("no removals of external targets are held back any more");
             }
         }
@@ -456,6 +474,86 @@ impl StatusLog {
 }
 
 /// Returns the destination of an external target for the log.
-fn destination(service: &Service) -> &str {
+pub(super) fn destination(service: &Service) -> &str {
     service.spec.external_name.as_deref().unwrap_or("its addresses")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::captured_log::CapturedLog;
+    use crate::sync::external_target::desired::Precondition;
+    use crate::sync::external_target::observed_object::ObservedObject;
+    use crate::sync::k8s::errors::ApiAvailability;
+    use crate::sync::test_support;
+
+    fn status_log() -> StatusLog {
+        let backend = Backend::Namespace {
+            client: test_support::refusing(500, "InternalError", "").0,
+            availability: ApiAvailability::default(),
+            namespace: "external-targets".to_owned(),
+        };
+        let (metrics, api) = (test_support::metrics(), test_support::metrics());
+        StatusLog::new(backend, test_support::link_reporter(), metrics, api)
+    }
+
+    fn link(name: &str) -> Link {
+        Link::new(ServiceKey::new("shop", name), "u")
+    }
+
+    #[tokio::test]
+    async fn held_back_line_is_repeated_when_the_number_doubles() {
+        let (log_text, _logging) = CapturedLog::start(Level::INFO);
+        let mut log = status_log();
+        let hold = |log: &mut StatusLog, names: std::ops::Range<u32>| {
+            for name in names {
+                log.report_held_back(&link(&name.to_string()), MaxDeletes::Share, None);
+            }
+            log.remind(MaxDeletes::Share);
+        };
+        hold(&mut log, 0..2);
+        assert_eq!(log.reminder_due(), None);
+        hold(&mut log, 2..3);
+        assert_eq!(log.reminder_due(), None, "3 are less than twice as many");
+        hold(&mut log, 3..22);
+        let logged = log.held_logged.unwrap();
+        assert_eq!((logged.0, log.reminder_due()), (2, Some(logged.1 + LOG_INTERVAL)));
+        (0..22).for_each(|name| log.clear_held_back(&link(&name.to_string()).key));
+        assert_eq!(log.reminder_due(), None);
+        let text = log_text.text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(lines[0].ends_with("external targets held back: 2"), "{text}");
+        assert!(lines[1].ends_with("no removals of external targets are held back any more"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn line_of_a_change_names_the_target_only_if_it_is_new() {
+        let service = |host: &str, label: &str| -> Service {
+            let labels = json!({"app.kubernetes.io/managed-by": "lb-linker-operator", "team": label,
+                "original-service-name": "web", "original-service-namespace": "shop"});
+            serde_json::from_value(json!({
+                "metadata": {"name": "web-shop-ext", "uid": "o", "labels": labels},
+                "spec": {"type": "ExternalName", "externalName": host},
+            }))
+            .unwrap()
+        };
+        let before = ObservedObject::of(&service("a.example", "a").into());
+        for (host, expected) in [
+            ("a.example", "web-shop-ext: labels, annotations or ports changed"),
+            ("b.example", "web-shop-ext: changed → b.example"),
+        ] {
+            let (log_text, _logging) = CapturedLog::start(Level::INFO);
+            let desired: Object = service(host, "b").into();
+            let precondition = Precondition { uid: Some("o".to_owned()), resource_version: None };
+            let write = Write::Change { desired: desired.clone(), precondition };
+            let link = link("web");
+            let found = Found::by(&write, &before);
+            status_log().report_written(&link.key, Some(&link), &write, found, Some(&desired));
+            let text = log_text.text();
+            assert!(text.trim_end().ends_with(expected), "{text}");
+        }
+    }
 }

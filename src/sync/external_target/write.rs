@@ -7,7 +7,7 @@ use super::lost_answers::LostAnswer;
 use super::missing_namespace::{MissingNamespace, PROBE_PAUSE};
 use super::reconciler::Reconciler;
 use super::reconciler::departure::{Confirmed, GoneCheck, Remedy, Unconfirmed, WATCH_LAG};
-use super::write_result::{Answered, SentWrite, SkipReason, WriteOutcome};
+use super::write_result::{Answered, Found, SentWrite, SkipReason, WriteOutcome};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::runtime::{Ended, Failure, Proof};
@@ -76,9 +76,7 @@ impl Reconciler {
         if !self.runtime.admit(&key, &write.classes()) {
             return false;
         }
-        let is_foreign =
-            |before: &ObservedObject| before.labelled_for.is_none() && !before.has_our_field_manager;
-        let adopted = self.objects.get(&id).is_some_and(is_foreign);
+        let found = self.objects.get(&id).map_or(Found::Other, |before| Found::by(&write, before));
         self.objects.write_begins(&id);
         self.lost_answers.write_begins(&write);
         let backend = self.context.backend.clone();
@@ -104,7 +102,7 @@ impl Reconciler {
             Ok(Answered { confirmed, code, result })
         };
         let proof = if write.is_unprotected() { Proof::Renewal } else { Proof::Clock };
-        let sent = SentWrite { started_at, write, target: link.target.clone(), adopted, budget_key };
+        let sent = SentWrite { started_at, write, target: link.target.clone(), found, budget_key };
         self.runtime.start(&key, sent, false, (self.term, proof), request);
         true
     }
@@ -181,7 +179,7 @@ impl Reconciler {
     }
 
     fn on_written(&mut self, key: &ServiceKey, sent: SentWrite, answered: Answered) {
-        let SentWrite { started_at, write, target, adopted, budget_key } = sent;
+        let SentWrite { started_at, write, target, found, budget_key } = sent;
         let Answered { confirmed, code, result } = answered;
         self.report.clear_held_back(key);
         if let Some(object) = &budget_key {
@@ -217,7 +215,7 @@ impl Reconciler {
             self.close_breakers(&write);
         }
         if result.as_ref().is_err_and(WriteError::may_be_made) {
-            self.lost_answers.add(key, &write, adopted);
+            self.lost_answers.add(key, &write, found);
         }
         match result {
             Ok(after) => {
@@ -226,7 +224,7 @@ impl Reconciler {
                 if let Some(pause) = self.runtime.succeeded(key, link.as_ref()) {
                     self.report.report_reverted_write(key, &write, pause);
                 }
-                if self.report.report_written(key, link.as_deref(), &write, adopted, after.as_ref()) {
+                if self.report.report_written(key, link.as_deref(), &write, found, after.as_ref()) {
                     self.runtime.queue.resume();
                 }
                 match (&write, after) {
@@ -241,7 +239,7 @@ impl Reconciler {
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
                 if self.lost_answers.remove(&id, write.uid()) {
                     let link = self.context.store.get(key);
-                    self.report.report_written(key, link.as_deref(), &write, adopted, None);
+                    self.report.report_written(key, link.as_deref(), &write, found, None);
                 }
                 self.runtime.queue.succeeded(key);
                 self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
@@ -366,13 +364,13 @@ impl Reconciler {
             return;
         }
         let present = self.objects.get(id);
-        let Some(LostAnswer { key, write, adopted }) = self.lost_answers.take_if_made(id, present) else {
+        let Some(LostAnswer { key, write, found }) = self.lost_answers.take_if_made(id, present) else {
             return;
         };
         let present =
             present.filter(|_| !matches!(write, Write::Delete { .. })).map(ObservedObject::to_object);
         let link = self.context.store.get(&key);
-        self.report.report_written(&key, link.as_deref(), &write, adopted, present.as_ref());
+        self.report.report_written(&key, link.as_deref(), &write, found, present.as_ref());
         self.runtime.queue.stop_timer(&key);
         self.runtime.queue.succeeded(&key);
         self.runtime.queue.add(&key);

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::observed_object::ObservedObject;
 use super::reconciler::departure::{Confirmed, Unconfirmed};
+use super::status_log::destination;
 use crate::model::link::Target;
 use crate::sync::controller::write_error::WriteError;
 use crate::sync::external_target::decision::Write;
@@ -18,6 +20,33 @@ pub(crate) enum SkipReason {
     Held(Option<Duration>),
 }
 
+/// What a write finds in the place of its object, for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// A foreign object, which the write adopts.
+    Foreign,
+    /// A Service with the target that is written: only its labels, annotations or ports change.
+    SameTarget,
+    Other,
+}
+
+impl Found {
+    /// Returns what a write finds if `before` is in the place of its object.
+    pub(super) fn by(write: &Write, before: &ObservedObject) -> Self {
+        if before.labelled_for.is_none() && !before.has_our_field_manager {
+            return Self::Foreign;
+        }
+        match (write, before.to_object().as_service()) {
+            (Write::Change { desired: Object::Service(desired), .. }, Some(before))
+                if destination(before) == destination(desired) =>
+            {
+                Self::SameTarget
+            }
+            _ => Self::Other,
+        }
+    }
+}
+
 /// A write under way.
 #[derive(Debug)]
 pub(crate) struct SentWrite {
@@ -25,8 +54,7 @@ pub(crate) struct SentWrite {
     pub(super) write: Write,
     /// The target of the link when the write began.
     pub(super) target: Option<Target>,
-    /// Whether the write adopts a foreign object.
-    pub(super) adopted: bool,
+    pub(super) found: Found,
     /// The deletion budget's key of the removed external target, if the write removes one for good.
     pub(super) budget_key: Option<String>,
 }

@@ -20,7 +20,7 @@ use crate::model::tls_error;
 use crate::object_log::ObjectLog;
 
 /// Minimum time between two log lines about the same error.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Returns one sentence about a failed request. `doing` completes "can't …"; `hint` names the manifest that grants
 /// lb-linker's ServiceAccount the permission.
@@ -281,11 +281,14 @@ impl ThrottledLog {
         }
     }
 
-    /// Logs `sentence` about a pending condition, at most once a minute until [`Self::recovered`] is called.
-    pub fn remind(&mut self, sentence: &str) {
-        if self.suppressed(0).is_some() {
+    /// Logs `sentence` about a pending condition, at most once a minute until [`Self::recovered`] is called. Returns
+    /// whether it was logged.
+    pub fn remind(&mut self, sentence: &str) -> bool {
+        let is_due = self.suppressed(0).is_some();
+        if is_due {
             warn!("{sentence}");
         }
+        is_due
     }
 
     /// Returns the number of suppressed lines if a line may be logged now, else `None`.
