@@ -116,7 +116,8 @@ impl Status {
         let mut items = self.facts.views(filter);
         if filter.service.is_some() {
             for link in &mut items {
-                link.history = Some(self.history.events(&ServiceKey::new(&link.namespace, &link.service)));
+                let key = ServiceKey::new(&link.namespace, &link.service);
+                link.history = Some(self.history.events(&key, link.created));
             }
         }
         LinkListing {
