@@ -82,7 +82,7 @@ pub(super) fn former_source(followed: &TrackedStableName, sources: &Sources<'_>)
     sources.key_of(&uid).map(|key| FormerSource { key, uid }).or(known)
 }
 
-/// Returns the settings of a StableName, and why the first denied custom hostname is denied. Settings that the
+/// Returns the settings of a StableName, and why custom hostnames are denied. Settings that the
 /// spec omits are those of the Service of the same name while that Service is a source.
 pub(super) fn annotations(
     object: &ObservedStableName,
@@ -91,7 +91,7 @@ pub(super) fn annotations(
 ) -> (Annotations, Option<Refusal>) {
     let spec = &object.spec;
     let own = if object.has_own_service() { inherited.clone() } else { Annotations::default() };
-    let mut refusal = None;
+    let mut refusals = Vec::new();
     let hostnames = spec.hostnames.as_ref().map(|names| {
         let mut granted: Vec<Arc<str>> = Vec::new();
         for name in names {
@@ -101,7 +101,7 @@ pub(super) fn annotations(
                 Err(why) => {
                     let message = format!("spec.hostnames: {}: {why}", value(name));
                     let reason = RefusalReason::HostnameRefused;
-                    refusal.get_or_insert(Refusal { reason, message });
+                    refusals.push(Refusal { reason, message });
                 }
             }
         }
@@ -119,5 +119,5 @@ pub(super) fn annotations(
         hostnames: hostnames.unwrap_or(own.hostnames),
         allow_from: allow_from.unwrap_or(own.allow_from),
     };
-    (annotations, refusal)
+    (annotations, Refusal::joined(refusals))
 }

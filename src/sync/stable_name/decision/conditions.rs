@@ -21,15 +21,11 @@ fn finding(is_true: bool, reason: &str, message: impl Into<String>) -> Finding {
     (status, reason.to_owned(), message.into())
 }
 
-fn refused(Refusal { reason, message }: &Refusal) -> Finding {
-    finding(false, reason.as_str(), message)
-}
-
 impl StatusBuilder<'_> {
     /// Returns the conditions, in the order in which the status has them.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         let (accepted, resolved) = (self.accepted(), self.resolved());
-        let ready = self.ready(&resolved);
+        let ready = self.ready(&accepted, &resolved);
         let degraded = self.degraded(&resolved);
         let findings = [
             (ConditionType::Accepted, accepted),
@@ -48,14 +44,11 @@ impl StatusBuilder<'_> {
     }
 
     fn accepted(&self) -> Finding {
-        match self.facts.input.refusal.into_iter().chain(self.refusals_of_sources()).next() {
-            Some(refusal) => refused(refusal),
+        let of_sources = self.facts.input.offers.iter().filter_map(|offer| offer.refusal.as_ref());
+        match Refusal::joined(self.facts.input.refusal.into_iter().chain(of_sources).cloned()) {
+            Some(Refusal { reason, message }) => finding(false, reason.as_str(), message),
             None => finding(true, "Accepted", ""),
         }
-    }
-
-    fn refusals_of_sources(&self) -> impl Iterator<Item = &Refusal> {
-        self.facts.input.offers.iter().filter_map(|offer| offer.refusal.as_ref())
     }
 
     /// A new leader keeps the former condition until it has enough results of its own, or its checks are late.
@@ -210,9 +203,12 @@ impl StatusBuilder<'_> {
             source.name != current.source
                 && matches!(source.state, SourceState::Unhealthy | SourceState::Refused)
         };
-        match self.sources.iter().find(is_standby) {
-            Some(standby) => finding(true, "StandbyUnhealthy", of_source(&standby.name, &standby.message)),
-            None => finding(false, "AsSpecified", ""),
+        let standbys = self.sources.iter().filter(is_standby);
+        let standbys: Vec<String> =
+            standbys.map(|standby| of_source(&standby.name, &standby.message)).collect();
+        match standbys.is_empty() {
+            false => finding(true, "StandbyUnhealthy", standbys.join("; ")),
+            true => finding(false, "AsSpecified", ""),
         }
     }
 
@@ -232,13 +228,12 @@ impl StatusBuilder<'_> {
 
     /// Ready is about the target in use, and about the StableName's own names and rules. A source that may not be
     /// used counts only while no target is announced.
-    fn ready(&self, resolved: &Finding) -> Finding {
-        if let Some(refusal) = self.facts.input.refusal {
-            return refused(refusal);
-        }
-        let Some(current) = self.current else {
-            let of_source = self.refusals_of_sources().next();
-            return of_source.map_or_else(|| finding(false, "NoTarget", self.summary()), refused);
+    fn ready(&self, accepted: &Finding, resolved: &Finding) -> Finding {
+        let Some(current) = self.current.filter(|_| self.facts.input.refusal.is_none()) else {
+            return match accepted.0 {
+                ConditionStatus::False => accepted.clone(),
+                _ => finding(false, "NoTarget", self.summary()),
+            };
         };
         if resolved.0 == ConditionStatus::False {
             finding(false, "TargetUnhealthy", self.summary())

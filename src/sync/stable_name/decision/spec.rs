@@ -94,6 +94,17 @@ pub struct Refusal {
     pub message: String,
 }
 
+impl Refusal {
+    /// Returns several refusals as one, with the reason of the first; `None` if there are none.
+    #[must_use]
+    pub fn joined(refusals: impl IntoIterator<Item = Self>) -> Option<Self> {
+        refusals.into_iter().reduce(|all, next| {
+            let message = format!("{}; {}", all.message, next.message);
+            Self { message, ..all }
+        })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalReason {
     /// The Service doesn't exist, or doesn't let the namespace of the StableName follow it.

@@ -146,15 +146,16 @@ impl FailoverController {
     ) -> Option<Refusal> {
         let conflict = |message| Refusal { reason: RefusalReason::Conflict, message };
         let policy = self.context.hostname_policy.borrow();
-        let of_names = || annotations(&followed.object, &policy, &followed.inherited).1;
-        let lost = || lost_hostnames_of(link.filter(|link| link.active_override().is_some())?).map(conflict);
-        let taken = || match external_target {
+        let of_names = annotations(&followed.object, &policy, &followed.inherited).1;
+        let link = link.filter(|link| link.active_override().is_some());
+        let lost = link.and_then(lost_hostnames_of).map(conflict);
+        let taken = match external_target {
             Some(ExternalTargetState::Conflict { why, .. }) => {
                 Some(conflict(format!("the external target: {why}")))
             }
             _ => None,
         };
-        followed.object.invalid.clone().or_else(of_names).or_else(lost).or_else(taken)
+        Refusal::joined([followed.object.invalid.clone(), of_names, lost, taken].into_iter().flatten())
     }
 }
 

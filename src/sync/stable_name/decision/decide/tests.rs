@@ -7,7 +7,7 @@ use crate::sync::stable_name::decision::checks::CheckOutcome;
 use crate::sync::stable_name::decision::decide::EventReason;
 use crate::sync::stable_name::decision::history::next_move;
 use crate::sync::stable_name::decision::outlook::Urgency;
-use crate::sync::stable_name::decision::spec::{Failback, Offer, RefusalReason};
+use crate::sync::stable_name::decision::spec::{Failback, Offer, Refusal, RefusalReason};
 use crate::sync::stable_name::decision::status::ConditionStatus::{False, True, Unknown};
 use crate::sync::stable_name::decision::status::ConditionType::{
     Accepted, Degraded, Progressing, Ready, Resolved,
@@ -1303,6 +1303,30 @@ fn refused_names_make_the_object_unaccepted_and_not_ready() {
         harness.decide();
         assert_eq!(harness.condition(Ready), (False, reason.as_str()));
     }
+}
+
+#[test]
+fn conditions_name_every_refusal() {
+    let mut harness = Harness::new(&[("seoul", ""), ("busan", "")]);
+    for name in ["seoul", "busan"] {
+        let message = format!("source {name}: no");
+        harness.offer(name).refusal = Some(Refusal { reason: RefusalReason::RefNotPermitted, message });
+    }
+    harness.refusal = refusal(RefusalReason::HostnameRefused);
+    harness.decide();
+    for kind in [Accepted, Ready] {
+        assert_eq!(harness.condition(kind), (False, "HostnameRefused"));
+        let message = &harness.status.condition(kind).unwrap().message;
+        assert_eq!(message, "refused; source seoul: no; source busan: no");
+    }
+    let mut harness =
+        Harness::settled(&[("seoul", "a.example"), ("busan", "b.example"), ("pohang", "c.example")]);
+    for name in ["busan", "pohang"] {
+        harness.offer(name).refusal = refusal(RefusalReason::CheckRefused);
+    }
+    harness.decide();
+    let message = &harness.status.condition(Degraded).unwrap().message;
+    assert_eq!(message, "busan: refused; pohang: refused");
 }
 
 #[test]
