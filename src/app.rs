@@ -29,13 +29,14 @@ use crate::admin::api::Status;
 use crate::cli::flags::{Flags, WITHOUT_LINKS};
 use crate::cli::mistyped_variables::mistyped_variables;
 use crate::dns::net::{RECOMMENDED_FILE_LIMIT, max_files};
-use crate::dns::plugins::lb_linker::LinkZone;
+use crate::dns::plugins::lb_linker::{LinkZone, failed_targets};
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::corefile_source::CorefileSource;
 use crate::dns::server::instance::SetDebug;
 use crate::dns::server::invalidation;
 use crate::dns::server::reload::{CheckZones, Reloader};
 use crate::dns::server::target_checker::TargetChecker;
+use crate::links::facts::LinkFacts;
 use crate::links::history::History;
 use crate::metrics::tasks::TaskMetrics;
 use crate::model::hostname::to_presentation;
@@ -81,7 +82,10 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let runtimes = vec![("dns", Handle::current()), ("sync", sync.runtime().clone())];
     context.metrics.register(TaskMetrics::new(runtimes)?)?;
     let source = match source {
-        Some(source) => Some((source, SyncMetrics::register(&context.metrics)?)),
+        Some(source) => {
+            let failed_targets = failed_targets(&context.metrics)?;
+            Some((source, SyncMetrics::register(&context.metrics)?, failed_targets))
+        }
         None => None,
     };
     // Dropped when this function returns: the drop flushes the query log.
@@ -113,13 +117,14 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         supervise("the cache invalidation", stop.clone(), Arc::clone(&supervisor), invalidating);
     // Runs on the sync runtime: every change of the store wakes this task, but few changes cause a look-up.
     background.spawn_on(invalidating, sync.runtime());
-    if let Some((source, metrics)) = source {
+    if let Some((source, metrics, failed_targets)) = source {
         if let Some(notice) = flags.sync_notice() {
             warn!("{notice}");
         }
         let policy = watch::Sender::new(Arc::new(hostname_policy));
         let history = Arc::new(History::new(Timestamp::now()));
         let facts = source.facts(&flags, &store, &metrics);
+        let facts = LinkFacts { failed_targets: Some(failed_targets), ..facts };
         let status = Status {
             facts: facts.clone(),
             history: Arc::clone(&history),

@@ -158,6 +158,7 @@ impl SyncSource {
             needs_external_targets: flags.sync_mode() != SyncMode::Off,
             reads_followers: false,
             followers,
+            failed_targets: None,
             availability,
             staleness: Arc::clone(&metrics.staleness),
         }

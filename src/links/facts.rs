@@ -8,6 +8,7 @@ use super::LinkFilter;
 use super::age::age;
 use super::followers::{FollowerView, follower_view};
 use super::view::{LinkView, ViewState, selected, view};
+use crate::dns::plugins::lb_linker::failed_targets::{FailedTargetsGauge, UnresolvedTargets};
 use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, Target};
@@ -39,6 +40,8 @@ pub struct LinkFacts {
     /// Whether the Services that follow are read with `--sync off`, too.
     pub reads_followers: bool,
     pub followers: Arc<Followers>,
+    /// The targets that can't be resolved; `None` in a process that doesn't answer DNS.
+    pub failed_targets: Option<FailedTargetsGauge>,
     pub availability: ApiAvailability,
     pub staleness: Arc<Staleness>,
 }
@@ -47,7 +50,8 @@ impl LinkFacts {
     /// Returns the links that a filter selects, ordered by namespace and name.
     #[must_use]
     pub fn views(&self, filter: &LinkFilter) -> Vec<LinkView> {
-        selected(&self.store, filter).iter().map(|link| self.view(link)).collect()
+        let unresolved = self.failed_targets.as_ref().map(FailedTargetsGauge::unresolved).unwrap_or_default();
+        selected(&self.store, filter).iter().map(|link| self.view(link, &unresolved)).collect()
     }
 
     /// Returns the Services that follow by `linker.hsj.com/source`, ordered by namespace and name; `None` if this
@@ -74,6 +78,7 @@ impl LinkFacts {
             .version()
             .wrapping_add(self.external_targets.version())
             .wrapping_add(self.followers.version())
+            .wrapping_add(self.failed_targets.as_ref().map_or(0, FailedTargetsGauge::version))
     }
 
     /// Returns a line about the age of the views, if the API server can't be reached or is silent, or about manifests that
@@ -87,7 +92,7 @@ impl LinkFacts {
         notice(seen.elapsed(), self.availability.unreachable_since().is_some())
     }
 
-    fn view(&self, link: &Arc<Link>) -> LinkView {
+    fn view(&self, link: &Arc<Link>, unresolved: &UnresolvedTargets) -> LinkView {
         let mut shown = view(link, &self.store, &self.target_namespace);
         let mut reasons: Vec<Cow<'static, str>> = shown.reason.take().into_iter().collect();
         if shown.state == ViewState::Conflict {
@@ -102,8 +107,17 @@ impl LinkFacts {
         let of_override = shown.overridden_by.as_ref().and(self.findings.stable_names.get(&link.key));
         let own = [of_override, self.findings.services.get(&link.key)];
         reasons.extend(own.into_iter().flatten().map(|why| paragraph(&why).to_string().into()));
-        if self.leads_in_a_circle(link) {
-            reasons.push("its target leads in a circle, so DNS answers SERVFAIL".into());
+        match self.last_of_chain(link).as_deref() {
+            None => reasons.push("its target leads in a circle, so DNS answers SERVFAIL".into()),
+            Some(Link { target: Some(Target::Hostname(host)), .. }) => {
+                if let Some(failure) = unresolved.of(&host.name()) {
+                    if failure.is_address && matches!(shown.state, ViewState::Ready | ViewState::Degraded) {
+                        shown.state = ViewState::Unresolved;
+                    }
+                    reasons.insert(0, format!("its target can't be resolved: {}", failure.why).into());
+                }
+            }
+            Some(_) => {}
         }
         if shown.state == ViewState::Ready && !reasons.is_empty() {
             shown.state = ViewState::Degraded;
@@ -130,8 +144,9 @@ impl LinkFacts {
         Some((state, why))
     }
 
-    /// Returns whether the target of a link is a name of a link whose target, and so on, leads to a link again.
-    fn leads_in_a_circle(&self, link: &Arc<Link>) -> bool {
+    /// Returns the last link that the target of a link leads to, which is the link itself unless its target is a name of
+    /// a link; `None` if the targets lead in a circle.
+    fn last_of_chain(&self, link: &Arc<Link>) -> Option<Arc<Link>> {
         let mut seen = vec![link.key.clone()];
         let mut next = Arc::clone(link);
         while let Some(Target::Hostname(host)) = &next.target
@@ -139,12 +154,12 @@ impl LinkFacts {
             && seen.len() <= MAX_CHAIN
         {
             if seen.contains(&owner.key) {
-                return true;
+                return None;
             }
             seen.push(owner.key.clone());
             next = owner;
         }
-        false
+        Some(next)
     }
 }
 
@@ -175,6 +190,7 @@ impl LinkFacts {
             needs_external_targets: true,
             reads_followers: false,
             followers,
+            failed_targets: None,
             availability,
             staleness: crate::sync::test_support::metrics(),
         }

@@ -88,7 +88,7 @@ fn color(state: ViewState) -> u8 {
         | ViewState::LeftOut
         | ViewState::Gone
         | ViewState::Removed => 33,
-        ViewState::Conflict | ViewState::Refused => 31,
+        ViewState::Unresolved | ViewState::Conflict | ViewState::Refused => 31,
     }
 }
 

@@ -98,6 +98,9 @@ pub enum ViewState {
     /// DNS answers with the target, but the external target is missing or points elsewhere, the StableName is
     /// Degraded or not Ready, or something that the Service asks for is denied or ignored.
     Degraded,
+    /// The last look-up of the target's addresses has failed: clients get SERVFAIL or NXDOMAIN, or the last known
+    /// addresses. Only a process that answers DNS knows it.
+    Unresolved,
     /// Ready, but another link has one of the link's names, or the external target belongs to another object or
     /// instance.
     Conflict,
@@ -122,6 +125,7 @@ impl fmt::Display for ViewState {
         f.pad(match self {
             Self::Ready => "Ready",
             Self::Degraded => "Degraded",
+            Self::Unresolved => "Unresolved",
             Self::Conflict => "Conflict",
             Self::Pending => "Pending",
             Self::Refused => "Refused",

@@ -7,8 +7,10 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::answers::with_upstream;
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::ControlPlane;
+use crate::harness::dns::{CoreDns, ask_udp, query};
 use crate::harness::linker::{Linker, bare, get_from, run_to_end, run_to_end_with};
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
@@ -100,6 +102,37 @@ async fn links_logs_no_lost_connection_at_its_end() {
             running.into_iter().flat_map(|it| -> Vec<String> { it.join().unwrap() }).collect();
         assert_eq!(errors, vec!["no load balancer found\n"; 64]);
     });
+}
+
+#[tokio::test]
+async fn link_is_unresolved_while_its_target_cannot_be_resolved() {
+    let upstream = CoreDns::cloud().await;
+    let hosts = ["a", "broken", "missing"].map(|host| (host, format!("{{hostname: {host}.example.com}}")));
+    let links: Vec<(&str, &str)> = hosts.iter().map(|(name, ingress)| (*name, &**ingress)).collect();
+    let fixture = with_upstream(&links, upstream.address).await;
+    let admin = fixture.linker.admin().await.to_string();
+    for name in ["a", "broken", "missing"] {
+        ask_udp(fixture.linker.dns, &query(&format!("{name}-default.lb.internal. A"))).await;
+    }
+    let failing = |host, rcode| format!("target {host}.example.com A: the upstream answers {rcode}");
+    fixture.linker.line(&failing("missing", "NXDOMAIN")).await;
+    eventually("the states", || async {
+        let output = run_to_end(["links", "--admin-listen", &admin, "-o", "json"]);
+        let listed: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let shown =
+            |i: usize| [&listed["items"][i]["state"], &listed["items"][i]["reason"]].map(Value::clone);
+        let why = |rcode| format!("its target can't be resolved: A: the upstream answers {rcode}");
+        let unresolved = |rcode| [json!("Unresolved"), json!(why(rcode))];
+        (shown(0)[0] == "Ready" && shown(1) == unresolved("SERVFAIL") && shown(2) == unresolved("NXDOMAIN"))
+            .then_some(())
+    })
+    .await;
+    assert_eq!(fixture.linker.metric("lb_linker_dns_targets_failing"), Some(2.0));
+    fixture.set(&links[..1]);
+    eventually("no failing target", || async {
+        (fixture.linker.metric("lb_linker_dns_targets_failing") == Some(0.0)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 const POLL_MS = 2000;
 // More rows than this make the browser slow, and are too many to read.
 const MAX_ROWS = 500;
-const TONES = { Ready: "good", Conflict: "bad", Refused: "bad" };
+const TONES = { Ready: "good", Unresolved: "bad", Conflict: "bad", Refused: "bad" };
 
 const by = (id) => document.getElementById(id);
 const keyOf = (link) => `${link.namespace}/${link.service}`;

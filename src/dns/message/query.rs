@@ -113,7 +113,7 @@ impl QueryKey {
         Self(key.into())
     }
 
-    fn qtype(&self) -> RecordType {
+    pub(crate) fn qtype(&self) -> RecordType {
         u16::from_be_bytes([self.0[0], self.0[1]]).into()
     }
 

@@ -123,6 +123,14 @@ impl metrics::MetricGroup for LbLinkerMetrics {
     }
 }
 
+/// Returns the targets of links whose last look-up has failed.
+///
+/// # Errors
+/// If two metrics have the same name.
+pub fn failed_targets(metrics: &metrics::Metrics) -> Result<FailedTargetsGauge, prometheus::Error> {
+    Ok(metrics.group::<LbLinkerMetrics>()?.targets_failing.clone())
+}
+
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let options = options::parse(setup.only_line()?, setup.zones)?;
     let mut zones = options.zones(|| (setup.context.own_addresses)(&setup.builder.bind))?;

@@ -1,6 +1,8 @@
-use hickory_proto::rr::Name;
+use hickory_proto::rr::{Name, RecordType};
+use prometheus::IntGauge;
 
 use super::*;
+use crate::dns::message::query::UpstreamQuery;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
@@ -122,6 +124,30 @@ fn overridden_link_has_the_condition_of_its_stable_name() {
     assert_eq!(shown(&facts), (ViewState::Degraded, expected.to_owned()));
     facts.findings.services.set(&key(), Some("about the Service"));
     assert_eq!(shown(&facts), (ViewState::Degraded, format!("{expected}; about the Service")));
+}
+
+#[tokio::test]
+async fn link_whose_target_cannot_be_resolved_is_unresolved() {
+    let facts = facts(&[("api", "web.shop.lb.internal."), ("web", "a.example.")]);
+    let gauge = FailedTargetsGauge::new(IntGauge::new("failing", "Failing.").unwrap());
+    let failing = gauge.new_set();
+    let facts = LinkFacts { failed_targets: Some(gauge), ..facts };
+    let fail = |qtype| {
+        let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), qtype);
+        failing.mark_failed(None, &question.key(), &question, "the upstream answers SERVFAIL");
+    };
+    let version = facts.version();
+    fail(RecordType::HTTPS);
+    assert_ne!(facts.version(), version, "watched lists are read again");
+    let why = |types| format!("its target can't be resolved: {types}: the upstream answers SERVFAIL");
+    assert_eq!(shown(&facts), (ViewState::Degraded, why("HTTPS")), "addresses can be resolved");
+    fail(RecordType::A);
+    let shown: Vec<_> = facts.views(&LinkFilter::default()).into_iter().map(|link| link.state).collect();
+    assert_eq!(shown, [ViewState::Unresolved; 2], "the first link's target is the other link");
+    set_external_target(&facts, ExternalTargetState::Missing);
+    let web = facts.views(&LinkFilter::default()).remove(1);
+    let both = format!("{}; its external target doesn't exist", why("A, HTTPS"));
+    assert_eq!((web.state, web.reason.as_deref()), (ViewState::Unresolved, Some(&*both)));
 }
 
 #[test]

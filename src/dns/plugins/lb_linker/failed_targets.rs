@@ -1,10 +1,12 @@
-//! Logs, with a rate limit, when a target begins to fail and when it can be resolved again.
+//! The targets whose last look-up has failed: for the log, with a rate limit, for the metric and for the views of links.
 
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use hickory_proto::rr::{Name, RecordType};
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 use prometheus::core::{Collector, Desc};
@@ -12,7 +14,7 @@ use prometheus::proto::MetricFamily;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::dns::message::query::{QueryKey, UpstreamQuery};
+use crate::dns::message::query::{QueryKey, UpstreamQuery, wire_name};
 use crate::model::hostname::to_presentation;
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
@@ -29,21 +31,85 @@ const MAX_FAILED_TARGETS: usize = 10_000;
 
 /// The gauge of failing targets, and the sets that count in it.
 #[derive(Clone, Debug)]
-pub(crate) struct FailedTargetsGauge {
+pub struct FailedTargetsGauge {
     gauge: IntGauge,
+    /// Grows with each change of a set.
+    version: Arc<AtomicU64>,
     log: ObjectLog,
     sets: Arc<Mutex<Vec<Weak<FailedTargets>>>>,
+}
+
+/// The failed types of each target, and why they have failed, by the target's name in wire form.
+#[derive(Debug, Default)]
+pub struct UnresolvedTargets(HashMap<Box<[u8]>, Vec<(RecordType, Box<str>)>>);
+
+/// Why a target can't be resolved.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TargetFailure {
+    /// Whether a look-up of addresses has failed, not only one of HTTPS records.
+    pub is_address: bool,
+    /// The types and the reasons: `A, AAAA: the upstream answers SERVFAIL`.
+    pub why: String,
+}
+
+impl UnresolvedTargets {
+    /// Returns why a hostname can't be resolved; `None` unless its last look-up has failed.
+    #[must_use]
+    pub fn of(&self, host: &Name) -> Option<TargetFailure> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let mut failed: Vec<&(RecordType, Box<str>)> = self.0.get(&wire_name(host))?.iter().collect();
+        failed.sort_by_key(|(qtype, _)| u16::from(*qtype));
+        failed.dedup_by_key(|(qtype, _)| *qtype);
+        let parts = failed.chunk_by(|(_, one), (_, other)| one == other).filter_map(|alike| {
+            let types: Vec<String> = alike.iter().map(|(qtype, _)| qtype.to_string()).collect();
+            Some(format!("{}: {}", types.join(", "), alike.first()?.1))
+        });
+        let why = parts.collect::<Vec<_>>().join("; ");
+        Some(TargetFailure { is_address: failed.iter().any(|(qtype, _)| qtype.is_ip_addr()), why })
+    }
 }
 
 impl FailedTargetsGauge {
     pub(crate) fn new(gauge: IntGauge) -> Self {
         let log = ObjectLog::with_limits(MAX_LINES_PER_LINK, MAX_LINES_PER_NAMESPACE);
-        Self { gauge, log, sets: Arc::default() }
+        Self { gauge, version: Arc::default(), log, sets: Arc::default() }
+    }
+
+    /// Returns a number that grows with each change of [`Self::unresolved`].
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Returns the targets whose last look-up has failed.
+    pub(crate) fn unresolved(&self) -> UnresolvedTargets {
+        let mut unresolved = UnresolvedTargets::default();
+        for set in self.current_sets() {
+            for (key, target) in &set.state.lock().failing {
+                unresolved.0.entry(key.name().into()).or_default().push((key.qtype(), target.why.clone()));
+            }
+        }
+        unresolved
+    }
+
+    /// Returns the sets in use, without targets that haven't failed for a while.
+    fn current_sets(&self) -> Vec<Arc<FailedTargets>> {
+        let (now, mut current) = (Instant::now(), Vec::new());
+        self.sets.lock().retain(|set| {
+            let Some(set) = set.upgrade() else { return false };
+            set.forget_old(&mut set.state.lock(), now);
+            current.push(set);
+            true
+        });
+        current
     }
 
     /// Returns an empty set that counts in this gauge.
     pub(crate) fn new_set(&self) -> Arc<FailedTargets> {
-        let set = Arc::new(FailedTargets::new(self.gauge.clone(), self.log.clone()));
+        let state = FailureState { failing: HashMap::new(), last_cleanup: Instant::now(), reported: 0 };
+        let (gauge, version, log) = (self.gauge.clone(), Arc::clone(&self.version), self.log.clone());
+        let set = Arc::new(FailedTargets { state: Mutex::new(state), gauge, version, log });
         let mut sets = self.sets.lock();
         sets.retain(|set| set.strong_count() > 0);
         sets.push(Arc::downgrade(&set));
@@ -58,12 +124,7 @@ impl Collector for FailedTargetsGauge {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let now = Instant::now();
-        self.sets.lock().retain(|set| {
-            let Some(set) = set.upgrade() else { return false };
-            set.forget_old(&mut set.state.lock(), now);
-            true
-        });
+        drop(self.current_sets());
         self.gauge.collect()
     }
 }
@@ -72,6 +133,7 @@ impl Collector for FailedTargetsGauge {
 pub(crate) struct FailedTargets {
     state: Mutex<FailureState>,
     gauge: IntGauge,
+    version: Arc<AtomicU64>,
     log: ObjectLog,
 }
 
@@ -88,6 +150,8 @@ struct FailureState {
 struct FailingTarget {
     /// The time of the last failed look-up.
     seen: Instant,
+    /// The reason of that failure.
+    why: Box<str>,
     log: Logged,
 }
 
@@ -102,12 +166,6 @@ enum Logged {
 }
 
 impl FailedTargets {
-    /// Returns an empty set that adds its size to `gauge`. Several sets share the gauge and the log.
-    fn new(gauge: IntGauge, log: ObjectLog) -> Self {
-        let state = FailureState { failing: HashMap::new(), last_cleanup: Instant::now(), reported: 0 };
-        Self { state: Mutex::new(state), gauge, log }
-    }
-
     /// Records that the target of a link can't be resolved, and logs its first failure. Ignores queries with DO or CD, and
     /// queries for other types than A, AAAA and HTTPS.
     pub(crate) fn mark_failed(
@@ -124,18 +182,24 @@ impl FailedTargets {
         let now = Instant::now();
         if let Some(target) = state.failing.get_mut(key) {
             target.seen = now;
+            let why = why.to_string();
             if matches!(&target.log, Logged::NotWithin(other) if other.as_ref() != link) {
-                target.log = self.log_failure(link, question, why);
+                target.log = self.log_failure(link, question, &why);
+            }
+            if *target.why != *why {
+                target.why = why.into();
+                self.version.fetch_add(1, Ordering::Release);
             }
         } else if state.failing.len() < MAX_FAILED_TARGETS {
-            let log = self.log_failure(link, question, why);
-            state.failing.insert(key.clone(), FailingTarget { seen: now, log });
+            let why = why.to_string();
+            let log = self.log_failure(link, question, &why);
+            state.failing.insert(key.clone(), FailingTarget { seen: now, why: why.into(), log });
             self.count(&mut state);
         }
         self.forget_old(&mut state, now);
     }
 
-    fn log_failure(&self, link: Option<&ServiceKey>, question: &UpstreamQuery, why: impl Display) -> Logged {
+    fn log_failure(&self, link: Option<&ServiceKey>, question: &UpstreamQuery, why: &str) -> Logged {
         if !self.may_log(link) {
             return Logged::NotWithin(link.cloned());
         }
@@ -192,12 +256,16 @@ impl FailedTargets {
         let before =
             std::mem::replace(&mut state.reported, i64::try_from(state.failing.len()).unwrap_or(i64::MAX));
         self.gauge.add(state.reported - before);
+        if state.reported != before {
+            self.version.fetch_add(1, Ordering::Release);
+        }
     }
 }
 
 impl Drop for FailedTargets {
     fn drop(&mut self) {
         self.gauge.sub(self.state.lock().reported);
+        self.version.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -208,8 +276,6 @@ fn name_of(question: &UpstreamQuery) -> String {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::rr::{Name, RecordType};
-
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -267,6 +333,34 @@ mod tests {
         drop(failing);
         gauge.collect();
         assert!(gauge.sets.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unresolved_targets_have_types_and_reasons() {
+        let failed_targets = FailedTargetsGauge::new(IntGauge::new("failing", "Failing.").unwrap());
+        let failing = failed_targets.new_set();
+        let host = Name::from_ascii("T.example.").unwrap();
+        let question = |qtype| UpstreamQuery::recursive(host.clone(), qtype);
+        let mut version = failed_targets.version();
+        let mut shown = |failing: &FailedTargets, qtype, why: Option<&str>| {
+            match why {
+                Some(why) => failing.mark_failed(None, &question(qtype).key(), &question(qtype), why),
+                None => failing.mark_resolved(&question(qtype).key(), &question(qtype)),
+            }
+            assert_ne!(std::mem::replace(&mut version, failed_targets.version()), failed_targets.version());
+            failed_targets.unresolved().of(&host).map(|failure| (failure.is_address, failure.why))
+        };
+        let show = |is_address, why: &str| Some((is_address, why.to_owned()));
+        let (aaaa, https) = (RecordType::AAAA, RecordType::HTTPS);
+        assert_eq!(shown(&failing, https, Some("x")), show(false, "HTTPS: x"));
+        assert_eq!(shown(&failing, aaaa, Some("x")), show(true, "AAAA, HTTPS: x"));
+        assert_eq!(shown(&failing, RecordType::A, Some("y")), show(true, "A: y; AAAA, HTTPS: x"));
+        assert_eq!(shown(&failing, aaaa, Some("y")), show(true, "A, AAAA: y; HTTPS: x"));
+        shown(&failing, aaaa, None);
+        assert_eq!(shown(&failing, https, None), show(true, "A: y"));
+        assert_eq!(failed_targets.unresolved().of(&Name::root()), None);
+        tokio::time::advance(FORGET_AFTER).await;
+        assert_eq!(failed_targets.unresolved().of(&host), None, "it isn't looked up any more");
     }
 
     #[tokio::test(start_paused = true)]

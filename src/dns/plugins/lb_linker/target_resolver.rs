@@ -222,7 +222,7 @@ impl TargetResolver {
         };
         let mut future =
             async move { Server::look_up(&outer_request, query, purpose).await.map(Arc::new) }.boxed();
-        let record_outcome = self.outcome_recorder(wanted.link, &route.0, question);
+        let record_outcome = self.outcome_recorder(request, wanted.link, &route.0, question);
         if let Some(result) = (&mut future).now_or_never() {
             record_outcome(&result);
             return LookupStart::Completed(result);
@@ -237,12 +237,14 @@ impl TargetResolver {
     /// Returns a callback that records the outcome of a look-up.
     fn outcome_recorder(
         &self,
+        request: &Request,
         link: Option<&ServiceKey>,
         key: &QueryKey,
         question: &UpstreamQuery,
     ) -> impl FnOnce(&LookupResult) + Send + 'static {
         let (stale_cache, failing) = (Arc::clone(&self.stale_cache), Arc::clone(&self.failing));
         let (link, key, question) = (link.cloned(), key.clone(), question.clone());
+        let server = Arc::clone(&request.server);
         move |result| {
             let good = result.as_deref().is_some_and(replaces_stale);
             // Only an uncached answer within the quota shows the present state of the upstreams.
@@ -250,7 +252,9 @@ impl TargetResolver {
                 stale_cache.set_failing(&question, !good);
                 let link = link.as_ref();
                 match result.as_deref() {
-                    Some(_) if good => failing.mark_resolved(&key, &question),
+                    Some(reply) if good && !is_absent(reply, &question, &server) => {
+                        failing.mark_resolved(&key, &question)
+                    }
                     Some(reply) => failing.mark_failed(link, &key, &question, failure_reason(reply)),
                     None => failing.mark_failed(link, &key, &question, Ede::NO_UPSTREAM.text),
                 }
@@ -324,6 +328,17 @@ fn replaces_stale(reply: &Reply) -> bool {
     let metadata = &reply.metadata;
     matches!(metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
         && !(metadata.truncation && reply.records.answers.is_empty())
+}
+
+/// Returns whether an upstream answers that the name at the end of the chain doesn't exist. It doesn't know the names in
+/// our own zones.
+fn is_absent(reply: &Reply, question: &UpstreamQuery, server: &Server) -> bool {
+    let step = |name: &Name| match server.is_link_name(name) {
+        true => ChainStep::LinkZone,
+        false => ChainStep::InAnswer,
+    };
+    let end = || follow(reply, question.query.name(), question.query.query_type(), 0, step).end;
+    reply.metadata.response_code == ResponseCode::NXDomain && end() == ChainEnd::Final(ResponseCode::NXDomain)
 }
 
 /// Follows the chain to its end, also through our own zones and denied names.

@@ -290,6 +290,20 @@ async fn failing_target_is_not_counted_after_its_plugin_is_dropped() {
 }
 
 #[tokio::test]
+async fn target_that_does_not_exist_counts_as_failing() {
+    for (template, number) in [
+        ("rcode NXDOMAIN", 1),
+        // The upstream doesn't know the names in our zones.
+        ("rcode NXDOMAIN\nanswer \"{{ .Name }} 60 IN CNAME web2.default.lb.internal.\"", 0),
+    ] {
+        let context = context(&format!("{LINKS}. {{\ntemplate IN A {{\n{template}\n}}\n}}\n"));
+        context.reply("web.default.lb.internal. A").await.unwrap();
+        let expected = format!("lb_linker_dns_targets_failing {number}");
+        assert_eq!(context.metrics("targets_failing"), [expected], "{template}");
+    }
+}
+
+#[tokio::test]
 async fn ds_query_leaves_the_block_of_the_zone_only_at_its_origin() {
     let context = context(&format!("{LINKS}. {{\nwhoami\n}}\n"));
     for (question, plugin) in [
