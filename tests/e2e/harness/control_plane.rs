@@ -19,6 +19,7 @@ use jiff::Timestamp;
 use nix::sys::signal::Signal;
 
 use super::audit::{self, AuditEvent, LogStart};
+use super::certificates;
 use super::data_dir::DataDir;
 use super::port::HeldPort;
 use super::process::Process;
@@ -132,6 +133,7 @@ impl ControlPlane {
         let token = format!("{:032x}", rand::random::<u128>());
         fs::write(self.file("tokens.csv"), format!("{token},admin,admin,system:masters\n"))?;
         fs::write(self.file("audit-policy.json"), audit::POLICY)?;
+        certificates::write(&self.file("certs"))?;
         self.write_kubeconfig(&self.admin_kubeconfig(), "default", &token)
     }
 
@@ -168,8 +170,8 @@ impl ControlPlane {
             "--permit-port-sharing".to_owned(),
             format!("--cert-dir={}", path("certs")),
             "--service-cluster-ip-range=10.0.0.0/16".to_owned(),
-            // The generated TLS key also signs tokens.
-            format!("--service-account-key-file={}", path("certs/apiserver.key")),
+            // The TLS key also signs tokens.
+            format!("--service-account-key-file={}", path("certs/tokens.pub")),
             format!("--service-account-signing-key-file={}", path("certs/apiserver.key")),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             format!("--token-auth-file={}", path("tokens.csv")),
@@ -286,7 +288,7 @@ impl ControlPlane {
 
     /// Returns, in PEM, the API server's certificate and the certificate of the CA that signed it.
     pub fn certificate_authority(&self) -> String {
-        fs::read_to_string(self.file("certs/apiserver.crt")).expect("the API server writes its certificate")
+        fs::read_to_string(self.file("certs/apiserver.crt")).expect("the certificate of the API server")
     }
 
     /// Restarts the API server with another CA, certificate and key for tokens: all earlier tokens of ServiceAccounts
@@ -296,7 +298,7 @@ impl ControlPlane {
     /// If it can't be started.
     pub fn renew_certificates(&self) {
         self.stop_apiserver();
-        fs::remove_dir_all(self.file("certs")).expect("the certificates can be removed");
+        certificates::write(&self.file("certs")).expect("certificates can be written");
         self.start_apiserver();
     }
 

@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod audit;
 pub mod browser;
+pub mod certificates;
 pub mod clients;
 pub mod clock;
 pub mod cluster;
