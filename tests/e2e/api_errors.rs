@@ -4,16 +4,15 @@ use serde_json::json;
 
 use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, ask_udp, query, show};
 use crate::harness::linker::Linker;
-use crate::harness::{apply_deploy, cluster_with_target, eventually, grant};
+use crate::harness::{cluster_with_target, eventually, grant};
 use crate::recreation::wait_for_external_target;
 
 #[tokio::test]
 async fn unreachable_api_server_at_start_is_retried() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     cluster.create_load_balancer("default", "web").await;
     cluster.set_ingress("default", "web", &[Ingress::Hostname("a.example.com")]).await;
@@ -214,8 +213,7 @@ pub async fn create_overwriting_policy(plane: &ControlPlane, cluster: &Cluster, 
 
 #[tokio::test]
 async fn policy_that_undoes_writes_causes_no_hot_loop() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     create_overwriting_policy(&plane, &cluster, "external-targets").await;
     let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);

@@ -40,8 +40,7 @@ async fn serial(linker: &Linker) -> u64 {
 
 #[tokio::test]
 async fn etcd_restored_to_an_earlier_state_is_followed() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     for name in ["web", "api"] {
         cluster.create_load_balancer("default", name).await;
@@ -95,8 +94,7 @@ async fn etcd_restored_to_an_earlier_state_is_followed() {
 #[tokio::test]
 async fn restored_load_balancer_keeps_its_external_target() {
     const RESTORED: &str = "etcd was probably restored";
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     for name in ["web", "api"] {
         cluster.create_load_balancer("default", name).await;
@@ -179,8 +177,7 @@ async fn restored_load_balancer_keeps_its_external_target() {
 
 #[tokio::test]
 async fn forbidden_namespace_delays_only_its_own_writes() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     let closed = cluster.create_namespace("closed").await;
     let in_closed = async |cluster: &Cluster, host| {
@@ -286,8 +283,7 @@ async fn namespace_forbidden_since_start_delays_no_other_namespace() {
 
 #[tokio::test]
 async fn stale_cache_of_the_api_server_removes_nothing() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     cluster.create_load_balancer("default", "web").await;
     set_target(&cluster, "web", "old.example.com").await;

@@ -11,10 +11,10 @@ use nix::sys::signal::Signal;
 
 use crate::harness::audit::AuditEvent;
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::short;
 use crate::harness::linker::Linker;
-use crate::harness::{EVENT_TIMEOUT, apply_deploy, eventually};
+use crate::harness::{EVENT_TIMEOUT, eventually};
 
 const SERVICES: usize = 2000;
 const TARGETS: &str = "external-targets";
@@ -86,8 +86,7 @@ async fn assert_converged(cluster: &Cluster, linker: &Linker, namespace: &str, g
 
 #[tokio::test]
 async fn two_thousand_changes_converge_with_one_write_each() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     let namespace = cluster.create_namespace("many").await;
     futures::stream::iter(0..SERVICES)

@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 
 use crate::harness::clients::client;
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::programs::programs;
 use crate::harness::{LINKER, permission};
 
@@ -73,7 +73,7 @@ fn coredns_is_a_1_14_release() {
 
 #[tokio::test]
 async fn api_server_restarts_with_its_data() {
-    let plane = ControlPlane::start(Options::default());
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     let namespace = cluster.create_namespace("smoke").await;
     cluster.create_load_balancer(&namespace, "web").await;

@@ -3,17 +3,16 @@
 use nix::sys::signal::Signal;
 
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
+use crate::harness::eventually;
 use crate::harness::linker::Linker;
-use crate::harness::{apply_deploy, eventually};
 
 const TARGETS: &str = "external-targets";
 
 #[tokio::test]
 async fn restarted_api_server_is_watched_again() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     cluster.create_load_balancer("default", "web").await;
     cluster.set_ingress("default", "web", &[Ingress::Hostname("a.example.com")]).await;
@@ -51,8 +50,7 @@ async fn converged_to(cluster: &Cluster, name: &str, host: &str) {
 
 #[tokio::test]
 async fn silent_api_server_doesnt_delay_the_shutdown() {
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     cluster.create_load_balancer("default", "web").await;
     let mut linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);

@@ -8,10 +8,10 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
-use crate::harness::{apply_deploy, cluster_with_target, eventually};
+use crate::harness::{cluster_with_target, eventually};
 use crate::recreation::wait_for_external_target;
 
 async fn balancers(cluster: &Cluster, namespace: &str, number: usize) {
@@ -248,8 +248,7 @@ async fn label(cluster: &Cluster, namespace: &str, names: impl Iterator<Item = u
 #[tokio::test]
 async fn suspicious_list_is_ignored_until_a_second_list_agrees() {
     // A separate control plane, because the API server is restarted.
-    let plane = ControlPlane::start(Options::default());
-    apply_deploy(&plane);
+    let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     balancers(&cluster, "default", 15).await;
     label(&cluster, "default", 0..15, Some("web")).await;

@@ -47,7 +47,7 @@ pub struct ControlPlane {
     pub(super) port: HeldPort,
     /// Where the audit log of the current test begins.
     log_start: Mutex<LogStart>,
-    /// Whether a test has done more than change objects.
+    /// Whether a test has done more than change objects and restart the API server.
     is_disturbed: AtomicBool,
     // The fields are dropped in this order.
     apiserver: Mutex<Option<Process>>,
@@ -254,20 +254,17 @@ impl ControlPlane {
 impl ControlPlane {
     /// Stops the API server as an upgrade does. Its port stays reserved: connections are refused.
     pub fn stop_apiserver(&self) {
-        self.disturb();
         if let Some(mut apiserver) = lock(&self.apiserver).take() {
             apiserver.stop(STOP_GRACE);
         }
     }
 
     pub fn kill_apiserver(&self) {
-        self.disturb();
         *lock(&self.apiserver) = None;
     }
 
     /// Sends a signal to the API server: after SIGSTOP it doesn't answer until SIGCONT.
     pub fn signal_apiserver(&self, signal: Signal) {
-        self.disturb();
         if let Some(apiserver) = lock(&self.apiserver).as_mut() {
             apiserver.signal(signal);
         }
@@ -309,6 +306,8 @@ impl ControlPlane {
     pub fn back_up(&self) {
         self.stop_apiserver();
         self.stop_etcd();
+        // A control plane that is lent may have the backup of an earlier test.
+        let _ = fs::remove_dir_all(self.file("backup"));
         copy_directory(&self.file("etcd"), &self.file("backup")).expect("the data can be copied");
         self.start_etcd_and_apiserver();
     }
@@ -320,7 +319,7 @@ impl ControlPlane {
     /// If they can't be started.
     pub fn restore(&self) {
         self.stop_apiserver();
-        self.restore_etcd();
+        self.replace_etcd();
         self.start_apiserver();
     }
 
@@ -330,6 +329,11 @@ impl ControlPlane {
     /// # Panics
     /// If etcd can't be started.
     pub fn restore_etcd(&self) {
+        self.disturb();
+        self.replace_etcd();
+    }
+
+    fn replace_etcd(&self) {
         self.stop_etcd();
         fs::remove_dir_all(self.file("etcd")).expect("etcd's data can be removed");
         copy_directory(&self.file("backup"), &self.file("etcd")).expect("the data can be copied");
@@ -337,7 +341,6 @@ impl ControlPlane {
     }
 
     fn stop_etcd(&self) {
-        self.disturb();
         if let Some(mut etcd) = lock(&self.etcd).take() {
             etcd.stop(READY_TIMEOUT);
         }
@@ -366,9 +369,9 @@ impl ControlPlane {
         self.is_disturbed.store(true, Ordering::SeqCst);
     }
 
-    /// Returns whether a test has done more than change objects, such as stop the API server.
-    pub(super) fn is_disturbed(&self) -> bool {
-        self.is_disturbed.load(Ordering::SeqCst)
+    /// Returns whether another test can use this control plane: the API server runs, and follows etcd.
+    pub(super) fn is_undisturbed(&self) -> bool {
+        !self.is_disturbed.load(Ordering::SeqCst) && self.is_ready()
     }
 }
 

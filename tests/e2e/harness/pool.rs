@@ -41,7 +41,7 @@ impl Deref for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let returned = self.0.take().filter(|it| !thread::panicking() && !it.plane.is_disturbed());
+        let returned = self.0.take().filter(|it| !thread::panicking() && it.plane.is_undisturbed());
         let _superfluous = {
             let mut free = lock(&FREE);
             free.extend(returned);

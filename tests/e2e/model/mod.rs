@@ -41,9 +41,10 @@ use lb_linker::model::service_key::ServiceKey;
 use lb_linker::sync::external_target::decision::OnDelete;
 use nix::sys::signal::Signal;
 
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::linker::Linker;
-use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, deploy, grant};
+use crate::harness::pool::Lent;
+use crate::harness::{EVENT_TIMEOUT, PollPauses, deploy, grant};
 use executor::{Executor, HIDDEN};
 use generator::{Batch, Generator, Restart, Universe};
 use observe::{observe, wrong_answers};
@@ -80,12 +81,11 @@ async fn random_operations_match_the_model_with_tombstone() {
 
 /// Returns the control plane that the model tests share. Other tests don't use it, because the model tests make
 /// thousands of operations.
-fn plane() -> Arc<ControlPlane> {
-    static PLANE: Mutex<Weak<ControlPlane>> = Mutex::new(Weak::new());
+fn plane() -> Arc<Lent> {
+    static PLANE: Mutex<Weak<Lent>> = Mutex::new(Weak::new());
     let mut shared = PLANE.lock().unwrap_or_else(PoisonError::into_inner);
     shared.upgrade().unwrap_or_else(|| {
-        let plane = Arc::new(ControlPlane::start(Options::default()));
-        apply_deploy(&plane);
+        let plane = Arc::new(ControlPlane::lend());
         // lb-linker needs these permissions to write followers.
         plane.apply_files(&deploy().join("source"));
         *shared = Arc::downgrade(&plane);
@@ -127,7 +127,7 @@ fn target_namespace(name: &str) -> String {
 }
 
 /// Creates the namespaces of a run, and grants lb-linker its permissions in the target namespace.
-fn prepare(name: &str, universe: &Universe) -> Arc<ControlPlane> {
+fn prepare(name: &str, universe: &Universe) -> Arc<Lent> {
     let plane = plane();
     let target = target_namespace(name);
     for namespace in universe.namespaces.iter().chain([&target]) {
@@ -174,7 +174,7 @@ struct Run<'a> {
     operations: usize,
     /// The numbers of operations and checks, by kind.
     tally: BTreeMap<String, usize>,
-    _plane: Arc<ControlPlane>,
+    _plane: Arc<Lent>,
 }
 
 impl<'a> Run<'a> {
@@ -192,7 +192,7 @@ impl<'a> Run<'a> {
         on_delete: OnDelete,
         seed: u64,
         universe: &'a Universe,
-        plane: Arc<ControlPlane>,
+        plane: Arc<Lent>,
         args: Vec<String>,
         linker: Linker,
     ) -> Self {
