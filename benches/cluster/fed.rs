@@ -2,6 +2,7 @@
 //! store, at a higher rate.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::Builder;
@@ -13,10 +14,12 @@ use lb_linker::dns::server::config::first_handler;
 use lb_linker::dns::server::invalidation;
 use lb_linker::dns::server::invalidation::Servers;
 use lb_linker::dns::transport::udp;
+use lb_linker::metrics::Metrics;
 use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::{Annotations, Ingress, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::store::{OnGone, Store};
+use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -32,27 +35,52 @@ const CHANGES: u32 = 1000;
 const STEP: u64 = 5;
 const COREFILE: &str = "lb.internal {\nprometheus\nlb_linker\n}\n. {\nprometheus\nerrors\n}\n";
 
+/// A DNS server of this process, with a store and without a cluster.
+pub struct FedServer {
+    pub store: Arc<Store>,
+    pub address: SocketAddr,
+    pub metrics: Arc<Metrics>,
+    stop: CancellationToken,
+    _runtime: Runtime,
+}
+
+impl FedServer {
+    /// Starts a server for a number of links.
+    pub fn start(links: usize) -> Self {
+        let store = Store::new(OnGone::Kept);
+        store.replace(None, (0..links).map(|link| observed(link, 0)), vec![], &HashSet::default());
+        store.set_synced();
+        let store = Arc::new(store);
+        let site = ServerContext::silent(Arc::clone(&store)).expect("a server context");
+        let handler = first_handler(COREFILE, &site).expect("a Corefile");
+        let metrics = Arc::clone(&handler.metrics);
+        let runtime = tokio::runtime::Builder::new_multi_thread().thread_name("dns").enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
+        let stop = CancellationToken::new();
+        let ahead =
+            invalidation::run(Arc::clone(&store), servers, runtime.handle().clone(), stop.clone(), false);
+        runtime.spawn(ahead);
+        let address = runtime.block_on(async {
+            let sockets = udp::bind("127.0.0.1:0".parse().expect("an address")).expect("a socket");
+            let address = sockets[0].local_addr().expect("an address of the socket");
+            runtime.spawn(udp::serve(sockets, handler, stop.clone()));
+            address
+        });
+        Self { store, address, metrics, stop, _runtime: runtime }
+    }
+}
+
+impl Drop for FedServer {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
 /// Serves DNS from a store of this process, and measures rounds with and without changes of the store.
 pub fn run(results: &mut Results) {
-    let store = Store::new(OnGone::Kept);
-    store.replace(None, (0..LINKS).map(|link| observed(link, 0)), vec![], &HashSet::default());
-    store.set_synced();
-    let store = Arc::new(store);
-    let site = ServerContext::silent(Arc::clone(&store)).expect("a server context");
-    let handler = first_handler(COREFILE, &site).expect("a Corefile");
-    let runtime = tokio::runtime::Builder::new_multi_thread().thread_name("dns").enable_all().build();
-    let runtime = runtime.expect("a runtime");
-    let (_, servers) = watch::channel(Servers::from([handler.server.load_full()]));
-    let stop = CancellationToken::new();
-    let ahead = invalidation::run(Arc::clone(&store), servers, runtime.handle().clone(), stop.clone(), false);
-    runtime.spawn(ahead);
-    let server = runtime.block_on(async {
-        let sockets = udp::bind("127.0.0.1:0".parse().expect("an address")).expect("a socket");
-        let server = sockets[0].local_addr().expect("an address of the socket");
-        runtime.spawn(udp::serve(sockets, handler, stop.clone()));
-        server
-    });
-    check(server, LINKS);
+    let fed = FedServer::start(LINKS);
+    check(fed.address, LINKS);
     // One thread makes the changes of all rounds, because the CPU time of an ended thread is no longer listed under
     // its name.
     let (jobs, inbox) = channel::<Box<dyn FnOnce() + Send>>();
@@ -63,16 +91,15 @@ pub fn run(results: &mut Results) {
         eprintln!("storm fed to the store, a round of 30 s: {}", kind.name());
         // All running threads of this process except the clients.
         let cpu = || Cpu::of(std::process::id()).without("bench").without("(ended)");
-        rounds.push(round(server, kind, cpu, |made, end| {
-            let store = Arc::clone(&store);
-            let (sender, fed) = channel();
+        rounds.push(round(fed.address, kind, cpu, |made, end| {
+            let store = Arc::clone(&fed.store);
+            let (sender, changes) = channel();
             let feed = move || sender.send(feed(&store, first, &made, end)).expect("the receiver exists");
             jobs.send(Box::new(feed)).expect("the thread runs");
-            fed.recv().expect("the thread sends the number of changes")
+            changes.recv().expect("the thread sends the number of changes")
         }));
         first += 1_000_000;
     }
-    stop.cancel();
     report("1,000 changes a second fed to the store", &rounds, results);
 }
 
@@ -92,7 +119,7 @@ fn feed(store: &Store, first: u64, made: &Sender<Change>, end: Instant) -> u64 {
     steps * STEP
 }
 
-fn observed(link: usize, change: u64) -> ObservedService {
+pub fn observed(link: usize, change: u64) -> ObservedService {
     let hostname = Name::from_ascii(format!("{}.", host(change, link))).expect("a name");
     ObservedService {
         key: ServiceKey::new(&namespace(link), &format!("svc-{link}")),

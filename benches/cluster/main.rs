@@ -15,6 +15,7 @@ mod stable_names;
 #[allow(dead_code)]
 #[path = "../../tests/e2e/harness/mod.rs"]
 mod harness;
+mod kept;
 mod links;
 mod load;
 mod memory;
@@ -35,8 +36,9 @@ use plane::Plane;
 
 /// The parts in their order: later parts reuse the objects of earlier parts, and `memory-idle` needs a cluster without
 /// links.
-const PARTS: [&str; 9] = [
+const PARTS: [&str; 10] = [
     "storm-store",
+    "kept-answers",
     "memory-idle",
     "memory-10k",
     "start",
@@ -65,12 +67,15 @@ fn main() {
         }
     };
     let mut results = Results::default();
-    let (store_storm, parts): (Vec<&str>, Vec<&str>) =
-        parts.into_iter().partition(|part| *part == "storm-store");
-    // This part needs no control plane, which would use CPU time.
-    if !store_storm.is_empty() {
-        eprintln!("--- storm-store");
-        fed::run(&mut results);
+    // These parts need no control plane, which would use CPU time.
+    let (fed, parts): (Vec<&str>, Vec<&str>) =
+        parts.into_iter().partition(|part| ["storm-store", "kept-answers"].contains(part));
+    for part in fed {
+        eprintln!("--- {part}");
+        match part {
+            "storm-store" => fed::run(&mut results),
+            _ => kept::run(&mut results),
+        }
     }
     if !parts.is_empty() {
         with_plane(&parts, changes, &mut results);

@@ -44,6 +44,8 @@ pub struct TransportMetrics {
     pub tcp_evicted: IntCounter,
     pub tcp_busy: IntCounter,
     pub tcp_unread: IntCounter,
+    /// UDP queries for which no kept answer was current.
+    pub udp_computed: IntCounter,
     /// UDP queries that were dropped, by `reason`: see [`DropReason`].
     udp_dropped: IntCounterVec,
     drop_log: Mutex<DropLog>,
@@ -104,6 +106,10 @@ impl MetricGroup for TransportMetrics {
             tcp_unread: counter(
                 "lb_linker_dns_tcp_unread_total",
                 "TCP connections that were closed because too many big answers aren't read.",
+            )?,
+            udp_computed: counter(
+                "lb_linker_dns_udp_computed_total",
+                "UDP queries for which no kept answer was current, so that the plugins made the answer.",
             )?,
             udp_dropped: registered(registry, IntCounterVec::new(dropped, &["reason"]))?,
             drop_log: Mutex::default(),

@@ -91,6 +91,11 @@ impl AnswerSocket {
         Self { socket, unreachable, metrics, send_buffer, queue_drops, icmp_senders, routes }
     }
 
+    /// Counts queries for which no kept answer was current.
+    pub(super) fn count_computed(&self, number: u64) {
+        self.metrics.udp_computed.inc_by(number);
+    }
+
     pub(super) fn count_dropped(&self, reason: DropReason, number: u32) {
         self.metrics.dropped(reason, number);
     }

@@ -137,7 +137,7 @@ impl Worker {
             response_cache.insert(key, client, *wire_response, now);
         }
         let server = self.handler.server.load_full();
-        let (mut repeated, mut anew) = (0, Duration::ZERO);
+        let (mut repeated, mut computed, mut anew) = (0, 0, Duration::ZERO);
         for at in 0..number {
             let Some(peer) = batch.peer(at) else { continue };
             self.socket.count_queue_drops(peer.kernel_drops);
@@ -158,12 +158,14 @@ impl Worker {
                         Some(length)
                     }
                     Err(Miss::Outdated) => {
+                        computed += 1;
                         let begun = Instant::now();
                         let length = self.answer_anew(question, peer, response_cache, out);
                         anew += begun.elapsed();
                         length
                     }
                     Err(Miss::NotCached) => {
+                        computed += 1;
                         let key = response_cache.last_key().map(Box::from);
                         let is_about_links = server.asks_about_links(question);
                         self.enqueue(is_about_links, QueryProgress::Message(question.to_vec()), peer, key);
@@ -173,6 +175,9 @@ impl Worker {
             if let Some(length) = length {
                 batch.answer(at, peer.local, length);
             }
+        }
+        if computed > 0 {
+            self.socket.count_computed(computed);
         }
         if repeated > 0 {
             response_cache.set_hit_duration(now.elapsed().saturating_sub(anew) / repeated);
