@@ -316,10 +316,9 @@ async fn stale_cache_of_the_api_server_removes_nothing() {
 
 /// Returns how many streamed lists and how many pages of lists of Services lb-linker has requested.
 async fn list_request_counts(plane: &ControlPlane) -> (usize, usize) {
-    let by_linker = |user: &str| user == "system:serviceaccount:lb-linker:lb-linker";
-    let events = plane.audit_events().into_iter();
-    let events: Vec<_> =
-        events.filter(|event| by_linker(&event.user) && event.resource == "services").collect();
+    let user = "system:serviceaccount:lb-linker:lb-linker";
+    let events = plane.audit_events_with(user).into_iter();
+    let events: Vec<_> = events.filter(|event| event.user == user && event.resource == "services").collect();
     let streams = events.iter().filter(|event| event.uri.contains("sendInitialEvents=true")).count();
     let pages =
         events.iter().filter(|event| event.verb == "list" && event.uri.contains("fieldSelector=spec.type"));

@@ -22,9 +22,9 @@ const TARGETS: &str = "external-targets";
 /// Returns the number of lb-linker's writes by verb, without Events.
 fn writes(plane: &ControlPlane) -> BTreeMap<String, usize> {
     let mut count = BTreeMap::new();
-    let by_linker =
-        |event: &AuditEvent| event.user == "system:serviceaccount:lb-linker:lb-linker" && event.is_write();
-    let events = plane.audit_events().into_iter().filter(|event| event.resource != "events");
+    let user = "system:serviceaccount:lb-linker:lb-linker";
+    let by_linker = |event: &AuditEvent| event.user == user && event.is_write();
+    let events = plane.audit_events_with(user).into_iter().filter(|event| event.resource != "events");
     for event in events.filter(by_linker) {
         *count.entry(event.verb).or_default() += 1;
     }

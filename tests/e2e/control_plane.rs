@@ -123,7 +123,7 @@ async fn audit_log_contains_requests_and_users() {
     // The API server may log a request shortly after its answer.
     let mut events = Vec::new();
     for _ in 0..100 {
-        events = plane.audit_events();
+        events = plane.audit_events_with(&namespace);
         events.retain(|event| event.resource == "services" && event.namespace == namespace);
         if events.len() == 3 {
             break;

@@ -33,7 +33,7 @@ impl Shop {
     fn status_writes(&self, account: &str) -> Vec<(u16, Value)> {
         let user = format!("system:serviceaccount:lb-linker:{account}");
         let is_ours = |event: &AuditEvent| event.user == user && event.resource == "stablenames";
-        let events = self.plane.audit_events().into_iter();
+        let events = self.plane.audit_events_with(&user).into_iter();
         let writes = events.filter(|event| is_ours(event) && event.is_write());
         writes
             .map(|event| (event.code, event.request.unwrap_or_default()["status"]["target"].clone()))

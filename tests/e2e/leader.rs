@@ -125,7 +125,7 @@ impl Fixture {
     /// Returns the audit events of an account.
     fn requests(&self, account: &str) -> Vec<AuditEvent> {
         let user = format!("system:serviceaccount:{}:{account}", self.namespace);
-        self.plane.audit_events().into_iter().filter(|event| event.user == user).collect()
+        self.plane.audit_events_with(&user).into_iter().filter(|event| event.user == user).collect()
     }
 
     /// Returns the audit events of an account in a namespace.

@@ -59,7 +59,7 @@ async fn wait_for_all(plane: &ControlPlane, target: &str, objects: &[String]) {
 
 /// Returns when lb-linker's writes of this resource to the namespace were refused.
 fn refused_writes(plane: &ControlPlane, target: &str, resource: &str) -> Vec<jiff::Timestamp> {
-    let mut events = plane.audit_events();
+    let mut events = plane.audit_events_with(target);
     events
         .retain(|event| event.namespace == target && event.is_write() && event.user.ends_with(":lb-linker"));
     events.retain(|event| event.code >= 400 && event.resource == resource);

@@ -69,19 +69,20 @@ pub(super) struct LogStart {
     pub(super) time: Timestamp,
 }
 
-/// Reads a part of an audit log, in the order in which requests completed and watches started.
-pub(super) fn read(log: &Path, LogStart { bytes: start, time }: LogStart) -> Vec<AuditEvent> {
-    let mut text = Vec::new();
+/// Reads those lines of a part of an audit log that contain `text`, in the order in which requests completed and
+/// watches started.
+pub(super) fn read(log: &Path, LogStart { bytes: start, time }: LogStart, text: &str) -> Vec<AuditEvent> {
+    let mut content = Vec::new();
     let log = File::open(log).and_then(|mut log| {
         log.seek(SeekFrom::Start(start.saturating_sub(1)))?;
-        log.read_to_end(&mut text)
+        log.read_to_end(&mut content)
     });
     log.expect("the audit log can be read");
     // A line without a line end is still being written. `start` may be in a line, too.
-    String::from_utf8_lossy(&text)
+    String::from_utf8_lossy(&content)
         .split_inclusive('\n')
         .skip(usize::from(start > 0))
-        .filter(|line| line.ends_with('\n'))
+        .filter(|line| line.ends_with('\n') && line.contains(text))
         .map(|line| serde_json::from_str::<Line>(line).expect("an audit log has a JSON object per line"))
         .filter(|line| {
             let stage = if line.verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };

@@ -24,7 +24,7 @@ struct Replica {
 impl Replica {
     /// Returns the attempted writes of the replica, except writes of the Lease.
     fn writes(&self, plane: &ControlPlane) -> Vec<AuditEvent> {
-        let mut events = plane.audit_events();
+        let mut events = plane.audit_events_with(&self.user);
         events.retain(|event| event.user == self.user && event.is_write() && event.resource != "leases");
         events
     }

@@ -34,7 +34,7 @@ impl Disturbed {
         let subjects: BTreeMap<String, usize> =
             self.subjects.iter().map(|(key, number)| (default_name(key), *number)).collect();
         let mut writes = AuditedWrites::default();
-        let events = self.plane.audit_events().into_iter();
+        let events = self.plane.audit_events_with(USER).into_iter();
         let is_ours =
             |event: &AuditEvent| event.user == USER && event.is_write() && event.namespace == super::TARGETS;
         for event in events.filter(is_ours) {
