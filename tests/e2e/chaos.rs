@@ -22,7 +22,7 @@ fn setup() -> Setup {
         max_fault_duration: Duration::from_secs(scaled(15, 2)),
         keeps_replica_0: false,
         has_clocks: false,
-        keeps_audit_log: false,
+        keeps_audit_log: scaled(false, true),
     }
 }
 

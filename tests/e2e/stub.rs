@@ -447,7 +447,7 @@ fn service_address(plane: &ControlPlane) -> String {
 
 #[tokio::test]
 async fn config_maps_managed_by_another_program_are_left_alone() {
-    let plane = ControlPlane::start(Options::default());
+    let plane = ControlPlane::lend_bare();
     let admin = plane.admin_kubeconfig();
     let (code, _, err) = text(&stub(&admin, &["--apply", "--yes"]));
     assert_eq!(code, Some(1));
@@ -540,7 +540,7 @@ fn imitate(plane: &ControlPlane, namespace: &str, user: &str) {
 
 #[tokio::test]
 async fn service_with_the_label_of_a_tenant_isnt_taken() {
-    let plane = ControlPlane::start(Options::default());
+    let plane = ControlPlane::lend_bare();
     let admin = plane.admin_kubeconfig();
     let main = ".:53 {\n    errors\n    reload\n}\n";
     plane.apply(&config_map("coredns", json!({"Corefile": main})).to_string());
@@ -592,7 +592,7 @@ async fn service_with_the_label_of_a_tenant_isnt_taken() {
 
 #[tokio::test]
 async fn service_of_a_release_is_found_by_its_service_account() {
-    let plane = ControlPlane::start(Options::default());
+    let plane = ControlPlane::lend_bare();
     let admin = plane.admin_kubeconfig();
     let user = tenant(&plane, "a-tenant");
     imitate(&plane, "a-tenant", &user);

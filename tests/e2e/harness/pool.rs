@@ -86,6 +86,8 @@ struct Pooled {
     base: Base,
     plane: ControlPlane,
     initial: Objects,
+    /// The keys of the objects of `deploy/`.
+    deployed: Vec<String>,
 }
 
 impl ControlPlane {
@@ -109,37 +111,69 @@ impl ControlPlane {
                 place.map(|place| free.remove(place))
             };
             let is_new = found.is_none();
-            let mut pooled = found.unwrap_or_else(|| Pooled::start(base));
+            let mut pooled = found.unwrap_or_else(|| Pooled::start(base, Options::default()));
             if is_new || pooled.undo().expect("etcd answers") {
                 pooled.plane.forget_audit_events();
                 return Lent(Some(pooled));
             }
         }
     }
+
+    /// Lends a control plane without the objects of `deploy/`, except the admission policy, which the API server follows
+    /// late. Blocking.
+    ///
+    /// # Panics
+    /// If none can be started.
+    pub fn lend_bare() -> Lent {
+        let lent = Self::lend();
+        lent.0.as_ref().expect("only `drop` takes it").remove_deploy().expect("etcd answers");
+        lent
+    }
+
+    /// Starts a control plane with these objects for one test alone. Blocking.
+    ///
+    /// # Panics
+    /// If it can't be started.
+    pub fn start_with(base: Base, options: Options) -> Lent {
+        let pooled = Pooled::start(base, options);
+        pooled.plane.disturb();
+        Lent(Some(pooled))
+    }
 }
 
 impl Pooled {
-    fn start(base: Base) -> Self {
+    fn start(base: Base, options: Options) -> Self {
         static AT_EXIT: Once = Once::new();
         extern "C" fn end() {
             lock(&FREE).clear();
         }
         AT_EXIT.call_once(|| at_exit(end));
-        let plane = ControlPlane::start(Options::default());
+        let plane = ControlPlane::start(options);
+        let socket = plane.etcd_socket();
+        let look = || async {
+            let objects = etcd::objects(&socket, true).ok()?;
+            WRITTEN_AT_START.iter().all(|key| objects.contains_key(*key)).then_some(objects)
+        };
+        let bare = plane.with_client(async |_| eventually("objects of the API server", look).await);
+        let objects = || etcd::objects(&socket, false).expect("etcd answers");
         apply_deploy(&plane);
+        let deployed = objects().into_keys().filter(|key| !bare.contains_key(key)).collect();
         if base != Base::Deploy {
             apply_stable_names(&plane);
         }
         if base == Base::PrometheusRules {
             apply_prometheus_crds(&plane);
         }
-        let socket = plane.etcd_socket();
-        let look = || async {
-            let objects = etcd::objects(&socket, false).ok()?;
-            WRITTEN_AT_START.iter().all(|key| objects.contains_key(*key)).then_some(objects)
-        };
-        let initial = plane.with_client(async |_| eventually("objects of the API server", look).await);
-        Self { base, plane, initial }
+        let initial = objects();
+        Self { base, plane, initial, deployed }
+    }
+
+    fn remove_deploy(&self) -> io::Result<()> {
+        let keys =
+            self.deployed.iter().filter(|key| !FOLLOWED_LATE.iter().any(|prefix| key.starts_with(prefix)));
+        let deletions: Vec<_> = keys.map(|key| (key.clone(), None)).collect();
+        etcd::write(&self.plane.etcd_socket(), &deletions)?;
+        self.wait_for_permissions()
     }
 
     /// Undoes all changes of objects. Returns whether that suffices for the next test.

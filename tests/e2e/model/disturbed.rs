@@ -41,7 +41,8 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{FaultyUpstream, absence, ask_udp, error, query};
 use crate::harness::faulty_link::{ConnectionFault, FaultyLink, LinkState};
 use crate::harness::linker::Linker;
-use crate::harness::{EVENT_TIMEOUT, PollPauses, apply_deploy, apply_stable_names, deploy, eventually};
+use crate::harness::pool::{Base, Lent};
+use crate::harness::{EVENT_TIMEOUT, PollPauses, deploy, eventually};
 use history::{Change, Seen, State};
 use load::{QueriedObject, Shared};
 
@@ -64,7 +65,7 @@ pub struct Setup {
     pub keeps_replica_0: bool,
     /// Whether the clocks of the replicas can be stopped.
     pub has_clocks: bool,
-    /// Whether the audit log is kept completely.
+    /// Whether the audit log is kept completely, as in a short run.
     pub keeps_audit_log: bool,
 }
 
@@ -220,14 +221,18 @@ fn write_corefile(directory: &Path, upstream: &str, cache: u32, more_zones: &str
     std::fs::write(directory.join("Corefile"), corefile).unwrap();
 }
 
-/// Starts a control plane. Unless `keeps_audit_log`, its audit log is limited to two files of 10 MB.
-fn control_plane(keeps_audit_log: bool) -> ControlPlane {
-    let small = ["--audit-log-maxsize=10", "--audit-log-maxbackup=1"].map(ToOwned::to_owned);
-    let args = if keeps_audit_log { Vec::new() } else { small.to_vec() };
-    let plane = ControlPlane::start(Options { apiserver_args: args, ..Options::default() });
-    apply_deploy(&plane);
+/// Returns a control plane. Unless `keeps_audit_log`, its audit log is limited to two files of 10 MB.
+fn control_plane(keeps_audit_log: bool) -> Lent {
+    let plane = if keeps_audit_log {
+        ControlPlane::lend_with(Base::StableNames)
+    } else {
+        let small = ["--audit-log-maxsize=10", "--audit-log-maxbackup=1"].map(ToOwned::to_owned);
+        ControlPlane::start_with(
+            Base::StableNames,
+            Options { apiserver_args: small.to_vec(), ..Options::default() },
+        )
+    };
     plane.apply_files(&deploy().join("source"));
-    apply_stable_names(&plane);
     let role = ["create", "role", "leases", "--verb=get,create,update", "--resource=leases"];
     let account = "--serviceaccount=lb-linker:lb-linker";
     let binding = ["create", "rolebinding", "leases", "--role=leases", account];
@@ -240,7 +245,6 @@ fn control_plane(keeps_audit_log: bool) -> ControlPlane {
 /// Two replicas with a control plane and an upstream, and the model of what they should do.
 pub struct Disturbed {
     setup: Setup,
-    plane: ControlPlane,
     executor: Executor,
     universe: Universe,
     model: Model,
@@ -263,6 +267,8 @@ pub struct Disturbed {
     pub converged_after_return: Vec<Duration>,
     /// The times from the end or the stop of a leader until the next replica led.
     pub take_overs: Vec<Duration>,
+    /// Dropped after the programs that use it.
+    plane: Lent,
 }
 
 impl Disturbed {

@@ -26,7 +26,7 @@ async fn soak_answers_match_the_model() {
         max_fault_duration: Duration::from_secs(15),
         keeps_replica_0: true,
         has_clocks: false,
-        keeps_audit_log: false,
+        keeps_audit_log: minutes.is_none(),
     };
     let rate = if minutes.is_some() { 2000 } else { 200 };
     let seed = from_env("LB_LINKER_MODEL_SEED").unwrap_or_else(|| minutes.map_or(5, |_| rand::random()));
