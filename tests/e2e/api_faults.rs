@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
+use crate::api_errors::create_overwriting_policy;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::dns::answers;
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{ApiFault, ApiFaultInjector, FaultyApi};
 use crate::harness::{cluster_with_target, eventually};
 use crate::recreation::wait_for_external_target;
+use crate::source::{follower, load_balancer, own_cluster, patch_count};
 
 async fn balancer(cluster: &Cluster, namespace: &str, name: &str) {
     cluster.create_load_balancer(namespace, name).await;
@@ -146,4 +149,35 @@ async fn writes_with_lost_responses_cause_their_events() {
     for text in ["created →", "changed →", "removed"] {
         assert_eq!(linker.logged(&format!("{object}: {text}")), 1, "{:#?}", linker.log());
     }
+}
+
+#[tokio::test]
+async fn only_one_follower_probes_an_absent_api_server() {
+    let (plane, cluster) = own_cluster().await;
+    let own = cluster.create_namespace("own").await;
+    // The policy undoes each write. lb-linker repeats it after a pause, so followers become due without a watch event.
+    create_overwriting_policy(&plane, &cluster, &own).await;
+    // An instance without a Lease: otherwise the permission to write would end 10 s after the API server.
+    let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none", "--instance", "own"]);
+    load_balancer(&cluster, &own, "web", "a.example.com").await;
+    for i in 0..20 {
+        follower(&cluster, &own, &format!("db-{i}"), "web").await;
+    }
+    let undone = || async { (linker.logged("changes what is written") >= 20).then_some(()) };
+    eventually("all to be undone", undone).await;
+    plane.kill_apiserver();
+    let unanswered = || {
+        let code = "code=\"0\",kind=\"Service\",verb=\"patch\"";
+        linker.metric(&format!("lb_linker_api_writes_total{{{code}}}")).unwrap_or_default()
+    };
+    eventually("a first try", || async { (unanswered() >= 1.0).then_some(()) }).await;
+    // All twenty followers become due in this time. The absence of attempts can't be awaited, so the test sleeps.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    // Up to six requests may have been in flight at once; the pauses between further attempts double from 0.5 s.
+    let away = unanswered();
+    assert!(away <= 12.0, "{away} PATCHes without an answer");
+    plane.start_apiserver();
+    let before = patch_count(&plane, &own);
+    eventually("the other followers", || async { (patch_count(&plane, &own) >= before + 20).then_some(()) })
+        .await;
 }
