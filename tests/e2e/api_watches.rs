@@ -343,27 +343,34 @@ async fn create_large(cluster: &Cluster, name: &str) {
 #[tokio::test]
 async fn lists_of_large_services_take_little_memory() {
     const SERVICES: usize = 100;
-    for streams in [true, false] {
+    let gate = |streams: bool| {
         let gate = format!("--feature-gates=WatchList={streams}");
-        let plane = ControlPlane::start(Options { apiserver_args: vec![gate], ..Options::default() });
-        apply_deploy(&plane);
+        Options { apiserver_args: vec![gate], ..Options::default() }
+    };
+    let mut plane = ControlPlane::start(gate(true));
+    apply_deploy(&plane);
+    let cluster = plane.cluster().await;
+    futures::stream::iter(0..SERVICES)
+        .for_each_concurrent(4, |number| {
+            let cluster = &cluster;
+            async move {
+                let name = format!("web-{number}");
+                create_large(cluster, &name).await;
+                set_target(cluster, &name, "a.example.com").await;
+            }
+        })
+        .await;
+    let bound = json!({"metadata": {"name": "bound", "finalizers": ["lb-linker/finalizer"]},
+        "spec": {"type": "ExternalName", "externalName": "a.example.com"}});
+    cluster.create_service("default", bound).await;
+    let service = cluster.get_service("default", "web-0").await.unwrap();
+    let bytes = serde_json::to_vec(&service).unwrap().len();
+    assert!(bytes > 880_000, "{bytes}");
+    for streams in [true, false] {
+        if !streams {
+            plane.restart_apiserver(gate(false));
+        }
         let cluster = plane.cluster().await;
-        futures::stream::iter(0..SERVICES)
-            .for_each_concurrent(4, |number| {
-                let cluster = &cluster;
-                async move {
-                    let name = format!("web-{number}");
-                    create_large(cluster, &name).await;
-                    set_target(cluster, &name, "a.example.com").await;
-                }
-            })
-            .await;
-        let bound = json!({"metadata": {"name": "bound", "finalizers": ["lb-linker/finalizer"]},
-            "spec": {"type": "ExternalName", "externalName": "a.example.com"}});
-        cluster.create_service("default", bound).await;
-        let service = cluster.get_service("default", "web-0").await.unwrap();
-        let bytes = serde_json::to_vec(&service).unwrap().len();
-        assert!(bytes > 880_000, "{bytes}");
         let linker = start(&plane, &[]);
         linker.ready().await;
         for number in 0..SERVICES {
@@ -388,6 +395,13 @@ async fn lists_of_large_services_take_little_memory() {
             if streams { streamed > 0 && pages == 0 } else { streamed > 0 && pages > 1 }.then_some(())
         })
         .await;
+
+        // The next round begins in the same state.
+        drop(linker);
+        set_target(&cluster, "web-7", "a.example.com").await;
+        for number in 0..SERVICES {
+            cluster.delete_service(TARGETS, &format!("web-{number}-default-ext")).await;
+        }
     }
 }
 

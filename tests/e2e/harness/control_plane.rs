@@ -278,6 +278,17 @@ impl ControlPlane {
         self.try_start_apiserver().unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// Restarts the API server with other options. The audit log begins anew. Blocking.
+    ///
+    /// # Panics
+    /// If it can't be started.
+    pub fn restart_apiserver(&mut self, options: Options) {
+        self.stop_apiserver();
+        self.options = options;
+        self.start_apiserver();
+        self.forget_audit_events();
+    }
+
     /// Returns the address of the API server.
     pub fn address(&self) -> SocketAddr {
         self.port.local()
