@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::harness::cluster::Cluster;
-use crate::harness::control_plane::ControlPlane;
+use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::pool::{Base, Lent};
 use crate::harness::proxy::{ApiFault, FaultyApi};
@@ -32,7 +32,11 @@ struct Shop {
 impl Shop {
     /// Applies these folders of `deploy/`, too.
     async fn open(base: Base, folders: &[&str]) -> Self {
-        let plane = ControlPlane::lend_with(base);
+        let plane = match base {
+            Base::PrometheusRules => ControlPlane::lend_with(base),
+            // A control plane that is lent may have the CRDs of the Prometheus operator.
+            _ => ControlPlane::start_with(base, Options::default()),
+        };
         plane.create_namespace("shop");
         let cluster = plane.cluster().await;
         let shop = Self { plane, cluster };

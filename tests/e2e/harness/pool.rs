@@ -21,7 +21,8 @@ use super::{apply_deploy, apply_prometheus_crds, apply_stable_names, eventually}
 pub enum Base {
     /// `deploy/`.
     Deploy,
-    /// `deploy/` and `deploy/crd/`.
+    /// `deploy/` and `deploy/crd/`. A control plane that is lent may have the CRDs of the Prometheus operator, too, which
+    /// matter only to StableNames with `spec.alerts`.
     StableNames,
     /// Those, and the CRDs of the Prometheus operator.
     PrometheusRules,
@@ -107,8 +108,9 @@ impl ControlPlane {
         loop {
             let found = {
                 let mut free = lock(&FREE);
-                let place = free.iter().rposition(|pooled| pooled.base == base);
-                place.map(|place| free.remove(place))
+                let place = |base| free.iter().rposition(|pooled| pooled.base == base);
+                let richer = || if base == Base::StableNames { place(Base::PrometheusRules) } else { None };
+                place(base).or_else(richer).map(|place| free.remove(place))
             };
             let is_new = found.is_none();
             let mut pooled = found.unwrap_or_else(|| Pooled::start(base, Options::default()));
