@@ -111,8 +111,10 @@ impl CoreDns {
 }
 
 fn data(plane: &ControlPlane, config_map: &str) -> Value {
-    let object = plane.kubectl(&["-n", "kube-system", "get", "configmap", config_map, "-o", "json"]);
-    serde_json::from_str::<Value>(&object).unwrap()["data"].clone()
+    let mut maps = plane.list("/api/v1/namespaces/kube-system/configmaps");
+    maps.retain(|map| map["metadata"]["name"] == config_map);
+    assert_eq!(maps.len(), 1, "ConfigMaps {config_map}");
+    maps[0]["data"].take()
 }
 
 fn corefile(plane: &ControlPlane, config_map: &str) -> String {
@@ -442,7 +444,9 @@ async fn coredns_starts_with_a_block_made_by_hand() {
 
 /// Returns the cluster IP of lb-linker's Service.
 fn service_address(plane: &ControlPlane) -> String {
-    plane.kubectl(&["-n", "lb-linker", "get", "service", "lb-linker", "-o", "jsonpath={.spec.clusterIP}"])
+    let mut services = plane.list("/api/v1/namespaces/lb-linker/services");
+    services.retain(|service| service["metadata"]["name"] == "lb-linker");
+    services[0]["spec"]["clusterIP"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
