@@ -78,6 +78,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let (mut context, queue) = ServerContext::new(Arc::clone(&store), flags.log_format.into())?;
     context.targets = Arc::new(hostname_policy.targets.clone());
     context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
+    let readiness = Arc::clone(&context.readiness);
     let supervisor = context.metrics.group()?;
     let runtimes = vec![("dns", Handle::current()), ("sync", sync.runtime().clone())];
     context.metrics.register(TaskMetrics::new(runtimes)?)?;
@@ -123,7 +124,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         }
         let policy = watch::Sender::new(Arc::new(hostname_policy));
         let history = Arc::new(History::new(Timestamp::now()));
-        let facts = source.facts(&flags, &store, &metrics);
+        let facts = source.facts(&flags, &store, readiness, &metrics);
         let facts = LinkFacts { failed_targets: Some(failed_targets), ..facts };
         let status = Status {
             facts: facts.clone(),

@@ -15,6 +15,7 @@ pub mod metrics;
 pub mod model;
 pub mod object_log;
 pub mod query;
+pub mod readiness;
 pub mod scan;
 pub mod snapshot;
 pub mod store;

@@ -8,6 +8,8 @@ pub(crate) mod line_limit;
 pub mod link;
 pub mod link_override;
 pub mod names;
+mod observed_service;
+pub mod owner;
 pub mod persisted_target;
 pub mod rejection;
 pub mod service_key;

@@ -18,6 +18,7 @@ use lb_linker::metrics::Metrics;
 use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::{Annotations, Ingress, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
+use lb_linker::store::{Input, OnGone, Store};
 use lb_linker::store::{OnGone, Store};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -49,7 +50,7 @@ impl FedServer {
     pub fn start(links: usize) -> Self {
         let store = Store::new(OnGone::Kept);
         store.replace(None, (0..links).map(|link| observed(link, 0)), vec![], &HashSet::default());
-        store.set_synced();
+        store.set_known(Input::Services);
         let store = Arc::new(store);
         let site = ServerContext::silent(Arc::clone(&store)).expect("a server context");
         let handler = first_handler(COREFILE, &site).expect("a Corefile");

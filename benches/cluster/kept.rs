@@ -66,7 +66,7 @@ fn round(fed: &FedServer, questions: &[Vec<u8>], changes: bool) -> (Outcome, u64
                 fed.store.apply(observed(number, 0));
                 if let Some(former) = number.checked_sub(COMING as usize).filter(|former| *former >= NAMES) {
                     let key = ServiceKey::new(&namespace(former), &format!("svc-{former}"));
-                    fed.store.delete(&key, &format!("uid-{former}"), None);
+                    fed.store.gone(&key, &format!("uid-{former}"), None, Instant::now());
                     fed.store.forget(&key);
                 }
             }

@@ -26,6 +26,7 @@ use crate::links::history::History;
 use crate::links::view::LinkView;
 use crate::model::hostname::to_presentation;
 use crate::model::service_key::ServiceKey;
+use crate::store::Input;
 use crate::sync::election::{ElectionMetrics, KnownLeader};
 
 /// The path of the links.
@@ -105,7 +106,7 @@ impl Status {
             started: self.history.started(),
             zones: self.zones.borrow().iter().map(|zone| to_presentation(&zone.origin)).collect(),
             target_namespace: self.facts.target_namespace.clone(),
-            synced: self.facts.store.is_synced(),
+            synced: self.facts.store.is_known(Input::Services),
             leads: self.election.leader.get() == 1,
             leader: self.leader.get(),
         }
@@ -175,8 +176,8 @@ async fn links(
     headers: HeaderMap,
 ) -> Response {
     let store = &status.facts.store;
-    if !store.is_synced() {
-        let note = store.snapshot_links().map(|snapshot_links| format!("; DNS goes on, {snapshot_links}"));
+    if !store.is_known(Input::Services) {
+        let note = store.fallback().map(|snapshot_links| format!("; DNS goes on, {snapshot_links}"));
         let why = format!("{NOT_READ}{}\n", note.unwrap_or_default());
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }

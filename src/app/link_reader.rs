@@ -28,7 +28,7 @@ use crate::links::facts::LinkFacts;
 use crate::metrics::Metrics;
 use crate::model::excerpt::sentence;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::store::Store;
+use crate::store::{Input, Store};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::missing_namespace::NAMESPACE_HINT;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
@@ -156,7 +156,7 @@ impl LinkReader {
         let (source, server) = sync.run(open_readable(flags.clone(), deadline)).await?;
         let store = Arc::new(store_for(&zones, Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
-        let facts = source.facts(&flags, &store, &metrics);
+        let facts = source.facts(&flags, &store, Arc::default(), &metrics);
         let facts = LinkFacts { needs_external_targets, reads_followers, ..facts };
         let policy = watch::Sender::new(Arc::new(flags.hostname_policy(&zones)));
         let stop = CancellationToken::new();
@@ -173,9 +173,9 @@ impl LinkReader {
             _sync: sync,
         };
         let read = async {
-            store.synced().await;
-            store.owners_known().await;
-            store.overrides_known().await;
+            store.known(Input::Services).await;
+            store.known(Input::ExternalTargets).await;
+            store.known(Input::StableNames).await;
         };
         timeout_at(deadline, read).await.map_err(|_| RunError::LinksNotRead(READ_TIMEOUT))?;
         Ok(reader)

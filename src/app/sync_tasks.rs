@@ -17,12 +17,14 @@ use crate::dns::plugins::lb_linker::LinkZone;
 use crate::links::facts::LinkFacts;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::object_log::ObjectLog;
-use crate::store::{OnGone, Store};
+use crate::readiness::Readiness;
+use crate::store::{Input, OnGone, Store};
 use crate::sync::alerts::requests::RuleRequests;
 use crate::sync::alerts::{self, AlertsContext};
 use crate::sync::election::observer::WriteGuard;
 use crate::sync::election::term::unix_now;
 use crate::sync::election::{Election, ElectionConfig, KnownLeader, Leadership};
+use crate::sync::events::findings::Findings;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::events::{self, Recorder};
 use crate::sync::external_target::backend::Backend;
@@ -144,12 +146,19 @@ impl SyncSource {
     }
 
     /// Returns the facts about the links of this store, which [`Self::run`] fills.
-    pub(super) fn facts(&self, flags: &Flags, store: &Arc<Store>, metrics: &SyncMetrics) -> LinkFacts {
+    pub(super) fn facts(
+        &self,
+        flags: &Flags,
+        store: &Arc<Store>,
+        readiness: Arc<Readiness>,
+        metrics: &SyncMetrics,
+    ) -> LinkFacts {
         let availability = match self {
             Self::Cluster { availability, .. } => availability.clone(),
             Self::Manifests { .. } => ApiAvailability::default(),
         };
-        let (findings, external_targets, followers) = Default::default();
+        let findings = Findings { readiness, ..Findings::default() };
+        let (external_targets, followers) = Default::default();
         LinkFacts {
             store: Arc::clone(store),
             target_namespace: flags.target_namespace.clone(),
@@ -278,7 +287,7 @@ impl SyncSource {
             tasks.spawn(writers.track_future(reconciler));
         } else {
             // No external targets are read, so the source must not wait for the owners that they record.
-            store.set_owners_known();
+            store.set_known(Input::ExternalTargets);
             external_targets.set_known();
         }
         // With --max-deletes the user allows external targets to be removed even if the first list lacks most Services.
@@ -508,7 +517,7 @@ pub(super) fn store_for(zones: &[LinkZone], source: Option<&SyncSource>) -> Stor
     let has_backend = source.is_some_and(|source| source.backend().is_some());
     let on_gone = if has_backend { OnGone::Kept } else { OnGone::Dropped };
     let store = Store::new(on_gone).with_zones(zones.iter().map(|zone| &zone.origin));
-    if source.is_some_and(SyncSource::has_versions) { store.with_versions() } else { store }
+    if source.is_some_and(SyncSource::has_versions) { store.with_serial(0) } else { store }
 }
 
 /// The order of shutdown: first the writers stop, then the senders of Events about these writes, then the Lease is

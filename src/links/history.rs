@@ -144,6 +144,7 @@ mod tests {
     use crate::model::hostname::Hostname;
     use crate::model::link::{Annotations, Ingress, ObservedService};
     use crate::store::OnGone;
+    use crate::sync::source::service_links::set_has_finalizer;
     use hickory_proto::rr::Name;
 
     const START: i64 = 1_700_000_000;
@@ -199,7 +200,7 @@ mod tests {
                 (3, ViewState::Kept, Some("b.example".to_owned()))
             ]
         );
-        history.add(&store.set_has_finalizer(&key(), "uid", true).unwrap(), at(4));
+        history.add(&set_has_finalizer(&store, &key(), "uid", true).unwrap(), at(4));
         assert_eq!((short(&history).len(), history.version()), (3, 4));
     }
 
@@ -207,7 +208,7 @@ mod tests {
     fn events_from_before_the_creation_are_left_out() {
         let (store, history) = (Store::new(OnGone::Kept), history());
         history.add(&apply(&store, 1, Some("a.example.")), at(1));
-        history.add(&store.delete(&key(), "uid", None).unwrap(), at(2));
+        history.add(&store.gone(&key(), "uid", None, std::time::Instant::now()).unwrap(), at(2));
         history.add(&apply(&store, 3, Some("b.example.")), at(3));
         assert_eq!(short(&history).len(), 3);
         let targets: Vec<_> =
@@ -236,7 +237,7 @@ mod tests {
     fn removed_link_has_no_history() {
         let (store, history) = (Store::new(OnGone::Dropped), history());
         history.add(&apply(&store, 0, Some("a.example.")), at(1));
-        history.add(&store.delete(&key(), "uid", None).unwrap(), at(2));
+        history.add(&store.gone(&key(), "uid", None, std::time::Instant::now()).unwrap(), at(2));
         assert!(history.events.lock().is_empty());
     }
 
@@ -249,7 +250,7 @@ mod tests {
         apply(&store, 0, Some("b.example."));
         history.rescan(&store, at(3));
         assert_eq!(short(&history)[1], (3, ViewState::Ready, Some("b.example".to_owned())));
-        store.delete(&key(), "uid", None).unwrap();
+        store.gone(&key(), "uid", None, std::time::Instant::now()).unwrap();
         history.rescan(&store, at(4));
         assert_eq!(short(&history), []);
     }

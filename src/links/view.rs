@@ -12,6 +12,7 @@ use super::LinkFilter;
 use crate::model::excerpt::sentence;
 use crate::model::link::{Link, LinkState};
 use crate::store::Store;
+use crate::sync::source::service_links::dns_names;
 
 /// A link as it is printed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,7 +169,7 @@ pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> L
     LinkView {
         namespace: link.key.namespace().to_owned(),
         service: link.key.name().to_owned(),
-        dns_names: store.dns_names(link),
+        dns_names: dns_names(store, link),
         target: link.target.as_ref().map(ToString::to_string),
         external_target: format!("{target_namespace}/{}", link.external_target()),
         state,

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::format::{Head, RecordedFlags};
 use crate::model::excerpt::sentence;
-use crate::store::snapshot_links::Age;
+use crate::store::fallback::Age;
 use crate::sync::k8s::client::ClusterIdentity;
 
 /// Time from the start after which DNS answers from the snapshot if the first list isn't complete.

@@ -17,7 +17,8 @@ use super::restore::{Restored, restore};
 use super::rules::{self, FIRST_LIST_TIMEOUT};
 use super::task::SnapshotContext;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::store::snapshot_links::{Age, SnapshotLinks};
+use crate::store::Input;
+use crate::store::fallback::{Age, Fallback};
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::first_list::FirstList;
 use crate::sync::task::supervisor::SyncError;
@@ -58,7 +59,7 @@ pub(super) async fn until_first_list(context: &SnapshotContext) -> Result<bool, 
             serve(context, snapshot, bytes).await?;
         }
     }
-    context.store.synced().await;
+    context.store.known(Input::Services).await;
     Ok(has_overrides)
 }
 
@@ -100,7 +101,7 @@ async fn is_needed(context: &SnapshotContext, deadline: Instant) -> bool {
     let mut first_list = context.first_list.clone();
     tokio::select! {
         biased;
-        () = context.store.synced() => false,
+        () = context.store.known(Input::Services) => false,
         // The sender lives as long as the source.
         Ok(_) = first_list.wait_for(|state| state.is_refused()) => true,
         () = sleep_until(deadline) => true,
@@ -136,7 +137,7 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
         let Restored { store: links, answered, denied } = match restored.await? {
             Ok(restored) => restored,
             Err(why) => {
-                store.set_snapshot_links(None);
+                store.set_fallback(None);
                 warn!("the snapshot {path} isn't used: {why}");
                 return Ok(());
             }
@@ -147,8 +148,8 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
         }
         let reason = first_list.borrow_and_update().reason();
         let snapshot_links =
-            Arc::new(SnapshotLinks::new(Arc::new(links), taken, age + read.elapsed(), reason.clone()));
-        if !store.set_snapshot_links(Some(Arc::clone(&snapshot_links))) {
+            Arc::new(Fallback::new(Arc::new(links), taken, age + read.elapsed(), reason.clone()));
+        if !store.set_fallback(Some(Arc::clone(&snapshot_links))) {
             return Ok(());
         }
         if std::mem::take(&mut is_first) {
@@ -173,7 +174,7 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
 /// any more.
 async fn wait(
     context: &SnapshotContext,
-    snapshot_links: &SnapshotLinks,
+    snapshot_links: &Fallback,
     first_list: &mut watch::Receiver<FirstList>,
     policy: &mut watch::Receiver<Arc<HostnamePolicy>>,
     end: Option<Instant>,
@@ -182,16 +183,16 @@ async fn wait(
     loop {
         tokio::select! {
             biased;
-            () = store.synced() => {
+            () = store.known(Input::Services) => {
                 info!("the load balancers are read: DNS doesn't use the snapshot {path} any more");
                 return false;
             }
             Ok(()) = policy.changed() => return true,
             Ok(()) = first_list.changed() => {
-                snapshot_links.set_reason(first_list.borrow_and_update().reason());
+                *snapshot_links.reason.lock() = first_list.borrow_and_update().reason();
             }
             () = sleep_until_opt(end) => {
-                store.set_snapshot_links(None);
+                store.set_fallback(None);
                 warn!(
                     "the snapshot {path} is {} old and isn't used any more (--snapshot-max-age): until the load \
                      balancers are read, names in the zones get SERVFAIL",

@@ -18,6 +18,7 @@ use super::format::{Encoded, FormatError, Head, encode};
 use super::rules::{pause_after, renewal};
 use super::task::SnapshotContext;
 use crate::model::link::LinkChange;
+use crate::store::Input;
 use crate::sync::k8s::errors::ThrottledLog;
 use crate::sync::task::backoff::Backoff;
 use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
@@ -91,14 +92,14 @@ pub(super) async fn run(
     let store = &context.store;
     let mut changes = Changes { feed: store.subscribe(), silent_updates: store.subscribe_silent_updates() };
     let known = async {
-        let is_late = timeout(OVERRIDES_TIMEOUT, store.overrides_known()).await.is_err();
+        let is_late = timeout(OVERRIDES_TIMEOUT, store.known(Input::StableNames)).await.is_err();
         if is_late && has_overrides {
             let path = context.path.display();
             warn!(
                 "the snapshot {path} isn't written yet: it has targets that StableNames have chosen, and the StableNames \
                  can't be read"
             );
-            store.overrides_known().await;
+            store.known(Input::StableNames).await;
         }
     };
     if stop.run_until_cancelled(known).await.is_none() {
@@ -167,7 +168,7 @@ impl Writer<'_> {
         let written = spawn_blocking(move || -> Result<Encoded, WriteError> {
             let links = store.links();
             // Read after the links: the serial of a zone must not be older than its links.
-            head.serial = store.full_serial();
+            head.serial = store.serial();
             let encoded = encode(&head, || links.iter().map(|link| saved(link)))?;
             file::replace(&file, &encoded.bytes)?;
             Ok(encoded)

@@ -58,8 +58,7 @@ impl LinkMetrics {
         self.names_lost.set(lost);
         // At least 1: 0 means that there is no snapshot.
         let age = |age: std::time::Duration| i64::try_from(age.as_secs()).unwrap_or(i64::MAX).max(1);
-        self.snapshot_age
-            .set(self.store.snapshot_links().map_or(0, |snapshot_links| age(snapshot_links.age())));
+        self.snapshot_age.set(self.store.fallback().map_or(0, |snapshot_links| age(snapshot_links.age())));
         for (state, number) in count {
             self.links.with_label_values(&[state]).set(number);
         }

@@ -73,6 +73,8 @@ mod tests {
     use crate::store::{OnGone, Store};
 
     use super::*;
+    use crate::store::Input;
+    use crate::sync::source::service_links::apply_persisted_target;
 
     const ADDRESSES: [&str; 6] =
         ["192.0.2.1", "192.0.2.2", "192.0.99.1", "2001:db8::1", "2001:db8::2", "2001:db8:1::1"];
@@ -134,7 +136,7 @@ mod tests {
             let mut random = StdRng::seed_from_u64(seed);
             let store = Store::new(departed);
             if random.random_bool(0.8) {
-                store.set_synced();
+                store.set_known(Input::Services);
             }
             let mut uids: HashMap<ServiceKey, String> = HashMap::new();
             for step in 0..200 {
@@ -152,12 +154,13 @@ mod tests {
                         store.apply(observed(&key, &other, &ips, hostname));
                         uids.insert(key, other);
                     }
-                    6 => drop(store.delete(&key, &uid, None)),
-                    7 => drop((store.delete(&key, &uid, None), store.forget(&key))),
+                    6 => drop(store.gone(&key, &uid, None, std::time::Instant::now())),
+                    7 => drop((store.gone(&key, &uid, None, std::time::Instant::now()), store.forget(&key))),
                     8 => {
                         let target = Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect());
                         let written_for = TargetOwner::Uid(uid.as_str().into());
-                        store.apply_persisted_target(
+                        apply_persisted_target(
+                            &store,
                             &key,
                             PersistedTarget {
                                 target: Some(target),

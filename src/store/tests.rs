@@ -6,10 +6,13 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
 use crate::model::hostname::Hostname;
-use crate::model::link::{Ingress, Port};
+use crate::model::link::{Annotations, Ingress, LinkState, Port};
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::*;
+use crate::sync::source::service_links::{
+    apply_persisted_target, delete_left_out, insert_gone, insert_left_out, insert_terminating, missing_from,
+};
 
 mod link_override;
 
@@ -153,15 +156,15 @@ fn late_external_target_restores_the_target_of_a_blank_service() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.apply(seen("default", "web", "1", &[]));
-    store.set_synced();
+    store.set_known(Input::Services);
     assert!(
-        store.apply_persisted_target(&key, last("a.example.", TargetOwner::Unknown)).is_none(),
+        apply_persisted_target(&store, &key, last("a.example.", TargetOwner::Unknown)).is_none(),
         "the external target may be that of a predecessor"
     );
-    assert!(store.apply_persisted_target(&key, last("a.example.", noted("1"))).is_some());
+    assert!(apply_persisted_target(&store, &key, last("a.example.", noted("1"))).is_some());
     assert_eq!(store.get(&key).unwrap().state, LinkState::Stale);
     assert!(
-        store.apply_persisted_target(&key, last("b.example.", noted("1"))).is_none(),
+        apply_persisted_target(&store, &key, last("b.example.", noted("1"))).is_none(),
         "the link has a target"
     );
 }
@@ -181,26 +184,26 @@ fn left_out_service_keeps_its_names_and_target_through_lists() {
     let web = key("web");
     let host = Some(Target::Hostname(host("a.example.")));
     let names = || vec![Arc::from("shop.default.lb.internal")];
-    assert!(store.insert_left_out(&web, "1".into(), host.clone(), names()).is_some());
-    assert!(store.insert_left_out(&web, "1".into(), host.clone(), names()).is_none(), "nothing changes");
+    assert!(insert_left_out(&store, &web, "1".into(), host.clone(), names()).is_some());
+    assert!(insert_left_out(&store, &web, "1".into(), host.clone(), names()).is_none(), "nothing changes");
     for name in [&["web-default"][..], &["web", "default"], &["shop", "default"]] {
         assert_eq!(target(&store, name).as_deref(), Some("a.example"));
     }
     // A left-out Service is in no list, and its absence from one doesn't mean that it is gone.
-    assert_eq!(store.missing_from([].into_iter(), None), (0, HashSet::new()));
+    assert_eq!(missing_from(&store, [].into_iter(), None), (0, HashSet::new()));
     store.replace(None, vec![], vec![], &HashSet::new());
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
-    assert!(store.insert_gone(&web, vec![]).is_none());
-    assert!(store.delete(&web, "another", None).is_none());
+    assert!(insert_gone(&store, &web, vec![]).is_none());
+    assert!(store.gone(&web, "another", None, Instant::now()).is_none());
 
     // A blank status of the same Service keeps the target, a blank status of another Service doesn't. If no uid was
     // recorded, each Service of the name counts as the same.
     store.apply(seen("default", "web", "1", &[]));
     assert_eq!(store.get(&web).unwrap().state, LinkState::Stale);
-    assert!(store.insert_left_out(&web, "1".into(), host.clone(), names()).is_none(), "it is followed");
+    assert!(insert_left_out(&store, &web, "1".into(), host.clone(), names()).is_none(), "it is followed");
     for (noted, uid, expected) in [("1", "1", "a.example"), ("", "2", "a.example"), ("1", "2", "pending")] {
         let store = Store::new(OnGone::Kept);
-        store.insert_left_out(&web, noted.into(), host.clone(), vec![]);
+        insert_left_out(&store, &web, noted.into(), host.clone(), vec![]);
         store.apply(seen("default", "web", uid, &[]));
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some(expected), "{noted:?} {uid}");
     }
@@ -211,8 +214,8 @@ fn left_out_service_can_be_deleted_and_forgotten() {
     let host = Some(Target::Hostname(host("a.example.")));
     let left_out = || {
         let store = Store::new(OnGone::Kept);
-        store.insert_gone(&key("web"), vec![]);
-        assert!(store.insert_left_out(&key("web"), "1".into(), host.clone(), vec![]).is_some());
+        insert_gone(&store, &key("web"), vec![]);
+        assert!(insert_left_out(&store, &key("web"), "1".into(), host.clone(), vec![]).is_some());
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
         store
     };
@@ -220,24 +223,24 @@ fn left_out_service_can_be_deleted_and_forgotten() {
     for by_event in [false, true] {
         let store = left_out();
         let change = if by_event {
-            store.delete(&key("web"), "1", None)
+            store.gone(&key("web"), "1", None, Instant::now())
         } else {
-            store.delete_left_out(&key("web"), since)
+            delete_left_out(&store, &key("web"), since)
         };
         assert!(change.is_some());
         let link = store.get(&key("web")).unwrap();
         assert!(link.is_gone());
         assert_eq!(link.service_gone_since() == Some(since), !by_event);
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
-        assert!(store.delete_left_out(&key("web"), since).is_none());
+        assert!(delete_left_out(&store, &key("web"), since).is_none());
     }
     let store = left_out();
     assert!(store.forget(&key("web")).is_some());
     assert_eq!(target(&store, &["web-default"]), None);
     // A link that becomes left out still records our finalizer.
     let store = Store::new(OnGone::Kept);
-    store.insert_terminating(&key("web"), "1", true);
-    store.insert_left_out(&key("web"), "1".into(), host.clone(), vec![]);
+    insert_terminating(&store, &key("web"), "1", true);
+    insert_left_out(&store, &key("web"), "1".into(), host.clone(), vec![]);
     assert!(store.get(&key("web")).unwrap().has_finalizer);
 }
 
@@ -259,11 +262,11 @@ fn predecessors_external_target_marks_service_as_recreated() {
                 || PersistedTarget { target: target.clone(), ..last("a.example.", written_for.clone()) };
             let early = Store::new(OnGone::Kept);
             early.apply(ObservedService { persisted: Some(Box::new(last())), ..pending() });
-            early.set_synced();
+            early.set_known(Input::Services);
             let late = Store::new(OnGone::Kept);
             late.apply(pending());
-            late.set_synced();
-            late.apply_persisted_target(&key, last());
+            late.set_known(Input::Services);
+            apply_persisted_target(&late, &key, last());
             for store in [early, late] {
                 let since = outlived_since(&store);
                 assert_eq!(since.is_some(), is_predecessors, "{written_for:?}");
@@ -282,7 +285,7 @@ fn recreated_service_keeps_the_end_time_of_its_predecessor() {
     let store = Store::new(OnGone::Kept);
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert_eq!(outlived_since(&store), None);
-    store.delete(&ServiceKey::new("default", "web"), "1", None);
+    store.gone(&ServiceKey::new("default", "web"), "1", None, Instant::now());
     let end = outlived_since(&store).unwrap();
     for uid in ["2", "3"] {
         store.apply(seen("default", "web", uid, &[]));
@@ -291,7 +294,7 @@ fn recreated_service_keeps_the_end_time_of_its_predecessor() {
         assert_eq!(outlived_since(&store), Some(end));
         assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
     }
-    store.delete(&ServiceKey::new("default", "web"), "3", None);
+    store.gone(&ServiceKey::new("default", "web"), "3", None, Instant::now());
     assert_eq!(outlived_since(&store), Some(end));
 
     // No event announced the end of the first Service.
@@ -343,7 +346,7 @@ fn claimants_returns_the_present_owner() {
     store.set_owner("x-y-z-ext", None, &[]);
     assert_eq!((wanting("x-y-z-ext"), wanting(&hashed)), (vec!["z/x-y".into()], vec![]));
     let gone = ServiceKey::new("z", "x-y");
-    store.delete(&gone, "1", None);
+    store.gone(&gone, "1", None, Instant::now());
     assert_eq!(wanting("x-y-z-ext"), ["z/x-y"], "until it is forgotten");
     store.forget(&gone);
     assert_eq!(wanting("x-y-z-ext"), ["y-z/x"]);
@@ -354,8 +357,11 @@ fn gone_service_keeps_its_names_until_forgotten() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.apply(seen("default", "web", "1", &["a.example."]));
-    assert!(store.delete(&key, "0", None).is_none(), "another Service's end");
-    assert_eq!(store.delete(&key, "1", None).unwrap().to_string(), "link default/web: a.example → gone");
+    assert!(store.gone(&key, "0", None, Instant::now()).is_none(), "another Service's end");
+    assert_eq!(
+        store.gone(&key, "1", None, Instant::now()).unwrap().to_string(),
+        "link default/web: a.example → gone"
+    );
     assert_eq!(target(&store, &["web", "default"]).as_deref(), Some("pending"));
     store.forget(&key).unwrap();
     assert_eq!(find(&store, &["web", "default"]), Lookup::Nothing);
@@ -370,7 +376,7 @@ fn gone_service_takes_no_name_of_a_living_service() {
     let ghost = ServiceKey::new("z", "x-y");
     let object = |key: &ServiceKey| store.get(key).unwrap().external_target().into_owned();
     store.apply(ObservedService { created: Some(5), ..seen("y-z", "x", "1", &["a.example."]) });
-    store.insert_gone(&ghost, vec![]).unwrap();
+    insert_gone(&store, &ghost, vec![]).unwrap();
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
     assert_eq!(&*object(&ServiceKey::new("y-z", "x")), "x-y-z-ext");
     assert_eq!(*object(&ghost), *crate::model::names::external_target_hashed("z", "x-y", 8));
@@ -389,11 +395,11 @@ fn undecodable_service_isnt_gone() {
     let store = Store::new(OnGone::Kept);
     let key = ServiceKey::new("default", "web");
     store.replace(None, vec![], vec![key.clone()], &HashSet::new());
-    assert!(store.insert_gone(&key, vec![]).is_none());
+    assert!(insert_gone(&store, &key, vec![]).is_none());
     let mut feed = store.subscribe();
-    store.delete(&key, "1", None);
+    store.gone(&key, "1", None, Instant::now());
     assert_eq!(feed.try_recv().unwrap().key, key, "its external target has to be looked at");
-    assert!(store.insert_gone(&key, vec![]).is_some());
+    assert!(insert_gone(&store, &key, vec![]).is_some());
 }
 
 #[test]
@@ -407,7 +413,7 @@ fn living_service_isnt_forgotten() {
 fn gone_link_is_dropped_without_external_targets() {
     let store = Store::new(OnGone::Dropped);
     store.apply(seen("default", "web", "1", &["a.example."]));
-    store.delete(&ServiceKey::new("default", "web"), "1", None);
+    store.gone(&ServiceKey::new("default", "web"), "1", None, Instant::now());
     assert_eq!(find(&store, &["web-default"]), Lookup::Nothing);
 }
 
@@ -446,7 +452,7 @@ fn ambiguous_name_goes_to_the_older_service_in_any_order() {
 
         // The winner goes: the next link gets both names, but only once the winner is forgotten.
         let key = ServiceKey::new("z", "x-y");
-        store.delete(&key, "1", None);
+        store.gone(&key, "1", None, Instant::now());
         assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
         store.forget(&key);
         assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("y-z/x"));
@@ -459,7 +465,7 @@ fn recreated_load_balancer_keeps_its_rank() {
     let store = Store::new(OnGone::Kept);
     store.apply(ObservedService { created: Some(1), ..seen("z", "x-y", "1", &["a.example."]) });
     store.apply(ObservedService { created: Some(2), ..seen("y-z", "x", "2", &["b.example."]) });
-    store.delete(&ServiceKey::new("z", "x-y"), "1", None);
+    store.gone(&ServiceKey::new("z", "x-y"), "1", None, Instant::now());
     store.apply(ObservedService { created: Some(3), ..seen("z", "x-y", "3", &["c.example."]) });
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
     let link = store.get(&ServiceKey::new("z", "x-y")).unwrap();
@@ -479,16 +485,16 @@ fn reserved_namespace_has_no_dotted_names() {
 fn serial_is_the_newest_version_and_never_decreases() {
     let store = Store::new(OnGone::Kept);
     let at = |version| ObservedService { resource_version: Some(version), ..seen("a", "b", "1", &[]) };
-    store.apply(at((1 << 32) + 7));
-    assert_eq!(store.serial(), 7);
+    let newest = (1 << 32) + 7;
+    store.apply(at(newest));
     store.apply(at(5));
-    assert_eq!(store.serial(), 7);
+    assert_eq!(store.serial(), newest);
 
     // Changes without a resourceVersion don't switch the serial to the clock.
     store.apply(ObservedService { resource_version: Some((1 << 32) + 8), ..seen("a", "gone", "2", &[]) });
-    store.delete(&ServiceKey::new("a", "gone"), "2", Some((1 << 32) + 9));
+    store.gone(&ServiceKey::new("a", "gone"), "2", Some((1 << 32) + 9), Instant::now());
     store.forget(&ServiceKey::new("a", "gone"));
-    assert_eq!(store.serial(), 9);
+    assert_eq!(store.serial(), newest + 2);
 
     let clock = Store::new(OnGone::Kept);
     clock.apply(seen("a", "b", "", &["a.example."]));
@@ -546,7 +552,7 @@ fn custom_hostnames_rank_below_default_names() {
     assert_eq!(leads(&store, "x.w"), "x");
     assert_eq!(leads(&store, "y.x.w"), "", "x.w is closer than the wildcard");
     assert_eq!(leads(&store, "y.w"), "web");
-    store.delete(&ServiceKey::new("default", "api"), "2", None);
+    store.gone(&ServiceKey::new("default", "api"), "2", None, Instant::now());
     assert_eq!(leads(&store, "api.default"), "api", "it holds its name until its external target is gone");
     store.forget(&ServiceKey::new("default", "api"));
     assert_eq!(leads(&store, "api.default"), "web");
@@ -578,7 +584,7 @@ fn contested_hostname_goes_to_its_owner_else_the_older_link() {
     store.set_owner("young-default-ext", Some(&young), &name.map(Arc::from));
     assert_eq!(leads(&store, "shop"), "young");
     assert_eq!((has("old"), has("young")), (0, 1));
-    store.delete(&young, "young", None);
+    store.gone(&young, "young", None, Instant::now());
     assert_eq!(leads(&store, "shop"), "young", "a load balancer that is recreated gets its name back");
     store.set_owner("young-default-ext", None, &[]);
     store.forget(&young);
@@ -672,7 +678,7 @@ fn names_are_unique_after_random_changes() {
                 }
                 4..6 => {
                     if let Some(known) = living.remove(&key) {
-                        store.delete(&key, &known.uid.to_string(), None);
+                        store.gone(&key, &known.uid.to_string(), None, Instant::now());
                     }
                 }
                 6..8 => {
@@ -699,9 +705,9 @@ fn names_are_unique_after_random_changes() {
                     let mut list: Vec<ObservedService> = living.values().cloned().collect();
                     list.shuffle(&mut random);
                     store.replace(None, list, vec![], &HashSet::new());
-                    store.set_synced();
+                    store.set_known(Input::Services);
                     for (holder, noted) in written.values() {
-                        store.insert_gone(holder, noted.clone());
+                        insert_gone(&store, holder, noted.clone());
                     }
                 }
             }

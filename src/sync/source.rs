@@ -10,4 +10,5 @@ pub(crate) mod own_targets;
 pub mod persisted_targets;
 pub(crate) mod relist_guard;
 pub mod selection;
+pub mod service_links;
 pub mod unselected;

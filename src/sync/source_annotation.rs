@@ -41,8 +41,9 @@ use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange};
 use crate::model::service_key::ServiceKey;
-use crate::store::Store;
+use crate::store::{Input, Store};
 use crate::sync::k8s::metrics::ApiMetrics;
+use crate::sync::source::service_links::is_present;
 use decision::{AnnotatedService, Decision, MalformedAnnotation};
 use deleted_links::DeletedLinks;
 use followers::{Follower, FollowerState, Followers};
@@ -105,7 +106,7 @@ pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) 
             overrides_listed.borrow_and_update().is_settled(*lists) && are_links_settled
         };
         if let Some(lists) = lists.filter(is_settled)
-            && context.store.is_synced()
+            && context.store.is_known(Input::Services)
         {
             context.followers.clear();
             let ended = run_term(&context, &mut feed, memory, lists, &stop).await;
@@ -117,7 +118,7 @@ pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) 
             () = leadership.changed() => {}
             Ok(()) = links_listed.changed() => {}
             Ok(()) = overrides_listed.changed() => {}
-            () = context.store.synced(), if !context.store.is_synced() => {}
+            () = context.store.known(Input::Services), if !context.store.is_known(Input::Services) => {}
             Ok(()) = hostname_policy.changed() => {}
             change = feed.recv() => match change {
                 Ok(change) => memory.deleted_links.on_link_change(&change, &context.persisted),
@@ -377,7 +378,7 @@ impl SourceAnnotationController {
             let why = format!("the StableName {source} isn't read yet");
             return self.show(&follower, FollowerState::Kept(why));
         }
-        if gone.is_some() || store.contains(source) {
+        if gone.is_some() || is_present(store, source) {
             self.resolved.insert(key.clone());
             self.unknown.remove(key);
         } else if !self.resolved.contains(key) {

@@ -16,13 +16,14 @@ use tracing::{Level, warn};
 use crate::model::excerpt::{MAX_LINES, examples};
 use crate::model::service_key::ServiceKey;
 use crate::object_log;
-use crate::store::Store;
+use crate::store::{Input, Store};
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ApiAvailability, ListError, in_place, root_cause, watch_scopes};
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
 use crate::sync::source::selection::Selection;
+use crate::sync::source::service_links::insert_terminating;
 use crate::sync::task::backoff::Backoff;
 use crate::sync::task::supervisor::SyncError;
 
@@ -155,7 +156,7 @@ pub async fn search_finalizers(
     store: Arc<Store>,
     sets_finalizer: bool,
 ) -> Result<(), SyncError> {
-    let _ = tokio::time::timeout(DNS_LISTS_TIMEOUT, store.synced()).await;
+    let _ = tokio::time::timeout(DNS_LISTS_TIMEOUT, store.known(Input::Services)).await;
     let mut pauses = Backoff::new(RETRY_BACKOFF);
     let mut logged_codes = BTreeSet::new();
     let mut places: Vec<Option<&str>> = watch_scopes(&selection.namespaces).collect();
@@ -208,13 +209,13 @@ async fn process(store: &Store, found: &[ServiceWithFinalizer], sets_finalizer: 
         }
         return;
     }
-    store.synced().await;
-    store.owners_known().await;
+    store.known(Input::Services).await;
+    store.known(Input::ExternalTargets).await;
     // The finalizer may belong to another lb-linker with another label selector and another target namespace.
     let belongs =
         |service: &ServiceWithFinalizer| service.is_selected || store.has_external_target(&service.key);
     for service in found.iter().filter(|bound| belongs(bound)) {
-        if let Some(change) = store.insert_terminating(&service.key, &service.uid, true) {
+        if let Some(change) = insert_terminating(store, &service.key, &service.uid, true) {
             let key = &change.key;
             let line =
                 format_args!("link {key}: it isn't a load balancer any more, and still has {FINALIZER}");
@@ -301,8 +302,8 @@ mod tests {
         let namespaces = ["a", "b"].map(ToOwned::to_owned).into();
         let selection = Arc::new(Selection { namespaces, ..Selection::default() });
         let store = Arc::new(Store::new(OnGone::Kept));
-        store.set_synced();
-        store.set_owners_known();
+        store.set_known(Input::Services);
+        store.set_known(Input::ExternalTargets);
         let (mut feed, availability) = (store.subscribe(), ApiAvailability::default());
         let search =
             tokio::spawn(search_finalizers(client, availability, selection, Arc::clone(&store), true));

@@ -22,6 +22,7 @@ const FOLDERS: [&str; 36] = [
     "api",
     "metrics",
     "object_log",
+    "readiness",
     "store",
     "sync/k8s",
     "sync/task",

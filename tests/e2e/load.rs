@@ -21,7 +21,7 @@ use lb_linker::dns::transport::udp;
 use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::{Annotations, Ingress as StoreIngress, IpFamily, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
-use lb_linker::store::{OnGone, Store};
+use lb_linker::store::{Input, OnGone, Store};
 use tokio::net::UdpSocket;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -236,7 +236,7 @@ fn store_with_links(links: u32) -> Arc<Store> {
     let store = Store::new(OnGone::Kept);
     let all: Vec<_> = (0..links).map(|link| observed(link, 0)).collect();
     store.replace(None, all, vec![], &HashSet::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     Arc::new(store)
 }
 

@@ -11,8 +11,9 @@ use lb_linker::model::names::is_label;
 use lb_linker::model::rejection::Rejection;
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::model::target_policy::TargetPolicy;
-use lb_linker::store::{OnGone, Store};
+use lb_linker::store::{Input, OnGone, Store};
 use lb_linker::sync::k8s::service::Service;
+use lb_linker::sync::source::service_links::dns_names;
 use lb_linker::sync::stable_name::controller::manifests::ManifestOverrides;
 
 /// Maximum number of custom hostnames of a link.
@@ -31,7 +32,7 @@ impl Links {
     pub fn start() -> Self {
         let zones = vec![Name::from_ascii("lb.internal.").unwrap()];
         let store = Arc::new(Store::new(OnGone::Dropped).with_zones(&zones));
-        store.set_synced();
+        store.set_known(Input::Services);
         let policy = HostnamePolicy {
             targets: TargetPolicy { zones, ..Default::default() },
             hostname_annotations: vec!["external-dns.alpha.kubernetes.io/hostname".to_owned()],
@@ -72,7 +73,7 @@ impl Links {
         self.store.replace(None, observed, Vec::new(), &HashSet::new());
         self.overrides.apply(&stable_names, &self.policy);
         for link in self.store.links() {
-            check_names(&self.store.dns_names(&link), &self.policy.targets.zones[0])?;
+            check_names(&dns_names(&self.store, &link), &self.policy.targets.zones[0])?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use lb_linker::dns::server::config::first_handler;
 use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::{Annotations, Ingress, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
-use lb_linker::store::{OnGone, Store};
+use lb_linker::store::{Input, OnGone, Store};
 use tokio::runtime::Runtime;
 
 /// The length of the DNS header in bytes (RFC 1035 section 4.1.1).
@@ -91,7 +91,7 @@ pub fn handler() -> Arc<Handler> {
     let zone = name("lb.internal.");
     let store = Store::new(OnGone::Kept).with_zones([&zone]);
     store.replace(None, links, vec![], &Default::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     let site = ServerContext::silent(Arc::new(store)).unwrap();
     first_handler("lb.internal {\nprometheus\nlb_linker {\nns 192.0.2.53 2001:db8::53\n}\n}\n", &site)
         .unwrap()

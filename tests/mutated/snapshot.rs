@@ -8,6 +8,7 @@ use lb_linker::model::target_policy::TargetPolicy;
 use lb_linker::snapshot::format::{FormatError, Snapshot, decode, encode};
 use lb_linker::snapshot::restore::restore;
 use lb_linker::sync::source::selection::Selection;
+use lb_linker::sync::source::service_links::dns_names;
 
 use crate::links::check_names;
 
@@ -72,7 +73,7 @@ fn restored(snapshot: &Snapshot) -> Result<&'static str, String> {
                 "the policy allows each target",
             )?;
         }
-        let names = restored.store.dns_names(link);
+        let names = dns_names(&restored.store, link);
         let has_wildcard = names.iter().any(|name| name.starts_with('*'));
         ensure(!has_wildcard || !lacks_hostnames, "no wildcard hides a hostname that isn't kept")?;
         check_names(&names, &zone)?;

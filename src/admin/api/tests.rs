@@ -14,7 +14,7 @@ use crate::admin::client::{ClientError, InstanceClient};
 use crate::metrics::Metrics;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
-use crate::store::{OnGone, Store};
+use crate::store::{Input, OnGone, Store};
 
 /// A status API with a store, without a listener.
 struct Api {
@@ -154,7 +154,7 @@ async fn only_the_list_of_one_service_includes_history() {
     let _recording = api.record().await;
     let unread = api.ask(get_from("localhost", "/api/links")).await;
     assert_eq!(unread.status(), StatusCode::SERVICE_UNAVAILABLE);
-    api.store.set_synced();
+    api.store.set_known(Input::Services);
     api.apply("shop", "web", "a.example.").await;
     api.apply("shop", "web", "b.example.").await;
     api.apply("default", "db", "c.example.").await;
@@ -175,7 +175,7 @@ async fn only_the_list_of_one_service_includes_history() {
 async fn unchanged_links_are_not_sent_again() {
     let api = Api::new();
     let _recording = api.record().await;
-    api.store.set_synced();
+    api.store.set_known(Input::Services);
     api.apply("shop", "web", "a.example.").await;
     let answer = api.ask(get_from("localhost", "/api/links")).await;
     let etag = answer.headers()[header::ETAG].clone();
@@ -192,7 +192,7 @@ async fn unchanged_links_are_not_sent_again() {
 #[tokio::test]
 async fn facts_beside_the_links_change_the_etag() {
     let api = Api::new();
-    api.store.set_synced();
+    api.store.set_known(Input::Services);
     let mut before = api.status().etag();
     let mut assert_changed = |what: &str| {
         let etag = api.status().etag();
@@ -217,7 +217,7 @@ async fn facts_beside_the_links_change_the_etag() {
 #[tokio::test]
 async fn replica_that_doesnt_lead_lists_no_followers() {
     let api = Api::new();
-    api.store.set_synced();
+    api.store.set_known(Input::Services);
     let listing = body(api.ask(get_from("localhost", "/api/links")).await).await;
     assert_eq!(listing.get("followers"), None);
     assert_eq!(listing.get("notice"), None);
@@ -226,7 +226,7 @@ async fn replica_that_doesnt_lead_lists_no_followers() {
 #[tokio::test]
 async fn changed_zones_change_the_etag() {
     let api = Api::new();
-    api.store.set_synced();
+    api.store.set_known(Input::Services);
     let before = api.status().etag();
     // After a reload of the Corefile, the API has the new zones before the store and the names of the links have them.
     let origin = Name::from_ascii("lb.example.").unwrap();
@@ -289,7 +289,7 @@ async fn client_reads_the_links_and_notices_changes() {
         matches!(&error, ClientError::NotReady(why) if why == "the load balancers haven't been read yet"),
         "{error}"
     );
-    api.store.set_synced();
+    api.store.set_known(Input::Services);
     api.apply("shop", "web", "a.example.").await;
     let listing = client.links().await.unwrap().unwrap();
     assert_eq!((listing.instance.as_str(), listing.items.len()), ("replica-1", 1));

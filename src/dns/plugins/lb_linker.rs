@@ -78,7 +78,8 @@ use crate::metrics::{self, registered};
 use crate::model::link::{IpFamily, Link};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
-use crate::store::Store;
+use crate::readiness::Readiness;
+use crate::store::{Input, Store};
 use failed_targets::FailedTargetsGauge;
 use hops::{Denial, Denials, HopCheck, denied_by_acl, fail_check};
 use target_resolver::{CLIENT_TIMEOUT, ResolveOptions, Resolved, TargetResolvers, query_for};
@@ -93,6 +94,7 @@ pub struct LbLinker {
     zones: Box<[Zone]>,
     fallthrough: Option<ZoneSet>,
     store: Arc<Store>,
+    readiness: Arc<Readiness>,
     policy: Arc<TargetPolicy>,
     denials: Arc<Denials>,
     prohibited: Arc<ProhibitedQueries>,
@@ -142,6 +144,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         zones: zones.into(),
         fallthrough: options.fallthrough,
         store: Arc::clone(&context.store),
+        readiness: Arc::clone(&context.readiness),
         policy: Arc::clone(&context.targets),
         denials,
         prohibited,
@@ -195,16 +198,19 @@ impl Plugin for LbLinker {
     }
 
     fn is_ready(&self) -> bool {
-        self.store.is_synced() || self.store.snapshot_links().is_some()
+        self.store.is_known(Input::Services) || self.store.fallback().is_some()
     }
 
     fn note(&self) -> Option<String> {
-        let snapshot_links = if self.store.is_synced() { None } else { self.store.snapshot_links() };
-        let reading = self.store.list_note().filter(|_| snapshot_links.is_none());
+        let snapshot_links = if self.store.is_known(Input::Services) { None } else { self.store.fallback() };
+        let is_reading = !self.store.is_known(Input::Services) && snapshot_links.is_none();
+        let reading = self.readiness.list.load_full().filter(|_| is_reading);
         let reading = reading.map(|why| format!("the load balancers haven't been read yet: {why}"));
         let snapshot = snapshot_links.map(|snapshot_links| snapshot_links.to_string());
-        let notes =
-            snapshot.or(reading).into_iter().chain(self.store.sync_note().map(|note| note.to_string()));
+        let notes = snapshot
+            .or(reading)
+            .into_iter()
+            .chain(self.readiness.writes.load().as_ref().map(|note| note.to_string()));
         let notes: Vec<String> = notes.collect();
         (!notes.is_empty()).then(|| notes.join("\n"))
     }

@@ -24,6 +24,7 @@ use crate::dns::upstream::socket_budget::SocketBudget;
 use crate::dns::upstream::stale_cache::StaleCaches;
 use crate::metrics::{MetricGroup, Metrics};
 use crate::model::target_policy::TargetPolicy;
+use crate::readiness::Readiness;
 use crate::store::Store;
 use crate::store::metrics::LinkMetrics;
 
@@ -31,6 +32,8 @@ use crate::store::metrics::LinkMetrics;
 #[derive(Clone, Debug)]
 pub struct ServerContext {
     pub store: Arc<Store>,
+    /// What keeps sync from filling the store, or from writing.
+    pub readiness: Arc<Readiness>,
     /// The policy for names and addresses in answers for targets of links.
     pub targets: Arc<TargetPolicy>,
     pub stale_caches: StaleCaches,
@@ -164,6 +167,7 @@ impl ServerContext {
         Ok((
             Self {
                 store,
+                readiness: Arc::default(),
                 targets: Arc::default(),
                 stale_caches: StaleCaches::default(),
                 upstream_sockets: Arc::default(),

@@ -20,7 +20,7 @@ use crate::dns::response_cache::*;
 use crate::dns::server::config::first_handler;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
-use crate::store::{OnGone, Store};
+use crate::store::{Input, OnGone, Store};
 
 /// The plugins of the root block: `acl`, `cache`, and templates for names with addresses, aliases that lead back into
 /// the zone, and names that don't exist.
@@ -66,7 +66,7 @@ impl CachedServer {
     fn of(text: &str, departed: OnGone, zones: &[&str]) -> Self {
         let zones: Vec<Name> = zones.iter().map(|zone| Name::from_ascii(zone).unwrap()).collect();
         let store = Arc::new(Store::new(departed).with_zones(&zones));
-        store.set_synced();
+        store.set_known(Input::Services);
         let mut context = ServerContext::silent(Arc::clone(&store)).unwrap();
         context.own_addresses = |_| vec![[192, 0, 2, 53].into()];
         let handler = first_handler(text, &context).unwrap();
@@ -203,7 +203,7 @@ async fn cached_answer_equals_the_answer_of_the_full_handler() {
                 }
                 1 if random.random_bool(0.3) => {
                     let key = ServiceKey::new("default", ["web", "other"].choose(random).unwrap());
-                    served.store.delete(&key, "u", None);
+                    served.store.gone(&key, "u", None, std::time::Instant::now());
                 }
                 2 => advance(Duration::from_millis(random.random_range(0..9000))).await,
                 3 if random.random_bool(0.3) => {

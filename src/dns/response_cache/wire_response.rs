@@ -143,7 +143,7 @@ impl WireResponse {
             }
         }
         if let Some((offset, store)) = &self.serial {
-            out.get_mut(*offset..*offset + 4)?.copy_from_slice(&store.serial().to_be_bytes());
+            out.get_mut(*offset..*offset + 4)?.copy_from_slice(&store.serial().to_be_bytes()[4..]);
         }
         if let Some(addresses) = &self.addresses {
             addresses.shuffle(out, random)?;

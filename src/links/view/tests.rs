@@ -83,7 +83,7 @@ fn state_tells_why_a_target_is_missing_or_old() {
     assert_eq!(states(), [(ViewState::Kept, Some("the Service's status is blank".to_owned()))]);
     store.apply(ObservedService { refused: true, ..observed("shop", "web", None) });
     assert_eq!(states(), [(ViewState::Kept, Some(refused.to_owned()))]);
-    store.delete(&ServiceKey::new("shop", "web"), "shop/web", None);
+    store.gone(&ServiceKey::new("shop", "web"), "shop/web", None, std::time::Instant::now());
     assert_eq!(
         states(),
         [(ViewState::Gone, Some("the Service is gone, or isn't a load balancer any more".to_owned()))]

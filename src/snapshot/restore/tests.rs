@@ -89,7 +89,7 @@ fn store(seed: u64) -> Store {
                 let object = names::external_target(key.namespace(), key.name());
                 store.set_owner(&object, Some(keys.choose(random).unwrap()), &hostnames);
             }
-            1 => drop(store.delete(key, "u", None)),
+            1 => drop(store.gone(key, "u", None, std::time::Instant::now())),
             2 => {
                 let link_override = LinkOverride {
                     uid: "override".into(),

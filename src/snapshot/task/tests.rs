@@ -12,7 +12,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::snapshot::contents::saved;
 use crate::snapshot::format::{Head, RecordedFlags, Snapshot, decode, encode};
-use crate::store::OnGone;
+use crate::store::{Input, OnGone};
 use crate::sync::test_support;
 
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -131,21 +131,23 @@ async fn snapshot_is_served_when_the_list_is_refused_or_late() {
         setting.first_list.send_replace(state);
         let begun = tokio::time::Instant::now();
         let task = setting.start();
-        setting.until("a snapshot", |context| context.store.snapshot_links().is_some()).await;
+        setting.until("a snapshot", |context| context.store.fallback().is_some()).await;
         assert_eq!(begun.elapsed() < Duration::from_secs(1), state.is_refused(), "{state:?}");
         assert!(begun.elapsed() < Duration::from_secs(3));
-        let snapshot_links = setting.context.store.snapshot_links().unwrap();
-        assert_eq!(snapshot_links.reason(), reason);
+        let snapshot_links = setting.context.store.fallback().unwrap();
+        assert_eq!(*snapshot_links.reason.lock(), reason);
         assert!(snapshot_links.age() >= Duration::from_secs(60));
         assert_eq!(setting.context.store.links().len(), 0);
 
         setting.first_list.send_replace(FirstList::Failed { code: 500 });
-        setting.until("another reason", |_| snapshot_links.reason() == "the API server answers 500").await;
+        setting
+            .until("another reason", |_| *snapshot_links.reason.lock() == "the API server answers 500")
+            .await;
         setting.context.store.apply(link("new.example."));
-        setting.context.store.set_synced();
-        setting.context.store.set_overrides_known();
+        setting.context.store.set_known(Input::Services);
+        setting.context.store.set_known(Input::StableNames);
         setting.until("a write", |_| setting.target().is_some_and(|target| target.contains("new"))).await;
-        assert!(setting.context.store.snapshot_links().is_none());
+        assert!(setting.context.store.fallback().is_none());
         setting.end(task).await;
     }
 }
@@ -153,11 +155,11 @@ async fn snapshot_is_served_when_the_list_is_refused_or_late() {
 #[tokio::test(start_paused = true)]
 async fn snapshot_isnt_served_if_the_first_list_is_in_time() {
     let setting = Fixture::new(Some(60));
-    setting.context.store.set_synced();
-    setting.context.store.set_overrides_known();
+    setting.context.store.set_known(Input::Services);
+    setting.context.store.set_known(Input::StableNames);
     let task = setting.start();
     setting.until("a write", |_| setting.written().is_some_and(|it| it.links.is_empty())).await;
-    assert!(setting.context.store.snapshot_links().is_none());
+    assert!(setting.context.store.fallback().is_none());
     setting.end(task).await;
 }
 
@@ -170,7 +172,7 @@ async fn old_future_or_foreign_snapshot_isnt_served() {
         setting.first_list.send_replace(FirstList::Failed { code: 403 });
         let task = setting.start();
         sleep(Duration::from_secs(10)).await;
-        assert!(setting.context.store.snapshot_links().is_none(), "{age} {server}");
+        assert!(setting.context.store.fallback().is_none(), "{age} {server}");
         assert_eq!(setting.written().unwrap().links.len(), 1);
         setting.end(task).await;
     }
@@ -180,11 +182,11 @@ async fn old_future_or_foreign_snapshot_isnt_served() {
 async fn served_snapshot_ends_at_its_maximum_age() {
     let setting = Fixture::new(Some(60));
     let task = setting.start();
-    setting.until("a snapshot", |context| context.store.snapshot_links().is_some()).await;
+    setting.until("a snapshot", |context| context.store.fallback().is_some()).await;
     sleep(Duration::from_secs(3500)).await;
-    assert!(setting.context.store.snapshot_links().is_some());
+    assert!(setting.context.store.fallback().is_some());
     sleep(Duration::from_secs(60)).await;
-    assert!(setting.context.store.snapshot_links().is_none());
+    assert!(setting.context.store.fallback().is_none());
     setting.end(task).await;
 }
 
@@ -192,9 +194,9 @@ async fn served_snapshot_ends_at_its_maximum_age() {
 async fn changed_zones_apply_to_a_served_snapshot() {
     let setting = Fixture::new(Some(60));
     let task = setting.start();
-    setting.until("a snapshot", |context| context.store.snapshot_links().is_some()).await;
+    setting.until("a snapshot", |context| context.store.fallback().is_some()).await;
     let host = Name::from_ascii("web.default.other.internal.").unwrap();
-    let find = |context: &SnapshotContext| context.store.snapshot_links()?.store.link_of_host(&host);
+    let find = |context: &SnapshotContext| context.store.fallback()?.store.link_of_host(&host);
     assert!(find(&setting.context).is_none());
     let zones = vec![Name::from_ascii("other.internal.").unwrap()];
     let targets = TargetPolicy { zones, ..Default::default() };
@@ -211,10 +213,10 @@ async fn damaged_snapshot_is_set_aside() {
     fs::write(&setting.context.path, &bytes).unwrap();
     let task = setting.start();
     sleep(Duration::from_secs(10)).await;
-    assert!(setting.context.store.snapshot_links().is_none() && !setting.context.path.exists());
+    assert!(setting.context.store.fallback().is_none() && !setting.context.path.exists());
     assert_eq!(fs::read(setting.context.path.with_extension("damaged")).unwrap(), bytes);
-    setting.context.store.set_synced();
-    setting.context.store.set_overrides_known();
+    setting.context.store.set_known(Input::Services);
+    setting.context.store.set_known(Input::StableNames);
     setting.until("a write", |_| setting.written().is_some()).await;
     setting.end(task).await;
 }
@@ -222,8 +224,8 @@ async fn damaged_snapshot_is_set_aside() {
 #[tokio::test(start_paused = true)]
 async fn pending_change_is_written_before_the_task_stops() {
     let setting = Fixture::new(None);
-    setting.context.store.set_synced();
-    setting.context.store.set_overrides_known();
+    setting.context.store.set_known(Input::Services);
+    setting.context.store.set_known(Input::StableNames);
     let task = setting.start();
     setting.until("a write", |_| setting.written().is_some()).await;
     setting.context.store.apply(link("last.example."));
@@ -236,7 +238,7 @@ async fn pending_change_is_written_before_the_task_stops() {
 async fn first_write_waits_for_the_external_targets() {
     let setting = Fixture::new(Some(60));
     setting.context.store.apply(link("new.example."));
-    setting.context.store.set_synced();
+    setting.context.store.set_known(Input::Services);
     let task = setting.start();
     sleep(Duration::from_secs(50)).await;
     assert!(setting.target().unwrap().contains("old.example"));
@@ -257,8 +259,8 @@ async fn failed_writes_are_retried_until_one_succeeds() {
     fs::create_dir(&temporary).unwrap();
     let store = &setting.context.store;
     store.apply(link("new.example."));
-    store.set_synced();
-    store.set_overrides_known();
+    store.set_known(Input::Services);
+    store.set_known(Input::StableNames);
     let task = setting.start();
     setting.until("failures", |context| context.metrics.failures.get() >= 3).await;
     assert!(setting.target().unwrap().contains("old.example"));
@@ -271,8 +273,8 @@ async fn failed_writes_are_retried_until_one_succeeds() {
 async fn unchanged_links_are_written_again_while_the_watch_lives() {
     let setting = Fixture::new(None);
     let watch = setting.context.staleness.watch("load-balancers");
-    setting.context.store.set_synced();
-    setting.context.store.set_overrides_known();
+    setting.context.store.set_known(Input::Services);
+    setting.context.store.set_known(Input::StableNames);
     let task = setting.start();
     setting.until("a write", |_| setting.written().is_some()).await;
     fs::remove_file(&setting.context.path).unwrap();

@@ -1,5 +1,9 @@
 use super::*;
 use crate::model::link_override::Announcement;
+use crate::sync::source::service_links::{
+    apply_persisted_target, insert_gone, insert_left_out, insert_terminating, missing_from, service_link,
+    set_has_finalizer,
+};
 
 fn hosts(name: &str) -> Option<Target> {
     Some(Target::Hostname(host(name)))
@@ -65,16 +69,16 @@ fn override_and_its_end_keep_all_names() {
 fn service_of_an_overridden_link_never_changes_the_target() {
     for on_gone in [OnGone::Kept, OnGone::Dropped] {
         let (store, web) = (Store::new(on_gone), key("web"));
-        store.set_synced();
+        store.set_known(Input::Services);
         store.set_override(&web, override_to("c.example."), None);
         let check = |uid: &str, is_gone: Option<bool>| {
             let link = store.get(&web).unwrap();
             assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
             assert_eq!((link.state, &link.uid), (LinkState::Live, &uid.into()));
-            assert_eq!(store.service_link(&web).map(|service| service.is_gone()), is_gone);
+            assert_eq!(service_link(&store, &web).map(|service| service.is_gone()), is_gone);
             let living: HashSet<_> =
                 is_gone.filter(|is_gone| !is_gone).map(|_| web.clone()).into_iter().collect();
-            assert_eq!(store.missing_from([].into_iter(), None), (living.len(), living));
+            assert_eq!(missing_from(&store, [].into_iter(), None), (living.len(), living));
         };
         check("", None);
         let change = store.apply(seen("default", "web", "1", &["a.example."])).unwrap();
@@ -83,13 +87,17 @@ fn service_of_an_overridden_link_never_changes_the_target() {
         assert!(store.apply(seen("default", "web", "1", &["a.example."])).is_none());
         assert!(store.apply(with_port(81, seen("default", "web", "1", &["a.example."]))).is_none());
         store.apply(seen("default", "web", "1", &[]));
-        assert_eq!(store.service_link(&web).unwrap().state, LinkState::Stale);
+        assert_eq!(service_link(&store, &web).unwrap().state, LinkState::Stale);
         store.apply(seen("default", "web", "2", &[]));
-        assert!(matches!(store.service_link(&web).unwrap().state, LinkState::Recreated(_)));
+        assert!(matches!(service_link(&store, &web).unwrap().state, LinkState::Recreated(_)));
         check("2", Some(false));
-        assert!(store.delete(&web, "1", None).is_none());
+        assert!(store.gone(&web, "1", None, Instant::now()).is_none());
         let is_kept = on_gone == OnGone::Kept;
-        assert_eq!(store.delete(&web, "2", None).is_none(), is_kept, "only the Service has changed");
+        assert_eq!(
+            store.gone(&web, "2", None, Instant::now()).is_none(),
+            is_kept,
+            "only the Service has changed"
+        );
         let (uid, gone) = if is_kept { ("2", Some(true)) } else { ("", None) };
         check(uid, gone);
         store.apply(seen("default", "web", "3", &["d.example."]));
@@ -100,7 +108,7 @@ fn service_of_an_overridden_link_never_changes_the_target() {
         check(if gone.is_some() { "3" } else { "" }, gone);
         assert_eq!(store.forget(&web).is_some(), gone.is_some());
         check("", None);
-        assert!(store.insert_gone(&web, vec![]).is_none());
+        assert!(insert_gone(&store, &web, vec![]).is_none());
         check("", None);
     }
 }
@@ -113,10 +121,10 @@ fn finalizer_is_that_of_the_service_of_the_same_name() {
         let link = store.get(&web).unwrap();
         (link.has_finalizer, link.uid.to_string())
     };
-    assert!(store.insert_terminating(&web, "1", true).is_some());
+    assert!(insert_terminating(&store, &web, "1", true).is_some());
     assert_eq!(finalizer(), (true, "1".to_owned()));
-    assert!(store.set_has_finalizer(&web, "dr", false).is_none());
-    assert!(store.set_has_finalizer(&web, "1", false).is_some());
+    assert!(set_has_finalizer(&store, &web, "dr", false).is_none());
+    assert!(set_has_finalizer(&store, &web, "1", false).is_some());
     assert_eq!(finalizer(), (false, "1".to_owned()));
     store.apply(ObservedService { has_finalizer: true, ..seen("default", "web", "2", &[]) });
     assert_eq!(finalizer(), (true, "2".to_owned()));
@@ -148,7 +156,7 @@ fn withdrawn_target_counts_as_gone_since_its_withdrawal() {
 
     // The external target of a Service that is gone already is not kept longer.
     store.end_override(&web, None, Instant::now());
-    store.delete(&web, "2", None);
+    store.gone(&web, "2", None, Instant::now());
     let gone = outlived_since(&store);
     store.set_override(
         &web,
@@ -164,7 +172,7 @@ fn override_without_living_service_ends_like_a_deleted_service() {
         let (store, web) = (Store::new(OnGone::Kept), key("web"));
         if has_service {
             store.apply(ObservedService { has_finalizer: true, ..seen("default", "web", "1", &[]) });
-            store.delete(&web, "1", None);
+            store.gone(&web, "1", None, Instant::now());
         }
         let link_override = asking_override("c.example.");
         store.set_override(&web, link_override.clone(), None);
@@ -227,7 +235,7 @@ fn settings_of_an_overridden_link_are_those_of_the_override() {
         None,
     );
     assert_eq!(["own", "sn"].map(|name| leads(&store, name)), ["", "web"].map(str::to_owned));
-    store.delete(&web, "1", None);
+    store.gone(&web, "1", None, Instant::now());
     assert_eq!(store.get(&web).unwrap().annotations, annotations("sn.lb.internal"));
     assert_eq!(leads(&store, "sn"), "web");
 }
@@ -272,7 +280,7 @@ fn rank_is_that_of_the_older_of_service_and_stable_name() {
     }
     // The Service was gone before the start of this process.
     let store = Store::new(OnGone::Kept);
-    store.insert_gone(&web, vec![]);
+    insert_gone(&store, &web, vec![]);
     store.set_override(&web, link_override(Some(50)), None);
     assert_eq!(store.get(&web).unwrap().created, 50);
     store.set_override(&web, link_override(None), None);
@@ -282,7 +290,7 @@ fn rank_is_that_of_the_older_of_service_and_stable_name() {
 #[test]
 fn left_out_service_gets_the_link_back() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
-    store.insert_left_out(&web, "1".into(), hosts("a.example."), vec![]);
+    insert_left_out(&store, &web, "1".into(), hosts("a.example."), vec![]);
     let before = store.get(&web).unwrap();
     store.set_override(&web, override_to("c.example."), None);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
@@ -296,16 +304,16 @@ fn persisted_target_restores_only_the_service_with_its_uid() {
         let (store, web) = (Store::new(OnGone::Kept), key("web"));
         store.set_override(&web, override_to("a.example."), None);
         store.apply(seen("default", "web", "1", &[]));
-        store.set_synced();
-        store.apply_persisted_target(&web, last("a.example.", noted(written_for)));
-        let service = store.service_link(&web).unwrap();
+        store.set_known(Input::Services);
+        apply_persisted_target(&store, &web, last("a.example.", noted(written_for)));
+        let service = service_link(&store, &web).unwrap();
         assert_eq!(service.target.as_ref().map(ToString::to_string).as_deref(), expected, "{written_for}");
     }
 }
 
 #[test]
 fn override_advances_the_serial() {
-    let store = Store::new(OnGone::Kept).with_versions();
+    let store = Store::new(OnGone::Kept).with_serial(0);
     store.set_override(&key("web"), override_to("c.example."), Some(7));
     assert_eq!(store.serial(), 7);
     store.end_override(&key("web"), Some(9), Instant::now());
@@ -424,7 +432,9 @@ fn random_overrides_leave_no_trace_after_their_end() {
                 }
                 4..6 => {
                     if let Some(known) = living.remove(&key) {
-                        both.iter().for_each(|store| drop(store.delete(&key, &known.uid.to_string(), None)));
+                        both.iter().for_each(|store| {
+                            drop(store.gone(&key, &known.uid.to_string(), None, Instant::now()))
+                        });
                     }
                 }
                 6 => both.iter().for_each(|store| drop(store.forget(&key))),
@@ -438,7 +448,7 @@ fn random_overrides_leave_no_trace_after_their_end() {
                 8 => {
                     if !living.contains_key(&key) {
                         let uid = format!("t{step}");
-                        both.iter().for_each(|store| drop(store.insert_terminating(&key, &uid, true)));
+                        both.iter().for_each(|store| drop(insert_terminating(store, &key, &uid, true)));
                     }
                 }
                 9..11 => {
@@ -457,7 +467,7 @@ fn random_overrides_leave_no_trace_after_their_end() {
                 both.iter().flat_map(|store| store.links()).map(|link| link.key.clone()).collect();
             for key in keys {
                 let (link, plain) = (store.get(&key), plain.get(&key));
-                let service = store.service_link(&key);
+                let service = service_link(&store, &key);
                 assert_eq!(
                     service.as_deref().map(side),
                     plain.as_deref().map(side),

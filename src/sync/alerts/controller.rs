@@ -479,7 +479,9 @@ impl AlertsController {
         }
         let version = self.version_of(key);
         let Some(term) = self.term else { return };
-        if !self.runtime.queue.admit(key, &fingerprint, &version, false) || !self.runtime.admit(key, &[]) {
+        if !self.runtime.queue.may_start(key, &fingerprint, &version, false)
+            || !self.runtime.may_send(key, &[])
+        {
             return;
         }
         let writer = RuleWriter {

@@ -90,13 +90,14 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
     /// If a write's task was aborted, which should never happen.
     pub(crate) async fn event(&mut self) -> Result<Option<Ended<W, R>>, SyncError> {
         let Self { queue, breakers, outage, writes, .. } = self;
-        // A probe is a write: without room for it, the end of a write comes first.
-        let has_room = |key: &ServiceKey| queue.has_room(key.namespace());
+        // A probe is a write: without room for it, the end of a write comes first, and the limit of starts holds.
+        let has_room = |key: &ServiceKey| queue.has_retry_room(key.namespace());
         let probe_at = [outage.probe_at(has_room), breakers.probe_at(has_room)].into_iter().flatten().min();
+        let probe_at = probe_at.map(|at| at.max(queue.next_start()));
         tokio::select! {
             () = queue.due() => Ok(None),
             () = sleep_until_opt(probe_at) => {
-                let has_room = |key: &ServiceKey| queue.has_room(key.namespace());
+                let has_room = |key: &ServiceKey| queue.has_retry_room(key.namespace());
                 let probe = outage.next_probe(has_room).or_else(|| breakers.next_probe(has_room));
                 probe.iter().for_each(|key| queue.add(key));
                 Ok(None)
@@ -119,13 +120,18 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
 
     // === writes ===
 
-    /// Returns whether a write may begin that belongs to all `classes`, perhaps as a probe. Otherwise its key waits: the
-    /// API server doesn't answer, or refuses a class. The caller has asked [`WorkQueue::admit`].
-    pub(crate) fn admit(&mut self, key: &ServiceKey, classes: &[C]) -> bool {
-        self.outage.admit(key, &[()]) && self.breakers.admit(key, classes)
+    /// Returns whether the request of a key may be sent that belongs to all `classes`, perhaps as a probe. Otherwise the
+    /// key waits: the API server doesn't answer, or refuses a class. The caller has asked [`WorkQueue::may_start`], and
+    /// has to call [`Self::start`] if the answer is true.
+    pub(crate) fn may_send(&mut self, key: &ServiceKey, classes: &[C]) -> bool {
+        let may_send = self.outage.admit(key, &[()]) && self.breakers.admit(key, classes);
+        if !may_send {
+            self.outage.probe_ended(key);
+        }
+        may_send
     }
 
-    /// Sends a request of this term. The caller has asked [`Self::admit`].
+    /// Sends a request of this term, which [`Self::may_send`] has allowed.
     pub(crate) fn start(
         &mut self,
         key: &ServiceKey,
@@ -150,7 +156,8 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
         });
     }
 
-    /// Records that a write has ended, with its HTTP code; 0 without an answer.
+    /// Records that a write has ended, with its HTTP code; 0 without an answer. Called before [`Self::succeeded`] and
+    /// [`Self::failed`]: until then the key can't be queued.
     pub(crate) fn done(&mut self, key: &ServiceKey, code: u16, has_failed: bool) -> Meanwhile {
         self.outage.probe_ended(key);
         self.breakers.probe_ended(key);
@@ -187,7 +194,7 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
         self.queue.record_write(key, desired?)
     }
 
-    /// Queues a key again after a failed write. `sent` is the version of the object that the write was based on, and
+    /// Plans the next try after a failed write. `sent` is the version of the object that the write was based on, and
     /// `is_superseded` tells whether the desired state has changed since: then an error of the object is an old one.
     pub(crate) fn failed(
         &mut self,

@@ -127,7 +127,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
             keys_added: 0,
             under_way: HashMap::new(),
             usage: Usage::new(limits),
-            retry_usage: Usage::new(Limits::at_once(limits.at_once / 2)),
+            retry_usage: Usage::new(Limits::at_once((limits.at_once / 2).max(1))),
             key_interval,
             written: HashMap::new(),
             timers: DelayQueue::new(),
@@ -172,26 +172,33 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// Returns the next key to reconcile, if another write may begin. Keys in their pause after a failure are skipped:
     /// their timers add them again.
     pub(crate) fn next(&mut self) -> Option<ServiceKey> {
-        self.granted = self.waiting_turns.take_within(&mut self.usage, Instant::now()).map(|(_, key)| key);
-        if let Some(key) = &self.granted {
-            self.waiting.remove(key);
-            return Some(key.clone());
-        }
+        self.granted = None;
         while self.has_capacity() {
-            let has_room = |namespace: &str| self.usage.has_room(namespace);
-            let key = match self.ready.take(has_room) {
-                Some((_, key)) => key,
-                // Else `take` would look for room in each namespace.
-                None if self.retry_usage.is_full() => return None,
-                None => {
-                    let has_retry_room =
-                        |namespace: &str| has_room(namespace) && self.retry_usage.has_room(namespace);
-                    self.retries.take(has_retry_room)?.1
+            // A decision comes first: the write may be urgent. If it isn't, its key waits with the rest.
+            if let Some((_, key)) = self.ready.take(|namespace| self.usage.has_room(namespace)) {
+                self.queued.remove(&key);
+                if !self.is_backing_off(&key) {
+                    return Some(key);
                 }
-            };
-            self.queued.remove(&key);
-            if !self.is_backing_off(&key) {
-                return Some(key);
+            } else if let Some((_, key)) = self.waiting_turns.take_within(&mut self.usage, Instant::now()) {
+                self.waiting.remove(&key);
+                if !self.has_failed(&key) || self.has_retry_room(key.namespace()) {
+                    self.remove_queued(&key);
+                    self.granted = Some(key.clone());
+                    return Some(key);
+                }
+                self.add(&key);
+            } else if self.retry_usage.is_full() {
+                // Else `take` would look for room in each namespace.
+                return None;
+            } else {
+                let has_room =
+                    |namespace: &str| self.usage.has_room(namespace) && self.retry_usage.has_room(namespace);
+                let (_, key) = self.retries.take(has_room)?;
+                self.queued.remove(&key);
+                if !self.is_backing_off(&key) {
+                    return Some(key);
+                }
             }
         }
         None
@@ -207,9 +214,14 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         !self.usage.is_full()
     }
 
-    /// Returns whether a write may begin in a namespace, as a retry.
-    pub(crate) fn has_room(&self, namespace: &str) -> bool {
+    /// Returns whether a retry may begin in a namespace.
+    pub(crate) fn has_retry_room(&self, namespace: &str) -> bool {
         self.usage.has_room(namespace) && self.retry_usage.has_room(namespace)
+    }
+
+    /// Returns when the limit of starts allows the next write that isn't urgent.
+    pub(crate) fn next_start(&self) -> Instant {
+        self.usage.next_start(Instant::now())
     }
 
     fn next_number(&mut self) -> u64 {
@@ -223,7 +235,13 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// server has by the last event of the watch. A write waits for another version after a conflict, and for the end
     /// of the pause if another client keeps changing what was written; unless `is_urgent`, for the limits of writes
     /// within a time.
-    pub(crate) fn admit(&mut self, key: &ServiceKey, desired: &A, version: &str, is_urgent: bool) -> bool {
+    pub(crate) fn may_start(
+        &mut self,
+        key: &ServiceKey,
+        desired: &A,
+        version: &str,
+        is_urgent: bool,
+    ) -> bool {
         if let Some((outdated, since)) = self.conflicts.get(key) {
             let remaining = CONFLICT_TIMEOUT.saturating_sub(since.elapsed());
             if **outdated == *version && !remaining.is_zero() {
@@ -262,6 +280,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         let (is_retry, now) = (self.has_failed(key), Instant::now());
         self.granted = None;
         self.remove_waiting(key);
+        self.remove_queued(key);
         self.usage.begin(key.namespace(), is_urgent, now);
         if is_retry {
             self.retry_usage.begin(key.namespace(), is_urgent, now);
@@ -380,6 +399,13 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.remove_waiting(key);
         self.conflicts.remove(key);
         self.throttles.remove(key);
+    }
+
+    fn remove_queued(&mut self, key: &ServiceKey) {
+        if let Some(number) = self.queued.remove(key) {
+            self.ready.remove(key.namespace(), number);
+            self.retries.remove(key.namespace(), number);
+        }
     }
 
     fn remove_waiting(&mut self, key: &ServiceKey) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 
+use crate::readiness::Readiness;
 use crate::sync::k8s::errors::ObjectTexts;
 
 #[derive(Clone, Debug, Default)]
@@ -15,6 +16,8 @@ pub struct Findings {
     pub stable_names: ObjectTexts,
     /// The manifests that aren't used as they are now, as a sentence.
     pub broken_manifests: Arc<ArcSwapOption<String>>,
+    /// What keeps sync from its work.
+    pub readiness: Arc<Readiness>,
 }
 
 impl Findings {

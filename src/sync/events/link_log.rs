@@ -102,6 +102,7 @@ mod tests {
     use crate::model::link::{Annotations, Ingress, ObservedService};
     use crate::model::service_key::ServiceKey;
     use crate::store::OnGone;
+    use crate::sync::source::service_links::{insert_gone, insert_left_out};
     use crate::sync::test_support;
 
     #[test]
@@ -134,8 +135,8 @@ mod tests {
             has_finalizer: false,
             persisted: None,
         });
-        store.insert_gone(&key("gone"), Vec::new());
-        store.insert_left_out(&key("left-out"), "2".into(), None, Vec::new());
+        insert_gone(&store, &key("gone"), Vec::new());
+        insert_left_out(&store, &key("left-out"), "2".into(), None, Vec::new());
         log_first_list(&store, &test_support::link_reporter(), &[]);
         let text = log_text.text();
         assert!(text.contains("ready: load balancers: 1\n"), "{text}");

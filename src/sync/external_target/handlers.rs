@@ -12,6 +12,7 @@ use crate::model::link::{LinkChange, LinkState, Target};
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
+use crate::store::Input;
 use crate::sync::events::link_log::log_changes;
 use crate::sync::external_target::backend::ObjectEvent;
 use crate::sync::external_target::decision::SyncMode;
@@ -21,6 +22,7 @@ use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::external_target::orphans::orphan_of;
 use crate::sync::k8s::labels::{SERVICE_UID, STABLE_NAME_UID};
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
+use crate::sync::source::service_links::is_present;
 
 impl Reconciler {
     pub(crate) fn is_listed(&self) -> bool {
@@ -38,7 +40,7 @@ impl Reconciler {
             ObjectEvent::Listed(kind, list) => self.on_list(kind, list),
             ObjectEvent::Unseen => {
                 self.is_list_refused = true;
-                self.context.store.set_owners_known();
+                self.context.store.set_known(Input::ExternalTargets);
                 if self.context.policy.sync == SyncMode::Off {
                     // With `--sync off` nothing is written: don't wait for objects that can't be read.
                     self.listed.extend([ObjectKind::Service, ObjectKind::EndpointSlice]);
@@ -118,7 +120,7 @@ impl Reconciler {
         }
         self.report
             .other_owner(self.objects.number_of_foreign(), |namespace| self.objects.other_owner(namespace));
-        self.context.store.set_owners_known();
+        self.context.store.set_known(Input::ExternalTargets);
         if was_listed {
             self.restore_deleted(false);
             self.runtime.queue.resume();
@@ -242,7 +244,7 @@ impl Reconciler {
     /// Checks the external targets, adds links for external targets without a Service, and updates the orphans.
     /// `begins` is whether this is the start.
     pub(crate) fn restore_deleted(&mut self, begins: bool) {
-        let unknown = self.objects.links().filter(|key| !self.context.store.contains(key));
+        let unknown = self.objects.links().filter(|key| !is_present(&self.context.store, key));
         let mut keys: BTreeSet<ServiceKey> = unknown.collect();
         self.check_external_targets(begins);
         keys.extend(self.orphans.links().cloned());
@@ -269,7 +271,7 @@ impl Reconciler {
         let mut orphans = Vec::new();
         // A recreated Service may have an orphan of its predecessor.
         let recreated = || store.get(key).is_some_and(|link| matches!(link.state, LinkState::Recreated(_)));
-        if policy.sync != SyncMode::Off && !policy.prune && (!store.contains(key) || recreated()) {
+        if policy.sync != SyncMode::Off && !policy.prune && (!is_present(store, key) || recreated()) {
             let objects = self.objects.of_link(key).into_iter();
             let services = objects.filter(|object| object.id.kind == ObjectKind::Service);
             let services =

@@ -38,6 +38,7 @@ use super::orphans::Orphans;
 use super::status_log::StatusLog;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
+use crate::store::Input;
 use crate::sync::controller::limits::Limits;
 use crate::sync::controller::runtime::{Runtime, panics, report_panic, stop_deadline};
 use crate::sync::election::term::unix_now;
@@ -50,6 +51,7 @@ use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
+use crate::sync::source::service_links::insert_gone;
 use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use adoption::AdoptionQueue;
 use context::ReconcilerContext;
@@ -80,7 +82,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = reconciler.context.store.synced(), if reconciler.is_listed() => break,
+            () = reconciler.context.store.known(Input::Services), if reconciler.is_listed() => break,
             () = leadership.wait_for_other_term(reconciler.term) => events = reconciler.begin_term(),
             () = rewinds.wait_for_change(reconciler.rewinds) => events = reconciler.begin_term(),
             Ok(()) = hostname_policy.changed() => events = reconciler.on_policy_change(),
@@ -116,7 +118,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             () = leader_status.changed() => reconciler.on_leader_status(),
             Ok(()) = links_listed.changed() => reconciler.on_links_listed(),
             Ok(()) = overrides_listed.changed() => reconciler.resume_writing(),
-            () = reconciler.context.store.overrides_known(), if !are_overrides_known => {
+            () = reconciler.context.store.known(Input::StableNames), if !are_overrides_known => {
                 are_overrides_known = true;
                 reconciler.queue_overridden();
             }
@@ -403,7 +405,7 @@ impl Reconciler {
             self.context.external_target_states.set(&key, None, None, false);
             // The store has no link for an object that exists: add the link again, as the link of a gone Service.
             if self.has_removable_object(&key) {
-                self.context.store.insert_gone(&key, self.recorded_hostnames(&key));
+                insert_gone(&self.context.store, &key, self.recorded_hostnames(&key));
             }
             return self.update_orphans(&key);
         };

@@ -18,6 +18,7 @@ use crate::sync::external_target::desired::Stamp;
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::object::{ObjectId, ObjectKind};
+use crate::sync::source::service_links::set_has_finalizer;
 
 /// Stands for the code 403 of a terminating namespace in the log, which limits its lines by code: the 403 of a missing
 /// Role may follow.
@@ -62,7 +63,7 @@ impl Reconciler {
             return false;
         }
         let (key, id) = (link.key.clone(), write.id());
-        if !self.runtime.queue.admit(&key, link, &self.version_of(&id), false) {
+        if !self.runtime.queue.may_start(&key, link, &self.version_of(&id), false) {
             return false;
         }
         if self.higher_term(&id).is_some() {
@@ -73,7 +74,7 @@ impl Reconciler {
         if budget_key.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
             return false;
         }
-        if !self.runtime.admit(&key, &write.classes()) {
+        if !self.runtime.may_send(&key, &write.classes()) {
             return false;
         }
         let found = self.objects.get(&id).map_or(Found::Other, |before| Found::by(&write, before));
@@ -229,7 +230,7 @@ impl Reconciler {
                 }
                 match (&write, after) {
                     (Write::Finalizer { uid, add, .. }, _) => {
-                        drop(self.context.store.set_has_finalizer(key, uid, *add));
+                        drop(set_has_finalizer(&self.context.store, key, uid, *add));
                     }
                     (_, Some(after)) => self.change_object(&id, |objects| objects.answered(&after)),
                     (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
@@ -247,7 +248,7 @@ impl Reconciler {
             }
             Err(WriteError::Gone) if matches!(write, Write::Finalizer { .. }) => {
                 // The finalizers are gone with the Service.
-                self.context.store.set_has_finalizer(key, write.uid(), false);
+                set_has_finalizer(&self.context.store, key, write.uid(), false);
                 self.runtime.queue.add(key);
             }
             Err(WriteError::WholeClass { code, message, retry_after }) => {
@@ -352,7 +353,10 @@ impl Reconciler {
             }
             _ => None,
         };
-        self.context.store.set_sync_note(note);
+        let shown = &self.context.link_reporter.findings.readiness.writes;
+        if shown.load().as_deref() != note.as_ref() {
+            shown.store(note.map(Arc::new));
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
-use crate::store::Store;
+use crate::store::{Input, Store};
 use crate::sync::election::Leadership;
 use crate::sync::events::link_log::{LinkReporter, log_changes, log_first_list};
 use crate::sync::events::{Reason, Regarding};
@@ -40,6 +40,7 @@ use crate::sync::source::first_list::FirstList;
 use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard};
+use crate::sync::source::service_links::{insert_terminating, missing_from, service_link};
 use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::task::supervisor::SyncError;
 use leaving::{DepartedService, RemovalChecks};
@@ -237,7 +238,7 @@ impl ServiceWatcher {
                 }
                 () = sleep_until_opt(expiry) => {
                     for (key, uid, since) in other_services.leaving.kept.take_expired(std::time::Instant::now()) {
-                        log_changes(&self.link_reporter, self.store.delete_since(&key, &uid, None, since));
+                        log_changes(&self.link_reporter, self.store.gone(&key, &uid, None, since));
                         self.unselected.changed(&key);
                     }
                     continue;
@@ -334,10 +335,10 @@ impl ServiceWatcher {
             Ok(Event::Listed(_) | Event::ListEnds { .. }) => FirstList::Arriving,
             Ok(_) => return,
         };
-        if !self.store.is_synced() {
+        if !self.store.is_known(Input::Services) {
             let is_news = self.first_list.send_if_modified(|known| std::mem::replace(known, state) != state);
             if is_news {
-                self.store.set_list_note(state.reason());
+                self.link_reporter.findings.readiness.list.store(Some(Arc::new(state.reason())));
             }
         }
     }
@@ -346,7 +347,7 @@ impl ServiceWatcher {
     fn note_list(&self, scope: &WatchState, lists: ListEpoch, is_complete: bool) {
         let namespace = scope.namespace.as_deref();
         if let Some(namespace) = namespace.filter(|_| is_complete) {
-            self.store.set_listed(namespace);
+            self.store.update_unknown_namespaces(|namespaces| _ = namespaces.remove(namespace));
         }
         self.listed.send_if_modified(|all| {
             let is_refusal_news = all.set_refused(namespace, scope.is_refused());
@@ -403,11 +404,11 @@ impl ServiceWatcher {
         let staying: HashSet<ServiceKey> = leaving.keys().cloned().collect();
         let namespace = scope.namespace.as_deref();
         let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable).chain(&staying);
-        let (known, missing) = self.store.missing_from(listed, namespace);
+        let (known, missing) = missing_from(&self.store, listed, namespace);
         let (known_others, missing_others) = self.unselected.missing_from(&keys, namespace);
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
         // The first list has nothing to be compared with.
-        let (mut retained, retained_others) = if self.store.is_synced() {
+        let (mut retained, retained_others) = if self.store.is_known(Input::Services) {
             let now = std::time::Instant::now();
             let retained = relist_guards.links.keeps(known, &missing, within, now);
             (retained, relist_guards.unselected.keeps(known_others, &missing_others, within, now))
@@ -428,20 +429,20 @@ impl ServiceWatcher {
         retained.extend(staying);
         // The list lacks deleted Services as well as Services that have left the selection: a LIST by name tells them
         // apart. After a restore of etcd no such LIST is sent: a missing Service counts as deleted.
-        if self.store.is_synced() && !rewound {
+        if self.store.is_known(Input::Services) && !rewound {
             for key in missing {
-                if let Some(link) = self.store.service_link(&key).filter(|_| !retained.contains(&key)) {
+                if let Some(link) = service_link(&self.store, &key).filter(|_| !retained.contains(&key)) {
                     retained.insert(key.clone());
                     leaving.start_check(DepartedService { key, uid: link.uid.to_string(), version });
                 }
             }
         }
         let before: Vec<Arc<Link>> =
-            seen.iter().filter_map(|observed| self.store.service_link(&observed.key)).collect();
+            seen.iter().filter_map(|observed| service_link(&self.store, &observed.key)).collect();
         seen.iter_mut().for_each(|observed| self.persisted.attach(&self.store, observed));
         let seen = seen.into_iter().map(|observed| *observed);
         changes.extend(self.store.replace(namespace, seen, unreadable, &retained));
-        let insert = |(key, uid): (ServiceKey, Box<str>)| self.store.insert_terminating(&key, &uid, true);
+        let insert = |(key, uid): (ServiceKey, Box<str>)| insert_terminating(&self.store, &key, &uid, true);
         changes.extend(terminating.into_iter().filter_map(insert));
         // The namespace was refused before, and the link is from a snapshot.
         let is_unfounded = |link: &&Arc<Link>| {
@@ -457,7 +458,8 @@ impl ServiceWatcher {
             self.unselected.changed(&link.key);
         }
         // The change feed has no changes of ports alone.
-        for link in before.iter().filter(|link| self.store.service_link(&link.key).as_ref() != Some(*link)) {
+        for link in before.iter().filter(|link| service_link(&self.store, &link.key).as_ref() != Some(*link))
+        {
             self.unselected.changed(&link.key);
         }
         changes
@@ -465,7 +467,7 @@ impl ServiceWatcher {
 
     /// Processes the changes of a list. If this completes the first list, DNS answers from the links from here on.
     fn listed(&self, changes: Vec<LinkChange>, scopes: &[WatchState]) {
-        if self.store.is_synced() {
+        if self.store.is_known(Input::Services) {
             log_changes(&self.link_reporter, changes);
             return;
         }
@@ -473,7 +475,7 @@ impl ServiceWatcher {
         // The links of a refused namespace come from its external targets, which have to be known, and from a snapshot.
         let starts_without = !listed.is_empty()
             && missing.iter().all(|scope| scope.is_refused())
-            && self.store.are_owners_known();
+            && self.store.is_known(Input::ExternalTargets);
         if !missing.is_empty() && !starts_without {
             return;
         }
@@ -487,8 +489,10 @@ impl ServiceWatcher {
             );
         }
         self.persisted.on_first_list(&self.store, self.keeps_unlisted, &refused);
-        self.store.set_unlisted(&refused);
-        self.store.set_synced();
+        self.store.update_unknown_namespaces(|namespaces| {
+            *namespaces = refused.iter().map(|it| (*it).into()).collect()
+        });
+        self.store.set_known(Input::Services);
         log_first_list(&self.store, &self.link_reporter, &changes);
     }
 
@@ -498,7 +502,7 @@ impl ServiceWatcher {
         self.own_targets().track(service, &self.hostname_policy, Some(&self.store));
         let (observed, rejections) = service.observe(&self.hostname_policy, &self.store);
         let new = object_errors.set_parts(&observed.key, &rejections);
-        if new.is_empty() || !self.store.is_synced() {
+        if new.is_empty() || !self.store.is_known(Input::Services) {
             return observed;
         }
         for (subject, reason) in [
@@ -528,9 +532,9 @@ impl ServiceWatcher {
     fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
         let apply = |service: &Service| {
-            let (key, before) = (service.key(), self.store.service_link(&service.key()));
+            let (key, before) = (service.key(), service_link(&self.store, &service.key()));
             let change = self.store.apply(self.observe(service, object_errors));
-            if change.is_none() && self.store.service_link(&key) != before {
+            if change.is_none() && service_link(&self.store, &key) != before {
                 self.unselected.changed(&key);
             }
             change
@@ -570,11 +574,11 @@ impl ServiceWatcher {
             let was_deleted = other_services.leaving.forget(&key);
             let mut observed = self.observe(&service, &mut other_services.object_errors);
             let ended = was_deleted.then(|| self.end_if_without_target(&observed)).flatten();
-            let before = self.store.service_link(&key);
+            let before = service_link(&self.store, &key);
             self.persisted.attach(&self.store, &mut observed);
             let applied = self.store.apply(observed);
             // The change feed has no changes of Services whose link is overridden.
-            if applied.is_none() && self.store.service_link(&key) != before {
+            if applied.is_none() && service_link(&self.store, &key) != before {
                 self.unselected.changed(&key);
             }
             return log_changes(&self.link_reporter, ended.into_iter().chain(applied));
@@ -594,7 +598,7 @@ impl ServiceWatcher {
             // balancer.
             log_changes(
                 &self.link_reporter,
-                self.store.insert_terminating(&service.key(), service.uid(), true),
+                insert_terminating(&self.store, &service.key(), service.uid(), true),
             );
         }
     }
@@ -605,7 +609,7 @@ impl ServiceWatcher {
         let ObservedService { key, uid, ingress, .. } = observed;
         let has_no_target = ingress.hostnames.is_empty() && ingress.addresses.is_empty();
         let now = std::time::Instant::now();
-        has_no_target.then(|| self.store.delete_since(key, &uid.to_string(), None, now)).flatten()
+        has_no_target.then(|| self.store.gone(key, &uid.to_string(), None, now)).flatten()
     }
 
     /// Records that a Service was deleted or left the selection. The event contains the last version of the object, of
@@ -639,7 +643,7 @@ impl ServiceWatcher {
 
     /// Returns whether a Service has a link that isn't gone.
     fn is_followed(&self, DepartedService { key, uid, .. }: &DepartedService) -> bool {
-        self.store.service_link(key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
+        service_link(&self.store, key).is_some_and(|link| link.uid == *uid.as_str() && !link.is_gone())
     }
 
     /// Returns the Service whose link isn't gone, if it is another Service of the same name.
@@ -647,7 +651,7 @@ impl ServiceWatcher {
         &self,
         DepartedService { key, uid, .. }: &DepartedService,
     ) -> Option<DepartedService> {
-        let link = self.store.service_link(key)?;
+        let link = service_link(&self.store, key)?;
         // The uid of a left-out link may be unknown.
         let is_other = link.uid != *uid.as_str() && !link.is_gone() && !link.is_left_out();
         is_other.then(|| DepartedService { key: key.clone(), uid: link.uid.to_string(), version: None })
@@ -678,7 +682,7 @@ impl ServiceWatcher {
         if self.other_live_service(deleted).is_none() {
             leaving.forget(key);
         }
-        log_changes(&self.link_reporter, self.store.delete_since(key, uid, *version, since));
+        log_changes(&self.link_reporter, self.store.gone(key, uid, *version, since));
         self.unselected.changed(key);
     }
 }
@@ -767,8 +771,8 @@ impl PartialList {
 /// call with this `deadline`.
 async fn wait_for_owners(store: &Store, deadline: &mut Option<Instant>) {
     let known = async {
-        store.owners_known().await;
-        store.overrides_known().await;
+        store.known(Input::ExternalTargets).await;
+        store.known(Input::StableNames).await;
     };
     let deadline = *deadline.get_or_insert_with(|| Instant::now() + EXTERNAL_TARGETS_LIST_TIMEOUT);
     // After the timeout DNS starts without the owners and StableNames: the API server may answer one list, and fail

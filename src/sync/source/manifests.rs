@@ -35,12 +35,13 @@ use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
 use crate::model::rejection::Rejection;
 use crate::model::service_key::ServiceKey;
-use crate::store::{OnGone, Store};
+use crate::store::{Input, OnGone, Store};
 use crate::sync::events::link_log::{LinkReporter, log_changes, log_first_list};
 use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::persisted_targets::PersistedTargets;
+use crate::sync::source::service_links::service_link;
 use crate::sync::task::supervisor::SyncError;
 use reader::{FieldError, MAX_ERRORS};
 use strings::SourceText;
@@ -92,7 +93,7 @@ impl ManifestSource {
                 changed = changes.next() => changed.ok_or(SyncError::WatchEnded)?,
                 () = sleep_until_opt(kept.due().map(Into::into)) => {
                     for (key, uid, since) in kept.take_expired(Instant::now()) {
-                        log_changes(&self.link_reporter, self.store.delete_since(&key, &uid, None, since));
+                        log_changes(&self.link_reporter, self.store.gone(&key, &uid, None, since));
                     }
                     log_changes(&self.link_reporter, self.apply_overrides());
                     continue;
@@ -124,9 +125,9 @@ impl ManifestSource {
             // read earlier could get the name of another link.
             let deadline = *owners_deadline
                 .get_or_insert_with(|| tokio::time::Instant::now() + EXTERNAL_TARGETS_LIST_TIMEOUT);
-            let _ = tokio::time::timeout_at(deadline, self.store.owners_known()).await;
+            let _ = tokio::time::timeout_at(deadline, self.store.known(Input::ExternalTargets)).await;
             // A file that can't be read yet may contain any Service, so none may be considered gone.
-            if !self.store.is_synced() && has_never_valid_file {
+            if !self.store.is_known(Input::Services) && has_never_valid_file {
                 continue;
             }
             let listed: HashSet<ServiceKey> = list.iter().map(|observed| observed.key.clone()).collect();
@@ -134,12 +135,12 @@ impl ManifestSource {
             self.unselected.replace(None, unselected, &HashSet::new());
             object_errors.retain(|key| listed.contains(key));
             let changes = self.take_list(list, &kept);
-            if self.store.is_synced() {
+            if self.store.is_known(Input::Services) {
                 log_changes(&self.link_reporter, changes);
             } else {
                 self.persisted.on_first_list(&self.store, self.keeps_unlisted, &BTreeSet::new());
-                self.store.set_overrides_known();
-                self.store.set_synced();
+                self.store.set_known(Input::StableNames);
+                self.store.set_known(Input::Services);
                 log_first_list(&self.store, &self.link_reporter, &changes);
                 let stable_names = self.files.lock().stable_names(&self.selection).len();
                 if stable_names > 0 {
@@ -162,12 +163,13 @@ impl ManifestSource {
         let staying = kept.union(&replaced).cloned().collect();
         let mut changes = self.store.replace(None, list, Vec::new(), &staying);
         changes.extend(self.apply_overrides());
-        let replaced = replaced.iter().filter_map(|key| self.store.service_link(key));
+        let replaced = replaced.iter().filter_map(|key| service_link(&self.store, key));
         let replaced: Vec<Arc<Link>> =
             replaced.filter(|service| !service.is_gone() && !service.is_left_out()).collect();
         if !replaced.is_empty() {
-            let delete =
-                |service: &Arc<Link>| self.store.delete(&service.key, &service.uid.to_string(), None);
+            let delete = |service: &Arc<Link>| {
+                self.store.gone(&service.key, &service.uid.to_string(), None, Instant::now())
+            };
             changes.extend(replaced.iter().filter_map(delete));
             changes.extend(self.apply_overrides());
         }
@@ -188,7 +190,7 @@ impl ManifestSource {
             let key = service.key();
             let is_followed =
                 |link: &Arc<Link>| link.uid == *service.uid() && !link.is_gone() && !link.is_left_out();
-            if !self.store.service_link(&key).is_some_and(|link| is_followed(&link)) {
+            if !service_link(&self.store, &key).is_some_and(|link| is_followed(&link)) {
                 continue;
             }
             match self.selection.membership(service) {
@@ -199,7 +201,7 @@ impl ManifestSource {
                     unselected.insert(key);
                 }
                 Membership::OptedOut => {
-                    let ended = self.store.delete_since(&key, service.uid(), None, kept.long_ago());
+                    let ended = self.store.gone(&key, service.uid(), None, kept.long_ago());
                     log_changes(&self.link_reporter, ended);
                 }
                 Membership::Selected | Membership::Gone => {}

@@ -13,8 +13,9 @@ use crate::model::link::{Link, LinkChange};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Denied;
-use crate::store::{Lookup, Store};
+use crate::store::Store;
 use crate::sync::k8s::service::{MAX_INGRESS, Service, host_name};
+use crate::sync::source::service_links::service_link;
 
 /// Maximum numbers of tracked Services, in all and per namespace, and of the bytes that they take, roughly. A Service
 /// beyond these limits is checked only when it changes itself; DNS checks `allow-from` for each answer anyway.
@@ -188,7 +189,7 @@ impl InZoneTargets {
     pub(crate) fn changed(&mut self, hostname_policy: &HostnamePolicy, store: &Store) -> Vec<Service> {
         let mut changed = Vec::new();
         for key in std::mem::take(&mut self.due) {
-            if store.service_link(&key).is_none_or(|link| link.is_gone()) {
+            if service_link(store, &key).is_none_or(|link| link.is_gone()) {
                 self.forget(&key);
                 continue;
             }
@@ -253,10 +254,7 @@ fn check_targets(
 ) -> TargetCheck {
     let refusal =
         |host| hostname_policy.targets.check_host_of(key, host, |host| store.link_of_host(host)).err();
-    let link = |host| match store.find_host(host) {
-        Lookup::Link(link) => Some(link.key.clone()),
-        Lookup::EmptyNonTerminal | Lookup::Nothing => None,
-    };
+    let link = |host| store.link_of_host(host).map(|link| link.key.clone());
     TargetCheck {
         refused: Some(hosts.iter().map(refusal).collect()),
         links: hosts.iter().filter_map(link).collect(),
@@ -320,7 +318,7 @@ mod tests {
             assert_eq!(keys(&own.changed(&hostname_policy, &store)), expected, "{allow_from:?}");
         }
         own.on_link_change(
-            &store.delete(&ServiceKey::new("b", "host"), "u", None).unwrap(),
+            &store.gone(&ServiceKey::new("b", "host"), "u", None, std::time::Instant::now()).unwrap(),
             &hostname_policy,
         );
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/guest"]);
@@ -329,7 +327,7 @@ mod tests {
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/guest"]);
         // A Service has no link, either, if a later version of it in the same list opts out.
         assert!(own.track(&service("a", "out", "host.b.lb.internal", ""), &hostname_policy, None));
-        store.delete(&guest.key(), "u", None);
+        store.gone(&guest.key(), "u", None, std::time::Instant::now());
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0]);
         own.recheck_all();
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), [""; 0]);
@@ -384,7 +382,7 @@ mod tests {
         };
         assert_eq!(due(&apply(&service("b", "host3", "other.example", "*"))), (100, 0));
         assert_eq!(due(&apply(&service("b", "host3", "other.example", "n1"))), (100, 90));
-        let gone = store.delete(&ServiceKey::new("b", "host3"), "u", None).unwrap();
+        let gone = store.gone(&ServiceKey::new("b", "host3"), "u", None, std::time::Instant::now()).unwrap();
         assert_eq!(due(&gone), (100, 100));
         assert_eq!(due(&apply(&service("b", "host3", "cloud.example", "*"))), (100, 100));
         // A new name concerns only the Services with the same label.

@@ -11,7 +11,10 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
-use crate::store::Store;
+use crate::store::{Input, Store};
+use crate::sync::source::service_links::{
+    apply_persisted_target, insert_from_snapshot, insert_left_out, service_link,
+};
 
 #[derive(Debug, Default)]
 pub struct PersistedTargets(Mutex<HashMap<ServiceKey, Box<PersistedTarget>>>);
@@ -28,10 +31,11 @@ impl PersistedTargets {
         last: PersistedTarget,
     ) -> Option<LinkChange> {
         if let Some(uid) = &last.overridden_by {
-            return override_provisionally(store, key, uid, &last).filter(|_| store.is_synced());
+            return override_provisionally(store, key, uid, &last)
+                .filter(|_| store.is_known(Input::Services));
         }
-        if store.is_synced() {
-            return store.apply_persisted_target(key, last);
+        if store.is_known(Input::Services) {
+            return apply_persisted_target(store, key, last);
         }
         self.0.lock().insert(key.clone(), Box::new(last));
         None
@@ -39,7 +43,7 @@ impl PersistedTargets {
 
     /// Moves the external target of a Service that has no link yet into the observation.
     pub(crate) fn attach(&self, store: &Store, observed: &mut ObservedService) {
-        if store.service_link(&observed.key).is_none() {
+        if service_link(store, &observed.key).is_none() {
             observed.persisted = self.0.lock().remove(&observed.key);
         }
     }
@@ -74,7 +78,7 @@ impl PersistedTargets {
             in_refused_namespaces.into_iter().chain(unlisted.into_iter().filter(|_| keeps_unlisted))
         {
             // Subscribers of the change feed get the change.
-            let _ = store.insert_left_out(key, last.uid(), last.target.clone(), last.hostnames.to_vec());
+            let _ = insert_left_out(store, key, last.uid(), last.target.clone(), last.hostnames.to_vec());
         }
     }
 }
@@ -85,12 +89,12 @@ fn keep_snapshot(
     namespaces: &BTreeSet<&str>,
     recorded: &HashMap<ServiceKey, Box<PersistedTarget>>,
 ) {
-    let Some(snapshot) = store.snapshot_links() else { return };
+    let Some(snapshot) = store.fallback() else { return };
     let is_same = |link: &Link| recorded.get(&link.key).is_none_or(|last| last.uid() == link.uid);
     let links = snapshot.store.links();
     let kept = links.iter().filter(|link| namespaces.contains(link.key.namespace()) && link.target.is_some());
     for link in kept.filter(|link| is_same(link)) {
-        let _ = store.insert_from_snapshot(link);
+        let _ = insert_from_snapshot(store, link);
     }
 }
 
@@ -103,7 +107,7 @@ fn override_provisionally(
     last: &PersistedTarget,
 ) -> Option<LinkChange> {
     let is_overridden = || store.get(key).is_some_and(|link| link.active_override().is_some());
-    let target = last.target.clone().filter(|_| !store.are_overrides_known() && !is_overridden())?;
+    let target = last.target.clone().filter(|_| !store.is_known(Input::StableNames) && !is_overridden())?;
     let link_override = LinkOverride {
         uid: uid.clone(),
         announced: Announcement::Target(target),
@@ -124,6 +128,7 @@ pub(super) mod tests {
     use crate::model::link::Ingress;
     use crate::model::persisted_target::TargetOwner;
     use crate::store::OnGone;
+    use crate::sync::source::service_links::insert_terminating;
 
     fn key(name: &str) -> ServiceKey {
         ServiceKey::new("default", name)
@@ -154,7 +159,7 @@ pub(super) mod tests {
         for is_synced in [false, true] {
             let (targets, store) = (PersistedTargets::default(), Store::new(OnGone::Kept));
             if is_synced {
-                store.set_synced();
+                store.set_known(Input::Services);
             }
             let last = PersistedTarget { overridden_by: Some("s".into()), ..recorded(true) };
             assert_eq!(targets.record(&store, &key("web"), last).is_some(), is_synced);
@@ -192,9 +197,9 @@ pub(super) mod tests {
         store.apply(with_recorded(&targets, &store, "without"));
         store.set_unreadable(&key("unreadable"));
         // A Service with our finalizer isn't necessarily gone.
-        store.insert_terminating(&key("guarded"), "1", true);
+        insert_terminating(&store, &key("guarded"), "1", true);
         targets.on_first_list(&store, keep, &BTreeSet::new());
-        store.set_synced();
+        store.set_known(Input::Services);
         (targets, store)
     }
 

@@ -10,7 +10,7 @@ use super::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::Target;
 use crate::model::link_override::{Announcement, LinkOverride};
-use crate::store::OnGone;
+use crate::store::{Input, OnGone};
 use crate::sync::controller::runtime::stop_deadline;
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::watch::Event;
@@ -42,7 +42,7 @@ fn context(client: Client) -> SourceAnnotationContext {
         rewinds: RestoreCounter::default(),
         leadership,
     };
-    context.store.set_synced();
+    context.store.set_known(Input::Services);
     context
 }
 

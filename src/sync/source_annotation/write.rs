@@ -29,8 +29,8 @@ impl SourceAnnotationController {
     /// Starts to write a Service, unless it has to wait.
     pub(super) fn start(&mut self, before: AnnotatedService, name: String) {
         let key = before.key.clone();
-        if !self.runtime.queue.admit(&key, &name, &versioned(&before.version), false)
-            || !self.runtime.admit(&key, &[key.namespace().into()])
+        if !self.runtime.queue.may_start(&key, &name, &versioned(&before.version), false)
+            || !self.runtime.may_send(&key, &[key.namespace().into()])
         {
             return;
         }
@@ -65,7 +65,7 @@ impl SourceAnnotationController {
         }
         // The Service is gone, or has no valid annotation any more: there is nothing to update.
         let Some(known) = self.annotated.get_mut(&key) else { return };
-        let error = match result {
+        let failed = match result {
             Ok(after) => {
                 if let (Some(Object::Service(service)), true) = (after, known.version == before.version) {
                     known.version = Precondition::of(&service.metadata);
@@ -87,10 +87,11 @@ impl SourceAnnotationController {
             }
             // The failure may concern this Service alone, such as a slow webhook.
             Err(WriteError::WholeClass { message, retry_after, .. }) => {
-                WriteError::Other { message, retry_after }
+                (WriteError::Other { message, retry_after }, false)
             }
-            Err(error) => error,
+            Err(error) => (error, is_superseded),
         };
+        let (error, is_superseded) = failed;
         let failure = self.runtime.failed(&key, error, &versioned(&before.version), is_superseded);
         if let Failure::Own { message, pause, is_new } = failure {
             let what = format_args!("Service {key}, which follows {source}");

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::service_key::ServiceKey;
-use crate::store::Store;
+use crate::store::{Input, Store};
 use crate::sync::alerts::requests::RuleRequests;
 use crate::sync::controller::runtime::stop_deadline;
 use crate::sync::election::Leadership;
@@ -140,7 +140,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Read the external targets first: until a StableName is read, DNS answers with the target of its external
     // target.
-    let owners = timeout(EXTERNAL_TARGETS_LIST_TIMEOUT, context.store.owners_known());
+    let owners = timeout(EXTERNAL_TARGETS_LIST_TIMEOUT, context.store.known(Input::ExternalTargets));
     let begin = async { tokio::join!(context.leadership.settled(), owners) };
     if stop.run_until_cancelled(begin).await.is_none() {
         return Ok(());

@@ -6,6 +6,7 @@ use super::LOG_INTERVAL;
 use crate::dns::chain::server::Server;
 use crate::dns::message::ede::Ede;
 use crate::dns::plugins::tests::support::{TestServer, link};
+use crate::store::Input;
 
 const ANSWER: &str = "template IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}";
 
@@ -49,7 +50,7 @@ fn with_link(corefile: &str) -> TestServer {
     let store = &context.shared.store;
     store.set_zones([&Name::from_ascii("lb.internal.").unwrap()]);
     store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     context
 }
 

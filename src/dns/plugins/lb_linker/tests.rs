@@ -18,6 +18,7 @@ use crate::dns::plugins::tests::fake_upstream::{FakeUpstream, address, error};
 use crate::dns::plugins::tests::support::{TestServer, link, record, show};
 use crate::model::link::ObservedService;
 use crate::model::service_key::ServiceKey;
+use crate::store::Input;
 
 const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
 
@@ -36,7 +37,7 @@ fn listeners(text: &str) -> Vec<TestServer> {
     let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
     store.replace(None, vec![web()], vec![], &Default::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     let metrics = context.shared.metrics.group().unwrap();
     let of_listener = |listener| {
         let server = Arc::new(configuration.server(listener, listener.at, Arc::clone(&metrics)));

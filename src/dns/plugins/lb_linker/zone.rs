@@ -26,7 +26,7 @@ use crate::dns::plugins::lb_linker::zone::lookup::{Node, ZoneQuery};
 use crate::model::link::{Link, Target};
 use crate::model::names;
 use crate::model::target_policy::Denied;
-use crate::store::{NameDependency, Store};
+use crate::store::{Input, NameDependency, Store};
 use dependencies::Lookups;
 use link_names::LinkNames;
 use records::{addresses, pointers, record};
@@ -181,18 +181,18 @@ impl Zone {
     #[must_use]
     pub fn answer(&self, store: &Store, name: &Name, relative: &[u8], qtype: RecordType) -> ZoneAnswer {
         // Checked before the look-up: a name that is added in between must not get NXDOMAIN.
-        let (mut synced, mut snapshot_links) = (store.is_synced(), None);
+        let (mut synced, mut snapshot_links) = (store.is_known(Input::Services), None);
         while !synced && snapshot_links.is_none() {
-            let present = store.snapshot_links();
-            let in_use = present.as_ref().map(|it| it.store.use_of_snapshot());
-            synced = store.is_synced();
+            let present = store.fallback();
+            let in_use = present.as_ref().map(|it| it.store.use_as_fallback());
+            synced = store.is_known(Input::Services);
             // The dependency begins before this check: if the snapshot is removed later, the answer is outdated.
             let (Some(present), Some(in_use)) = (present, in_use) else { break };
-            if store.snapshot_links().is_some_and(|now| Arc::ptr_eq(&now, &present)) {
+            if store.fallback().is_some_and(|now| Arc::ptr_eq(&now, &present)) {
                 snapshot_links = Some((in_use, Arc::clone(&present.store)));
             }
         }
-        let is_unlisted = synced && !self.is_reverse() && store.is_unlisted(relative);
+        let is_unlisted = synced && !self.is_reverse() && store.may_lack(relative);
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
         if is_unlisted && matches!(node, Node::Nothing | Node::Empty) {
@@ -373,8 +373,9 @@ impl Zone {
         let (refresh, retry, expire) = SOA_TIMERS;
         let Authority { name_server, hostmaster, ttl, .. } = &self.authority;
         // RFC 2308 section 4: MINIMUM is the negative TTL.
-        let soa =
-            SOA::new(name_server.clone(), hostmaster.clone(), store.serial(), refresh, retry, expire, *ttl);
+        #[expect(clippy::cast_possible_truncation, reason = "DNS has the low 32 bits")]
+        let serial = store.serial() as u32;
+        let soa = SOA::new(name_server.clone(), hostmaster.clone(), serial, refresh, retry, expire, *ttl);
         record(owner, *ttl, RData::SOA(soa))
     }
 }

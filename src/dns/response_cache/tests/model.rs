@@ -15,6 +15,7 @@ use crate::dns::response_cache::tests::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Port, Target};
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
+use crate::sync::source::service_links::apply_persisted_target;
 
 const SEEDS: std::ops::Range<u64> = 0..60;
 const STEPS: usize = 150;
@@ -247,7 +248,7 @@ impl Model<'_> {
             }
             10 | 11 => {
                 let key = self.key();
-                store.delete(&key, "u", None);
+                store.gone(&key, "u", None, std::time::Instant::now());
                 if self.chance(0.5) {
                     store.forget(&key);
                 }
@@ -265,7 +266,8 @@ impl Model<'_> {
             13 => {
                 let (key, target) =
                     (self.key(), Target::Addresses(addresses(&["192.0.2.10".to_owned()]).into()));
-                store.apply_persisted_target(
+                apply_persisted_target(
+                    &store,
                     &key,
                     PersistedTarget {
                         target: Some(target),
@@ -417,7 +419,7 @@ async fn cached_srv_answer_follows_changes_of_its_target() {
     check_cached_answer(
         &mut served,
         srv,
-        |store| _ = store.delete(&ServiceKey::new("default", "c"), "u", None),
+        |store| _ = store.gone(&ServiceKey::new("default", "c"), "u", None, std::time::Instant::now()),
         true,
     )
     .await;

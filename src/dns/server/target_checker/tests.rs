@@ -9,6 +9,7 @@ use crate::dns::plugins::tests::support::{TestServer, link, record};
 use crate::model::link::IpFamily;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
+use crate::store::Input;
 
 const LINKS: &str = "lb.internal {\nlb_linker\n}\n";
 /// Longer than an upstream on loopback takes.
@@ -62,7 +63,7 @@ fn checker_of(block: &str) -> (TargetChecker, TestServer) {
         link("back", "web.default.lb.internal."),
     ];
     store.replace(None, links, vec![], &Default::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     (checker(Arc::clone(&context.server)).0, context)
 }
 
@@ -369,7 +370,7 @@ fn links_alone() -> TestServer {
     let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
     store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     context
 }
 

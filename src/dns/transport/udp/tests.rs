@@ -18,7 +18,7 @@ use crate::dns::transport::udp::pending::{InFlightGuard, Peer, PendingQuery, Que
 use crate::dns::transport::udp::queues::{QueueReceivers, queues};
 use crate::dns::transport::udp::*;
 use crate::model::link::{Ingress, ObservedService};
-use crate::store::{OnGone, Store};
+use crate::store::{Input, OnGone, Store};
 
 const KNOWN: &str = "web.lb.internal.";
 const SLOW: &str = "slow.example.";
@@ -314,7 +314,7 @@ async fn serve_web() -> TestServer {
     let origin = Name::from_ascii("lb.internal.").unwrap();
     let store = Arc::new(Store::new(OnGone::Kept).with_zones([&origin]));
     store.apply(link("web", "192.0.2.1"));
-    store.set_synced();
+    store.set_known(Input::Services);
     let (handler, upstream) = handler_of(Arc::clone(&store)).await;
     let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let client = client(1, sockets[0].local_addr().unwrap()).await;

@@ -14,8 +14,12 @@ struct Controller {
 
 impl Controller {
     fn new(leadership: Leadership) -> Self {
+        Self::with(Limits::at_once(8), leadership)
+    }
+
+    fn with(limits: Limits, leadership: Leadership) -> Self {
         let term = leadership.term();
-        let runtime = Runtime::new(Limits::at_once(8), Duration::ZERO, leadership);
+        let runtime = Runtime::new(limits, Duration::ZERO, leadership);
         Self { runtime, term, sent: Arc::default() }
     }
 
@@ -35,7 +39,9 @@ impl Controller {
         let mut written = 0;
         while Instant::now() < end {
             while let Some(key) = self.runtime.queue.next() {
-                if self.runtime.queue.admit(&key, &0, "", false) && self.runtime.admit(&key, &["class"]) {
+                if self.runtime.queue.may_start(&key, &0, "", false)
+                    && self.runtime.may_send(&key, &["class"])
+                {
                     let (sent, answer) = (Arc::clone(&self.sent), answer.clone());
                     let request = async move {
                         sent.fetch_add(1, Ordering::Relaxed);
@@ -75,6 +81,31 @@ async fn one_key_probes_while_the_api_server_is_away() {
     let sent = controller.sent.load(Ordering::Relaxed);
     assert!((10..30).contains(&sent), "{sent} requests without an answer");
     assert_eq!(controller.run_until(after(6), || (200, Ok(()))).await, 100, "all follow the first answer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_obey_the_limit_of_starts() {
+    let limits = Limits { at_once: 4, starts: Some((4, Duration::from_secs(1))) };
+    let mut controller = Controller::with(limits, Leadership::unconditional());
+    controller.add(100);
+    assert_eq!(controller.run_until(after(60), || (0, Err(WriteError::Unanswered))).await, 0);
+    let sent = controller.sent.load(Ordering::Relaxed);
+    assert!((10..30).contains(&sent), "{sent} requests without an answer");
+    assert!(controller.run_until(after(60), || (200, Ok(()))).await >= 100, "all are written");
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_of_a_refused_class_takes_no_probe_of_the_outage() {
+    let mut controller = Controller::new(Leadership::unconditional());
+    let [refused, other] = ["refused", "other"].map(|name| ServiceKey::new("shop", name));
+    controller.runtime.breakers.record_failure("class", &refused, Some(Duration::from_secs(300)));
+    controller.runtime.unanswered(&other);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!controller.runtime.may_send(&refused, &["class"]));
+    assert!(controller.runtime.may_send(&other, &["another class"]), "it probes");
+    assert!(!controller.runtime.may_send(&refused, &[]), "one key at a time");
+    controller.runtime.done(&other, 200, false);
+    assert!(controller.runtime.may_send(&refused, &[]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -164,13 +164,13 @@ async fn wait_after_a_conflict_is_no_failure() {
     work_queue.done(&key, true);
     work_queue.conflict(&key, "7");
     let start = Instant::now();
-    assert!(!work_queue.admit(&key, &(), "7", true));
+    assert!(!work_queue.may_start(&key, &(), "7", true));
     assert!(!work_queue.is_backing_off(&key) && !work_queue.has_failed(&key));
-    assert!(work_queue.admit(&key, &(), "8", true), "the watch has delivered another version");
+    assert!(work_queue.may_start(&key, &(), "8", true), "the watch has delivered another version");
     work_queue.conflict(&key, "8");
-    assert!(!work_queue.admit(&key, &(), "8", false));
+    assert!(!work_queue.may_start(&key, &(), "8", false));
     work_queue.due().await;
-    while !work_queue.admit(&key, &(), "8", false) {
+    while !work_queue.may_start(&key, &(), "8", false) {
         work_queue.due().await;
     }
     assert!(start.elapsed() >= CONFLICT_TIMEOUT);
@@ -192,7 +192,7 @@ async fn key_is_written_once_in_its_interval_unless_urgent() {
         (22, false, false, true),
     ] {
         tokio::time::sleep_until(start + at * second).await;
-        let is_admitted = work_queue.admit(&key, &(), "", is_urgent);
+        let is_admitted = work_queue.may_start(&key, &(), "", is_urgent);
         assert_eq!(is_admitted, expected, "{at}");
         if is_admitted {
             work_queue.begin(&key, is_urgent);
@@ -203,6 +203,43 @@ async fn key_is_written_once_in_its_interval_unless_urgent() {
     work_queue.add_after(key, 2 * QUIET_PERIOD);
     work_queue.due().await;
     assert!(work_queue.written.is_empty() && work_queue.usage.is_unused());
+}
+
+#[tokio::test(start_paused = true)]
+async fn urgent_write_precedes_writes_that_wait_for_a_start() {
+    let limits = Limits { at_once: 16, starts: Some((2, Duration::from_secs(1))) };
+    let mut work_queue = WorkQueue::<()>::new(limits, Duration::ZERO);
+    for number in 0..20 {
+        work_queue.add(&ServiceKey::new(&number.to_string(), "web"));
+    }
+    let begin_all = |work_queue: &mut WorkQueue<()>, urgent: &str| {
+        while let Some(key) = work_queue.next() {
+            if work_queue.may_start(&key, &(), "", key.namespace() == urgent) {
+                work_queue.begin(&key, key.namespace() == urgent);
+            }
+        }
+    };
+    begin_all(&mut work_queue, "");
+    assert_eq!(work_queue.in_flight().len(), 2);
+    // A key that waits becomes urgent, and its turn comes at the same time.
+    let urgent = ServiceKey::new("2", "web");
+    work_queue.add(&urgent);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    begin_all(&mut work_queue, "2");
+    assert_eq!(work_queue.in_flight().len(), 5);
+    assert!(work_queue.in_flight().contains(&urgent) && work_queue.waiting.len() == 15);
+    for key in work_queue.in_flight() {
+        work_queue.done(&key, false);
+    }
+    while !work_queue.waiting.is_empty() {
+        work_queue.due().await;
+        begin_all(&mut work_queue, "");
+    }
+    for key in work_queue.in_flight() {
+        work_queue.done(&key, false);
+    }
+    work_queue.usage.forget_starts(Instant::now() + Duration::from_secs(2));
+    assert!(work_queue.usage.is_unused() && work_queue.retry_usage.is_unused());
 }
 
 /// How the writes of a namespace end in [`no_namespace_waits_for_another_one`].
@@ -259,7 +296,7 @@ async fn run_with_busy_namespaces(seed: u64) {
     let mut ends: BTreeMap<(Instant, ServiceKey), bool> = BTreeMap::new();
     while Instant::now() < end {
         while let Some(key) = work_queue.next() {
-            if !work_queue.admit(&key, &(), "", false) {
+            if !work_queue.may_start(&key, &(), "", false) {
                 continue;
             }
             work_queue.begin(&key, false);

@@ -28,6 +28,7 @@ use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::ObjectKind;
 use crate::sync::source::relist_guard::is_suspicious_removal;
 use crate::sync::source::selection::Selection;
+use crate::sync::source::service_links::{delete_left_out, insert_gone, insert_left_out, is_present};
 use crate::sync::task::backoff::Backoff;
 
 /// The first and the longest pause before the next look-up of Services.
@@ -115,7 +116,7 @@ impl Reconciler {
         // Nothing is written for a namespace that can't be listed. Its list causes another check.
         let is_unlisted = self.are_links_unlisted(key.namespace());
         let Some(link) = store.get(key) else {
-            let stays = ended || is_unlisted || store.contains(key);
+            let stays = ended || is_unlisted || is_present(store, key);
             return if stays { TargetFate::Stays } else { TargetFate::Unlisted };
         };
         let is_unknown = link.is_left_out() || link.is_gone() && link.was_never_observed() && !ended;
@@ -144,7 +145,7 @@ impl Reconciler {
 
     /// Adds a link for a Service that was deleted while no lb-linker was running.
     fn adopt(&self, key: &ServiceKey) {
-        if let Some(change) = self.context.store.insert_gone(key, self.recorded_hostnames(key)) {
+        if let Some(change) = insert_gone(&self.context.store, key, self.recorded_hostnames(key)) {
             let line =
                 format_args!("link {}: its Service is gone, its external target is still there", change.key);
             self.context.link_reporter.log.info(key, line);
@@ -157,7 +158,7 @@ impl Reconciler {
         let known = self.context.store.get(key).filter(|link| link.is_left_out());
         let uid = known.map_or_else(|| self.recorded_uid(key), |link| link.uid.clone());
         let (target, hostnames) = (self.recorded_target(key), self.recorded_hostnames(key));
-        if let Some(change) = self.context.store.insert_left_out(key, uid, target, hostnames) {
+        if let Some(change) = insert_left_out(&self.context.store, key, uid, target, hostnames) {
             log_change(&self.context.link_reporter, &change);
         }
     }
@@ -211,7 +212,7 @@ impl Reconciler {
                 Verdict::Exists { uid, flag } if protects => {
                     if let (Some(uid), true) = (uid, link.is_left_out()) {
                         let hostnames = link.annotations.hostnames.to_vec();
-                        let _ = store.insert_left_out(&key, uid, link.target.clone(), hostnames);
+                        let _ = insert_left_out(store, &key, uid, link.target.clone(), hostnames);
                     }
                     left_out.insert(key.clone(), flag);
                 }
@@ -258,7 +259,7 @@ impl Reconciler {
     fn end_link(&self, key: &ServiceKey, since: Instant) {
         let ReconcilerContext { store, selection, link_reporter, .. } = &self.context;
         let is_watched = selection.watches(key.namespace());
-        let change = if is_watched { store.delete_left_out(key, since) } else { store.forget(key) };
+        let change = if is_watched { delete_left_out(store, key, since) } else { store.forget(key) };
         change.iter().for_each(|change| log_change(link_reporter, change));
     }
 

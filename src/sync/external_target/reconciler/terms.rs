@@ -13,6 +13,7 @@ use crate::sync::external_target::desired::has_our_field_manager;
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::external_target::states::WRITE_LAG;
 use crate::sync::k8s::object::{Object, ObjectId};
+use crate::sync::source::service_links::is_present;
 
 /// How long the process with the higher term has time to make a write that this process would make, too.
 const SURPASS_AFTER: Duration = Duration::from_secs(20);
@@ -59,7 +60,7 @@ impl Reconciler {
         let unwanted = |key: ServiceKey| {
             self.context.selection.watches(key.namespace())
                 && self.are_links_listed(key.namespace())
-                && !self.context.store.contains(&key)
+                && !is_present(&self.context.store, &key)
         };
         if is_new
             && term < self.term

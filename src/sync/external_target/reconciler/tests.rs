@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::model::link::Target;
 use crate::model::link_override::{Announcement, LinkOverride};
-use crate::store::{OnGone, Store};
+use crate::store::{Input, OnGone, Store};
 use crate::sync::controller::runtime::{Ended, stop_deadline};
 use crate::sync::controller::write_error::WriteError;
 use crate::sync::election::Leadership;
@@ -31,6 +31,7 @@ use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::listed::CompletedLists;
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::selection::Selection;
+use crate::sync::source::service_links::insert_left_out;
 use crate::sync::test_support;
 
 /// Returns complete lists of all namespaces.
@@ -90,7 +91,7 @@ fn load_balancer_at(reconciler: &Reconciler, name: &str, hostname: &str) -> Arc<
     .unwrap();
     let ReconcilerContext { store, hostname_policy, .. } = &reconciler.context;
     store.apply(service.observe(&hostname_policy.borrow(), store).0);
-    store.set_synced();
+    store.set_known(Input::Services);
     store.get(&service.key()).unwrap()
 }
 
@@ -288,7 +289,7 @@ async fn external_target_that_is_missing_or_differs_has_a_state() {
     let Some(ExternalTargetState::Conflict { why, at }) = states.get(&key) else { panic!() };
     assert!(why.contains("other"), "{why}");
     assert_eq!(at, Some(host("cloud.example.")));
-    reconciler.context.store.delete(&key, "web", None);
+    reconciler.context.store.gone(&key, "web", None, Instant::now());
     reconciler.context.store.forget(&key);
     reconciler.reconcile(key.clone());
     assert_eq!(states.get(&key), None);
@@ -338,7 +339,7 @@ async fn deletion_seen_by_the_watch_needs_no_permission_to_list() {
         let object = external_target(&reconciler, "1");
         let store = Arc::clone(&reconciler.context.store);
         let key = ServiceKey::new("shop", "web");
-        store.delete(&key, "web", None);
+        store.gone(&key, "web", None, Instant::now());
         if !is_told {
             // An earlier process has left the external target.
             store.forget(&key);
@@ -370,7 +371,7 @@ async fn recreated_undecodable_service_keeps_its_target() {
     let mut reconciler = reconciler(client);
     let object = external_target(&reconciler, "1");
     let (store, key) = (Arc::clone(&reconciler.context.store), ServiceKey::new("shop", "web"));
-    store.delete(&key, "web", None);
+    store.gone(&key, "web", None, Instant::now());
     store.set_unreadable(&key);
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
@@ -389,7 +390,7 @@ async fn recreated_undecodable_service_keeps_its_target() {
 async fn restore_resets_refused_look_ups() {
     let (mut reconciler, deleted) = without_permission_to_list(NO_PERMISSION);
     let object = external_target(&reconciler, "1");
-    reconciler.context.store.delete(&ServiceKey::new("shop", "web"), "web", None);
+    reconciler.context.store.gone(&ServiceKey::new("shop", "web"), "web", None, Instant::now());
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();
@@ -420,7 +421,7 @@ async fn failed_look_up_uses_no_deletion_budget() {
     let objects: Vec<ObservedObject> = ["api", "web"]
         .map(|name| {
             let object = ObservedObject::of(&external_target_of(&reconciler, name, "1"));
-            reconciler.context.store.delete(&ServiceKey::new("shop", name), name, None);
+            reconciler.context.store.gone(&ServiceKey::new("shop", name), name, None, Instant::now());
             object
         })
         .into();
@@ -447,7 +448,7 @@ async fn removal_that_only_a_list_shows_uses_the_deletion_budget() {
     let (mut reconciler, _) = denied();
     let objects = ["api", "web"].map(|name| ObservedObject::of(&external_target_of(&reconciler, name, "1")));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, objects.to_vec()));
-    reconciler.context.store.delete(&ServiceKey::new("shop", "web"), "web", None);
+    reconciler.context.store.gone(&ServiceKey::new("shop", "web"), "web", None, Instant::now());
     let is_free = |reconciler: &Reconciler, number| {
         let mut budget = reconciler.deletion_budget.lock();
         budget.allows(MaxDeletes::Number(number), "shop", "another", 1, Instant::now()).is_ok()
@@ -532,8 +533,8 @@ impl RefusedNamespace {
         let object = ObservedObject::of(&external_target(&reconciler, "1"));
         let (store, key) = (Arc::new(Store::new(OnGone::Kept)), ServiceKey::new("shop", "web"));
         let target = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
-        store.insert_left_out(&key, "web".into(), target, Vec::new()).unwrap();
-        store.set_synced();
+        insert_left_out(&store, &key, "web".into(), target, Vec::new()).unwrap();
+        store.set_known(Input::Services);
         reconciler.context.store = store;
         let namespaces: BTreeSet<String> = ["open", "shop"].map(ToOwned::to_owned).into();
         let mut listed = CompletedLists::new(&namespaces, None);
@@ -632,7 +633,7 @@ async fn stale_watch_cache_causes_no_removal() {
     });
     let mut reconciler = reconciler(client);
     let object = external_target(&reconciler, "1");
-    reconciler.context.store.delete(&ServiceKey::new("shop", "web"), "web", None);
+    reconciler.context.store.gone(&ServiceKey::new("shop", "web"), "web", None, Instant::now());
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     reconciler.queue_all();

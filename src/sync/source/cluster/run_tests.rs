@@ -14,10 +14,11 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::names;
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
-use crate::store::OnGone;
-use crate::store::snapshot_links::SnapshotLinks;
+use crate::store::fallback::Fallback;
+use crate::store::{Input, OnGone};
 use crate::sync::events::Recorder;
 use crate::sync::source::cluster::*;
+use crate::sync::source::service_links::{insert_from_snapshot, service_link};
 use crate::sync::test_support;
 
 /// Returns a watcher with a stub that answers each request for a streamed list with the next of these lists. Other
@@ -44,8 +45,8 @@ fn source_with(lists: Vec<Vec<Value>>, named: Option<Value>) -> ServiceWatcher {
     let zones = vec![hickory_proto::rr::Name::from_ascii("lb.internal.").unwrap()];
     let store = Arc::new(Store::new(OnGone::Dropped));
     store.set_zones(&zones);
-    store.set_owners_known();
-    store.set_overrides_known();
+    store.set_known(Input::ExternalTargets);
+    store.set_known(Input::StableNames);
     let leadership = Leadership::unconditional();
     ServiceWatcher {
         client: Client::new(service, "default"),
@@ -117,7 +118,7 @@ fn links(store: &Store) -> Vec<String> {
 async fn last_version_of_a_listed_load_balancer_counts() {
     let first = vec![added("a/web"), added("a/api"), opted_out("a/web"), list_ends()];
     let store = after(source(vec![first]), 5).await;
-    assert!(store.is_synced());
+    assert!(store.is_known(Input::Services));
     assert_eq!(links(&store), ["a/api"]);
 
     let first = vec![added("a/web"), added("a/api"), list_ends(), gone()];
@@ -258,7 +259,7 @@ async fn predecessor_of_an_unselected_service_is_gone() {
         let named = successor["object"].clone();
         let first = [vec![added("a/web"), list_ends()], events].concat();
         let store = after(source_with(vec![first], Some(named)), 5).await;
-        let link = store.service_link(&ServiceKey::new("a", "web"));
+        let link = service_link(&store, &ServiceKey::new("a", "web"));
         assert!(link.is_none_or(|link| link.is_gone()));
     }
 }
@@ -272,7 +273,7 @@ async fn deletion_of_another_service_cancels_no_look_up() {
     for (events, is_gone) in [(vec![deleted, other.clone()], true), (vec![other], false)] {
         let first = [vec![added("a/web"), list_ends()], events].concat();
         let store = after(source_with(vec![first], Some(named.clone())), 5).await;
-        let link = store.service_link(&ServiceKey::new("a", "web"));
+        let link = service_link(&store, &ServiceKey::new("a", "web"));
         assert_eq!(link.is_none_or(|link| link.is_gone()), is_gone);
     }
 }
@@ -289,7 +290,7 @@ async fn list_with_an_unselected_successor_ends_a_kept_link() {
         let lists = vec![[first.clone(), again].concat(), vec![successor.clone(), list_ends()]];
         let source = ServiceWatcher { selection: Arc::new(selection.clone()), ..source(lists) };
         let store = after(source, 10).await;
-        let link = store.service_link(&ServiceKey::new("a", "web"));
+        let link = service_link(&store, &ServiceKey::new("a", "web"));
         assert_eq!(link.is_none_or(|link| link.is_gone()), is_gone);
     }
 }
@@ -364,7 +365,7 @@ async fn own_target_is_checked_when_an_override_changes() {
         }
     };
     let changed = async {
-        store.synced().await;
+        store.known(Input::Services).await;
         assert_eq!(state(), Some((false, true)), "there is no host yet");
         for allowed in [&["a"][..], &[], &["a"]] {
             let mut feed = store.subscribe();
@@ -486,18 +487,19 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
     let saved = Store::new(OnGone::Dropped);
     for name in ["old", "web"] {
         let annotations = Annotations { allow_from: [Arc::from("shop")].into(), ..Annotations::default() };
-        saved
-            .insert_from_snapshot(&Link { target: target.clone(), annotations, ..Link::new(key(name), name) })
-            .unwrap();
+        insert_from_snapshot(
+            &saved,
+            &Link { target: target.clone(), annotations, ..Link::new(key(name), name) },
+        )
+        .unwrap();
     }
-    let snapshot =
-        SnapshotLinks::new(Arc::new(saved), jiff::Timestamp::UNIX_EPOCH, Duration::ZERO, "".into());
-    assert!(store.set_snapshot_links(Some(Arc::new(snapshot))));
+    let snapshot = Fallback::new(Arc::new(saved), jiff::Timestamp::UNIX_EPOCH, Duration::ZERO, "".into());
+    assert!(store.set_fallback(Some(Arc::new(snapshot))));
     let steps = async {
         tokio::time::sleep(Duration::from_secs(59)).await;
-        assert!(!store.is_synced(), "a refusal of less than a minute changes nothing");
+        assert!(!store.is_known(Input::Services), "a refusal of less than a minute changes nothing");
         let silent_since = current_at();
-        tokio::time::timeout(Duration::from_secs(61), store.synced()).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(61), store.known(Input::Services)).await.unwrap();
         assert_eq!(links(&store), ["a/web", "b/old", "b/web"]);
         for name in ["old", "web"] {
             let link = store.get(&key(name)).unwrap();
@@ -505,7 +507,7 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
             assert!(link.is_open_to("shop") && !link.is_open_to("other"), "as in the snapshot: {link:?}");
         }
         let is_unlisted = |labels: &[&str]| {
-            store.is_unlisted(&names::wire(labels.iter().map(|label| label.as_bytes())).unwrap())
+            store.may_lack(&names::wire(labels.iter().map(|label| label.as_bytes())).unwrap())
         };
         assert!(is_unlisted(&["none-b"]) && is_unlisted(&["none", "b"]) && is_unlisted(&["x", "none-b"]));
         assert!(!is_unlisted(&["none-a"]) && !is_unlisted(&["b", "a"]) && !is_unlisted(&["webb"]));

@@ -20,7 +20,7 @@ use crate::model::link::{Annotations, Link, LinkChange, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
-use crate::store::Store;
+use crate::store::{Input, Store};
 use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::unselected::UnselectedServices;
@@ -63,7 +63,7 @@ impl ManifestOverrides {
             |link: &Option<Arc<Link>>| Some(Arc::clone(&link.as_ref()?.active_override()?.source));
         let source = source_of(&change.after).filter(|source| !source.is_empty());
         if let Some(source) = source.filter(|source| source_of(&change.before).as_ref() != Some(source))
-            && self.store.is_synced()
+            && self.store.is_known(Input::Services)
         {
             let line = format_args!("StableName {}: source {} is in use", change.key, sentence(&source));
             self.log.info(&change.key, line);
@@ -116,7 +116,7 @@ impl ManifestOverrides {
         for link in
             self.store.links().iter().filter(|link| link.overridden.is_some() && !keys.contains(&link.key))
         {
-            if self.store.is_synced() {
+            if self.store.is_known(Input::Services) {
                 self.log.info(&link.key, format_args!("StableName {}: its manifest is gone", link.key));
             }
             changes.extend(self.store.end_override(&link.key, None, Instant::now()));

@@ -15,6 +15,7 @@ use crate::model::uid::Uid;
 use crate::store::Store;
 use crate::sync::k8s::service::host_name;
 use crate::sync::source::selection::Selection;
+use crate::sync::source::service_links::service_link;
 use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::stable_name::decision::spec::{Offer, Refusal, RefusalReason};
 use crate::sync::stable_name::decision::status::AnnouncedTarget;
@@ -77,7 +78,7 @@ impl Sources<'_> {
                 annotations: service.annotations.clone(),
             });
         }
-        SourceService::of_link(&*self.store.service_link(key)?)
+        SourceService::of_link(&*service_link(self.store, key)?)
     }
 
     /// Returns whether the Service with this uid lets the namespace follow it; `None` if there is no such Service. The
@@ -272,6 +273,7 @@ mod tests {
     use super::*;
     use crate::model::target_policy::TargetPolicy;
     use crate::store::OnGone;
+    use crate::sync::source::service_links::insert_left_out;
     use crate::sync::stable_name::controller::status_format::{PublishedNames, from_stored, to_stored};
     use crate::sync::stable_name::decision::status::FailoverStatus;
 
@@ -292,7 +294,7 @@ mod tests {
         let is_allowed = || sources.allowed(&announced, false, "shop").is_some();
         assert!(!is_allowed(), "the name has no owner");
         let address = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
-        store.insert_left_out(&ServiceKey::new("infra", "lb"), "u".into(), address, Vec::new()).unwrap();
+        insert_left_out(&store, &ServiceKey::new("infra", "lb"), "u".into(), address, Vec::new()).unwrap();
         assert!(is_allowed(), "what the owner allows isn't known");
         assert!(sources.check(&announced, "shop").is_err(), "no new target");
     }

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::checks::TargetCheckResult;
 use super::object::ObservedStableName;
 use super::*;
-use crate::store::OnGone;
+use crate::store::{Input, OnGone};
 use crate::sync::events::{Reason, Recorder};
 use crate::sync::test_support;
 
@@ -36,8 +36,8 @@ fn context(client: Client, recorder: Recorder) -> FailoverContext {
         links_listed: watch::Sender::new(lists.clone()).subscribe(),
         overrides_listed: watch::Sender::new(lists),
     };
-    context.store.set_synced();
-    context.store.set_owners_known();
+    context.store.set_known(Input::Services);
+    context.store.set_known(Input::ExternalTargets);
     context
 }
 

@@ -21,6 +21,7 @@ use crate::model::link::{Link, LinkChange};
 use crate::model::link_override::LinkOverride;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
+use crate::store::Input;
 use crate::sync::events::link_log::log_change;
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
@@ -158,7 +159,7 @@ impl FailoverController {
                 for key in self.objects.keys().cloned().collect::<Vec<_>>() {
                     self.forget(&key);
                 }
-                self.context.store.set_overrides_known();
+                self.context.store.set_known(Input::StableNames);
                 self.note_all_lists(true);
             }
             Err(error) => {
@@ -169,7 +170,7 @@ impl FailoverController {
                         self.error_log.report(status.code, &sentence);
                         // Without the permission for discovery, StableNames are never listed.
                         if self.pending_deletions.is_forbidden() {
-                            self.context.store.set_overrides_known();
+                            self.context.store.set_known(Input::StableNames);
                         }
                     }
                     _ => self.context.availability.report(&root_cause(&error)),
@@ -331,11 +332,11 @@ impl FailoverController {
     }
 
     fn on_lists_changed(&mut self) {
-        if self.is_listed() && !self.context.store.are_overrides_known() {
+        if self.is_listed() && !self.context.store.is_known(Input::StableNames) {
             if !self.objects.is_empty() {
                 info!("ready: StableNames: {}", self.objects.len());
             }
-            self.context.store.set_overrides_known();
+            self.context.store.set_known(Input::StableNames);
         }
         self.refresh_term();
     }
@@ -431,7 +432,7 @@ impl FailoverController {
     }
 
     fn report(&self, change: &LinkChange) {
-        if !self.context.store.is_synced() {
+        if !self.context.store.is_known(Input::Services) {
             // A line for each link of the first list would bury everything else.
             return debug!("{change}");
         }

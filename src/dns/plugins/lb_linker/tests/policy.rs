@@ -8,6 +8,7 @@ use crate::dns::plugins::tests::support::{TestServer, link};
 use crate::model::link::{Annotations, ObservedService, Port};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
+use crate::store::Input;
 
 const UPSTREAM: &str = r#"
 . {
@@ -82,7 +83,7 @@ fn server_with(blocks: &str, links: Vec<ObservedService>) -> TestServer {
     let store = &context.shared.store;
     store.set_zones([&name("lb.internal."), &name("zone.example.")]);
     store.replace(None, links, vec![], &Default::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     context
 }
 
@@ -370,7 +371,7 @@ async fn acl_of_one_family_applies_to_hints_of_https() {
     store.set_zones([&name("lb.internal.")]);
     let links = ["other", "own"].map(|host| balancer("default", host, &format!("{host}.example."), &[]));
     store.replace(None, links.to_vec(), vec![], &Default::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     for (client, host, v4, v6) in [
         ("10.0.0.1", "other", true, false),
         ("10.0.0.1", "own", true, false),
@@ -392,7 +393,7 @@ async fn acl_of_one_family_applies_to_addresses_for_ns() {
                 filter type A AAAA net 10.0.0.4\n}\nlb_linker {\nns 192.0.2.53 2001:db8::53\n}\n}\n";
     let context = TestServer::corefile(text);
     context.shared.store.set_zones([&name("lb.internal.")]);
-    context.shared.store.set_synced();
+    context.shared.store.set_known(Input::Services);
     let server = "NoError ns.dns.lb.internal.";
     for (client, expected) in [
         ("10.0.0.2", format!("{server} + 192.0.2.53 + 2001:db8::53")),
@@ -455,7 +456,7 @@ lb.internal {
         balancer("default", "hidden", "192.0.2.8", &[]),
     ];
     store.replace(None, links, vec![], &Default::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     let open = context.clone().from("10.0.0.2");
     for (question, blocked, answered) in [
         // Direct queries of a client for these names.
@@ -505,7 +506,7 @@ async fn shared_look_up_ignores_the_acl_of_clients() {
     let store = &context.shared.store;
     store.set_zones([&name("lb.internal.")]);
     store.replace(None, vec![balancer("default", "web", "t.example.", &[])], vec![], &Default::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     let question = "web.default.lb.internal. A";
     assert_eq!(ask(&context, question).await, "NoError t.example. www.hidden.example. EDE 15");
     let other = context.clone().from("10.0.0.2");
@@ -525,7 +526,7 @@ async fn denied_addresses_are_left_out_and_counted() {
     let context = TestServer::with_targets(text, policy);
     context.shared.store.set_zones([&name("lb.internal.")]);
     context.shared.store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
-    context.shared.store.set_synced();
+    context.shared.store.set_known(Input::Services);
     let answer = ask(&context, "web.default.lb.internal. A").await;
     assert_eq!(answer, "NoError t.example. 192.0.2.1 127.0.0.1 EDE 17");
     assert_eq!(denied(&context, "address"), ["lb_linker_dns_targets_denied_total{reason=\"address\"} 1"]);

@@ -8,7 +8,7 @@ use crate::dns::plugins::lb_linker::zone::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService, Port};
 use crate::model::service_key::ServiceKey;
-use crate::store::OnGone;
+use crate::store::{Input, OnGone};
 
 fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
@@ -63,7 +63,7 @@ fn with_ports(ports: &[&str], link: ObservedService) -> ObservedService {
 fn store_of(links: Vec<ObservedService>) -> Store {
     let store = Store::new(OnGone::Kept).with_zones([zone().origin()]);
     store.replace(None, links, vec![], &Default::default());
-    store.set_synced();
+    store.set_known(Input::Services);
     store
 }
 
@@ -306,14 +306,14 @@ fn ttl_of_a_link_does_not_apply_to_negative_answers() {
 fn absent_name_of_an_unlisted_namespace_gets_servfail() {
     let store = Store::new(OnGone::Kept);
     store.apply(link("closed", "web", &["a.example."], &[]));
-    store.set_unlisted(&["closed"].into());
-    store.set_synced();
+    store.update_unknown_namespaces(|namespaces| _ = namespaces.insert("closed".into()));
+    store.set_known(Input::Services);
     for name in ["none-closed", "none.closed", "_p._tcp.none.closed"] {
         assert_eq!(ask(&store, &format!("{name}.lb.internal. A")), "ServFail EDE 14 |  |  | ", "{name}");
     }
     assert!(ask(&store, "web-closed.lb.internal. CNAME").starts_with("NoError | web-closed"));
     assert!(ask(&store, "none-open.lb.internal. A").starts_with("NXDomain"));
-    store.set_listed("closed");
+    store.update_unknown_namespaces(|namespaces| namespaces.clear());
     assert!(ask(&store, "none-closed.lb.internal. A").starts_with("NXDomain"));
 }
 
@@ -364,7 +364,7 @@ fn name_added_during_a_look_up_never_gets_nxdomain() {
                 }
             });
             store.apply(link("default", "web", &["a.example."], &[]));
-            store.set_synced();
+            store.set_known(Input::Services);
             assert_eq!(asking.join().unwrap(), ResponseCode::NoError);
         });
     }

@@ -13,7 +13,7 @@ use crate::dns::server::config::first_handler;
 use crate::dns::transport::metrics::TransportMetrics;
 use crate::dns::transport::tcp::connection::*;
 use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
-use crate::store::{OnGone, Store};
+use crate::store::{Input, OnGone, Store};
 
 const IDLE: Duration = Duration::from_secs(30);
 /// The default timeout for the rest of a query, and for the client to read answers.
@@ -91,7 +91,7 @@ async fn an_idle_connection_is_closed_after_30_seconds() {
 
 fn handler_of(store: &Arc<Store>) -> Arc<Handler> {
     store.set_zones([&Name::from_ascii("lb.internal.").unwrap()]);
-    store.set_synced();
+    store.set_known(Input::Services);
     let context = ServerContext::silent(Arc::clone(store)).unwrap();
     first_handler("lb.internal {\nlb_linker\n}\n", &context).unwrap()
 }

@@ -18,6 +18,7 @@ use crate::model::link::{Link, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
+use crate::store::Input;
 use crate::sync::events::link_log::lost_hostnames_of;
 use crate::sync::external_target::states::{ExternalTargetState, WRITE_LAG};
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
@@ -41,8 +42,8 @@ impl FailoverController {
             (self.context.links_listed.borrow(), self.context.overrides_listed.borrow());
         overrides.is_settled(epoch)
             && overrides.covers(object.key.namespace(), epoch)
-            && self.context.store.is_synced()
-            && self.context.store.are_owners_known()
+            && self.context.store.is_known(Input::Services)
+            && self.context.store.is_known(Input::ExternalTargets)
             && object.services().all(|service| may_use(&listed, epoch, &object.key, &service))
     }
 

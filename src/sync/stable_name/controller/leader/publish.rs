@@ -16,6 +16,7 @@ use crate::sync::controller::write_error::WriteError;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::external_target::decision::SyncMode;
+use crate::sync::source::service_links::dns_names;
 use crate::sync::stable_name::decision::decide::EventReason;
 use crate::sync::stable_name::decision::spec::RefusalReason;
 use crate::sync::stable_name::decision::status::{ConditionStatus, ConditionType};
@@ -30,13 +31,18 @@ impl FailoverController {
         let link = self.context.store.get(key);
         // Nothing is written until the lists of this term are complete: each complete list queues a decision.
         let followed = self.objects.get(key).filter(|followed| self.may_decide(&followed.object));
-        let (Some(followed), Some(state)) = (followed, self.leader.states.get_mut(key)) else { return };
+        let (Some(followed), Some(state)) = (followed, self.leader.states.get_mut(key)) else {
+            if !self.objects.contains_key(key) {
+                self.leader.runtime.forget(key);
+            }
+            return;
+        };
         let object = &followed.object;
         let status = &state.status;
         let link = link.as_deref().filter(|_| status.target.is_some());
         let service =
             link.map(|link| format!("{}/{}", self.context.target_namespace, link.external_target()));
-        let dns_names = link.map(|link| self.context.store.dns_names(link)).unwrap_or_default();
+        let dns_names = link.map(|link| dns_names(&self.context.store, link)).unwrap_or_default();
         let published =
             PublishedNames { service: service.as_deref().unwrap_or_default(), dns_names: &dns_names };
         let mut after = to_stored(status, &published);
@@ -89,8 +95,8 @@ impl FailoverController {
             || before.observed_generation != after.observed_generation
             || is_first_ready;
         let Some(term) = self.leader.term else { return };
-        if !self.leader.runtime.queue.admit(key, &after, &version, is_urgent)
-            || !self.leader.runtime.admit(key, &[])
+        if !self.leader.runtime.queue.may_start(key, &after, &version, is_urgent)
+            || !self.leader.runtime.may_send(key, &[])
         {
             return;
         }

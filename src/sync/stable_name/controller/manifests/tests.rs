@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Ingress, ObservedService};
-use crate::store::OnGone;
+use crate::store::{Input, OnGone};
 use crate::sync::test_support::metrics;
 
 struct Manifests {
@@ -15,7 +15,7 @@ struct Manifests {
 impl Manifests {
     fn new() -> Self {
         let store = Store::new(OnGone::Dropped);
-        store.set_synced();
+        store.set_known(Input::Services);
         let (unselected, selection) = (Arc::default(), Arc::default());
         Self {
             overrides: ManifestOverrides::new(
@@ -51,7 +51,12 @@ impl Manifests {
     }
 
     fn delete(&self, namespace: &str, name: &str) {
-        self.overrides.store.delete(&ServiceKey::new(namespace, name), &format!("{namespace}/{name}"), None);
+        self.overrides.store.gone(
+            &ServiceKey::new(namespace, name),
+            &format!("{namespace}/{name}"),
+            None,
+            Instant::now(),
+        );
     }
 
     /// Applies StableName shop/web with this spec and status, and returns the changes of links.

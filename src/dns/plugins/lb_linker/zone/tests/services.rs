@@ -125,7 +125,7 @@ fn srv_records_are_removed_with_their_load_balancer() {
     let key = ServiceKey::new("default", "web");
     let question = "_http._tcp.web.default.lb.internal. SRV";
     assert!(ask(&store, question).contains("SRV 0 100 80 a.example."));
-    store.delete(&key, "u", None);
+    store.gone(&key, "u", None, std::time::Instant::now());
     check(&zone(), &store, SOA_RECORD, &[(question, "NODATA")]);
     store.forget(&key);
     check(&zone(), &store, SOA_RECORD, &[(question, "NXDOMAIN")]);

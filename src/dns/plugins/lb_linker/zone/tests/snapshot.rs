@@ -9,20 +9,20 @@ use tokio::time::Instant;
 use super::*;
 use crate::dns::message::validity::Validity;
 use crate::model::link_override::{Announcement, LinkOverride};
-use crate::store::NameDependency;
-use crate::store::snapshot_links::SnapshotLinks;
+use crate::store::fallback::Fallback;
+use crate::store::{Input, NameDependency};
 
 /// Returns a store before its first list, and the links of a snapshot.
-fn waiting(links: Vec<ObservedService>) -> (Store, Arc<SnapshotLinks>) {
+fn waiting(links: Vec<ObservedService>) -> (Store, Arc<Fallback>) {
     let snapshot = Store::new(OnGone::Dropped).with_zones([zone().origin()]).with_serial(41);
     for link in links {
         snapshot.apply(ObservedService { resource_version: None, ..link });
     }
     let reason = Cow::Borrowed("the API server doesn't answer");
     let age = Duration::from_secs(720);
-    let snapshot_links = Arc::new(SnapshotLinks::new(Arc::new(snapshot), Timestamp::UNIX_EPOCH, age, reason));
+    let snapshot_links = Arc::new(Fallback::new(Arc::new(snapshot), Timestamp::UNIX_EPOCH, age, reason));
     let store = Store::new(OnGone::Kept).with_zones([zone().origin()]);
-    assert!(store.set_snapshot_links(Some(Arc::clone(&snapshot_links))));
+    assert!(store.set_fallback(Some(Arc::clone(&snapshot_links))));
     (store, snapshot_links)
 }
 
@@ -134,12 +134,12 @@ fn is_current(answer: &ZoneAnswer) -> bool {
 
 #[test]
 fn snapshot_answers_are_not_reused_after_a_change() {
-    type Change = fn(&Store, &Arc<SnapshotLinks>);
+    type Change = fn(&Store, &Arc<Fallback>);
     let changes: [(&str, Change); 4] = [
-        ("the first list", |store, _| store.set_synced()),
-        ("the end of the snapshot", |store, _| assert!(store.set_snapshot_links(None))),
+        ("the first list", |store, _| store.set_known(Input::Services)),
+        ("the end of the snapshot", |store, _| assert!(store.set_fallback(None))),
         ("another snapshot", |store, snapshot_links| {
-            assert!(store.set_snapshot_links(Some(Arc::clone(snapshot_links))))
+            assert!(store.set_fallback(Some(Arc::clone(snapshot_links))))
         }),
         ("a watched link", |store, _| drop(store.apply(link("default", "host", &["new.example."], &[])))),
     ];
@@ -168,7 +168,7 @@ fn answer_from_two_stores_is_not_reused() {
     };
     let watched = Store::new(OnGone::Dropped).with_zones([zone().origin()]);
     links().into_iter().for_each(|link| drop(watched.apply(link)));
-    watched.set_synced();
+    watched.set_known(Input::Services);
     let (waiting, _snapshot_links) = waiting(links());
     assert!(names(&waiting).is_some());
     for (other, is_valid) in [(names(&watched), true), (None, true), (names(&waiting), false)] {
@@ -184,9 +184,9 @@ fn answer_from_two_stores_is_not_reused() {
 fn snapshot_is_not_used_after_the_first_list() {
     let (store, snapshot_links) = waiting(links());
     store.apply(link("default", "host", &["new.example."], &[]));
-    store.set_synced();
-    assert!(store.snapshot_links().is_none());
-    assert!(!store.set_snapshot_links(Some(snapshot_links)) && store.snapshot_links().is_none());
+    store.set_known(Input::Services);
+    assert!(store.fallback().is_none());
+    assert!(!store.set_fallback(Some(snapshot_links)) && store.fallback().is_none());
     assert!(ask(&store, "host-default.lb.internal. CNAME").contains("NoError | "));
     assert!(ask(&store, "ips-default.lb.internal. A").starts_with("NXDomain"));
     assert_eq!(store.links().len(), 1);
@@ -208,7 +208,7 @@ fn known_name_is_answered_while_a_list_replaces_the_snapshot() {
                 }
             });
             store.apply(link("default", "host", &["new.example."], &[]));
-            store.set_synced();
+            store.set_known(Input::Services);
             asking.join().unwrap();
         });
     }
@@ -219,6 +219,6 @@ fn note_says_how_old_the_snapshot_is_and_why_it_is_served() {
     let (_, snapshot_links) = waiting(Vec::new());
     let note = "serving a snapshot of 1970-01-01T00:00:00Z, 12 min old: the API server doesn't answer";
     assert_eq!(snapshot_links.to_string(), note);
-    snapshot_links.set_reason("the API server answers 403".into());
+    *snapshot_links.reason.lock() = "the API server answers 403".into();
     assert!(snapshot_links.to_string().ends_with(" old: the API server answers 403"));
 }

@@ -1,21 +1,20 @@
-//! The links of an earlier process, with which DNS answers until the first complete list.
+//! What DNS answers from until the load balancers are known: the links of an earlier process.
 //!
 //! They are in a store of their own: the code that writes to the cluster sees only the store of the watched links.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
-use super::Store;
+use super::{Input, Store};
 
-/// The links of a snapshot.
+/// The links of an earlier process.
 #[derive(Debug)]
-pub struct SnapshotLinks {
+pub struct Fallback {
     pub store: Arc<Store>,
     /// The time at which the links were known to be current.
     pub taken: Timestamp,
@@ -23,11 +22,11 @@ pub struct SnapshotLinks {
     age: Duration,
     since: Instant,
     /// Why the first list isn't complete: for `/ready` and the log.
-    reason: Mutex<Cow<'static, str>>,
+    pub reason: Mutex<Cow<'static, str>>,
 }
 
-impl SnapshotLinks {
-    /// Returns the links of a snapshot that has this age now.
+impl Fallback {
+    /// Returns links that are of this age now.
     #[must_use]
     pub fn new(store: Arc<Store>, taken: Timestamp, age: Duration, reason: Cow<'static, str>) -> Self {
         Self { store, taken, age, since: Instant::now(), reason: Mutex::new(reason) }
@@ -38,26 +37,17 @@ impl SnapshotLinks {
         self.age.saturating_add(self.since.elapsed())
     }
 
-    #[must_use]
-    pub fn reason(&self) -> Cow<'static, str> {
-        self.reason.lock().clone()
-    }
-
-    pub fn set_reason(&self, reason: Cow<'static, str>) {
-        *self.reason.lock() = reason;
-    }
-
     /// Invalidates all answers that were made from these links.
     fn invalidate(&self) {
         self.store.index.slots.outdate_all();
     }
 }
 
-impl fmt::Display for SnapshotLinks {
+impl fmt::Display for Fallback {
     /// Formats the note for `/ready`: `serving a snapshot of 2026-11-25T18:00:00Z, 12 min old: the API server doesn't
     /// answer`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "serving a snapshot of {}, {} old: {}", self.taken, Age(self.age()), self.reason())
+        write!(f, "serving a snapshot of {}, {} old: {}", self.taken, Age(self.age()), self.reason.lock())
     }
 }
 
@@ -79,47 +69,34 @@ impl fmt::Display for Age {
 impl Store {
     /// Sets or removes the links that DNS answers from before the first complete list. Returns `false`, and sets nothing,
     /// if the list is already complete.
-    pub fn set_snapshot_links(&self, snapshot_links: Option<Arc<SnapshotLinks>>) -> bool {
+    pub fn set_fallback(&self, fallback: Option<Arc<Fallback>>) -> bool {
         let _writer = self.write();
-        if snapshot_links.is_some() && self.is_synced() {
+        if fallback.is_some() && self.is_known(Input::Services) {
             return false;
         }
-        self.replace_snapshot_links(snapshot_links);
+        self.replace_fallback(fallback);
         true
     }
 
-    /// Replaces the links of the snapshot. The caller holds the lock of writers.
-    pub(super) fn replace_snapshot_links(&self, snapshot_links: Option<Arc<SnapshotLinks>>) {
-        if let Some(before) = self.snapshot_links.swap(snapshot_links) {
+    /// Replaces the fallback. The caller holds the lock of writers.
+    pub(super) fn replace_fallback(&self, fallback: Option<Arc<Fallback>>) {
+        if let Some(before) = self.fallback.swap(fallback) {
             before.invalidate();
         }
     }
 
-    /// Invalidates answers from the snapshot, because a link from the watch replaces one of its links. The caller holds the
+    /// Invalidates answers from the fallback, because a link from the watch replaces one of its links. The caller holds the
     /// lock of writers.
-    pub(super) fn invalidate_snapshot_answers(&self) {
-        if let Some(snapshot_links) = &*self.snapshot_links.load() {
-            snapshot_links.invalidate();
+    pub(super) fn invalidate_fallback(&self) {
+        if let Some(fallback) = &*self.fallback.load() {
+            fallback.invalidate();
         }
     }
 
     /// Returns the links with which DNS answers until the first complete list, if there are any.
     #[must_use]
-    pub fn snapshot_links(&self) -> Option<Arc<SnapshotLinks>> {
-        self.snapshot_links.load_full()
-    }
-
-    /// Returns all 64 bits of the serial of the zone: see [`Store::serial`].
-    #[must_use]
-    pub fn full_serial(&self) -> u64 {
-        self.serial.load(Ordering::Relaxed)
-    }
-
-    /// Returns the store with this serial of its zones. The serial is never derived from the clock.
-    #[must_use]
-    pub fn with_serial(self, serial: u64) -> Self {
-        self.serial.store(serial, Ordering::Relaxed);
-        self.with_versions()
+    pub fn fallback(&self) -> Option<Arc<Fallback>> {
+        self.fallback.load_full()
     }
 }
 
