@@ -32,7 +32,7 @@ use crate::store::{Input, Store};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::missing_namespace::NAMESPACE_HINT;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
-use crate::sync::k8s::errors::{ListError, in_place, watch_scopes};
+use crate::sync::k8s::errors::{ListError, in_place, is_asked_by_http, watch_scopes};
 use crate::sync::k8s::service::Service;
 
 /// The time in which all load balancers, external targets and StableNames have to be read.
@@ -78,6 +78,9 @@ where
         None => Api::all(client.clone()),
     };
     match api.list_metadata(&ListParams::default().limit(1)).await {
+        Err(error @ kube::Error::Api(_)) if is_asked_by_http(&error) => {
+            Err(ListError { what: in_place(what, namespace), source: Box::new(error) })
+        }
         Err(kube::Error::Api(status)) if !matches!(status.code, 401 | 403) => Ok(()),
         Err(error) => Err(ListError { what: in_place(what, namespace), source: Box::new(error) }),
         Ok(_) => Ok(()),

@@ -80,7 +80,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         };
     }
     let name = |text: &str| {
-        Name::from_ascii(text).map_err(|error| line.error(format!("{text} isn't a name: {error}")))
+        Name::from_ascii(text).map_err(|_| line.error(format!("{text:?} isn't a DNS name")))
     };
     let localhost = name("localhost.")?;
     let empty = ["0.in-addr.arpa.", "127.in-addr.arpa.", "255.in-addr.arpa."].map(name);

@@ -48,7 +48,7 @@ pub enum ClientError {
     NoCluster(String),
     #[error("the Pod's service account can't be used: {0}")]
     InCluster(#[from] kube::config::InClusterError),
-    #[error("the configuration for the API server can't be used: {}", credential_failure(&**.0).unwrap_or_else(|| .0.to_string()))]
+    #[error("the configuration for the API server can't be used: {}", explain_settings(.0))]
     Settings(Box<kube::Error>),
     #[error(transparent)]
     Program(#[from] ProgramError),
@@ -63,6 +63,13 @@ pub enum ClientError {
         "the configuration for the API server can't be used: {0} in its client: report this as a bug of lb-linker"
     )]
     Panic(String),
+}
+
+fn explain_settings(error: &kube::Error) -> String {
+    match error {
+        kube::Error::InferKubeconfig(error) => kubeconfig::explain(error),
+        error => credential_failure(error).unwrap_or_else(|| error.to_string()),
+    }
 }
 
 /// A client and its API server.

@@ -42,6 +42,11 @@ pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
             "can't {doing}: the API server doesn't accept lb-linker's credentials (401 {})",
             excerpt::sentence(&status.message)
         ),
+        kube::Error::Api(status) if is_asked_by_http(error) => format!(
+            "can't {doing}: the server is asked by HTTP and answers only HTTPS: its URL has to begin with https:// ({} {})",
+            status.code,
+            excerpt::sentence(status.message.trim())
+        ),
         kube::Error::Api(status) => {
             format!(
                 "can't {doing}: the API server answered {} {}",
@@ -51,6 +56,13 @@ pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
         }
         error => format!("can't {doing}: {}", root_cause(error)),
     }
+}
+
+/// Returns whether a request by HTTP has reached a port for HTTPS. The text is that of Go's server.
+#[must_use]
+pub fn is_asked_by_http(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status)
+        if status.code == 400 && status.message.contains("HTTP request to an HTTPS server"))
 }
 
 /// Returns whether an authorizer has refused something to a user that isn't a ServiceAccount: no manifest of `deploy/`

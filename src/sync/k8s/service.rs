@@ -106,13 +106,13 @@ pub struct IngressEntry {
 /// The finalizer that keeps a load balancer until its external target is gone.
 pub const FINALIZER: &str = "lb-linker/finalizer";
 /// The annotation with the TTL of a link's records, in seconds.
-const TTL: &str = "linker.hsj.com/ttl";
+pub(crate) const TTL: &str = "linker.hsj.com/ttl";
 /// The annotation with the namespaces whose Services, load balancers and StableNames may refer to a load balancer.
 pub(crate) const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
 /// The annotation with which a Service opts in (`"true"`) or out (`"false"`).
 pub const MANAGED: &str = "linker.hsj.com/managed";
 /// The prefix of all annotations of lb-linker.
-const PREFIX: &str = "linker.hsj.com/";
+pub(crate) const PREFIX: &str = "linker.hsj.com/";
 /// Maximum number of entries of `status.loadBalancer.ingress` that are read: an EndpointSlice holds no more addresses.
 pub(crate) const MAX_INGRESS: usize = 1000;
 /// The maximum TTL in seconds that a Service may request: caches keep an old target for that long.
@@ -308,7 +308,11 @@ pub(crate) fn host_name(host: &str) -> Result<Name, String> {
     if host.strip_suffix('.').unwrap_or(host).len() > MAX_ENTRY_BYTES {
         return Err(format!("longer than {MAX_ENTRY_BYTES} characters"));
     }
-    let mut name = Name::from_ascii(host.to_ascii_lowercase()).map_err(|error| error.to_string())?;
+    let has_long_label = || host.split('.').any(|label| label.len() > names::MAX_LABEL);
+    let mut name = Name::from_ascii(host.to_ascii_lowercase()).map_err(|_| match has_long_label() {
+        true => format!("not a DNS name: a label has more than {} characters", names::MAX_LABEL),
+        false => "not a DNS name".to_owned(),
+    })?;
     if name.is_root() {
         return Err("the root isn't a host".to_owned());
     }

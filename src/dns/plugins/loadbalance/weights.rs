@@ -81,7 +81,7 @@ fn owner(word: &str) -> Result<Name, String> {
     if word.parse::<IpAddr>().is_ok() {
         return Err(format!("{word} has no weight: a number from 1 to 255 has to follow it"));
     }
-    let mut name = Name::from_ascii(word).map_err(|error| format!("{word:?} isn't a name: {error}"))?;
+    let mut name = Name::from_ascii(word).map_err(|_| format!("{word:?} isn't a DNS name"))?;
     name.set_fqdn(true);
     Ok(name)
 }

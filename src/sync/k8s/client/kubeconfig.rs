@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use axum::http::Uri;
 use kube::Config;
-use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError};
 
 use super::{ApiServer, ClientError, LoadedConfig};
 use crate::model::excerpt::{MAX_LINES, located, value};
@@ -138,7 +138,11 @@ fn complete(kubeconfig: &mut Kubeconfig, name: &str, place: &str) -> Result<Vec<
             value(&context.cluster)
         ))
     };
-    cluster.server = Some(url_of(cluster.server.as_deref().unwrap_or_default()).ok_or_else(wrong)?);
+    let Some(server) = cluster.server.as_deref().filter(|server| !server.is_empty()) else {
+        let name = value(&context.cluster);
+        return Err(ClientError::Kubeconfig(format!("{place}: cluster {name} has no field \"server\"")));
+    };
+    cluster.server = Some(url_of(server).ok_or_else(wrong)?);
     let user = kubeconfig.auth_infos.iter().find(|user| context.user.as_ref() == Some(&user.name));
     let user = user.and_then(|user| user.auth_info.as_ref());
     let credentials = user.map(|user| [&user.client_certificate, &user.client_key, &user.token_file]);
@@ -179,8 +183,29 @@ fn wrong(place: &str, error: KubeconfigError) -> ClientError {
         KubeconfigError::LoadClusterOfContext(cluster) => {
             format!("{place}: the context's cluster {cluster:?} isn't in it")
         }
-        error => format!("{place}: {error}"),
+        error => format!("{place}: {}", explain(&error)),
     })
+}
+
+/// Returns one sentence about a kubeconfig that kube can't use, which begins with the name of the field.
+pub(super) fn explain(error: &KubeconfigError) -> String {
+    let data = |field: &str, error: &LoadDataError| match error {
+        LoadDataError::DecodeBase64(error) => format!("{field}-data isn't base64: {error}"),
+        LoadDataError::ReadFile(error, path) => {
+            format!("{field} {} can't be read: {error}", value(&path.to_string_lossy()))
+        }
+        LoadDataError::NoBase64DataOrFile => format!("{field} is missing"),
+    };
+    match error {
+        KubeconfigError::LoadCertificateAuthority(error) => data("certificate-authority", error),
+        KubeconfigError::LoadClientCertificate(error) => data("client-certificate", error),
+        KubeconfigError::LoadClientKey(error) => data("client-key", error),
+        KubeconfigError::ParseCertificates(error) => {
+            format!("certificate-authority has no certificates in PEM format: {error}")
+        }
+        KubeconfigError::ParseProxyUrl(error) => format!("proxy-url isn't a URL: {error}"),
+        error => error.to_string(),
+    }
 }
 
 #[cfg(test)]
@@ -258,6 +283,20 @@ contexts: [{name: a, context: {cluster: c, user: u}}, {name: \"b\\n\", context: 
         let reason = error(&with_server("'https://ann:secret@:1:2'"), None).await;
         let expected = "the server of cluster \"c\" is neither a URL such as https://192.0.2.1:6443 nor a host with a port";
         assert_eq!(reason, expected);
+    }
+
+    #[tokio::test]
+    async fn mistake_is_named_by_its_field() {
+        let misspelled = with_server("https://192.0.2.1").replace("server:", "sever:");
+        assert_eq!(error(&misspelled, None).await, "cluster \"c\" has no field \"server\"");
+        let authority = |field: &str| {
+            with_server(&format!("https://192.0.2.1, {field}")).replace("{{", "{").replace("}}}", "}}")
+        };
+        let missing = error(&authority("certificate-authority: /nowhere/ca.crt"), None).await;
+        let expected = "certificate-authority \"/nowhere/ca.crt\" can't be read: No such file";
+        assert!(missing.starts_with(expected), "{missing}");
+        let base64 = error(&authority("certificate-authority-data: '?'"), None).await;
+        assert!(base64.starts_with("certificate-authority-data isn't base64: "), "{base64}");
     }
 
     #[tokio::test]
