@@ -107,7 +107,7 @@ async fn check_cluster(check_report: &mut CheckReport, flags: &Flags) -> Result<
             Err(why) => check_report.lines.push(format!("{why}; so a leader in the cluster isn't noticed")),
         }
     }
-    if flags.sync_mode() == SyncMode::On {
+    if flags.sync_mode() != SyncMode::Off {
         dry_run::dry_run_create(check_report, client.clone(), &flags.target_namespace).await;
     }
     if flags.sync_mode() != SyncMode::Off {

@@ -437,12 +437,15 @@ async fn check_cluster_dry_runs_an_external_target() {
     let account = format!("--as=system:serviceaccount:{home}:admin");
     permission(plane, true, &["create", "services", "-A", &account]).await;
     let nowhere = format!("{target}-nowhere");
-    let output = check(&home, "admin", &["--target-namespace", &nowhere]);
     let sentence = format!(
-        "lb-linker: the target namespace {nowhere} doesn't exist: kubectl create namespace {nowhere}\n"
+        "lb-linker: the target namespace {nowhere} doesn't exist: kubectl apply -f deploy/targets/, with {nowhere} in \
+         place of external-targets in their files"
     );
-    assert_eq!(stderr(&output), sentence);
-    assert_eq!(output.status.code(), Some(1));
+    for sync in ["on", "plan"] {
+        let output = check(&home, "admin", &["--target-namespace", &nowhere, "--sync", sync]);
+        assert!(stderr(&output).starts_with(&sentence), "{sync}: {}", stderr(&output));
+        assert_eq!(output.status.code(), Some(1));
+    }
 
     let full = cluster.create_namespace("full").await;
     crate::harness::grant(plane, &full);

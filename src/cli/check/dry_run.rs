@@ -14,6 +14,9 @@ use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
 /// The timeout of the dry run, admission webhooks included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The namespace of the manifests in `deploy/targets/`.
+const DEFAULT_TARGET_NAMESPACE: &str = "external-targets";
+
 /// Creates an external target as a dry run. Reports no missing permissions: [`super::permissions`] does that.
 pub(super) async fn dry_run_create(check_report: &mut CheckReport, client: Client, namespace: &str) {
     let api: Api<Service> = Api::namespaced(client, namespace);
@@ -35,9 +38,9 @@ pub(super) async fn dry_run_create(check_report: &mut CheckReport, client: Clien
         Ok(_) => {
             check_report.lines.push(format!("yes  external targets can be created in namespace {namespace}"))
         }
-        Err(kube::Error::Api(status)) if status.code == 404 => check_report.cluster_errors.push(format!(
-            "the target namespace {namespace} doesn't exist: kubectl create namespace {namespace}"
-        )),
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            check_report.cluster_errors.push(missing_namespace(namespace));
+        }
         Err(error) if Forbidden::of(&error, "create", "services") == Some(Forbidden::Authorizer) => {}
         Err(kube::Error::Api(status)) if status.code == 403 => check_report.cluster_errors.push(format!(
             "the target namespace {namespace} takes no external targets: {}",
@@ -48,5 +51,29 @@ pub(super) async fn dry_run_create(check_report: &mut CheckReport, client: Clien
             let doing = format!("try an external target in namespace {namespace}");
             check_report.lines.push(describe(&error, &doing, ""));
         }
+    }
+}
+
+fn missing_namespace(namespace: &str) -> String {
+    let place = match namespace {
+        DEFAULT_TARGET_NAMESPACE => String::new(),
+        _ => format!(", with {namespace} in place of {DEFAULT_TARGET_NAMESPACE} in their files"),
+    };
+    format!(
+        "the target namespace {namespace} doesn't exist: kubectl apply -f deploy/targets/{place} creates it with the \
+         policy that protects it; for an lb-linker in the cluster then also deploy/, which has the Role"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_namespace_is_created_by_the_manifests() {
+        let default = missing_namespace("external-targets");
+        assert!(default.contains("kubectl apply -f deploy/targets/ creates it"), "{default}");
+        let own = missing_namespace("own");
+        assert!(own.contains("deploy/targets/, with own in place of external-targets"), "{own}");
     }
 }
