@@ -280,12 +280,12 @@ impl SourceAnnotationController {
                     self.forget(&key);
                     self.memory.object_errors.set(&key, None);
                 }
-                IndexEvent::Malformed { key, uid, annotation: MalformedAnnotation { why, name } } => {
+                IndexEvent::Malformed { key, uid, annotation: MalformedAnnotation { why, reason, name } } => {
                     self.forget(&key);
                     let state = FollowerState::Refused(why.clone());
                     let follower = Follower { source: None, name, state };
                     self.context.followers.set(&key, Some(follower));
-                    self.report_object_error(&key, &uid, &why, was_listed);
+                    self.report_object_error(&key, &uid, reason, &why, was_listed);
                 }
             }
         }
@@ -398,7 +398,7 @@ impl SourceAnnotationController {
             (Decision::Leave, _) | (Decision::Write(_), SyncMode::Off) => {}
             (Decision::Refuse(why), _) => {
                 let uid = follower.version.uid.as_deref().unwrap_or_default();
-                self.report_object_error(key, uid, &why, is_news);
+                self.report_object_error(key, uid, Reason::TargetRefused, &why, is_news);
             }
             (Decision::Write(name), SyncMode::Plan) => {
                 if self.planned.get(key) != Some(&name) {
@@ -438,12 +438,13 @@ impl SourceAnnotationController {
         );
         self.initial_pass.remove(key);
         self.show(follower, FollowerState::Refused(why.clone()));
-        self.report_object_error(key, follower.version.uid.as_deref().unwrap_or_default(), &why, is_news);
+        let uid = follower.version.uid.as_deref().unwrap_or_default();
+        self.report_object_error(key, uid, Reason::TargetRefused, &why, is_news);
     }
 
-    fn report_object_error(&mut self, key: &ServiceKey, uid: &str, why: &str, is_news: bool) {
+    fn report_object_error(&mut self, key: &ServiceKey, uid: &str, reason: Reason, why: &str, is_news: bool) {
         if self.memory.object_errors.set(key, Some(why.to_owned())) && is_news {
-            self.context.link_reporter.recorder.record(Regarding::new(key, uid), Reason::TargetRefused, why);
+            self.context.link_reporter.recorder.record(Regarding::new(key, uid), reason, why);
         }
     }
 }

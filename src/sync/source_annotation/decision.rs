@@ -2,13 +2,17 @@
 
 use super::deleted_links::DeletedLink;
 use crate::model::excerpt::value;
+use crate::model::hostname_policy::HOSTNAME;
 use crate::model::link::{Annotations, Link, Target};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
+use crate::sync::election::term::TERM;
+use crate::sync::events::Reason;
 use crate::sync::external_target::decision::{OnDelete, SyncPolicy};
 use crate::sync::external_target::desired::{Precondition, ipv4_name, link_of_labels};
-use crate::sync::k8s::labels::SOURCE;
-use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
+use crate::sync::k8s::instance::INSTANCE;
+use crate::sync::k8s::labels::{SERVICE_UID, SOURCE, STABLE_NAME_UID};
+use crate::sync::k8s::service::{ALLOW_FROM, EXTERNAL_NAME, MANAGED, PREFIX, Service, TTL};
 
 /// An ExternalName Service with the annotation `linker.hsj.com/source`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +26,13 @@ pub(super) struct AnnotatedService {
     pub(super) source: ServiceKey,
 }
 
+/// Returns whether an annotation with our prefix has a name that lb-linker gives none: a misspelled one.
+pub(super) fn is_unknown_annotation(key: &str) -> bool {
+    const KNOWN: [&str; 9] =
+        [ALLOW_FROM, HOSTNAME, INSTANCE, MANAGED, SERVICE_UID, SOURCE, STABLE_NAME_UID, TERM, TTL];
+    key.starts_with(PREFIX) && !KNOWN.contains(&key)
+}
+
 /// The decision about an annotated Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
@@ -33,22 +44,26 @@ pub(super) enum Decision {
     Refuse(String),
 }
 
-/// An annotation that names no link.
+/// An annotation that names no link, or has a name that lb-linker doesn't know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MalformedAnnotation {
     pub(super) why: String,
+    /// The reason of the Event.
+    pub(super) reason: Reason,
     /// `spec.externalName`.
     pub(super) name: String,
 }
 
 impl AnnotatedService {
-    /// Reads the annotation of a Service. Returns an error if the annotation is malformed, and `None` if there is
-    /// none, or if the Service is an external target, is being deleted or isn't of type ExternalName.
+    /// Reads the annotation of a Service. Returns an error if the annotation or its name is malformed, and `None` if
+    /// there is none, or if the Service is an external target, is being deleted or isn't of type ExternalName.
     pub(super) fn of(
         service: &Service,
         target_namespace: Option<&str>,
     ) -> Option<Result<Self, MalformedAnnotation>> {
-        let text = service.annotation(SOURCE)?;
+        let mut keys = service.metadata.annotations.iter().flatten().map(|(key, _)| key);
+        let (text, unknown) = (service.annotation(SOURCE), keys.find(|key| is_unknown_annotation(key)));
+        text.or(unknown.map(String::as_str))?;
         let key = service.key();
         let external_target =
             target_namespace == Some(key.namespace()) && link_of_labels(&service.metadata).is_some();
@@ -57,10 +72,17 @@ impl AnnotatedService {
             return None;
         }
         let external_name = service.spec.external_name.clone().unwrap_or_default();
+        let Some(text) = text else {
+            let unknown = value(unknown.map_or("", String::as_str));
+            let why = format!("the annotation {unknown} is ignored: ExternalName Services have {SOURCE}");
+            let reason = Reason::AnnotationIgnored;
+            return Some(Err(MalformedAnnotation { why, reason, name: external_name }));
+        };
         let (namespace, name) = text.trim().split_once('/').unwrap_or((key.namespace(), text.trim()));
         if !names::is_label(namespace) || !names::is_label(name) {
             let why = format!("annotation {SOURCE} {} isn't [<namespace>/]<service>", value(text));
-            return Some(Err(MalformedAnnotation { why, name: external_name }));
+            let reason = Reason::TargetRefused;
+            return Some(Err(MalformedAnnotation { why, reason, name: external_name }));
         }
         Some(Ok(Self {
             source: ServiceKey::new(namespace, name),
@@ -175,6 +197,24 @@ mod tests {
 
     fn ips(ips: &[&str]) -> Option<Target> {
         Some(Target::Addresses(ips.iter().map(|ip| ip.parse().unwrap()).collect()))
+    }
+
+    #[test]
+    fn misspelled_annotation_is_reported() {
+        let with = |annotations: Value| {
+            let mut service = service("app", "");
+            service["metadata"]["annotations"] = annotations;
+            service
+        };
+        let found = follower(with(json!({"linker.hsj.com/sorce": "web"}))).unwrap().unwrap_err();
+        let why = "the annotation \"linker.hsj.com/sorce\" is ignored: ExternalName Services have linker.hsj.com/source";
+        assert_eq!((&*found.why, found.reason), (why, Reason::AnnotationIgnored));
+        let both = json!({"linker.hsj.com/sorce": "web", SOURCE: "web"});
+        assert!(follower(with(both)).unwrap().is_ok());
+        assert!(follower(with(json!({HOSTNAME: "a.example", "other": ""}))).is_none());
+        let mut other = with(json!({"linker.hsj.com/sorce": "web"}));
+        other["spec"]["type"] = "ClusterIP".into();
+        assert!(follower(other).is_none());
     }
 
     #[test]

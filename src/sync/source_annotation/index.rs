@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::decision::{AnnotatedService, MalformedAnnotation};
+use super::decision::{AnnotatedService, MalformedAnnotation, is_unknown_annotation};
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog};
 use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
@@ -22,6 +22,11 @@ const PERMISSION_HINT: &str = "lb-linker needs the ClusterRole of deploy/";
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval of retries for forbidden lists of Services, while no use of the annotation is known.
 pub(super) const FORBIDDEN_RETRY: Duration = Duration::from_secs(600);
+
+/// Returns whether an annotation makes a Service follow, or may be meant to.
+fn concerns(key: &str) -> bool {
+    key == SOURCE || is_unknown_annotation(key)
+}
 
 /// The meaning of a watch event.
 #[derive(Debug, PartialEq, Eq)]
@@ -262,7 +267,7 @@ impl AnnotatedServices {
         if scope.unused
             && let Event::Listed(object) | Event::Applied(object) = &event
         {
-            if object.annotations().contains_key(SOURCE) {
+            if object.annotations().keys().any(|key| concerns(key)) {
                 // The watch begins again with whole objects instead of metadata.
                 scope.unused = false;
                 index_events.push(IndexEvent::AnnotationFound);
@@ -282,8 +287,10 @@ impl AnnotatedServices {
                 scope.list.remove(&key);
                 scope.unreadable.remove(&key);
                 match readable(object, object_errors) {
-                    // Keep only Services with the annotation: they are few.
-                    Some(service) if service.annotation(SOURCE).is_some() => {
+                    // Keep only Services with such an annotation: they are few.
+                    Some(service)
+                        if service.metadata.annotations.iter().flatten().any(|(key, _)| concerns(key)) =>
+                    {
                         scope
                             .list
                             .insert(key, ObservedAnnotation::of(&service, self.target_namespace.as_deref()));
@@ -429,6 +436,18 @@ mod tests {
         assert_eq!(annotated.unread(), Some(Vec::new()));
         refuse(&mut annotated, 0);
         assert_eq!(annotated.unread(), Some(vec!["namespace a".to_owned()]));
+    }
+
+    #[test]
+    fn misspelled_annotation_is_found_in_metadata() {
+        let mut annotated = annotated(&[]);
+        let mut misspelled = service("db", "web");
+        misspelled["metadata"]["annotations"] = json!({"linker.hsj.com/sorce": "web"});
+        let mut errors = ObjectErrors::default();
+        let found = annotated.on_watch_item(0, Ok(Event::Listed(object(misspelled.clone()))), &mut errors);
+        assert_eq!(found, [IndexEvent::AnnotationFound, IndexEvent::Answered]);
+        let listed = list(&mut annotated, 0, vec![misspelled]);
+        assert!(matches!(&listed[..], [IndexEvent::Malformed { .. }, IndexEvent::Answered]), "{listed:?}");
     }
 
     #[test]
