@@ -19,7 +19,6 @@ use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::{Annotations, Ingress, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
 use lb_linker::store::{Input, OnGone, Store};
-use lb_linker::store::{OnGone, Store};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

@@ -39,9 +39,12 @@ pub struct FailedTargetsGauge {
     sets: Arc<Mutex<Vec<Weak<FailedTargets>>>>,
 }
 
-/// The failed types of each target, and why they have failed, by the target's name in wire form.
+/// A type whose last look-up has failed, and why.
+type FailedType = (RecordType, Box<str>);
+
+/// The failed types of each target, by the target's name in wire form.
 #[derive(Debug, Default)]
-pub struct UnresolvedTargets(HashMap<Box<[u8]>, Vec<(RecordType, Box<str>)>>);
+pub struct UnresolvedTargets(HashMap<Box<[u8]>, Vec<FailedType>>);
 
 /// Why a target can't be resolved.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,7 +62,7 @@ impl UnresolvedTargets {
         if self.0.is_empty() {
             return None;
         }
-        let mut failed: Vec<&(RecordType, Box<str>)> = self.0.get(&wire_name(host))?.iter().collect();
+        let mut failed: Vec<&FailedType> = self.0.get(&wire_name(host))?.iter().collect();
         failed.sort_by_key(|(qtype, _)| u16::from(*qtype));
         failed.dedup_by_key(|(qtype, _)| *qtype);
         let parts = failed.chunk_by(|(_, one), (_, other)| one == other).filter_map(|alike| {
