@@ -108,7 +108,8 @@ async fn check_cluster(check_report: &mut CheckReport, flags: &Flags) -> Result<
         }
     }
     if flags.sync_mode() != SyncMode::Off {
-        dry_run::dry_run_create(check_report, client.clone(), &flags.target_namespace).await;
+        let (namespace, sync) = (&flags.target_namespace, flags.sync_mode());
+        dry_run::dry_run_create(check_report, client.clone(), namespace, sync).await;
     }
     if flags.sync_mode() != SyncMode::Off {
         instance::check_owners(check_report, client, &flags.target_namespace, &flags.instance()).await;

@@ -461,7 +461,7 @@ async fn check_cluster_dry_runs_an_external_target() {
     };
     let output = eventually("the quota to be in force", refused).await;
     assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
-    // With `--sync plan`, `check` doesn't dry-run an external target.
+    // With `--sync plan`, only a missing namespace counts.
     let plan = ["--target-namespace", &full, "--sync", "plan"];
     assert_eq!(check("lb-linker", "lb-linker", &plan).status.code(), Some(0));
     for namespace in [&full, &target] {

@@ -7,6 +7,7 @@ use kube::{Api, Client};
 
 use super::report::CheckReport;
 use crate::model::excerpt::sentence;
+use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
@@ -17,8 +18,14 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The namespace of the manifests in `deploy/targets/`.
 const DEFAULT_TARGET_NAMESPACE: &str = "external-targets";
 
-/// Creates an external target as a dry run. Reports no missing permissions: [`super::permissions`] does that.
-pub(super) async fn dry_run_create(check_report: &mut CheckReport, client: Client, namespace: &str) {
+/// Creates an external target as a dry run. Reports no missing permissions: [`super::permissions`] does that. With
+/// `--sync plan`, which writes nothing, reports only a missing namespace.
+pub(super) async fn dry_run_create(
+    check_report: &mut CheckReport,
+    client: Client,
+    namespace: &str,
+    sync: SyncMode,
+) {
     let api: Api<Service> = Api::namespaced(client, namespace);
     let metadata = ObjectMeta { generate_name: Some("lb-linker-check-".to_owned()), ..Default::default() };
     let spec = Spec {
@@ -35,11 +42,12 @@ pub(super) async fn dry_run_create(check_report: &mut CheckReport, client: Clien
         return;
     };
     match answer {
-        Ok(_) => {
-            check_report.lines.push(format!("yes  external targets can be created in namespace {namespace}"))
-        }
         Err(kube::Error::Api(status)) if status.code == 404 => {
             check_report.cluster_errors.push(missing_namespace(namespace));
+        }
+        _ if sync == SyncMode::Plan => {}
+        Ok(_) => {
+            check_report.lines.push(format!("yes  external targets can be created in namespace {namespace}"))
         }
         Err(error) if Forbidden::of(&error, "create", "services") == Some(Forbidden::Authorizer) => {}
         Err(kube::Error::Api(status)) if status.code == 403 => check_report.cluster_errors.push(format!(
