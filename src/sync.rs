@@ -6,6 +6,7 @@ pub mod election;
 pub mod events;
 pub mod external_target;
 pub mod k8s;
+pub mod removal;
 pub mod source;
 pub mod source_annotation;
 pub mod stable_name;

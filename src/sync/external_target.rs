@@ -14,6 +14,7 @@ pub mod observed_object;
 pub mod orphans;
 pub mod output_dir;
 pub mod reconciler;
+pub mod removal_facts;
 pub mod states;
 pub(crate) mod status_log;
 pub(crate) mod write;

@@ -147,6 +147,17 @@ fn reference_has_every_event_reason() {
 }
 
 #[test]
+fn concepts_has_every_reason_of_removals() {
+    let rows = rows("docs/concepts.md", "## Deletion");
+    let documented: BTreeSet<&str> = rows.iter().filter_map(|row| code(&row[0])).collect();
+    let text = read("src/sync/removal/reason.rs");
+    let reasons = text.split_once("pub enum RemovalReason {").unwrap().1.split_once("\n}").unwrap().0;
+    let reasons: BTreeSet<&str> = reasons.lines().filter_map(|line| line.trim().strip_suffix(',')).collect();
+    assert!(reasons.len() > 20, "{reasons:?}");
+    assert_eq!(documented, reasons);
+}
+
+#[test]
 fn reference_has_every_extended_dns_error() {
     let rows = rows("docs/reference.md", "## Extended DNS errors");
     let documented: BTreeSet<(String, String)> = rows

@@ -17,7 +17,7 @@ use proc_macro2::{TokenStream, TokenTree};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `commands`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 37] = [
+const FOLDERS: [&str; 38] = [
     "model",
     "api",
     "metrics",
@@ -25,6 +25,7 @@ const FOLDERS: [&str; 37] = [
     "readiness",
     "store",
     "sync/k8s",
+    "sync/removal",
     "sync/task",
     "sync/election",
     "sync/controller",

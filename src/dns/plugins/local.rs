@@ -79,9 +79,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             _ => return Err(option.unknown(NAME, &["localhost_prefix"])),
         };
     }
-    let name = |text: &str| {
-        Name::from_ascii(text).map_err(|_| line.error(format!("{text:?} isn't a DNS name")))
-    };
+    let name =
+        |text: &str| Name::from_ascii(text).map_err(|_| line.error(format!("{text:?} isn't a DNS name")));
     let localhost = name("localhost.")?;
     let empty = ["0.in-addr.arpa.", "127.in-addr.arpa.", "255.in-addr.arpa."].map(name);
     let zones = empty.into_iter().chain([Ok(localhost.clone())]).collect::<Result<Vec<_>, _>>()?;

@@ -10,6 +10,7 @@ use super::desired::{
     Desired, HEADLESS, IPV4, IPV6, IpTargets, Precondition, has_our_field_manager, link_of_labels,
     placeholder_name, service_differs, slice_differs, slice_name,
 };
+use super::removal_facts::{facts_of_link, facts_of_object};
 use crate::model::excerpt::{sentence, value};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
@@ -19,6 +20,8 @@ use crate::sync::k8s::instance::{INSTANCE, instance_of, other_instance};
 use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service, Spec};
+use crate::sync::removal::facts::{Facts, Subject, Surplus};
+use crate::sync::removal::verdict::{Verdict, may_remove};
 
 /// Writes that the API server refuses together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -165,6 +168,22 @@ pub struct Actual<'a> {
     pub slices: &'a [&'a EndpointSlice],
     /// EndpointSlices with names that the link needs, labelled for another link or for no link.
     pub foreign_slices: &'a [&'a EndpointSlice],
+    /// Whether a former leader has created all objects that are labelled for the link: see [`UnwantedObjects`].
+    pub is_of_former_leader: bool,
+}
+
+/// The next step, and the facts about what it removes, or about the target that it replaces because the Service is
+/// gone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    pub step: NextStep,
+    pub removal: Option<Facts>,
+}
+
+impl From<NextStep> for Decision {
+    fn from(step: NextStep) -> Self {
+        Self { step, removal: None }
+    }
 }
 
 /// The handling of the external target of a deleted Service.
@@ -211,14 +230,21 @@ pub struct SyncPolicy {
     pub instance: Option<String>,
 }
 
+/// Returns the step of [`decide`].
 #[must_use]
 pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> NextStep {
+    decide(link, actual, policy, now).step
+}
+
+/// Decides about the next write for a link.
+#[must_use]
+pub fn decide(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> Decision {
     if link.active_override().is_some_and(|by| by.is_provisional) {
-        return NextStep::Done;
+        return NextStep::Done.into();
     }
-    let step = target_step(link, actual, policy, now);
+    let decision = Case { link, actual, policy, now }.target_step();
     let is_overridden = link.active_override().is_some();
-    let settled = match (&step, link.is_gone()) {
+    let is_settled = match (&decision.step, link.is_gone()) {
         (NextStep::Done, false) | (NextStep::Forget, true) => true,
         // The finalizer of an overridden Service doesn't wait: the external target belongs to the StableName.
         (NextStep::Wait(_) | NextStep::Conflict { .. }, false) => is_overridden,
@@ -226,86 +252,181 @@ pub fn next_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Inst
         (NextStep::Done, true) => policy.on_delete != OnDelete::Delete,
         _ => false,
     };
-    // An existing Service should have the finalizer; a gone or overridden Service should not.
-    let is_wrong = link.has_finalizer == (link.is_gone() || is_overridden);
-    if policy.finalizer && settled && is_wrong && !link.uid.is_empty() {
-        let (service, uid, add) = (link.key.clone(), link.uid.to_string().into(), !link.has_finalizer);
-        return NextStep::Write(Write::Finalizer { service, uid, add });
+    if !policy.finalizer || link.uid.is_empty() {
+        return decision;
     }
-    step
+    let write = |add| {
+        let (service, uid) = (link.key.clone(), link.uid.to_string().into());
+        NextStep::Write(Write::Finalizer { service, uid, add })
+    };
+    if !link.has_finalizer {
+        let is_wanted = is_settled && !link.is_gone() && !is_overridden;
+        return if is_wanted { write(true).into() } else { decision };
+    }
+    let facts = facts_of_link(Subject::Finalizer { is_settled }, link, policy);
+    match may_remove(&facts, now) {
+        Verdict::Remove(_) | Verdict::Ask(_) => Decision { step: write(false), removal: Some(facts) },
+        Verdict::Keep(_) | Verdict::Wait(..) => decision,
+    }
 }
 
-fn target_step(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Instant) -> NextStep {
-    let own = policy.instance.as_deref();
-    let ours = ours_of(link, actual, own);
-    let desired = match (link.service_gone_since(), &link.target) {
-        (Some(since), _) => {
-            // EndpointSlices are removed after their Service, so that none is left behind.
-            let service = ours.or(actual.other_services.first().copied());
-            let service = service.map(|service| (ObjectKind::Service, &service.metadata));
-            let slice = || actual.slices.first().map(|slice| (ObjectKind::EndpointSlice, &slice.metadata));
-            let Some((kind, metadata)) = service.or_else(slice) else {
-                return if link.is_gone() { NextStep::Forget } else { NextStep::Done };
-            };
-            match policy.on_delete {
-                OnDelete::Retain => return NextStep::Done,
-                // If the link has another name by now, and no object has that name, the tombstone gets that name.
-                OnDelete::Tombstone if ours.is_some() || service.is_some() && actual.named.is_none() => {
-                    Desired::tombstone(link, &policy.tombstone)
-                }
-                OnDelete::Tombstone | OnDelete::Delete => {
-                    let is_overridden = link.active_override().is_some();
-                    let delay = if is_overridden { policy.withdrawal_delay } else { policy.delete_delay };
-                    return match since.checked_add(delay) {
-                        Some(due) if due > now => NextStep::Wait(due),
-                        Some(_) => remove(kind, metadata),
-                        // The end of the delay isn't representable: never remove.
-                        None => NextStep::Done,
-                    };
-                }
+/// A link, its objects, and the settings.
+#[derive(Clone, Copy)]
+struct Case<'a> {
+    link: &'a Link,
+    actual: Actual<'a>,
+    policy: &'a SyncPolicy,
+    now: Instant,
+}
+
+impl<'a> Case<'a> {
+    /// Decides about the next write of an external target.
+    fn target_step(&self) -> Decision {
+        match (self.link.service_gone_since(), &self.link.target) {
+            (Some(_), _) => self.gone_step(),
+            // Only a new target or the end of the Service replaces the last target.
+            (_, None) => NextStep::Done.into(),
+            (_, Some(target)) => {
+                let in_use = self.actual.named.and_then(|named| named.spec.external_name.as_deref());
+                self.step_to(&Desired::of(self.link, target, self.policy.ip_targets, in_use))
             }
         }
-        // Only a new target or the end of the Service replaces the last target.
-        (_, None) => return NextStep::Done,
-        (_, Some(target)) => {
-            let in_use = actual.named.and_then(|named| named.spec.external_name.as_deref());
-            Desired::of(link, target, policy.ip_targets, in_use)
-        }
-    };
-    let service = || match &desired.service {
-        Some(desired) => service_step(link, desired, actual.named, ours, own),
-        None => ours.map_or(NextStep::Done, |ours| remove(ObjectKind::Service, &ours.metadata)),
-    };
-    if let conflict @ NextStep::Conflict { .. } = service() {
-        // kube-proxy routes a Service to the EndpointSlices that name it: a foreign Service mustn't get any of ours.
-        let theirs = |slice: &&&EndpointSlice| {
-            let name = slice.metadata.name.as_deref();
-            [IPV4, IPV6].iter().any(|end| name == Some(&slice_name(&link.external_target(), end)))
-        };
-        let slice = actual.slices.iter().find(theirs);
-        return slice.map_or(conflict, |slice| remove(ObjectKind::EndpointSlice, &slice.metadata));
     }
-    // Objects under a former name are removed only when the new external target exists.
-    let new_exists =
-        desired.service.is_none() || ours.is_some_and(|ours| ours.metadata.deletion_timestamp.is_none());
-    let leftovers = || {
-        let former = actual.other_services.first().filter(|_| new_exists);
-        former.map_or(NextStep::Done, |service| remove(ObjectKind::Service, &service.metadata))
-    };
-    // When changing to addresses, write the slices before the Service; when changing away from addresses, in reverse
-    // order. So the name always resolves.
-    let wanted_slices = || {
-        let step = |desired| slice_step(desired, actual, own);
-        desired.slices.iter().map(step).find(|step| *step != NextStep::Done).unwrap_or(NextStep::Done)
-    };
-    let unwanted_slices = || {
-        let wanted = |slice: &EndpointSlice| {
-            desired.slices.iter().any(|desired| desired.metadata.name == slice.metadata.name)
+
+    /// Returns the Service that is the external target and doesn't belong to another instance.
+    fn ours(&self) -> Option<&'a Service> {
+        ours_of(self.link, self.actual, self.policy.instance.as_deref())
+    }
+
+    /// Returns the removal of an object, as far as the facts allow it.
+    fn remove(&self, subject: Subject, surplus: Option<Surplus>, metadata: &ObjectMeta) -> Decision {
+        let is_of_former_leader = self.actual.is_of_former_leader;
+        let facts = facts_of_object(subject, self.link, metadata, self.policy, is_of_former_leader);
+        let facts = Facts { surplus, ..facts };
+        let kind = match subject {
+            Subject::Slice => ObjectKind::EndpointSlice,
+            _ => ObjectKind::Service,
         };
-        let unwanted = actual.slices.iter().find(|slice| !wanted(slice));
-        unwanted.map_or(NextStep::Done, |slice| remove(ObjectKind::EndpointSlice, &slice.metadata))
-    };
-    first_of([&wanted_slices, &service, &unwanted_slices, &leftovers])
+        let (id, precondition) = (ObjectId::of(kind, metadata), Precondition::of(metadata));
+        let step = match may_remove(&facts, self.now) {
+            Verdict::Remove(_) | Verdict::Ask(_) => NextStep::Write(Write::Delete { id, precondition }),
+            Verdict::Wait(_, until) => NextStep::Wait(until),
+            Verdict::Keep(_) => NextStep::Done,
+        };
+        Decision { step, removal: Some(facts) }
+    }
+
+    fn remove_slice(&self, slice: &EndpointSlice, surplus: Surplus) -> Decision {
+        self.remove(Subject::Slice, Some(surplus), &slice.metadata)
+    }
+
+    /// Decides about the objects of a gone Service.
+    fn gone_step(&self) -> Decision {
+        let Self { link, actual, policy, now } = *self;
+        // EndpointSlices are removed after their Service, so that none is left behind.
+        let named = self.ours().map(|ours| (Subject::ExternalTarget, &ours.metadata));
+        let other = || actual.other_services.first().map(|other| (Subject::FormerName, &other.metadata));
+        let slice = || actual.slices.first().map(|slice| (Subject::Slice, &slice.metadata));
+        let Some((subject, metadata)) = named.or_else(other).or_else(slice) else {
+            return if link.is_gone() { NextStep::Forget.into() } else { NextStep::Done.into() };
+        };
+        // If the link has another name by now, and no object has that name, the tombstone gets that name.
+        let has_room = named.is_some() || subject != Subject::Slice && actual.named.is_none();
+        if policy.on_delete != OnDelete::Tombstone || actual.is_of_former_leader || !has_room {
+            return self.remove(subject, None, metadata);
+        }
+        let replaced = facts_of_object(Subject::Target, link, metadata, policy, false);
+        if let Verdict::Wait(_, until) = may_remove(&replaced, now) {
+            return Decision { step: NextStep::Wait(until), removal: Some(replaced) };
+        }
+        let Decision { step, removal } = self.step_to(&Desired::tombstone(link, &policy.tombstone));
+        let is_write = matches!(step, NextStep::Write(_));
+        Decision { removal: removal.or(is_write.then_some(replaced)), step }
+    }
+
+    /// Returns the next step to these objects.
+    fn step_to(&self, desired: &Desired) -> Decision {
+        let Self { link, actual, policy, .. } = *self;
+        let (own, ours) = (policy.instance.as_deref(), self.ours());
+        let service = || match (&desired.service, ours) {
+            (Some(desired), _) => service_step(link, desired, actual.named, ours, own).into(),
+            (None, Some(ours)) => {
+                self.remove(Subject::ExternalTarget, Some(Surplus::IpTargets), &ours.metadata)
+            }
+            (None, None) => NextStep::Done.into(),
+        };
+        let conflict: Decision = service();
+        if let NextStep::Conflict { .. } = conflict.step {
+            // kube-proxy routes a Service to the EndpointSlices that name it: a foreign Service mustn't get any of
+            // ours.
+            let theirs = |slice: &&&EndpointSlice| {
+                let name = slice.metadata.name.as_deref();
+                [IPV4, IPV6].iter().any(|end| name == Some(&slice_name(&link.external_target(), end)))
+            };
+            let slice = actual.slices.iter().find(theirs);
+            return slice.map_or(conflict, |slice| self.remove_slice(slice, Surplus::ForeignService));
+        }
+        // Objects under a former name are removed only when the new external target exists.
+        let new_exists =
+            desired.service.is_none() || ours.is_some_and(|ours| ours.metadata.deletion_timestamp.is_none());
+        let leftovers = || match actual.other_services.first().filter(|_| new_exists) {
+            Some(former) => self.remove(Subject::FormerName, Some(Surplus::FormerName), &former.metadata),
+            None => NextStep::Done.into(),
+        };
+        // When changing to addresses, write the slices before the Service; when changing away from addresses, in
+        // reverse order. So the name always resolves.
+        let wanted_slices = || {
+            let mut steps = desired.slices.iter().map(|slice| self.slice_step(slice));
+            steps.find(|decision| decision.step != NextStep::Done).unwrap_or(NextStep::Done.into())
+        };
+        let unwanted_slices = || {
+            let wanted = |slice: &EndpointSlice| {
+                desired.slices.iter().any(|desired| desired.metadata.name == slice.metadata.name)
+            };
+            let unwanted = actual.slices.iter().find(|slice| !wanted(slice));
+            unwanted.map_or(NextStep::Done.into(), |slice| self.remove_slice(slice, Surplus::UnwantedSlice))
+        };
+        first_of([&wanted_slices, &service, &unwanted_slices, &leftovers])
+    }
+
+    fn slice_step(&self, desired: &EndpointSlice) -> Decision {
+        let (actual, own) = (self.actual, self.policy.instance.as_deref());
+        let same_name = |slice: &&&EndpointSlice| slice.metadata.name == desired.metadata.name;
+        let ours = actual.slices.iter().find(same_name);
+        let stranger = actual.foreign_slices.iter().find(same_name);
+        let there = match (ours, stranger) {
+            (Some(ours), _) => ours,
+            // lb-linker has written this EndpointSlice, which has lost its labels.
+            (None, Some(lost))
+                if has_our_field_manager(&lost.metadata)
+                    && link_of_labels(&lost.metadata).is_none()
+                    && other_instance(&lost.metadata, own).is_none() =>
+            {
+                lost
+            }
+            (None, Some(stranger)) => {
+                let why = match other_instance(&stranger.metadata, own) {
+                    Some(other) => belongs_to(other),
+                    None => "an EndpointSlice that lb-linker doesn't manage has its name".to_owned(),
+                };
+                let object = ObjectId::of(ObjectKind::EndpointSlice, &stranger.metadata);
+                return NextStep::Conflict { object, why }.into();
+            }
+            (None, None) => return NextStep::Write(Write::Create(desired.clone().into())).into(),
+        };
+        if there.metadata.deletion_timestamp.is_some() {
+            return NextStep::Done.into();
+        }
+        if there.address_type != desired.address_type {
+            // The address type is immutable.
+            return self.remove_slice(there, Surplus::UnwantedSlice);
+        }
+        if !slice_differs(there, desired) {
+            return NextStep::Done.into();
+        }
+        let precondition = Precondition::of(&there.metadata);
+        NextStep::Write(Write::Change { desired: desired.clone().into(), precondition }).into()
+    }
 }
 
 /// Returns the Service that is the external target of a link and doesn't belong to another instance.
@@ -400,8 +521,9 @@ pub fn all_writes(link: &Link, actual: Actual<'_>, policy: &SyncPolicy, now: Ins
     }
 }
 
-fn first_of(steps: [&dyn Fn() -> NextStep; 4]) -> NextStep {
-    steps.iter().map(|step| step()).find(|step| *step != NextStep::Done).unwrap_or(NextStep::Done)
+fn first_of(decisions: [&dyn Fn() -> Decision; 4]) -> Decision {
+    let mut decisions = decisions.iter().map(|decide| decide());
+    decisions.find(|decision| decision.step != NextStep::Done).unwrap_or(NextStep::Done.into())
 }
 
 fn service_step(
@@ -432,58 +554,6 @@ fn service_step(
         desired.spec = Spec::external_name(&placeholder_name(&link.external_target()));
     }
     NextStep::Write(Write::Change { desired: desired.into(), precondition: Precondition::of(&ours.metadata) })
-}
-
-fn slice_step(desired: &EndpointSlice, actual: Actual<'_>, own: Option<&str>) -> NextStep {
-    let same_name = |slice: &&&EndpointSlice| slice.metadata.name == desired.metadata.name;
-    let ours = actual.slices.iter().find(same_name);
-    let stranger = actual.foreign_slices.iter().find(same_name);
-    let there = match (ours, stranger) {
-        (Some(ours), _) => ours,
-        // lb-linker has written this EndpointSlice, which has lost its labels.
-        (None, Some(lost))
-            if has_our_field_manager(&lost.metadata)
-                && link_of_labels(&lost.metadata).is_none()
-                && other_instance(&lost.metadata, own).is_none() =>
-        {
-            lost
-        }
-        (None, Some(stranger)) => {
-            let why = match other_instance(&stranger.metadata, own) {
-                Some(other) => belongs_to(other),
-                None => "an EndpointSlice that lb-linker doesn't manage has its name".to_owned(),
-            };
-            return NextStep::Conflict {
-                object: ObjectId::of(ObjectKind::EndpointSlice, &stranger.metadata),
-                why,
-            };
-        }
-        (None, None) => return NextStep::Write(Write::Create(desired.clone().into())),
-    };
-    if there.metadata.deletion_timestamp.is_some() {
-        return NextStep::Done;
-    }
-    if there.address_type != desired.address_type {
-        // The address type is immutable.
-        return remove(ObjectKind::EndpointSlice, &there.metadata);
-    }
-    if !slice_differs(there, desired) {
-        return NextStep::Done;
-    }
-    NextStep::Write(Write::Change {
-        desired: desired.clone().into(),
-        precondition: Precondition::of(&there.metadata),
-    })
-}
-
-fn remove(kind: ObjectKind, metadata: &ObjectMeta) -> NextStep {
-    if metadata.deletion_timestamp.is_some() {
-        return NextStep::Done;
-    }
-    NextStep::Write(Write::Delete {
-        id: ObjectId::of(kind, metadata),
-        precondition: Precondition::of(metadata),
-    })
 }
 
 /// Returns the reason why an object with the external target's name is foreign; `None` for an ExternalName Service made

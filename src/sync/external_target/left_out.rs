@@ -4,12 +4,10 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, Resource};
 
-use super::decision::{NextStep, OnDelete, SyncPolicy, Write};
 use super::desired::IpTargets;
 use crate::model::link::Target;
 use crate::model::service_key::ServiceKey;
@@ -19,13 +17,10 @@ use crate::sync::k8s::errors::{ListError, in_place};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{LOAD_BALANCER, MANAGED, Service};
 use crate::sync::k8s::watch::{RequestQuery, key_of, list_pages};
+use crate::sync::removal::facts::{Found, Membership, Which};
 use crate::sync::source::file_watcher::DirectoryError;
 use crate::sync::source::manifests;
 use crate::sync::source::selection::Selection;
-
-/// Additional delay, beyond `--delete-delay`, before the removal of an external target if most external targets would
-/// be removed at a start.
-pub const EXTRA_DELETE_DELAY: Duration = Duration::from_secs(600);
 
 /// A flag that leaves Services out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,28 +62,12 @@ impl fmt::Display for Flag {
     }
 }
 
-/// The result of the look-up of a load balancer that isn't selected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The Service exists, or may exist in a namespace that lb-linker may not read.
-    Exists {
-        /// The uid, if the Service could be listed.
-        uid: Option<Uid>,
-        flag: Option<Flag>,
-    },
-    /// The namespace is watched, and an authorizer refuses to list it at present.
-    Unknown,
-    /// The Service exists and opts out by its annotation.
-    OptedOut,
-    /// The Service is gone, isn't a load balancer any more, or is another Service of the same name.
-    Gone,
-}
-
 /// What is kept of an existing Service. Its labels and annotations may be large, and aren't kept.
 #[derive(Clone, Debug)]
 struct FoundService {
     uid: Uid,
     has_opted_out: bool,
+    /// The flag that leaves it out.
     flag: Option<Flag>,
 }
 
@@ -103,22 +82,42 @@ pub struct LookupResult {
 }
 
 impl LookupResult {
-    /// Decides about a load balancer, given the uid `recorded` on its external target. Without a recorded uid any
-    /// Service of the same name counts as the same.
+    /// Returns what was found of a load balancer, given the uid `recorded` on its external target. Without a recorded
+    /// uid any Service of the same name counts as the same.
     #[must_use]
-    pub fn judge(&self, key: &ServiceKey, recorded: &Uid) -> Verdict {
+    pub fn found(&self, key: &ServiceKey, recorded: &Uid) -> Found {
         if self.refused.contains(key.namespace()) {
-            return Verdict::Unknown;
+            return Found::Refused { is_lasting: false };
         }
         if self.forbidden.contains(key.namespace()) {
-            return Verdict::Exists { uid: None, flag: Some(Flag::WatchNamespaces) };
+            return Found::same(Membership::NotSelected);
         }
-        match self.services.get(key) {
-            Some(service) if !recorded.is_empty() && service.uid != *recorded => Verdict::Gone,
-            Some(service) if service.has_opted_out => Verdict::OptedOut,
-            Some(service) => Verdict::Exists { uid: Some(service.uid.clone()), flag: service.flag },
-            None => Verdict::Gone,
-        }
+        let Some(FoundService { uid, has_opted_out, flag }) = self.services.get(key) else {
+            return Found::Absent;
+        };
+        let is_same = recorded.is_empty() || uid == recorded;
+        let membership = match flag {
+            _ if *has_opted_out => Membership::OptedOut,
+            Some(_) => Membership::NotSelected,
+            None => Membership::Selected,
+        };
+        let which = if is_same { Which::Same } else { Which::Another };
+        Found::Exists { which, membership, is_open: true }
+    }
+
+    /// Returns the uid of a load balancer, if it could be listed.
+    #[must_use]
+    pub fn uid(&self, key: &ServiceKey) -> Option<Uid> {
+        self.services.get(key).map(|service| service.uid.clone())
+    }
+
+    /// Returns the flag that leaves out a load balancer that exists, or may exist in a namespace that lb-linker may not
+    /// read.
+    #[must_use]
+    pub fn flag(&self, key: &ServiceKey) -> Option<Flag> {
+        let is_forbidden = self.forbidden.contains(key.namespace());
+        let flag = self.services.get(key).and_then(|service| service.flag);
+        flag.or(is_forbidden.then_some(Flag::WatchNamespaces))
     }
 
     /// Returns whether watched namespaces were refused.
@@ -251,25 +250,6 @@ pub fn allows_external_target(target: &Target, how: IpTargets) -> bool {
     }
 }
 
-/// Returns the postponed step for the link of a Service that is gone together with most other Services: the removal
-/// waits ten minutes longer than `--delete-delay`, and other writes wait ten minutes. Changes of the finalizer don't
-/// wait.
-#[must_use]
-pub fn postponed(step: NextStep, since: Instant, policy: &SyncPolicy, now: Instant) -> NextStep {
-    if !matches!(step, NextStep::Write(_) | NextStep::Wait(_))
-        || matches!(step, NextStep::Write(Write::Finalizer { .. }))
-    {
-        return step;
-    }
-    let delay = if policy.on_delete == OnDelete::Delete { policy.delete_delay } else { Duration::ZERO };
-    match since.checked_add(delay).and_then(|due| due.checked_add(EXTRA_DELETE_DELAY)) {
-        Some(due) if due <= now => step,
-        Some(due) => NextStep::Wait(due),
-        // The end of the delay is beyond the range of `Instant`: the removal is never due.
-        None => NextStep::Done,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kube::core::Selector;
@@ -277,9 +257,6 @@ mod tests {
 
     use super::*;
 
-    use crate::sync::external_target::deletion_budget::MaxDeletes;
-    use crate::sync::external_target::desired::Precondition;
-    use crate::sync::k8s::object::{ObjectId, ObjectKind};
     use crate::sync::test_support;
 
     fn existing(services: &[serde_json::Value], wanted: &[&str], selection: &Selection) -> LookupResult {
@@ -305,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_names_the_flag_that_leaves_a_service_out() {
+    fn look_up_names_the_flag_that_leaves_a_service_out() {
         let web = json!({"namespace": "shop", "name": "web", "uid": "u", "labels": {"tier": "web"}});
         let key = ServiceKey::new("shop", "web");
         for (selection, flag) in [
@@ -317,16 +294,18 @@ mod tests {
             (selection(&[("tier", "web")], true, &[]), Some(Flag::Selection)),
         ] {
             let existing = existing(std::slice::from_ref(&web), &["web"], &selection);
+            let membership = if flag.is_some() { Membership::NotSelected } else { Membership::Selected };
             for recorded in ["u", ""] {
-                let verdict = existing.judge(&key, &recorded.into());
-                assert_eq!(verdict, Verdict::Exists { uid: Some("u".into()), flag }, "{selection:?}");
+                assert_eq!(existing.found(&key, &recorded.into()), Found::same(membership), "{selection:?}");
             }
-            assert_eq!(existing.judge(&key, &"earlier".into()), Verdict::Gone, "recreated");
+            assert_eq!((existing.uid(&key), existing.flag(&key)), (Some("u".into()), flag));
+            let recreated = existing.found(&key, &"earlier".into());
+            assert!(matches!(recreated, Found::Exists { which: Which::Another, .. }), "{recreated:?}");
         }
     }
 
     #[test]
-    fn verdict_distinguishes_opted_out_from_gone_services() {
+    fn look_up_distinguishes_opted_out_from_gone_services() {
         let managed = |value: &str| json!({MANAGED: value});
         let services = [
             json!({"namespace": "shop", "name": "out", "uid": "u", "annotations": managed("false")}),
@@ -336,16 +315,16 @@ mod tests {
         ];
         let wanted = ["out", "in", "going", "gone"];
         let mut existing = existing(&services, &wanted, &selection(&[], true, &[]));
-        let judge =
-            |existing: &LookupResult, name| existing.judge(&ServiceKey::new("shop", name), &Uid::default());
-        assert_eq!(judge(&existing, "out"), Verdict::OptedOut);
-        assert_eq!(judge(&existing, "in"), Verdict::Exists { uid: Some("u".into()), flag: None });
+        let found =
+            |existing: &LookupResult, name| existing.found(&ServiceKey::new("shop", name), &Uid::default());
+        assert_eq!(found(&existing, "out"), Found::same(Membership::OptedOut));
+        assert_eq!(found(&existing, "in"), Found::same(Membership::Selected));
         for name in ["going", "gone", "unasked"] {
-            assert_eq!(judge(&existing, name), Verdict::Gone, "{name}");
+            assert_eq!(found(&existing, name), Found::Absent, "{name}");
         }
         existing.forbidden.insert("shop".to_owned());
-        let may_exist = Verdict::Exists { uid: None, flag: Some(Flag::WatchNamespaces) };
-        assert_eq!(judge(&existing, "gone"), may_exist, "it may not be looked up");
+        assert_eq!(found(&existing, "gone"), Found::same(Membership::NotSelected), "it may not be looked up");
+        assert_eq!(existing.flag(&ServiceKey::new("shop", "gone")), Some(Flag::WatchNamespaces));
     }
 
     #[tokio::test]
@@ -364,42 +343,9 @@ mod tests {
         let selection = selection(&[], false, &["closed", "open"]);
         let existing = ServiceLookup::Cluster(client).look_up(&wanted, &selection).await.unwrap();
         assert!(existing.is_incomplete());
-        let judge = |namespace| existing.judge(&key(namespace), &Uid::default());
-        assert_eq!((judge("closed"), judge("open")), (Verdict::Unknown, Verdict::Gone));
-        let flag = Some(Flag::WatchNamespaces);
-        assert_eq!(judge("unwatched"), Verdict::Exists { uid: None, flag });
-    }
-
-    #[test]
-    fn removal_of_most_targets_waits_ten_minutes_longer() {
-        let since = Instant::now();
-        let precondition = Precondition { uid: None, resource_version: None };
-        let delete = NextStep::Write(Write::Delete {
-            id: ObjectId { kind: ObjectKind::Service, name: "web-shop-ext".into() },
-            precondition,
-        });
-        let minutes = |number: u64| Duration::from_secs(60 * number);
-        for (on_delete, delay, due) in [
-            (OnDelete::Delete, minutes(0), minutes(10)),
-            (OnDelete::Delete, minutes(10), minutes(20)),
-            (OnDelete::Tombstone, minutes(10), minutes(10)),
-        ] {
-            let policy = SyncPolicy { on_delete, delete_delay: delay, ..policy() };
-            for step in [delete.clone(), NextStep::Wait(since + delay)] {
-                let at = |after| postponed(step.clone(), since, &policy, since + after);
-                assert_eq!(at(Duration::ZERO), NextStep::Wait(since + due), "{on_delete:?} {delay:?}");
-                assert_eq!(at(due - Duration::from_millis(1)), NextStep::Wait(since + due));
-                assert_eq!(at(due), step);
-            }
-        }
-        let never = SyncPolicy { delete_delay: Duration::MAX, ..policy() };
-        assert_eq!(postponed(delete, since, &never, since), NextStep::Done);
-        for step in [NextStep::Done, NextStep::Forget] {
-            assert_eq!(postponed(step.clone(), since, &policy(), since), step);
-        }
-    }
-
-    fn policy() -> SyncPolicy {
-        SyncPolicy { max_deletes: MaxDeletes::Share, ..test_support::policy(None) }
+        let found = |namespace| existing.found(&key(namespace), &Uid::default());
+        assert_eq!((found("closed"), found("open")), (Found::Refused { is_lasting: false }, Found::Absent));
+        assert_eq!(found("unwatched"), Found::same(Membership::NotSelected));
+        assert_eq!(existing.flag(&key("unwatched")), Some(Flag::WatchNamespaces));
     }
 }

@@ -6,7 +6,7 @@ use std::mem::discriminant;
 use super::decision::Write;
 use super::desired::{service_differs, slice_differs};
 use super::observed_object::ObservedObject;
-use super::write_result::Found;
+use super::write_result::Before;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 
@@ -19,14 +19,14 @@ pub(crate) struct LostAnswers(HashMap<ObjectId, LostAnswer>);
 pub(crate) struct LostAnswer {
     pub(crate) key: ServiceKey,
     pub(crate) write: Write,
-    pub(crate) found: Found,
+    pub(crate) before: Before,
 }
 
 impl LostAnswers {
     /// Records a write that the API server may have made.
-    pub(crate) fn add(&mut self, key: &ServiceKey, write: &Write, found: Found) {
+    pub(crate) fn add(&mut self, key: &ServiceKey, write: &Write, before: Before) {
         if matches!(write, Write::Create(_) | Write::Change { .. } | Write::Delete { .. }) {
-            self.0.insert(write.id(), LostAnswer { key: key.clone(), write: write.clone(), found });
+            self.0.insert(write.id(), LostAnswer { key: key.clone(), write: write.clone(), before });
         }
     }
 
@@ -129,10 +129,10 @@ mod tests {
             (&delete, Some(&new), false),
         ] {
             let mut lost = LostAnswers::default();
-            lost.add(&key, write, Found::Other);
+            lost.add(&key, write, Before::Other);
             let present = present.map(ObservedObject::of);
-            let found = lost.take_if_made(&id, present.as_ref());
-            assert_eq!(found.is_some(), expected, "{write:?} {present:?}");
+            let made = lost.take_if_made(&id, present.as_ref());
+            assert_eq!(made.is_some(), expected, "{write:?} {present:?}");
             assert_eq!(lost.of_kind(ObjectKind::Service).len(), usize::from(!expected));
         }
     }
@@ -144,7 +144,7 @@ mod tests {
         let change = Write::Change { desired: object("1", "a.example"), precondition: precondition.clone() };
         let delete = Write::Delete { id, precondition };
         let mut lost = LostAnswers::default();
-        lost.add(&key, &delete, Found::Other);
+        lost.add(&key, &delete, Before::Other);
         lost.write_begins(&delete);
         assert_eq!(lost.of_kind(ObjectKind::Service).len(), 1);
         lost.write_begins(&change);

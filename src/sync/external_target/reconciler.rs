@@ -21,22 +21,22 @@ use futures::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::backend::ObjectEvent;
 use super::decision::{
-    Actual, NextStep, SyncMode, Write, WriteClass, adoption, all_writes, next_step, term_repair,
+    Actual, Decision, NextStep, SyncMode, Write, WriteClass, adoption, all_writes, decide, term_repair,
 };
 use super::deletion_budget::DeletionBudget;
-use super::desired::{current_target, has_our_field_manager};
-use super::left_out::postponed;
+use super::desired::current_target;
 use super::lost_answers::LostAnswers;
 use super::missing_namespace::MissingNamespace;
 use super::object_cache::{ObjectCache, object_ids};
 use super::observed_object::ObservedObject;
 use super::orphans::Orphans;
+use super::removal_facts::is_orphan;
 use super::status_log::StatusLog;
-use crate::model::link::{Link, LinkState};
+use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::store::Input;
 use crate::sync::controller::limits::Limits;
@@ -51,13 +51,15 @@ use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
+use crate::sync::removal::facts::{Lists, ServiceState, Subject};
+use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::source::service_links::insert_gone;
 use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 use adoption::AdoptionQueue;
 use context::ReconcilerContext;
-use departure::{UnreportedServices, is_deletion_reported};
+use departure::UnreportedServices;
 use former::UnwantedObjects;
-use start_check::StartCheck;
+use start_check::CheckedTargets;
 
 /// Maximum number of concurrent writes: each takes a connection, and the API server has other clients, too.
 const MAX_WRITES: usize = 16;
@@ -166,7 +168,7 @@ pub(crate) struct Reconciler {
     /// Services that count as gone without a confirmation by the API server, and since when an authorizer has refused
     /// all their look-ups.
     pub(crate) refused_look_ups: HashMap<ServiceKey, LastingRefusal>,
-    start_check: StartCheck,
+    start_check: CheckedTargets,
     pub(crate) lost_answers: LostAnswers,
     /// Why the target namespace accepts no new objects, if that is known.
     pub(crate) missing: Option<MissingNamespace>,
@@ -204,7 +206,7 @@ impl Reconciler {
             unwanted: UnwantedObjects::default(),
             unreported_services: UnreportedServices::default(),
             refused_look_ups: HashMap::new(),
-            start_check: StartCheck::default(),
+            start_check: CheckedTargets::default(),
             lost_answers: LostAnswers::default(),
             missing: None,
             is_list_refused: false,
@@ -281,15 +283,25 @@ impl Reconciler {
     }
 
     fn may_write_for(&self, link: &Link) -> bool {
+        self.lists_of(link).suffice(ServiceState::of(link))
+    }
+
+    /// Returns which lists the writes for a link may be based on.
+    pub(crate) fn lists_of(&self, link: &Link) -> Lists {
         let namespace = link.key.namespace();
-        // A Service that is gone stays gone in the next term, and is looked up before such a write.
-        let is_gone = || {
-            is_deletion_reported(link)
-                && self.context.links_listed.borrow().covers_rewinds(namespace, self.rewinds)
-        };
         let is_override_listed = link.overridden.is_none()
             || self.context.overrides_listed.borrow().covers(namespace, self.lists());
-        self.may_write() && is_override_listed && (self.are_links_listed(namespace) || is_gone())
+        if !self.context.selection.watches(namespace) {
+            Lists::Unwatched
+        } else if !self.may_write() || !is_override_listed {
+            Lists::Missing
+        } else if self.are_links_listed(namespace) {
+            Lists::Complete
+        } else if self.context.links_listed.borrow().covers_rewinds(namespace, self.rewinds) {
+            Lists::BeforeTerm
+        } else {
+            Lists::Missing
+        }
     }
 
     /// Processes a change of the lists of load balancers.
@@ -425,19 +437,15 @@ impl Reconciler {
             .collect();
         let named: Vec<&Object> =
             labelled.iter().filter(|object| ids.contains(&object.id())).chain(&foreign_objects).collect();
-        // If this process may never have observed the Service of a link, only objects of ours count.
-        let strict = link.was_never_observed() || matches!(link.state, LinkState::Recreated(_));
-        let counts = |object: &Object| !strict || self.is_removable(has_our_field_manager(object.meta()));
+        let policy = &self.context.policy;
+        let counts = |object: &Object| !is_orphan(Subject::ExternalTarget, &link, object.meta(), policy);
         let objects: Vec<&Object> = labelled.iter().filter(|object| counts(object)).collect();
         let slices: Vec<&EndpointSlice> = objects.iter().filter_map(|object| object.as_slice()).collect();
         let others: Vec<&Service> = objects
             .iter()
             .filter_map(|object| object.as_service())
             .filter(|service| service.metadata.name.as_deref() != Some(&external_target))
-            .filter(|service| {
-                has_our_field_manager(&service.metadata)
-                    || link.service_gone_since().is_some() && self.context.policy.prune
-            })
+            .filter(|service| !is_orphan(Subject::FormerName, &link, &service.metadata, policy))
             .collect();
         let foreign_slices: Vec<&EndpointSlice> =
             foreign_objects.iter().filter_map(Object::as_slice).collect();
@@ -449,19 +457,22 @@ impl Reconciler {
             foreign_slices: &foreign_slices,
             other_services: &others,
             slices: &slices,
+            is_of_former_leader: link.was_never_observed()
+                && self.unwanted.contains_all(objects.iter().map(|object| object.uid())),
         };
-        let objects_of_link = objects.iter().map(|object| object.uid());
-        let policy = match link.was_never_observed() && self.unwanted.contains_all(objects_of_link) {
-            true => &former::policy(&self.context.policy),
-            false => &self.context.policy,
-        };
-        let mut step = next_step(&link, actual, policy, now);
-        if let (Some(since), true) = (link.service_gone_since(), self.start_check.postpones(&key)) {
-            step = postponed(step, since, policy, now);
+        let Decision { mut step, mut removal } = decide(&link, actual, policy, now);
+        if let Some(facts) = &mut removal {
+            facts.check = self.start_check.of(&key);
+        }
+        let verdict = removal.map(|facts| may_remove(&facts, now));
+        if let Some(Verdict::Keep(reason) | Verdict::Wait(reason, _)) = verdict {
+            debug!("link {key}: its external target stays: {reason}");
+        }
+        if let Some(Verdict::Wait(_, until)) = verdict {
+            step = NextStep::Wait(until);
         }
         step = self.yield_to_higher_term(&link, step, now);
         self.context.external_target_states.update(&link, &step, actual);
-        let is_kept = |write: &Write| self.start_check.keeps(&key) && Self::removal(&link, write).is_some();
         if !matches!(step, NextStep::Conflict { .. }) {
             self.report.no_conflict(&key);
         }
@@ -484,16 +495,15 @@ impl Reconciler {
                 }
                 let is_turn = |_: &Write| self.adoption.may_write(&key, tokio::time::Instant::now());
                 let annotate = repair.or_else(|| adoption.filter(is_turn));
-                if annotate.is_some_and(|write| self.start(&link, write, now)) {
+                if annotate.is_some_and(|write| self.start(&link, write, None, now)) {
                     return;
                 }
                 ReconcileResult::Unchanged
             }
             NextStep::Write(_) if self.context.policy.sync == SyncMode::Off => ReconcileResult::Unchanged,
-            NextStep::Write(write) if is_kept(&write) => ReconcileResult::Waiting,
+            NextStep::Write(_) if matches!(verdict, Some(Verdict::Keep(_))) => ReconcileResult::Waiting,
             NextStep::Write(write) if self.context.policy.sync == SyncMode::Plan => {
-                let removal = Self::removal(&link, &write);
-                if removal.is_none_or(|object| self.may_remove(&link, &object)) {
+                if removal.as_mut().is_none_or(|facts| self.has_budget(&link, &write, facts)) {
                     let writes = all_writes(&link, actual, &self.context.policy, now);
                     self.report.plan(&key, actual.named, writes, is_news);
                 }
@@ -527,7 +537,7 @@ impl Reconciler {
                 let ours = actual.named.filter(|_| holder(&external_target).as_ref() == Some(&key));
                 let target = || current_target(ours?, slices.iter().copied());
                 self.report.record_previous_target(&key, !is_news, target);
-                if self.start(&link, write, now) {
+                if self.start(&link, write, removal, now) {
                     return;
                 }
                 ReconcileResult::Waiting

@@ -9,7 +9,7 @@ use tracing::{Level, debug, warn};
 use super::backend::Backend;
 use super::decision::Write;
 use super::deletion_budget::MaxDeletes;
-use super::write_result::Found;
+use super::write_result::Before;
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, LinkChange, Target};
 use crate::model::names;
@@ -24,6 +24,7 @@ use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::refusals::FailedWriteLog;
 use crate::sync::k8s::service::{FINALIZER, Service};
+use crate::sync::removal::reason::RemovalReason;
 
 /// The state that was last reported.
 pub(crate) struct StatusLog {
@@ -115,14 +116,15 @@ impl StatusLog {
         }
     }
 
-    /// Reports a successful write: a single line for an external target and its EndpointSlices. Returns whether this
-    /// ends an error of the whole class of writes.
+    /// Reports a successful write, and why it removes something: a single line for an external target and its
+    /// EndpointSlices. Returns whether this ends an error of the whole class of writes.
     pub(crate) fn report_written(
         &mut self,
         key: &ServiceKey,
         link: Option<&Link>,
         write: &Write,
-        found: Found,
+        before: Before,
+        why: Option<RemovalReason>,
         after: Option<&Object>,
     ) -> bool {
         let id = write.id();
@@ -147,11 +149,11 @@ impl StatusLog {
                 log.info(key, format_args!("external target {object}: created → {}", destination(service)));
                 record(Reason::ExternalTargetCreated, &format!("{object} → {}", destination(service)));
             }
-            (Write::Change { .. }, Some(service)) if found == Found::Foreign => {
+            (Write::Change { .. }, Some(service)) if before == Before::Foreign => {
                 log.info(key, format_args!("external target {object}: adopted → {}", destination(service)));
                 record(Reason::Adopted, &format!("{object} → {}", destination(service)));
             }
-            (Write::Change { .. }, Some(_)) if found == Found::SameTarget => {
+            (Write::Change { .. }, Some(_)) if before == Before::SameTarget => {
                 log.info(key, format_args!("external target {object}: labels, annotations or ports changed"));
             }
             (Write::Change { .. }, Some(service)) => {
@@ -165,7 +167,8 @@ impl StatusLog {
                 );
             }
             (Write::Delete { .. }, None) if id.kind == ObjectKind::Service => {
-                log.info(key, format_args!("external target {object}: removed"));
+                let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+                log.info(key, format_args!("external target {object}: removed{why}"));
                 record(Reason::Removed, &object);
             }
             (Write::Annotate { .. }, _) => debug!("{} {object}: annotations written", id.kind),
@@ -182,7 +185,10 @@ impl StatusLog {
 
     /// Reports that the end of a Service can't be confirmed, so its external target stays.
     pub(crate) fn report_unconfirmed(&mut self, code: u16, sentence: &str) {
-        self.look_up_log.report(code, &format!("{sentence}; its external target stays meanwhile"));
+        self.look_up_log.report(
+            code,
+            &format!("{sentence}; its external target stays meanwhile ({})", RemovalReason::Unconfirmed),
+        );
     }
 
     /// Reports that look-ups succeed again.
@@ -194,7 +200,8 @@ impl StatusLog {
     pub(crate) fn counts_as_gone(&mut self, key: &ServiceKey) {
         self.refused_look_up_log.remind(&format!(
             "Service {key} counts as gone: the watch has reported its deletion, and for ten minutes the API \
-             server has refused every look-up of it, as after its namespace was deleted; --on-delete applies"
+             server has refused every look-up of it, as after its namespace was deleted; --on-delete applies ({})",
+            RemovalReason::LookUpRefused
         ));
     }
 
@@ -330,7 +337,8 @@ impl StatusLog {
         let number = self.held.len();
         let is_logged = self.held_back_log.remind(&format!(
             "no more external targets are removed for now: --max-deletes allows {max} in ten minutes; {when}; \
-             external targets held back: {number}"
+             external targets held back: {number} ({})",
+            RemovalReason::RemovalHeld
         ));
         if is_logged {
             self.held_logged = Some((number, Instant::now()));
@@ -525,7 +533,7 @@ mod tests {
         let text = log_text.text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2, "{text}");
-        assert!(lines[0].ends_with("external targets held back: 2"), "{text}");
+        assert!(lines[0].ends_with("external targets held back: 2 (RemovalHeld)"), "{text}");
         assert!(lines[1].ends_with("no removals of external targets are held back any more"), "{text}");
     }
 
@@ -550,8 +558,8 @@ mod tests {
             let precondition = Precondition { uid: Some("o".to_owned()), resource_version: None };
             let write = Write::Change { desired: desired.clone(), precondition };
             let link = link("web");
-            let found = Found::by(&write, &before);
-            status_log().report_written(&link.key, Some(&link), &write, found, Some(&desired));
+            let found = Before::by(&write, &before);
+            status_log().report_written(&link.key, Some(&link), &write, found, None, Some(&desired));
             let text = log_text.text();
             assert!(text.trim_end().ends_with(expected), "{text}");
         }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::lost_answers::LostAnswer;
 use super::missing_namespace::{MissingNamespace, PROBE_PAUSE};
 use super::reconciler::Reconciler;
-use super::reconciler::departure::{Confirmed, GoneCheck, Remedy, Unconfirmed, WATCH_LAG};
-use super::write_result::{Answered, Found, SentWrite, SkipReason, WriteOutcome};
+use super::reconciler::departure::{GoneCheck, LookUp, LookUpError, Remedy, WATCH_LAG};
+use super::write_result::{Answered, Before, Confirmed, SentWrite, SkipReason, WriteOutcome};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::runtime::{Ended, Failure, Proof};
@@ -17,7 +17,10 @@ use crate::sync::external_target::decision::{CREATES, SyncMode, SyncPolicy, Writ
 use crate::sync::external_target::desired::Stamp;
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
-use crate::sync::k8s::object::{ObjectId, ObjectKind};
+use crate::sync::k8s::object::ObjectId;
+use crate::sync::removal::facts::{Budget, Facts, Found};
+use crate::sync::removal::reason::RemovalReason;
+use crate::sync::removal::verdict::{Question, Verdict, may_remove};
 use crate::sync::source::service_links::set_has_finalizer;
 
 /// Stands for the code 403 of a terminating namespace in the log, which limits its lines by code: the 403 of a missing
@@ -25,27 +28,28 @@ use crate::sync::source::service_links::set_has_finalizer;
 const TERMINATING_CODE: u16 = 1403;
 
 impl Reconciler {
-    /// Returns the deletion budget's key if a write removes an external target for good, rather than an object under a
-    /// former name.
-    pub(crate) fn removal(link: &Link, write: &Write) -> Option<String> {
-        let Write::Delete { id, .. } = write else { return None };
-        let leftover = link.service_gone_since().is_none() && id.name != link.external_target();
-        (id.kind == ObjectKind::Service && !leftover).then(|| removal_of(&id.name, write.uid()))
-    }
-
-    /// Returns whether a removal may be made now; otherwise the link waits. With [`SyncMode::Plan`] the removal counts
-    /// as made.
-    pub(crate) fn may_remove(&mut self, link: &Link, object: &str) -> bool {
+    /// Adds the lists and the deletion budget to the facts about a write. Returns whether the budget has room; otherwise
+    /// the link waits. With [`SyncMode::Plan`] the removal counts as made.
+    pub(crate) fn has_budget(&mut self, link: &Link, write: &Write, facts: &mut Facts) -> bool {
         let SyncPolicy { max_deletes: max, sync, .. } = self.context.policy;
         let (present, now) = (self.objects.number_of_links(), Instant::now());
-        let (namespace, mut budget) = (link.key.namespace(), self.deletion_budget.lock());
-        let answer = match sync {
-            SyncMode::Plan => budget.reserve(max, namespace, object, present, now),
-            // The removal counts when it is sent: first the end of the Service has to be confirmed.
-            SyncMode::On | SyncMode::Off => budget.allows(max, namespace, object, present, now),
+        facts.lists = Some(self.lists_of(link));
+        facts.budget = budget_key(write, facts).map(|object| {
+            let (namespace, mut budget) = (link.key.namespace(), self.deletion_budget.lock());
+            let answer = match sync {
+                SyncMode::Plan => budget.reserve(max, namespace, &object, present, now),
+                // The removal counts when it is sent: first the end of the Service has to be confirmed.
+                SyncMode::On | SyncMode::Off => budget.allows(max, namespace, &object, present, now),
+            };
+            answer.map_or_else(|pause| Budget::UsedUp(pause.map(|pause| now + pause)), |()| Budget::Free)
+        });
+        let pause = match may_remove(facts, now) {
+            Verdict::Wait(RemovalReason::RemovalHeld, until) => Some(until.saturating_duration_since(now)),
+            Verdict::Keep(RemovalReason::RemovalHeld) => None,
+            _ => return true,
         };
-        drop(budget);
-        answer.inspect_err(|pause| self.wait_for_budget(link, *pause)).is_ok()
+        self.wait_for_budget(link, pause);
+        false
     }
 
     /// Reports that the removal of a link's external target is held back, and queues the link again after `pause`;
@@ -58,7 +62,13 @@ impl Reconciler {
     }
 
     /// Starts a write, unless it has to wait; returns whether it was started.
-    pub(crate) fn start(&mut self, link: &Arc<Link>, write: Write, started_at: Instant) -> bool {
+    pub(crate) fn start(
+        &mut self,
+        link: &Arc<Link>,
+        write: Write,
+        mut removal: Option<Facts>,
+        started_at: Instant,
+    ) -> bool {
         if self.is_stopping {
             return false;
         }
@@ -69,29 +79,42 @@ impl Reconciler {
         if self.higher_term(&id).is_some() {
             return false;
         }
-        let budget_key = Self::removal(link, &write)
-            .filter(|_| !link.was_never_observed() || !self.unwanted.contains(write.uid()));
-        if budget_key.as_ref().is_some_and(|object| !self.may_remove(link, object)) {
+        if removal.as_mut().is_some_and(|facts| !self.has_budget(link, &write, facts)) {
             return false;
         }
         if !self.runtime.may_send(&key, &write.classes()) {
             return false;
         }
-        let found = self.objects.get(&id).map_or(Found::Other, |before| Found::by(&write, before));
+        let before = self.objects.get(&id).map_or(Before::Other, |object| Before::by(&write, object));
         self.objects.write_begins(&id);
         self.lost_answers.write_begins(&write);
         let backend = self.context.backend.clone();
         let is_refused = self.refused_look_ups.get(&key).is_some_and(LastingRefusal::is_lasting);
-        let gone_check = GoneCheck::of(link, &write, &self.context, is_refused);
+        let gone_check = GoneCheck::of(link, &self.context, is_refused);
+        if let (Some(facts), None) = (&mut removal, &gone_check) {
+            // Manifests are always read as a whole.
+            facts.found = Some(Found::Absent);
+        }
+        let budget_key = removal.and_then(|facts| budget_key(&write, &facts));
         let stamp = Stamp { instance: self.context.policy.instance.clone(), term: Some(self.term) };
         let (deletion_budget, max) = (Arc::clone(&self.deletion_budget), self.context.policy.max_deletes);
         let (present, namespace) = (self.objects.number_of_links(), key.clone());
         let (removed, sent) = (budget_key.clone(), write.clone());
         let request = async move {
-            // Confirm last, right before the write: etcd may have been restored during any earlier wait.
-            let confirmed = match &gone_check {
-                Some(gone_check) => Some(gone_check.confirm().await.map_err(SkipReason::Unconfirmed)?),
+            let ask = Verdict::Ask(Question::Service);
+            let asks = removal.is_some_and(|facts| may_remove(&facts, Instant::now()) == ask);
+            let mut look_up = None;
+            // Look up last, right before the write: etcd may have been restored during any earlier wait.
+            if let (Some(facts), Some(check)) = (&mut removal, gone_check.filter(|_| asks)) {
+                look_up = Some(check.look_up().await);
+                facts.found = look_up.as_ref().map(|answer| answer.found);
+            }
+            let confirmed = match removal.map(|facts| may_remove(&facts, Instant::now())) {
                 None => None,
+                Some(Verdict::Remove(reason)) => {
+                    Some(Confirmed { reason, found: look_up.map(|answer| answer.found) })
+                }
+                Some(_) => return Err(SkipReason::Unconfirmed(look_up)),
             };
             if let Some(object) = &removed {
                 deletion_budget
@@ -103,7 +126,7 @@ impl Reconciler {
             Ok(Answered { confirmed, code, result })
         };
         let proof = if write.is_unprotected() { Proof::Renewal } else { Proof::Clock };
-        let sent = SentWrite { started_at, write, target: link.target.clone(), found, budget_key };
+        let sent = SentWrite { started_at, write, target: link.target.clone(), before, budget_key };
         self.runtime.start(&key, sent, false, (self.term, proof), request);
         true
     }
@@ -123,7 +146,7 @@ impl Reconciler {
     fn on_skipped(&mut self, key: &ServiceKey, write: &Write, why: SkipReason) {
         self.runtime.done(key, 0, true);
         match why {
-            SkipReason::Unconfirmed(why) => self.on_unconfirmed(key, why),
+            SkipReason::Unconfirmed(look_up) => self.on_unconfirmed(key, look_up),
             SkipReason::Held(pause) => {
                 // The leadership may have ended during the look-up.
                 if let Some(link) = self.context.store.get(key).filter(|_| self.may_write()) {
@@ -141,15 +164,14 @@ impl Reconciler {
     }
 
     /// Processes an unconfirmed end of a Service.
-    fn on_unconfirmed(&mut self, key: &ServiceKey, why: Unconfirmed) {
+    fn on_unconfirmed(&mut self, key: &ServiceKey, look_up: Option<LookUp>) {
         self.report.clear_held_back(key);
-        let by_authorizer = matches!(why, Unconfirmed::Refused { by_authorizer: true, .. });
+        let found = look_up.as_ref().map(|look_up| look_up.found);
+        let by_authorizer = matches!(found, Some(Found::Refused { .. }));
         self.refused_look_ups.entry(key.clone()).or_default().note(by_authorizer);
-        if !matches!(why, Unconfirmed::Unanswered) {
-            self.runtime.answered();
-        }
-        match why {
-            Unconfirmed::Exists { version } => {
+        match look_up {
+            Some(LookUp { found: Found::Exists { .. }, version, .. }) => {
+                self.runtime.answered();
                 self.report.report_confirmed();
                 // Another list doesn't help: the Service is known, and can't be decoded.
                 if self.context.store.is_unreadable(key) {
@@ -165,11 +187,14 @@ impl Reconciler {
                     }
                 }
             }
-            Unconfirmed::Unanswered => self.runtime.unanswered(key),
-            Unconfirmed::Refused { code, message, retry_after, .. } => {
+            Some(LookUp { error: Some(LookUpError { code, message, retry_after }), .. }) => {
+                self.runtime.answered();
                 self.report.report_unconfirmed(code, &message);
                 self.runtime.queue.add_rate_limited(key, retry_after);
             }
+            // There was no answer, which has been logged.
+            Some(_) => self.runtime.unanswered(key),
+            None => drop(self.runtime.queue.add_rate_limited(key, None)),
         }
     }
 
@@ -180,7 +205,7 @@ impl Reconciler {
     }
 
     fn on_written(&mut self, key: &ServiceKey, sent: SentWrite, answered: Answered) {
-        let SentWrite { started_at, write, target, found, budget_key } = sent;
+        let SentWrite { started_at, write, target, before, budget_key } = sent;
         let Answered { confirmed, code, result } = answered;
         self.report.clear_held_back(key);
         if let Some(object) = &budget_key {
@@ -189,16 +214,16 @@ impl Reconciler {
                 result.is_err() && (400..500).contains(&code) && !matches!(result, Err(WriteError::Gone));
             self.deletion_budget.lock().record_result(object, refused);
         }
-        let id = write.id();
+        let (id, why) = (write.id(), confirmed.map(|confirmed| confirmed.reason));
         let is_superseded = self.context.store.get(key).is_some_and(|link| link.target != target);
         self.runtime.done(key, code, result.is_err());
         if !matches!(result, Err(WriteError::NotLeading(_))) {
-            match confirmed {
-                Some(Confirmed::Absent) => {
+            match confirmed.and_then(|confirmed| confirmed.found) {
+                Some(Found::Refused { .. }) => self.report.counts_as_gone(key),
+                Some(_) => {
                     self.refused_look_ups.remove(key);
                     self.report.report_confirmed();
                 }
-                Some(Confirmed::Refused) => self.report.counts_as_gone(key),
                 None => {}
             }
             self.report.count(&write, code, &result, started_at);
@@ -216,7 +241,7 @@ impl Reconciler {
             self.close_breakers(&write);
         }
         if result.as_ref().is_err_and(WriteError::may_be_made) {
-            self.lost_answers.add(key, &write, found);
+            self.lost_answers.add(key, &write, before);
         }
         match result {
             Ok(after) => {
@@ -225,7 +250,7 @@ impl Reconciler {
                 if let Some(pause) = self.runtime.succeeded(key, link.as_ref()) {
                     self.report.report_reverted_write(key, &write, pause);
                 }
-                if self.report.report_written(key, link.as_deref(), &write, found, after.as_ref()) {
+                if self.report.report_written(key, link.as_deref(), &write, before, why, after.as_ref()) {
                     self.runtime.queue.resume();
                 }
                 match (&write, after) {
@@ -240,7 +265,7 @@ impl Reconciler {
             Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
                 if self.lost_answers.remove(&id, write.uid()) {
                     let link = self.context.store.get(key);
-                    self.report.report_written(key, link.as_deref(), &write, found, None);
+                    self.report.report_written(key, link.as_deref(), &write, before, why, None);
                 }
                 self.runtime.queue.succeeded(key);
                 self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
@@ -368,13 +393,13 @@ impl Reconciler {
             return;
         }
         let present = self.objects.get(id);
-        let Some(LostAnswer { key, write, found }) = self.lost_answers.take_if_made(id, present) else {
+        let Some(LostAnswer { key, write, before }) = self.lost_answers.take_if_made(id, present) else {
             return;
         };
         let present =
             present.filter(|_| !matches!(write, Write::Delete { .. })).map(ObservedObject::to_object);
         let link = self.context.store.get(&key);
-        self.report.report_written(&key, link.as_deref(), &write, found, present.as_ref());
+        self.report.report_written(&key, link.as_deref(), &write, before, None, present.as_ref());
         self.runtime.queue.stop_timer(&key);
         self.runtime.queue.succeeded(&key);
         self.runtime.queue.add(&key);
@@ -385,32 +410,12 @@ fn versioned(id: &ObjectId, version: Option<&str>) -> String {
     format!("{} {} {}", id.kind, id.name, version.unwrap_or_default())
 }
 
+/// Returns the deletion budget's key of a write, if the write counts.
+fn budget_key(write: &Write, facts: &Facts) -> Option<String> {
+    facts.is_counted().then(|| removal_of(&write.id().name, write.uid()))
+}
+
 /// Returns the deletion budget's key of an external target. The uid distinguishes successive targets of the same name.
 pub(crate) fn removal_of(name: &str, uid: &str) -> String {
     format!("{name} {uid}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::link::LinkState;
-    use crate::sync::external_target::desired::Precondition;
-
-    fn delete(kind: ObjectKind, name: &str) -> Write {
-        let precondition = Precondition { uid: Some("o".to_owned()), resource_version: None };
-        Write::Delete { id: ObjectId { kind, name: name.to_owned() }, precondition }
-    }
-
-    #[test]
-    fn only_final_removals_of_external_targets_count() {
-        let living = Link::new(ServiceKey::new("default", "web"), "u");
-        let gone = Link { state: LinkState::Gone(Instant::now()), ..living.clone() };
-        let (own, former) = ("web-default-ext", "former-ext");
-        let removal = |link, kind, name| Reconciler::removal(link, &delete(kind, name));
-        assert_eq!(removal(&gone, ObjectKind::Service, own), Some("web-default-ext o".to_owned()));
-        assert!(removal(&gone, ObjectKind::Service, former).is_some());
-        assert!(removal(&living, ObjectKind::Service, own).is_some(), "with --ip-targets skip");
-        assert_eq!(removal(&living, ObjectKind::Service, former), None, "it has another name now");
-        assert_eq!(removal(&gone, ObjectKind::EndpointSlice, own), None);
-    }
 }

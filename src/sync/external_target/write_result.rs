@@ -3,18 +3,20 @@
 use std::time::{Duration, Instant};
 
 use super::observed_object::ObservedObject;
-use super::reconciler::departure::{Confirmed, Unconfirmed};
+use super::reconciler::departure::LookUp;
 use super::status_log::destination;
 use crate::model::link::Target;
 use crate::sync::controller::write_error::WriteError;
 use crate::sync::external_target::decision::Write;
 use crate::sync::k8s::object::Object;
+use crate::sync::removal::facts::Found;
+use crate::sync::removal::reason::RemovalReason;
 
 /// The reason why a write was skipped.
 #[derive(Debug)]
 pub(crate) enum SkipReason {
-    /// It isn't confirmed that the Service is gone.
-    Unconfirmed(Unconfirmed),
+    /// The look-up, if there was one, doesn't confirm that the Service is gone.
+    Unconfirmed(Option<LookUp>),
     /// Other removals have used up `--max-deletes` meanwhile. The time until the next removal is allowed; `None` means
     /// forever.
     Held(Option<Duration>),
@@ -22,7 +24,7 @@ pub(crate) enum SkipReason {
 
 /// What a write finds in the place of its object, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum Before {
     /// A foreign object, which the write adopts.
     Foreign,
     /// A Service with the target that is written: only its labels, annotations or ports change.
@@ -30,7 +32,7 @@ pub(crate) enum Found {
     Other,
 }
 
-impl Found {
+impl Before {
     /// Returns what a write finds if `before` is in the place of its object.
     pub(super) fn by(write: &Write, before: &ObservedObject) -> Self {
         if before.labelled_for.is_none() && !before.has_our_field_manager {
@@ -47,6 +49,14 @@ impl Found {
     }
 }
 
+/// Why a write may remove something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Confirmed {
+    pub(crate) reason: RemovalReason,
+    /// The answer to the look-up of the Service, if there was one.
+    pub(crate) found: Option<Found>,
+}
+
 /// A write under way.
 #[derive(Debug)]
 pub(crate) struct SentWrite {
@@ -54,7 +64,7 @@ pub(crate) struct SentWrite {
     pub(super) write: Write,
     /// The target of the link when the write began.
     pub(super) target: Option<Target>,
-    pub(super) found: Found,
+    pub(super) before: Before,
     /// The deletion budget's key of the removed external target, if the write removes one for good.
     pub(super) budget_key: Option<String>,
 }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::own_targets::InZoneTargets;
-use super::selection::{Membership, Selection};
+use super::selection::Selection;
 use crate::metrics::staleness::{LastActivity, Staleness};
 use crate::model::excerpt::examples;
 use crate::model::hostname_policy::HostnamePolicy;
@@ -36,6 +36,9 @@ use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{
     Event, RequestQuery, WatchItem, key_of, list_watch, readable, sleep_until_opt, version_of, watch_name,
 };
+use crate::sync::removal::facts::{Facts, Found, Lists, Membership, ServiceState, StartCheck, Subject};
+use crate::sync::removal::reason::RemovalReason;
+use crate::sync::removal::verdict::{Question, Verdict, may_remove};
 use crate::sync::source::first_list::FirstList;
 use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::persisted_targets::PersistedTargets;
@@ -232,8 +235,8 @@ impl ServiceWatcher {
                     continue;
                 }
                 event = events.next() => event.ok_or(SyncError::WatchEnded)?,
-                (deleted, membership) = other_services.leaving.answer() => {
-                    self.apply_membership(&deleted, membership, &mut other_services.leaving);
+                (deleted, found) = other_services.leaving.answer() => {
+                    self.depart(deleted, ServiceState::Unlisted, Some(found), &mut other_services.leaving);
                     continue;
                 }
                 () = sleep_until_opt(expiry) => {
@@ -399,7 +402,7 @@ impl ServiceWatcher {
             }
         }
         for (deleted, membership) in left_selection {
-            self.apply_membership(&deleted, membership, leaving);
+            self.depart(deleted, ServiceState::Unlisted, Some(Found::same(membership)), leaving);
         }
         let staying: HashSet<ServiceKey> = leaving.keys().cloned().collect();
         let namespace = scope.namespace.as_deref();
@@ -407,9 +410,9 @@ impl ServiceWatcher {
         let (known, missing) = missing_from(&self.store, listed, namespace);
         let (known_others, missing_others) = self.unselected.missing_from(&keys, namespace);
         let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
+        let now = std::time::Instant::now();
         // The first list has nothing to be compared with.
         let (mut retained, retained_others) = if self.store.is_known(Input::Services) {
-            let now = std::time::Instant::now();
             let retained = relist_guards.links.keeps(known, &missing, within, now);
             (retained, relist_guards.unselected.keeps(known_others, &missing_others, within, now))
         } else {
@@ -420,23 +423,29 @@ impl ServiceWatcher {
         if number > 0 {
             warn!(
                 "{number} of {} load balancers are missing from a new list of the API server: their absence is \
-                 ignored until a second list, {CONFIRM_AFTER:?} later, confirms it",
-                known + known_others
+                 ignored until a second list, {CONFIRM_AFTER:?} later, confirms it ({})",
+                known + known_others,
+                RemovalReason::SuspiciousList
             );
         }
         let kept = retained_others.iter().chain(&unreadable).cloned().collect();
         self.unselected.replace(namespace, unselected, &kept);
-        retained.extend(staying);
         // The list lacks deleted Services as well as Services that have left the selection: a LIST by name tells them
         // apart. After a restore of etcd no such LIST is sent: a missing Service counts as deleted.
-        if self.store.is_known(Input::Services) && !rewound {
-            for key in missing {
-                if let Some(link) = service_link(&self.store, &key).filter(|_| !retained.contains(&key)) {
-                    retained.insert(key.clone());
-                    leaving.start_check(DepartedService { key, uid: link.uid.to_string(), version });
-                }
+        let is_asked = self.store.is_known(Input::Services) && !rewound;
+        for key in missing {
+            let service = if is_asked { ServiceState::Unlisted } else { ServiceState::Gone };
+            let is_suspicious = retained.contains(&key);
+            let lists = Some(if is_suspicious { Lists::Suspicious } else { Lists::Complete });
+            let verdict = may_remove(&Facts { lists, ..Facts::of(Subject::Link, service) }, now);
+            if verdict == Verdict::Ask(Question::Service)
+                && let Some(link) = service_link(&self.store, &key)
+            {
+                retained.insert(key.clone());
+                leaving.start_check(DepartedService { key, uid: link.uid.to_string(), version });
             }
         }
+        retained.extend(staying);
         let before: Vec<Arc<Link>> =
             seen.iter().filter_map(|observed| service_link(&self.store, &observed.key)).collect();
         seen.iter_mut().for_each(|observed| self.persisted.attach(&self.store, observed));
@@ -592,7 +601,8 @@ impl ServiceWatcher {
         if let Some(predecessor) = self.other_live_service(&deleted) {
             other_services.leaving.start_check(predecessor);
         }
-        self.apply_membership(&deleted, membership, &mut other_services.leaving);
+        let found = Some(Found::same(membership));
+        self.depart(deleted, ServiceState::Unlisted, found, &mut other_services.leaving);
         if self.sets_finalizer && service.has_finalizer() {
             // The finalizer delays the deletion, even if this process has never observed the Service as a load
             // balancer.
@@ -627,12 +637,9 @@ impl ServiceWatcher {
             self.unselected.deleted(&deleted.key, &deleted.uid);
         }
         other_services.object_errors.set(&deleted.key, None);
-        let is_gone = object.meta().deletion_timestamp.is_some();
-        if !is_gone && self.is_followed(&deleted) {
-            other_services.leaving.start_check(deleted);
-        } else {
-            self.apply_membership(&deleted, Membership::Gone, &mut other_services.leaving);
-        }
+        let is_gone = object.meta().deletion_timestamp.is_some() || !self.is_followed(&deleted);
+        let service = if is_gone { ServiceState::Gone } else { ServiceState::Unlisted };
+        self.depart(deleted, service, None, &mut other_services.leaving);
     }
 
     /// Returns whether the link of a Service is from an external target or a snapshot, and this process has never
@@ -657,29 +664,37 @@ impl ServiceWatcher {
         is_other.then(|| DepartedService { key: key.clone(), uid: link.uid.to_string(), version: None })
     }
 
-    /// Applies the membership of a Service that has left the watch.
-    fn apply_membership(
+    /// Processes that a Service has left the watch or isn't selected, and what a look-up has found, if there was one.
+    fn depart(
         &self,
-        deleted: &DepartedService,
-        membership: Membership,
+        deleted: DepartedService,
+        service: ServiceState,
+        found: Option<Found>,
         leaving: &mut RemovalChecks,
     ) {
-        let DepartedService { key, uid, version } = deleted;
-        let since = match membership {
-            // The watch reports the Service again.
-            Membership::Selected => return,
-            Membership::NotSelected if self.is_left_out(key) => return,
-            Membership::NotSelected if self.is_followed(deleted) => {
+        let DepartedService { key, uid, version } = &deleted;
+        let check = if self.is_left_out(key) { StartCheck::LeftOut } else { StartCheck::Passed };
+        let is_followed = self.is_followed(&deleted);
+        let facts = Facts { service, check, found, ..leaving.kept.facts(key, uid, Found::Failed) };
+        let since = match may_remove(&facts, std::time::Instant::now()) {
+            Verdict::Ask(_) => return leaving.start_check(deleted),
+            Verdict::Wait(RemovalReason::NotSelected, _)
+            | Verdict::Keep(RemovalReason::NotSelected)
+            | Verdict::Remove(RemovalReason::NotSelected)
+                if is_followed =>
+            {
                 if leaving.keep(key, uid) {
                     self.link_reporter.log.info(key, leaving.kept.notice(key));
                 }
                 return;
             }
-            Membership::OptedOut => leaving.kept.long_ago(),
-            Membership::NotSelected | Membership::Gone => std::time::Instant::now(),
+            // The watch reports the Service again.
+            Verdict::Keep(_) => return,
+            Verdict::Remove(RemovalReason::OptedOut) => leaving.kept.long_ago(),
+            Verdict::Wait(..) | Verdict::Remove(_) => std::time::Instant::now(),
         };
         // Another Service of this name may be kept, or looked up.
-        if self.other_live_service(deleted).is_none() {
+        if self.other_live_service(&deleted).is_none() {
             leaving.forget(key);
         }
         log_changes(&self.link_reporter, self.store.gone(key, uid, *version, since));

@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::model::service_key::ServiceKey;
+use crate::sync::removal::facts::{Facts, Found, Membership, ServiceState, Subject};
+use crate::sync::removal::reason::RemovalReason;
+use crate::sync::removal::verdict::{Verdict, may_remove};
 
 #[derive(Debug)]
 pub(super) struct KeptServices {
@@ -41,21 +44,44 @@ impl KeptServices {
         self.kept.keys()
     }
 
+    /// Returns the facts about the link of a Service that the watch lacks or that isn't selected.
+    pub(super) fn facts(&self, key: &ServiceKey, uid: &str, found: Found) -> Facts {
+        let kept = self.kept.get(key).filter(|(known, _)| known == uid);
+        self.facts_since(kept.map_or_else(Instant::now, |(_, since)| *since), found)
+    }
+
+    fn facts_since(&self, since: Instant, found: Found) -> Facts {
+        let (since, delay, found) = (Some(since), Some(self.delay), Some(found));
+        Facts { since, delay, found, ..Facts::of(Subject::Link, ServiceState::Unlisted) }
+    }
+
+    fn verdict(&self, since: Instant, now: Instant) -> Verdict {
+        may_remove(&self.facts_since(since, Found::same(Membership::NotSelected)), now)
+    }
+
     /// Returns the end of the earliest delay.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.kept.values().filter_map(|(_, since)| since.checked_add(self.delay)).min()
+        let due = |(_, since): &(_, Instant)| match self.verdict(*since, *since) {
+            Verdict::Wait(_, until) => Some(until),
+            Verdict::Remove(_) => Some(*since),
+            Verdict::Keep(_) | Verdict::Ask(_) => None,
+        };
+        self.kept.values().filter_map(due).min()
     }
 
     /// Removes the Services with an expired delay. Returns their keys, their uids, and since when they have been kept.
     pub(super) fn take_expired(&mut self, now: Instant) -> Vec<(ServiceKey, String, Instant)> {
-        let is_over = |since: &Instant| since.checked_add(self.delay).is_some_and(|due| due <= now);
-        let over = self.kept.extract_if(|_, (_, since)| is_over(since));
-        over.map(|(key, (uid, since))| (key, uid, since)).collect()
+        let is_over = |since| matches!(self.verdict(since, now), Verdict::Remove(_));
+        let over = self.kept.iter().filter(|(_, (_, since))| is_over(*since));
+        let over: Vec<_> = over.map(|(key, (uid, since))| (key.clone(), uid.clone(), *since)).collect();
+        over.iter().for_each(|(key, ..)| self.forget(key));
+        over
     }
 
     /// Returns the line for the log about a link that is kept from now on.
     pub(super) fn notice(&self, key: &ServiceKey) -> String {
-        format!("link {key}: its Service isn't selected any more; it is kept for {:?}", self.delay)
+        let (delay, why) = (self.delay, RemovalReason::NotSelected);
+        format!("link {key}: its Service isn't selected any more; it is kept for {delay:?} ({why})")
     }
 
     /// Returns a time far enough in the past for an external target to be removed at once.

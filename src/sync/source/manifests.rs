@@ -26,7 +26,7 @@ use super::cluster::EXTERNAL_TARGETS_LIST_TIMEOUT;
 use super::file_watcher::{DirectoryError, changes};
 use super::kept_services::KeptServices;
 use super::own_targets::own_hosts;
-use super::selection::{Membership, Selection};
+use super::selection::Selection;
 use super::unselected::UnselectedServices;
 use crate::api::stable_name::StableName;
 use crate::model::excerpt::{examples, located, value};
@@ -40,6 +40,9 @@ use crate::sync::events::link_log::{LinkReporter, log_changes, log_first_list};
 use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
+use crate::sync::removal::facts::{Found, Membership};
+use crate::sync::removal::reason::RemovalReason;
+use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::service_links::service_link;
 use crate::sync::task::supervisor::SyncError;
@@ -193,18 +196,21 @@ impl ManifestSource {
             if !service_link(&self.store, &key).is_some_and(|link| is_followed(&link)) {
                 continue;
             }
-            match self.selection.membership(service) {
-                Membership::NotSelected => {
+            let found = Found::same(self.selection.membership(service));
+            match may_remove(&kept.facts(&key, service.uid(), found), Instant::now()) {
+                Verdict::Wait(..)
+                | Verdict::Keep(RemovalReason::NotSelected)
+                | Verdict::Remove(RemovalReason::NotSelected) => {
                     if kept.keep(&key, service.uid()) {
                         self.link_reporter.log.info(&key, kept.notice(&key));
                     }
                     unselected.insert(key);
                 }
-                Membership::OptedOut => {
+                Verdict::Remove(RemovalReason::OptedOut) => {
                     let ended = self.store.gone(&key, service.uid(), None, kept.long_ago());
                     log_changes(&self.link_reporter, ended);
                 }
-                Membership::Selected | Membership::Gone => {}
+                _ => {}
             }
         }
         kept.retain(|key| unselected.contains(key));

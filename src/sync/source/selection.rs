@@ -7,19 +7,7 @@ use kube::core::{Selector, SelectorExt};
 
 use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::{MANAGED, Service};
-
-/// The result of the selection for a Service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Membership {
-    /// The Service becomes a link.
-    Selected,
-    /// The Service opts out by its annotation.
-    OptedOut,
-    /// The Service is a load balancer that isn't selected.
-    NotSelected,
-    /// The Service isn't a load balancer, is being deleted, or is an external target.
-    Gone,
-}
+use crate::sync::removal::facts::Membership;
 
 #[derive(Clone, Debug, Default)]
 pub struct Selection {

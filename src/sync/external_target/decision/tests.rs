@@ -52,6 +52,7 @@ fn stored<K: serde::de::DeserializeOwned + serde::Serialize>(object: &K) -> K {
     let mut value = serde_json::to_value(object).unwrap();
     value["metadata"]["uid"] = "o".into();
     value["metadata"]["resourceVersion"] = "7".into();
+    value["metadata"]["managedFields"] = json!([{"manager": "lb-linker"}]);
     serde_json::from_value(value).unwrap()
 }
 
@@ -561,7 +562,7 @@ fn foreign_service_gets_no_endpoint_slice_of_ours() {
 fn foreign_slice_is_a_conflict_unlike_an_unlabelled_own_slice() {
     let link = ips(&["192.0.2.1"]);
     let mut slice = slices(&link).remove(0);
-    slice.metadata.labels = None;
+    (slice.metadata.labels, slice.metadata.managed_fields) = (None, None);
     let with = |slice: &EndpointSlice| {
         show(next_step(
             &link,

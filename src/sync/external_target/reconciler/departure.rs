@@ -1,5 +1,5 @@
-//! Confirms the end of a Service by a live read before its external target is removed: after a restore of etcd to an
-//! earlier revision a watch may be silent although the Service exists again. The garbage collector of Kubernetes reads
+//! Looks a gone Service up just before its external target is removed: after a restore of etcd to an earlier revision a
+//! watch may be silent although the Service exists again. The garbage collector of Kubernetes reads
 //! an owner in the same way before it deletes a dependent.
 
 use std::collections::HashMap;
@@ -13,20 +13,20 @@ use super::context::ReconcilerContext;
 use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
-use crate::sync::external_target::decision::Write;
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::k8s::errors::{ApiAvailability, WatchLog, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service, Spec};
 use crate::sync::k8s::watch::{RequestQuery, find_in_etcd};
-use crate::sync::source::selection::{Membership, Selection};
+use crate::sync::removal::facts::{Found, Which};
+use crate::sync::source::selection::Selection;
 
 /// Time within which the watch of load balancers should report a Service that the API server has.
 pub(crate) const WATCH_LAG: Duration = Duration::from_secs(5);
 /// Minimum pause between two complete relists because a Service counts as gone although the API server has it.
 const RELIST_INTERVAL: Duration = Duration::from_secs(150);
 
-/// A Service that counts as gone, and the means to confirm it.
+/// The look-up of a Service that counts as gone.
 pub(crate) struct GoneCheck {
     client: Client,
     availability: ApiAvailability,
@@ -34,108 +34,80 @@ pub(crate) struct GoneCheck {
     key: ServiceKey,
     /// The uid of the Service's successor, if the watch has reported one.
     successor: Option<Uid>,
-    /// Whether another refusal by an authorizer counts as confirmation.
-    accepts_refusal: bool,
+    /// Whether an authorizer has refused every look-up for ten minutes.
+    is_refused: bool,
 }
 
-/// The confirmation that a Service is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Confirmed {
-    /// The API server doesn't have the Service.
-    Absent,
-    /// The watch has reported the deletion, and an authorizer refuses every read.
-    Refused,
-}
-
-/// The reason why the end of a Service isn't confirmed.
+/// The answer to a look-up.
 #[derive(Debug)]
-pub(crate) enum Unconfirmed {
-    /// The API server has the Service in this resourceVersion, and the watch hasn't reported it.
-    Exists { version: String },
-    /// There was no answer, which has been logged.
-    Unanswered,
-    /// The API server has refused the read with this HTTP code.
-    Refused { code: u16, by_authorizer: bool, message: String, retry_after: Option<Duration> },
+pub(crate) struct LookUp {
+    pub(crate) found: Found,
+    /// The resourceVersion of the Service, if there is one.
+    pub(crate) version: String,
+    /// The error of the API server, if it answered with one.
+    pub(crate) error: Option<LookUpError>,
+}
+
+#[derive(Debug)]
+pub(crate) struct LookUpError {
+    pub(crate) code: u16,
+    pub(crate) message: String,
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl GoneCheck {
-    /// Returns the confirmation that a write of a link needs; `None` if the write doesn't depend on the end of a
-    /// Service, or if there is no cluster. `is_refused`: whether an authorizer has refused every read for ten minutes.
-    pub(crate) fn of(
-        link: &Link,
-        write: &Write,
-        context: &ReconcilerContext,
-        is_refused: bool,
-    ) -> Option<Self> {
+    /// Returns the look-up of a link's Service; `None` if there is no cluster.
+    pub(crate) fn of(link: &Link, context: &ReconcilerContext, is_refused: bool) -> Option<Self> {
         let ServiceLookup::Cluster(client) = &context.service_lookup else { return None };
-        if !needs_confirmation(link, write) {
-            return None;
-        }
-        let successor = matches!(link.state, LinkState::Recreated(_)).then(|| link.uid.clone());
         Some(Self {
             client: client.clone(),
             availability: context.backend.availability()?,
             selection: Arc::clone(&context.selection),
             key: link.key.clone(),
-            successor,
-            accepts_refusal: is_refused && is_deletion_reported(link),
+            successor: matches!(link.state, LinkState::Recreated(_)).then(|| link.uid.clone()),
+            is_refused,
         })
     }
 
     /// Looks up the Service by a LIST, which needs no other permission than the watch.
-    pub(crate) async fn confirm(&self) -> Result<Confirmed, Unconfirmed> {
+    pub(crate) async fn look_up(&self) -> LookUp {
         let (namespace, name) = self.key.parts();
         let mut query = RequestQuery::named(namespace, name);
         query.fields.push_str(&format!(",spec.type={LOAD_BALANCER}"));
         query.metadata_only = true;
-        match find_in_etcd::<Service>(self.client.clone(), &query).await {
-            Ok(found) => {
-                self.availability.report_available();
-                self.judge(found.map(|found| found.meta().clone()))
-            }
-            Err(error @ kube::Error::Api(_)) => {
-                self.availability.report_available();
-                let by_authorizer = Forbidden::lists_services(&error);
-                if by_authorizer && self.accepts_refusal {
-                    return Ok(Confirmed::Refused);
-                }
+        let answer = find_in_etcd::<Service>(self.client.clone(), &query).await;
+        match &answer {
+            Ok(_) | Err(kube::Error::Api(_)) => self.availability.report_available(),
+            Err(error) => self.availability.report(&root_cause(error)),
+        }
+        let failed = |found, error| LookUp { found, version: String::new(), error };
+        match answer {
+            Ok(None) => failed(Found::Absent, None),
+            Ok(Some(found)) => self.found(found.meta().clone()),
+            Err(error) => {
+                let found = match Forbidden::lists_services(&error) {
+                    true => Found::Refused { is_lasting: self.is_refused },
+                    false => Found::Failed,
+                };
+                let kube::Error::Api(status) = &error else { return failed(found, None) };
+                let code = status.code;
                 let message =
                     describe(&error, &format!("list Service {} by its name", self.key), WatchLog::READING);
-                let code = if let kube::Error::Api(status) = &error { status.code } else { 0 };
-                Err(Unconfirmed::Refused { code, by_authorizer, message, retry_after: retry_after(&error) })
-            }
-            Err(error) => {
-                self.availability.report(&root_cause(&error));
-                Err(Unconfirmed::Unanswered)
+                failed(found, Some(LookUpError { code, message, retry_after: retry_after(&error) }))
             }
         }
     }
 
-    /// Decides by the metadata of the load balancer; `None` if the API server doesn't have the load balancer.
-    fn judge(&self, found: Option<ObjectMeta>) -> Result<Confirmed, Unconfirmed> {
-        let Some(metadata) = found else { return Ok(Confirmed::Absent) };
+    /// Returns the answer for the metadata of a load balancer that exists.
+    fn found(&self, metadata: ObjectMeta) -> LookUp {
         let spec = Spec { type_: Some(LOAD_BALANCER.to_owned()), ..Spec::default() };
         let service = Service { metadata, spec, ..Service::default() };
         let is_successor = self.successor.as_ref().is_some_and(|uid| *uid == *service.uid());
-        // A Service that opts out, has left the selection or is being deleted isn't a link.
-        if self.selection.membership(&service) != Membership::Selected || is_successor {
-            return Ok(Confirmed::Absent);
-        }
-        Err(Unconfirmed::Exists { version: service.metadata.resource_version.unwrap_or_default() })
+        let which = if is_successor { Which::Successor } else { Which::Another };
+        let membership = self.selection.membership(&service);
+        let found = Found::Exists { which, membership, is_open: true };
+        LookUp { found, version: service.metadata.resource_version.unwrap_or_default(), error: None }
     }
-}
-
-/// Returns whether a write of a link depends on the end of its Service. The target of an overridden link is withdrawn
-/// by the status of its StableName, and the Service of the same name may exist.
-fn needs_confirmation(link: &Link, write: &Write) -> bool {
-    let adds_finalizer = matches!(write, Write::Finalizer { add: true, .. });
-    link.service_gone_since().is_some() && link.active_override().is_none() && !adds_finalizer
-}
-
-/// Returns whether a watch or a list of this process has reported the deletion of a link's Service. The report stays
-/// true, because a uid is never used again, except after a restore of etcd.
-pub(crate) fn is_deletion_reported(link: &Link) -> bool {
-    link.is_gone() && !link.was_never_observed()
 }
 
 /// Services that count as gone although the API server has them.
@@ -189,7 +161,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::model::link_override::{Announcement, LinkOverride, OverriddenLink};
+    use crate::sync::removal::facts::{Budget, Facts, Lists, Owner, ServiceState};
+    use crate::sync::removal::verdict::{Question, Verdict, may_remove};
 
     fn gone_check(successor: Option<&str>) -> GoneCheck {
         let service = tower::service_fn(|_: axum::http::Request<kube::client::Body>| {
@@ -203,31 +176,36 @@ mod tests {
             selection: Arc::new(Selection { labels, ..Selection::default() }),
             key: ServiceKey::new("shop", "web"),
             successor: successor.map(Into::into),
-            accepts_refusal: false,
+            is_refused: false,
         }
     }
 
-    /// Returns whether the end of a Service is confirmed if the API server has a Service with these changes of its
-    /// metadata.
+    /// Returns whether the external target of a gone Service may be removed if the API server has a Service with these
+    /// changes of its metadata.
     fn is_gone(successor: Option<&str>, changes: &[(&str, Value)]) -> bool {
         let mut metadata = json!({"namespace": "shop", "name": "web", "uid": "u", "resourceVersion": "7",
             "labels": {"tier": "web"}});
         for (field, value) in changes {
             metadata[*field] = value.clone();
         }
-        match gone_check(successor).judge(Some(serde_json::from_value(metadata).unwrap())) {
-            Ok(_) => true,
-            Err(Unconfirmed::Exists { version }) => {
-                assert_eq!(version, "7");
-                false
-            }
-            Err(error) => panic!("{error:?}"),
-        }
+        let look_up = gone_check(successor).found(serde_json::from_value(metadata).unwrap());
+        assert_eq!(look_up.version, "7");
+        let (now, service) = (Instant::now(), ServiceState::Gone);
+        let facts = Facts {
+            owner: Owner::Ours,
+            service,
+            since: Some(now),
+            delay: Some(Duration::ZERO),
+            ..Facts::default()
+        };
+        let (lists, budget) = (Some(Lists::Complete), Some(Budget::Free));
+        let verdict = |found| may_remove(&Facts { lists, budget, found, ..facts }, now);
+        assert_eq!(verdict(None), Verdict::Ask(Question::Service));
+        matches!(verdict(Some(look_up.found)), Verdict::Remove(_))
     }
 
     #[tokio::test]
     async fn existing_selected_service_is_not_confirmed_as_gone() {
-        assert!(gone_check(None).judge(None).is_ok());
         assert!(!is_gone(None, &[]));
         assert!(!is_gone(None, &[("uid", json!("another"))]), "the watch will report it");
         assert!(is_gone(None, &[("labels", json!({"tier": "db"}))]));
@@ -235,25 +213,6 @@ mod tests {
         assert!(is_gone(None, &[("deletionTimestamp", json!("2026-01-01T00:00:00Z"))]));
         assert!(is_gone(Some("u"), &[]), "its predecessor is gone");
         assert!(!is_gone(Some("another"), &[]), "the watch has reported another successor");
-    }
-
-    #[test]
-    fn withdrawn_target_of_an_overridden_link_needs_no_look_up() {
-        let since = LinkState::Recreated(Instant::now());
-        let recreated = Link { state: since, ..Link::new(ServiceKey::new("shop", "web"), "u") };
-        let finalizer =
-            |add| Write::Finalizer { service: recreated.key.clone(), uid: "u".to_owned().into(), add };
-        assert!(needs_confirmation(&recreated, &finalizer(false)));
-        assert!(!needs_confirmation(&recreated, &finalizer(true)));
-        let announced = Announcement::Withdrawn;
-        let overridden =
-            OverriddenLink { by: LinkOverride { announced, ..LinkOverride::default() }, service_link: None };
-        let withdrawn = Link { overridden: Some(overridden.into()), ..recreated.clone() };
-        assert!(!needs_confirmation(&withdrawn, &finalizer(false)));
-        assert!(
-            needs_confirmation(&withdrawn.to_gone(Instant::now()), &finalizer(false)),
-            "the override has ended"
-        );
     }
 
     #[test]

@@ -1,17 +1,8 @@
-//! Objects that former leaders have created for Services that don't exist, and the policy for their removal.
+//! Objects that former leaders have created for Services that don't exist.
 
 use std::collections::HashSet;
-use std::time::Duration;
-
-use crate::sync::external_target::decision::{OnDelete, SyncPolicy};
-
-/// Time within which the watch of load balancers should report the load balancer of a new object: the events of two
-/// watches have no common order.
-const WATCH_LAG: Duration = Duration::from_secs(1);
-
 /// Objects that a former leader has created after this leader's lists, for Services that don't exist: the former leader
-/// decided on them before it was paused. They are removed after at most [`WATCH_LAG`], and don't count in the deletion
-/// budget: `--delete-delay` and the budget are for objects that clients may use.
+/// decided on them before it was paused.
 #[derive(Debug, Default)]
 pub(crate) struct UnwantedObjects {
     /// The uids of the objects.
@@ -39,12 +30,6 @@ impl UnwantedObjects {
     pub(super) fn clear(&mut self) {
         self.created.clear();
     }
-}
-
-/// Returns the policy for an object that a former leader has created for a Service that doesn't exist.
-pub(super) fn policy(policy: &SyncPolicy) -> SyncPolicy {
-    let delete_delay = WATCH_LAG.min(policy.delete_delay);
-    SyncPolicy { on_delete: OnDelete::Delete, delete_delay, ..policy.clone() }
 }
 
 #[cfg(test)]

@@ -20,12 +20,15 @@ use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::left_out::{
-    Flag, LookupError, LookupResult, ServiceLookup, Verdict, allows_external_target,
+    Flag, LookupError, LookupResult, ServiceLookup, allows_external_target,
 };
 use crate::sync::k8s::errors::{ApiAvailability, root_cause};
 use crate::sync::k8s::forbidden::{LastingRefusal, REFUSED_AFTER};
 use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::ObjectKind;
+use crate::sync::removal::facts::{Facts, ServiceState, StartCheck, Subject};
+use crate::sync::removal::reason::RemovalReason;
+use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::source::relist_guard::is_suspicious_removal;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::service_links::{delete_left_out, insert_gone, insert_left_out, is_present};
@@ -208,32 +211,33 @@ impl Reconciler {
                 // A watch has reported the Service meanwhile.
                 continue;
             };
-            match existing.judge(&key, &self.recorded_uid(&key)) {
-                Verdict::Exists { uid, flag } if protects => {
-                    if let (Some(uid), true) = (uid, link.is_left_out()) {
+            let (now, found) = (Instant::now(), existing.found(&key, &self.recorded_uid(&key)));
+            let check = if protects { StartCheck::LeftOut } else { StartCheck::Passed };
+            let (since, delay) = (Some(now), Some(Duration::ZERO));
+            let facts = Facts::of(Subject::Link, ServiceState::Unlisted);
+            match may_remove(&Facts { since, delay, check, found: Some(found), ..facts }, now) {
+                // The link stays as it is, and is looked up again.
+                Verdict::Keep(RemovalReason::Unconfirmed) => drop(unknown.insert(key.clone())),
+                Verdict::Keep(_) if protects => {
+                    if let (Some(uid), true) = (existing.uid(&key), link.is_left_out()) {
                         let hostnames = link.annotations.hostnames.to_vec();
                         let _ = insert_left_out(store, &key, uid, link.target.clone(), hostnames);
                     }
-                    left_out.insert(key.clone(), flag);
+                    left_out.insert(key.clone(), existing.flag(&key));
                 }
-                Verdict::Exists { flag, .. } => {
+                Verdict::Remove(RemovalReason::NotSelected) if link.is_left_out() => {
                     self.start_check.postponed.remove(&key);
-                    if link.is_left_out() && flag.is_some() {
-                        self.end_link(&key, Instant::now());
-                        self.start_check.ended.insert(key.clone());
-                    }
+                    self.end_link(&key, now);
+                    self.start_check.ended.insert(key.clone());
                 }
-                // The link stays as it is, and is looked up again.
-                Verdict::Unknown => drop(unknown.insert(key.clone())),
-                Verdict::OptedOut => {
+                Verdict::Remove(RemovalReason::OptedOut) => {
                     // The Service opts out: its external target is removed without the delay.
-                    let now = Instant::now();
                     self.end_link(&key, now.checked_sub(self.context.policy.delete_delay).unwrap_or(now));
                     self.start_check.ended.insert(key.clone());
                     self.start_check.postponed.remove(&key);
                 }
-                Verdict::Gone => {
-                    self.end_link(&key, Instant::now());
+                Verdict::Remove(RemovalReason::ServiceGone) => {
+                    self.end_link(&key, now);
                     self.start_check.ended.insert(key.clone());
                     let is_limited = self.context.policy.max_deletes != MaxDeletes::Unlimited;
                     if is_limited && selection.watches(key.namespace()) {
@@ -241,6 +245,7 @@ impl Reconciler {
                         gone.push(key.clone());
                     }
                 }
+                _ => drop(self.start_check.postponed.remove(&key)),
             }
             self.runtime.queue.add(&key);
         }
@@ -309,9 +314,10 @@ impl Reconciler {
             warn!(
                 "{going} of {present} external targets would go; {} of them because {flag} leaves out their load \
                  balancers, which {exist}: {}; DNS goes on answering with the last targets, and nothing is \
-                 removed; correct {flag}, or give --max-deletes to let them go",
+                 removed; correct {flag}, or give --max-deletes to let them go ({})",
                 keys.len(),
-                examples(&keys)
+                examples(&keys),
+                RemovalReason::LeftOut
             );
         }
     }
@@ -323,9 +329,10 @@ impl Reconciler {
         }
         warn!(
             "{going} of {present} external targets would go; {} of them because their load balancers are gone: {}; \
-             they stay for ten minutes more than --delete-delay; --max-deletes unlimited lifts this",
+             they stay for ten minutes more than --delete-delay; --max-deletes unlimited lifts this ({})",
             gone.len(),
-            examples(gone)
+            examples(gone),
+            RemovalReason::MostGone
         );
     }
 }

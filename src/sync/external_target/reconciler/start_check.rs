@@ -9,9 +9,10 @@ use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::left_out::{Flag, LookupResult};
 use crate::sync::external_target::metrics::ReconcilerMetrics;
+use crate::sync::removal::facts::StartCheck;
 
 #[derive(Default)]
-pub(super) struct StartCheck {
+pub(super) struct CheckedTargets {
     /// Links with an unlisted Service, which may exist or not.
     pub(super) unconfirmed: HashSet<ServiceKey>,
     /// Links with an existing Service that a flag leaves out, and the flag, if it is known.
@@ -28,16 +29,16 @@ pub(super) struct StartCheck {
     pub(super) counted: (usize, usize),
 }
 
-impl StartCheck {
-    /// Returns whether the external target of a link stays longer, because its Service is gone together with most
-    /// other Services.
-    pub(super) fn postpones(&self, key: &ServiceKey) -> bool {
-        self.postponed.contains(key)
-    }
-
-    /// Returns whether the external target of an existing Service stays although `--ip-targets` excludes it.
-    pub(super) fn keeps(&self, key: &ServiceKey) -> bool {
-        self.left_out.get(key) == Some(&Some(Flag::IpTargets))
+impl CheckedTargets {
+    /// Returns what the check says about the external target of a link.
+    pub(super) fn of(&self, key: &ServiceKey) -> StartCheck {
+        if self.left_out.get(key) == Some(&Some(Flag::IpTargets)) {
+            StartCheck::LeftOut
+        } else if self.postponed.contains(key) {
+            StartCheck::MostGone
+        } else {
+            StartCheck::Passed
+        }
     }
 
     /// Updates the state of a link. `link` is `None` if the store has forgotten the link.
@@ -52,7 +53,8 @@ impl StartCheck {
         if !self.left_out.contains_key(key) {
             return;
         }
-        let stays = link.is_some_and(|link| link.is_left_out() || self.keeps(key) && !link.is_gone());
+        let is_kept = || self.of(key) == StartCheck::LeftOut;
+        let stays = link.is_some_and(|link| link.is_left_out() || is_kept() && !link.is_gone());
         if !stays {
             self.left_out.remove(key);
             self.set_gauges(metrics);

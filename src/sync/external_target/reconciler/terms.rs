@@ -13,6 +13,7 @@ use crate::sync::external_target::desired::has_our_field_manager;
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::external_target::states::WRITE_LAG;
 use crate::sync::k8s::object::{Object, ObjectId};
+use crate::sync::removal::reason::RemovalReason;
 use crate::sync::source::service_links::is_present;
 
 /// How long the process with the higher term has time to make a write that this process would make, too.
@@ -70,9 +71,10 @@ impl Reconciler {
         {
             warn!(
                 "{} {}: a former leader has created it in term {term}; it belongs to no existing load balancer and is \
-                 removed",
+                 removed ({})",
                 object.kind(),
-                self.context.backend.describe(&object.id().name)
+                self.context.backend.describe(&object.id().name),
+                RemovalReason::FormerLeader
             );
             self.unwanted.created.insert(object.uid().to_owned());
         }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::*;
-use crate::model::link::Target;
+use crate::model::link::{LinkState, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::{Input, OnGone, Store};
 use crate::sync::controller::runtime::{Ended, stop_deadline};
@@ -25,7 +25,7 @@ use crate::sync::external_target::desired::{Desired, IpTargets, Precondition, St
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::metrics::ReconcileResult;
 use crate::sync::external_target::states::ExternalTargetState;
-use crate::sync::external_target::write_result::{Answered, Found, SentWrite};
+use crate::sync::external_target::write_result::{Answered, Before, SentWrite};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::listed::CompletedLists;
@@ -680,7 +680,7 @@ fn with_lost_deletion() -> (Reconciler, Object, Write) {
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     let precondition = Precondition { uid: Some("o".to_owned()), resource_version: None };
     let delete = Write::Delete { id: object.id(), precondition };
-    reconciler.lost_answers.add(&ServiceKey::new("shop", "web"), &delete, Found::Other);
+    reconciler.lost_answers.add(&ServiceKey::new("shop", "web"), &delete, Before::Other);
     (reconciler, object, delete)
 }
 
@@ -697,7 +697,7 @@ async fn effect_seen_during_the_retry_is_reported_by_its_answer() {
             started_at: Instant::now(),
             write: delete,
             target: None,
-            found: Found::Other,
+            before: Before::Other,
             budget_key: None,
         };
         let answered = Answered {

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::model::excerpt::value;
 use crate::model::service_key::ServiceKey;
@@ -13,8 +13,10 @@ use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, WatchLog, describe
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{RequestQuery, find};
+use crate::sync::removal::facts::{Found, Membership, Which};
+use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::source::kept_services::KeptServices;
-use crate::sync::source::selection::{Membership, Selection};
+use crate::sync::source::selection::Selection;
 use crate::sync::task::backoff::Backoff;
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -47,7 +49,7 @@ struct PendingLookup {
 }
 
 /// The result of a LIST: the number of the [`PendingLookup`], the Service, and the answer.
-type LookupResult = (u64, DepartedService, kube::Result<Membership>);
+type LookupResult = (u64, DepartedService, kube::Result<Found>);
 
 /// The Services that have left the selection, or may have.
 pub(super) struct RemovalChecks {
@@ -133,7 +135,7 @@ impl RemovalChecks {
 
     /// Waits for the next answer to [`RemovalChecks::start_check`]. A Service that was observed again meanwhile gets no
     /// answer.
-    pub(super) async fn answer(&mut self) -> (DepartedService, Membership) {
+    pub(super) async fn answer(&mut self) -> (DepartedService, Found) {
         loop {
             self.ask_next();
             let has_room = self.in_flight.len() < MAX_CONCURRENT_LOOKUPS;
@@ -155,16 +157,16 @@ impl RemovalChecks {
         }
     }
 
-    /// Processes the result of a LIST. Returns the answer, unless it is outdated or an error.
-    fn take(&mut self, (number, deleted, answer): LookupResult) -> Option<(DepartedService, Membership)> {
+    /// Processes the result of a LIST. Returns the answer, unless it is outdated or decides nothing.
+    fn take(&mut self, (number, deleted, answer): LookupResult) -> Option<(DepartedService, Found)> {
         let pending = self.pending.get_mut(&deleted.key).filter(|pending| pending.number == number)?;
         let pause = match answer {
-            Ok(membership) if pending.deleted == deleted => {
+            Ok(found) if pending.deleted == deleted => {
                 self.pending.remove(&deleted.key);
-                if membership == Membership::Selected {
+                if found == Found::same(Membership::Selected) {
                     self.reselected.insert(deleted.key.clone());
                 }
-                return Some((deleted, membership));
+                return Some((deleted, found));
             }
             // Another event has arrived since the LIST was sent.
             Ok(_) => {
@@ -172,17 +174,21 @@ impl RemovalChecks {
                 Duration::ZERO
             }
             Err(error) => {
-                pending.refusal.note(Forbidden::lists_services(&error));
-                if pending.refusal.is_lasting() {
+                let is_refused = Forbidden::lists_services(&error);
+                pending.refusal.note(is_refused);
+                let refused = Found::Refused { is_lasting: pending.refusal.is_lasting() };
+                let found = if is_refused { refused } else { Found::Failed };
+                let facts = self.kept.facts(&deleted.key, &deleted.uid, found);
+                if let Verdict::Remove(reason) = may_remove(&facts, Instant::now()) {
                     // The namespace may have been deleted, together with the permission to list its Services.
                     let line = format_args!(
                         "Service {} counts as gone: it has left the watch, and for ten minutes the API server has \
-                         refused every LIST of it",
+                         refused every LIST of it ({reason})",
                         deleted.key
                     );
                     self.log.warn(&deleted.key, line);
                     self.pending.remove(&deleted.key);
-                    return Some((deleted, Membership::Gone));
+                    return Some((deleted, found));
                 }
                 if let kube::Error::Api(status) = &error {
                     let doing = format!("list Service {} by its name", deleted.key);
@@ -226,15 +232,14 @@ impl RemovalChecks {
     }
 }
 
-/// Sends a LIST by name. Returns the membership of the Service; a Service with another uid counts as gone. So does a
-/// Service of another type, which is logged.
+/// Sends a LIST by name. A Service of another type, which counts as gone, is logged.
 async fn look_up(
     client: Client,
     availability: &ApiAvailability,
     selection: &Selection,
     log: &ObjectLog,
     deleted: &DepartedService,
-) -> kube::Result<Membership> {
+) -> kube::Result<Found> {
     let (namespace, name) = deleted.key.parts();
     let found = find::<Service>(client, &RequestQuery::named(namespace, name)).await;
     match &found {
@@ -242,19 +247,21 @@ async fn look_up(
         Err(kube::Error::Api(_)) => {}
         Err(error) => availability.report(&root_cause(error)),
     }
-    let Some(found) = found? else { return Ok(Membership::Gone) };
-    if kube::Resource::meta(&found).uid.as_deref() != Some(&*deleted.uid) {
-        return Ok(Membership::Gone);
-    }
+    let Some(found) = found? else { return Ok(Found::Absent) };
+    let is_same = kube::Resource::meta(&found).uid.as_deref() == Some(&*deleted.uid);
+    let which = if is_same { Which::Same } else { Which::Another };
     // A Service that can't be decoded exists: it counts as not selected, not as gone.
-    let Ok(service) = found.0 else { return Ok(Membership::NotSelected) };
-    if service.metadata.deletion_timestamp.is_none()
+    let Ok(service) = found.0 else {
+        return Ok(Found::Exists { which, membership: Membership::NotSelected, is_open: true });
+    };
+    if is_same
+        && service.metadata.deletion_timestamp.is_none()
         && let Some(type_) = service.spec.type_.as_deref().filter(|type_| *type_ != LOAD_BALANCER)
     {
         let key = &deleted.key;
         log.info(key, format_args!("Service {key} is of type {} now: it counts as gone", value(type_)));
     }
-    Ok(selection.membership(&service))
+    Ok(Found::Exists { which, membership: selection.membership(&service), is_open: true })
 }
 
 #[cfg(test)]
@@ -323,7 +330,7 @@ mod tests {
     }
 
     /// Returns the answers of the next `seconds` seconds.
-    async fn answers(leaving: &mut RemovalChecks, seconds: u64) -> Vec<(DepartedService, Membership)> {
+    async fn answers(leaving: &mut RemovalChecks, seconds: u64) -> Vec<(DepartedService, Found)> {
         let end = Due::now() + Duration::from_secs(seconds);
         let mut all = Vec::new();
         while let Ok(answer) = tokio::time::timeout_at(end, leaving.answer()).await {
@@ -341,7 +348,7 @@ mod tests {
         let granted = deleted("open", "web", "u");
         leaving.start_check(granted.clone());
         let answer = timeout(Duration::from_millis(100), leaving.answer()).await;
-        assert_eq!(answer.ok(), Some((granted, Membership::Gone)));
+        assert_eq!(answer.ok(), Some((granted, Found::Absent)));
 
         // Pauses of 0.5, 1, 2, 4, 8, 16, 30 s and so on, each with a jitter of at most its own length.
         assert_eq!(answers(&mut leaving, 300).await, []);
@@ -364,7 +371,7 @@ mod tests {
         leaving.start_check(web.clone());
         leaving.start_check(denied);
         assert_eq!(answers(&mut leaving, 599).await, []);
-        assert_eq!(answers(&mut leaving, 62).await, [(web, Membership::Gone)]);
+        assert_eq!(answers(&mut leaving, 62).await, [(web, Found::Refused { is_lasting: true })]);
         assert_eq!(answers(&mut leaving, 3600).await, [], "a 403 by a policy says nothing about permissions");
     }
 
@@ -384,14 +391,14 @@ mod tests {
         let web = deleted("open", "web", "u");
         leaving.start_check(web.clone());
         leaving.start_check(web.clone());
-        assert_eq!(answers(&mut leaving, 60).await, [(web.clone(), Membership::Gone)]);
+        assert_eq!(answers(&mut leaving, 60).await, [(web.clone(), Found::Absent)]);
         assert_eq!(requests.lock().len(), 1);
 
         // The second event arrives after the LIST was sent, so this LIST answers only the first one.
         let another = deleted("open", "web", "another");
         leaving.start_check(web);
         leaving.start_check(another.clone());
-        assert_eq!(answers(&mut leaving, 60).await, [(another, Membership::Gone)]);
+        assert_eq!(answers(&mut leaving, 60).await, [(another, Found::Absent)]);
         assert_eq!(requests.lock().len(), 3);
     }
 

@@ -17,7 +17,9 @@ use crate::sync::k8s::errors::{ApiAvailability, root_cause};
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::{RequestQuery, find_in_etcd};
-use crate::sync::source::selection::{Membership, Selection};
+use crate::sync::removal::facts::{Facts, Found, Membership, ServiceState, Subject, Which};
+use crate::sync::removal::verdict::{Verdict, may_remove};
+use crate::sync::source::selection::Selection;
 
 /// Maximum number of concurrent look-ups.
 const MAX_LOOK_UPS: usize = 8;
@@ -43,9 +45,8 @@ pub(super) struct MissingServices {
 struct Absence {
     /// The StableNames that announce a target of the Service.
     objects: BTreeSet<ServiceKey>,
-    is_confirmed: bool,
-    /// The Service, if the last look-up with an answer has found it.
-    found: Option<FoundService>,
+    /// What the last look-up with an answer has found, or that every one was refused for ten minutes.
+    answer: Option<Answer>,
     /// Whether a look-up waits or is under way.
     is_look_up_pending: bool,
     /// When the last look-up ended.
@@ -53,66 +54,85 @@ struct Absence {
     refusal: LastingRefusal,
 }
 
-/// A load balancer that a look-up has found.
-struct FoundService {
-    /// The namespaces that may follow the load balancer; `None` if it can't be decoded.
+/// What a look-up has found.
+struct Answer {
+    found: Found,
+    /// The namespaces that may follow the load balancer; `None` if there is none, or it can't be decoded.
     annotations: Option<Annotations>,
     /// Whether the watch selects its namespace and its labels.
     is_watched: bool,
 }
 
+impl From<Found> for Answer {
+    fn from(found: Found) -> Self {
+        Self { found, annotations: None, is_watched: true }
+    }
+}
+
 /// A look-up that has ended.
 pub(super) struct LookUpEnd {
     missing: Missing,
-    /// The load balancer with the uid; `None` if it is gone.
-    found: kube::Result<Option<FoundService>>,
+    answer: kube::Result<Answer>,
 }
 
 impl Absence {
     fn repeat_after(&self) -> Duration {
-        let is_unwatched = self.found.as_ref().is_some_and(|found| !found.is_watched);
+        let is_unwatched = self.answer.as_ref().is_some_and(|answer| !answer.is_watched);
         if is_unwatched { REPEAT_UNWATCHED_AFTER } else { REPEAT_AFTER }
     }
 
-    /// Returns whether the Service counts as gone for the StableName `object`: its absence is confirmed, or it is in
-    /// another namespace and its annotation allow-from doesn't list the namespace of `object`.
-    fn is_gone_for(&self, object: &ServiceKey, service: &ServiceKey) -> bool {
-        let annotations = self.found.as_ref().and_then(|found| found.annotations.as_ref());
+    /// Returns what is found for the StableName `object`: of a Service in another namespace, also whether its
+    /// annotation allow-from lists the namespace of `object`.
+    fn found_for(&self, object: &ServiceKey, service: &ServiceKey) -> Option<Found> {
+        let Answer { found, annotations, .. } = self.answer.as_ref()?;
         let namespace = object.namespace();
-        let is_refused = || annotations.is_some_and(|annotations| !annotations.allows(namespace));
-        self.is_confirmed || *namespace != *service.namespace() && is_refused()
+        let allows = || annotations.as_ref().is_none_or(|annotations| annotations.allows(namespace));
+        let is_open = *namespace == *service.namespace() || allows();
+        Some(match *found {
+            Found::Exists { which, membership, .. } => Found::Exists { which, membership, is_open },
+            found => found,
+        })
+    }
+
+    /// Returns whether the end of the Service is confirmed for every StableName.
+    fn is_over(&self) -> bool {
+        let found = self.answer.as_ref().map(|answer| answer.found);
+        let facts = Facts { found, ..Facts::of(Subject::Announcement, ServiceState::Unlisted) };
+        matches!(may_remove(&facts, Instant::now().into_std()), Verdict::Remove(_))
     }
 }
 
 impl MissingServices {
-    /// Returns whether a look-up has confirmed that the Service with this uid, whose target the StableName `object`
-    /// announces, is gone, or that its annotation allow-from doesn't list the namespace of `object`. Unless the Service
-    /// is gone, queues a look-up if the last one is old enough.
-    pub(super) fn confirm_gone(&mut self, object: &ServiceKey, service: &ServiceKey, uid: &Uid) -> bool {
+    /// Returns what the last look-up has found of the Service with this uid, whose target the StableName `object`
+    /// announces. Unless the Service is gone, queues a look-up if the last one is old enough.
+    pub(super) fn found(&mut self, object: &ServiceKey, service: &ServiceKey, uid: &Uid) -> Option<Found> {
         let missing = (service.clone(), uid.clone());
         if self.by_object.get(object) != Some(&missing) {
             self.forget(object);
             self.by_object.insert(object.clone(), missing.clone());
             // What an earlier look-up has found may be outdated.
             if let Some(known) = self.states.get_mut(&missing) {
-                (known.found, known.ended) = (None, None);
+                if !known.is_over() {
+                    known.answer = None;
+                }
+                known.ended = None;
             }
         }
         let absence = self.states.entry(missing.clone()).or_default();
         absence.objects.insert(object.clone());
         let is_due = absence.ended.is_none_or(|at| at.elapsed() >= absence.repeat_after());
-        if !absence.is_confirmed && !absence.is_look_up_pending && is_due {
+        if !absence.is_look_up_pending && is_due && !absence.is_over() {
             absence.is_look_up_pending = true;
             self.waiting.add(missing);
         }
-        absence.is_gone_for(object, service)
+        absence.found_for(object, service)
     }
 
     /// Returns when the Service that a StableName waits for may be looked up again; `None` if no look-up has
     /// ended, another one is queued or under way, or the Service is gone.
     pub(super) fn due(&self, object: &ServiceKey) -> Option<Instant> {
         let absence = self.states.get(self.by_object.get(object)?)?;
-        let is_over = absence.is_confirmed || absence.is_look_up_pending;
+        let is_over = absence.is_look_up_pending || absence.is_over();
         absence.ended.filter(|_| !is_over).map(|at| at + absence.repeat_after())
     }
 
@@ -148,8 +168,8 @@ impl MissingServices {
             let (client, availability) = (client.clone(), availability.clone());
             let selection = Arc::clone(selection);
             self.look_ups.spawn(async move {
-                let found = look_up(client, &availability, &selection, &missing).await;
-                LookUpEnd { missing, found }
+                let answer = look_up(client, &availability, &selection, &missing).await;
+                LookUpEnd { missing, answer }
             });
         }
     }
@@ -160,19 +180,15 @@ impl MissingServices {
     }
 
     /// Records the end of a look-up. Returns the StableNames to decide about.
-    pub(super) fn record(&mut self, LookUpEnd { missing, found }: LookUpEnd) -> Vec<ServiceKey> {
+    pub(super) fn record(&mut self, LookUpEnd { missing, answer }: LookUpEnd) -> Vec<ServiceKey> {
         let Some(absence) = self.states.get_mut(&missing) else { return Vec::new() };
         absence.is_look_up_pending = false;
-        let by_authorizer = found.as_ref().is_err_and(Forbidden::lists_services);
-        absence.refusal.note(by_authorizer);
-        match found {
-            Ok(found) => {
-                absence.is_confirmed = found.is_none();
-                absence.found = found;
-            }
-            // A Role is deleted with its namespace: if the authorizer has refused for ten minutes, the Service counts
-            // as gone.
-            Err(_) => absence.is_confirmed = absence.refusal.is_lasting(),
+        absence.refusal.note(answer.as_ref().is_err_and(Forbidden::lists_services));
+        // A Role is deleted with its namespace: if the authorizer has refused for ten minutes, the Service counts as
+        // gone.
+        let refused = || absence.refusal.is_lasting().then(|| Found::Refused { is_lasting: true }.into());
+        if let Some(answer) = answer.ok().or_else(refused) {
+            absence.answer = Some(answer);
         }
         absence.ended = Some(Instant::now());
         absence.objects.iter().cloned().collect()
@@ -211,13 +227,13 @@ impl Turns {
     }
 }
 
-/// Returns the load balancer with this uid, selected or not.
+/// Looks up a load balancer, selected or not.
 async fn look_up(
     client: Client,
     availability: &ApiAvailability,
     selection: &Selection,
     (service, uid): &Missing,
-) -> kube::Result<Option<FoundService>> {
+) -> kube::Result<Answer> {
     let (namespace, name) = service.parts();
     let found = find_in_etcd::<Service>(client, &RequestQuery::named(namespace, name)).await;
     match &found {
@@ -225,16 +241,20 @@ async fn look_up(
         Err(kube::Error::Api(_)) => {}
         Err(error) => availability.report(&root_cause(error)),
     }
-    let Some(found) = found?.filter(|found| found.uid().is_some_and(|known| *uid == *known.as_str())) else {
-        return Ok(None);
-    };
-    // An undecodable Service isn't gone.
+    let Some(found) = found? else { return Ok(Found::Absent.into()) };
+    let is_same = found.uid().is_some_and(|known| *uid == *known.as_str());
+    let which = if is_same { Which::Same } else { Which::Another };
+    let exists = |membership| Found::Exists { which, membership, is_open: true };
     let is_watched = selection.watches(namespace);
-    let Ok(found) = found.0 else { return Ok(Some(FoundService { annotations: None, is_watched })) };
-    let is_watched = is_watched && selection.matches_labels(&found.metadata);
-    let annotations = Annotations { allow_from: found.allow_from().0, ..Annotations::default() };
-    let is_gone = selection.membership(&found) == Membership::Gone;
-    Ok((!is_gone).then_some(FoundService { annotations: Some(annotations), is_watched }))
+    // An undecodable Service isn't gone.
+    let Ok(found) = found.0 else {
+        return Ok(Answer { is_watched, ..exists(Membership::NotSelected).into() });
+    };
+    Ok(Answer {
+        found: exists(selection.membership(&found)),
+        annotations: Some(Annotations { allow_from: found.allow_from().0, ..Annotations::default() }),
+        is_watched: is_watched && selection.matches_labels(&found.metadata),
+    })
 }
 
 #[cfg(test)]
@@ -245,6 +265,15 @@ mod tests {
 
     use super::*;
     use crate::sync::test_support::{client, status};
+
+    impl MissingServices {
+        /// Returns whether the target of the Service is withdrawn.
+        fn confirm_gone(&mut self, object: &ServiceKey, service: &ServiceKey, uid: &Uid) -> bool {
+            let found = self.found(object, service, uid);
+            let facts = Facts { found, ..Facts::of(Subject::Announcement, ServiceState::Unlisted) };
+            matches!(may_remove(&facts, Instant::now().into_std()), Verdict::Remove(_))
+        }
+    }
 
     /// Returns a client for an API server with one Service, and in namespace "closed" without the permission to list.
     fn api_server(service: Value) -> Client {

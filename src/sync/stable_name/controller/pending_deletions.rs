@@ -14,6 +14,8 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::k8s::discovery::is_served;
 use crate::sync::k8s::errors::retry_after;
+use crate::sync::removal::facts::{Facts, ServiceState, Subject};
+use crate::sync::removal::verdict::{Verdict, may_remove};
 
 /// The first and the longest pause after a failed discovery request, unless the API server requests another one.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -123,8 +125,12 @@ impl PendingDeletions {
     pub(super) fn served(&mut self) -> HashMap<ServiceKey, PendingDeletion> {
         self.unserved = None;
         let began = self.began;
-        let is_before = |deletion: &PendingDeletion| began.is_some_and(|began| deletion.since <= began);
-        let deleted = self.waiting.extract_if(|_, deletion| is_before(deletion)).collect();
+        let is_deleted = |deletion: &PendingDeletion| {
+            let is_served = began.filter(|began| deletion.since <= *began).map(|_| true);
+            let facts = Facts { is_served, ..Facts::of(Subject::Override, ServiceState::Unlisted) };
+            matches!(may_remove(&facts, deletion.since), Verdict::Remove(_))
+        };
+        let deleted = self.waiting.extract_if(|_, deletion| is_deleted(deletion)).collect();
         self.discovery_due = deadline_after(Duration::ZERO).filter(|_| !self.waiting.is_empty());
         deleted
     }
@@ -132,7 +138,15 @@ impl PendingDeletions {
     /// Processes that the API server doesn't serve StableNames: their last targets stay for `delay`.
     pub(super) fn unserved(&mut self, delay: Duration) {
         self.waiting.clear();
-        self.unserved.get_or_insert_with(|| (std::time::Instant::now(), deadline_after(delay)));
+        let since = std::time::Instant::now();
+        let (is_served, delay) = (Some(false), Some(delay));
+        let facts = Facts::of(Subject::Override, ServiceState::Unlisted);
+        let until = match may_remove(&Facts { is_served, since: Some(since), delay, ..facts }, since) {
+            Verdict::Wait(_, until) => Some(until.into()),
+            Verdict::Remove(_) => Some(since.into()),
+            Verdict::Keep(_) | Verdict::Ask(_) => None,
+        };
+        self.unserved.get_or_insert((since, until));
     }
 
     /// Returns whether the API server's last answer was that it doesn't serve StableNames.

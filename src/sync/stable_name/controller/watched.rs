@@ -32,6 +32,9 @@ use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::watch::{
     Event, RequestQuery, WatchError, WatchItem, key_of, list_watch, readable, version_of, watch_name,
 };
+use crate::sync::removal::facts::{Facts, Lists, ServiceState, Subject};
+use crate::sync::removal::reason::RemovalReason;
+use crate::sync::removal::verdict::{Question, Verdict, may_remove};
 use crate::sync::source::relist_guard::CONFIRM_AFTER;
 use crate::sync::source::selection::Selection;
 
@@ -152,7 +155,8 @@ impl FailoverController {
                     let delay = self.context.policy.withdrawal_delay;
                     warn!(
                         "the CRD stablenames.linker.hsj.com is gone: DNS keeps the last targets for {delay:?} \
-                         (--delete-delay)"
+                         (--delete-delay; {})",
+                        RemovalReason::CrdGone
                     );
                 }
                 self.pending_deletions.unserved(self.context.policy.withdrawal_delay);
@@ -299,9 +303,10 @@ impl FailoverController {
         if !kept.is_empty() {
             warn!(
                 "{} of {} StableNames are missing from a new list of the API server: their absence is ignored \
-                 until a second list, {CONFIRM_AFTER:?} later, confirms it",
+                 until a second list, {CONFIRM_AFTER:?} later, confirms it ({})",
                 kept.len(),
-                known.len()
+                known.len(),
+                RemovalReason::SuspiciousList
             );
         }
         for (key, object) in list {
@@ -314,7 +319,12 @@ impl FailoverController {
                 self.applied(object);
             }
         }
-        for key in missing.difference(&kept) {
+        for key in &missing {
+            let lists = Some(if kept.contains(key) { Lists::Suspicious } else { Lists::Complete });
+            let facts = Facts { lists, ..Facts::of(Subject::Override, ServiceState::Unlisted) };
+            if may_remove(&facts, Instant::now()) != Verdict::Ask(Question::Crd) {
+                continue;
+            }
             let uid = self.objects.get(key).map(|known| known.object.uid.clone());
             let of_override = || {
                 self.context.store.get(key)?.overridden.as_ref().map(|overridden| overridden.by.uid.clone())

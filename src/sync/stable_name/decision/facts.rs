@@ -1,7 +1,7 @@
 //! The inputs of a decision, and what the rules ask about them.
 
 use std::cell::Cell;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
@@ -12,6 +12,10 @@ use super::times::{end_of_wait, later, whole_second};
 use super::upstream_answers::UpstreamAnswers;
 use crate::model::link::Target;
 use crate::model::uid::Uid;
+use crate::sync::removal;
+use crate::sync::removal::facts::{Found, ServiceState, Subject};
+use crate::sync::removal::reason::RemovalReason;
+use crate::sync::removal::verdict::{Verdict, may_remove};
 
 /// The inputs of a decision.
 pub struct Inputs<'a> {
@@ -104,11 +108,17 @@ impl<'a> Facts<'a> {
     /// of the Service is empty or names a denied target, and after an edit that removes the Service from the
     /// specification.
     pub(super) fn withdrawal(&self, current: &AnnouncedTarget) -> Option<&'static str> {
-        if (self.input.denied)(&current.target) {
-            return Some("the target policy denies it");
+        let is_denied = (self.input.denied)(&current.target);
+        let is_living = || current.uid.is_empty() || (self.input.is_living)(&current.uid);
+        let service = if is_denied || is_living() { ServiceState::Exists } else { ServiceState::Unlisted };
+        let facts = removal::facts::Facts::of(Subject::Announcement, service);
+        let facts = removal::facts::Facts { is_denied, found: Some(Found::Absent), ..facts };
+        match may_remove(&facts, Instant::now()) {
+            Verdict::Remove(RemovalReason::TargetDenied) => Some("the target policy denies it"),
+            // One text: tenants mustn't learn which Services of other namespaces exist.
+            Verdict::Remove(_) => Some("its Service is gone, or doesn't allow the namespace any more"),
+            Verdict::Keep(_) | Verdict::Wait(..) | Verdict::Ask(_) => None,
         }
-        let is_gone = !current.uid.is_empty() && !(self.input.is_living)(&current.uid);
-        is_gone.then_some("its Service is gone, or doesn't allow the namespace any more")
     }
 
     pub(super) fn tally(&self, target: &Target) -> CheckTally<'a> {

@@ -22,6 +22,8 @@ use crate::store::Input;
 use crate::sync::events::link_log::lost_hostnames_of;
 use crate::sync::external_target::states::{ExternalTargetState, WRITE_LAG};
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::removal::facts::{Facts, Found, Lists, ServiceState, Subject};
+use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::stable_name::decision::facts::Inputs;
 use crate::sync::stable_name::decision::outlook::PlannedCheck;
 use crate::sync::stable_name::decision::spec::{CheckSettings, Refusal, RefusalReason};
@@ -87,22 +89,27 @@ impl FailoverController {
         };
         let absences = RefCell::new(&mut leader.absences);
         let is_missing = Cell::new(false);
-        let is_living = |uid: &Uid| {
+        let service_facts = |uid: &Uid| {
             if let Some(is_open) = sources.is_open_to(uid, namespace, followed.services()) {
-                return is_open;
+                let exists = Facts::of(Subject::Announcement, ServiceState::Exists);
+                return Facts { is_closed: !is_open, ..exists };
             }
+            let unlisted = Facts::of(Subject::Announcement, ServiceState::Unlisted);
             let seen = followed.former_source.as_ref().filter(|seen| seen.uid == *uid);
             let announced = former.target.as_ref().filter(|announced| announced.uid == *uid);
             let named = || object.service_named(&announced?.source);
             let service = seen.map(|seen| seen.key.clone()).or_else(named);
             if may_exist(service.as_ref(), followed.services(), is_refused) {
-                return true;
+                return Facts { lists: Some(Lists::Missing), ..unlisted };
             }
             // A Service without a known name can't be looked up: it counts as gone.
-            service.is_some_and(|service| {
-                is_missing.set(true);
-                !absences.borrow_mut().confirm_gone(key, &service, uid)
-            })
+            let Some(service) = service else { return Facts { found: Some(Found::Absent), ..unlisted } };
+            is_missing.set(true);
+            Facts { found: absences.borrow_mut().found(key, &service, uid), ..unlisted }
+        };
+        let is_living = |uid: &Uid| {
+            let verdict = may_remove(&service_facts(uid), std::time::Instant::now());
+            !matches!(verdict, Verdict::Remove(_))
         };
         let decision = leader.mass_failure_guard.decide(
             key,
