@@ -82,6 +82,14 @@ const FOLLOWED_LATE: [&str; 5] = [
     "/registry/validating",
 ];
 
+fn is_ours(key: &str) -> bool {
+    !OF_THE_API_SERVER.iter().any(|prefix| key.starts_with(prefix))
+}
+
+fn is_followed_late(key: &str) -> bool {
+    FOLLOWED_LATE.iter().any(|prefix| key.starts_with(prefix))
+}
+
 #[derive(Debug)]
 struct Pooled {
     base: Base,
@@ -159,7 +167,7 @@ impl Pooled {
         let bare = plane.with_client(async |_| eventually("objects of the API server", look).await);
         let objects = || etcd::objects(&socket, false).expect("etcd answers");
         apply_deploy(&plane);
-        let deployed = objects().into_keys().filter(|key| !bare.contains_key(key)).collect();
+        let deployed = objects().into_keys().filter(|key| is_ours(key) && !bare.contains_key(key)).collect();
         if base != Base::Deploy {
             apply_stable_names(&plane);
         }
@@ -171,8 +179,7 @@ impl Pooled {
     }
 
     fn remove_deploy(&self) -> io::Result<()> {
-        let keys =
-            self.deployed.iter().filter(|key| !FOLLOWED_LATE.iter().any(|prefix| key.starts_with(prefix)));
+        let keys = self.deployed.iter().filter(|key| !is_followed_late(key));
         let deletions: Vec<_> = keys.map(|key| (key.clone(), None)).collect();
         etcd::write(&self.plane.etcd_socket(), &deletions)?;
         self.wait_for_permissions()
@@ -187,7 +194,7 @@ impl Pooled {
             if changes.is_empty() {
                 return Ok(true);
             }
-            if changes.iter().any(|(key, _)| FOLLOWED_LATE.iter().any(|prefix| key.starts_with(prefix))) {
+            if changes.iter().any(|(key, _)| is_followed_late(key)) {
                 return Ok(false);
             }
             let revisions = etcd::write(&socket, &changes)?;
@@ -210,7 +217,6 @@ impl Pooled {
         };
         let changed = self.initial.iter().filter(is_changed);
         let changed = changed.map(|(key, object)| (key.clone(), Some(object.value.clone())));
-        let is_ours = |key: &str| !OF_THE_API_SERVER.iter().any(|prefix| key.starts_with(prefix));
         added.chain(changed).filter(|(key, _)| is_ours(key)).collect()
     }
 
