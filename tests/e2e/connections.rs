@@ -225,9 +225,13 @@ async fn unread_answers_that_waited_take_bounded_memory() {
     })
     .await;
     let directory = tempfile::tempdir().unwrap();
-    let upstream_address = upstream.address.to_string();
-    let args = ["--manifests", directory.path().to_str().unwrap(), "--upstream", &upstream_address];
-    let linker = Linker::start(args);
+    // On a slow machine the answers of a few rounds take longer than the default timeouts, which end connections, too.
+    let corefile = format!(
+        ".:0 {{\nbind 127.0.0.1\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\ntimeouts {{\nwrite 1h\nidle \
+         1h\n}}\ncache\nlb_linker lb.internal\nforward . {}\n}}\n",
+        upstream.address
+    );
+    let linker = Linker::start_on_corefile(&corefile, directory.path(), None);
     linker.ready().await;
     let before = linker.memory("VmRSS");
     let mut unread = Vec::new();
