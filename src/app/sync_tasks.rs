@@ -517,7 +517,10 @@ pub(super) fn store_for(zones: &[LinkZone], source: Option<&SyncSource>) -> Stor
     let has_backend = source.is_some_and(|source| source.backend().is_some());
     let on_gone = if has_backend { OnGone::Kept } else { OnGone::Dropped };
     let store = Store::new(on_gone).with_zones(zones.iter().map(|zone| &zone.origin));
-    if source.is_some_and(SyncSource::has_versions) { store.with_serial(0) } else { store }
+    if source.is_some_and(SyncSource::has_versions) {
+        store.continue_at(0);
+    }
+    store
 }
 
 /// The order of shutdown: first the writers stop, then the senders of Events about these writes, then the Lease is

@@ -105,6 +105,12 @@ pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     Some(name)
 }
 
+/// Returns a name without the trailing dot in the form of [`wire`], or `None` if a label is empty or exceeds 63 octets.
+#[must_use]
+pub fn wire_of(name: &str) -> Option<Vec<u8>> {
+    wire(name.split('.').map(str::as_bytes))
+}
+
 /// Returns the labels of a name in the form of [`wire`], the leftmost one first.
 pub fn labels(name: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = name;

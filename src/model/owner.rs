@@ -5,6 +5,9 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
+use hickory_proto::rr::Name;
+
+use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
 /// Where owners come from: objects of one kind in one cluster.
@@ -65,5 +68,60 @@ impl fmt::Display for Owner {
         let Source { cluster, kind } = &self.source;
         write!(f, "{kind} {}", self.key)?;
         cluster.as_ref().map_or(Ok(()), |cluster| write!(f, " of cluster {cluster}"))
+    }
+}
+
+/// The names that an owner asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// When the owner was created, in seconds since 1970: a name without a recorded owner goes to the oldest.
+    pub created: i64,
+    /// Absolute names in lower case, without the trailing dot; the first label may be `*`.
+    pub names: Arc<[Arc<str>]>,
+}
+
+/// A zone, and which sources come first for its names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Zone {
+    /// The origin, in the form of [`crate::model::names::wire`].
+    pub origin: Box<[u8]>,
+    /// The sources in their order. All sources that aren't listed come last, without an order.
+    pub sources: Vec<Source>,
+}
+
+impl From<&Name> for Zone {
+    /// Returns a zone in which the own load balancers come first.
+    fn from(origin: &Name) -> Self {
+        // A `Name` has no label that the wire form can't have.
+        let origin = names::wire(origin.iter()).unwrap_or_default().into();
+        Self { origin, sources: vec![Source::SERVICES] }
+    }
+}
+
+impl Zone {
+    /// Returns the place of a source for a name in wire form among these zones: 0 comes first. The closest zone counts.
+    #[must_use]
+    pub fn place(zones: &[Self], name: &[u8], source: &Source) -> u16 {
+        let closest =
+            zones.iter().filter(|zone| zone.below(name).is_some()).max_by_key(|zone| zone.origin.len());
+        let place = match closest {
+            Some(zone) => {
+                zone.sources.iter().position(|listed| listed == source).unwrap_or(zone.sources.len())
+            }
+            None => usize::from(*source != Source::SERVICES),
+        };
+        u16::try_from(place).unwrap_or(u16::MAX)
+    }
+
+    /// Returns the part of a name in wire form below the origin; `None` if the name isn't in the zone.
+    #[must_use]
+    pub fn below<'a>(&self, name: &'a [u8]) -> Option<&'a [u8]> {
+        let mut rest = name.strip_suffix(&*self.origin)?;
+        let below = rest;
+        // A zone must end at a label boundary: the part of the name below it consists of whole labels.
+        while let Some((length, labels)) = rest.split_first() {
+            rest = labels.get(usize::from(*length)..)?;
+        }
+        Some(below)
     }
 }

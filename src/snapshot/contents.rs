@@ -8,13 +8,43 @@ use super::format::{RecordedFlags, SavedLink, SavedOverride, SavedTarget};
 use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, Target};
+use crate::model::owner::{Claims, Owner};
 use crate::sync::source::selection::Selection;
+
+/// Returns what a snapshot keeps of the links and of the other owners of a store.
+pub(crate) fn saved_owners<'a>(
+    links: &'a [Arc<Link>],
+    others: &'a [(Owner, Claims, Arc<Link>)],
+) -> impl Iterator<Item = SavedLink> + 'a {
+    let others = others.iter().map(|(owner, claims, target)| saved_other(owner, claims, target));
+    links.iter().map(|link| saved(link)).chain(others)
+}
+
+/// Returns what a snapshot keeps of an owner that isn't a Service.
+fn saved_other(Owner { source, key }: &Owner, claims: &Claims, target: &Link) -> SavedLink {
+    let (namespace, name) = key.parts();
+    let behind = (target.key != *key).then(|| target.key.parts());
+    SavedLink {
+        cluster: source.cluster.as_deref().map(str::to_owned),
+        kind: Some(source.kind.clone().into_owned()),
+        namespace: namespace.to_owned(),
+        service: name.to_owned(),
+        behind: behind.map(|(namespace, name)| (namespace.to_owned(), name.to_owned())),
+        created: claims.created,
+        hostnames: claims.names.iter().map(ToString::to_string).collect(),
+        external_target: String::new(),
+        ..saved(target)
+    }
+}
 
 /// Returns what a snapshot keeps of a link.
 pub(crate) fn saved(link: &Link) -> SavedLink {
     let texts = |texts: &[Arc<str>]| texts.iter().map(ToString::to_string).collect();
     let (namespace, service) = link.key.parts();
     SavedLink {
+        cluster: None,
+        kind: None,
+        behind: None,
         namespace: namespace.to_owned(),
         service: service.to_owned(),
         uid: link.uid.to_string(),

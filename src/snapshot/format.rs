@@ -1,10 +1,13 @@
 //! The format of snapshots: a header with a version and a checksum, and a JSON object per line.
 //!
 //! ```text
-//! lb-linker snapshot 1 <SHA-256 of the rest, in 64 hexadecimal digits>
+//! lb-linker snapshot 2 <SHA-256 of the rest, in 64 hexadecimal digits>
 //! {"taken":"2026-11-25T18:00:00Z","program":"0.1.0",…}
 //! {"namespace":"default","service":"web",…}
+//! {"cluster":"west","kind":"Ingress","namespace":"default","service":"web",…}
 //! ```
+//!
+//! Version 1 has only Services of the own cluster, and is still read.
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -22,8 +25,10 @@ use crate::sync::k8s::service::{MAX_INGRESS, MAX_TTL};
 /// Maximum size of a snapshot in bytes: some 100,000 links.
 pub const MAX_BYTES: usize = 32 << 20;
 
-/// The version of the format. A snapshot of another version isn't read.
-const VERSION: &str = "1";
+/// The version of the format.
+const VERSION: &str = "2";
+/// The versions that are read. Each is of the same length.
+const VERSIONS: [&str; 2] = ["1", VERSION];
 const MAGIC: &str = "lb-linker snapshot ";
 /// The size of the header line in bytes: name, version, checksum, and the characters between them.
 const HEADER_BYTES: usize = MAGIC.len() + VERSION.len() + 1 + 64 + 1;
@@ -67,12 +72,21 @@ pub struct RecordedFlags {
     pub hostname_annotations: Vec<String>,
 }
 
-/// What DNS needs of a link.
+/// What DNS needs of a link, or of another owner of names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct SavedLink {
+    /// The cluster of the owner, and its kind; by default a Service of the own cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
     pub namespace: String,
+    /// The name of the owner.
     pub service: String,
+    /// The namespace and the name of what is behind the names, if it isn't the owner: many owners may share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub behind: Option<(String, String)>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
     /// The time of creation in seconds since 1970, which decides which link gets a name.
@@ -82,14 +96,15 @@ pub struct SavedLink {
     pub target: Option<SavedTarget>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<u32>,
-    /// The custom hostnames that the link holds.
+    /// The custom hostnames that the link holds; those that another owner asks for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hostnames: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allow_from: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,
-    /// The name of the external target.
+    /// The name of the external target; empty for an owner that isn't a Service of the own cluster.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub external_target: String,
     /// Whether custom hostnames of the link aren't kept, because the link exceeds a limit, or the snapshot would be too
     /// large.
@@ -127,7 +142,7 @@ pub enum FormatError {
     TooLarge,
     #[error("it doesn't begin with the header of a snapshot")]
     NoSnapshot,
-    #[error("its format isn't version {VERSION}, and this lb-linker reads no other version")]
+    #[error("its format isn't version {}, and this lb-linker reads no other version", VERSIONS.join(" or "))]
     OtherVersion,
     #[error("its checksum doesn't match its content")]
     Checksum,
@@ -182,7 +197,7 @@ fn encode_within<I: Iterator<Item = SavedLink>>(
             }
         }
         if encoded.bytes.len() <= max {
-            let header = header(&encoded.bytes[HEADER_BYTES..]);
+            let header = header(VERSION, &encoded.bytes[HEADER_BYTES..]);
             encoded.bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
             return Ok(encoded);
         }
@@ -193,18 +208,17 @@ fn encode_within<I: Iterator<Item = SavedLink>>(
 /// Reads a snapshot.
 ///
 /// # Errors
-/// If the bytes are too large, don't begin with a header of this version, don't match their checksum, or have an
+/// If the bytes are too large, don't begin with a header of a version that is read, don't match their checksum, or have an
 /// invalid line.
 pub fn decode(bytes: &[u8]) -> Result<Snapshot, FormatError> {
     if bytes.len() > MAX_BYTES {
         return Err(FormatError::TooLarge);
     }
     let after_name = bytes.strip_prefix(MAGIC.as_bytes()).ok_or(FormatError::NoSnapshot)?;
-    if !after_name.starts_with(format!("{VERSION} ").as_bytes()) {
-        return Err(FormatError::OtherVersion);
-    }
+    let is_version = |version: &&&str| after_name.starts_with(format!("{version} ").as_bytes());
+    let version = VERSIONS.iter().find(is_version).ok_or(FormatError::OtherVersion)?;
     let (head, body) = bytes.split_at_checked(HEADER_BYTES).ok_or(FormatError::Checksum)?;
-    if head != header(body).as_bytes() {
+    if head != header(version, body).as_bytes() {
         return Err(FormatError::Checksum);
     }
     // The line after the header is the second one of the file.
@@ -219,8 +233,8 @@ pub fn decode(bytes: &[u8]) -> Result<Snapshot, FormatError> {
 }
 
 /// Returns the header line of a snapshot with this content.
-fn header(body: &[u8]) -> String {
-    format!("{MAGIC}{VERSION} {}\n", names::hash_of(body))
+fn header(version: &str, body: &[u8]) -> String {
+    format!("{MAGIC}{version} {}\n", names::hash_of(body))
 }
 
 fn write_line(bytes: &mut Vec<u8>, value: &impl Serialize) -> Result<(), FormatError> {
@@ -240,9 +254,18 @@ fn read_line<'a, T: Deserialize<'a>>((text, line): (&'a [u8], usize)) -> Result<
 impl SavedLink {
     /// Returns the link with only its default names, its rank, and the name of its external target.
     fn names_only(self) -> Self {
-        let Self { namespace, service, created, external_target, hostnames, .. } = self;
+        let Self { cluster, kind, namespace, service, created, external_target, hostnames, .. } = self;
         let lacks_hostnames = !hostnames.is_empty();
-        Self { namespace, service, created, external_target, lacks_hostnames, ..Self::default() }
+        Self {
+            cluster,
+            kind,
+            namespace,
+            service,
+            created,
+            external_target,
+            lacks_hostnames,
+            ..Self::default()
+        }
     }
 
     /// Checks the names of the objects, and the limits of all fields. Returns the first defect, as a clause.
@@ -251,12 +274,18 @@ impl SavedLink {
         let are_entries = |texts: &[String]| {
             texts.len() <= MAX_ENTRIES && texts.iter().all(|text| text.len() <= MAX_ENTRY_BYTES)
         };
+        let source = [&self.cluster, &self.kind].into_iter().flatten();
+        let behind = self.behind.iter().flat_map(|(namespace, name)| [namespace, name]);
+        let mut objects = behind.chain([&self.service]);
         let by = self.overridden_by.iter().flat_map(|by| [&by.uid, &by.source, &by.service_uid]);
-        let mut texts = by.chain([&self.uid]);
+        let mut texts = by.chain([&self.uid]).chain(source);
+        let is_service = self.cluster.is_none() && self.kind.is_none();
         match &self.target {
             _ if !names::is_label(&self.namespace) => Err("the namespace isn't a DNS label"),
-            _ if !is_object(&self.service) => Err("the Service's name isn't a DNS name"),
-            _ if !is_object(&self.external_target) => Err("the external target's name isn't a DNS name"),
+            _ if !objects.all(|name| is_object(name)) => Err("the Service's name isn't a DNS name"),
+            _ if is_service && !is_object(&self.external_target) => {
+                Err("the external target's name isn't a DNS name")
+            }
             _ if !texts.all(|text| text.len() <= MAX_TEXT_BYTES) => Err("a text is too long"),
             _ if ![&self.hostnames, &self.allow_from].into_iter().all(|it| are_entries(it)) => {
                 Err("a list of names is too long")

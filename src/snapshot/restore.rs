@@ -1,15 +1,19 @@
 //! Restores the links of a snapshot into a store, as the present flags and policies allow.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::contents::hostname;
 use super::format::{SavedLink, SavedTarget, Snapshot};
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::link::{Annotations, Ingress, ObservedService, Target};
+use crate::model::link::{Annotations, Ingress, Link, ObservedService, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
+use crate::model::owner::{Claims, Owner, Source};
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
 use crate::sync::source::selection::Selection;
+use crate::sync::source::service_links::set_override;
 
 /// A store with the links of a snapshot.
 #[derive(Debug)]
@@ -26,10 +30,10 @@ pub struct Restored {
 #[must_use]
 pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolicy) -> Restored {
     let store = Store::new(OnGone::Dropped).with_zones(&policy.targets.zones);
-    let store = store.with_serial(snapshot.head.serial);
+    store.continue_at(snapshot.head.serial);
     let is_selected = |link: &SavedLink| {
         let namespace = &link.namespace;
-        selection.namespaces.is_empty() || selection.namespaces.contains(namespace)
+        link.cluster.is_some() || selection.namespaces.is_empty() || selection.namespaces.contains(namespace)
     };
     let all = snapshot.links.len();
     // A hostname that the snapshot lacks may lie below a wildcard of another link: no wildcard is restored then.
@@ -42,9 +46,10 @@ pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolic
         policy.still_granted(&link.namespace, names)
     };
     // First the owners of names, so that no name goes to another link than before.
-    for link in &links {
+    for link in links.iter().filter(|link| owner(link).is_service()) {
         store.set_owner(&link.external_target, Some(&key(link)), &granted(link));
     }
+    let mut shared: HashMap<ServiceKey, Vec<Arc<Link>>> = HashMap::new();
     let mut answered = 0;
     for link in links {
         let target = target(&link).and_then(|target| policy.targets.allowed(target));
@@ -57,7 +62,19 @@ pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolic
             hostnames: granted(&link).into(),
             allow_from: link.allow_from.iter().map(|namespace| Arc::from(&**namespace)).collect(),
         };
-        apply(&store, &link, target, annotations);
+        let owner = owner(&link);
+        if owner.is_service() {
+            apply(&store, &link, target, annotations);
+        } else {
+            let claims = Claims { created: link.created, names: annotations.hostnames.clone() };
+            let behind = behind(&link, target, annotations);
+            let known = shared.entry(behind.key.clone()).or_default();
+            let target = known.iter().find(|known| ***known == behind).cloned().unwrap_or_else(|| {
+                known.push(Arc::new(behind));
+                Arc::clone(&known[known.len() - 1])
+            });
+            store.observe(&owner, &claims, &target);
+        }
     }
     Restored { store, answered, denied }
 }
@@ -77,7 +94,7 @@ fn apply(store: &Store, link: &SavedLink, target: Option<Target>, annotations: A
             refused: false,
             is_provisional: false,
         };
-        store.set_override(&key, link_override, None);
+        set_override(store, &key, link_override, None);
         return;
     }
     let ingress = match target {
@@ -97,6 +114,29 @@ fn apply(store: &Store, link: &SavedLink, target: Option<Target>, annotations: A
         has_finalizer: false,
         persisted: None,
     });
+}
+
+/// Returns what is behind the names of an owner that isn't a Service.
+fn behind(link: &SavedLink, target: Option<Target>, annotations: Annotations) -> Link {
+    let key =
+        link.behind.as_ref().map_or_else(|| key(link), |(namespace, name)| ServiceKey::new(namespace, name));
+    Link {
+        target,
+        ports: link.ports.as_slice().into(),
+        annotations: Annotations { hostnames: Arc::default(), ..annotations },
+        ..Link::new(key, &link.uid)
+    }
+}
+
+fn owner(link: &SavedLink) -> Owner {
+    let source = match (&link.cluster, &link.kind) {
+        (None, None) => Source::SERVICES,
+        (cluster, kind) => Source {
+            cluster: cluster.as_deref().map(Arc::from),
+            kind: kind.clone().map_or(Source::SERVICES.kind, Cow::from),
+        },
+    };
+    Owner { source, key: key(link) }
 }
 
 fn key(link: &SavedLink) -> ServiceKey {

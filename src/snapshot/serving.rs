@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
@@ -147,8 +148,13 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
             return Ok(());
         }
         let reason = first_list.borrow_and_update().reason();
-        let snapshot_links =
-            Arc::new(Fallback::new(Arc::new(links), taken, age + read.elapsed(), reason.clone()));
+        let snapshot_links = Arc::new(Fallback {
+            store: Arc::new(links),
+            taken,
+            age_then: age + read.elapsed(),
+            since: std::time::Instant::now(),
+            reason: Mutex::new(reason.clone()),
+        });
         if !store.set_fallback(Some(Arc::clone(&snapshot_links))) {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::contents::{recorded_flags, saved};
+use super::contents::{recorded_flags, saved_owners};
 use super::file;
 use super::format::{Encoded, FormatError, Head, encode};
 use super::rules::{pause_after, renewal};
@@ -167,9 +167,10 @@ impl Writer<'_> {
         let (store, file) = (Arc::clone(store), path.clone());
         let written = spawn_blocking(move || -> Result<Encoded, WriteError> {
             let links = store.links();
+            let others = store.other_owners();
             // Read after the links: the serial of a zone must not be older than its links.
             head.serial = store.serial();
-            let encoded = encode(&head, || links.iter().map(|link| saved(link)))?;
+            let encoded = encode(&head, || saved_owners(&links, &others))?;
             file::replace(&file, &encoded.bytes)?;
             Ok(encoded)
         });

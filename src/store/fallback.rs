@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
-use super::{Input, Store};
+use super::Store;
 
 /// The links of an earlier process.
 #[derive(Debug)]
@@ -19,27 +19,16 @@ pub struct Fallback {
     /// The time at which the links were known to be current.
     pub taken: Timestamp,
     /// The age of the links at `since`. A clock jump after `since` doesn't change their age.
-    age: Duration,
-    since: Instant,
+    pub age_then: Duration,
+    pub since: Instant,
     /// Why the first list isn't complete: for `/ready` and the log.
     pub reason: Mutex<Cow<'static, str>>,
 }
 
 impl Fallback {
-    /// Returns links that are of this age now.
-    #[must_use]
-    pub fn new(store: Arc<Store>, taken: Timestamp, age: Duration, reason: Cow<'static, str>) -> Self {
-        Self { store, taken, age, since: Instant::now(), reason: Mutex::new(reason) }
-    }
-
     #[must_use]
     pub fn age(&self) -> Duration {
-        self.age.saturating_add(self.since.elapsed())
-    }
-
-    /// Invalidates all answers that were made from these links.
-    fn invalidate(&self) {
-        self.store.index.slots.outdate_all();
+        self.age_then.saturating_add(self.since.elapsed())
     }
 }
 
@@ -63,40 +52,6 @@ impl fmt::Display for Age {
             (minutes, hours) if hours < 48 => write!(f, "{hours} h {} min", minutes % 60),
             (_, hours) => write!(f, "{} d {} h", hours / 24, hours % 24),
         }
-    }
-}
-
-impl Store {
-    /// Sets or removes the links that DNS answers from before the first complete list. Returns `false`, and sets nothing,
-    /// if the list is already complete.
-    pub fn set_fallback(&self, fallback: Option<Arc<Fallback>>) -> bool {
-        let _writer = self.write();
-        if fallback.is_some() && self.is_known(Input::Services) {
-            return false;
-        }
-        self.replace_fallback(fallback);
-        true
-    }
-
-    /// Replaces the fallback. The caller holds the lock of writers.
-    pub(super) fn replace_fallback(&self, fallback: Option<Arc<Fallback>>) {
-        if let Some(before) = self.fallback.swap(fallback) {
-            before.invalidate();
-        }
-    }
-
-    /// Invalidates answers from the fallback, because a link from the watch replaces one of its links. The caller holds the
-    /// lock of writers.
-    pub(super) fn invalidate_fallback(&self) {
-        if let Some(fallback) = &*self.fallback.load() {
-            fallback.invalidate();
-        }
-    }
-
-    /// Returns the links with which DNS answers until the first complete list, if there are any.
-    #[must_use]
-    pub fn fallback(&self) -> Option<Arc<Fallback>> {
-        self.fallback.load_full()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Index of DNS names: finds the link that owns a name.
+//! Index of DNS names: finds what is behind a name.
 
 use std::collections::BTreeMap;
 use std::iter::{once, successors};
@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::RwLock;
 use smallvec::SmallVec;
 
-use super::name_slots::{NameDependency, NameSlots};
+use super::Store;
+use super::name_slots::{ChangeGuard, NameDependency, NameSlots};
 use super::reverse_index::ReverseIndex;
 use crate::model::link::Link;
 
@@ -44,24 +45,43 @@ pub(super) struct NameTree {
     /// The number of names.
     count: AtomicUsize,
     slots: Arc<NameSlots>,
+    /// Whether answers about existing names rest on their slots, too: then a name may go to another target, and the target
+    /// that it leaves isn't outdated, which other names may share.
+    shares_targets: bool,
 }
 
 impl Default for Index {
     fn default() -> Self {
         let slots = Arc::default();
         Self {
-            default_names: NameTree::new(0, &slots),
-            custom_hostnames: NameTree::new(1, &slots),
+            default_names: NameTree::new(0, &slots, false),
+            custom_hostnames: NameTree::new(1, &slots, true),
             addresses: ReverseIndex::default(),
             slots,
         }
     }
 }
 
+impl Store {
+    /// Looks up a DNS name, given as the part below its zone and the zone's origin, both in the wire form of
+    /// [`crate::model::names::wire`].
+    #[must_use]
+    pub fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
+        self.index.find(name, origin)
+    }
+
+    /// Looks up a DNS name as [`Self::find`] does. Returns also on which names an answer made of the result rests; `None`
+    /// if it rests on the found link alone.
+    #[must_use]
+    pub fn find_to_keep(&self, name: &[u8], origin: &[u8]) -> (Lookup, Option<NameDependency>) {
+        self.index.find_to_keep(name, origin)
+    }
+}
+
 impl Index {
     /// Looks up a name, given as the part below its zone and the zone's origin. Default names take precedence over
     /// custom hostnames.
-    pub(super) fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
+    fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
         let own = self.default_names.find(name);
         // Fast path: there are no custom hostnames.
         if matches!(own, Lookup::Link(_)) || self.custom_hostnames.count.load(Ordering::Acquire) == 0 {
@@ -72,8 +92,8 @@ impl Index {
 
     /// Looks up a name as [`Self::find`] does. Returns also on which names the result rests; `None` if it is the link
     /// with this default name, which belongs to the link until the link is outdated.
-    pub(super) fn find_to_keep(&self, name: &[u8], origin: &[u8]) -> (Lookup, Option<NameDependency>) {
-        let (all, changes) = (NameDependency::on_all(&self.slots), self.slots.changes());
+    fn find_to_keep(&self, name: &[u8], origin: &[u8]) -> (Lookup, Option<NameDependency>) {
+        let (all, changes) = NameDependency::on_all(&self.slots);
         let own = self.default_names.find(name);
         if matches!(own, Lookup::Link(_)) {
             return (own, None);
@@ -145,40 +165,33 @@ impl Index {
 }
 
 impl NameTree {
-    fn new(id: u8, slots: &Arc<NameSlots>) -> Self {
-        Self { id, names: RwLock::default(), count: AtomicUsize::new(0), slots: Arc::clone(slots) }
+    fn new(id: u8, slots: &Arc<NameSlots>, shares_targets: bool) -> Self {
+        let (names, count) = (RwLock::default(), AtomicUsize::new(0));
+        Self { id, names, count, slots: Arc::clone(slots), shares_targets }
     }
 
     fn slot_of(&self, name: &[u8]) -> u16 {
         self.slots.slot_of(self.id, name)
     }
 
-    /// Maps a name to a link, or removes the name. Returns the previous link.
+    /// Maps a name to what is behind it, or removes the name. Returns what was there.
     pub(super) fn set(&self, name: &[u8], link: Option<Arc<Link>>) -> Option<Arc<Link>> {
         let (given, name) = (name, reversed(name));
         // The map stays locked during the change, so that no reader sees the new link and then the old one again.
         let mut names = self.names.write();
         let before = names.get(&name).cloned();
-        let _change = (before.is_some() != link.is_some()).then(|| {
-            // The domains above exist as long as there is a name below them.
-            let has_others = |domain: &&[u8]| {
-                let domain = reversed(domain);
-                let mut below = names.range::<ReversedName, _>(&domain..).map(|(other, _)| other);
-                let others = |other: &&ReversedName| other.starts_with(&domain);
-                below.by_ref().take_while(others).take(2).any(|other| *other != name)
-            };
-            let above = successors(parent(given), |domain| parent(domain));
-            let alone = above.take_while(|domain| !domain.is_empty() && !has_others(domain));
-            let change = self.slots.begin(once(given).chain(alone).map(|changed| self.slot_of(changed)));
-            // What was kept while the tree had no names doesn't rest on its slots.
-            if names.is_empty() {
-                self.slots.outdate_all();
-            }
-            change
-        });
-        if let Some(before) = &before
-            && link.as_ref().is_none_or(|link| !Arc::ptr_eq(before, link))
-        {
+        let is_replaced = match (&before, &link) {
+            (Some(before), Some(link)) => !Arc::ptr_eq(before, link),
+            (before, _) => before.is_some(),
+        };
+        let _change = if before.is_some() != link.is_some() {
+            Some(self.begin_existence(given, &name, &names))
+        } else {
+            let leaves = is_replaced && self.shares_targets;
+            let left = before.as_ref().filter(|before| leaves && !before.is_outdated());
+            left.map(|_| self.slots.begin([self.slot_of(given)]))
+        };
+        if let Some(before) = before.as_ref().filter(|_| is_replaced && !self.shares_targets) {
             before.set_outdated();
         }
         match link {
@@ -187,6 +200,30 @@ impl NameTree {
         };
         self.count.store(names.len(), Ordering::Release);
         before
+    }
+
+    /// Begins the change by which a name begins or ceases to exist, and with it domains above it.
+    fn begin_existence(
+        &self,
+        given: &[u8],
+        name: &ReversedName,
+        names: &BTreeMap<ReversedName, Arc<Link>>,
+    ) -> ChangeGuard<'_> {
+        // The domains above exist as long as there is a name below them.
+        let has_others = |domain: &&[u8]| {
+            let domain = reversed(domain);
+            let mut below = names.range::<ReversedName, _>(&domain..).map(|(other, _)| other);
+            let others = |other: &&ReversedName| other.starts_with(&domain);
+            below.by_ref().take_while(others).take(2).any(|other| other != name)
+        };
+        let above = successors(parent(given), |domain| parent(domain));
+        let alone = above.take_while(|domain| !domain.is_empty() && !has_others(domain));
+        let change = self.slots.begin(once(given).chain(alone).map(|changed| self.slot_of(changed)));
+        // What was kept while the tree had no names doesn't rest on its slots.
+        if names.is_empty() {
+            self.slots.outdate_all();
+        }
+        change
     }
 
     pub(super) fn find(&self, name: &[u8]) -> Lookup {
@@ -252,7 +289,7 @@ mod tests {
     fn look_ups_agree_with_a_plain_map_of_names() {
         for seed in 0..50 {
             let mut random = StdRng::seed_from_u64(seed);
-            let (tree, mut expected) = (NameTree::new(0, &Arc::default()), HashMap::new());
+            let (tree, mut expected) = (NameTree::new(0, &Arc::default(), false), HashMap::new());
             for step in 0..100 {
                 let name = name(&mut random);
                 if random.random_bool(0.6) {

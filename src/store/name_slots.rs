@@ -68,11 +68,6 @@ impl NameSlots {
     pub(super) fn outdate_all(&self) {
         self.epoch.fetch_add(1, Ordering::AcqRel);
     }
-
-    /// Returns the number of changes, before a look-up whose result may be kept.
-    pub(super) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
-    }
 }
 
 impl Drop for ChangeGuard<'_> {
@@ -82,17 +77,20 @@ impl Drop for ChangeGuard<'_> {
 }
 
 impl NameDependency {
-    /// Returns a dependency on changes of unknown extent from now on.
-    pub(super) fn on_all(names: &Arc<NameSlots>) -> Self {
+    /// Returns a dependency on changes of unknown extent from now on, and the number of changes before the look-up whose
+    /// result may be kept.
+    pub(super) fn on_all(names: &Arc<NameSlots>) -> (Self, u64) {
         let epoch = names.epoch.load(Ordering::Acquire);
-        Self { names: Arc::clone(names), epoch, slots: SmallVec::new(), is_outdated: false }
+        let all = Self { names: Arc::clone(names), epoch, slots: SmallVec::new(), is_outdated: false };
+        (all, names.changes.load(Ordering::Acquire))
     }
 
     /// Adds slots after a look-up. `changes` is the number of changes before it.
     pub(super) fn with_slots(mut self, slots: impl IntoIterator<Item = u16>, changes: u64) -> Self {
         let read = |slot: u16| (slot, self.names.slots[usize::from(slot)].load(Ordering::Acquire));
         self.slots.extend(slots.into_iter().map(read));
-        self.is_outdated = !changes.is_multiple_of(2) || self.names.changes() != changes;
+        self.is_outdated =
+            !changes.is_multiple_of(2) || self.names.changes.load(Ordering::Acquire) != changes;
         self
     }
 

@@ -2,52 +2,37 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::LazyLock;
 
 use ipnet::IpNet;
 use parking_lot::RwLock;
 
 use crate::model::link::{Link, Target};
-use crate::model::service_key::ServiceKey;
+use crate::store::owners::OwnerId;
 
-/// The addresses of all targets, each with its link's key. The order keeps the addresses of a network together.
+/// The addresses of all links, each with the owner of the link. The order keeps the addresses of a network together.
 #[derive(Debug, Default)]
-pub(super) struct ReverseIndex(RwLock<BTreeSet<(IpAddr, ServiceKey)>>);
+pub(super) struct ReverseIndex(RwLock<BTreeSet<(IpAddr, OwnerId)>>);
 
 impl ReverseIndex {
-    pub(super) fn add(&self, link: &Link) {
-        let addresses = addresses(link);
-        if !addresses.is_empty() {
-            let mut all = self.0.write();
-            all.extend(addresses.iter().map(|ip| (*ip, link.key.clone())));
+    /// Replaces the addresses of an owner by those of its link now.
+    pub(super) fn set(&self, owner: OwnerId, before: Option<&Link>, now: Option<&Link>) {
+        let (before, now) =
+            (before.map(addresses).unwrap_or_default(), now.map(addresses).unwrap_or_default());
+        if before == now {
+            return;
+        }
+        let mut all = self.0.write();
+        all.extend(now.iter().map(|ip| (*ip, owner)));
+        for ip in before.iter().filter(|ip| !now.contains(ip)) {
+            all.remove(&(*ip, owner));
         }
     }
 
-    /// Removes the addresses that a link no longer has, or all of them if `now` is `None`.
-    pub(super) fn remove(&self, before: &Link, now: Option<&Link>) {
-        let current = now.map(addresses).unwrap_or_default();
-        let mut gone = addresses(before).iter().filter(|ip| !current.contains(ip)).peekable();
-        if gone.peek().is_some() {
-            let mut all = self.0.write();
-            for ip in gone {
-                all.remove(&(*ip, before.key.clone()));
-            }
-        }
-    }
-
-    /// Returns the keys of the links that have this address, ordered by namespace and name.
-    pub(super) fn of(&self, ip: IpAddr) -> Vec<ServiceKey> {
+    /// Returns the owners with an address in this network, at most `limit`: an owner once for each address.
+    pub(super) fn of(&self, net: IpNet, limit: usize) -> Vec<OwnerId> {
         let all = self.0.read();
-        let from = all.range((ip, SMALLEST_KEY.clone())..);
-        from.take_while(|(other, _)| *other == ip).map(|(_, key)| key.clone()).collect()
-    }
-
-    /// Returns whether any link has an address in this network.
-    pub(super) fn any_in(&self, net: IpNet) -> bool {
-        let all = self.0.read();
-        all.range((net.network(), SMALLEST_KEY.clone())..)
-            .next()
-            .is_some_and(|(ip, _)| *ip <= net.broadcast())
+        let from = all.range((net.network(), OwnerId::default())..);
+        from.take_while(|(ip, _)| *ip <= net.broadcast()).take(limit).map(|(_, owner)| *owner).collect()
     }
 }
 
@@ -57,8 +42,6 @@ fn addresses(link: &Link) -> &[IpAddr] {
         _ => &[],
     }
 }
-
-static SMALLEST_KEY: LazyLock<ServiceKey> = LazyLock::new(|| ServiceKey::new("", ""));
 
 #[cfg(test)]
 mod tests {
@@ -70,6 +53,7 @@ mod tests {
     use crate::model::hostname::Hostname;
     use crate::model::link::{Annotations, Ingress, ObservedService};
     use crate::model::persisted_target::{PersistedTarget, TargetOwner};
+    use crate::model::service_key::ServiceKey;
     use crate::store::{OnGone, Store};
 
     use super::*;
@@ -119,7 +103,7 @@ mod tests {
             let found = store.links_at(ip);
             assert_eq!(found.iter().map(|link| &link.key).collect::<Vec<_>>(), expected, "{context}: {ip}");
             assert_eq!(
-                store.index.addresses.of(ip).len(),
+                store.index.addresses.of(ip.into(), usize::MAX).len(),
                 expected.len(),
                 "{context}: {ip}, in the index alone"
             );

@@ -1,4 +1,5 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
 
 use hickory_proto::rr::Name;
 use rand::rngs::StdRng;
@@ -6,7 +7,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
 use crate::model::hostname::Hostname;
-use crate::model::link::{Annotations, Ingress, LinkState, Port};
+use crate::model::link::{Annotations, Ingress, LinkState, ObservedService, Port};
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::*;
@@ -15,6 +16,7 @@ use crate::sync::source::service_links::{
 };
 
 mod link_override;
+mod model;
 
 fn seen(namespace: &str, name: &str, uid: &str, hosts: &[&str]) -> ObservedService {
     ObservedService {

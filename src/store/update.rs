@@ -1,98 +1,352 @@
-//! Inserts, publishes and removes links: their claims, and the index entries of their names.
+//! The changes of the store: what sources have observed, the owners of names that external targets record, and zones.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use indexmap::IndexSet;
 
-use super::names::allocator::{NameAllocator, Reassigned, coalesce};
-use super::names::custom_hostnames;
-use super::names::custom_hostnames::OwnerChange;
-use super::{Lookup, Store};
-use crate::model::link::{Link, LinkChange};
+use super::names::{Names, OwnerChange, Reassigned};
+use super::owners::OwnerId;
+use super::{Input, Lookup, OnGone, Store};
+use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
+use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
 
 impl Store {
-    /// Stores a link and publishes it under its names. A link that is new or has another rank claims its names first.
-    pub(super) fn upsert(
+    /// Replaces the zones, and decides again which owner has which custom hostname: a hostname may now equal another
+    /// link's default name, or other sources may come first for it.
+    pub fn set_zones<Z: Into<Zone>>(&self, zones: impl IntoIterator<Item = Z>) {
+        let mut names = self.write();
+        *self.zones.write() = zones.into_iter().map(Into::into).collect();
+        self.index.slots.outdate_all();
+        let zones = self.zones();
+        let all = self.owners.all(None);
+        // A name may pass several times: the first change tells where it was, the last one where it is.
+        let mut passed: BTreeMap<Arc<str>, OwnerChange> = BTreeMap::new();
+        for (id, _) in &all {
+            let Claims { created, names: hostnames } = names.claims_of(*id);
+            let place = |name: &[u8], source: &Source| Zone::place(&zones, name, source);
+            for change in names.request(*id, created, &hostnames, place) {
+                let to = change.to;
+                passed.entry(Arc::clone(&change.name)).or_insert(change).to = to;
+            }
+        }
+        let passed = passed.into_values().filter(|change| change.from != change.to).collect();
+        self.apply_owner_changes(&mut names, passed);
+        for (id, _) in all {
+            self.refresh_hostnames(&mut names, id);
+        }
+    }
+
+    /// Records what an owner asks for, and what is behind its names, which many owners may share.
+    pub fn observe(&self, owner: &Owner, claims: &Claims, target: &Arc<Link>) {
+        if owner.is_service() {
+            let mut link = Link { key: owner.key.clone(), created: claims.created, ..Link::clone(target) };
+            link.annotations.hostnames = Arc::clone(&claims.names);
+            self.update(&owner.key, None, |_| Some(link));
+            return;
+        }
+        let mut names = self.write();
+        let id = self.owners.intern(owner);
+        let before = self.owners.get(id).1;
+        self.owners.set_target(id, Some(Arc::clone(target)));
+        // A newer version of the target: all owners that share it are going to be observed with it.
+        if let Some(before) = before.filter(|it| it.key == target.key && !Arc::ptr_eq(it, target)) {
+            before.set_outdated();
+        }
+        let zones = self.zones();
+        let place = |name: &[u8], source: &Source| Zone::place(&zones, name, source);
+        let passed = names.request(id, claims.created, &claims.names, place);
+        self.refresh_hostnames(&mut names, id);
+        self.apply_owner_changes(&mut names, passed);
+        self.advance_serial(None);
+        self.count_silent_update();
+    }
+
+    /// Applies one observed Service; returns the change of its link, if any.
+    pub fn apply(&self, observed: ObservedService) -> Option<LinkChange> {
+        let mut names = self.write();
+        self.apply_one(&mut names, observed)
+    }
+
+    /// Replaces the link of a Service by what `next` makes of it; `None` if it stays as it is. Returns the change, if
+    /// there is one for the feed.
+    pub fn update(
         &self,
-        allocator: &mut NameAllocator,
-        before: Option<Arc<Link>>,
-        mut link: Link,
-    ) -> LinkChange {
+        key: &ServiceKey,
+        resource_version: Option<u64>,
+        next: impl FnOnce(Option<&Arc<Link>>) -> Option<Link>,
+    ) -> Option<LinkChange> {
+        let mut names = self.write();
+        let before = self.get(key);
+        let link = next(before.as_ref())?;
+        if resource_version.is_some() {
+            self.advance_serial(resource_version);
+        }
+        self.put(&mut names, before, link)
+    }
+
+    /// Records that a Service exists but can't be decoded. Its link, if any, stays as it is.
+    pub fn set_unreadable(&self, key: &ServiceKey) {
+        self.unreadable.insert(key.clone());
+    }
+
+    /// Records that a Service is gone, or has left the selection, since the given time: its deletion delay starts then. If
+    /// `uid` isn't that of the link, another Service of the same name is gone, and the link stays as it is.
+    pub fn gone(
+        &self,
+        key: &ServiceKey,
+        uid: &str,
+        resource_version: Option<u64>,
+        since: Instant,
+    ) -> Option<LinkChange> {
+        let mut names = self.write();
+        let was_unreadable = self.unreadable.remove(key).is_some();
+        let before = self.get(key);
+        let Some(service) = before.as_ref().and_then(Link::service_link) else {
+            // The Service couldn't be decoded, but its external target may still exist.
+            return was_unreadable.then(|| self.record_change(&mut names, key, before.clone(), before));
+        };
+        if service.uid != *uid || service.is_gone() {
+            return None;
+        }
+        self.advance_serial(resource_version);
+        self.mark_gone(&mut names, key, since)
+    }
+
+    /// Replaces the links of a namespace (`None`: of all namespaces) by a complete list. Services that the list lacks
+    /// are gone, except those in `unreadable`, which exist but can't be decoded, and those in `kept`, which wait for a
+    /// second list or for the answer to a LIST by name, or have recently left the selection. Unchanged links aren't
+    /// touched, and readers see each link either before or after its change. Returns the changes.
+    pub fn replace(
+        &self,
+        namespace: Option<&str>,
+        list: impl IntoIterator<Item = ObservedService>,
+        unreadable: Vec<ServiceKey>,
+        kept: &HashSet<ServiceKey>,
+    ) -> Vec<LinkChange> {
+        let mut names = self.write();
+        let within = |key: &ServiceKey| namespace.is_none_or(|namespace| key.namespace() == namespace);
+        self.unreadable.retain(|key| !within(key));
+        let mut listed = HashSet::new();
+        for key in unreadable {
+            self.unreadable.insert(key.clone());
+            listed.insert(key);
+        }
+        let mut changes = Vec::new();
+        names.pending_changes = Some(Vec::new());
+        for observed in list {
+            listed.insert(observed.key.clone());
+            changes.extend(self.apply_one(&mut names, observed));
+        }
+        let links = self.links();
+        let absent =
+            links.iter().filter_map(Link::service_link).filter(|link| within(&link.key)).filter(|link| {
+                let is_listed = listed.contains(&link.key) || kept.contains(&link.key);
+                // A link that is gone, or of a Service that no list has had, can't be missing from one.
+                !is_listed && !link.is_gone() && !link.was_never_observed()
+            });
+        for link in absent {
+            changes.extend(self.mark_gone(&mut names, &link.key, Instant::now()));
+        }
+        self.send_pending(&mut names);
+        changes
+    }
+
+    /// Forgets an owner, and frees its names: a Service only if it is gone, or was never observed. An overridden link only
+    /// forgets its Service.
+    pub fn forget(&self, owner: impl Into<Owner>) -> Option<LinkChange> {
+        let owner = owner.into();
+        let mut names = self.write();
+        let (id, before) = self.owners.find(&owner)?;
+        let before = before?;
+        if !owner.is_service() {
+            self.remove_other(&mut names, id);
+            return None;
+        }
+        before.service_link().filter(|link| link.is_gone() || link.was_never_observed())?;
+        match before.with_service(None) {
+            Some(link) => self.put(&mut names, Some(before), link),
+            None => Some(self.remove(&mut names, &before)),
+        }
+    }
+
+    /// Records the link that an external target is labelled for, and the custom hostnames recorded on the external
+    /// target: the owner of a name keeps the name.
+    pub fn set_owner(&self, object: &str, owner: Option<&ServiceKey>, hostnames: &[Arc<str>]) {
+        let mut names = self.write();
+        let owner = owner.map(|key| self.owners.intern(&Owner::from(key)));
+        let (reassigned, passed) = names.record(object, owner, hostnames);
+        self.apply_reassigned(&mut names, reassigned);
+        self.apply_owner_changes(&mut names, passed);
+    }
+
+    /// Continues with this resourceVersion, which may be older than those before, because etcd has been restored to an
+    /// earlier revision. The serial of the zone still increases, as it must never decrease (RFC 1982); a new store begins
+    /// with this one. A process that starts later counts from the resourceVersions again. From here on the serial is
+    /// never derived from the clock.
+    pub fn continue_at(&self, resource_version: u64) {
+        let _writer = self.write();
+        let next = match self.serial.load(Ordering::Relaxed) {
+            0 => resource_version,
+            last => last + 1,
+        };
+        self.has_versions.store(true, Ordering::Relaxed);
+        self.serial_offset.store(next.saturating_sub(resource_version), Ordering::Relaxed);
+        self.serial.store(next, Ordering::Relaxed);
+    }
+
+    // === links ===
+
+    fn apply_one(&self, names: &mut Names, mut observed: ObservedService) -> Option<LinkChange> {
+        self.unreadable.remove(&observed.key);
+        if observed.resource_version.is_some() {
+            self.advance_serial(observed.resource_version);
+        }
+        let before = self.get(&observed.key);
+        if let Some(before) = &before {
+            // All maps share the text of the key.
+            observed.key = before.key.clone();
+        }
+        let known = before.as_ref().and_then(Link::service_link);
+        let link = observed.link(known.map(|link| &**link), !self.is_known(Input::Services));
+        let link = match &before {
+            Some(before) => before.with_service(Some(link))?,
+            None => link,
+        };
+        self.put(names, before, link)
+    }
+
+    fn mark_gone(&self, names: &mut Names, key: &ServiceKey, since: Instant) -> Option<LinkChange> {
+        let before = self.get(key)?;
+        let service = before.service_link()?;
+        match before.with_service((self.on_gone == OnGone::Kept).then(|| service.to_gone(since))) {
+            Some(link) => self.put(names, Some(before), link),
+            None => Some(self.remove(names, &before)),
+        }
+    }
+
+    /// Stores the link of a Service in the place of the link before, unless they are equal.
+    fn put(&self, names: &mut Names, before: Option<Arc<Link>>, link: Link) -> Option<LinkChange> {
+        match &before {
+            Some(before) if **before == link => return None,
+            // The end of a Service, or of an override without a Service.
+            Some(before)
+                if self.on_gone == OnGone::Dropped
+                    && link.is_gone()
+                    && link.overridden.is_none()
+                    && (before.overridden.is_some() || !before.is_gone()) =>
+            {
+                return Some(self.remove(names, before));
+            }
+            Some(before) if before.differs_only_for_dns(&link) => {
+                self.advance_serial(None);
+                let id = self.owners.intern(&Owner::from(&link.key));
+                self.publish(names, id, &Arc::new(link));
+                self.count_silent_update();
+                return None;
+            }
+            _ => {}
+        }
+        Some(self.upsert(names, before, link))
+    }
+
+    /// Stores a link and publishes it under its names. A link that is new or has another rank claims its names first.
+    fn upsert(&self, names: &mut Names, before: Option<Arc<Link>>, mut link: Link) -> LinkChange {
+        let id = self.owners.intern(&Owner::from(&link.key));
         let mut reassigned = Vec::new();
         if before.as_ref().is_none_or(|before| before.created != link.created) {
-            reassigned = allocator.remove(&link.key);
-            let (own, changes) = allocator.add(&link.key, link.created);
+            let (own, changes) = names.claim(id, link.created);
             link.rename(own);
-            reassigned.extend(changes);
+            reassigned = changes;
         }
         let asks = |link: &Link| (link.created, link.annotations.hostnames.clone());
         let mut passed = Vec::new();
         if before.as_deref().is_none_or(|before| asks(before) != asks(&link)) {
-            passed = allocator.custom_hostnames.set_requested(
-                &link.key,
-                link.created,
-                &link.annotations.hostnames,
-            );
+            let zones = self.zones();
+            let place = |name: &[u8], source: &Source| Zone::place(&zones, name, source);
+            passed = names.request(id, link.created, &link.annotations.hostnames, place);
         }
-        link.hostnames = self.hostnames_of(allocator, &link.key);
+        link.hostnames = self.free_hostnames(names, id).into();
         let link = Arc::new(link);
-        self.publish(allocator, &link);
-        let change = self.record_change(allocator, &Arc::clone(&link).key, before, Some(link));
-        self.apply_reassigned(allocator, reassigned);
-        self.apply_owner_changes(allocator, passed);
+        self.publish(names, id, &link);
+        let change = self.record_change(names, &Arc::clone(&link).key, before, Some(link));
+        self.apply_reassigned(names, reassigned);
+        self.apply_owner_changes(names, passed);
         change
     }
 
     /// Publishes a link, in place of its previous version, under its names and addresses.
-    pub(super) fn publish(&self, allocator: &mut NameAllocator, link: &Arc<Link>) {
-        // Add new addresses first: a link must be found under each address that it has.
-        self.index.addresses.add(link);
-        if let Some(before) = self.links.insert(link.key.clone(), Arc::clone(link)) {
-            self.index.addresses.remove(&before, Some(link));
-        }
+    fn publish(&self, names: &mut Names, id: OwnerId, link: &Arc<Link>) {
+        let before = self.owners.get(id).1;
+        self.index.addresses.set(id, before.as_deref(), Some(link));
+        self.owners.set_target(id, Some(Arc::clone(link)));
         if let Some(dotted) = dotted_name(&link.key) {
-            self.set_default_name(allocator, &dotted, Some(Arc::clone(link)));
+            self.set_default_name(names, &dotted, Some(Arc::clone(link)));
         }
-        if let Some(label) = link.key.label().filter(|_| allocator.has_label(&link.key)) {
-            self.set_default_name(allocator, &label, Some(Arc::clone(link)));
+        if let Some(label) = link.key.label().filter(|_| names.has_label(id)) {
+            self.set_default_name(names, &label, Some(Arc::clone(link)));
         }
-        for name in link.hostnames.iter().filter_map(|name| custom_hostnames::wire(name)) {
+        if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, link)) {
+            before.set_outdated();
+        }
+        for name in link.hostnames.iter().filter_map(|name| names::wire_of(name)) {
             self.index.custom_hostnames.set(&name, Some(Arc::clone(link)));
         }
     }
 
     /// Removes a link and its claims; the next claim for each name wins it.
-    pub(super) fn remove(&self, allocator: &mut NameAllocator, link: &Arc<Link>) -> LinkChange {
-        let reassigned = allocator.remove(&link.key);
-        self.apply_reassigned(allocator, reassigned);
-        let passed = allocator.custom_hostnames.set_requested(&link.key, link.created, &[]);
-        if let Some(dotted) = dotted_name(&link.key) {
-            self.set_default_name(allocator, &dotted, None);
+    fn remove(&self, names: &mut Names, link: &Arc<Link>) -> LinkChange {
+        if let Some((id, before)) = self.owners.find(&Owner::from(&link.key)) {
+            let reassigned = names.release(id);
+            self.apply_reassigned(names, reassigned);
+            let passed = names.request(id, link.created, &[], |_, _| 0);
+            if let Some(dotted) = dotted_name(&link.key) {
+                self.set_default_name(names, &dotted, None);
+            }
+            self.index.addresses.set(id, before.as_deref(), None);
+            self.owners.set_target(id, None);
+            self.apply_owner_changes(names, passed);
+            self.release_unused(names, id);
         }
-        if let Some((_, before)) = self.links.remove(&link.key) {
-            self.index.addresses.remove(&before, None);
-        }
-        self.apply_owner_changes(allocator, passed);
-        self.record_change(allocator, &link.key, Some(Arc::clone(link)), None)
+        self.record_change(names, &link.key, Some(Arc::clone(link)), None)
     }
 
-    /// Publishes names under their new owners. Of several changes of a name only the last is published.
-    pub(super) fn apply_reassigned(&self, allocator: &mut NameAllocator, changes: Vec<Reassigned>) {
-        for change in coalesce(changes) {
+    /// Removes an owner that isn't a Service, and its claims.
+    fn remove_other(&self, names: &mut Names, id: OwnerId) {
+        let passed = names.request(id, 0, &[], |_, _| 0);
+        self.owners.set_target(id, None);
+        self.apply_owner_changes(names, passed);
+        self.release_unused(names, id);
+        self.advance_serial(None);
+        self.count_silent_update();
+    }
+
+    fn release_unused(&self, names: &Names, id: OwnerId) {
+        if !names.is_recorded(id) {
+            self.owners.release(id);
+        }
+    }
+
+    // === names ===
+
+    /// Publishes names under their new owners.
+    fn apply_reassigned(&self, names: &mut Names, changes: Vec<Reassigned>) {
+        for change in changes {
             match change {
                 Reassigned::Label(label, owner) => {
-                    let owner = owner.and_then(|key| self.get(&key));
-                    self.set_default_name(allocator, &label, owner);
+                    let owner = owner.and_then(|id| self.owners.get(id).1);
+                    self.set_default_name(names, &label, owner);
                 }
-                Reassigned::Object(key, external_target) => {
-                    if let Some(link) =
-                        self.get(&key).filter(|link| link.external_target() != *external_target)
-                    {
+                Reassigned::Object(id, external_target) => {
+                    let link = self.owners.get(id).1;
+                    if let Some(link) = link.filter(|link| link.external_target() != *external_target) {
                         let mut renamed = Link::clone(&link);
                         renamed.rename(external_target);
-                        self.upsert(allocator, Some(link), renamed);
+                        self.upsert(names, Some(link), renamed);
                     }
                 }
             }
@@ -100,25 +354,30 @@ impl Store {
     }
 
     /// Publishes custom hostnames under their new owners.
-    pub(super) fn apply_owner_changes(&self, allocator: &mut NameAllocator, passed: Vec<OwnerChange>) {
+    fn apply_owner_changes(&self, names: &mut Names, passed: Vec<OwnerChange>) {
         for OwnerChange { name, to, .. } in &passed {
-            if let (None, Some(name)) = (to, custom_hostnames::wire(name)) {
-                self.index.custom_hostnames.set(&name, None);
+            let Some(wire) = names::wire_of(name) else { continue };
+            let to = to.map(|id| self.owners.get(id));
+            if to.as_ref().is_none_or(|(owner, _)| !owner.is_service()) {
+                let target = to.and_then(|(_, target)| target).filter(|_| self.is_free(&wire));
+                self.index.custom_hostnames.set(&wire, target);
             }
         }
         // Publish the new owners before unpublishing the old ones, so that no name is without a link. Refresh each link
         // once: many of its names may have changed.
-        let new_owners = passed.iter().filter_map(|change| change.to.as_ref());
-        let old_owners = passed.iter().filter_map(|change| change.from.as_ref());
-        let keys: IndexSet<&ServiceKey> = new_owners.chain(old_owners).collect();
-        for key in keys {
-            self.refresh_hostnames(allocator, key);
+        let new_owners = passed.iter().filter_map(|change| change.to);
+        let old_owners = passed.iter().filter_map(|change| change.from);
+        let ids: IndexSet<OwnerId> = new_owners.chain(old_owners).collect();
+        for id in ids {
+            if self.owners.get(id).0.is_service() {
+                self.refresh_hostnames(names, id);
+            }
         }
     }
 
     /// Maps a default name to a link, or removes the name. A link with an equal custom hostname loses or gets that
     /// hostname.
-    fn set_default_name(&self, allocator: &mut NameAllocator, name: &[u8], link: Option<Arc<Link>>) {
+    fn set_default_name(&self, names: &mut Names, name: &[u8], link: Option<Arc<Link>>) {
         let owner = link.as_ref().map(|link| link.key.clone());
         let before = self.index.default_names.set(name, link);
         let is_changed = before.is_some() != owner.is_some();
@@ -126,38 +385,61 @@ impl Store {
         // version under the other names.
         if let (Some(loser), Some(owner)) = (before, owner)
             && loser.key != owner
-            && self.get(&loser.key).is_some_and(|link| Arc::ptr_eq(&link, &loser))
+            && let Some((id, Some(link))) = self.owners.find(&Owner::from(&loser.key))
+            && Arc::ptr_eq(&link, &loser)
         {
-            self.publish(allocator, &Arc::new(Link::clone(&loser)));
+            self.publish(names, id, &Arc::new(Link::clone(&loser)));
         }
         if !is_changed {
             return;
         }
         for zone in &*self.zones() {
-            for key in allocator.custom_hostnames.requesters(&names::text(&[name, &**zone].concat())) {
-                self.refresh_hostnames(allocator, &key);
+            for id in names.requesters(&names::text(&[name, &*zone.origin].concat())) {
+                self.refresh_hostnames(names, id);
             }
         }
     }
 
-    /// Stores a link again if its custom hostnames have changed.
-    pub(super) fn refresh_hostnames(&self, allocator: &mut NameAllocator, key: &ServiceKey) {
-        let Some(link) = self.get(key) else { return };
-        if link.hostnames != self.hostnames_of(allocator, key) {
-            let again = Link::clone(&link);
-            self.upsert(allocator, Some(link), again);
+    /// Stores a link again if its custom hostnames have changed. Publishes those of another owner again.
+    fn refresh_hostnames(&self, names: &mut Names, id: OwnerId) {
+        let (owner, Some(target)) = self.owners.get(id) else { return };
+        let free = self.free_hostnames(names, id);
+        if !owner.is_service() {
+            for name in names.hostnames_of(id).iter() {
+                let published = free.contains(name).then(|| Arc::clone(&target));
+                if let Some(wire) = names::wire_of(name) {
+                    self.index.custom_hostnames.set(&wire, published);
+                }
+            }
+        } else if *target.hostnames != *free {
+            let again = Link::clone(&target);
+            self.upsert(names, Some(target), again);
         }
     }
 
-    /// Returns the custom hostnames that a link owns, without hostnames that are the default name of a link.
-    fn hostnames_of(&self, allocator: &NameAllocator, key: &ServiceKey) -> Box<[Arc<str>]> {
-        let zones = self.zones();
-        let free = |name: &str| {
-            let Some(name) = custom_hostnames::wire(name) else { return false };
-            let mut own = zones.iter().filter_map(|zone| name.strip_suffix(&**zone));
-            !own.any(|name| matches!(self.index.default_names.find(name), Lookup::Link(_)))
+    /// Returns the custom hostnames that an owner has, without hostnames that are the default name of a link, or are going
+    /// to be a default name of the owner itself.
+    fn free_hostnames(&self, names: &Names, id: OwnerId) -> Vec<Arc<str>> {
+        let mut held = names.hostnames_of(id);
+        if held.is_empty() {
+            return held;
+        }
+        let (owner, zones) = (self.owners.get(id).0, self.zones());
+        let dotted = dotted_name(&owner.key).filter(|_| owner.is_service());
+        let own = [dotted, owner.key.label().filter(|_| names.has_label(id))];
+        let is_own = |wire: &[u8]| {
+            let mut relative = zones.iter().filter_map(|zone| wire.strip_suffix(&*zone.origin));
+            relative.any(|relative| own.iter().flatten().any(|name| *name == relative))
         };
-        allocator.custom_hostnames.names_of(key).into_iter().filter(|name| free(name)).collect()
+        held.retain(|name| names::wire_of(name).is_some_and(|wire| self.is_free(&wire) && !is_own(&wire)));
+        held
+    }
+
+    /// Returns whether a name in wire form isn't the default name of a link.
+    fn is_free(&self, name: &[u8]) -> bool {
+        let zones = self.zones();
+        let mut own = zones.iter().filter_map(|zone| name.strip_suffix(&*zone.origin));
+        !own.any(|name| matches!(self.index.default_names.find(name), Lookup::Link(_)))
     }
 }
 

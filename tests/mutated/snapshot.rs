@@ -13,7 +13,7 @@ use lb_linker::sync::source::service_links::dns_names;
 use crate::links::check_names;
 
 /// The beginning of a snapshot, up to the checksum.
-const BEGINNING: &[u8] = b"lb-linker snapshot 1 ";
+const BEGINNING: &[u8] = b"lb-linker snapshot 2 ";
 /// Maximum length of an error, in bytes.
 const MAX_ERROR: usize = 1024;
 

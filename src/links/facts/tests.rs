@@ -9,6 +9,7 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::store::OnGone;
 use crate::sync::external_target::states::WRITE_LAG;
+use crate::sync::source::service_links::set_override;
 
 fn hostname(name: &str) -> Hostname {
     Hostname::from(&Name::from_ascii(name).unwrap())
@@ -117,7 +118,7 @@ fn overridden_link_has_the_condition_of_its_stable_name() {
     let facts = facts(&[("web", "a.example.")]);
     let link_override =
         LinkOverride { announced: Announcement::Target(target("b.example.")), ..LinkOverride::default() };
-    facts.store.set_override(&key(), link_override, None);
+    set_override(&facts.store, &key(), link_override, None);
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
     facts.findings.stable_names.set(&key(), Some("FailedOver: leads to busan instead of seoul"));
     let expected = "FailedOver: leads to busan instead of seoul";

@@ -8,6 +8,7 @@ use crate::model::link::{Annotations, Ingress, ObservedService, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::store::OnGone;
+use crate::sync::source::service_links::{end_override, set_override};
 
 const ZONE: &str = "lb.internal.";
 
@@ -114,7 +115,7 @@ fn overridden_link_names_its_stable_name_and_reason() {
         let by = link.overridden_by.as_ref().map(ToString::to_string).unwrap_or_default();
         (by, link.state, link.reason.map(|reason| reason.to_string()).unwrap_or_default())
     };
-    store.set_override(&key, LinkOverride::default(), None);
+    set_override(&store, &key, LinkOverride::default(), None);
     let waiting = "no source of the StableName has a usable target yet".to_owned();
     assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Pending, waiting));
     // The Service keeps the link until the StableName has a target.
@@ -123,14 +124,14 @@ fn overridden_link_names_its_stable_name_and_reason() {
     let host = Hostname::from(&Name::from_ascii("b.example.").unwrap());
     let announced = Announcement::Target(Target::Hostname(host));
     let link_override = LinkOverride { announced, source: "busan".into(), ..LinkOverride::default() };
-    store.set_override(&key, link_override, None);
+    set_override(&store, &key, link_override, None);
     let by = "StableName shop/web, source busan".to_owned();
     assert_eq!(shown(), (by, ViewState::Ready, String::new()));
     let withdrawn = LinkOverride { announced: Announcement::Withdrawn, ..LinkOverride::default() };
-    store.set_override(&key, withdrawn.clone(), None);
+    set_override(&store, &key, withdrawn.clone(), None);
     let reason = "the target of the StableName is withdrawn".to_owned();
     assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Pending, reason));
-    store.set_override(&key, LinkOverride { refused: true, ..withdrawn }, None);
+    set_override(&store, &key, LinkOverride { refused: true, ..withdrawn }, None);
     let reason = "the target of the StableName isn't allowed".to_owned();
     assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Refused, reason));
 }
@@ -141,8 +142,8 @@ fn deleted_stable_name_has_a_reason_of_its_own() {
     let key = ServiceKey::new("shop", "web");
     let host = Hostname::from(&Name::from_ascii("b.example.").unwrap());
     let announced = Announcement::Target(Target::Hostname(host));
-    store.set_override(&key, LinkOverride { announced, uid: "1".into(), ..LinkOverride::default() }, None);
-    store.end_override(&key, None, std::time::Instant::now());
+    set_override(&store, &key, LinkOverride { announced, uid: "1".into(), ..LinkOverride::default() }, None);
+    end_override(&store, &key, None, std::time::Instant::now());
     let shown = all(&store).iter().map(state_and_reason).collect::<Vec<_>>();
     let reason = "the Service or the StableName is gone".to_owned();
     assert_eq!(shown, [(ViewState::Gone, Some(reason))]);

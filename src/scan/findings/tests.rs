@@ -6,6 +6,7 @@ use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::OnGone;
+use crate::sync::source::service_links::set_override;
 
 /// Returns a store with these load balancers: namespace, name, hostname or address, and the allowed namespaces.
 fn store(load_balancers: &[(&str, &str, &str, &[&str])]) -> Store {
@@ -232,7 +233,7 @@ fn hostname_of_a_source_is_found_with_its_stable_name() {
         annotations: Annotations { allow_from: [Arc::from("app")].into(), ..Annotations::default() },
         ..LinkOverride::default()
     };
-    store.set_override(&ServiceKey::new("shop", "web"), link_override, None);
+    set_override(&store, &ServiceKey::new("shop", "web"), link_override, None);
     let object = json!({
         "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
         "metadata": {"namespace": "shop", "name": "web"},

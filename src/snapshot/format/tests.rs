@@ -54,7 +54,11 @@ fn link(random: &mut StdRng) -> SavedLink {
         port: random.random(),
         app_protocol: random.random::<bool>().then(|| label(random).into()),
     };
+    let is_service = random.random::<bool>();
     SavedLink {
+        cluster: random.random::<bool>().then(|| text(random)).filter(|_| !is_service),
+        kind: (!is_service).then(|| text(random)),
+        behind: random.random::<bool>().then(|| (label(random), label(random))),
         namespace: label(random),
         service: format!("{}.{}", label(random), label(random)),
         uid: text(random),
@@ -119,7 +123,7 @@ fn damaged_snapshot_is_refused() {
 
 /// Returns a snapshot with this body: the header, and then the body.
 fn sealed(body: &str) -> Vec<u8> {
-    [header(body.as_bytes()).as_bytes(), body.as_bytes()].concat()
+    [header(VERSION, body.as_bytes()).as_bytes(), body.as_bytes()].concat()
 }
 
 #[test]
@@ -134,7 +138,7 @@ fn decoding_mutated_lines_with_valid_checksum_never_panics() {
             let at = random.random_range(0..body.len());
             body[at] = *b"{}[]\",:0-9aeE\\\n\0\xff".choose(random).unwrap();
         }
-        refused += usize::from(decode(&[header(&body).as_bytes(), &body].concat()).is_err());
+        refused += usize::from(decode(&[header(VERSION, &body).as_bytes(), &body].concat()).is_err());
     }
     assert!(refused > 1_000, "{refused}");
 }
@@ -143,13 +147,13 @@ fn decoding_mutated_lines_with_valid_checksum_never_panics() {
 fn other_versions_and_other_files_are_told_apart() {
     let (_, bytes) = snapshot(1);
     let text = String::from_utf8(bytes.clone()).unwrap();
-    let newer = text.replacen("snapshot 1 ", "snapshot 10 ", 1);
+    let newer = text.replacen("snapshot 2 ", "snapshot 20 ", 1);
     for (bytes, expected) in [
         (&b""[..], FormatError::NoSnapshot),
         (b"lb-linker snapsho", FormatError::NoSnapshot),
         (b"apiVersion: v1\n", FormatError::NoSnapshot),
         (newer.as_bytes(), FormatError::OtherVersion),
-        (b"lb-linker snapshot 1 ", FormatError::Checksum),
+        (b"lb-linker snapshot 2 ", FormatError::Checksum),
         (&bytes[..bytes.len() - 1], FormatError::Checksum),
         (&[bytes.as_slice(), b"\n"].concat(), FormatError::Checksum),
         (&vec![b'x'; MAX_BYTES + 1], FormatError::TooLarge),

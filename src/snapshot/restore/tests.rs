@@ -11,10 +11,11 @@ use crate::model::hostname::Hostname;
 use crate::model::link::{Link, Port};
 use crate::model::names;
 use crate::model::target_policy::TargetPolicy;
-use crate::snapshot::contents::saved;
+use crate::snapshot::contents::saved_owners;
 use crate::snapshot::format::{Head, RecordedFlags, decode, encode};
 use crate::store::Lookup;
 use crate::sync::k8s::client::ClusterIdentity;
+use crate::sync::source::service_links::set_override;
 
 fn name(text: &str) -> Name {
     Name::from_ascii(text).unwrap()
@@ -40,8 +41,8 @@ fn head() -> Head {
 
 /// Returns the snapshot of a store, after it was written and read.
 fn snapshot(store: &Store) -> Snapshot {
-    let links = store.links();
-    decode(&encode(&head(), || links.iter().map(|link| saved(link))).unwrap().bytes).unwrap()
+    let (links, others) = (store.links(), store.other_owners());
+    decode(&encode(&head(), || saved_owners(&links, &others)).unwrap().bytes).unwrap()
 }
 
 fn observed(key: &ServiceKey, created: i64, target: Option<Target>) -> ObservedService {
@@ -103,7 +104,7 @@ fn store(seed: u64) -> Store {
                     annotations: Annotations { hostnames: hostnames.into(), ..Default::default() },
                     ..LinkOverride::default()
                 };
-                drop(store.set_override(key, link_override, Some(5)));
+                drop(set_override(&store, key, link_override, Some(5)));
             }
             3 => drop(store.forget(key)),
             kind => {
@@ -188,7 +189,7 @@ fn override_by_a_stable_name_is_restored() {
         service_uid: "other".into(),
         ..LinkOverride::default()
     };
-    store.set_override(&key, link_override, None);
+    set_override(&store, &key, link_override, None);
     let restored = restore(snapshot(&store), &Selection::default(), &policy());
     assert_eq!((restored.answered, restored.denied), (1, 0));
     let link = restored.store.get(&key).unwrap();
@@ -279,4 +280,70 @@ fn wildcards_arent_restored_if_hostnames_are_missing() {
     // `x.y.lb.internal` may be a name of the link that was cut.
     assert_eq!(names(true), [vec![], vec![Arc::from("z.lb.internal")]]);
     assert_eq!(names(false), [vec![Arc::from("*.y.lb.internal")], vec![Arc::from("z.lb.internal")]]);
+}
+
+fn answer(store: &Store, name: &str) -> String {
+    let wire = names::wire_of(name).unwrap();
+    match store.find(&wire, b"\x02lb\x08internal") {
+        Lookup::Link(link) => shown(&link),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn file_of_format_1_is_restored() {
+    // Written by lb-linker 0.1.0 before format 2.
+    let bytes = include_bytes!("format-1.snapshot");
+    assert!(bytes.starts_with(b"lb-linker snapshot 1 "));
+    let restored = restore(decode(bytes).unwrap(), &Selection::default(), &policy());
+    assert_eq!((restored.answered, restored.denied, restored.store.serial()), (4, 0, 77));
+    for (name, expected) in [
+        ("x-y.z", "z/x-y a.example Some(7)"),
+        ("x-y-z", "z/x-y a.example Some(7)"),
+        ("x.y-z", "y-z/x b.example Some(7)"),
+        ("shop", "z/x-y a.example"),
+        ("any.shop", "shop/ips 192.0.2.1,2001:db8::1 Some(7)"),
+        ("pending.shop", "shop/pending without target"),
+        ("pinned-shop", "shop/pinned pinned.example None"),
+        ("absent.shop", "shop/ips"),
+        ("absent", "Nothing"),
+    ] {
+        let found = answer(&restored.store, name);
+        assert!(found.starts_with(expected), "{name}: {found}");
+    }
+    assert!(restored.store.other_owners().is_empty());
+}
+
+#[test]
+fn owners_of_other_kinds_share_their_target_again() {
+    let store = Store::new(OnGone::Kept).with_zones([&name("lb.internal.")]);
+    store.apply(observed(&ServiceKey::new("shop", "web"), 1, Some(host("service.example."))));
+    let gateway = Arc::new(Link {
+        target: Some(host("gateway.example.")),
+        annotations: Annotations { ttl: Some(9), ..Annotations::default() },
+        ..Link::new(ServiceKey::new("infra", "gateway"), "g")
+    });
+    let owner = |cluster: Option<&str>, kind: &'static str| Owner {
+        source: Source { cluster: cluster.map(Arc::from), kind: kind.into() },
+        key: ServiceKey::new("shop", "web"),
+    };
+    for (owner, created, names) in [
+        (owner(None, "HTTPRoute"), 2, ["a.lb.internal", "b.lb.internal"]),
+        (owner(Some("west"), "Service"), 1, ["b.lb.internal", "*.b.lb.internal"]),
+    ] {
+        store.observe(&owner, &Claims { created, names: names.map(Arc::from).into() }, &gateway);
+    }
+    let restored = restore(snapshot(&store), &Selection::default(), &policy());
+    assert_eq!(restored.answered, 3);
+    for name in ["web.shop", "a", "b", "x.b", "c"] {
+        assert_eq!(answer(&restored.store, name), answer(&store, name), "{name}");
+    }
+    let sorted = |store: &Store| {
+        let mut others = store.other_owners();
+        others.sort_by(|one, other| one.0.cmp(&other.0));
+        others
+    };
+    let (before, after) = (sorted(&store), sorted(&restored.store));
+    assert_eq!(after, before);
+    assert!(Arc::ptr_eq(&after[0].2, &after[1].2));
 }

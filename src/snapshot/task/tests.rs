@@ -10,7 +10,7 @@ use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
-use crate::snapshot::contents::saved;
+use crate::snapshot::contents::saved_owners;
 use crate::snapshot::format::{Head, RecordedFlags, Snapshot, decode, encode};
 use crate::store::{Input, OnGone};
 use crate::sync::test_support;
@@ -65,7 +65,7 @@ impl Fixture {
                 serial: 7,
             };
             let links = store.links();
-            let encoded = encode(&head, || links.iter().map(|link| saved(link))).unwrap();
+            let encoded = encode(&head, || saved_owners(&links, &[])).unwrap();
             fs::write(&path, encoded.bytes).unwrap();
         }
         let targets = TargetPolicy { zones: vec![zone()], ..Default::default() };

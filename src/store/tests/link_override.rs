@@ -1,8 +1,8 @@
 use super::*;
-use crate::model::link_override::Announcement;
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::sync::source::service_links::{
-    apply_persisted_target, insert_gone, insert_left_out, insert_terminating, missing_from, service_link,
-    set_has_finalizer,
+    apply_persisted_target, end_override, insert_gone, insert_left_out, insert_terminating, missing_from,
+    service_link, set_has_finalizer, set_override,
 };
 
 fn hosts(name: &str) -> Option<Target> {
@@ -44,7 +44,7 @@ fn override_and_its_end_keep_all_names() {
 
     let (_, set) = store.find_to_keep(b"\x06absent", b"");
     let set = set.unwrap();
-    let change = store.set_override(&key, asking_override("c.example."), None).unwrap();
+    let change = set_override(&store, &key, asking_override("c.example."), None).unwrap();
     assert_eq!(change.to_string(), "link y-z/x: b.example → c.example");
     let overridden = store.get(&key).unwrap();
     assert_eq!(
@@ -53,16 +53,16 @@ fn override_and_its_end_keep_all_names() {
     );
     assert_eq!((overridden.created, &overridden.uid, names()), (20, &"2".into(), expected.clone()));
     assert!(before.is_outdated() && !overridden.is_outdated());
-    assert!(store.set_override(&key, asking_override("c.example."), None).is_none());
+    assert!(set_override(&store, &key, asking_override("c.example."), None).is_none());
 
     let mut feed = store.subscribe();
-    let change = store.end_override(&key, None, Instant::now()).unwrap();
+    let change = end_override(&store, &key, None, Instant::now()).unwrap();
     assert_eq!(change.to_string(), "link y-z/x: c.example → b.example");
     assert_eq!(feed.try_recv().unwrap().to_string(), change.to_string());
     assert!(feed.try_recv().is_err(), "the Service gets the link back in one change");
     assert_eq!((store.get(&key).unwrap(), names()), (before, expected));
     assert!(set.is_current(), "no name has appeared or vanished");
-    assert!(store.end_override(&key, None, Instant::now()).is_none());
+    assert!(end_override(&store, &key, None, Instant::now()).is_none());
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn service_of_an_overridden_link_never_changes_the_target() {
     for on_gone in [OnGone::Kept, OnGone::Dropped] {
         let (store, web) = (Store::new(on_gone), key("web"));
         store.set_known(Input::Services);
-        store.set_override(&web, override_to("c.example."), None);
+        set_override(&store, &web, override_to("c.example."), None);
         let check = |uid: &str, is_gone: Option<bool>| {
             let link = store.get(&web).unwrap();
             assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
@@ -116,7 +116,7 @@ fn service_of_an_overridden_link_never_changes_the_target() {
 #[test]
 fn finalizer_is_that_of_the_service_of_the_same_name() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
-    store.set_override(&web, LinkOverride { service_uid: "dr".into(), ..override_to("c.example.") }, None);
+    set_override(&store, &web, LinkOverride { service_uid: "dr".into(), ..override_to("c.example.") }, None);
     let finalizer = || {
         let link = store.get(&web).unwrap();
         (link.has_finalizer, link.uid.to_string())
@@ -134,11 +134,11 @@ fn finalizer_is_that_of_the_service_of_the_same_name() {
 fn withdrawn_target_counts_as_gone_since_its_withdrawal() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     store.apply(seen("default", "web", "1", &["a.example."]));
-    store.set_override(&web, override_to("c.example."), None);
+    set_override(&store, &web, override_to("c.example."), None);
     let withdrawn =
         LinkOverride { announced: Announcement::Withdrawn, refused: true, ..override_to("c.example.") };
     let before = Instant::now();
-    let change = store.set_override(&web, withdrawn.clone(), None).unwrap();
+    let change = set_override(&store, &web, withdrawn.clone(), None).unwrap();
     assert_eq!(change.to_string(), "link default/web: c.example → withdrawn");
     let since = outlived_since(&store).unwrap();
     assert!(since >= before);
@@ -146,19 +146,20 @@ fn withdrawn_target_counts_as_gone_since_its_withdrawal() {
     assert!(store.get(&web).unwrap().refused);
     // Neither the Service nor another version of the StableName starts the delay again.
     store.apply(seen("default", "web", "2", &["b.example."]));
-    store.set_override(&web, LinkOverride { created: Some(7), ..withdrawn }, None);
+    set_override(&store, &web, LinkOverride { created: Some(7), ..withdrawn }, None);
     assert!(store.forget(&web).is_none(), "the link stays");
     assert_eq!(outlived_since(&store), Some(since));
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
-    store.set_override(&web, override_to("d.example."), None);
+    set_override(&store, &web, override_to("d.example."), None);
     assert_eq!(outlived_since(&store), None);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("d.example"));
 
     // The external target of a Service that is gone already is not kept longer.
-    store.end_override(&web, None, Instant::now());
+    end_override(&store, &web, None, Instant::now());
     store.gone(&web, "2", None, Instant::now());
     let gone = outlived_since(&store);
-    store.set_override(
+    set_override(
+        &store,
         &web,
         LinkOverride { announced: Announcement::Withdrawn, ..override_to("c.example.") },
         None,
@@ -175,9 +176,10 @@ fn override_without_living_service_ends_like_a_deleted_service() {
             store.gone(&web, "1", None, Instant::now());
         }
         let link_override = asking_override("c.example.");
-        store.set_override(&web, link_override.clone(), None);
+        set_override(&store, &web, link_override.clone(), None);
         if is_withdrawn {
-            store.set_override(
+            set_override(
+                &store,
                 &web,
                 LinkOverride { announced: Announcement::Withdrawn, ..link_override },
                 None,
@@ -185,7 +187,7 @@ fn override_without_living_service_ends_like_a_deleted_service() {
         }
         let (withdrawn, before) = (outlived_since(&store), Instant::now());
         assert_eq!(withdrawn.is_some(), is_withdrawn);
-        store.end_override(&web, None, Instant::now()).unwrap();
+        end_override(&store, &web, None, Instant::now()).unwrap();
         let link = store.get(&web).unwrap();
         assert!(link.is_gone() && link.active_override().is_none() && !link.was_never_observed());
         let since = link.service_gone_since().unwrap();
@@ -199,9 +201,9 @@ fn override_without_living_service_ends_like_a_deleted_service() {
         assert_eq!(leads(&store, "shop"), "");
     }
     let (store, web) = (Store::new(OnGone::Dropped), key("web"));
-    store.set_override(&web, override_to("c.example."), None);
+    set_override(&store, &web, override_to("c.example."), None);
     assert_eq!(
-        store.end_override(&web, None, Instant::now()).unwrap().to_string(),
+        end_override(&store, &web, None, Instant::now()).unwrap().to_string(),
         "link default/web: forgotten"
     );
     assert_eq!(target(&store, &["web-default"]), None);
@@ -211,9 +213,9 @@ fn override_without_living_service_ends_like_a_deleted_service() {
 fn pending_service_gets_the_link_back_without_the_target() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     store.apply(seen("default", "web", "1", &[]));
-    store.set_override(&web, override_to("c.example."), None);
+    set_override(&store, &web, override_to("c.example."), None);
     let before = Instant::now();
-    store.end_override(&web, None, Instant::now());
+    end_override(&store, &web, None, Instant::now());
     assert!(outlived_since(&store).unwrap() >= before, "the external target isn't that of the Service");
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("pending"));
     store.apply(seen("default", "web", "1", &["a.example."]));
@@ -229,7 +231,8 @@ fn settings_of_an_overridden_link_are_those_of_the_override() {
         ObservedService { annotations: annotations("own.lb.internal"), ..seen("default", "web", "1", &[]) };
     store.apply(service);
     assert_eq!(leads(&store, "own"), "web");
-    store.set_override(
+    set_override(
+        &store,
         &web,
         LinkOverride { annotations: annotations("sn.lb.internal"), ..override_to("c.example.") },
         None,
@@ -244,13 +247,13 @@ fn settings_of_an_overridden_link_are_those_of_the_override() {
 fn service_keeps_the_link_until_the_first_announcement() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     let never = LinkOverride { announced: Announcement::NotYet, ..override_to("c.example.") };
-    store.set_override(&web, never.clone(), None);
+    set_override(&store, &web, never.clone(), None);
     let link = store.get(&web).unwrap();
     assert_eq!((&link.target, link.state, link.active_override()), (&None, LinkState::Live, None));
     assert!(link.service_gone_since().is_none(), "nothing was withdrawn");
     store.apply(seen("default", "web", "1", &["a.example."]));
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("a.example"));
-    store.set_override(&web, override_to("c.example."), None);
+    set_override(&store, &web, override_to("c.example."), None);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
 }
 
@@ -267,23 +270,23 @@ fn rank_is_that_of_the_older_of_service_and_stable_name() {
             if is_service_first {
                 store.apply(service(service_created));
             }
-            store.set_override(&web, link_override(override_created), None);
+            set_override(&store, &web, link_override(override_created), None);
             store.apply(service(service_created));
             assert_eq!(
                 store.get(&web).unwrap().created,
                 expected,
                 "{service_created:?} {override_created:?}"
             );
-            store.end_override(&web, None, Instant::now());
+            end_override(&store, &web, None, Instant::now());
             assert_eq!(store.get(&web).unwrap().created, service_created.unwrap_or(i64::MIN));
         }
     }
     // The Service was gone before the start of this process.
     let store = Store::new(OnGone::Kept);
     insert_gone(&store, &web, vec![]);
-    store.set_override(&web, link_override(Some(50)), None);
+    set_override(&store, &web, link_override(Some(50)), None);
     assert_eq!(store.get(&web).unwrap().created, 50);
-    store.set_override(&web, link_override(None), None);
+    set_override(&store, &web, link_override(None), None);
     assert!(!store.get(&web).unwrap().was_never_observed());
 }
 
@@ -292,9 +295,9 @@ fn left_out_service_gets_the_link_back() {
     let (store, web) = (Store::new(OnGone::Kept), key("web"));
     insert_left_out(&store, &web, "1".into(), hosts("a.example."), vec![]);
     let before = store.get(&web).unwrap();
-    store.set_override(&web, override_to("c.example."), None);
+    set_override(&store, &web, override_to("c.example."), None);
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("c.example"));
-    store.end_override(&web, None, Instant::now());
+    end_override(&store, &web, None, Instant::now());
     assert_eq!(store.get(&web).unwrap(), before);
 }
 
@@ -302,7 +305,7 @@ fn left_out_service_gets_the_link_back() {
 fn persisted_target_restores_only_the_service_with_its_uid() {
     for (written_for, expected) in [("1", Some("a.example")), ("dr", None), ("", None)] {
         let (store, web) = (Store::new(OnGone::Kept), key("web"));
-        store.set_override(&web, override_to("a.example."), None);
+        set_override(&store, &web, override_to("a.example."), None);
         store.apply(seen("default", "web", "1", &[]));
         store.set_known(Input::Services);
         apply_persisted_target(&store, &web, last("a.example.", noted(written_for)));
@@ -313,10 +316,11 @@ fn persisted_target_restores_only_the_service_with_its_uid() {
 
 #[test]
 fn override_advances_the_serial() {
-    let store = Store::new(OnGone::Kept).with_serial(0);
-    store.set_override(&key("web"), override_to("c.example."), Some(7));
+    let store = Store::new(OnGone::Kept);
+    store.continue_at(0);
+    set_override(&store, &key("web"), override_to("c.example."), Some(7));
     assert_eq!(store.serial(), 7);
-    store.end_override(&key("web"), Some(9), Instant::now());
+    end_override(&store, &key("web"), Some(9), Instant::now());
     assert_eq!(store.serial(), 9);
 }
 
@@ -327,8 +331,8 @@ fn readers_find_a_target_while_overrides_start_and_end() {
     std::thread::scope(|scope| {
         let writing = scope.spawn(|| {
             for _ in 0..1_000 {
-                store.set_override(&web, override_to("b.example."), None);
-                store.end_override(&web, None, Instant::now());
+                set_override(&store, &web, override_to("b.example."), None);
+                end_override(&store, &web, None, Instant::now());
             }
         });
         while !writing.is_finished() {
@@ -402,7 +406,7 @@ fn random_overrides_leave_no_trace_after_their_end() {
         let mut living: HashMap<ServiceKey, ObservedService> = HashMap::new();
         let mut overrides: HashMap<ServiceKey, LinkOverride> = HashMap::new();
         let end = |key: &ServiceKey| {
-            store.end_override(key, None, Instant::now()).unwrap();
+            end_override(&store, key, None, Instant::now()).unwrap();
             // Without a living Service the external target is removed, and the link is forgotten.
             if store.get(key).is_none_or(|link| link.is_gone()) {
                 both.iter().for_each(|store| drop(store.forget(key)));
@@ -453,7 +457,7 @@ fn random_overrides_leave_no_trace_after_their_end() {
                 }
                 9..11 => {
                     let link_override = random_override(&mut random, step, hostnames);
-                    store.set_override(&key, link_override.clone(), None);
+                    set_override(&store, &key, link_override.clone(), None);
                     overrides.insert(key, link_override);
                 }
                 _ => {

@@ -301,7 +301,7 @@ impl ServiceWatcher {
                         self.rewinds.record_restore(scope.watch_log.what());
                     }
                     if rewound {
-                        version.into_iter().for_each(|version| self.store.rewind(version));
+                        version.into_iter().for_each(|version| self.store.continue_at(version));
                     }
                     scope.newest = version.or(scope.newest);
                     let complete = Complete { list, version, rewound };

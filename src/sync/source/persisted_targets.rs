@@ -13,7 +13,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::store::{Input, Store};
 use crate::sync::source::service_links::{
-    apply_persisted_target, insert_from_snapshot, insert_left_out, service_link,
+    apply_persisted_target, insert_from_snapshot, insert_left_out, service_link, set_override,
 };
 
 #[derive(Debug, Default)]
@@ -116,7 +116,7 @@ fn override_provisionally(
         is_provisional: true,
         ..LinkOverride::default()
     };
-    store.set_override(key, link_override, None)
+    set_override(store, key, link_override, None)
 }
 
 #[cfg(test)]

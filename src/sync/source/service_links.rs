@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::model::link::{Annotations, Link, LinkChange, LinkState, RANK_NEVER_OBSERVED, Target};
+use crate::model::link_override::{LinkOverride, OverriddenLink};
 use crate::model::names;
+use crate::model::owner::Zone;
 use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -30,11 +32,11 @@ pub fn is_present(store: &Store, key: &ServiceKey) -> bool {
 pub fn dns_names(store: &Store, link: &Link) -> Vec<String> {
     let (namespace, service) = link.key.parts();
     let mut dns_names = Vec::new();
-    for zone in &*store.zones() {
+    for Zone { origin, .. } in &*store.zones() {
         for relative in [names::dashed_label(namespace, service), format!("{service}.{namespace}")] {
             let Some(name) = names::wire(relative.split('.').map(str::as_bytes)) else { continue };
-            if matches!(store.find(&name, zone), Lookup::Link(holder) if holder.key == link.key) {
-                dns_names.push(names::text(&[&name, &**zone].concat()));
+            if matches!(store.find(&name, origin), Lookup::Link(holder) if holder.key == link.key) {
+                dns_names.push(names::text(&[&name, &**origin].concat()));
             }
         }
     }
@@ -72,7 +74,7 @@ pub fn insert_gone(store: &Store, key: &ServiceKey, hostnames: Vec<Arc<str>>) ->
         return None;
     }
     // An overridden link needs a gone Service only for its finalizer.
-    store.observe(key, |known| known.is_none().then(|| gone_link(key, "", false, hostnames)))
+    store.update(key, None, |known| known.is_none().then(|| gone_link(key, "", false, hostnames)))
 }
 
 /// Adds a link for a Service that is being deleted, or that is no longer a load balancer. `has_finalizer` tells whether
@@ -117,7 +119,7 @@ pub fn insert_left_out(
     if store.is_unreadable(key) {
         return None;
     }
-    store.observe(key, |known| {
+    store.update(key, None, |known| {
         let known = match known {
             Some(link) if !link.was_never_observed() => return None,
             Some(link) => Link::clone(link),
@@ -133,7 +135,7 @@ pub fn insert_from_snapshot(store: &Store, saved: &Link) -> Option<LinkChange> {
     if store.is_unreadable(&saved.key) {
         return None;
     }
-    store.observe(&saved.key, |known| {
+    store.update(&saved.key, None, |known| {
         let Link { key, uid, target, annotations, ports, .. } = saved.clone();
         known.is_none().then(|| Link {
             uid,
@@ -172,13 +174,44 @@ pub fn apply_persisted_target(store: &Store, key: &ServiceKey, last: PersistedTa
     change_service(store, key, |service| service?.with_persisted(last))
 }
 
+/// Gives the link of a key to a StableName, or updates its override. The Service of the same name is still followed, and
+/// gets the link back when the override ends. The names of the link stay. Returns `None` if nothing changes.
+pub fn set_override(
+    store: &Store,
+    key: &ServiceKey,
+    by: LinkOverride,
+    resource_version: Option<u64>,
+) -> Option<LinkChange> {
+    store.update(key, resource_version, |before| {
+        let service_link = before.and_then(Link::service_link).cloned();
+        Some(OverriddenLink { by, service_link }.link(key, before.map(|link| &**link)))
+    })
+}
+
+/// Ends the override of a link because its StableName is gone since the given time. The Service of the same name gets the
+/// link back; without that Service the link is that of a deleted Service.
+pub fn end_override(
+    store: &Store,
+    key: &ServiceKey,
+    resource_version: Option<u64>,
+    since: Instant,
+) -> Option<LinkChange> {
+    store.update(key, resource_version, |link| {
+        let link = link.filter(|link| link.overridden.is_some())?;
+        Some(match link.service_link().filter(|service| !service.is_gone()) {
+            Some(service) => service.after_override(link),
+            None => link.to_gone(since),
+        })
+    })
+}
+
 /// Replaces the link of a Service, also behind an override, by what `next` makes of it; `None` if it stays as it is.
 fn change_service(
     store: &Store,
     key: &ServiceKey,
     next: impl FnOnce(Option<&Arc<Link>>) -> Option<Link>,
 ) -> Option<LinkChange> {
-    store.observe(key, |known| {
+    store.update(key, None, |known| {
         let service = next(known.and_then(Link::service_link))?;
         match known {
             Some(link) => link.with_service(Some(service)),

@@ -14,6 +14,7 @@ use crate::store::{Input, OnGone};
 use crate::sync::controller::runtime::stop_deadline;
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::watch::Event;
+use crate::sync::source::service_links::set_override;
 use crate::sync::test_support;
 
 /// Returns a context with a stub that refuses everything, and the number of its requests.
@@ -224,7 +225,7 @@ async fn overridden_load_balancer_waits_for_a_list_of_this_term() {
         CompletedLists::new(&BTreeSet::new(), ListEpoch { term: now.term - 1, rewinds: now.rewinds });
     let overrides_listed = watch::Sender::new(lists.clone());
     controller.context.overrides_listed = overrides_listed.subscribe();
-    drop(controller.context.store.set_override(&web, announce(false), None));
+    drop(set_override(&controller.context.store, &web, announce(false), None));
     list(&mut controller, 0, &[follower("a", "db", "web")]);
     list(&mut controller, 1, &[follower("b", "db", "web")]);
     controller.drain_queue();
@@ -232,7 +233,7 @@ async fn overridden_load_balancer_waits_for_a_list_of_this_term() {
     lists.note(None, now, true);
     overrides_listed.send_replace(lists);
     for (is_provisional, writes) in [(true, 1), (false, 2)] {
-        drop(controller.context.store.set_override(&web, announce(is_provisional), None));
+        drop(set_override(&controller.context.store, &web, announce(is_provisional), None));
         controller.queue_all();
         controller.drain_queue();
         assert_eq!(controller.runtime.queue.in_flight().len(), writes, "provisional: {is_provisional}");
@@ -268,7 +269,7 @@ async fn list_of_external_targets_queues_the_waiting_services() {
     let standby = Hostname::from(&Name::from_ascii("standby.example.").unwrap());
     let announced = Announcement::Target(Target::Hostname(standby));
     let stable_name = LinkOverride { uid: "sn".into(), announced, ..LinkOverride::default() };
-    drop(context.store.set_override(&ServiceKey::new("shop", "web"), stable_name, None));
+    drop(set_override(&context.store, &ServiceKey::new("shop", "web"), stable_name, None));
     let test = async {
         tokio::time::sleep(Duration::from_secs(100)).await;
         assert_eq!(patches.load(Ordering::Relaxed), 0, "the StableNames haven't been listed in this term");

@@ -31,7 +31,7 @@ use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::listed::CompletedLists;
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::selection::Selection;
-use crate::sync::source::service_links::insert_left_out;
+use crate::sync::source::service_links::{insert_left_out, set_override};
 use crate::sync::test_support;
 
 /// Returns complete lists of all namespaces.
@@ -605,7 +605,7 @@ async fn overridden_links_are_written_after_a_list_of_this_term() {
 
     let announced = Announcement::Target(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
     let link_override = LinkOverride { uid: "sn".into(), announced, ..LinkOverride::default() };
-    reconciler.context.store.set_override(&ServiceKey::new("shop", "api"), link_override, None);
+    set_override(&reconciler.context.store, &ServiceKey::new("shop", "api"), link_override, None);
     let overridden = reconciler.context.store.get(&ServiceKey::new("shop", "api")).unwrap();
     overrides.note(None, now, false);
     overrides_listed.send_replace(overrides.clone());

@@ -18,7 +18,7 @@ use crate::store::fallback::Fallback;
 use crate::store::{Input, OnGone};
 use crate::sync::events::Recorder;
 use crate::sync::source::cluster::*;
-use crate::sync::source::service_links::{insert_from_snapshot, service_link};
+use crate::sync::source::service_links::{insert_from_snapshot, service_link, set_override};
 use crate::sync::test_support;
 
 /// Returns a watcher with a stub that answers each request for a streamed list with the next of these lists. Other
@@ -369,7 +369,7 @@ async fn own_target_is_checked_when_an_override_changes() {
         assert_eq!(state(), Some((false, true)), "there is no host yet");
         for allowed in [&["a"][..], &[], &["a"]] {
             let mut feed = store.subscribe();
-            store.set_override(&host, override_for(allowed), None).unwrap();
+            set_override(&store, &host, override_for(allowed), None).unwrap();
             while feed.recv().await.unwrap().key != guest {}
             assert_eq!(state(), Some((true, allowed.is_empty())), "the last valid target stays");
         }
@@ -493,7 +493,13 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
         )
         .unwrap();
     }
-    let snapshot = Fallback::new(Arc::new(saved), jiff::Timestamp::UNIX_EPOCH, Duration::ZERO, "".into());
+    let snapshot = Fallback {
+        store: Arc::new(saved),
+        taken: jiff::Timestamp::UNIX_EPOCH,
+        age_then: Duration::ZERO,
+        since: std::time::Instant::now(),
+        reason: Mutex::new("".into()),
+    };
     assert!(store.set_fallback(Some(Arc::new(snapshot))));
     let steps = async {
         tokio::time::sleep(Duration::from_secs(59)).await;

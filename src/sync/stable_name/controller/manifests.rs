@@ -23,6 +23,7 @@ use crate::object_log::ObjectLog;
 use crate::store::{Input, Store};
 use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::source::selection::Selection;
+use crate::sync::source::service_links::{end_override, set_override};
 use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::stable_name::decision::spec::Offer;
 use crate::sync::stable_name::decision::status::AnnouncedTarget;
@@ -105,7 +106,7 @@ impl ManifestOverrides {
             let is_verified = followed.object.status.target.as_ref().is_some_and(|target| target.verified);
             let state = if is_target(&link_override) { usize::from(!is_verified) } else { 2 };
             numbers[state].1 += 1;
-            if let Some(change) = self.store.set_override(&key, link_override, None) {
+            if let Some(change) = set_override(&self.store, &key, link_override, None) {
                 self.report(&change);
                 changes.push(change);
             }
@@ -119,7 +120,7 @@ impl ManifestOverrides {
             if self.store.is_known(Input::Services) {
                 self.log.info(&link.key, format_args!("StableName {}: its manifest is gone", link.key));
             }
-            changes.extend(self.store.end_override(&link.key, None, Instant::now()));
+            changes.extend(end_override(&self.store, &link.key, None, Instant::now()));
         }
         for (state, number) in numbers {
             self.metrics.targets.with_label_values(&[state]).set(number);

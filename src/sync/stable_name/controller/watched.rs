@@ -37,6 +37,7 @@ use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Question, Verdict, may_remove};
 use crate::sync::source::relist_guard::CONFIRM_AFTER;
 use crate::sync::source::selection::Selection;
+use crate::sync::source::service_links::{end_override, set_override};
 
 pub(super) type ScopedEvents = BoxStream<'static, (usize, WatchItem<StableName>)>;
 
@@ -436,7 +437,7 @@ impl FailoverController {
             }
             self.index(key);
         }
-        if let Some(change) = self.context.store.set_override(key, link_override, version) {
+        if let Some(change) = set_override(&self.context.store, key, link_override, version) {
             self.report(&change);
         }
     }
@@ -466,7 +467,7 @@ impl FailoverController {
             return;
         }
         self.forget(key);
-        if let Some(change) = self.context.store.end_override(key, None, since) {
+        if let Some(change) = end_override(&self.context.store, key, None, since) {
             self.report(&change);
         }
     }
@@ -475,7 +476,7 @@ impl FailoverController {
     pub(super) fn end_all_overrides(&mut self) {
         let Some(since) = self.pending_deletions.end_wait() else { return };
         for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
-            if let Some(change) = self.context.store.end_override(&link.key, None, since) {
+            if let Some(change) = end_override(&self.context.store, &link.key, None, since) {
                 self.report(&change);
             }
         }

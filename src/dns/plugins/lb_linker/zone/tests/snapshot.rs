@@ -11,16 +11,24 @@ use crate::dns::message::validity::Validity;
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::fallback::Fallback;
 use crate::store::{Input, NameDependency};
+use crate::sync::source::service_links::set_override;
 
 /// Returns a store before its first list, and the links of a snapshot.
 fn waiting(links: Vec<ObservedService>) -> (Store, Arc<Fallback>) {
-    let snapshot = Store::new(OnGone::Dropped).with_zones([zone().origin()]).with_serial(41);
+    let snapshot = Store::new(OnGone::Dropped).with_zones([zone().origin()]);
+    snapshot.continue_at(41);
     for link in links {
         snapshot.apply(ObservedService { resource_version: None, ..link });
     }
     let reason = Cow::Borrowed("the API server doesn't answer");
     let age = Duration::from_secs(720);
-    let snapshot_links = Arc::new(Fallback::new(Arc::new(snapshot), Timestamp::UNIX_EPOCH, age, reason));
+    let snapshot_links = Arc::new(Fallback {
+        store: Arc::new(snapshot),
+        taken: Timestamp::UNIX_EPOCH,
+        age_then: age,
+        since: std::time::Instant::now(),
+        reason: parking_lot::Mutex::new(reason),
+    });
     let store = Store::new(OnGone::Kept).with_zones([zone().origin()]);
     assert!(store.set_fallback(Some(Arc::clone(&snapshot_links))));
     (store, snapshot_links)
@@ -109,7 +117,7 @@ fn newer_override_precedes_the_snapshot_except_in_srv_answers() {
         let (store, _snapshot_links) = waiting(links());
         let announced = Announcement::Target(Target::Addresses([ip.parse().unwrap()].into()));
         let by = LinkOverride { announced, is_provisional: true, ..LinkOverride::default() };
-        store.set_override(&ServiceKey::new("default", "ips"), by, None);
+        set_override(&store, &ServiceKey::new("default", "ips"), by, None);
         ask(&store, question)
     };
     let answer =
