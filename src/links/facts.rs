@@ -81,15 +81,17 @@ impl LinkFacts {
             .wrapping_add(self.failed_targets.as_ref().map_or(0, FailedTargetsGauge::version))
     }
 
-    /// Returns a line about the age of the views, if the API server can't be reached or is silent, or about manifests that
-    /// can't be used.
+    /// Returns a line about the age of the views, if the API server can't be reached or is silent, about manifests that
+    /// can't be used, or about what keeps external targets from being written.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
         if let Some(broken) = self.findings.broken_manifests.load_full() {
             return Some(broken.to_string());
         }
-        let seen = self.staleness.least_recent(&WATCHES)?;
-        notice(seen.elapsed(), self.availability.unreachable_since().is_some())
+        let seen = self.staleness.least_recent(&WATCHES);
+        let is_unreachable = self.availability.unreachable_since().is_some();
+        seen.and_then(|seen| notice(seen.elapsed(), is_unreachable))
+            .or_else(|| self.findings.readiness.writes.load_full().map(|why| why.to_string()))
     }
 
     fn view(&self, link: &Arc<Link>, unresolved: &UnresolvedTargets) -> LinkView {

@@ -176,3 +176,10 @@ fn old_view_has_a_notice_with_its_age() {
     assert_eq!(after(312, false).as_deref(), Some(silence));
     assert_eq!(facts(&[]).notice(), None, "manifests have no watch");
 }
+
+#[test]
+fn what_keeps_external_targets_from_being_written_is_a_notice() {
+    let (facts, why) = (facts(&[]), "external targets can't be written to namespace t now: …");
+    facts.findings.readiness.writes.store(Some(Arc::new(why.to_owned())));
+    assert_eq!(facts.notice().as_deref(), Some(why));
+}

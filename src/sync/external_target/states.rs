@@ -108,6 +108,12 @@ impl ExternalTargetStates {
         let _ = self.known.subscribe().wait_for(|known| *known).await;
     }
 
+    /// Returns whether each link of the first lists has been reconciled once, or there are no external targets.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        *self.known.borrow()
+    }
+
     /// Records that each link of the first lists has been reconciled once, or that there are no external targets.
     pub fn set_known(&self) {
         self.known.send_replace(true);

@@ -7,7 +7,8 @@ use super::outlook::StatusBuilder;
 use super::sources::NOT_CHECKED;
 use super::spec::{Failback, Refusal, RefusalReason};
 use super::status::{
-    AnnouncedTarget, Condition, ConditionStatus, ConditionType, MoveReason, SourceState, SourceStatus, cut,
+    AnnouncedTarget, Condition, ConditionStatus, ConditionType, MoveReason, NO_EXTERNAL_TARGET, SourceState,
+    SourceStatus, cut,
 };
 use super::times::end_of_wait;
 
@@ -242,7 +243,7 @@ impl StatusBuilder<'_> {
         } else if !self.facts.input.is_written {
             finding(
                 false,
-                "NoExternalTarget",
+                NO_EXTERNAL_TARGET,
                 "the external target doesn't exist yet or doesn't point at the target",
             )
         } else {

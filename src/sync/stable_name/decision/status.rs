@@ -8,6 +8,9 @@ use crate::model::link::{MAX_SHOWN_ADDRESSES, Target};
 use crate::model::names::{HASH_DIGITS, hash_of};
 use crate::model::uid::Uid;
 
+/// The reason of the condition Ready while the external target is missing, or points elsewhere.
+pub const NO_EXTERNAL_TARGET: &str = "NoExternalTarget";
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FailoverStatus {
     pub observed_generation: i64,

@@ -27,7 +27,7 @@ use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::stable_name::decision::facts::Inputs;
 use crate::sync::stable_name::decision::outlook::PlannedCheck;
 use crate::sync::stable_name::decision::spec::{CheckSettings, Refusal, RefusalReason};
-use crate::sync::stable_name::decision::status::restore_times;
+use crate::sync::stable_name::decision::status::{NO_EXTERNAL_TARGET, restore_times};
 use crate::sync::stable_name::decision::times::end_of_wait;
 
 /// The time after which a decision that waits for a complete list is tried again.
@@ -74,7 +74,11 @@ impl FailoverController {
         let is_known = |uid: &Uid| sources.is_open_to(uid, key.namespace(), followed.services()).is_some();
         let present = link.as_deref().and_then(Link::active_override).and_then(target_of);
         let present = present.map(|(target, uid)| (target, Some(uid).filter(is_known).unwrap_or_default()));
-        let (is_written, lag_ends) = write_progress(object, link.as_deref(), external_target.as_ref(), now);
+        let (is_written, lag_ends) = match &external_target {
+            // Before the first reconciliation of all links, the stored status counts.
+            None if !self.context.external_target_states.is_known() => (was_written(object), None),
+            external_target => write_progress(object, link.as_deref(), external_target.as_ref(), now),
+        };
         let spec = object.failover_spec();
         let namespace = key.namespace();
         let leader = &mut self.leader;
@@ -239,6 +243,13 @@ fn target_of(by: &LinkOverride) -> Option<(Target, Uid)> {
     }
 }
 
+/// Returns whether the stored status has a target, and doesn't say that the external target is missing.
+fn was_written(object: &ObservedStableName) -> bool {
+    let status = &object.status;
+    let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
+    status.target.is_some() && ready.is_none_or(|ready| ready.reason != NO_EXTERNAL_TARGET)
+}
+
 /// Returns whether the external target counts as written: it exists, and points at the target of the link if a target
 /// is announced. Within [`WRITE_LAG`] after an announcement it may point at another target; then the end of that time
 /// is returned, too.
@@ -260,7 +271,33 @@ fn write_progress(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::api::stable_name::StableName;
+
+    #[test]
+    fn stored_status_counts_until_external_targets_are_known() {
+        for (target, reason, expected) in [
+            (true, "TargetVerified", true),
+            (true, "NoExternalTarget", false),
+            (true, "", true),
+            (false, "NoHealthySource", false),
+        ] {
+            let ready = json!({"type": "Ready", "status": "True", "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            let target = target.then(|| json!({"source": "a", "hostname": "a.example"}));
+            let conditions = if reason.is_empty() { vec![] } else { vec![ready] };
+            let object: StableName = serde_json::from_value(json!({
+                "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
+                "metadata": {"namespace": "shop", "name": "web"},
+                "spec": {"sources": [{"name": "a", "hostname": "a.example"}]},
+                "status": {"target": target, "conditions": conditions},
+            }))
+            .unwrap();
+            assert_eq!(was_written(&ObservedStableName::new(object)), expected, "{reason}");
+        }
+    }
 
     #[test]
     fn refused_list_of_another_namespace_delays_no_decision() {
