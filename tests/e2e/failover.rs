@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{Name, RData, Record};
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use lb_linker::api::stable_name::StableName;
 use lb_linker::api::status::{SourceState, StableNameStatus};
 use serde_json::{Value, json};
@@ -198,6 +199,30 @@ pub(crate) fn shortest_check() -> Value {
 /// Sources: the Service web, then a fixed hostname.
 pub(crate) fn seoul_and_fixed(hostname: &str) -> Value {
     json!([{"name": "seoul", "service": {"name": "web"}}, {"name": "fixed", "hostname": hostname}])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn start_keeps_a_stable_name_ready() {
+    let shop = Shop::open(&[]).await;
+    shop.create("web", json!({"sources": [{"name": "fixed", "hostname": "a.example.com"}]})).await;
+    let mut linker = shop.linker(&[]).await;
+    assert_eq!(shop.condition("web", "Ready", "True").await, "TargetVerified");
+    linker.stop();
+    let version = shop.targets().get("web").await.unwrap().metadata.resource_version.unwrap();
+    let mut later = shop.targets().watch(&WatchParams::default(), &version).await.unwrap().boxed();
+    let linker = shop.linker(&[]).await;
+    let series = r#"lb_linker_stable_name_ready{stable_name="web",stable_name_namespace="shop"}"#;
+    eventually("a decision", || async { (linker.metric(series) == Some(1.0)).then_some(()) }).await;
+    shop.targets().delete("web", &DeleteParams::default()).await.unwrap();
+    while let Some(event) = later.next().await {
+        let status = match event.unwrap() {
+            WatchEvent::Deleted(_) => break,
+            WatchEvent::Modified(object) => object.status.unwrap_or_default(),
+            _ => continue,
+        };
+        let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready").unwrap();
+        assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("True", "TargetVerified"));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
