@@ -51,7 +51,7 @@ use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
-use crate::sync::removal::facts::{Lists, ServiceState, Subject};
+use crate::sync::removal::facts::{ServiceState, Subject};
 use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::source::service_links::insert_gone;
 use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
@@ -284,24 +284,6 @@ impl Reconciler {
 
     fn may_write_for(&self, link: &Link) -> bool {
         self.lists_of(link).suffice(ServiceState::of(link))
-    }
-
-    /// Returns which lists the writes for a link may be based on.
-    pub(crate) fn lists_of(&self, link: &Link) -> Lists {
-        let namespace = link.key.namespace();
-        let is_override_listed = link.overridden.is_none()
-            || self.context.overrides_listed.borrow().covers(namespace, self.lists());
-        if !self.context.selection.watches(namespace) {
-            Lists::Unwatched
-        } else if !self.may_write() || !is_override_listed {
-            Lists::Missing
-        } else if self.are_links_listed(namespace) {
-            Lists::Complete
-        } else if self.context.links_listed.borrow().covers_rewinds(namespace, self.rewinds) {
-            Lists::BeforeTerm
-        } else {
-            Lists::Missing
-        }
     }
 
     /// Processes a change of the lists of load balancers.

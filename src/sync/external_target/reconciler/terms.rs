@@ -13,6 +13,7 @@ use crate::sync::external_target::desired::has_our_field_manager;
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::external_target::states::WRITE_LAG;
 use crate::sync::k8s::object::{Object, ObjectId};
+use crate::sync::removal::facts::Lists;
 use crate::sync::removal::reason::RemovalReason;
 use crate::sync::source::service_links::is_present;
 
@@ -20,6 +21,24 @@ use crate::sync::source::service_links::is_present;
 const SURPASS_AFTER: Duration = Duration::from_secs(20);
 
 impl Reconciler {
+    /// Returns which lists the writes for a link may be based on.
+    pub(crate) fn lists_of(&self, link: &Link) -> Lists {
+        let namespace = link.key.namespace();
+        let is_override_listed = link.overridden.is_none()
+            || self.context.overrides_listed.borrow().covers(namespace, self.lists());
+        if !self.context.selection.watches(namespace) {
+            Lists::Unwatched
+        } else if !self.may_write() || !is_override_listed {
+            Lists::Missing
+        } else if self.are_links_listed(namespace) {
+            Lists::Complete
+        } else if self.context.links_listed.borrow().covers_rewinds(namespace, self.rewinds) {
+            Lists::BeforeTerm
+        } else {
+            Lists::Missing
+        }
+    }
+
     /// Returns the term on an object; `None` if the term is missing or unusable, or the object belongs to another
     /// instance.
     fn term_on(&self, object: &ObservedObject) -> Option<u64> {
