@@ -41,7 +41,7 @@ use crate::links::history::History;
 use crate::metrics::tasks::TaskMetrics;
 use crate::model::hostname::to_presentation;
 use crate::snapshot;
-use crate::snapshot::task::SnapshotContext;
+use crate::snapshot::context::SnapshotContext;
 use crate::sync::task::supervisor::supervise;
 use error::RunError;
 use sync_metrics::SyncMetrics;

@@ -3,6 +3,8 @@
 pub(crate) mod built_in_corefile;
 pub mod check;
 pub(crate) mod client_nets_flag;
+mod effective;
+pub(crate) mod election;
 pub(crate) mod election_flags;
 pub mod error;
 pub mod flags;
@@ -13,4 +15,5 @@ pub(crate) mod policy_flags;
 pub mod replaced_flags;
 pub(crate) mod selector;
 pub(crate) mod upstream_flag;
+mod upstreams;
 mod values;

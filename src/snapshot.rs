@@ -4,6 +4,7 @@
 //! (`src/store/snapshot_links.rs`), so nothing is written to the cluster because of the snapshot.
 
 pub(crate) mod contents;
+pub mod context;
 pub mod file;
 pub mod format;
 pub mod metrics;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::api::{Access, Connection};
 use crate::dns::host;
-use crate::plane::{TARGETS, namespace, services};
+use crate::objects::{TARGETS, namespace, services};
 
 /// The number of links per transaction: each link has two objects, and etcd allows 128 operations.
 const BATCH: usize = 50;

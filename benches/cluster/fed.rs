@@ -26,7 +26,8 @@ use tokio_util::sync::CancellationToken;
 use crate::dns::host;
 use crate::figures::Results;
 use crate::load::Change;
-use crate::plane::{LINKS, check, link_question, namespace};
+use crate::objects::{link_question, namespace};
+use crate::plane::{LINKS, check};
 use crate::process::Cpu;
 use crate::storm::{Kind, QUERIED_LINKS, paced, report, round};
 

@@ -10,7 +10,7 @@ use crate::dns::question;
 use crate::fed::{FedServer, observed};
 use crate::figures::{Results, Table};
 use crate::load::{Load, Outcome};
-use crate::plane::{link_question, namespace};
+use crate::objects::{link_question, namespace};
 use crate::storm::paced;
 
 /// The names that are asked for; a third of them doesn't exist.

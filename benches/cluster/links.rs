@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::figures::{Results, Spread, Table, millis};
 use crate::harness::linker::run_to_end_with;
-use crate::plane::{LINKS, Plane, TARGETS, ready};
+use crate::objects::TARGETS;
+use crate::plane::{LINKS, Plane, ready};
 
 const RUNS: usize = 7;
 

@@ -19,6 +19,7 @@ mod kept;
 mod links;
 mod load;
 mod memory;
+mod objects;
 #[path = "../page.rs"]
 mod page;
 mod plane;

@@ -10,17 +10,15 @@ use serde_json::json;
 
 use crate::api::{Access, Connection};
 use crate::copies;
-use crate::dns::{SerialClient, host, question};
+use crate::dns::{SerialClient, host};
 use crate::harness::apply_deploy;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::CoreDns;
 use crate::harness::linker::Linker;
+use crate::objects::{
+    NAMESPACES, PEER, TARGETS, link_question, namespace, peer_question, services, status, status_patch,
+};
 
-const NAMESPACES: usize = 100;
-/// The target namespace.
-pub const TARGETS: &str = "external-targets";
-/// The namespace of the ExternalName Services that CoreDNS serves.
-pub const PEER: &str = "peer";
 /// The number of links in most parts.
 pub const LINKS: usize = 10_000;
 /// The number of concurrent writers. The API server handles 200 concurrent requests, and needs room for other
@@ -36,29 +34,6 @@ pub struct Plane {
     kubeconfig: PathBuf,
     links: usize,
     peers: usize,
-}
-
-/// Returns the path of the Services of a namespace.
-pub fn services(namespace: &str) -> String {
-    format!("/api/v1/namespaces/{namespace}/services")
-}
-
-pub fn namespace(link: usize) -> String {
-    format!("team-{}", link % NAMESPACES)
-}
-
-/// Returns the path of a link's status.
-pub fn status(link: usize) -> String {
-    format!("{}/svc-{link}/status", services(&namespace(link)))
-}
-
-/// Returns the merge patch that sets a link's target to `host(change, link)`.
-pub fn status_patch(change: u64, link: usize) -> String {
-    json!({"status": {"loadBalancer": {"ingress": [{"hostname": host(change, link)}]}}}).to_string()
-}
-
-pub fn link_question(link: usize) -> Vec<u8> {
-    question(&format!("svc-{link}.{}.lb.internal", namespace(link)))
 }
 
 impl Plane {
@@ -220,11 +195,6 @@ impl Plane {
         }
         coredns
     }
-}
-
-/// Returns a query for an ExternalName Service in CoreDNS.
-pub fn peer_question(peer: usize) -> Vec<u8> {
-    question(&format!("ext-{peer}.{PEER}.svc.cluster.local"))
 }
 
 /// Asks lb-linker whether it is ready, with the pause `look` between two requests. Returns the time of the first answer

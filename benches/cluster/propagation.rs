@@ -10,9 +10,10 @@ use crate::api::{Seen, Watch};
 use crate::dns::{SerialClient, change_of, host};
 use crate::figures::{Results, Spread, Table, millis};
 use crate::load::Load;
-use crate::plane::{
-    LINKS, PEER, Plane, TARGETS, link_question, namespace, peer_question, services, status, status_patch,
+use crate::objects::{
+    PEER, TARGETS, link_question, namespace, peer_question, services, status, status_patch,
 };
+use crate::plane::{LINKS, Plane};
 
 /// The number of Services that CoreDNS serves.
 pub const PEERS: usize = 250;

@@ -9,7 +9,8 @@ use crate::figures::{Results, millis};
 use crate::harness::deploy;
 use crate::harness::dns::{FaultyUpstream, address};
 use crate::harness::linker::Linker;
-use crate::plane::{Plane, TARGETS, link_question, namespace, ready, services, status, status_patch};
+use crate::objects::{TARGETS, link_question, namespace, services, status, status_patch};
+use crate::plane::{Plane, ready};
 use serde_json::json;
 
 const OBJECTS: usize = 2_000;

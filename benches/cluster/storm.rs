@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use crate::dns::change_of;
 use crate::figures::{Results, Spread, Table};
 use crate::load::{Change, Load, Outcome};
-use crate::plane::{LINKS, Plane, link_question, status, status_patch};
+use crate::objects::{link_question, status, status_patch};
+use crate::plane::{LINKS, Plane};
 use crate::process::Cpu;
 
 pub const QUERIES: u32 = 20_000;

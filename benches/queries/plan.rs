@@ -20,8 +20,8 @@ use crate::{cpu, fixtures, page, report, verdicts, versions};
 
 /// The settings from the environment.
 pub struct Settings {
-    pub rounds: usize,
-    pub time: Duration,
+    rounds: usize,
+    time: Duration,
     only: Vec<String>,
     write: bool,
 }
@@ -141,7 +141,7 @@ fn measure(stage: &Environment, settings: &Settings, dnsperf: &Path, set: Set, r
             Err(problem) => measured.leave_out(server, &problem),
         }
     }
-    measured.run(settings, dnsperf, running);
+    measured.run(settings.rounds, settings.time, dnsperf, running);
     measured.problems.iter().for_each(|problem| eprintln!("bench: {problem}"));
     measured
 }

@@ -1,22 +1,11 @@
 //! The tables of the results.
 
-use std::io::{IsTerminal, stderr};
-
 use crate::latency::Latencies;
 use crate::load::LoadResult;
 use crate::page::table;
 use crate::rounds::{Measured, Sample};
 use crate::servers::Server;
 use crate::spread::Spread;
-
-/// Prints the progress; on a terminal, each line replaces the previous line.
-pub fn progress(text: &str) {
-    if stderr().is_terminal() {
-        eprint!("\r\x1b[K{text}");
-    } else if !text.is_empty() {
-        eprintln!("{text}");
-    }
-}
 
 /// Returns the table of a set in aligned Markdown: a column for each load where a figure is of one load only.
 pub fn table_of(measured: &Measured) -> String {

@@ -1,17 +1,17 @@
 //! The rounds: each round measures every server once, so that a phase in which the machine is slow affects all servers.
 
 use std::collections::BTreeMap;
+use std::io::{IsTerminal, stderr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::client::Client;
 use crate::cpu::{self, Core};
+use crate::dnsperf;
 use crate::latency::{self, Latencies};
 use crate::load::LoadResult;
-use crate::plan::Settings;
 use crate::servers::{Running, Server};
 use crate::sets::{NAMES, Set};
-use crate::{dnsperf, report};
 
 /// The maximum number of attempts at an undisturbed measurement; the least disturbed measurement is kept.
 const TRIES: usize = 3;
@@ -44,10 +44,10 @@ impl Measured {
     }
 
     /// Measures running servers. A server that fails is removed together with its earlier samples.
-    pub fn run(&mut self, settings: &Settings, dnsperf: &Path, mut running: Vec<Running>) {
-        for round in 0..settings.rounds {
-            report::progress(&format!("{}: round {} of {}", self.set.name(), round + 1, settings.rounds));
-            running.retain(|running| match measure(settings.time, dnsperf, self.set, running) {
+    pub fn run(&mut self, rounds: usize, time: Duration, dnsperf: &Path, mut running: Vec<Running>) {
+        for round in 0..rounds {
+            progress(&format!("{}: round {} of {rounds}", self.set.name(), round + 1));
+            running.retain(|running| match measure(time, dnsperf, self.set, running) {
                 Ok(sample) => {
                     self.rows.entry(running.server).or_default().push(sample);
                     true
@@ -64,11 +64,20 @@ impl Measured {
             // Begin the next round with another server, so that no server is always the first or the last one.
             running.rotate_left(1);
         }
-        report::progress("");
+        progress("");
     }
 
     pub fn leave_out(&mut self, server: Server, problem: &str) {
         self.problems.push(format!("{} is left out of {}: {problem}", server.name(), self.set.name()));
+    }
+}
+
+/// Prints the progress; on a terminal, each line replaces the previous line.
+fn progress(text: &str) {
+    if stderr().is_terminal() {
+        eprint!("\r\x1b[K{text}");
+    } else if !text.is_empty() {
+        eprintln!("{text}");
     }
 }
 

@@ -8,8 +8,10 @@ use kube::core::{Message, Rule, validate};
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::json;
 
-use super::stable_name::{MAX_ADDRESS, MAX_ADDRESSES, MAX_ALERT_LABEL, MAX_DNS_NAME, MAX_LABELS, MAX_NAMES};
-use super::status::{MAX_CONDITIONS, MAX_MESSAGE, MAX_STATE_TEXT};
+use super::limits::{
+    MAX_ADDRESS, MAX_ADDRESSES, MAX_ALERT_LABEL, MAX_CONDITIONS, MAX_DNS_NAME, MAX_LABELS, MAX_MESSAGE,
+    MAX_NAMES, MAX_STATE_TEXT,
+};
 use crate::model::names::MAX_LABEL;
 
 /// A CEL expression, and the message if it is false.

@@ -8,34 +8,13 @@ use std::time::Duration;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
+use super::limits::{
+    MAX_DNS_NAME, MAX_SOURCES, PERIOD_SECONDS, TCP_PORT, THRESHOLD, TIMEOUT_SECONDS, TTL_SECONDS,
+    WAIT_SECONDS,
+};
 use super::rules;
 use super::status::StableNameStatus;
 use crate::model::names::MAX_LABEL;
-use crate::model::rejection::MAX_ENTRIES;
-
-/// Maximum number of sources of a StableName.
-pub const MAX_SOURCES: usize = 8;
-/// Maximum number of addresses of a fixed source.
-pub const MAX_ADDRESSES: usize = 32;
-/// Maximum number of `hostnames`, and of `allowFrom`: as in the annotations of a Service.
-pub const MAX_NAMES: usize = MAX_ENTRIES;
-/// Maximum number of labels in each of `alerts.ruleLabels` and `alerts.labels`.
-pub const MAX_LABELS: usize = 16;
-/// Maximum number of characters in the value of a label of an alert.
-pub const MAX_ALERT_LABEL: usize = 256;
-/// Maximum number of characters of a DNS name (RFC 1035 section 3.1), and of a Kubernetes name.
-pub const MAX_DNS_NAME: usize = 253;
-/// Maximum number of characters of an IPv6 address: eight groups of four digits.
-pub const MAX_ADDRESS: usize = 39;
-
-/// The smallest and the largest value of a field.
-pub type Bounds = (i32, i32);
-pub const PERIOD_SECONDS: Bounds = (5, 3600);
-pub const TIMEOUT_SECONDS: Bounds = (1, 30);
-pub const THRESHOLD: Bounds = (1, 100);
-pub const TCP_PORT: Bounds = (1, 65_535);
-pub const WAIT_SECONDS: Bounds = (0, 86_400);
-pub const TTL_SECONDS: Bounds = (0, 3600);
 
 /// The sources of the target, and how lb-linker chooses between them.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -7,22 +7,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::limits::{
+    MAX_ADDRESS, MAX_DNS_NAME, MAX_DNS_NAMES, MAX_HISTORY, MAX_MESSAGE, MAX_SOURCES, MAX_STATE_TEXT,
+    MAX_TARGET_ADDRESSES,
+};
 use super::rules;
-use super::stable_name::{MAX_ADDRESS, MAX_DNS_NAME, MAX_SOURCES};
 use crate::model::names::MAX_LABEL;
-
-/// Maximum number of characters of the message of a source, of a target as text, and of the reason of a condition.
-pub const MAX_MESSAGE: usize = 1024;
-/// Maximum number of characters of a state, of the reason of a move, of a UID, and of the status of a condition.
-pub const MAX_STATE_TEXT: usize = 64;
-/// Maximum number of addresses of the target: as many as lb-linker reads from the status of a Service.
-pub const MAX_TARGET_ADDRESSES: usize = 1000;
-/// Maximum number of former targets.
-pub const MAX_HISTORY: usize = 10;
-/// Maximum number of DNS names that are listed.
-pub const MAX_DNS_NAMES: usize = 128;
-/// Maximum number of conditions: more than this version has.
-pub const MAX_CONDITIONS: usize = 16;
 
 /// What lb-linker has decided and observed. DNS answers follow status.target.
 #[derive(JsonSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]

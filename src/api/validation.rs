@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::IpAddr;
 
-use super::rules;
-use super::stable_name::{
-    Bounds, FailbackMode, MAX_ADDRESS, MAX_ADDRESSES, MAX_ALERT_LABEL, MAX_DNS_NAME, MAX_LABELS, MAX_NAMES,
-    MAX_SOURCES, PERIOD_SECONDS, Source, StableNameSpec, TCP_PORT, THRESHOLD, TIMEOUT_SECONDS, TTL_SECONDS,
-    WAIT_SECONDS,
+use super::limits::{
+    Bounds, MAX_ADDRESS, MAX_ADDRESSES, MAX_ALERT_LABEL, MAX_DNS_NAME, MAX_LABELS, MAX_NAMES, MAX_SOURCES,
+    PERIOD_SECONDS, TCP_PORT, THRESHOLD, TIMEOUT_SECONDS, TTL_SECONDS, WAIT_SECONDS,
 };
+use super::rules;
+use super::stable_name::{FailbackMode, Source, StableNameSpec};
 use crate::model::excerpt::value;
 use crate::model::names::{MAX_LABEL, is_label};
 

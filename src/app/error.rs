@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::admin::client::ClientError as InstanceError;
-use crate::cli::error::InputError;
-use crate::cli::flags::ConfigError;
+use crate::cli::error::{ConfigError, InputError};
 use crate::dns::corefile::CorefileError;
 use crate::dns::server::error::ServerError;
 use crate::sync::k8s::client::ClientError;

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::election_flags::Environment;
+use super::election::Environment;
 use super::flags::Flags;
 use super::http_listen::HttpListen;
 use super::upstream_flag::UpstreamSpec;

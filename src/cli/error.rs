@@ -1,9 +1,67 @@
 //! Errors of the flags, and of the files and the cluster that the flags name.
 
-use crate::cli::flags::ConfigError;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
 use crate::dns::corefile::CorefileError;
 use crate::sync::k8s::client::ClientError;
 use crate::sync::source::file_watcher::DirectoryError;
+
+/// Flags that are valid one by one, but not in combination, or whose file can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("--upstream none can't be combined with other upstreams")]
+    NoneAndOthers,
+    #[error("--client-nets any can't be combined with networks")]
+    AnyAndNets,
+    /// A resolv.conf can't be used.
+    #[error("--upstream {}: {why}; name a resolver's address, or \"none\"", path.display())]
+    ResolvConf {
+        /// The file that the flag names.
+        path: PathBuf,
+        why: String,
+    },
+    /// A zone lies in another zone.
+    #[error("--zone {inner}: it lies in --zone {outer}, whose names it would hide")]
+    NestedZones {
+        /// The zone that lies in `outer`.
+        inner: String,
+        outer: String,
+    },
+    /// Services with the finalizer could never be deleted.
+    #[error("--finalizer with --max-deletes 0: a deleted Service would wait forever for its external target")]
+    FinalizerWithoutDeletes,
+    /// The API server would refuse the externalName of a tombstone.
+    #[error(
+        "--on-delete tombstone with --zone {0}: deleted.{0} can't be an externalName, which has letters, digits and \
+         hyphens only; give another zone first"
+    )]
+    Tombstone(String),
+    /// A zone has names of the cluster's own domain.
+    #[error("--zone {0}")]
+    ClusterDomain(String),
+    #[error("--zone {0} is given twice")]
+    ZoneTwice(String),
+    #[error("--listen {0} is given twice")]
+    ListenTwice(SocketAddr),
+    /// Leader-for-life is set without `POD_NAME` and `POD_NAMESPACE`.
+    #[error(
+        "--leader-election life works in a Pod only, which the variables POD_NAME and POD_NAMESPACE have to \
+         name (deploy/ sets them)"
+    )]
+    LifeOutsideAPod,
+    #[error(
+        "--snapshot-max-age 0s: no snapshot would ever be used; give a longer time, or leave out --snapshot"
+    )]
+    SnapshotWithoutAge,
+    /// An upstream is one of lb-linker's own listeners.
+    #[error("--upstream {upstream} is lb-linker's own --listen {listen}: every query would loop")]
+    OwnListener {
+        /// The upstream's address.
+        upstream: SocketAddr,
+        listen: SocketAddr,
+    },
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {

@@ -11,6 +11,7 @@ use kube::core::Selector;
 use crate::cli::client_nets_flag::ClientNet;
 use crate::cli::client_nets_flag::PRIVATE_NETS;
 use crate::cli::election_flags::ElectionFlags;
+use crate::cli::error::ConfigError;
 use crate::cli::http_listen::{HttpListen, http_listen, loopback_http_listen};
 use crate::cli::parsers::{delay, dns_label, instance, listen, max_deletes, zone};
 use crate::cli::policy_flags::HostnamePolicyFlags;
@@ -22,13 +23,10 @@ use crate::model::cluster_domain::conflict;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::names;
-use crate::sync::external_target::decision::{OnDelete, SyncMode, SyncPolicy};
+use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::IpTargets;
 use crate::sync::source::selection::Selection;
-
-/// The port of DNS (RFC 1035 section 4.2).
-pub(crate) const DNS_PORT: u16 = 53;
 
 /// The default of `--admin-listen`.
 pub(crate) const ADMIN_LISTEN: &str = "127.0.0.1:8053";
@@ -360,62 +358,6 @@ pub struct Flags {
     pub log_format: LogFormat,
 }
 
-/// Flags that are valid one by one, but not in combination, or whose file can't be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    #[error("--upstream none can't be combined with other upstreams")]
-    NoneAndOthers,
-    #[error("--client-nets any can't be combined with networks")]
-    AnyAndNets,
-    /// A resolv.conf can't be used.
-    #[error("--upstream {}: {why}; name a resolver's address, or \"none\"", path.display())]
-    ResolvConf {
-        /// The file that the flag names.
-        path: PathBuf,
-        why: String,
-    },
-    /// A zone lies in another zone.
-    #[error("--zone {inner}: it lies in --zone {outer}, whose names it would hide")]
-    NestedZones {
-        /// The zone that lies in `outer`.
-        inner: String,
-        outer: String,
-    },
-    /// Services with the finalizer could never be deleted.
-    #[error("--finalizer with --max-deletes 0: a deleted Service would wait forever for its external target")]
-    FinalizerWithoutDeletes,
-    /// The API server would refuse the externalName of a tombstone.
-    #[error(
-        "--on-delete tombstone with --zone {0}: deleted.{0} can't be an externalName, which has letters, digits and \
-         hyphens only; give another zone first"
-    )]
-    Tombstone(String),
-    /// A zone has names of the cluster's own domain.
-    #[error("--zone {0}")]
-    ClusterDomain(String),
-    #[error("--zone {0} is given twice")]
-    ZoneTwice(String),
-    #[error("--listen {0} is given twice")]
-    ListenTwice(SocketAddr),
-    /// Leader-for-life is set without `POD_NAME` and `POD_NAMESPACE`.
-    #[error(
-        "--leader-election life works in a Pod only, which the variables POD_NAME and POD_NAMESPACE have to \
-         name (deploy/ sets them)"
-    )]
-    LifeOutsideAPod,
-    #[error(
-        "--snapshot-max-age 0s: no snapshot would ever be used; give a longer time, or leave out --snapshot"
-    )]
-    SnapshotWithoutAge,
-    /// An upstream is one of lb-linker's own listeners.
-    #[error("--upstream {upstream} is lb-linker's own --listen {listen}: every query would loop")]
-    OwnListener {
-        /// The upstream's address.
-        upstream: SocketAddr,
-        listen: SocketAddr,
-    },
-}
-
 impl Flags {
     /// Checks the flags in combination.
     ///
@@ -517,85 +459,6 @@ impl Flags {
     pub fn hostname_policy(&self, zones: &[LinkZone]) -> HostnamePolicy {
         self.hostname_policy.hostname_policy(zones)
     }
-
-    /// Returns the policy for external targets. The tombstone is that of [`HostnamePolicy::tombstone`].
-    #[must_use]
-    pub fn policy(&self, tombstone: String) -> SyncPolicy {
-        SyncPolicy {
-            sync: self.sync_mode(),
-            on_delete: self.on_delete,
-            delete_delay: self.effective_delete_delay(),
-            withdrawal_delay: self.delete_delay,
-            finalizer: self.finalizer,
-            tombstone,
-            max_deletes: self.max_deletes.unwrap_or_default(),
-            ip_targets: self.ip_targets,
-            prune: self.prune,
-            instance: self.has_instance().then(|| self.instance()),
-        }
-    }
-
-    /// Returns the delay before the removal of an external target. With `--finalizer` the deletion of a Service waits
-    /// for its external target, so the Service can't be recreated in the meantime.
-    #[must_use]
-    pub fn effective_delete_delay(&self) -> Duration {
-        if self.finalizer { Duration::ZERO } else { self.delete_delay }
-    }
-
-    /// Returns whether objects belong to an instance: files have no instance, and with `--sync off` objects of all
-    /// instances are read.
-    fn has_instance(&self) -> bool {
-        self.manifests.is_none() && self.sync_mode() != SyncMode::Off
-    }
-
-    /// Returns the flags with their effective values, for the user. Flags that a Corefile replaces are left out.
-    #[must_use]
-    pub fn effective(&self) -> Vec<(&'static str, String)> {
-        fn list<T: ToString>(items: &[T]) -> String {
-            items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-        }
-        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let mut flags = Vec::new();
-        let mut optional = |flag, value: Option<String>| flags.extend(value.map(|value| (flag, value)));
-        optional("--corefile", path(&self.corefile));
-        optional("--kubeconfig", path(&self.kubeconfig));
-        optional("--context", self.context.clone());
-        optional("--snapshot", path(&self.snapshot));
-        let max_age =
-            self.snapshot.as_ref().map(|_| crate::cli::parsers::duration_text(self.snapshot_max_age));
-        optional("--snapshot-max-age", max_age);
-        optional("--manifests", path(&self.manifests));
-        optional("--output", path(&self.output));
-        optional("--service-selector", self.service_selector.as_ref().map(ToString::to_string));
-        let namespaces = (!self.watch_namespaces.is_empty()).then(|| list(&self.watch_namespaces));
-        optional("--watch-namespaces", namespaces);
-        flags.push(("--selection", value_name(&self.selection)));
-        if self.manifests.is_none() || self.output.is_some() {
-            flags.push(("--target-namespace", self.target_namespace.clone()));
-        }
-        if self.has_instance() {
-            flags.push(("--instance", self.instance()));
-        }
-        flags.extend([
-            ("--sync", value_name(&self.sync_mode())),
-            ("--on-delete", value_name(&self.on_delete)),
-            ("--delete-delay", crate::cli::parsers::duration_text(self.effective_delete_delay())),
-            ("--finalizer", if self.finalizer { "on" } else { "off" }.to_owned()),
-            ("--max-deletes", self.max_deletes.unwrap_or_default().to_string()),
-            ("--prune", if self.prune { "on" } else { "off" }.to_owned()),
-            ("--ip-targets", value_name(&self.ip_targets)),
-        ]);
-        flags.extend(self.hostname_policy.effective());
-        flags.extend(self.effective_election());
-        flags.push(("--admin-listen", self.admin_listen.to_string()));
-        flags.push(("--log-format", value_name(&self.log_format)));
-        flags
-    }
-}
-
-/// Returns how a value is written on the command line.
-pub(crate) fn value_name(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

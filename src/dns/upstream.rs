@@ -10,6 +10,7 @@ pub(crate) mod flights;
 pub mod group;
 pub(crate) mod health;
 pub(crate) mod idle;
+pub(crate) mod lookup_origin;
 pub(crate) mod metrics;
 pub(crate) mod policy;
 pub(crate) mod query_rate;

@@ -12,11 +12,11 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use super::contents::recorded_flags;
+use super::context::SnapshotContext;
 use super::file;
 use super::format::{FormatError, Snapshot, decode};
 use super::restore::{Restored, restore};
 use super::rules::{self, FIRST_LIST_TIMEOUT};
-use super::task::SnapshotContext;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Input;
 use crate::store::fallback::{Age, Fallback};

@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::contents::{recorded_flags, saved_owners};
+use super::context::SnapshotContext;
 use super::file;
 use super::format::{Encoded, FormatError, Head, encode};
 use super::rules::{pause_after, renewal};
-use super::task::SnapshotContext;
 use crate::model::link::LinkChange;
 use crate::store::Input;
 use crate::sync::k8s::errors::ThrottledLog;

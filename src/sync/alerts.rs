@@ -8,6 +8,7 @@ mod controller;
 pub mod desired;
 pub mod requests;
 mod rule;
+pub(crate) mod rule_name;
 #[cfg(test)]
 mod tests;
 mod write;

@@ -34,11 +34,11 @@ use super::task::supervisor::SyncError;
 use crate::metrics::{MetricGroup, registered};
 use crate::sync::k8s::metrics::ApiMetrics;
 use clock::{BootInstant, Clock};
-use elector::{ElectionStep, Elector, LeaderEvent, Pod, Timing};
+use elector::{ElectionStep, Elector, LeaderEvent, Pod};
 use fence::Fence;
 use leadership::LeaderStatus;
 pub use leadership::{Leadership, NotLeading};
-use lease::LeaseOwner;
+use lease::{LeaseOwner, Timing};
 
 /// Timeout of a request for the Lease or its Pod.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);

@@ -142,10 +142,10 @@ use crate::dns::message::wire::WireMessage;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 use crate::dns::upstream::bootstrap::{UpstreamAddr, known, resolve};
-use crate::dns::upstream::config::LookupOrigin;
 use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::flights::SharedLookups;
 use crate::dns::upstream::group::{UpstreamGroup, is_good};
+use crate::dns::upstream::lookup_origin::LookupOrigin;
 use crate::dns::upstream::metrics::ForwardMetrics;
 use options::{ParsedOptions, parse};
 

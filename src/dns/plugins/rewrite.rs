@@ -94,6 +94,7 @@
 //! ```
 
 mod cname;
+mod editor;
 mod name_matcher;
 mod names;
 mod parse;

@@ -97,6 +97,7 @@ mod fields;
 mod record;
 mod setup;
 mod text;
+mod token;
 
 #[cfg(test)]
 mod tests;

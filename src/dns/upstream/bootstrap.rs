@@ -13,9 +13,10 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::config::{ForwardOptions, LookupOrigin};
+use super::config::ForwardOptions;
 use super::endpoint::{TlsClient, Transport, UpstreamEndpoint};
 use super::group::UpstreamGroup;
+use super::lookup_origin::LookupOrigin;
 use super::policy::SelectionPolicy;
 use super::socket_budget::SocketBudget;
 use crate::dns::chain::request::INTERNAL_ADDRESS;

@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::Name;
-use tokio::time::Instant;
 
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::SelectionPolicy;
 use crate::dns::upstream::socket_budget::SocketBudget;
-use crate::dns::upstream::stream_pool::StreamConnection;
 
 #[derive(Clone, Debug)]
 pub struct ForwardOptions {
@@ -62,16 +60,6 @@ impl Default for ForwardOptions {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LookupOrigin {
-    /// A client's query by UDP.
-    Forward,
-    /// A client's query by TCP or TLS.
-    ForwardByTcp,
-    /// The look-up of a link's target, or of an upstream's name.
-    Target,
-}
-
 /// The limits of idle connections and sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
@@ -88,13 +76,6 @@ impl Default for PoolConfig {
     /// Returns CoreDNS's defaults for `idle` and `age`, and numbers that only bursts of queries exceed.
     fn default() -> Self {
         Self { idle: Duration::from_secs(10), age: None, max_idle_connections: 100, max_idle_sockets: 1000 }
-    }
-}
-
-impl PoolConfig {
-    /// Returns whether a connection that has been idle since `since` may be reused.
-    pub(crate) fn holds(&self, since: Instant, connection: &StreamConnection) -> bool {
-        since.elapsed() < self.idle && self.age.is_none_or(|age| connection.opened.elapsed() <= age)
     }
 }
 

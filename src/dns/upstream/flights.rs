@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::config::LookupOrigin;
 use super::error::ForwardError;
 use super::group::UpstreamGroup;
+use super::lookup_origin::LookupOrigin;
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::upstream::singleflight;

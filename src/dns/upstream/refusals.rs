@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::config::LookupOrigin;
 use super::error::ForwardError;
+use super::lookup_origin::LookupOrigin;
 
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 

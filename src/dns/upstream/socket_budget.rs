@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::config::LookupOrigin;
+use super::lookup_origin::LookupOrigin;
 use crate::dns::net::percent_of_file_limit;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 

@@ -44,6 +44,11 @@ impl StreamConnection {
         socket.local_addr().ok()
     }
 
+    /// Returns whether the connection, which has been idle since `since`, may be reused.
+    fn is_reusable(&self, since: Instant, limits: &PoolConfig) -> bool {
+        since.elapsed() < limits.idle && limits.age.is_none_or(|age| self.opened.elapsed() <= age)
+    }
+
     /// Returns whether the upstream has closed the connection, or has sent unsolicited data.
     fn is_over(&mut self) -> bool {
         let mut byte = [0];
@@ -69,7 +74,7 @@ impl StreamPool {
     /// Takes the most recently used connection, which the other end is least likely to have closed.
     pub(crate) fn take(&self) -> Option<StreamConnection> {
         let mut connections = self.idle.items();
-        connections.retain(|(since, connection)| self.pool_config.holds(*since, connection));
+        connections.retain(|(since, connection)| connection.is_reusable(*since, &self.pool_config));
         connections.pop().map(|(_, connection)| connection)
     }
 
@@ -79,7 +84,7 @@ impl StreamPool {
         // Expired connections are closed even in an unused pool, because each holds a permit that other upstreams could
         // use.
         let is_over = move |(since, connection): &mut (Instant, StreamConnection), _| {
-            !pool_config.holds(*since, connection) || connection.is_over()
+            !connection.is_reusable(*since, &pool_config) || connection.is_over()
         };
         self.idle.put(pool_config.max_idle_connections, item, SWEEP_INTERVAL, is_over);
     }

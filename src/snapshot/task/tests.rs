@@ -1,18 +1,24 @@
 use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
 
 use hickory_proto::rr::Name;
 use jiff::Timestamp;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::model::hostname::Hostname;
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::snapshot::contents::saved_owners;
 use crate::snapshot::format::{Head, RecordedFlags, Snapshot, decode, encode};
-use crate::store::{Input, OnGone};
+use crate::store::{Input, OnGone, Store};
+use crate::sync::k8s::client::ClusterIdentity;
+use crate::sync::source::first_list::FirstList;
 use crate::sync::test_support;
 
 const PATIENCE: Duration = Duration::from_secs(600);

@@ -10,9 +10,10 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use super::AlertsContext;
-use super::desired::{DesiredRule, rule_name};
+use super::desired::DesiredRule;
 use super::requests::{RequestedRule, RuleRequest, RuleState};
 use super::rule::{GROUP_VERSION, ObservedRule, PLURAL, PrometheusRule, target_key};
+use super::rule_name::rule_name;
 use super::write::{Outcome, PERMISSION_HINT, RuleAnswer, RuleChange, RuleWrite, RuleWriter};
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::limits::Limits;

@@ -10,19 +10,15 @@ use kube::api::ObjectMeta;
 use serde_json::{Value, json};
 
 use super::rule::{ObservedRule, PrometheusRule, canonical_hash};
-use crate::api::stable_name::{Alerts, MAX_ALERT_LABEL, MAX_LABELS, StableName};
+use super::rule_name::rule_name;
+use crate::api::limits::{MAX_ALERT_LABEL, MAX_LABELS};
+use crate::api::stable_name::{Alerts, StableName};
 use crate::api::validation::{is_alert_label, is_object_label, is_reserved_alert_label};
-use crate::model::names::{MAX_LABEL, hash_of};
+use crate::model::names::MAX_LABEL;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::k8s::labels::{RULE_LABELS, RULE_MANAGED_BY, RULE_OWNER};
 
-/// Start of the name of each PrometheusRule.
-const PREFIX: &str = "lb-linker-";
-/// Maximum length of the name of an object.
-const MAX_NAME: usize = 253;
-/// The digits of the hash in a name that was cut.
-const HASH_DIGITS: usize = 16;
 /// The page with a section for each alert.
 const RUNBOOKS: &str = "docs/stable-names.md";
 /// The labels by which the expressions group the series, and which the alerts keep. `cluster` is set where one
@@ -59,24 +55,6 @@ pub(super) struct DesiredRule {
 #[must_use]
 pub fn spec(key: &ServiceKey, inputs: &RuleInputs) -> Value {
     DesiredRule::new(key, inputs).object(key.name()).spec
-}
-
-/// Returns the name of the PrometheusRule of a StableName with this name. A name that would be too long is cut,
-/// and ends in a hash.
-pub(crate) fn rule_name(name: &str) -> String {
-    let whole = format!("{PREFIX}{name}");
-    if whole.len() <= MAX_NAME {
-        return whole;
-    }
-    let hash = &hash_of(name)[..HASH_DIGITS];
-    let cut: String = whole.chars().take(MAX_NAME - 1 - HASH_DIGITS).collect();
-    format!("{}-{hash}", cut.trim_end_matches(['-', '.']))
-}
-
-/// Returns the name of the StableName whose PrometheusRule has this name; `None` without the prefix. For a cut name
-/// the result isn't the name of any StableName.
-pub(super) fn target_name(rule: &str) -> Option<&str> {
-    rule.strip_prefix(PREFIX)
 }
 
 impl DesiredRule {

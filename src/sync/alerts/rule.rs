@@ -11,8 +11,9 @@ use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
-use super::desired::{rule_name, target_name};
-use crate::api::stable_name::{MAX_LABELS, StableName};
+use super::rule_name::{rule_name, target_name};
+use crate::api::limits::MAX_LABELS;
+use crate::api::stable_name::StableName;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::k8s::labels::{RULE_LABELS, RULE_MANAGED_BY, RULE_OWNER};

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube::Resource;
 use serde_json::{Value, json};
 
-use super::desired::{DesiredRule, RuleInputs, rule_name, spec};
+use super::desired::{DesiredRule, RuleInputs, spec};
 use super::rule::{ObservedRule, PrometheusRule, canonical_hash, target_key};
+use super::rule_name::rule_name;
 use crate::api::stable_name::Alerts;
 use crate::model::service_key::ServiceKey;
 

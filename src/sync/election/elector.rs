@@ -14,27 +14,8 @@ use serde::Deserialize;
 use super::clock::BootInstant;
 use super::fence::MIN_RENEWAL_PAUSE;
 use super::leadership::{LeaderStatus, LeaseWindow};
-use super::lease::{LeaseOwner, claim, duration, holder, owner, released, term};
+use super::lease::{LeaseOwner, Timing, claim, duration, holder, owner, released, term};
 use crate::sync::election::term::{next_term, unix};
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Timing {
-    /// Validity of a Lease after its last change.
-    pub(super) lease: Duration,
-    /// Time after which a holder that couldn't renew the Lease stops.
-    pub(super) renew: Duration,
-    /// Interval of renewals by the holder, and of reads by the other replicas.
-    pub(super) retry: Duration,
-}
-
-impl Timing {
-    /// The defaults of Kubernetes' own components.
-    pub(super) const DEFAULT: Self = Self {
-        lease: Duration::from_secs(15),
-        renew: Duration::from_secs(10),
-        retry: Duration::from_secs(2),
-    };
-}
 
 /// The part of a Pod that the election needs: decoding the whole type would add half a megabyte to the binary.
 pub(super) type Pod = Object<NotUsed, PodStatus>;

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::clock::{self, BootInstant, Clock};
-use super::elector::Timing;
 use super::fence::Fence;
+use super::lease::Timing;
 use crate::sync::election::term::next_term;
 
 /// The term if nothing is written to a cluster.

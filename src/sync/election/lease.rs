@@ -9,6 +9,25 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference};
 
 use crate::sync::election::term::{RecordedTerm, TERM, unix};
 
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    /// Validity of a Lease after its last change.
+    pub(super) lease: Duration,
+    /// Time after which a holder that couldn't renew the Lease stops.
+    pub(super) renew: Duration,
+    /// Interval of renewals by the holder, and of reads by the other replicas.
+    pub(super) retry: Duration,
+}
+
+impl Timing {
+    /// The defaults of Kubernetes' own components.
+    pub(super) const DEFAULT: Self = Self {
+        lease: Duration::from_secs(15),
+        renew: Duration::from_secs(10),
+        retry: Duration::from_secs(2),
+    };
+}
+
 /// The Pod that owns a Lease, with leader-for-life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LeaseOwner {

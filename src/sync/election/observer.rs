@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::elector::Timing;
 use super::leadership::Leadership;
+use super::lease::Timing;
 use super::{ElectionMetrics, KnownLeader, RequestFailure, ask, clock, lease};
 use crate::model::excerpt::value;
 use crate::sync::election::term::unix_now;

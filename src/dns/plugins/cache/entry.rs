@@ -8,7 +8,6 @@ use hickory_proto::op::{Metadata, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use tokio::time::Instant;
 
-use super::store::{Cacheability, Prefetch};
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::reply::MAX_CNAMES_IN_ANSWER;
 use crate::dns::message::validity::{CacheEntryUse, Section};
@@ -86,6 +85,26 @@ fn has_answer(message: &WireMessage) -> bool {
 pub(crate) fn is_referral(message: &WireMessage) -> bool {
     let has = |rtype| message.has(Section::Authority, rtype);
     message.count(Section::Answer) == 0 && has(RecordType::NS) && !has(RecordType::SOA)
+}
+
+/// Whether, and for how long, an answer can be cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cacheability {
+    pub kind: ResponseKind,
+    /// The TTL in seconds. The first client also gets the answer with this TTL, so that the cached answers continue its
+    /// countdown.
+    pub ttl: u32,
+}
+
+/// The conditions for refreshing an entry before it expires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefetch {
+    /// The minimum number of uses.
+    pub min_hits: u32,
+    /// The longest gap between two uses; a longer gap resets the use count.
+    pub window: Duration,
+    /// The remaining part of the TTL at which the refresh starts, in percent.
+    pub ttl_percent: u32,
 }
 
 /// An answer as it is cached: for all clients, and in wire form.

@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::zone_set::ZoneSet;
-use crate::dns::plugins::cache::store::{CacheLimits, CacheOptions, Prefetch, ServeStale};
+use crate::dns::plugins::cache::entry::Prefetch;
+use crate::dns::plugins::cache::store::{CacheLimits, CacheOptions, ServeStale};
 use crate::dns::plugins::setup::Setup;
 
 /// Name of the plugin in a Corefile.

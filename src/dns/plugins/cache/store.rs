@@ -9,7 +9,9 @@ use tokio::time::Instant;
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::rrsig::now;
 use crate::dns::message::validity::{CacheEntryRef, Section};
-use crate::dns::plugins::cache::entry::{CacheEntry, CachedAnswer, ResponseKind, is_referral};
+use crate::dns::plugins::cache::entry::{
+    CacheEntry, Cacheability, CachedAnswer, Prefetch, ResponseKind, is_referral,
+};
 use crate::dns::upstream::sharded_cache::ShardedCache;
 
 /// CoreDNS's default capacity of each of the two parts.
@@ -31,17 +33,6 @@ pub struct CacheLimits {
     pub min_ttl: u32,
     /// The upper bound of the TTL, in seconds.
     pub max_ttl: u32,
-}
-
-/// The conditions for refreshing an entry before it expires.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prefetch {
-    /// The minimum number of uses.
-    pub min_hits: u32,
-    /// The longest gap between two uses; a longer gap resets the use count.
-    pub window: Duration,
-    /// The remaining part of the TTL at which the refresh starts, in percent.
-    pub ttl_percent: u32,
 }
 
 /// The options for serving expired answers (RFC 8767).
@@ -70,15 +61,6 @@ pub struct CacheOptions {
     pub prefer_positive: bool,
     /// Whether answers are served with their original TTL.
     pub keep_ttl: bool,
-}
-
-/// Whether, and for how long, an answer can be cached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cacheability {
-    pub kind: ResponseKind,
-    /// The TTL in seconds. The first client also gets the answer with this TTL, so that the cached answers continue its
-    /// countdown.
-    pub ttl: u32,
 }
 
 /// The cached answers: one part for positive answers, one part for denials and failures.

@@ -6,9 +6,9 @@ use hickory_proto::op::Query;
 use hickory_proto::rr::RData;
 use tracing::error;
 
+use super::editor::ResponseEditor;
 use super::name_matcher::NameMatcher;
 use super::names::parse_rewritten;
-use super::response::ResponseEditor;
 use crate::dns::chain::plugin::PluginError;
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;

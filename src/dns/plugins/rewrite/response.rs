@@ -4,10 +4,11 @@ use std::borrow::Cow;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::NULL;
-use hickory_proto::rr::{Name, RData, Record, RecordType};
+use hickory_proto::rr::{Name, RData, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinEncodable};
 
 use super::cname::CnameRule;
+use super::editor::ResponseEditor;
 use super::name_matcher::NameRenaming;
 use super::names::parse_rewritten;
 use super::rcode::RcodeRule;
@@ -15,7 +16,6 @@ use super::ttl::TtlRange;
 use crate::dns::chain::plugin::{PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::message::presentation::{name_text, rcode_text};
-use crate::dns::message::reply::Reply;
 
 /// A change of an answer.
 #[derive(Clone, Debug)]
@@ -73,40 +73,7 @@ fn check(request: &Request, before: ResponseCode, rcode: ResponseCode) -> Result
     Ok(())
 }
 
-/// An answer during its rewrite. Rules may remove and add records; each rule is applied only to the original records.
-pub(super) struct ResponseEditor<'a> {
-    pub(super) reply: &'a mut Reply,
-    /// All records, including records that were removed from their section.
-    pub(super) records: Vec<Record>,
-    /// The indexes of the records in each section.
-    pub(super) answers: Vec<usize>,
-    authorities: Vec<usize>,
-    additionals: Vec<usize>,
-    /// Whether a look-up of a CNAME's target failed: the remaining CNAMEs stay unchanged.
-    pub(super) has_failed_look_up: bool,
-}
-
-impl<'a> ResponseEditor<'a> {
-    fn new(reply: &'a mut Reply) -> Self {
-        let mut records = Vec::new();
-        let [answers, authorities, additionals] = reply.records.all_mut().map(|section| {
-            let first = records.len();
-            records.append(section);
-            (first..records.len()).collect()
-        });
-        Self { reply, records, answers, authorities, additionals, has_failed_look_up: false }
-    }
-
-    /// Moves the records back into the sections.
-    fn finish(self) {
-        let Self { reply, records, answers, authorities, additionals, .. } = self;
-        let mut records: Vec<Option<Record>> = records.into_iter().map(Some).collect();
-        let all = reply.records.all_mut().into_iter().zip([answers, authorities, additionals]);
-        for (section, numbers) in all {
-            section.extend(numbers.into_iter().filter_map(|number| records.get_mut(number)?.take()));
-        }
-    }
-
+impl ResponseEditor<'_> {
     /// Applies all rules to the first record, then all rules to the second record, and so on, as CoreDNS does. This
     /// order matters if several rules change the RCODE.
     async fn rewrite(

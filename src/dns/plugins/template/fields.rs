@@ -3,7 +3,7 @@
 use hickory_proto::rr::RecordType;
 use hickory_proto::serialize::binary::BinEncodable;
 
-use super::record::{RecordToken, hex, ipv4, ipv6, name, seconds};
+use super::token::{RecordToken, hex, ipv4, ipv6, name, seconds};
 use crate::dns::message::presentation::{type_name, type_text};
 
 /// The maximum length of a character-string in bytes (RFC 1035 section 3.3).

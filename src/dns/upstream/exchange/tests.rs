@@ -7,10 +7,11 @@ use tokio::time::advance;
 use super::*;
 use crate::dns::message::header::HEADER;
 use crate::dns::message::query::UpstreamQuery;
-use crate::dns::upstream::config::{ForwardOptions, LookupOrigin};
+use crate::dns::upstream::config::ForwardOptions;
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::group::UpstreamGroup;
+use crate::dns::upstream::lookup_origin::LookupOrigin;
 use crate::held_port::HeldPort;
 
 fn upstream(address: SocketAddr, transport: Transport) -> Arc<Upstream> {

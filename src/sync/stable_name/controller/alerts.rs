@@ -6,8 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use super::object::ObservedStableName;
 use super::status_format::{ALERTS_READY, condition};
 use crate::api::status::StableNameStatus;
-use crate::sync::alerts::desired::{RuleInputs, rule_name};
+use crate::sync::alerts::desired::RuleInputs;
 use crate::sync::alerts::requests::{RuleRequests, RuleState};
+use crate::sync::alerts::rule_name::rule_name;
 
 const FORBIDDEN: &str = "Forbidden";
 

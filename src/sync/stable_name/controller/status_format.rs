@@ -10,11 +10,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition as StoredCondition, Time};
 use serde_json::{Value, json};
 
-use crate::api::stable_name::{MAX_DNS_NAME, MAX_SOURCES};
-use crate::api::status::{
-    self as stored, MAX_CONDITIONS, MAX_DNS_NAMES, MAX_HISTORY, MAX_MESSAGE, MAX_STATE_TEXT,
-    MAX_TARGET_ADDRESSES, StableNameStatus,
+use crate::api::limits::{
+    MAX_CONDITIONS, MAX_DNS_NAME, MAX_DNS_NAMES, MAX_HISTORY, MAX_MESSAGE, MAX_SOURCES, MAX_STATE_TEXT,
+    MAX_TARGET_ADDRESSES,
 };
+use crate::api::status::{self as stored, StableNameStatus};
 use crate::model::excerpt::sentence;
 use crate::model::hostname::Hostname;
 use crate::model::link::Target;

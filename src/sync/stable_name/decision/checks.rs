@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::outlook::{PlannedCheck, Urgency};
 use super::spec::CheckSettings;
 use super::status::text_of;
 use super::times::later;
@@ -18,6 +17,24 @@ const AWAITED: Duration = Duration::from_secs(2);
 
 /// The time between two checks of a target while it isn't decided whether it has failed.
 const UNDECIDED: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedCheck {
+    pub target: Target,
+    /// The port at which one of the target's addresses must accept a connection; `None` if only DNS is checked.
+    pub tcp_port: Option<u16>,
+    pub urgency: Urgency,
+}
+
+/// How soon a check is made: see [`CheckRecords::next_check`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    Routine,
+    /// It isn't decided whether the target has failed.
+    Undecided,
+    /// A decision waits for the result.
+    Awaited,
+}
 
 /// What one upstream, or a connection to the target, says about it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,10 +5,11 @@ mod tests;
 
 use jiff::Timestamp;
 
+use super::checks::PlannedCheck;
 use super::conditions::CUTOVER_TIMED_OUT;
 use super::facts::{Facts, Inputs};
 use super::history;
-use super::outlook::{PlannedCheck, StatusBuilder};
+use super::outlook::StatusBuilder;
 use super::rules::{Choice, Rules};
 use super::sources;
 use super::spec::Offer;

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::status::{AnnouncedTarget, FormerTarget, MoveReason};
 use super::times::end_of_wait;
-use crate::api::status::MAX_HISTORY;
+use crate::api::limits::MAX_HISTORY;
 
 /// The minimum time between an automatic move between sources and the next one, unless both are failovers: a source
 /// that flips causes at most one move a minute, while a second failover may follow the first one at once.

@@ -116,8 +116,8 @@ impl MassFailureGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::stable_name::decision::checks::Urgency;
     use crate::sync::stable_name::decision::decide::EventReason;
-    use crate::sync::stable_name::decision::outlook::Urgency;
     use crate::sync::stable_name::decision::status::MoveReason;
     use crate::sync::stable_name::decision::test_support::{Harness, at, target};
 

@@ -1,26 +1,9 @@
 //! What follows from a decision: which target is still waited for, and what is checked.
 
+use super::checks::{PlannedCheck, Urgency};
 use super::facts::Facts;
 use super::status::{AnnouncedTarget, FormerTarget, SourceState, SourceStatus};
 use crate::model::link::Target;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlannedCheck {
-    pub target: Target,
-    /// The port at which one of the target's addresses must accept a connection; `None` if only DNS is checked.
-    pub tcp_port: Option<u16>,
-    pub urgency: Urgency,
-}
-
-/// How soon a check is made: see [`super::checks::CheckRecords::next_check`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Urgency {
-    Routine,
-    /// It isn't decided whether the target has failed.
-    Undecided,
-    /// A decision waits for the result.
-    Awaited,
-}
 
 /// The chosen target, from which conditions and checks are derived.
 pub(super) struct StatusBuilder<'a> {

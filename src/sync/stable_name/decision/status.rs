@@ -3,7 +3,7 @@
 
 use jiff::Timestamp;
 
-use crate::api::status::MAX_MESSAGE;
+use crate::api::limits::MAX_MESSAGE;
 use crate::model::link::{MAX_SHOWN_ADDRESSES, Target};
 use crate::model::names::{HASH_DIGITS, hash_of};
 use crate::model::uid::Uid;

@@ -3,8 +3,7 @@
 use hickory_proto::rr::Name;
 
 use super::dependencies::Lookups;
-use super::lookup::Node;
-use super::lookup::is_service_label;
+use super::lookup::{Node, dotted, is_service_label, service_node};
 use crate::model::link::Link;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
@@ -54,7 +53,7 @@ impl LinkNames {
         };
         match lookups.find(service, &self.wire) {
             Lookup::Link(link) if dotted(&link.key).as_deref() == Some(service) => {
-                crate::dns::plugins::lb_linker::zone::lookup::service_node(link, protocol, port)
+                service_node(link, protocol, port)
             }
             _ => Node::Nothing,
         }
@@ -63,11 +62,6 @@ impl LinkNames {
     /// Returns whether a name below the origin is one of a link's two default names, and not a custom hostname.
     pub(super) fn is_default_name(key: &ServiceKey, relative: &[u8]) -> bool {
         [dotted(key), dashed(key)].iter().flatten().any(|own| own == relative)
-    }
-
-    /// Returns whether a name below the origin is `<service>.<namespace>`, which no other link can have.
-    pub(super) fn is_unambiguous(key: &ServiceKey, relative: &[u8]) -> bool {
-        dotted(key).is_some_and(|own| own == relative)
     }
 
     /// Returns a name that belongs to this link: `<service>.<namespace>.<zone>`, or `<service>-<namespace>.<zone>` if
@@ -86,10 +80,6 @@ impl LinkNames {
     fn is_reserved(&self, label: &[u8]) -> bool {
         names::is_reserved(label, self.apex.as_bytes())
     }
-}
-
-fn dotted(key: &ServiceKey) -> Option<Vec<u8>> {
-    names::wire([key.name().as_bytes(), key.namespace().as_bytes()])
 }
 
 fn dashed(key: &ServiceKey) -> Option<Vec<u8>> {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use hickory_proto::rr::{Name, RecordType};
 
-use crate::dns::plugins::lb_linker::zone::link_names::LinkNames;
 use crate::model::link::{Link, Port};
-use crate::model::names::MAX_LABEL;
+use crate::model::names::{self, MAX_LABEL};
+use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 
 /// A query for a name in a zone, and the store that has the answer.
@@ -50,7 +50,7 @@ impl Node {
     pub(super) fn may_change(&self, relative: &[u8]) -> bool {
         match self {
             Self::Apex(_) | Self::Empty | Self::Nothing => true,
-            Self::Link(link) => !has_known_target(link) || !LinkNames::is_unambiguous(&link.key, relative),
+            Self::Link(link) => !has_known_target(link) || !is_unambiguous(&link.key, relative),
             Self::Service { link, .. } => !has_known_target(link),
             Self::NameServer | Self::Reserved { .. } | Self::Pointers(_) => false,
         }
@@ -82,6 +82,16 @@ impl Node {
 /// Returns whether the target of a link is known, and its Service isn't gone.
 fn has_known_target(link: &Link) -> bool {
     link.target.is_some() && !link.is_gone()
+}
+
+/// Returns whether a name below the origin is `<service>.<namespace>`, which no other link can have.
+fn is_unambiguous(key: &ServiceKey, relative: &[u8]) -> bool {
+    dotted(key).is_some_and(|own| own == relative)
+}
+
+/// Returns `<service>.<namespace>` as a name below the origin.
+pub(super) fn dotted(key: &ServiceKey) -> Option<Vec<u8>> {
+    names::wire([key.name().as_bytes(), key.namespace().as_bytes()])
 }
 
 /// Returns whether a label names a port or a protocol, not a host (RFC 8552 section 1.1).

@@ -3,9 +3,11 @@
 
 use std::fmt::Write as _;
 
-use super::run::MAX_LENGTH;
 use super::value::Value;
 
+/// The maximum length of the result of a template or of `printf`, in bytes: a message has at most 64 KiB (RFC 1035 section 4.2.2), and the text form
+/// of an octet at most four characters.
+pub(super) const MAX_LENGTH: usize = 4 * 65_536;
 /// The maximum width and precision: no record needs more, and a template must not fill the memory with zeros.
 const MAX_WIDTH: usize = 1000;
 

@@ -1,12 +1,9 @@
 //! Runs a template for a query.
 
+use super::format::MAX_LENGTH;
 use super::functions::call;
 use super::node::{Command, Function, Node, Pipe, Word};
 use super::value::{Data, Value};
-
-/// The maximum length of the result in bytes: a message has at most 64 KiB (RFC 1035 section 4.2.2), and the text form
-/// of an octet at most four characters.
-pub(super) const MAX_LENGTH: usize = 4 * 65_536;
 
 pub(super) struct Runner<'a> {
     variables: Vec<(String, Value<'a>)>,

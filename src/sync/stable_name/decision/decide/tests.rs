@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::model::link::Target;
 use crate::sync::stable_name::decision::checks::CheckOutcome;
+use crate::sync::stable_name::decision::checks::Urgency;
 use crate::sync::stable_name::decision::decide::EventReason;
 use crate::sync::stable_name::decision::history::next_move;
-use crate::sync::stable_name::decision::outlook::Urgency;
 use crate::sync::stable_name::decision::spec::{Failback, Offer, Refusal, RefusalReason};
 use crate::sync::stable_name::decision::status::ConditionStatus::{False, True, Unknown};
 use crate::sync::stable_name::decision::status::ConditionType::{
@@ -1224,7 +1224,7 @@ fn messages_are_cut_to_the_length_of_the_schema() {
     let sources = status.sources.iter().map(|source| &source.message);
     let messages = sources.chain(status.conditions.iter().map(|condition| &condition.message));
     let longest = messages.map(|message| message.chars().count()).max();
-    assert_eq!(longest, Some(crate::api::status::MAX_MESSAGE));
+    assert_eq!(longest, Some(crate::api::limits::MAX_MESSAGE));
 }
 
 const REFUSALS_OF_SOURCES: [RefusalReason; 3] =
