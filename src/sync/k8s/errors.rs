@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tracing::{debug, info, warn};
 
 use super::deserialize_guard::RawDeserializeGuard;
-use super::watch::{Event, WatchError, WatchItem};
+use super::watch::item::{Event, WatchError, WatchItem};
 use crate::model::excerpt;
 use crate::model::service_key::ServiceKey;
 use crate::model::tls_error;

@@ -6,195 +6,43 @@
 //! to an earlier revision. Here a watch has to prove that it is alive: see `progress`.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::BoxStream;
-use kube::api::{ListParams, VersionMatch, WatchParams};
-use kube::core::{Request, Status};
+use kube::core::Request;
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::deserialize_guard::RawDeserializeGuard;
-use super::errors::{ApiAvailability, is_unreachable, retry_after};
-use super::forbidden::Forbidden;
+use super::errors::{ApiAvailability, ObjectErrors, is_unreachable, retry_after};
 use crate::metrics::staleness::LastActivity;
 use crate::model::service_key::ServiceKey;
-use crate::sync::k8s::errors::ObjectErrors;
+pub use find::list_pages;
+pub(crate) use find::{find, find_in_etcd};
+pub use item::{Event, WatchError, WatchItem, WatchStream};
 use progress::{ObjectChange, WatchInput, WatchProgress, WatchStep, number};
-use wire::{Page, PageError, PageSize, WireEvent};
+pub use request::RequestQuery;
+use request::{WATCH_SECONDS, broken, open, read_one, read_page};
+use wire::{PageError, PageSize, WireEvent};
 
+mod find;
+pub(crate) mod item;
 mod progress;
+mod request;
 pub mod wire;
 
-/// Time after which the API server ends a watch, in seconds.
-const WATCH_SECONDS: u32 = 50;
 /// Maximum duration of a watch: if it hasn't ended by then, the connection is dead. This limits the silence of a dead
 /// connection to less than a minute.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 5);
 /// Maximum pause within a streamed list.
 const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout for a list of one object, including the response body.
-const SINGLE_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which lists aren't streamed after the API server has refused to stream a list, or has paused within a
 /// streamed list for [`STREAM_IDLE_TIMEOUT`].
 const STREAM_RETRY_INTERVAL: Duration = Duration::from_secs(3600);
 /// The first and the longest pause after a failure.
 const RELIST_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-
-/// The reason why a list or a watch has failed. The loop retries after a pause.
-#[derive(Debug, thiserror::Error)]
-pub enum WatchError {
-    #[error("the list has failed: {0}")]
-    List(#[source] kube::Error),
-    #[error("the watch has failed: {0}")]
-    Watch(#[source] kube::Error),
-    #[error("the API server has ended the watch: {} {}", .0.code, .0.message)]
-    Ended(Box<Status>),
-    /// An event is malformed, or lacks the namespace, the name or the resourceVersion of its object.
-    #[error("an event without a namespace, a name or a resourceVersion")]
-    Unidentified,
-}
-
-impl WatchError {
-    /// Returns the HTTP code; 0 if there was no answer, or no HTTP error.
-    #[must_use]
-    pub fn code(&self) -> u16 {
-        match self {
-            Self::List(kube::Error::Api(status)) | Self::Watch(kube::Error::Api(status)) => status.code,
-            Self::Ended(status) => status.code,
-            Self::List(_) | Self::Watch(_) | Self::Unidentified => 0,
-        }
-    }
-
-    /// Returns whether an authorizer has refused to list or watch Services.
-    pub(crate) fn is_refusal_of_services(&self) -> bool {
-        matches!(self, Self::List(error) | Self::Watch(error) if Forbidden::watches_services(error))
-    }
-
-    /// Returns the pause that the API server requests.
-    fn retry_after(&self) -> Duration {
-        match self {
-            Self::List(error) | Self::Watch(error) => retry_after(error).unwrap_or_default(),
-            Self::Ended(status) => retry_after(&kube::Error::Api(status.clone())).unwrap_or_default(),
-            Self::Unidentified => Duration::ZERO,
-        }
-    }
-}
-
-/// An event of a list/watch loop.
-#[derive(Clone, Debug)]
-pub enum Event<K> {
-    /// A list begins: the objects of an unfinished list have to be discarded.
-    ListBegins,
-    /// An object of the list. The last of several versions of an object counts.
-    Listed(K),
-    /// The list is complete. It replaces all earlier state, whatever its version.
-    ListEnds {
-        version: Option<u64>,
-        /// Whether `version` is older than versions seen before: etcd has been restored to an earlier revision.
-        rewound: bool,
-    },
-    /// An object was added or modified.
-    Applied(K),
-    /// An object was deleted, or left the selection.
-    Deleted(K),
-}
-
-/// An event, or the error of a list or watch.
-pub type WatchItem<K> = Result<Event<RawDeserializeGuard<K>>, WatchError>;
-
-/// The endless stream of events of a list/watch loop.
-pub type WatchStream<K> = BoxStream<'static, WatchItem<K>>;
-
-/// The selection of objects to list and watch.
-#[derive(Clone, Debug, Default)]
-pub struct RequestQuery {
-    /// The namespace; `None` for all.
-    pub namespace: Option<String>,
-    pub fields: String,
-    pub labels: String,
-    /// Whether to request only the metadata of objects.
-    pub metadata_only: bool,
-    /// The longest pause before the first list is requested again after a refusal (401, 403, 404).
-    pub first_list_pause: Option<Duration>,
-}
-
-impl RequestQuery {
-    pub(crate) fn named(namespace: &str, name: &str) -> Self {
-        let fields = format!("metadata.name={name}");
-        Self { namespace: Some(namespace.to_owned()), fields, ..Self::default() }
-    }
-
-    fn list(&self, limit: u32, token: Option<&str>) -> ListParams {
-        let mut params = ListParams::default().limit(limit);
-        if !self.fields.is_empty() {
-            params = params.fields(&self.fields);
-        }
-        if !self.labels.is_empty() {
-            params = params.labels(&self.labels);
-        }
-        token.map_or(params.clone(), |token| params.continue_token(token))
-    }
-
-    fn watch(&self) -> WatchParams {
-        WatchParams::default().fields(&self.fields).labels(&self.labels).timeout(WATCH_SECONDS)
-    }
-
-    fn list_request(&self, request: &Request, limit: u32, token: Option<&str>) -> kube::Result<HttpRequest> {
-        self.request_of(request, &self.list(limit, token))
-    }
-
-    fn request_of(&self, request: &Request, params: &ListParams) -> kube::Result<HttpRequest> {
-        let request = if self.metadata_only { request.list_metadata(params) } else { request.list(params) };
-        request.map_err(kube::Error::BuildRequest)
-    }
-
-    fn watch_request(
-        &self,
-        request: &Request,
-        params: &WatchParams,
-        version: &str,
-    ) -> kube::Result<HttpRequest> {
-        let request = if self.metadata_only {
-            request.watch_metadata(params, version)
-        } else {
-            request.watch(params, version)
-        };
-        request.map_err(kube::Error::BuildRequest)
-    }
-}
-
-type HttpRequest = axum::http::Request<Vec<u8>>;
-
-async fn open<K: DeserializeOwned>(
-    client: Client,
-    request: kube::Result<HttpRequest>,
-) -> kube::Result<wire::Events<K>> {
-    Ok(wire::Events::new(client.request_stream(request?).await?))
-}
-
-async fn read_page<K: DeserializeOwned>(
-    client: Client,
-    request: kube::Result<HttpRequest>,
-    limit: u32,
-) -> Result<(Page<K>, usize), PageError> {
-    Page::read(client.request_stream(request?).await?, limit).await
-}
-
-/// Reads a list of at most one object, with a timeout.
-async fn read_one<K: DeserializeOwned>(
-    client: Client,
-    request: kube::Result<HttpRequest>,
-) -> Result<(Page<K>, usize), PageError> {
-    let answer = timeout(SINGLE_LIST_TIMEOUT, read_page(client, request, 1)).await;
-    answer.unwrap_or_else(|_| {
-        Err(PageError::Kube(broken("the list of one object is incomplete after the timeout")))
-    })
-}
 
 /// Lists the objects of a query, and watches them afterwards. `activity` records the time of each sign of life, and
 /// `availability` the answers that cause no event: a resumed watch, and bookmarks.
@@ -225,98 +73,6 @@ where
         Some((list_watch.next().await, list_watch))
     });
     items.boxed()
-}
-
-/// Lists the objects of a query once, and passes them to `on_page` page by page.
-///
-/// # Errors
-/// If a page can't be read; with code 410 if the list has taken too long.
-pub async fn list_pages<K>(
-    client: Client,
-    query: &RequestQuery,
-    mut on_page: impl FnMut(Vec<RawDeserializeGuard<K>>),
-) -> kube::Result<()>
-where
-    K: Resource<DynamicType = ()> + DeserializeOwned,
-{
-    let request = Request::new(K::url_path(&(), query.namespace.as_deref()));
-    let (mut size, mut token) = (PageSize::default(), None);
-    loop {
-        let limit = size.objects();
-        let page = query.list_request(&request, limit, token.as_deref());
-        match read_page::<K>(client.clone(), page, limit).await {
-            Ok((page, bytes)) => {
-                size = size.after(page.items.len(), bytes);
-                on_page(page.items);
-                token = page.metadata.continue_.filter(|token| !token.is_empty());
-                if token.is_none() {
-                    return Ok(());
-                }
-            }
-            Err(PageError::TooLarge) => size = size.smaller(),
-            Err(PageError::Kube(error)) => return Err(error),
-        }
-    }
-}
-
-/// Finds the object of a query ([`RequestQuery::named`]). Needs only the permission to list.
-///
-/// # Errors
-/// If the API server refuses, or doesn't complete its answer within ten seconds.
-pub(crate) async fn find<K>(
-    client: Client,
-    query: &RequestQuery,
-) -> kube::Result<Option<RawDeserializeGuard<K>>>
-where
-    K: Resource<DynamicType = ()> + DeserializeOwned,
-{
-    Ok(find_at::<K>(client, query, None).await?.0)
-}
-
-/// Like [`find`], but returns `None` only if the object doesn't exist in etcd, whatever the watch cache contains.
-///
-/// An API server answers from its watch cache if the cache has reached etcd's revision. After a restore of etcd to an
-/// earlier revision, the cache of an API server that wasn't restarted is ahead of etcd, and counts as fresh. A list of
-/// one name at an exact version is always read from etcd, which refuses a version that it hasn't reached (504).
-///
-/// # Errors
-/// As for [`find`], and if etcd hasn't reached the version of the first answer.
-pub(crate) async fn find_in_etcd<K>(
-    client: Client,
-    query: &RequestQuery,
-) -> kube::Result<Option<RawDeserializeGuard<K>>>
-where
-    K: Resource<DynamicType = ()> + DeserializeOwned,
-{
-    match find_at(client.clone(), query, None).await? {
-        (None, Some(version)) => Ok(find_at(client, query, Some(&version)).await?.0),
-        (found, _) => Ok(found),
-    }
-}
-
-/// Finds the object of a query, at present or at a resourceVersion. Also returns the resourceVersion of the answer, if
-/// any.
-async fn find_at<K>(
-    client: Client,
-    query: &RequestQuery,
-    version: Option<&str>,
-) -> kube::Result<(Option<RawDeserializeGuard<K>>, Option<String>)>
-where
-    K: Resource<DynamicType = ()> + DeserializeOwned,
-{
-    let request = Request::new(K::url_path(&(), query.namespace.as_deref()));
-    let mut params = query.list(1, None);
-    if let Some(version) = version {
-        params = params.at(version).matching(VersionMatch::Exact);
-    }
-    match read_one::<K>(client, query.request_of(&request, &params)).await {
-        Ok((page, _)) => {
-            let version = page.metadata.resource_version.filter(|version| !version.is_empty());
-            Ok((page.items.into_iter().next(), version))
-        }
-        Err(PageError::Kube(error)) => Err(error),
-        Err(PageError::TooLarge) => Err(broken("the object is too large")),
-    }
 }
 
 /// Whether lists are streamed.
@@ -688,13 +444,14 @@ where
     }
 
     fn fail(&mut self, input: WatchInput<'_>, error: WatchError) -> StepResult<K> {
-        self.follow(input, error.retry_after());
+        let requested = requested_pause(&error);
+        self.follow(input, requested);
         if let (Some(longest), ListWatchState::Rest { until, .. }) =
             (self.query.first_list_pause, &mut self.state)
             && self.progress.version().is_none()
             && matches!(error.code(), 401 | 403 | 404)
         {
-            *until = (*until).min(Instant::now() + longest.max(error.retry_after()));
+            *until = (*until).min(Instant::now() + longest.max(requested));
         }
         StepResult::Item(Err(error))
     }
@@ -732,6 +489,15 @@ fn pause(failures: u32) -> Duration {
     pause.mul_f64(rand::random_range(0.5..=1.0))
 }
 
+/// Returns the pause that the API server requests after an error.
+fn requested_pause(error: &WatchError) -> Duration {
+    match error {
+        WatchError::List(error) | WatchError::Watch(error) => retry_after(error).unwrap_or_default(),
+        WatchError::Ended(status) => retry_after(&kube::Error::Api(status.clone())).unwrap_or_default(),
+        WatchError::Unidentified => Duration::ZERO,
+    }
+}
+
 fn list_failed(error: &kube::Error) -> WatchInput<'static> {
     if is_unreachable(error) { WatchInput::ListUnreachable } else { WatchInput::ListFailed(code(error)) }
 }
@@ -745,10 +511,6 @@ fn code(error: &kube::Error) -> u16 {
         kube::Error::Api(status) => status.code,
         _ => 0,
     }
-}
-
-fn broken(what: &'static str) -> kube::Error {
-    kube::Error::ReadEvents(io::Error::new(io::ErrorKind::UnexpectedEof, what))
 }
 
 /// Returns the name of the watch of a namespace, or of all namespaces, for the metrics.

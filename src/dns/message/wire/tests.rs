@@ -1,4 +1,5 @@
 use hickory_proto::op::{Edns, Message, MessageType, OpCode};
+use hickory_proto::rr::RData;
 use hickory_proto::rr::rdata::CNAME;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
