@@ -280,80 +280,68 @@ impl<'a> LeaseClient<'a> {
     }
 
     async fn carry_out(&mut self, elector: &mut Elector, step: ElectionStep) {
-        let clock = self.election.clock;
-        let sent = clock();
+        if let ElectionStep::Wait(until) = step {
+            return self.wait(until).await;
+        }
         if std::mem::take(&mut self.waited) {
             self.failed = false;
         }
+        match self.request(elector, &step).await {
+            Ok(()) => self.election.availability.report_available(),
+            Err(failure) => self.on_failure(elector, &step, &failure),
+        }
+    }
+
+    /// Sends the request of a step, and passes the answer on.
+    async fn request(&self, elector: &mut Elector, step: &ElectionStep) -> Result<(), RequestFailure> {
+        let clock = self.election.clock;
+        let sent = clock();
+        let name = &*self.election.election_config.lease;
         let post = PostParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
-        let name = self.election.election_config.lease.clone();
-        let failure = match step {
-            ElectionStep::Wait(until) => return self.wait(until).await,
+        let remaining = self.remaining_until(elector.deadline());
+        match step {
+            ElectionStep::Wait(_) => {}
             ElectionStep::Get => {
-                match ask_until(self.remaining_until(elector.deadline()), self.leases.get_opt(&name)).await {
-                    Ok(lease) => {
-                        elector.on_lease(lease, sent, clock());
-                        return self.election.availability.report_available();
-                    }
-                    Err(failure) => failure,
-                }
+                let lease = ask_until(remaining, self.leases.get_opt(name)).await?;
+                elector.on_lease(lease, sent, clock());
             }
             ElectionStep::Create | ElectionStep::Replace => {
-                let lease = elector.claim(&name, Timestamp::now());
+                let lease = elector.claim(name, Timestamp::now());
                 let written = match step {
                     ElectionStep::Create => ask(self.leases.create(&post, &lease)).await,
-                    _ => {
-                        ask_until(
-                            self.remaining_until(elector.deadline()),
-                            self.leases.replace(&name, &post, &lease),
-                        )
-                        .await
-                    }
+                    _ => ask_until(remaining, self.leases.replace(name, &post, &lease)).await,
                 };
                 self.count(step.verb(), &written);
-                match written {
-                    Ok(lease) => {
-                        elector.on_written(lease, sent, clock());
-                        return self.election.availability.report_available();
-                    }
-                    Err(failure) => failure,
-                }
+                elector.on_written(written?, sent, clock());
             }
-            ElectionStep::Delete { ref uid, ref resource_version } => {
+            ElectionStep::Delete { uid, resource_version } => {
                 let only = Preconditions { uid: uid.clone(), resource_version: resource_version.clone() };
                 let delete = DeleteParams { preconditions: Some(only), ..Default::default() };
-                let deleted = ask(self.leases.delete(&name, &delete)).await;
+                let deleted = ask(self.leases.delete(name, &delete)).await;
                 self.count(step.verb(), &deleted);
-                match deleted {
-                    Ok(_) => {
-                        elector.deleted(clock());
-                        return self.election.availability.report_available();
-                    }
-                    Err(failure) => failure,
-                }
+                deleted?;
+                elector.deleted(clock());
             }
-            ElectionStep::GetPod(ref pod) => match ask(self.pods.get_opt(pod)).await {
-                Ok(pod) => {
-                    elector.on_pod(pod.as_ref());
-                    return self.election.availability.report_available();
-                }
-                Err(failure) => failure,
-            },
-        };
-        let now = clock();
-        match (&step, failure.code()) {
+            ElectionStep::GetPod(pod) => elector.on_pod(ask(self.pods.get_opt(pod)).await?.as_ref()),
+        }
+        Ok(())
+    }
+
+    /// Passes a failure of a step on, and logs one that isn't an answer about the Lease.
+    fn on_failure(&mut self, elector: &mut Elector, step: &ElectionStep, failure: &RequestFailure) {
+        let now = (self.election.clock)();
+        match (step, failure.code()) {
             (ElectionStep::Create | ElectionStep::Replace | ElectionStep::Delete { .. }, 409) => {
                 elector.conflict(now)
             }
             (ElectionStep::Replace | ElectionStep::Delete { .. }, 404) => elector.gone(now),
             _ => {
-                let object = match &step {
-                    ElectionStep::GetPod(pod) => {
-                        format!("Pod {}/{pod}", self.election.election_config.namespace)
-                    }
-                    _ => format!("Lease {}/{name}", self.election.election_config.namespace),
+                let ElectionConfig { namespace, lease, .. } = &self.election.election_config;
+                let object = match step {
+                    ElectionStep::GetPod(pod) => format!("Pod {namespace}/{pod}"),
+                    _ => format!("Lease {namespace}/{lease}"),
                 };
-                let pause = self.failed(&failure, &format!("{} {object}", step.verb()));
+                let pause = self.failed(failure, &format!("{} {object}", step.verb()));
                 elector.failed(pause, failure.retry_after(), now);
             }
         }

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::clock::BootInstant;
 use super::leadership::Leadership;
 use super::lease::Timing;
 use super::{ElectionMetrics, KnownLeader, RequestFailure, ask, clock, lease};
@@ -179,9 +180,7 @@ impl WriteGuard {
     }
 
     async fn watch(&self) {
-        let mut observer = LeaseObserver::default();
-        let (mut is_refused, mut is_waiting, mut errors) = (false, false, ThrottledLog::default());
-        let ForeignLease { namespace, name } = &self.lease;
+        let (mut observer, mut logged) = (LeaseObserver::default(), Logged::default());
         loop {
             let sent = clock::now();
             let answer = self.lease.get(&self.client).await;
@@ -192,60 +191,77 @@ impl WriteGuard {
                 Ok(lease) => observer.observe(lease.as_ref(), now),
                 Err(failure) => observer.observe_failure(failure.code() == 403, holds, now),
             };
-            match (found, &answer) {
-                (LeaseUse::Free, answer) => {
-                    let begun = self.leadership.grant(sent, unix_now());
-                    let (led, waited) = (former.is_some(), std::mem::take(&mut is_waiting));
-                    match answer {
-                        Err(failure) if !std::mem::replace(&mut is_refused, true) => {
-                            let why = self.lease.explain(failure);
-                            warn!(
-                                "{why}; a leader in the cluster may write the same objects, and isn't noticed"
-                            );
-                        }
-                        Err(_) => {}
-                        Ok(_) => {
-                            is_refused = false;
-                            if let Some(term) = begun.filter(|_| led || waited) {
-                                let ended = if led { " any more" } else { "" };
-                                info!(
-                                    "no process leads by Lease {namespace}/{name}{ended}: this one writes in term {term}"
-                                );
-                            }
-                        }
-                    }
-                }
-                (LeaseUse::Led(holder), _) => {
+            match found {
+                LeaseUse::Free => self.on_free(answer.as_ref().err(), sent, former.is_some(), &mut logged),
+                LeaseUse::Led(holder) => {
                     self.leadership.revoke();
                     if former.as_ref() != Some(&holder) {
                         warn!("{}", self.lease.led_by(&holder));
                     }
                 }
                 // The permission ends by the clock.
-                (LeaseUse::Unknown, _) if holds => {}
-                (LeaseUse::Unknown, answer) => {
-                    let has_ended = self.leadership.revoke();
-                    is_waiting |= has_ended;
-                    match answer {
-                        Ok(_) if !std::mem::replace(&mut is_waiting, true) => info!(
-                            "waiting for Lease {namespace}/{name}: whether another process renews it shows within the \
-                             duration of the Lease, 15 s by default; nothing is written before"
-                        ),
-                        // Watches report an API server that can't be reached.
-                        Err(failure) if has_ended || !matches!(failure.code(), 0 | 403) => {
-                            let why =
-                                format!("{}; nothing is written meanwhile", self.lease.explain(failure));
-                            errors.report(failure.code(), &why);
-                        }
-                        _ => {}
-                    }
-                }
+                LeaseUse::Unknown if holds => {}
+                LeaseUse::Unknown => self.on_unknown(answer.as_ref().err(), &mut logged),
             }
             self.known_leader.0.lock().clone_from(&observer.leader);
             self.metrics.leader.set(i64::from(self.leadership.holds()));
             sleep(Timing::DEFAULT.retry).await;
         }
     }
+
+    /// Permits writes. `led`: whether another process led until now.
+    fn on_free(&self, failure: Option<&RequestFailure>, sent: BootInstant, led: bool, logged: &mut Logged) {
+        let begun = self.leadership.grant(sent, unix_now());
+        let waited = std::mem::take(&mut logged.is_waiting);
+        match failure {
+            Some(failure) if !std::mem::replace(&mut logged.is_refused, true) => {
+                let why = self.lease.explain(failure);
+                warn!("{why}; a leader in the cluster may write the same objects, and isn't noticed");
+            }
+            Some(_) => {}
+            None => {
+                logged.is_refused = false;
+                if let Some(term) = begun.filter(|_| led || waited) {
+                    let ForeignLease { namespace, name } = &self.lease;
+                    let ended = if led { " any more" } else { "" };
+                    info!(
+                        "no process leads by Lease {namespace}/{name}{ended}: this one writes in term {term}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Permits no writes: whether another process leads isn't known, and the last permission has ended.
+    fn on_unknown(&self, failure: Option<&RequestFailure>, logged: &mut Logged) {
+        let has_ended = self.leadership.revoke();
+        logged.is_waiting |= has_ended;
+        match failure {
+            None if !std::mem::replace(&mut logged.is_waiting, true) => {
+                let ForeignLease { namespace, name } = &self.lease;
+                info!(
+                    "waiting for Lease {namespace}/{name}: whether another process renews it shows within the duration \
+                     of the Lease, 15 s by default; nothing is written before"
+                );
+            }
+            // Watches report an API server that can't be reached.
+            Some(failure) if has_ended || !matches!(failure.code(), 0 | 403) => {
+                let why = format!("{}; nothing is written meanwhile", self.lease.explain(failure));
+                logged.errors.report(failure.code(), &why);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What the log says already.
+#[derive(Default)]
+struct Logged {
+    /// The permission to read the Lease is refused.
+    is_refused: bool,
+    /// Writes wait until the use of the Lease is known.
+    is_waiting: bool,
+    errors: ThrottledLog,
 }
 
 #[cfg(test)]
