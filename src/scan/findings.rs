@@ -204,43 +204,19 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
             labelled.insert(service.key());
             continue;
         }
-        let (namespace, service_name) =
-            (service.key().namespace().to_owned(), service.key().name().to_owned());
-        let all = owners.get(&external_name).map(Vec::as_slice).unwrap_or_default();
-        let is_owner = |link: &&Arc<Link>| is_of_service(link) || link.key.namespace() == namespace;
+        let (namespace, name) = (service.key().namespace().to_owned(), service.key().name().to_owned());
+        let found = Candidate { namespace, service: name, external_name };
+        let all = owners.get(&found.external_name).map(Vec::as_slice).unwrap_or_default();
+        let is_owner = |link: &&Arc<Link>| is_of_service(link) || link.key.namespace() == found.namespace;
         let trusted: Vec<&Arc<Link>> = all.iter().filter(is_owner).collect();
-        match &trusted[..] {
-            [owner] => {
-                let is_allowed = owner.key.namespace() == namespace || owner.annotations.allows(&namespace);
-                scan.exact.push(ExactMatch {
-                    namespace,
-                    service: service_name,
-                    external_name,
-                    load_balancer: owner.key.to_string(),
-                    is_stable_name: owner.active_override().is_some(),
-                    needs_allow_from: !is_allowed,
-                    allowed: owner.annotations.allow_from.iter().map(ToString::to_string).collect(),
-                    version: service.metadata.resource_version.clone(),
-                });
+        match (&trusted[..], sources.get(&found.external_name)) {
+            ([owner], _) => scan.exact.push(found.exact_match(owner, service)),
+            ([_, _, ..], _) => scan.ambiguous.push(found.ambiguous(&trusted)),
+            ([], Some(stable_names)) => scan.sources.push(found.source_match(stable_names)),
+            ([], None) if domain(&found.external_name).is_some_and(|domain| domains.contains(domain)) => {
+                candidates.push(found)
             }
-            [_, _, ..] => scan.ambiguous.push(Ambiguous {
-                namespace,
-                service: service_name,
-                external_name,
-                load_balancers: trusted.iter().map(|owner| owner.key.to_string()).collect(),
-            }),
-            [] => {
-                if let Some(stable_names) = sources.get(&external_name) {
-                    scan.sources.push(SourceMatch {
-                        namespace,
-                        service: service_name,
-                        external_name,
-                        stable_names: stable_names.iter().map(ToString::to_string).collect(),
-                    });
-                } else if domain(&external_name).is_some_and(|domain| domains.contains(domain)) {
-                    candidates.push(Candidate { namespace, service: service_name, external_name });
-                }
-            }
+            ([], None) => {}
         }
     }
     scan.exact.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
@@ -256,6 +232,34 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
         ));
     }
     (scan, candidates)
+}
+
+impl Candidate {
+    fn exact_match(self, owner: &Link, service: &Service) -> ExactMatch {
+        let Self { namespace, service: name, external_name } = self;
+        ExactMatch {
+            load_balancer: owner.key.to_string(),
+            is_stable_name: owner.active_override().is_some(),
+            needs_allow_from: owner.key.namespace() != namespace && !owner.annotations.allows(&namespace),
+            allowed: owner.annotations.allow_from.iter().map(ToString::to_string).collect(),
+            version: service.metadata.resource_version.clone(),
+            namespace,
+            service: name,
+            external_name,
+        }
+    }
+
+    fn ambiguous(self, owners: &[&Arc<Link>]) -> Ambiguous {
+        let Self { namespace, service, external_name } = self;
+        let load_balancers = owners.iter().map(|owner| owner.key.to_string()).collect();
+        Ambiguous { namespace, service, external_name, load_balancers }
+    }
+
+    fn source_match(self, stable_names: &BTreeSet<ServiceKey>) -> SourceMatch {
+        let Self { namespace, service, external_name } = self;
+        let stable_names = stable_names.iter().map(ToString::to_string).collect();
+        SourceMatch { namespace, service, external_name, stable_names }
+    }
 }
 
 /// Returns the links with a hostname as target, by hostname and ordered by key.

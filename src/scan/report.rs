@@ -1,5 +1,6 @@
 //! The report of a scan: tables, and the commands that let Services follow their load balancer.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::json;
@@ -8,72 +9,24 @@ use super::findings::{ExactMatch, Scan};
 use crate::links::table::columns;
 use crate::model::rejection::MAX_ENTRIES;
 
+/// A title, and the rows of a table without its head.
+type Section<'a> = (&'static str, Vec<Vec<Cow<'a, str>>>);
+
 /// Returns the lines of the report. Findings that need a decision come first.
 #[must_use]
 pub fn report(scan: &Scan) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut section = |title: &str, rows: Vec<Vec<&str>>| {
-        if rows.len() > 1 {
-            if !lines.is_empty() {
-                lines.push(String::new());
-            }
-            lines.push(title.to_owned());
+    for (title, rows) in
+        [probable(scan), ambiguous(scan), sources(scan), addresses(scan), exact(scan)].into_iter().flatten()
+    {
+        if !lines.is_empty() {
             lines.push(String::new());
-            lines.extend(columns(&rows).into_iter().map(|line| format!("  {line}")));
         }
-    };
-    let mut rows = vec![vec!["NAMESPACE", "SERVICE", "EXTERNAL NAME", "DNS"]];
-    rows.extend(scan.probable.iter().map(|it| vec![&*it.namespace, &it.service, &it.external_name, &it.dns]));
-    section(
-        "Probably stale: no load balancer has this hostname any more. Decide which load balancer is meant:",
-        rows,
-    );
-    let load_balancers: Vec<String> = scan.ambiguous.iter().map(|it| it.load_balancers.join(",")).collect();
-    let mut rows = vec![vec!["NAMESPACE", "SERVICE", "EXTERNAL NAME", "LOAD BALANCERS"]];
-    rows.extend(
-        scan.ambiguous
-            .iter()
-            .zip(&load_balancers)
-            .map(|(it, owners)| vec![&*it.namespace, &it.service, &it.external_name, owners]),
-    );
-    section("Several load balancers have this hostname. Decide which one is meant:", rows);
-    let stable_names: Vec<String> = scan.sources.iter().map(|it| it.stable_names.join(",")).collect();
-    let mut rows = vec![vec!["NAMESPACE", "SERVICE", "EXTERNAL NAME", "EXTERNALTARGET"]];
-    rows.extend(
-        scan.sources
-            .iter()
-            .zip(&stable_names)
-            .map(|(it, owners)| vec![&*it.namespace, &it.service, &it.external_name, owners]),
-    );
-    section(
-        "These Services name a source or a former target of a StableName. Decide whether they are to follow the \
-         StableName:",
-        rows,
-    );
-    let found: Vec<[String; 3]> = scan
-        .addresses
-        .iter()
-        .map(|it| [it.address.to_string(), it.load_balancer.clone(), it.replacement.clone()])
-        .collect();
-    let mut rows = vec![vec!["NAMESPACE", "KIND", "NAME", "ADDRESS", "LOAD BALANCER", "USE INSTEAD"]];
-    rows.extend(scan.addresses.iter().zip(&found).map(|(it, [address, owner, replacement])| {
-        vec![&*it.namespace, it.kind, &it.name, address, owner, replacement]
-    }));
-    section(
-        "Objects with an address of a load balancer. The external target has its present addresses:",
-        rows,
-    );
-    let kind = |it: &ExactMatch| if it.is_stable_name { "StableName " } else { "" };
-    let owners: Vec<String> =
-        scan.exact.iter().map(|it| format!("{}{}", kind(it), it.load_balancer)).collect();
-    let mut rows = vec![vec!["NAMESPACE", "SERVICE", "EXTERNAL NAME", "LOAD BALANCER"]];
-    rows.extend(
-        scan.exact
-            .iter()
-            .zip(&owners)
-            .map(|(it, owner)| vec![&*it.namespace, &it.service, &it.external_name, owner]),
-    );
-    section("These Services name a load balancer of this cluster, and can follow it:", rows);
+        lines.push(title.to_owned());
+        lines.push(String::new());
+        let rows: Vec<Vec<&str>> = rows.iter().map(|row| row.iter().map(|cell| &**cell).collect()).collect();
+        lines.extend(columns(&rows).into_iter().map(|line| format!("  {line}")));
+    }
     if scan.exact.is_empty() {
         if !lines.is_empty() {
             lines.push(String::new());
@@ -88,6 +41,73 @@ pub fn report(scan: &Scan) -> Vec<String> {
         lines.push("lb-linker needs the permissions of deploy/source/ to change these Services.".to_owned());
     }
     lines
+}
+
+/// Returns a section; `None` if it has no rows.
+fn section<'a, const COLUMNS: usize>(
+    title: &'static str,
+    head: [&'static str; COLUMNS],
+    rows: impl Iterator<Item = [Cow<'a, str>; COLUMNS]>,
+) -> Option<Section<'a>> {
+    let rows: Vec<Vec<_>> = [head.map(Cow::from)].into_iter().chain(rows).map(Vec::from).collect();
+    (rows.len() > 1).then_some((title, rows))
+}
+
+fn probable(scan: &Scan) -> Option<Section<'_>> {
+    section(
+        "Probably stale: no load balancer has this hostname any more. Decide which load balancer is meant:",
+        ["NAMESPACE", "SERVICE", "EXTERNAL NAME", "DNS"],
+        scan.probable
+            .iter()
+            .map(|it| [&it.namespace, &it.service, &it.external_name, &it.dns].map(Cow::from)),
+    )
+}
+
+fn ambiguous(scan: &Scan) -> Option<Section<'_>> {
+    section(
+        "Several load balancers have this hostname. Decide which one is meant:",
+        ["NAMESPACE", "SERVICE", "EXTERNAL NAME", "LOAD BALANCERS"],
+        scan.ambiguous.iter().map(|it| {
+            let owners = it.load_balancers.join(",").into();
+            [(&it.namespace).into(), (&it.service).into(), (&it.external_name).into(), owners]
+        }),
+    )
+}
+
+fn sources(scan: &Scan) -> Option<Section<'_>> {
+    section(
+        "These Services name a source or a former target of a StableName. Decide whether they are to follow the \
+         StableName:",
+        ["NAMESPACE", "SERVICE", "EXTERNAL NAME", "EXTERNALTARGET"],
+        scan.sources.iter().map(|it| {
+            let owners = it.stable_names.join(",").into();
+            [(&it.namespace).into(), (&it.service).into(), (&it.external_name).into(), owners]
+        }),
+    )
+}
+
+fn addresses(scan: &Scan) -> Option<Section<'_>> {
+    section(
+        "Objects with an address of a load balancer. The external target has its present addresses:",
+        ["NAMESPACE", "KIND", "NAME", "ADDRESS", "LOAD BALANCER", "USE INSTEAD"],
+        scan.addresses.iter().map(|it| {
+            let address = it.address.to_string().into();
+            let (owner, replacement) = ((&it.load_balancer).into(), (&it.replacement).into());
+            [(&it.namespace).into(), it.kind.into(), (&it.name).into(), address, owner, replacement]
+        }),
+    )
+}
+
+fn exact(scan: &Scan) -> Option<Section<'_>> {
+    section(
+        "These Services name a load balancer of this cluster, and can follow it:",
+        ["NAMESPACE", "SERVICE", "EXTERNAL NAME", "LOAD BALANCER"],
+        scan.exact.iter().map(|it| {
+            let kind = if it.is_stable_name { "StableName " } else { "" };
+            let owner = format!("{kind}{}", it.load_balancer).into();
+            [(&it.namespace).into(), (&it.service).into(), (&it.external_name).into(), owner]
+        }),
+    )
 }
 
 /// Returns the kubectl commands that let Services follow their load balancers: first the permissions of the load
