@@ -147,29 +147,19 @@ fn label_value(name: &str) -> String {
     cut.trim_end_matches(['-', '.']).to_owned()
 }
 
-/// Returns the three alerts.
-fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Value {
-    let (namespace, name) = key.parts();
-    let selector = format!("{{stable_name_namespace={}, stable_name={}}}", json!(namespace), json!(name));
-    // After a change of the leader another Pod exports the metrics, and for a while no Pod does.
-    let last = |metric: &str, of_several: &str| {
-        let metric = format!("lb_linker_stable_name_{metric}{selector}");
-        format!(
-            "(\n  max by ({SERIES}) ({metric})\n    or\n  {of_several} by ({SERIES}) (last_over_time({metric}[{LAST_VALUES}]))\n)"
-        )
-    };
-    let changes = format!(
-        "sum by ({SERIES}) (\n  increase(lb_linker_stable_name_changes_total{selector}[{FLAPPING_WINDOW}])\n) >= \
-         {FLAPPING_THRESHOLD}"
-    );
-    let preferred = match pinned.unwrap_or_default() {
-        0 => "> 0".to_owned(),
-        position => format!(">= 0 != {position}"),
-    };
-    let wanted = if pinned.is_some() { "the pinned one" } else { "the preferred one" };
-    let look = format!("kubectl -n {namespace} describe stablename {name} tells why.");
-    let (not_ready_for, failed_over_for) = (alerts.not_ready_for(), alerts.failed_over_for());
-    let alert = |name: &str, expr: String, wait: Option<Duration>, severity: &str, summary, description| {
+/// An alert about a StableName.
+struct Alert {
+    name: &'static str,
+    expr: String,
+    wait: Option<Duration>,
+    severity: &'static str,
+    summary: String,
+    description: String,
+}
+
+impl Alert {
+    fn rule(self, alerts: &Alerts) -> Value {
+        let Self { name, expr, wait, severity, summary, description } = self;
         let alert = format!("LbLinkerStableName{name}");
         let runbook = format!("{RUNBOOKS}#{}", alert.to_lowercase());
         let mut rule = json!({
@@ -182,46 +172,98 @@ fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Valu
             rule["for"] = json!(duration(wait));
         }
         rule
+    }
+}
+
+/// Returns the three alerts.
+fn alert_rules(key: &ServiceKey, alerts: &Alerts, pinned: Option<usize>) -> Value {
+    let all = [
+        not_ready(key, alerts.not_ready_for()),
+        failed_over(key, alerts.failed_over_for(), pinned),
+        flapping(key),
+    ];
+    all.map(|alert| alert.rule(alerts)).into_iter().collect()
+}
+
+fn not_ready(key: &ServiceKey, wait: Duration) -> Alert {
+    let (namespace, name) = key.parts();
+    Alert {
+        name: "NotReady",
+        // Without a leader the last values of several Pods count: an alert that fires isn't resolved.
+        expr: format!("{} == 0", last(key, "ready", "min")),
+        wait: Some(wait),
+        severity: "critical",
+        summary: format!("StableName {namespace}/{name} isn't Ready."),
+        description: format!(
+            "StableName {name} in namespace {namespace} hasn't been Ready for {}: its spec or one of its names is \
+             refused, it has no target, its target isn't verified or fails its checks, or its external target is \
+             missing. {}",
+            words(wait),
+            look(key)
+        ),
+    }
+}
+
+fn failed_over(key: &ServiceKey, wait: Duration, pinned: Option<usize>) -> Alert {
+    let (namespace, name) = key.parts();
+    let preferred = match pinned.unwrap_or_default() {
+        0 => "> 0".to_owned(),
+        position => format!(">= 0 != {position}"),
     };
-    json!([
-        alert(
-            "NotReady",
-            // Without a leader the last values of several Pods count: an alert that fires isn't resolved.
-            format!("{} == 0", last("ready", "min")),
-            Some(not_ready_for),
-            "critical",
-            format!("StableName {namespace}/{name} isn't Ready."),
-            format!(
-                "StableName {name} in namespace {namespace} hasn't been Ready for {}: its spec or one of its names \
-                 is refused, it has no target, its target isn't verified or fails its checks, or its external target \
-                 is missing. {look}",
-                words(not_ready_for)
-            ),
+    let wanted = if pinned.is_some() { "the pinned one" } else { "the preferred one" };
+    Alert {
+        name: "FailedOver",
+        expr: format!("{} {preferred}", last(key, "source", "max")),
+        wait: Some(wait),
+        severity: "warning",
+        summary: format!("StableName {namespace}/{name} leads to another source than {wanted}."),
+        description: format!(
+            "StableName {name} in namespace {namespace} has led to source {{{{ $value }}}} of spec.sources, counted \
+             from 0, and not to {wanted}, for {}. {}",
+            words(wait),
+            look(key)
         ),
-        alert(
-            "FailedOver",
-            format!("{} {preferred}", last("source", "max")),
-            Some(failed_over_for),
-            "warning",
-            format!("StableName {namespace}/{name} leads to another source than {wanted}."),
-            format!(
-                "StableName {name} in namespace {namespace} has led to source {{{{ $value }}}} of spec.sources, \
-                 counted from 0, and not to {wanted}, for {}. {look}",
-                words(failed_over_for)
-            ),
+    }
+}
+
+fn flapping(key: &ServiceKey) -> Alert {
+    let (namespace, name) = key.parts();
+    Alert {
+        name: "Flapping",
+        expr: format!(
+            "sum by ({SERIES}) (\n  increase(lb_linker_stable_name_changes_total{}[{FLAPPING_WINDOW}])\n) >= \
+             {FLAPPING_THRESHOLD}",
+            selector(key)
         ),
-        alert(
-            "Flapping",
-            changes,
-            None,
-            "warning",
-            format!("The target of StableName {namespace}/{name} changes often."),
-            format!(
-                "The target of StableName {name} in namespace {namespace} has changed {{{{ $value | humanize }}}} \
-                 times in the last hour. {look}"
-            ),
+        wait: None,
+        severity: "warning",
+        summary: format!("The target of StableName {namespace}/{name} changes often."),
+        description: format!(
+            "The target of StableName {name} in namespace {namespace} has changed {{{{ $value | humanize }}}} times in \
+             the last hour. {}",
+            look(key)
         ),
-    ])
+    }
+}
+
+fn selector(key: &ServiceKey) -> String {
+    let (namespace, name) = key.parts();
+    format!("{{stable_name_namespace={}, stable_name={}}}", json!(namespace), json!(name))
+}
+
+/// Returns the value of a metric; `of_several` chooses one of several Pods' values. After a change of the leader another
+/// Pod exports the metrics, and for a while no Pod does.
+fn last(key: &ServiceKey, metric: &str, of_several: &str) -> String {
+    let metric = format!("lb_linker_stable_name_{metric}{}", selector(key));
+    format!(
+        "(\n  max by ({SERIES}) ({metric})\n    or\n  {of_several} by ({SERIES}) (last_over_time({metric}[{LAST_VALUES}]))\n)"
+    )
+}
+
+/// Returns the sentence with the command that tells the reasons.
+fn look(key: &ServiceKey) -> String {
+    let (namespace, name) = key.parts();
+    format!("kubectl -n {namespace} describe stablename {name} tells why.")
 }
 
 /// Returns the labels of an alert: `severity`, and the valid labels of `spec.alerts.labels`, which may replace it.
