@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
@@ -274,11 +275,20 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(code) => return code,
     };
-    let runtime = match tokio::runtime::Runtime::new() {
+    let runtime = match Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => return exit_with_error(&error.to_string(), FAILED),
     };
-    let code = match cli.command {
+    let code = execute(cli, &runtime);
+    // Doesn't wait for blocking tasks: a file system that doesn't respond must not delay the exit.
+    runtime.shutdown_background();
+    kill_credential_programs();
+    code
+}
+
+/// Runs the command.
+fn execute(cli: Cli, runtime: &Runtime) -> ExitCode {
+    match cli.command {
         None => runtime.block_on(start(cli.flags)),
         Some(Command::Run { flags }) => runtime.block_on(start(*flags)),
         Some(Command::Check { flags, cluster }) => runtime.block_on(report(&flags, cluster)),
@@ -328,11 +338,7 @@ pub fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Some(Command::Query { arguments }) => runtime.block_on(query(&arguments)),
-    };
-    // Doesn't wait for blocking tasks: a file system that doesn't respond must not delay the exit.
-    runtime.shutdown_background();
-    kill_credential_programs();
-    code
+    }
 }
 
 async fn start(flags: Flags) -> ExitCode {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use hickory_proto::rr::Name;
 
+use crate::app::error::RunError;
 use crate::app::link_reader::{LinkReader, zones_of_links};
 use crate::cli::flags::Flags;
 use crate::links::LinkFilter;
@@ -48,17 +49,7 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
         );
     }
     log_warnings();
-    let zones = match &action {
-        // Whatever the zones are: a block that does harm has to go, too.
-        StubAction::Remove { .. } if flags.corefile.is_none() => Ok(flags.zones.clone()),
-        StubAction::Remove { .. } => {
-            let mut flags = flags.clone();
-            flags.hostname_policy.cluster_domain = Name::root();
-            zones_of_links(&flags)
-        }
-        _ => zones_of_links(&flags),
-    };
-    let zones: Vec<String> = match zones {
+    let zones: Vec<String> = match zones_for(&action, &flags) {
         Ok(zones) => zones.iter().map(to_presentation).collect(),
         Err(error) => return fail(&error),
     };
@@ -105,6 +96,20 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
             write_steps(&connection, to_apply(&dns, &forwarding), ask).await
         }
         (StubAction::Verify, Ok(forwarding)) => verify_zones(flags, &dns, &forwarding, is_complete).await,
+    }
+}
+
+/// Returns the zones that an action is about.
+fn zones_for(action: &StubAction, flags: &Flags) -> Result<Vec<Name>, RunError> {
+    match action {
+        // Whatever the zones are: a block that does harm has to go, too.
+        StubAction::Remove { .. } if flags.corefile.is_none() => Ok(flags.zones.clone()),
+        StubAction::Remove { .. } => {
+            let mut flags = flags.clone();
+            flags.hostname_policy.cluster_domain = Name::root();
+            zones_of_links(&flags)
+        }
+        _ => zones_of_links(flags),
     }
 }
 

@@ -152,7 +152,11 @@ impl Upstream {
         self.metrics.iter().for_each(|metrics| metrics.record_socket(protocol, was_open));
     }
 
-    fn open(&self, permit: SocketPermit) -> io::Result<UdpUpstreamSocket> {
+    /// Returns the idle socket if there is one, else a new one.
+    fn socket(&self, permit: SocketPermit, idle: Option<UdpUpstreamSocket>) -> io::Result<UdpUpstreamSocket> {
+        if let Some(socket) = idle {
+            return Ok(socket.with(permit));
+        }
         let from = self.source.map(|_| self.bind_address());
         UdpUpstreamSocket::open(from, self.endpoint.address, permit)
     }
@@ -282,12 +286,9 @@ impl Attempt<'_> {
         let mut permit = Some(permit);
         loop {
             let was_open = idle.is_some();
-            let socket = permit.take().map(|permit| {
-                permit.and_then(|permit| match idle.take() {
-                    Some(socket) => Ok(socket.with(permit)),
-                    None => self.upstream.open(permit),
-                })
-            });
+            let socket = permit
+                .take()
+                .map(|permit| permit.and_then(|permit| self.upstream.socket(permit, idle.take())));
             match socket {
                 Some(Ok(socket)) => {
                     local = local.or(socket.local);

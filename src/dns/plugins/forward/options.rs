@@ -116,21 +116,7 @@ pub(super) fn parse(
             word.error(format!("forward takes {MAX_TO} upstreams at most, and here are {}", to.len()))
         );
     }
-    let options = ForwardOptions {
-        max_concurrent: default_max_concurrent(),
-        sockets: Arc::clone(&setup.context.upstream_sockets),
-        metrics: Some(metrics),
-        ..ForwardOptions::default()
-    };
-    let mut parser = OptionsParser {
-        except: Vec::new(),
-        next: Vec::new(),
-        next_on_nodata: false,
-        resolvers: Vec::new(),
-        force_tcp: false,
-        tls: Tls::default(),
-        options,
-    };
+    let mut parser = OptionsParser::new(setup, metrics);
     for option in line.options() {
         option.no_block()?;
         parser.take(option, setup)?;
@@ -185,6 +171,24 @@ fn zone(word: &Token, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
 }
 
 impl OptionsParser {
+    fn new(setup: &Setup<'_>, metrics: Arc<ForwardMetrics>) -> Self {
+        let options = ForwardOptions {
+            max_concurrent: default_max_concurrent(),
+            sockets: Arc::clone(&setup.context.upstream_sockets),
+            metrics: Some(metrics),
+            ..ForwardOptions::default()
+        };
+        Self {
+            except: Vec::new(),
+            next: Vec::new(),
+            next_on_nodata: false,
+            resolvers: Vec::new(),
+            force_tcp: false,
+            tls: Tls::default(),
+            options,
+        }
+    }
+
     fn take(&mut self, line: &Directive, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let options = &mut self.options;
         match line.name() {
@@ -204,20 +208,10 @@ impl OptionsParser {
             "expire" => options.pool_config.idle = duration(line)?,
             "max_age" => options.pool_config.age = Some(duration(line)?).filter(|age| !age.is_zero()),
             "max_idle_conns" => {
-                let (number, default) = (number(line)?, PoolConfig::default());
                 (options.pool_config.max_idle_connections, options.pool_config.max_idle_sockets) =
-                    if number == 0 {
-                        (default.max_idle_connections, default.max_idle_sockets)
-                    } else {
-                        (number, number)
-                    };
+                    max_idle(line)?;
             }
-            "read_timeout" => {
-                options.read_timeout = duration(line)?;
-                if options.read_timeout.is_zero() {
-                    return Err(line.arguments()[0].error("read_timeout has to be longer than 0"));
-                }
-            }
+            "read_timeout" => options.read_timeout = read_timeout(line)?,
             "max_fails" => options.max_fails = number(line)?,
             "max_connect_attempts" => options.max_attempts = Some(number::<u32>(line)? as usize),
             "max_concurrent" => {
@@ -240,15 +234,7 @@ impl OptionsParser {
                 line.no_arguments()?;
                 options.fail_fast = true;
             }
-            "failover" => {
-                let codes = rcodes(line)?;
-                if let Some(at) = codes.iter().position(|code| *code == ResponseCode::NoError) {
-                    return Err(
-                        line.arguments()[at].error("failover can't name NOERROR, which isn't an error")
-                    );
-                }
-                options.failover.extend(codes);
-            }
+            "failover" => options.failover.extend(failover(line)?),
             "source_address" => {
                 options.source =
                     Some(line.single_argument("an address of this machine")?.parse("an IP address")?);
@@ -346,6 +332,21 @@ fn number<N: std::str::FromStr>(line: &Directive) -> Result<N, CorefileError> {
     line.single_argument("a number")?.parse("a number from 0 on")
 }
 
+/// Returns the maximum numbers of idle connections and of idle sockets.
+fn max_idle(line: &Directive) -> Result<(usize, usize), CorefileError> {
+    let (number, default) = (number(line)?, PoolConfig::default());
+    let defaults = (default.max_idle_connections, default.max_idle_sockets);
+    Ok(if number == 0 { defaults } else { (number, number) })
+}
+
+fn read_timeout(line: &Directive) -> Result<Duration, CorefileError> {
+    let timeout = duration(line)?;
+    if timeout.is_zero() {
+        return Err(line.arguments()[0].error("read_timeout has to be longer than 0"));
+    }
+    Ok(timeout)
+}
+
 fn policy(line: &Directive) -> Result<SelectionPolicy, CorefileError> {
     let word = line.single_argument("random, round_robin or sequential")?;
     match &*word.text {
@@ -362,6 +363,14 @@ fn rcodes(line: &Directive) -> Result<Vec<ResponseCode>, CorefileError> {
             .ok_or_else(|| word.unexpected("a response code such as NXDOMAIN or SERVFAIL"))
     };
     line.required_arguments("response codes")?.iter().map(code).collect()
+}
+
+fn failover(line: &Directive) -> Result<Vec<ResponseCode>, CorefileError> {
+    let codes = rcodes(line)?;
+    match codes.iter().position(|code| *code == ResponseCode::NoError) {
+        Some(at) => Err(line.arguments()[at].error("failover can't name NOERROR, which isn't an error")),
+        None => Ok(codes),
+    }
 }
 
 /// Parses `health_check DURATION [no_rec] [domain NAME]`.

@@ -125,20 +125,21 @@ pub fn follow(
         seen.push(owner.clone());
     }
     let authorities = if has_data { Vec::new() } else { negative_proof(answer, &owner, max_negative_ttl) };
+    let is_complete = has_data || is_denial(answer, &authorities);
     let end = match answer.metadata.response_code {
-        rcode @ (ResponseCode::NoError | ResponseCode::NXDomain) => {
-            let is_referral = !has_data
-                && rcode == ResponseCode::NoError
-                && authorities.is_empty()
-                && answer.records.authorities.iter().any(|record| record.record_type() == RecordType::NS);
-            // RFC 2308 section 2.2.1: an empty answer with NS records and without an SOA is a referral, not NODATA. A
-            // truncated chain isn't NODATA either.
-            let is_cut = answer.metadata.truncation && !has_data;
-            if is_referral || is_cut { ChainEnd::Unresolved } else { ChainEnd::Final(rcode) }
-        }
+        rcode @ (ResponseCode::NoError | ResponseCode::NXDomain) if is_complete => ChainEnd::Final(rcode),
         _ => ChainEnd::Unresolved,
     };
     chain(answers, authorities, end)
+}
+
+/// Returns whether an answer without data is a denial, with this proof. An empty answer with NS records and without an
+/// SOA is a referral (RFC 2308 section 2.2.1), and a truncated chain may have data.
+fn is_denial(answer: &Reply, proof: &[Record]) -> bool {
+    let is_referral = answer.metadata.response_code == ResponseCode::NoError
+        && proof.is_empty()
+        && answer.records.authorities.iter().any(|record| record.record_type() == RecordType::NS);
+    !is_referral && !answer.metadata.truncation
 }
 
 /// Returns the records that the policies can check. Records of types with addresses or names are left out if their data

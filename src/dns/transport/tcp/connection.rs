@@ -173,6 +173,15 @@ impl Session {
                 }
             }
         }
+        self.shut_down(reader, writer).await
+    }
+
+    /// Ends the connection after the last answer.
+    async fn shut_down(
+        &self,
+        mut reader: impl AsyncRead + Unpin,
+        mut writer: impl AsyncWrite + Unpin,
+    ) -> io::Result<()> {
         timeout(self.connection.limits.write, writer.shutdown()).await??;
         if self.remaining_queries == 0 {
             // Unread data would make the kernel reset the connection, and drop answers that the client hasn't received

@@ -92,7 +92,7 @@ async fn query_is_repeated_though_its_reused_socket_has_failed() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let upstream = upstream(silent.local_addr().unwrap(), Transport::Udp);
     let quota = upstream.budget.check_quota();
-    let broken = upstream.open(quota.take().unwrap()).unwrap();
+    let broken = upstream.socket(quota.take().unwrap(), None).unwrap();
     broken.fail_to_send();
     upstream.sockets.put(broken);
     let hearing = async {

@@ -133,13 +133,7 @@ impl WatchProgress {
     pub(super) fn take(&mut self, input: WatchInput<'_>, now: Instant) -> WatchStep {
         match input {
             WatchInput::Listed { version, objects, newest } => {
-                self.max_silence = if self.differs(version, objects, newest) {
-                    MAX_SILENCE
-                } else {
-                    (self.max_silence * 2).min(MAX_SILENCE * MAX_SILENCE_FACTOR)
-                };
-                self.objects = objects;
-                self.record_activity(version, now);
+                self.record_list(version, objects, newest, now);
                 WatchStep::Watch(0)
             }
             WatchInput::ListFailed(410) => self.list_again(),
@@ -194,6 +188,16 @@ impl WatchProgress {
             }
             WatchInput::Silence => WatchStep::List(0),
         }
+    }
+
+    fn record_list(&mut self, version: &str, objects: u64, newest: Option<u64>, now: Instant) {
+        self.max_silence = if self.differs(version, objects, newest) {
+            MAX_SILENCE
+        } else {
+            (self.max_silence * 2).min(MAX_SILENCE * MAX_SILENCE_FACTOR)
+        };
+        self.objects = objects;
+        self.record_activity(version, now);
     }
 
     /// Returns whether a list contains changes that the watch has missed. Certainty would need a comparison of all
