@@ -1,7 +1,7 @@
 //! What every controller runs on: its queue, the writes under way, and the circuit breakers.
 //!
-//! A controller adds keys as its inputs change, takes them with [`Runtime::next`], decides about each, and makes at most
-//! one write for a key at once. [`Runtime::event`] is one arm of its `select!`: it waits for timers, turns, probes and
+//! A controller adds keys as its inputs change, takes them with [`WorkQueue::next`], decides about each, and makes at
+//! most one write for a key at once. [`Runtime::event`] is one arm of its `select!`: it waits for timers, turns, probes and
 //! ends of writes.
 
 use std::future::Future;

@@ -168,7 +168,7 @@ pub struct Actual<'a> {
     pub slices: &'a [&'a EndpointSlice],
     /// EndpointSlices with names that the link needs, labelled for another link or for no link.
     pub foreign_slices: &'a [&'a EndpointSlice],
-    /// Whether a former leader has created all objects that are labelled for the link: see [`UnwantedObjects`].
+    /// Whether a former leader has created all objects that are labelled for the link: see `UnwantedObjects`.
     pub is_of_former_leader: bool,
 }
 
