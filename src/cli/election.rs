@@ -100,7 +100,7 @@ impl Flags {
         )
     }
 
-    /// Returns whether the cluster is the one that this process runs in.
+    /// Returns whether this process runs in the cluster.
     fn is_own_cluster(&self, environment: &Environment) -> bool {
         environment.in_cluster && self.kubeconfig.is_none() && self.context.is_none()
     }

@@ -96,7 +96,7 @@ pub struct SavedLink {
     pub target: Option<SavedTarget>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl: Option<u32>,
-    /// The custom hostnames that the link holds; those that another owner asks for.
+    /// The custom hostnames that the link holds; of an owner of another kind, the names that it asks for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hostnames: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

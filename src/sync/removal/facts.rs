@@ -142,11 +142,11 @@ pub enum Membership {
 /// Which Service of the name a look-up has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Which {
-    /// The one that the subject belongs to, as far as its uid is known.
+    /// The Service that the subject belongs to, as far as its uid is known.
     Same,
-    /// The known successor of that one.
+    /// The known successor of that Service.
     Successor,
-    /// Another one, which no watch has reported.
+    /// Another Service, which no watch has reported.
     Another,
 }
 

@@ -37,7 +37,7 @@ fn found(random: &mut StdRng) -> Option<Found> {
     one(random, &[None, Some(Found::Absent), Some(exists), Some(exists), Some(refused), Some(Found::Failed)])
 }
 
-/// Returns facts in any combination, also in those that don't occur.
+/// Returns facts in any combination, also in combinations that don't occur.
 fn facts(random: &mut StdRng, now: Instant) -> Facts {
     let is_settled = random.random();
     let subjects = [

@@ -37,7 +37,7 @@ use crate::sync::stable_name::decision::mass_failure::MassFailureGuard;
 use crate::sync::stable_name::decision::upstream_answers::UpstreamAnswers;
 use state::DecisionState;
 
-/// At most 16 writes of statuses at once, and of those that aren't urgent 20 a second, and one in 10 s of a StableName.
+/// At most 16 writes of statuses at once; of the writes that aren't urgent 20 a second, and one in 10 s of a StableName.
 const LIMITS: Limits = Limits { at_once: 16, starts: Some((20, Duration::from_secs(1))) };
 const OBJECT_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of decisions before other tasks have a turn.
