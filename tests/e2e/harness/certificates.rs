@@ -25,7 +25,9 @@ pub fn write(directory: &Path) -> io::Result<()> {
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca_certificate = ca.self_signed(&ca_key).expect("a certificate of a CA");
     let issuer = Issuer::new(ca, ca_key);
-    let server = params(&["localhost", "127.0.0.1"], "kube-apiserver of tests");
+    // The names that an API server's own certificate has.
+    let names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost", "127.0.0.1"];
+    let server = params(&names, "kube-apiserver of tests");
     let certificate = server.signed_by(&key, &issuer).expect("a certificate");
     fs::create_dir_all(directory)?;
     fs::write(directory.join("apiserver.crt"), certificate.pem() + &ca_certificate.pem())?;
