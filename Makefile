@@ -1,7 +1,7 @@
 # For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo recording test test-release bench bench-cluster chaos soak build static rootfs image lint docs crd control-plane stubs go-programs helm promtool previous fuzz has-rust has-cargo-fuzz
+.PHONY: help demo recording test test-release bench bench-cluster chaos soak build static rootfs image lint docs crd control-plane stubs go-programs helm promtool previous fuzz has-rust has-linker has-cargo-fuzz
 
 # The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -13,11 +13,11 @@ FUZZ_TARGETS := corefile manifest question reply rules snapshot stream watch
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: has-rust ## show lb-linker at work, without a cluster (the first build takes some minutes)
+demo: has-linker ## show lb-linker at work, without a cluster (the first build takes some minutes)
 	cargo build --locked --bin lb-linker --example demo
 	@cargo run --locked --quiet --example demo
 
-recording: has-rust ## write the picture in README.md, docs/demo.svg, from a run of the demo
+recording: has-linker ## write the picture in README.md, docs/demo.svg, from a run of the demo
 	cargo build --locked --bin lb-linker --example demo
 	cargo run --locked --quiet --example demo -- --svg docs/demo.svg
 
@@ -27,10 +27,10 @@ test: has-rust ## run the tests for a change, against a real kube-apiserver, and
 test-release: has-rust ## test what is released: image, chart, alerts, the upgrade from an older version, the oldest Kubernetes; mutated input
 	tests/run release
 
-bench: has-rust ## measure the CPU time of a query, beside other DNS servers (needs two idle cores)
+bench: has-linker ## measure the CPU time of a query, beside other DNS servers (needs two idle cores)
 	cargo bench --locked --bench queries
 
-build: has-rust ## build target/release/lb-linker
+build: has-linker ## build target/release/lb-linker
 	cargo build --locked --release --target-dir target --bin lb-linker
 
 # The host's target by name: without it, RUSTFLAGS apply to build scripts and procedural macros, too, which can't be
@@ -39,7 +39,7 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 STATIC_FLAGS := -C target-feature=+crt-static --remap-path-prefix=$(CURDIR)=/lb-linker \
     --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
 
-static: has-rust ## build the program linked statically, for the image: target/static/lb-linker
+static: has-linker ## build the program linked statically, for the image: target/static/lb-linker
 	env -u CARGO_ENCODED_RUSTFLAGS RUSTFLAGS="$(STATIC_FLAGS)" \
 	    cargo build --locked --release --target-dir target --target $(HOST) --bin lb-linker
 	mkdir -p target/static && cp target/$(HOST)/release/lb-linker target/static/lb-linker
@@ -57,7 +57,7 @@ bench-cluster: build control-plane ## measure propagation and memory with a real
 	mkdir -p target/bench && cp target/release/lb-linker target/bench/lb-linker
 	LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/bench/lb-linker" cargo bench --locked --bench cluster
 
-chaos: has-rust ## repeat faults under load, against the release build, and print what was seen (under 30 minutes)
+chaos: has-linker ## repeat faults under load, against the release build, and print what was seen (under 30 minutes)
 	tests/chaos
 
 # The copy stays the same while the hour lasts, whatever is built meanwhile.
@@ -68,7 +68,7 @@ soak: build control-plane ## disturb two replicas at random for an hour at 2,000
 	    LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/soak/lb-linker" \
 	    cargo test --locked --test e2e -- --exact model::soak::soak_answers_match_the_model --nocapture
 
-lint: has-rust ## check format, lock files, lints, documentation, and the licenses and sources of dependencies
+lint: has-linker ## check format, lock files, lints, documentation, and the licenses and sources of dependencies
 	cargo fmt --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
@@ -76,7 +76,7 @@ lint: has-rust ## check format, lock files, lints, documentation, and the licens
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items --locked
 	tests/cargo-deny
 
-docs: has-rust ## generate docs/plugins.md, docs/differences.md, outputs in docs/stub.md, copies of deploy/monitoring/files/
+docs: has-linker ## generate docs/plugins.md, docs/differences.md, outputs in docs/stub.md, copies of deploy/monitoring/files/
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet plugins::tests::manuals
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --lib --quiet stub::report
 	LB_LINKER_WRITE_DOCS=1 cargo test --locked --test e2e --quiet differences_page
@@ -100,10 +100,10 @@ helm: ## build Helm 3 and Helm 4, for the tests of the chart (once)
 promtool: ## build promtool, for the tests of deploy/monitoring/ (once)
 	tests/prometheus/build
 
-previous: has-rust ## build the last version without StableNames, for the test of upgrades (once; needs the history of git)
+previous: has-linker ## build the last version without StableNames, for the test of upgrades (once; needs the history of git)
 	tests/previous/build
 
-fuzz: has-rust has-cargo-fuzz ## fuzz what comes from clients, upstreams, files and the API server, FUZZ_SECONDS=60 for each of fuzz/targets
+fuzz: has-linker has-cargo-fuzz ## fuzz what comes from clients, upstreams, files and the API server, FUZZ_SECONDS=60 for each of fuzz/targets
 	@for target in $(FUZZ_TARGETS); do \
 	    mkdir -p "fuzz/corpus/$$target" && \
 	    cargo fuzz run --sanitizer none "$$target" "fuzz/corpus/$$target" "fuzz/seeds/$$target" \
@@ -124,5 +124,7 @@ has-rust:
 	@version=$$(rustc --version | cut -d ' ' -f 2); \
 	[ "$$(printf '%s\n' "$(RUST)" "$$version" | sort -V | head -n 1)" = "$(RUST)" ] || { \
 	    echo "lb-linker needs Rust $(RUST) or newer, and this is Rust $${version:-unknown}: get a newer one with 'rustup update', or from https://rustup.rs" >&2; exit 1; }
+
+has-linker: has-rust
 	@command -v "$${CC:-cc}" >/dev/null || { \
 	    echo "Rust needs a C compiler to link with, and there is no $${CC:-cc} on the PATH: install gcc or clang (on Debian and Ubuntu: apt-get install build-essential)" >&2; exit 1; }
