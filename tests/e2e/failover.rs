@@ -489,7 +489,7 @@ async fn source_that_leads_to_another_tenant_fails_over() {
 async fn failover_from_a_deleted_service_is_ready_and_degraded() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", "seoul.example.com").await;
-    let linker = shop.linker(&[]).await;
+    let mut linker = shop.linker(&[]).await;
     let sources = seoul_and_fixed("busan.example.com");
     shop.create("web", json!({"sources": sources, "check": shortest_check()})).await;
     shop.wait_until_announced("web", "seoul.example.com").await;
@@ -515,6 +515,20 @@ async fn failover_from_a_deleted_service_is_ready_and_degraded() {
     let is_sent =
         || async { shop.plane.event_reasons("shop").contains(&"FailedOver".to_owned()).then_some(()) };
     eventually("the Event FailedOver", is_sent).await;
+
+    // A start records nothing about a refusal that hasn't changed.
+    let number =
+        |reason: &str| shop.plane.event_reasons("shop").iter().filter(|sent| *sent == reason).count();
+    let is_sent = || async { (number("RefNotPermitted") == 1).then_some(()) };
+    eventually("the Event RefNotPermitted", is_sent).await;
+    linker.stop();
+    let linker = shop.linker(&[]).await;
+    linker.line("StableName shop/web: RefNotPermitted: ").await;
+    let created = number("ExternalTargetCreated");
+    shop.load_balancer("shop", "marker", "a.example.com").await;
+    let is_later = || async { (number("ExternalTargetCreated") > created).then_some(()) };
+    eventually("the Event of the marker", is_later).await;
+    assert_eq!(number("RefNotPermitted"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

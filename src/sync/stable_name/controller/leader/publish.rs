@@ -8,6 +8,7 @@ use super::super::FailoverController;
 use super::super::alerts::add_condition;
 use super::super::status_format::{PublishedNames, merge_patch, own_part, to_stored};
 use super::super::write::{StatusAnswer, StatusWrite, patch_status};
+use super::state::refusal_of;
 use crate::api::status::StableNameStatus;
 use crate::model::link::has_same_entries;
 use crate::model::service_key::ServiceKey;
@@ -180,13 +181,12 @@ impl FailoverController {
             }
             recorder.record(regarding(), reason, &message);
         }
-        let accepted = written.conditions.iter().find(|condition| condition.type_ == "Accepted");
-        let refused = accepted.filter(|accepted| accepted.status == "False");
-        let refusal = refused.map(|condition| (condition.reason.clone(), condition.message.clone()));
+        let refusal = refusal_of(written);
+        let is_news = state.initial_refusal.take() != refusal;
         if refusal != state.refusal {
             if let Some((reason, message)) = &refusal {
                 log.warn(key, format_args!("StableName {key}: {reason}: {message}"));
-                if let Some(reason) = reason_of_refusal(reason) {
+                if let Some(reason) = reason_of_refusal(reason).filter(|_| is_news) {
                     recorder.record(regarding(), reason, message);
                 }
             }

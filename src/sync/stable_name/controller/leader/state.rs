@@ -27,8 +27,19 @@ pub(super) struct DecisionState {
     /// The changes that the write under way contains, after those of former writes that may have been made although
     /// they have failed.
     pub(super) in_flight: Vec<UnreportedEvents>,
-    /// The reason and the message of the refusal that was reported last.
-    pub(super) refusal: Option<(String, String)>,
+    /// The refusal that was reported last.
+    pub(super) refusal: Option<StoredRefusal>,
+    /// The refusal of the status as it was before this term's first decision: it isn't news, and has no Event.
+    pub(super) initial_refusal: Option<StoredRefusal>,
+}
+
+/// The reason and the message of the condition Accepted, if it is False.
+pub(super) type StoredRefusal = (String, String);
+
+pub(super) fn refusal_of(status: &StableNameStatus) -> Option<StoredRefusal> {
+    let accepted = status.conditions.iter().find(|condition| condition.type_ == "Accepted");
+    let refused = accepted.filter(|accepted| accepted.status == "False");
+    refused.map(|condition| (condition.reason.clone(), condition.message.clone()))
 }
 
 impl DecisionState {
@@ -41,6 +52,7 @@ impl DecisionState {
             changes: UnreportedEvents::default(),
             in_flight: Vec::new(),
             refusal: None,
+            initial_refusal: refusal_of(&object.status),
         }
     }
 }
