@@ -19,7 +19,7 @@ pub fn detail(link: &LinkView, now: i64) -> Vec<String> {
     let mut lines = vec![subject, format!("State:            {}", link.state)];
     lines.extend(link.reason.as_ref().map(|reason| format!("Reason:           {reason}")));
     lines.push(format!("Target:           {}", link.target.clone().unwrap_or_else(none)));
-    lines.push(format!("External target:  {}", link.external_target));
+    lines.push(format!("External target:  {}", link.external_target.as_deref().unwrap_or("<none>")));
     lines.push(format!("Created:          {}", created.unwrap_or_else(|| "<unknown>".to_owned())));
     for (i, name) in link.dns_names.iter().enumerate() {
         lines.push(format!("{}{name}", if i == 0 { "DNS names:        " } else { "                  " }));

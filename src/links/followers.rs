@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::OutputFormat;
 use super::output::{RenderError, json};
 use super::table::{TableOptions, columns};
-use crate::model::excerpt::{printable, sentence};
+use crate::model::excerpt::{paragraph, printable};
 use crate::model::service_key::ServiceKey;
 use crate::sync::source_annotation::followers::{Follower, FollowerState};
 
@@ -67,7 +67,7 @@ pub(super) fn follower_view((key, follower): (ServiceKey, Follower)) -> Follower
         source: follower.source.map(|source| source.to_string()),
         target: Some(follower.name).filter(|name| !name.is_empty()),
         state,
-        reason: reason.map(|why| sentence(&why).to_string()),
+        reason: reason.map(|why| paragraph(&why).to_string()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::age::age;
 use super::view::{LinkView, ViewState};
-use crate::model::excerpt::{printable, sentence};
+use crate::model::excerpt::printable;
 
 /// What the table shows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,11 +70,10 @@ fn cell(link: &LinkView, column: &str, now: i64) -> String {
             if is_pending { "<pending>" } else { NONE }.to_owned()
         }),
         "LED BY" => link.overridden_by.as_ref().map_or_else(|| NONE.to_owned(), ToString::to_string),
-        "EXTERNAL TARGET" => link.external_target.clone(),
+        "EXTERNAL TARGET" => link.external_target.clone().unwrap_or_else(|| NONE.to_owned()),
         "STATE" => link.state.to_string(),
         "AGE" => link.created.map_or_else(|| UNKNOWN.to_owned(), |created| age(now - created.as_second())),
-        // `lb-linker links NAME` has the whole of it.
-        _ => sentence(link.reason.as_deref().unwrap_or(NONE)).to_string(),
+        _ => link.reason.as_deref().unwrap_or(NONE).to_owned(),
     }
 }
 

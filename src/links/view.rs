@@ -26,8 +26,9 @@ pub struct LinkView {
     /// The hostname, or the addresses with commas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// `<namespace>/<name>` of the external target.
-    pub external_target: String,
+    /// `<namespace>/<name>` of the external target; `None` if there is none, because the link has had no target yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external_target: Option<String>,
     pub state: ViewState,
     /// Why the state isn't `Ready`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -171,7 +172,8 @@ pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> L
         service: link.key.name().to_owned(),
         dns_names: dns_names(store, link),
         target: link.target.as_ref().map(ToString::to_string),
-        external_target: format!("{target_namespace}/{}", link.external_target()),
+        external_target: (link.target.is_some() || link.state != LinkState::Live)
+            .then(|| format!("{target_namespace}/{}", link.external_target())),
         state,
         reason: reason.map(Cow::Borrowed),
         overridden_by: override_of(link),

@@ -119,7 +119,7 @@ function keepingFocus(parent, name, replace) {
 function matches(link) {
   if (chosenState && link.state !== chosenState) return false;
   const words = by("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const text = [keyOf(link), link.target || "", link.externalTarget, link.lead ? overrideText(link.lead) : "", ...link.dnsNames].join(" ").toLowerCase();
+  const text = [keyOf(link), link.target || "", link.externalTarget || "", link.lead ? overrideText(link.lead) : "", ...link.dnsNames].join(" ").toLowerCase();
   return words.every((word) => text.includes(word));
 }
 
@@ -152,7 +152,7 @@ function detail(link) {
   const pairs = [
     ...(link.reason ? [["reason", link.reason]] : []),
     ["DNS names", element("ol", {}, link.dnsNames.map((name) => element("li", { textContent: name })))],
-    ["external target", link.externalTarget],
+    ["external target", link.externalTarget || "none"],
     ...(link.lead ? [["led by", overrideText(link.lead)]] : []),
     ["changes", history.length ? element("ol", {}, history) : "none since this replica has started"],
   ];

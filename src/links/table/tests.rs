@@ -23,7 +23,7 @@ fn links() -> Vec<LinkView> {
             format!("{service}.{namespace}.lb.internal"),
         ],
         target: target.map(str::to_owned),
-        external_target: format!("external-targets/{service}-{namespace}-ext"),
+        external_target: Some(format!("external-targets/{service}-{namespace}-ext")),
         state,
         reason: reason.map(Cow::Borrowed),
         overridden_by: None,
@@ -32,7 +32,10 @@ fn links() -> Vec<LinkView> {
     };
     vec![
         link("default", "my-sample-lb", Some("a.example"), ViewState::Ready, None, Some(NOW - 300)),
-        link("shop", "web", None, ViewState::Pending, Some("no target yet"), None),
+        LinkView {
+            external_target: None,
+            ..link("shop", "web", None, ViewState::Pending, Some("no target yet"), None)
+        },
     ]
 }
 
@@ -45,7 +48,7 @@ fn columns_are_aligned_as_in_kubectl() {
     let expected = "\
 NAMESPACE   SERVICE        DNS NAME                           TARGET      EXTERNAL TARGET                             STATE     AGE
 default     my-sample-lb   my-sample-lb-default.lb.internal   a.example   external-targets/my-sample-lb-default-ext   Ready     5m
-shop        web            web-shop.lb.internal               <pending>   external-targets/web-shop-ext               Pending   <unknown>
+shop        web            web-shop.lb.internal               <pending>   <none>                                      Pending   <unknown>
 ";
     assert_eq!(render(&links(), None, false, NOW, options()).unwrap(), expected);
     let narrow = table(&links()[..1], NOW, TableOptions::default());
@@ -68,6 +71,9 @@ fn wide_table_has_reasons_and_all_names() {
         ),
         "{wide:#?}"
     );
+    let long = LinkView { reason: Some("why ".repeat(500).into()), ..links().swap_remove(0) };
+    let wide = table(&[long], NOW, TableOptions { wide: true, ..options() });
+    assert_eq!(wide[1].matches("why ").count(), 500);
 }
 
 #[test]
@@ -141,7 +147,7 @@ fn control_characters_are_escaped_in_every_format() {
         service: HOSTILE.to_owned(),
         dns_names: vec![HOSTILE.to_owned(); 2],
         target: Some(HOSTILE.to_owned()),
-        external_target: HOSTILE.to_owned(),
+        external_target: Some(HOSTILE.to_owned()),
         reason: Some(HOSTILE.to_owned().into()),
         overridden_by: Some(overridden_by),
         history: Some(vec![event]),

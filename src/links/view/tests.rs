@@ -55,7 +55,7 @@ fn ready_link_has_its_names_and_its_target() {
             .map(str::to_owned)
             .into(),
         target: Some("a.example".to_owned()),
-        external_target: "external-targets/web-shop-ext".to_owned(),
+        external_target: Some("external-targets/web-shop-ext".to_owned()),
         state: ViewState::Ready,
         reason: None,
         overridden_by: None,
@@ -65,6 +65,7 @@ fn ready_link_has_its_names_and_its_target() {
     let links = all(&store);
     assert_eq!(links[1], expected);
     assert_eq!((links[0].state, &links[0].target), (ViewState::Pending, &None));
+    assert_eq!(links[0].external_target, None, "none was ever written");
     let in_shop = LinkFilter { namespace: Some("shop".to_owned()), service: Some("web".to_owned()) };
     assert_eq!(views(&store, "external-targets", &in_shop), [expected]);
     let absent = LinkFilter { service: Some("we".to_owned()), ..LinkFilter::default() };
@@ -131,6 +132,7 @@ fn overridden_link_names_its_stable_name_and_reason() {
     set_override(&store, &key, withdrawn.clone(), None);
     let reason = "the target of the StableName is withdrawn".to_owned();
     assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Pending, reason));
+    assert!(all(&store)[0].external_target.is_some(), "it stays for --delete-delay");
     set_override(&store, &key, LinkOverride { refused: true, ..withdrawn }, None);
     let reason = "the target of the StableName isn't allowed".to_owned();
     assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Refused, reason));

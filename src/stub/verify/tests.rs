@@ -15,7 +15,7 @@ fn link(state: ViewState, names: &[&str], target: Option<&str>) -> LinkView {
         service: "web".to_owned(),
         dns_names: names.iter().map(|&name| name.to_owned()).collect(),
         target: target.map(ToOwned::to_owned),
-        external_target: "external-targets/web-shop-ext".to_owned(),
+        external_target: Some("external-targets/web-shop-ext".to_owned()),
         state,
         reason: None::<Cow<'static, str>>,
         overridden_by: None,
