@@ -34,7 +34,7 @@ const READ_VERSION: &str = "read the version of the API server";
 /// # Errors
 /// If the API server doesn't answer the first request, or answers 401.
 pub async fn read(client: &Client, with_workloads: bool) -> Result<(ClusterDns, Vec<String>), NoAnswer> {
-    let mut reader = Reader { client, notices: Vec::new() };
+    let mut reader = Reader { client, notices: Vec::new(), forbidden: Vec::new() };
     let mut dns = ClusterDns::default();
     match client.apiserver_version().await {
         Ok(version) => dns.server_version = version.git_version,
@@ -88,13 +88,15 @@ pub async fn read(client: &Client, with_workloads: bool) -> Result<(ClusterDns, 
         };
         dns.dns_operator = reader.or_notice(operator, "read dns.operator/default", "").flatten();
     }
-    Ok((dns, reader.notices))
+    Ok((dns, reader.into_notices()))
 }
 
 struct Reader<'a> {
     client: &'a Client,
     /// What couldn't be read, each sentence once.
     notices: Vec<String>,
+    /// What the API server forbids: a hint, what was tried, and the first error.
+    forbidden: Vec<(String, Vec<String>, kube::Error)>,
 }
 
 impl Reader<'_> {
@@ -108,12 +110,61 @@ impl Reader<'_> {
     }
 
     fn or_notice<T>(&mut self, found: kube::Result<T>, doing: &str, hint: &str) -> Option<T> {
-        let notice = |error: kube::Error| {
-            let sentence = describe(&error, doing, hint);
-            if !self.notices.contains(&sentence) {
-                self.notices.push(sentence);
+        let is_forbidden =
+            |error: &kube::Error| matches!(error, kube::Error::Api(status) if status.code == 403);
+        match found {
+            Ok(found) => return Some(found),
+            Err(error) if is_forbidden(&error) => {
+                let of_hint = self.forbidden.iter_mut().find(|(known, ..)| known == hint);
+                match of_hint {
+                    Some((_, all, _)) if all.iter().any(|known| known == doing) => {}
+                    Some((_, all, _)) => all.push(doing.to_owned()),
+                    None => self.forbidden.push((hint.to_owned(), vec![doing.to_owned()], error)),
+                }
             }
-        };
-        found.map_err(notice).ok()
+            Err(error) => {
+                let sentence = describe(&error, doing, hint);
+                if !self.notices.contains(&sentence) {
+                    self.notices.push(sentence);
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns the sentences about what couldn't be read: one about all that the API server forbids for want of the same
+    /// permissions.
+    fn into_notices(mut self) -> Vec<String> {
+        let sentences =
+            self.forbidden.iter().map(|(hint, all, error)| describe(error, &all.join(", "), hint));
+        self.notices.extend(sentences);
+        self.notices
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::test_support;
+
+    #[tokio::test]
+    async fn what_is_forbidden_is_told_in_one_sentence_for_each_remedy() {
+        let client = test_support::client(|request| match request.uri().path() {
+            "/version" => (
+                200,
+                serde_json::json!({"major": "1", "minor": "34", "gitVersion": "v1.34.0", "gitCommit": "", "gitTreeState": "",
+                    "buildDate": "", "goVersion": "", "compiler": "", "platform": ""}),
+            ),
+            path => {
+                let what = if path.contains("configmaps") { "configmaps" } else { "services" };
+                let message = format!("{what} is forbidden: User \"ann\" cannot get resource \"{what}\"");
+                test_support::status(403, "Forbidden", &message)
+            }
+        });
+        let (_, notices) = read(&client, false).await.unwrap();
+        assert_eq!(notices.len(), 2, "{notices:#?}");
+        let first = "can't read ConfigMap kube-system/coredns, read ConfigMap kube-system/coredns-custom, ";
+        assert!(notices[0].starts_with(first), "{notices:#?}");
+        assert!(notices[0].ends_with("; the user of the kubeconfig lacks this permission"), "{notices:#?}");
     }
 }
