@@ -10,6 +10,7 @@ use crate::sync::events::metrics::EventMetrics;
 use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::source::metrics::WatchMetrics;
+use crate::sync::source_annotation::followers::Followers;
 use crate::sync::stable_name::controller::metrics::FailoverMetrics;
 use crate::sync::task::supervisor::SupervisorMetrics;
 
@@ -20,6 +21,7 @@ pub(super) struct SyncMetrics {
     pub(super) election: Arc<ElectionMetrics>,
     pub(super) events: Arc<EventMetrics>,
     pub(super) failover: Arc<FailoverMetrics>,
+    pub(super) followers: Arc<Followers>,
     pub(super) reconciler: Arc<ReconcilerMetrics>,
     pub(super) snapshot: Arc<SnapshotMetrics>,
     pub(super) staleness: Arc<Staleness>,
@@ -38,6 +40,7 @@ impl SyncMetrics {
             election: metrics.group()?,
             events: metrics.group()?,
             failover: metrics.group()?,
+            followers: metrics.group()?,
             reconciler: metrics.group()?,
             snapshot: metrics.group()?,
             staleness: metrics.group()?,

@@ -158,15 +158,14 @@ impl SyncSource {
             Self::Manifests { .. } => ApiAvailability::default(),
         };
         let findings = Findings { readiness, ..Findings::default() };
-        let (external_targets, followers) = Default::default();
         LinkFacts {
             store: Arc::clone(store),
             target_namespace: flags.target_namespace.clone(),
             findings,
-            external_targets,
+            external_targets: Arc::default(),
             needs_external_targets: flags.sync_mode() != SyncMode::Off,
             reads_followers: false,
-            followers,
+            followers: Arc::clone(&metrics.followers),
             failed_targets: None,
             availability,
             staleness: Arc::clone(&metrics.staleness),

@@ -183,7 +183,7 @@ fn notice(age_of_view: Duration, is_unreachable: bool) -> Option<String> {
 impl LinkFacts {
     /// Returns the facts of a store about which nothing else is known.
     pub(crate) fn of(store: Arc<Store>) -> Self {
-        let (findings, external_targets, followers, availability) = Default::default();
+        let (findings, external_targets, availability) = Default::default();
         Self {
             store,
             target_namespace: "external-targets".to_owned(),
@@ -191,7 +191,7 @@ impl LinkFacts {
             external_targets,
             needs_external_targets: true,
             reads_followers: false,
-            followers,
+            followers: crate::sync::test_support::metrics(),
             failed_targets: None,
             availability,
             staleness: crate::sync::test_support::metrics(),

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use prometheus::{IntGaugeVec, Opts, Registry};
 use tokio::sync::watch;
 
+use crate::metrics::{MetricGroup, registered};
 use crate::model::service_key::ServiceKey;
 
 /// A Service with the annotation.
@@ -31,12 +33,40 @@ pub enum FollowerState {
     Refused(String),
 }
 
-#[derive(Debug, Default)]
+impl FollowerState {
+    pub(super) const LABELS: [&str; 4] = ["ready", "degraded", "kept", "refused"];
+
+    /// Returns the label of the metric.
+    fn label(&self) -> &'static str {
+        Self::LABELS[match self {
+            Self::Follows => 0,
+            Self::Outdated(_) => 1,
+            Self::Kept(_) => 2,
+            Self::Refused(_) => 3,
+        }]
+    }
+}
+
+#[derive(Debug)]
 pub struct Followers {
     followers: Mutex<BTreeMap<ServiceKey, Follower>>,
+    counts: IntGaugeVec,
     version: AtomicU64,
     /// The places that can't be read, if all others have been listed in this term.
     unread: watch::Sender<Option<Vec<String>>>,
+}
+
+impl MetricGroup for Followers {
+    fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let opts =
+            Opts::new("lb_linker_followers", "Services that follow by linker.hsj.com/source, by state.");
+        let counts = registered(registry, IntGaugeVec::new(opts, &["state"]))?;
+        for label in FollowerState::LABELS {
+            counts.with_label_values(&[label]).set(0);
+        }
+        let (followers, version, unread) = Default::default();
+        Ok(Self { followers, counts, version, unread })
+    }
 }
 
 impl Followers {
@@ -73,10 +103,18 @@ impl Followers {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn count(&self, label: &str) -> i64 {
+        self.counts.with_label_values(&[label]).get()
+    }
+
     /// Forgets all Services: the term has ended.
     pub(super) fn clear(&self) {
         self.set_unread(None);
-        self.followers.lock().clear();
+        let followers = std::mem::take(&mut *self.followers.lock());
+        for follower in followers.values() {
+            self.counts.with_label_values(&[follower.state.label()]).dec();
+        }
     }
 
     pub(super) fn set(&self, key: &ServiceKey, follower: Option<Follower>) {
@@ -85,6 +123,11 @@ impl Followers {
             Some(follower) => followers.insert(key.clone(), follower),
             None => followers.remove(key),
         };
+        for (follower, change) in [(&before, -1), (&follower, 1)] {
+            if let Some(follower) = follower {
+                self.counts.with_label_values(&[follower.state.label()]).add(change);
+            }
+        }
         drop(followers);
         if before != follower {
             self.version.fetch_add(1, Ordering::Release);

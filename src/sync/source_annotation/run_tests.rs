@@ -27,7 +27,7 @@ fn context(client: Client) -> SourceAnnotationContext {
     let leadership = Leadership::unconditional();
     let lists = CompletedLists::new(&BTreeSet::new(), ListEpoch { term: leadership.term(), rewinds: 0 });
     let context = SourceAnnotationContext {
-        followers: Arc::default(),
+        followers: test_support::metrics(),
         persisted: Arc::default(),
         store: Arc::new(Store::new(OnGone::Kept)),
         client,
@@ -131,10 +131,14 @@ async fn followers_are_shown_with_what_became_of_them() {
         let FollowerState::Refused(found) = state(namespace, name) else { panic!("{namespace}/{name}") };
         assert!(found.contains(why), "{found}");
     }
+    let counts = |followers: &Followers| FollowerState::LABELS.map(|label| followers.count(label));
+    assert_eq!(counts(&followers), [1, 1, 0, 3]);
     assert_eq!(requests.load(Ordering::Relaxed), 0, "nothing is written with --sync off");
     controller.forget(&ServiceKey::new("shop", "done"));
     assert_eq!(followers.list().unwrap().len(), 4);
+    assert_eq!(counts(&followers), [0, 1, 0, 3]);
     followers.clear();
+    assert_eq!(counts(&followers), [0; 4]);
     assert_eq!(followers.list(), None);
 }
 
