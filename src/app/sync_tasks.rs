@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::app::error::RunError;
 use crate::app::sync_metrics::SyncMetrics;
@@ -89,7 +89,11 @@ impl SyncSource {
         } else {
             connect(kubeconfig, context).await?
         };
-        info!("API server {server}");
+        if server.is_anonymous() {
+            warn!("API server {server}");
+        } else {
+            info!("API server {server}");
+        }
         let namespace = flags.target_namespace.clone();
         let of_server = identity.clone();
         let availability = ApiAvailability::of(move || of_server.borrow().server.clone());

@@ -130,6 +130,8 @@ pub struct ApiServer {
     url: String,
     /// The context and the path of the kubeconfig; `None` in a Pod.
     context: Option<(String, String)>,
+    /// The user of the context, if requests are made without credentials, as `system:anonymous`.
+    anonymous_user: Option<String>,
 }
 
 impl ApiServer {
@@ -139,7 +141,13 @@ impl ApiServer {
         let port = uri.port_u16().map(|port| format!(":{port}")).unwrap_or_default();
         let path = uri.path().trim_end_matches('/');
         let (scheme, host) = (uri.scheme_str().unwrap_or("https"), uri.host().unwrap_or_default());
-        Self { url: format!("{scheme}://{host}{port}{path}"), context }
+        Self { url: format!("{scheme}://{host}{port}{path}"), context, anonymous_user: None }
+    }
+
+    /// Returns whether requests are made without credentials although the API server may ask for some.
+    #[must_use]
+    pub fn is_anonymous(&self) -> bool {
+        self.anonymous_user.is_some()
     }
 }
 
@@ -147,7 +155,13 @@ impl fmt::Display for ApiServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let url = sentence(&self.url);
         match &self.context {
-            Some((context, place)) => write!(f, "{url} (context {} of {})", value(context), sentence(place)),
+            Some((context, place)) => {
+                write!(f, "{url} (context {} of {}", value(context), sentence(place))?;
+                match &self.anonymous_user {
+                    Some(user) => write!(f, ", whose user {} has no credentials)", value(user)),
+                    None => f.write_str(")"),
+                }
+            }
             None => write!(f, "{url} (the Pod's service account)"),
         }
     }

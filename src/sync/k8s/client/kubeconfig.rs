@@ -94,6 +94,8 @@ async fn of_context(
         )));
     }
     files.extend(complete(&mut kubeconfig, &used, &place)?);
+    let user = kubeconfig.contexts.iter().find(|context| context.name == used);
+    let user = user.and_then(|context| context.context.as_ref()?.user.clone()).unwrap_or_default();
     let options = KubeConfigOptions { context: Some(used.clone()), ..Default::default() };
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
     let mut config = config.map_err(|error| wrong(&place, error))?;
@@ -107,8 +109,21 @@ async fn of_context(
             ..AuthInfo::default()
         };
     }
-    let server = ApiServer::of(&config, Some((used, place)));
+    let mut server = ApiServer::of(&config, Some((used, place)));
+    let is_https = config.cluster_url.scheme_str() == Some("https");
+    server.anonymous_user = (is_https && !has_credentials(&config.auth_info)).then_some(user);
     Ok(LoadedConfig { config, server, files })
+}
+
+/// Returns whether a user of a kubeconfig can authenticate itself.
+fn has_credentials(user: &AuthInfo) -> bool {
+    user.token.is_some()
+        || user.token_file.is_some()
+        || user.client_certificate.is_some()
+        || user.client_certificate_data.is_some()
+        || user.username.is_some()
+        || user.exec.is_some()
+        || user.auth_provider.is_some()
 }
 
 /// Returns a clause with the contexts that a kubeconfig has.
@@ -283,6 +298,25 @@ contexts: [{name: a, context: {cluster: c, user: u}}, {name: \"b\\n\", context: 
         let reason = error(&with_server("'https://ann:secret@:1:2'"), None).await;
         let expected = "the server of cluster \"c\" is neither a URL such as https://192.0.2.1:6443 nor a host with a port";
         assert_eq!(reason, expected);
+    }
+
+    #[tokio::test]
+    async fn user_without_credentials_is_named() {
+        let text = with_server("https://192.0.2.1");
+        for (user, expected) in [
+            ("token: secret", ""),
+            ("exec: {command: /bin/true, apiVersion: client.authentication.k8s.io/v1}", ""),
+            ("as: ann", ", whose user \"u\" has no credentials"),
+        ] {
+            let (_directory, paths) = written(&[&text.replace("token: secret", user)]);
+            let LoadedConfig { server, .. } = of_kubeconfig_file(&paths[0], None).await.unwrap();
+            let place = paths[0].display();
+            assert_eq!(
+                server.to_string(),
+                format!("https://192.0.2.1 (context \"a\" of {place}{expected})"),
+                "{user}"
+            );
+        }
     }
 
     #[tokio::test]
