@@ -32,6 +32,17 @@ pub enum RunError {
         server: String,
         error: ListError,
     },
+    /// The API server accepts connections and doesn't answer.
+    #[error(
+        "API server {server}: it hasn't answered within {} s, when it was asked for the load balancers: it is overloaded, or \
+         another program listens at this address",
+        waited.as_secs()
+    )]
+    Silent {
+        /// The URL of the API server.
+        server: String,
+        waited: Duration,
+    },
     /// `lb-linker links` couldn't read the load balancers in time.
     #[error("the load balancers weren't read within {} s: see the warnings above", .0.as_secs())]
     LinksNotRead(Duration),
@@ -61,6 +72,7 @@ impl RunError {
             Self::QueryLogThread(_)
             | Self::SyncThread(_)
             | Self::NotListed { .. }
+            | Self::Silent { .. }
             | Self::LinksNotRead(_)
             | Self::FollowersNotRead(_)
             | Self::Instance { .. } => false,

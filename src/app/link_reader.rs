@@ -112,7 +112,10 @@ async fn open_readable(flags: Flags, deadline: Instant) -> Result<(SyncSource, O
                 warn!("{why}; the links are read without the external targets: their states aren't known");
                 source.leave_out_external_targets();
             }
-            _ => {}
+            Err(_) => {
+                return Err(RunError::Silent { server: sentence(server).to_string(), waited: READ_TIMEOUT });
+            }
+            Ok(_) => {}
         }
     }
     Ok((source, server))

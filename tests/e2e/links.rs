@@ -480,6 +480,25 @@ fn unreachable_api_server_ends_commands_at_once() {
         let output = run_to_end([command, "--upstream=none", "--kubeconfig", kubeconfig.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(1));
         let expected = format!(
+#[test]
+fn silent_api_server_is_named_with_what_was_asked() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = format!("http://{}", silent.local_addr().unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = directory.path().join("config");
+    let config = format!(
+        "clusters: [{{name: c, cluster: {{server: \"{server}\"}}}}]\ncontexts: [{{name: c, context: {{cluster: c}}}}]\n\
+         current-context: c\n"
+    );
+    std::fs::write(&kubeconfig, config).unwrap();
+    let output = run_to_end(["links", "--kubeconfig", kubeconfig.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let errors = text(&output.stderr);
+    let expected =
+        format!("lb-linker: API server {server}: it hasn't answered within 10 s, when it was asked for ");
+    assert!(errors.starts_with(&expected) && errors.lines().count() == 1, "{errors}");
+}
+
             "lb-linker: API server http://{}: can't list Services in all namespaces: Connection refused (os error 111)\n",
             held.local()
         );
