@@ -1,5 +1,6 @@
 //! Watches the files of a directory for changes.
 
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use notify::event::ModifyKind;
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
+use tracing::warn;
 
 /// Quiet time after which changed files are read: editors and ConfigMap mounts touch a file several times for one
 /// change.
@@ -27,18 +29,38 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
     /// The directory, or a file in it, can't be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {}", path.display(), explain(source))]
     Io {
         /// The directory or file.
         path: PathBuf,
-        source: std::io::Error,
+        source: io::Error,
     },
-    #[error("{}: can't be watched for changes: {source}", path.display())]
+    #[error("{}: can't be watched for changes: {}", path.display(), explain_watch(source))]
     Watch {
         /// The directory.
         path: PathBuf,
         source: notify::Error,
     },
+}
+
+fn explain(error: &io::Error) -> String {
+    match error.kind() {
+        // The latter is the answer to the creation of a directory.
+        ErrorKind::NotADirectory | ErrorKind::AlreadyExists => "it isn't a directory".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// Returns the reason without the path, which notify's own text repeats.
+fn explain_watch(error: &notify::Error) -> String {
+    match &error.kind {
+        notify::ErrorKind::Io(error) => explain(error),
+        notify::ErrorKind::PathNotFound => "it doesn't exist".to_owned(),
+        notify::ErrorKind::MaxFilesWatch => {
+            "the limit of watched files is reached: raise the sysctl fs.inotify.max_user_watches".to_owned()
+        }
+        _ => error.to_string(),
+    }
 }
 
 impl From<DirectoryError> for SyncError {
@@ -49,7 +71,7 @@ impl From<DirectoryError> for SyncError {
 
 impl DirectoryError {
     /// Returns a closure that adds `path` to an error of the operating system.
-    pub(crate) fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+    pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_owned();
         |source| Self::Io { path, source }
     }
@@ -117,8 +139,13 @@ struct FileWatcher {
 }
 
 impl FileWatcher {
+    /// Returns whether the path isn't the watched directory any more, and logs it.
     fn is_elsewhere(&self) -> bool {
-        self.replaced.load(Ordering::Relaxed) || inode(&self.path) != self.inode
+        let is_elsewhere = self.replaced.load(Ordering::Relaxed) || inode(&self.path) != self.inode;
+        if is_elsewhere {
+            warn!("{}: the directory was removed or replaced", self.path.display());
+        }
+        is_elsewhere
     }
 }
 
@@ -130,6 +157,12 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn missing_directory_is_named_once_with_its_reason() {
+        let error = changes(Path::new("/nonexistent/manifests")).err().unwrap().to_string();
+        assert_eq!(error, "/nonexistent/manifests: can't be watched for changes: it doesn't exist");
+    }
 
     #[tokio::test]
     async fn recreated_directory_ends_the_stream() {
