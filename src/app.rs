@@ -89,6 +89,9 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         }
         None => None,
     };
+    if let Some(address) = flags.named_admin_listen().filter(|_| source.is_some()) {
+        admin::server::check_address(address).await?;
+    }
     // Dropped when this function returns: the drop flushes the query log.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::QueryLogThread)?;
     let version = env!("CARGO_PKG_VERSION");

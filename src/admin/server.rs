@@ -10,12 +10,27 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::api::{Status, router};
+use crate::dns::server::error::ServerError;
 use crate::dns::server::probes;
 use crate::sync::k8s::errors::ThrottledLog;
 use crate::sync::task::backoff::Backoff;
 
 /// The first and the longest pause before the address is bound again.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+
+/// Checks whether an address can be bound.
+///
+/// # Errors
+/// If it can't.
+pub async fn check_address(address: SocketAddr) -> Result<(), ServerError> {
+    let failed = |source| ServerError::Listen {
+        place: "--admin-listen: ".to_owned(),
+        address,
+        transport: "TCP",
+        source,
+    };
+    TcpListener::bind(address).await.map(drop).map_err(failed)
+}
 
 /// Serves the status page until `stop`. If the address can't be bound, or the listener fails, logs a warning and tries
 /// again: in the network of the host, the port is busy until the previous Pod has ended.
@@ -35,7 +50,8 @@ pub async fn serve(address: SocketAddr, status: Status, stop: CancellationToken)
         log.report(
             0,
             &format!(
-                "--admin-listen {address}: {error}; the status page isn't served, DNS and the external targets are"
+                "--admin-listen {address}: {error}; the status page isn't served, DNS and the external targets are: give \
+                 another address, to `lb-linker links`, too, or none"
             ),
         );
         if stop.run_until_cancelled(sleep(pauses.next())).await.is_none() {

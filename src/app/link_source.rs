@@ -12,7 +12,7 @@ use super::link_reader::LinkReader;
 use crate::admin::api::LinkListing;
 use crate::admin::client::{ClientError, InstanceClient};
 use crate::app::error::RunError;
-use crate::cli::flags::{ADMIN_LISTEN, Flags};
+use crate::cli::flags::Flags;
 use crate::links::LinkFilter;
 use crate::links::followers::FollowerView;
 use crate::links::view::LinkView;
@@ -69,7 +69,7 @@ impl LinkSource {
                 }
                 Err(error @ ClientError::NotReady(_)) => return Err(RunError::Instance { address, error }),
                 // At its default address a running lb-linker is optional.
-                Err(error) if error.is_absent() && flags.admin_listen.to_string() == ADMIN_LISTEN => {}
+                Err(error) if error.is_absent() && flags.named_admin_listen().is_none() => {}
                 Err(error) if error.is_absent() => {
                     warn!(
                         "nothing answers at --admin-listen {address}; the links are read from the cluster instead"

@@ -29,7 +29,7 @@ use crate::sync::external_target::desired::IpTargets;
 use crate::sync::source::selection::Selection;
 
 /// The default of `--admin-listen`.
-pub(crate) const ADMIN_LISTEN: &str = "127.0.0.1:8053";
+const ADMIN_LISTEN: &str = "127.0.0.1:8053";
 
 /// The notice that no load balancers are read, see [`Flags::reads_links`].
 pub(crate) const WITHOUT_LINKS: &str = "DNS only, without a cluster: the Corefile has no lb_linker";
@@ -442,6 +442,12 @@ impl Flags {
     pub fn selection(&self) -> Selection {
         Selection {
             annotated_only: self.selection == SelectionMode::Annotated,
+    /// Returns the address of `--admin-listen` if it isn't the default one.
+    #[must_use]
+    pub fn named_admin_listen(&self) -> Option<SocketAddr> {
+        self.admin_listen.address().filter(|address| address.to_string() != ADMIN_LISTEN)
+    }
+
             namespaces: self.watch_namespaces.iter().cloned().collect(),
             labels: self.service_selector.clone().unwrap_or_default(),
             target_namespace: self.manifests.is_none().then(|| self.target_namespace.clone()),

@@ -74,6 +74,14 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
             format!("lb-linker: --ready-listen: can't listen on {taken} by TCP: Address already in use"),
         ),
         (
+            [&manifests[..], &["--admin-listen", &taken]].concat(),
+            format!("lb-linker: --admin-listen: can't listen on {taken} by TCP: Address already in use"),
+        ),
+        (
+            [&manifests[..], &["--output", &empty]].concat(),
+            format!("lb-linker: --output {empty}: it isn't a directory"),
+        ),
+        (
             vec!["--upstream", "127.0.0.1:5301", "--listen", "127.0.0.1:5301"],
             "is lb-linker's own --listen 127.0.0.1:5301".to_owned(),
         ),

@@ -440,21 +440,6 @@ async fn link_without_external_target_is_degraded_after_a_grace() {
     }
 }
 
-#[tokio::test]
-async fn occupied_admin_port_disables_only_the_status_page() {
-    let held = HeldPort::take().unwrap();
-    let taken = TcpListener::bind(held.local()).unwrap();
-    let address = taken.local_addr().unwrap().to_string();
-    let directory = tempfile::tempdir().unwrap();
-    let manifests = directory.path().to_str().unwrap();
-    let linker = Linker::start(["--manifests", manifests, "--admin-listen", &address]);
-    linker.line("the status page isn't served").await;
-    linker.ready().await;
-    // The port becomes free, as when the previous Pod with `hostNetwork` has ended.
-    drop(taken);
-    linker.line("status page on http://").await;
-}
-
 #[test]
 fn status_page_accepts_only_loopback_addresses() {
     for address in ["0.0.0.0:8053", ":8053", "10.0.0.1:8053", "8053"] {
@@ -480,6 +465,21 @@ fn unreachable_api_server_ends_commands_at_once() {
         let output = run_to_end([command, "--upstream=none", "--kubeconfig", kubeconfig.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(1));
         let expected = format!(
+            "lb-linker: API server http://{}: can't list Services in all namespaces: Connection refused (os error 111)\n",
+            held.local()
+        );
+        assert_eq!(text(&output.stderr), expected);
+    }
+    let output = run_to_end(["stub", "--kubeconfig", kubeconfig.to_str().unwrap()]);
+    let expected = format!(
+        "lb-linker: API server http://{} (context \"c\" of {}): can't read the version of the API server: Connection refused \
+         (os error 111)\n",
+        held.local(),
+        kubeconfig.display()
+    );
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(1), expected));
+}
+
 #[test]
 fn silent_api_server_is_named_with_what_was_asked() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -497,21 +497,6 @@ fn silent_api_server_is_named_with_what_was_asked() {
     let expected =
         format!("lb-linker: API server {server}: it hasn't answered within 10 s, when it was asked for ");
     assert!(errors.starts_with(&expected) && errors.lines().count() == 1, "{errors}");
-}
-
-            "lb-linker: API server http://{}: can't list Services in all namespaces: Connection refused (os error 111)\n",
-            held.local()
-        );
-        assert_eq!(text(&output.stderr), expected);
-    }
-    let output = run_to_end(["stub", "--kubeconfig", kubeconfig.to_str().unwrap()]);
-    let expected = format!(
-        "lb-linker: API server http://{} (context \"c\" of {}): can't read the version of the API server: Connection refused \
-         (os error 111)\n",
-        held.local(),
-        kubeconfig.display()
-    );
-    assert_eq!((output.status.code(), text(&output.stderr)), (Some(1), expected));
 }
 
 #[tokio::test]
