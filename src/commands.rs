@@ -277,7 +277,7 @@ pub fn main() -> ExitCode {
     };
     let runtime = match Runtime::new() {
         Ok(runtime) => runtime,
-        Err(error) => return exit_with_error(&error.to_string(), FAILED),
+        Err(error) => return exit_with_error(&format!("no thread can be started: {error}"), FAILED),
     };
     let code = execute(cli, &runtime);
     // Doesn't wait for blocking tasks: a file system that doesn't respond must not delay the exit.
@@ -344,11 +344,11 @@ fn execute(cli: Cli, runtime: &Runtime) -> ExitCode {
 async fn start(flags: Flags) -> ExitCode {
     let set_debug = match start_log(flags.log_format) {
         Ok(set_debug) => set_debug,
-        Err(error) => return exit_with_error(&format!("RUST_LOG: {error}"), BAD_INPUT),
+        Err(error) => return refuse_log_filter(&error),
     };
     let stop = CancellationToken::new();
     if let Err(error) = stop_on_signals(&stop) {
-        return exit_with_error(&error.to_string(), FAILED);
+        return exit_with_error(&format!("signals can't be waited for: {error}"), FAILED);
     }
     match run(flags, stop, set_debug).await {
         Ok(()) => ExitCode::SUCCESS,
@@ -356,7 +356,19 @@ async fn start(flags: Flags) -> ExitCode {
     }
 }
 
+/// Returns the directives of the log filter.
+fn log_directives() -> String {
+    std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| DEFAULT_LOG.to_owned())
+}
+
+fn refuse_log_filter(error: &ParseError) -> ExitCode {
+    exit_with_error(&format!("{}: {error}", EnvFilter::DEFAULT_ENV), BAD_INPUT)
+}
+
 async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
+    if let Err(error) = EnvFilter::try_new(log_directives()) {
+        return refuse_log_filter(&error);
+    }
     let check_report = match check(flags, ask_cluster).await {
         Ok(check_report) => check_report,
         Err(error) => return fail(&error.into()),
@@ -418,7 +430,7 @@ async fn query(arguments: &[String]) -> ExitCode {
 
 /// Starts the log; returns a function that switches the log level of DNS to `debug` and back.
 fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
-    let directives = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| DEFAULT_LOG.to_owned());
+    let directives = log_directives();
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&directives)?);
     let log = tracing_subscriber::fmt::layer()
         .with_target(false)

@@ -18,6 +18,7 @@ use crate::dns::server::corefile_source::{CorefileSource, LoadedCorefile};
 use crate::snapshot::file::check_path;
 use crate::store::{OnGone, Store};
 use crate::sync::external_target::decision::SyncMode;
+use crate::sync::external_target::output_dir;
 use crate::sync::k8s::client::{ClientConnection, connect};
 use crate::sync::source::manifests;
 
@@ -60,6 +61,9 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         check_report.lines.extend(checked.notices);
         check_report.lines.extend(checked.rejections);
         check_report.input_errors.extend(checked.errors);
+        if let Some(output) = &flags.output {
+            output_dir::check(output).map_err(|source| InputError::Directory { flag: "output", source })?;
+        }
     } else if !reads_links {
         // Without links no permission is needed.
     } else if ask_cluster {

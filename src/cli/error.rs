@@ -54,6 +54,12 @@ pub enum ConfigError {
         "--snapshot-max-age 0s: no snapshot would ever be used; give a longer time, or leave out --snapshot"
     )]
     SnapshotWithoutAge,
+    /// The files that lb-linker writes would be read as manifests.
+    #[error(
+        "--output {}: this is the directory of --manifests; name another one, because its files would be read as manifests",
+        .0.display()
+    )]
+    OutputInManifests(PathBuf),
     /// An upstream is one of lb-linker's own listeners.
     #[error("--upstream {upstream} is lb-linker's own --listen {listen}: every query would loop")]
     OwnListener {

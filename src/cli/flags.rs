@@ -1,7 +1,7 @@
 //! The flags, their defaults, and their effect in combination.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -391,6 +391,11 @@ impl Flags {
         if self.snapshot.is_some() && self.snapshot_max_age.is_zero() {
             return Err(ConfigError::SnapshotWithoutAge);
         }
+        if let (Some(manifests), Some(output)) = (&self.manifests, &self.output)
+            && is_same_path(manifests, output)
+        {
+            return Err(ConfigError::OutputInManifests(output.clone()));
+        }
         self.check_tombstone(self.zones.first())?;
         if self.client_nets.contains(&ClientNet::Any) && self.client_nets.len() > 1 {
             return Err(ConfigError::AnyAndNets);
@@ -437,17 +442,17 @@ impl Flags {
             || self.prune
     }
 
-    /// Returns the selection of the Services that become links.
-    #[must_use]
-    pub fn selection(&self) -> Selection {
-        Selection {
-            annotated_only: self.selection == SelectionMode::Annotated,
     /// Returns the address of `--admin-listen` if it isn't the default one.
     #[must_use]
     pub fn named_admin_listen(&self) -> Option<SocketAddr> {
         self.admin_listen.address().filter(|address| address.to_string() != ADMIN_LISTEN)
     }
 
+    /// Returns the selection of the Services that become links.
+    #[must_use]
+    pub fn selection(&self) -> Selection {
+        Selection {
+            annotated_only: self.selection == SelectionMode::Annotated,
             namespaces: self.watch_namespaces.iter().cloned().collect(),
             labels: self.service_selector.clone().unwrap_or_default(),
             target_namespace: self.manifests.is_none().then(|| self.target_namespace.clone()),
@@ -465,6 +470,12 @@ impl Flags {
     pub fn hostname_policy(&self, zones: &[LinkZone]) -> HostnamePolicy {
         self.hostname_policy.hostname_policy(zones)
     }
+}
+
+/// Returns whether two paths are the same file, which may not exist yet.
+fn is_same_path(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    a == b || real(a).is_some_and(|a| real(b) == Some(a))
 }
 
 #[cfg(test)]

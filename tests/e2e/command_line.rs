@@ -330,7 +330,7 @@ fn listening_ports(process: u32) -> Vec<u16> {
 }
 
 #[test]
-fn check_reports_errors_in_manifests() {
+fn check_finds_what_run_refuses_without_a_cluster() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("web.yaml");
     std::fs::write(&file, "apiVersion: v1\nkind: Service\nmetadata: [\n").unwrap();
@@ -338,6 +338,21 @@ fn check_reports_errors_in_manifests() {
         run_to_end(["check", "--upstream", "none", "--manifests", directory.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains(&format!("{}:3:", file.display())), "{}", stderr(&output));
+    std::fs::remove_file(&file).unwrap();
+    let with_output = |path: &str, variables: &[(&str, &str)]| {
+        let manifests = directory.path().to_str().unwrap();
+        let args = ["check", "--upstream", "none", "--manifests", manifests, "--output", path];
+        run_to_end_with(variables, args)
+    };
+    let output = with_output("/dev/null/out", &[]);
+    assert!(stderr(&output).starts_with("lb-linker: --output /dev/null: "), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(2));
+    let free = directory.path().join("out");
+    let output = with_output(free.to_str().unwrap(), &[("RUST_LOG", "lb_linker=loud")]);
+    assert!(stderr(&output).starts_with("lb-linker: RUST_LOG: "), "{}", stderr(&output));
+    assert_eq!(output.status.code(), Some(2));
+    let output = with_output(free.to_str().unwrap(), &[]);
+    assert!(output.status.success() && !free.exists(), "{}", stderr(&output));
     std::fs::write(&file, "apiVersion: v1\nkind: Servce\nmetadata: {name: web}\n").unwrap();
     let output = run_to_end(["check", "--manifests", directory.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));

@@ -1,4 +1,5 @@
 use std::io::Write;
+use std::path::Path;
 
 use clap::Parser;
 
@@ -221,4 +222,25 @@ fn upstream_none_excludes_other_upstreams() {
 fn manifests_and_a_cluster_exclude_each_other() {
     assert!(wrong(&["--manifests=d", "--kubeconfig=k"]).contains("cannot be used with"));
     assert!(wrong(&["--output=d"]).contains("required"));
+}
+
+#[test]
+fn output_into_the_manifests_is_refused() {
+    let parent = tempfile::tempdir().unwrap();
+    let [real, alias, other] = ["real", "alias", "other"].map(|name| parent.path().join(name));
+    std::fs::create_dir(&real).unwrap();
+    std::os::unix::fs::symlink(&real, &alias).unwrap();
+    let validated = |manifests: &Path, output: &Path| {
+        let [manifests, output] = [manifests, output].map(|path| path.to_str().unwrap());
+        flags(&["--manifests", manifests, "--output", output]).validate().map_err(|error| error.to_string())
+    };
+    for (manifests, output) in [(&real, &real), (&real, &alias), (&alias, &real), (&other, &other)] {
+        let error = validated(manifests, output).unwrap_err();
+        assert!(
+            error
+                .starts_with(&format!("--output {}: this is the directory of --manifests", output.display()))
+        );
+    }
+    assert_eq!(validated(&real, &other), Ok(()));
+    assert_eq!(validated(&real, &real.join("out")), Ok(()));
 }

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use nix::unistd::{AccessFlags, access};
 use serde_json::Value;
 use tokio::task::JoinError;
 use tracing::warn;
@@ -154,6 +155,20 @@ impl OutputDirectory {
     }
 }
 
+/// Checks without writing whether [`OutputDirectory::open`] can use or create a directory.
+///
+/// # Errors
+/// If it can't.
+pub fn check(path: &Path) -> Result<(), DirectoryError> {
+    let absolute = std::path::absolute(path).map_err(DirectoryError::at(path))?;
+    // The directories that don't exist are created in this one.
+    let present =
+        absolute.ancestors().find(|ancestor| ancestor.symlink_metadata().is_ok()).unwrap_or(&absolute);
+    std::fs::read_dir(present).map_err(DirectoryError::at(present))?;
+    access(present, AccessFlags::W_OK | AccessFlags::X_OK)
+        .map_err(|error| DirectoryError::at(present)(error.into()))
+}
+
 /// Returns the object in a file, named after the file. A foreign file becomes a Service without labels, which occupies
 /// its name and is left alone.
 fn read(path: &Path) -> Option<Object> {
@@ -185,4 +200,27 @@ fn read(path: &Path) -> Option<Object> {
     let mut service = if link_of_labels(&service.metadata).is_some() { service } else { Service::default() };
     adopt(&mut service.metadata);
     Some(service.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_refuses_what_open_refuses_and_writes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        for path in [file.clone(), file.join("out")] {
+            for error in [check(&path), OutputDirectory::open(path.clone(), String::new()).map(drop)] {
+                let error = error.unwrap_err().to_string();
+                assert!(error.ends_with(": it isn't a directory"), "{error}");
+            }
+        }
+        let new = directory.path().join("a/b");
+        check(&new).unwrap();
+        assert!(!directory.path().join("a").exists());
+        OutputDirectory::open(new.clone(), String::new()).unwrap();
+        check(&new).unwrap();
+    }
 }
