@@ -125,6 +125,7 @@ async fn name_held_by_another_instance_is_a_conflict() {
     let line =
         b.line(&format!("external target {target}/{name} of link {namespace}/x-y is left alone")).await;
     assert!(line.contains(r#"it belongs to the lb-linker instance "of/a""#), "{line}");
+    assert!(line.contains("another --target-namespace") && !line.contains("delete it"), "{line}");
     let conflict =
         || async { plane.event_reasons(&namespace).iter().any(|reason| reason == "Conflict").then_some(()) };
     eventually("the Event", conflict).await;

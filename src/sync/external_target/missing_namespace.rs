@@ -1,6 +1,7 @@
 //! The target namespace may be missing, or be deleted and created again: a single create at a time probes it (one of each
 //! kind if an authorizer refuses them), and the objects are listed again when it accepts one.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// The pause between two creates while the target namespace is missing.
@@ -9,6 +10,9 @@ pub(crate) const PROBE_PAUSE: Duration = Duration::from_secs(5);
 /// The meaning of 403 in the target namespace: a ServiceAccount also gets 403 for a namespace that doesn't exist.
 pub(crate) const NAMESPACE_HINT: &str = "either the namespace doesn't exist or lb-linker has no Role in it; \
                                          deploy/targets/ has the one and deploy/ the other";
+
+/// What to do about a target namespace that doesn't exist for certain.
+pub(crate) const ABSENT_HINT: &str = "deploy/targets/ has it";
 
 /// Why the target namespace accepts no new objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +26,11 @@ pub(crate) enum MissingNamespace {
 }
 
 impl MissingNamespace {
-    pub(crate) fn why(self) -> &'static str {
+    pub(crate) fn why(self) -> Cow<'static, str> {
         match self {
-            Self::Absent => "the namespace doesn't exist",
-            Self::Terminating => "the namespace is being deleted",
-            Self::Refused => NAMESPACE_HINT,
+            Self::Absent => format!("the namespace doesn't exist; {ABSENT_HINT}").into(),
+            Self::Terminating => "the namespace is being deleted".into(),
+            Self::Refused => NAMESPACE_HINT.into(),
         }
     }
 }

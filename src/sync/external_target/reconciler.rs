@@ -505,14 +505,8 @@ impl Reconciler {
             }
             NextStep::Conflict { object, why } => {
                 self.report.settled(&link);
-                let remedy: &str = match (self.outdated.contains_key(&key), &self.context.policy.instance) {
-                    (true, Some(instance)) => &format!(
-                        "give both --leader-election lease --instance {instance}, or stop one; this process writes it \
-                         soon if the other one doesn't"
-                    ),
-                    _ => "rename or delete it, or label it",
-                };
-                self.report.conflict(&link, &object.name, &why, remedy, is_news);
+                let remedy = self.conflict_remedy(&key, &object);
+                self.report.conflict(&link, &object.name, &why, &remedy, is_news);
                 ReconcileResult::Conflict
             }
             NextStep::Write(write) => {
@@ -530,6 +524,22 @@ impl Reconciler {
 }
 
 impl Reconciler {
+    /// Returns what users can do about an object that is in the way of a link.
+    fn conflict_remedy(&self, key: &ServiceKey, object: &ObjectId) -> String {
+        let is_of_another = self.objects.get(object).is_some_and(|there| self.objects.is_of_another(there));
+        match &self.context.policy.instance {
+            Some(instance) if self.outdated.contains_key(key) => format!(
+                "give both --leader-election lease --instance {instance}, or stop one; this process writes it soon if the \
+                 other one doesn't"
+            ),
+            _ if is_of_another => "give one of the two installations another --target-namespace, or each its own load \
+                                   balancers (--watch-namespaces, --service-selector); if that instance isn't there any \
+                                   more, remove the annotation"
+                .to_owned(),
+            _ => "rename or delete it, or label it".to_owned(),
+        }
+    }
+
     /// Returns the annotation-only writes of a link that needs no other write: the repair of an unusable term, and the
     /// adoption of an object by this instance.
     fn wanted_annotations(

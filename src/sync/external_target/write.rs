@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::lost_answers::LostAnswer;
-use super::missing_namespace::{MissingNamespace, PROBE_PAUSE};
+use super::missing_namespace::{ABSENT_HINT, MissingNamespace, PROBE_PAUSE};
 use super::reconciler::Reconciler;
 use super::reconciler::departure::{GoneCheck, LookUp, LookUpError, Remedy, WATCH_LAG};
 use super::write_result::{Answered, Before, Confirmed, SentWrite, SkipReason, WriteOutcome};
@@ -276,7 +276,11 @@ impl Reconciler {
                 set_has_finalizer(&self.context.store, key, write.uid(), false);
                 self.runtime.queue.add(key);
             }
-            Err(WriteError::WholeClass { code, message, retry_after }) => {
+            Err(WriteError::WholeClass { code, mut message, retry_after }) => {
+                // Only a missing namespace has this code.
+                if code == 404 {
+                    message = format!("{message}; {ABSENT_HINT}");
+                }
                 self.report.report_class_error(&write, code, &message);
                 if matches!(code, 401 | 403 | 404) {
                     let missing = match code {
