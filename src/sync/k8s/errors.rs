@@ -30,6 +30,10 @@ pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
         kube::Error::Api(status) if status.code == 403 => {
             let hint = match hint {
                 "" => String::new(),
+                _ if status.message.contains(" is forbidden: User \"system:anonymous\"") => {
+                    "; the request had no credentials: give the user of the kubeconfig a token or a client certificate"
+                        .to_owned()
+                }
                 // The API server's message names the user and the permission.
                 _ if is_refused_to_a_user(&status.message) => {
                     "; the user of the kubeconfig lacks this permission".to_owned()

@@ -146,6 +146,7 @@ fn user_of_a_kubeconfig_gets_no_hint_about_manifests() {
     };
     let of = |user| forbidden(user).rsplit_once("); ").unwrap().1.to_owned();
     assert_eq!(of("ann"), "the user of the kubeconfig lacks this permission");
+    assert!(of("system:anonymous").starts_with("the request had no credentials: "));
     assert_eq!(of("system:serviceaccount:lb-linker:lb-linker"), WatchLog::READING);
     assert!(forbidden("ann").contains("User \"ann\" cannot list resource \"services\""));
 }
