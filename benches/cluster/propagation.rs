@@ -140,12 +140,7 @@ fn report(what: &str, times: Times, results: &mut Results) {
     }
     results.table(&format!("Propagation, {LINKS} links"), table);
     let at = |name: &str, share| spreads[name].at(share);
-    let (ours, theirs) = (
-        "PATCH answered → lb-linker answers the new target",
-        "PATCH answered → CoreDNS answers the new target",
-    );
     let written = "PATCH answered → ExternalName written";
-    results.at_most(&format!("{ours}, p50, {what}"), at(ours, 0.5), at(theirs, 0.5) + 0.1, "ms");
     results.at_most(&format!("{written}, p50, {what}"), at(written, 0.5), 5.0, "ms");
     results.at_most(&format!("{written}, p99, {what}"), at(written, 0.99), 25.0, "ms");
 }
