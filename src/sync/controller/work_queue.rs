@@ -44,14 +44,11 @@ const MAX_IDLE_CAPACITY: usize = 2048;
 /// Queue of keys. `A` is the desired state that a write sets: two writes for an equal state count as repeated.
 #[derive(Debug)]
 pub(crate) struct WorkQueue<A> {
-    /// The keys in `ready` and `retries`, with their numbers.
-    queued: HashMap<ServiceKey, u64>,
-    ready: Turns<ServiceKey>,
+    ready: KeyTurns,
     /// Keys with a failed last write, which are taken when no key of `ready` can be taken.
-    retries: Turns<ServiceKey>,
-    /// Keys with a decided write that waits for the limit of starts, and their numbers.
-    waiting: HashMap<ServiceKey, u64>,
-    waiting_turns: Turns<ServiceKey>,
+    retries: KeyTurns,
+    /// Keys with a decided write that waits for the limit of starts.
+    waiting: KeyTurns,
     /// The key whose write may begin, because it was its turn in `waiting`.
     granted: Option<ServiceKey>,
     keys_added: u64,
@@ -73,6 +70,13 @@ pub(crate) struct WorkQueue<A> {
     throttles: HashMap<ServiceKey, DriftThrottle<A>>,
     /// The time of the next removal of what is too old to count.
     tidies_at: Option<Instant>,
+}
+
+/// Keys that wait, each once, with its number in `turns`.
+#[derive(Debug, Default)]
+struct KeyTurns {
+    numbers: HashMap<ServiceKey, u64>,
+    turns: Turns<ServiceKey>,
 }
 
 /// A write under way.
@@ -118,11 +122,9 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// Creates a queue. Two writes of a key that aren't urgent are at least `key_interval` apart.
     pub(crate) fn new(limits: Limits, key_interval: Duration) -> Self {
         Self {
-            queued: HashMap::new(),
-            ready: Turns::default(),
-            retries: Turns::default(),
-            waiting: HashMap::new(),
-            waiting_turns: Turns::default(),
+            ready: KeyTurns::default(),
+            retries: KeyTurns::default(),
+            waiting: KeyTurns::default(),
             granted: None,
             keys_added: 0,
             under_way: HashMap::new(),
@@ -145,13 +147,12 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// Queues a key, unless it is queued or a write for it is under way: when the write ends, the controller has to add
     /// the key again.
     pub(crate) fn add(&mut self, key: &ServiceKey) {
-        if self.under_way.contains_key(key) || self.queued.contains_key(key) {
+        if self.under_way.contains_key(key) || self.ready.numbers.contains_key(key) || self.retries.numbers.contains_key(key) {
             return;
         }
         let number = self.next_number();
-        self.queued.insert(key.clone(), number);
         let turns = if self.failures.contains_key(key) { &mut self.retries } else { &mut self.ready };
-        turns.add(key.namespace(), number, key.clone());
+        turns.add(key, number);
     }
 
     /// Queues a key after `pause`. An earlier timer of the key is replaced.
@@ -175,13 +176,12 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.granted = None;
         while self.has_capacity() {
             // A decision comes first: the write may be urgent. If it isn't, its key waits with the rest.
-            if let Some((_, key)) = self.ready.take(|namespace| self.usage.has_room(namespace)) {
-                self.queued.remove(&key);
+            if let Some(key) = self.ready.take(|namespace| self.usage.has_room(namespace)) {
                 if !self.is_backing_off(&key) {
                     return Some(key);
                 }
-            } else if let Some((_, key)) = self.waiting_turns.take_within(&mut self.usage, Instant::now()) {
-                self.waiting.remove(&key);
+            } else if let Some((_, key)) = self.waiting.turns.take_within(&mut self.usage, Instant::now()) {
+                self.waiting.numbers.remove(&key);
                 if !self.has_failed(&key) || self.has_retry_room(key.namespace()) {
                     self.remove_queued(&key);
                     self.granted = Some(key.clone());
@@ -194,8 +194,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
             } else {
                 let has_room =
                     |namespace: &str| self.usage.has_room(namespace) && self.retry_usage.has_room(namespace);
-                let (_, key) = self.retries.take(has_room)?;
-                self.queued.remove(&key);
+                let key = self.retries.take(has_room)?;
                 if !self.is_backing_off(&key) {
                     return Some(key);
                 }
@@ -206,7 +205,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     /// Returns whether keys without failures are queued.
     pub(crate) fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+        !self.ready.turns.is_empty()
     }
 
     /// Returns whether another write may begin.
@@ -266,11 +265,10 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
             return false;
         }
         let is_turn = self.granted.as_ref() == Some(key)
-            || self.waiting.is_empty() && self.usage.next_start(now) <= now;
-        if !is_turn && !self.waiting.contains_key(key) {
+            || self.waiting.numbers.is_empty() && self.usage.next_start(now) <= now;
+        if !is_turn && !self.waiting.numbers.contains_key(key) {
             let number = self.next_number();
-            self.waiting.insert(key.clone(), number);
-            self.waiting_turns.add(key.namespace(), number, key.clone());
+            self.waiting.add(key, number);
         }
         is_turn
     }
@@ -279,7 +277,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     pub(crate) fn begin(&mut self, key: &ServiceKey, is_urgent: bool) {
         let (is_retry, now) = (self.has_failed(key), Instant::now());
         self.granted = None;
-        self.remove_waiting(key);
+        self.waiting.remove(key);
         self.remove_queued(key);
         self.usage.begin(key.namespace(), is_urgent, now);
         if is_retry {
@@ -342,18 +340,17 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
 
     /// Returns a copy of the queued keys.
     pub(crate) fn queued(&self) -> HashSet<ServiceKey> {
-        self.queued.keys().cloned().collect()
+        self.ready.numbers.keys().chain(self.retries.numbers.keys()).cloned().collect()
     }
 
-    /// Frees memory after the queue had very many keys: if at most retries are left, and `queued` has room for more than
-    /// four times its keys. Returns whether memory was freed.
+    /// Frees memory after the queue had very many keys: if at most retries are left, and there is room for more than
+    /// four times their number. Returns whether memory was freed.
     pub(crate) fn shrink(&mut self) -> bool {
-        let shrinks =
-            self.ready.is_empty() && self.queued.capacity() > MAX_IDLE_CAPACITY.max(4 * self.queued.len());
+        let capacity = self.ready.numbers.capacity() + self.retries.numbers.capacity();
+        let shrinks = self.ready.turns.is_empty() && capacity > MAX_IDLE_CAPACITY.max(4 * self.retries.numbers.len());
         if shrinks {
             self.ready.shrink_to_fit();
             self.retries.shrink_to_fit();
-            self.queued.shrink_to_fit();
         }
         shrinks
     }
@@ -362,7 +359,7 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     pub(crate) async fn due(&mut self) {
         loop {
             let now = Instant::now();
-            let start = self.waiting_turns.due(&self.usage, now);
+            let start = self.waiting.turns.due(&self.usage, now);
             tokio::select! {
                 Some(due) = self.timers.next() => {
                     let key = due.into_inner();
@@ -396,22 +393,14 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// Forgets the timer, the failures, the conflict and the throttle of a key. A write in flight counts as superseded.
     pub(crate) fn forget(&mut self, key: &ServiceKey) {
         self.changed(key);
-        self.remove_waiting(key);
+        self.waiting.remove(key);
         self.conflicts.remove(key);
         self.throttles.remove(key);
     }
 
     fn remove_queued(&mut self, key: &ServiceKey) {
-        if let Some(number) = self.queued.remove(key) {
-            self.ready.remove(key.namespace(), number);
-            self.retries.remove(key.namespace(), number);
-        }
-    }
-
-    fn remove_waiting(&mut self, key: &ServiceKey) {
-        if let Some(number) = self.waiting.remove(key) {
-            self.waiting_turns.remove(key.namespace(), number);
-        }
+        self.ready.remove(key);
+        self.retries.remove(key);
     }
 
     // === failures ===
@@ -482,10 +471,9 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.limited.remove(key);
         // A queued retry isn't one any more.
         if self.failures.remove(key).is_some()
-            && let Some(number) = self.queued.get(key)
+            && let Some(number) = self.retries.remove(key)
         {
-            self.retries.remove(key.namespace(), *number);
-            self.ready.add(key.namespace(), *number, key.clone());
+            self.ready.add(key, number);
         }
     }
 
@@ -563,6 +551,30 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         self.usage.forget_starts(Instant::now());
         let is_idle = self.throttles.is_empty() && self.written.is_empty() && self.conflicts.is_empty();
         self.tidies_at = (!is_idle).then(|| Instant::now() + QUIET_PERIOD);
+    }
+}
+
+impl KeyTurns {
+    fn add(&mut self, key: &ServiceKey, number: u64) {
+        self.numbers.insert(key.clone(), number);
+        self.turns.add(key.namespace(), number, key.clone());
+    }
+
+    fn remove(&mut self, key: &ServiceKey) -> Option<u64> {
+        let number = self.numbers.remove(key)?;
+        self.turns.remove(key.namespace(), number);
+        Some(number)
+    }
+
+    fn take(&mut self, has_room: impl Fn(&str) -> bool) -> Option<ServiceKey> {
+        let (_, key) = self.turns.take(has_room)?;
+        self.numbers.remove(&key);
+        Some(key)
+    }
+
+    fn shrink_to_fit(&mut self) {
+        self.numbers.shrink_to_fit();
+        self.turns.shrink_to_fit();
     }
 }
 

@@ -227,11 +227,11 @@ async fn urgent_write_precedes_writes_that_wait_for_a_start() {
     tokio::time::advance(Duration::from_secs(1)).await;
     begin_all(&mut work_queue, "2");
     assert_eq!(work_queue.in_flight().len(), 5);
-    assert!(work_queue.in_flight().contains(&urgent) && work_queue.waiting.len() == 15);
+    assert!(work_queue.in_flight().contains(&urgent) && work_queue.waiting.numbers.len() == 15);
     for key in work_queue.in_flight() {
         work_queue.done(&key, false);
     }
-    while !work_queue.waiting.is_empty() {
+    while !work_queue.waiting.numbers.is_empty() {
         work_queue.due().await;
         begin_all(&mut work_queue, "");
     }
