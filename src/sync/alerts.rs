@@ -22,7 +22,6 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::controller::runtime::stop_deadline;
 use super::election::Leadership;
 use super::external_target::decision::SyncMode;
 use super::k8s::errors::ApiAvailability;
@@ -87,16 +86,11 @@ pub async fn run(context: AlertsContext, stop: CancellationToken) -> Result<(), 
             },
             () = leadership.changed() => controller.on_leadership(),
             Ok(()) = overrides_listed.changed() => controller.queue_all(),
-            ended = controller.runtime.event() => {
-                if let Some(ended) = ended? {
-                    controller.written(ended);
-                }
-            }
+            ended = controller.runtime.event() => ended?.into_iter().for_each(|ended| controller.written(ended)),
         }
     }
-    let deadline = stop_deadline();
-    while let Some(ended) = controller.runtime.drained(deadline).await {
-        controller.written(ended?);
+    while let Some(ended) = controller.runtime.drained().await? {
+        controller.written(ended);
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Level;
 
 use super::controller::limits::Limits;
-use super::controller::runtime::{Runtime, panics, report_panic, stop_deadline};
+use super::controller::runtime::{Runtime, panics, report_panic};
 use super::election::Leadership;
 use super::events::link_log::LinkReporter;
 use super::events::{Reason, Regarding};
@@ -169,17 +169,12 @@ async fn run_term(
                     events.push(controller.watch(number, pause));
                 }
             }
-            ended = controller.runtime.event() => {
-                if let Some(ended) = ended? {
-                    controller.written(ended);
-                }
-            }
+            ended = controller.runtime.event() => ended?.into_iter().for_each(|ended| controller.written(ended)),
         }
     }
     // A write without an answer delays the shutdown or the next term.
-    let deadline = stop_deadline();
-    while let Some(ended) = controller.runtime.drained(deadline).await {
-        controller.written(ended?);
+    while let Some(ended) = controller.runtime.drained().await? {
+        controller.written(ended);
     }
     Ok(controller.memory)
 }

@@ -33,6 +33,8 @@ pub(crate) struct Runtime<D, C, W, R> {
     outage: CircuitBreakers<()>,
     writes: JoinSet<Ended<W, R>>,
     leadership: Leadership,
+    /// Until when the controller waits for its writes, while it stops.
+    stops_at: Option<Instant>,
 }
 
 /// A write that has ended.
@@ -81,6 +83,7 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
             outage: CircuitBreakers::default(),
             writes: JoinSet::new(),
             leadership,
+            stops_at: None,
         }
     }
 
@@ -106,11 +109,14 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
         }
     }
 
-    /// Waits for the next end of a write while the controller stops; `None` once all have ended, or at the deadline of
-    /// [`stop_deadline`].
-    pub(crate) async fn drained(&mut self, deadline: Instant) -> Option<Result<Ended<W, R>, SyncError>> {
-        let ended = timeout_at(deadline, self.writes.join_next()).await.ok()??;
-        Some(ended.map_err(SyncError::Panic))
+    /// Waits for the next end of a write while the controller stops; `None` once all have ended, or
+    /// [`SHUTDOWN_TIMEOUT`] after the first call.
+    ///
+    /// # Errors
+    /// As for [`Self::event`].
+    pub(crate) async fn drained(&mut self) -> Result<Option<Ended<W, R>>, SyncError> {
+        let deadline = *self.stops_at.get_or_insert_with(|| Instant::now() + SHUTDOWN_TIMEOUT);
+        Ok(timeout_at(deadline, self.writes.join_next()).await.ok().flatten().transpose()?)
     }
 
     /// Returns whether writes are under way.
@@ -242,11 +248,6 @@ impl<D: PartialEq + Clone, C: Eq + Hash, W: Send + 'static, R: Send + 'static> R
         let (pause, is_new) = self.queue.add_refused(key, retry_after, &message);
         Failure::Own { message, pause, is_new }
     }
-}
-
-/// Returns until when a controller that stops waits for its writes.
-pub(crate) fn stop_deadline() -> Instant {
-    Instant::now() + SHUTDOWN_TIMEOUT
 }
 
 /// Queues a key again later, because the decision about it has panicked, and logs that.

@@ -40,7 +40,7 @@ use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::store::Input;
 use crate::sync::controller::limits::Limits;
-use crate::sync::controller::runtime::{Runtime, panics, report_panic, stop_deadline};
+use crate::sync::controller::runtime::{Runtime, panics, report_panic};
 use crate::sync::election::term::unix_now;
 use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::metrics::ReconcileResult;
@@ -125,11 +125,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
                 reconciler.queue_overridden();
             }
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
-            ended = reconciler.runtime.event() => {
-                if let Some(ended) = ended? {
-                    reconciler.on_write_end(ended);
-                }
-            }
+            ended = reconciler.runtime.event() => ended?.into_iter().for_each(|ended| reconciler.on_write_end(ended)),
             () = sleep_until_opt(reconciler.adoption.due()) => {
                 let next = reconciler.adoption.next(tokio::time::Instant::now());
                 next.iter().for_each(|key| reconciler.runtime.queue.add(key));
@@ -218,9 +214,8 @@ impl Reconciler {
 
     /// Waits for the writes under way, for at most [`SHUTDOWN_TIMEOUT`], and reports what they have changed.
     async fn finish(mut self) -> Result<(), SyncError> {
-        let deadline = stop_deadline();
-        while let Some(ended) = self.runtime.drained(deadline).await {
-            self.on_write_end(ended?);
+        while let Some(ended) = self.runtime.drained().await? {
+            self.on_write_end(ended);
         }
         if self.runtime.is_writing() {
             warn!(

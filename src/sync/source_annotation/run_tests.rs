@@ -11,7 +11,6 @@ use crate::model::hostname::Hostname;
 use crate::model::link::Target;
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::{Input, OnGone};
-use crate::sync::controller::runtime::stop_deadline;
 use crate::sync::k8s::labels::SOURCE;
 use crate::sync::k8s::watch::Event;
 use crate::sync::source::service_links::set_override;
@@ -153,8 +152,8 @@ async fn panic_affects_only_its_service() {
     crate::sync::controller::runtime::defect::choose(key.clone());
     controller.drain_queue();
     assert_eq!(controller.runtime.queue.in_flight().len(), 2);
-    while let Some(written) = controller.runtime.drained(stop_deadline()).await {
-        controller.written(written.unwrap());
+    while let Some(written) = controller.runtime.drained().await.unwrap() {
+        controller.written(written);
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
     assert!(controller.runtime.queue.is_backing_off(&key), "the next try comes later");
@@ -170,7 +169,7 @@ async fn write_whose_answer_was_lost_is_logged_once_it_is_seen() {
     let (mut db, key) = (follower("shop", "db", "web"), ServiceKey::new("shop", "db"));
     list(&mut controller, 0, &[db.clone()]);
     controller.drain_queue();
-    let written = controller.runtime.drained(stop_deadline()).await.unwrap().unwrap();
+    let written = controller.runtime.drained().await.unwrap().unwrap();
     controller.written(written);
     controller.drain_queue();
     let names = ("old.example".to_owned(), "cloud.example".to_owned());

@@ -38,7 +38,6 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::service_key::ServiceKey;
 use crate::store::{Input, Store};
 use crate::sync::alerts::requests::RuleRequests;
-use crate::sync::controller::runtime::stop_deadline;
 use crate::sync::election::Leadership;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::decision::SyncPolicy;
@@ -186,11 +185,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             Ok(()) = links_listed.changed() => controller.refresh_term(),
             Ok(()) = hostname_policy.changed() => controller.refresh_all(),
             () = controller.leader.to_decide.due() => {}
-            ended = controller.leader.runtime.event() => {
-                if let Some(ended) = ended? {
-                    controller.written(ended);
-                }
-            }
+            ended = controller.leader.runtime.event() => ended?.into_iter().for_each(|ended| controller.written(ended)),
             () = sleep_until_opt(checks_due) => {}
             () = yield_now(), if is_busy => {}
             Some(ended) = controller.leader.absences.ended() => controller.looked_up(ended?),
@@ -229,9 +224,8 @@ impl FailoverController {
 
     /// Waits for the writes under way, and reports what they have changed.
     async fn finish(mut self) -> Result<(), SyncError> {
-        let deadline = stop_deadline();
-        while let Some(ended) = self.leader.runtime.drained(deadline).await {
-            self.written(ended?);
+        while let Some(ended) = self.leader.runtime.drained().await? {
+            self.written(ended);
         }
         Ok(())
     }

@@ -133,8 +133,8 @@ async fn hanging_write_delays_the_end_by_five_seconds() {
     let mut controller = Controller::new(Leadership::unconditional());
     let (key, term) = (ServiceKey::new("shop", "web"), controller.term);
     controller.runtime.start(&key, (), false, (term, Proof::Clock), std::future::pending());
-    let (start, deadline) = (Instant::now(), stop_deadline());
-    assert!(controller.runtime.drained(deadline).await.is_none());
+    let start = Instant::now();
+    assert!(controller.runtime.drained().await.unwrap().is_none());
     assert_eq!(start.elapsed(), SHUTDOWN_TIMEOUT);
     assert!(controller.runtime.is_writing());
 }

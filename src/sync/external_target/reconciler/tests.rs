@@ -12,7 +12,7 @@ use super::*;
 use crate::model::link::{LinkState, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::{Input, OnGone, Store};
-use crate::sync::controller::runtime::{Ended, stop_deadline};
+use crate::sync::controller::runtime::Ended;
 use crate::sync::controller::write_error::WriteError;
 use crate::sync::election::Leadership;
 use crate::sync::election::term::TERM;
@@ -158,7 +158,7 @@ async fn refusal_of_an_outdated_write_does_not_delay_the_new_target() {
     let mut changes = reconciler.context.store.subscribe();
     load_balancer_at(&reconciler, "web", "new.example");
     reconciler.on_link_change(&changes.try_recv().unwrap());
-    let ended = reconciler.runtime.drained(stop_deadline()).await.unwrap().unwrap();
+    let ended = reconciler.runtime.drained().await.unwrap().unwrap();
     reconciler.on_write_end(ended);
     assert!(!reconciler.runtime.queue.has_failed(&key));
     reconciler.drain_queue();
@@ -212,8 +212,8 @@ async fn panic_affects_only_its_link() {
     reconciler.queue_all();
     reconciler.drain_queue();
     assert_eq!(reconciler.runtime.queue.in_flight().len(), 2);
-    while let Some(written) = reconciler.runtime.drained(stop_deadline()).await {
-        reconciler.on_write_end(written.unwrap());
+    while let Some(written) = reconciler.runtime.drained().await.unwrap() {
+        reconciler.on_write_end(written);
     }
     assert_eq!(requests.load(Ordering::Relaxed), 2);
     assert!(reconciler.runtime.queue.is_backing_off(&key), "the next try comes later");
