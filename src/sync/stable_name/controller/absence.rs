@@ -1,8 +1,7 @@
 //! Looks up Services that the watch lacks before their targets are withdrawn: an incomplete list, or a watch that is
 //! behind, withdraws nothing.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::ops::Bound::{Excluded, Unbounded};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use tokio::time::Instant;
 use crate::model::link::Annotations;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
+use crate::sync::controller::turns::Turns;
 use crate::sync::k8s::errors::{ApiAvailability, root_cause};
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::service::Service;
@@ -37,7 +37,9 @@ pub(super) struct MissingServices {
     states: HashMap<Missing, Absence>,
     /// The Service that each StableName waits for.
     by_object: HashMap<ServiceKey, Missing>,
-    waiting: Turns,
+    /// The Services to look up. Namespaces take turns.
+    waiting: Turns<Missing>,
+    look_ups_added: u64,
     look_ups: JoinSet<LookUpEnd>,
 }
 
@@ -47,8 +49,8 @@ struct Absence {
     objects: BTreeSet<ServiceKey>,
     /// What the last look-up with an answer has found, or that every one was refused for ten minutes.
     answer: Option<Answer>,
-    /// Whether a look-up waits or is under way.
-    is_look_up_pending: bool,
+    /// The number of the look-up that waits or is under way.
+    pending: Option<u64>,
     /// When the last look-up ended.
     ended: Option<Instant>,
     refusal: LastingRefusal,
@@ -121,9 +123,10 @@ impl MissingServices {
         let absence = self.states.entry(missing.clone()).or_default();
         absence.objects.insert(object.clone());
         let is_due = absence.ended.is_none_or(|at| at.elapsed() >= absence.repeat_after());
-        if !absence.is_look_up_pending && is_due && !absence.is_over() {
-            absence.is_look_up_pending = true;
-            self.waiting.add(missing);
+        if absence.pending.is_none() && is_due && !absence.is_over() {
+            self.look_ups_added += 1;
+            absence.pending = Some(self.look_ups_added);
+            self.waiting.add(service.namespace(), self.look_ups_added, missing);
         }
         absence.found_for(object, service)
     }
@@ -132,7 +135,7 @@ impl MissingServices {
     /// ended, another one is queued or under way, or the Service is gone.
     pub(super) fn due(&self, object: &ServiceKey) -> Option<Instant> {
         let absence = self.states.get(self.by_object.get(object)?)?;
-        let is_over = absence.is_look_up_pending || absence.is_over();
+        let is_over = absence.pending.is_some() || absence.is_over();
         absence.ended.filter(|_| !is_over).map(|at| at + absence.repeat_after())
     }
 
@@ -142,6 +145,7 @@ impl MissingServices {
         if let Some(absence) = self.states.get_mut(&missing) {
             absence.objects.remove(object);
             if absence.objects.is_empty() {
+                absence.pending.iter().for_each(|number| self.waiting.remove(missing.0.namespace(), *number));
                 self.states.remove(&missing);
             }
         }
@@ -160,11 +164,8 @@ impl MissingServices {
         selection: &Arc<Selection>,
     ) {
         while self.look_ups.len() < MAX_LOOK_UPS
-            && let Some(missing) = self.waiting.next()
+            && let Some((_, missing)) = self.waiting.take(|_| true)
         {
-            if !self.states.contains_key(&missing) {
-                continue;
-            }
             let (client, availability) = (client.clone(), availability.clone());
             let selection = Arc::clone(selection);
             self.look_ups.spawn(async move {
@@ -182,7 +183,7 @@ impl MissingServices {
     /// Records the end of a look-up. Returns the StableNames to decide about.
     pub(super) fn record(&mut self, LookUpEnd { missing, answer }: LookUpEnd) -> Vec<ServiceKey> {
         let Some(absence) = self.states.get_mut(&missing) else { return Vec::new() };
-        absence.is_look_up_pending = false;
+        absence.pending = None;
         absence.refusal.note(answer.as_ref().is_err_and(Forbidden::lists_services));
         // A Role is deleted with its namespace: if the authorizer has refused for ten minutes, the Service counts as
         // gone.
@@ -192,38 +193,6 @@ impl MissingServices {
         }
         absence.ended = Some(Instant::now());
         absence.objects.iter().cloned().collect()
-    }
-}
-
-/// The Services to look up. Namespaces take turns, so that a namespace with many look-ups delays no other namespace.
-#[derive(Default)]
-struct Turns {
-    by_namespace: BTreeMap<String, VecDeque<Missing>>,
-    /// All Services that wait: one that was forgotten may be added again before its turn.
-    waiting: HashSet<Missing>,
-    /// The namespace of the last look-up.
-    last: String,
-}
-
-impl Turns {
-    fn add(&mut self, missing: Missing) {
-        if !self.waiting.insert(missing.clone()) {
-            return;
-        }
-        self.by_namespace.entry(missing.0.namespace().to_owned()).or_default().push_back(missing);
-    }
-
-    fn next(&mut self) -> Option<Missing> {
-        let later = self.by_namespace.range::<str, _>((Excluded(&*self.last), Unbounded)).next();
-        let (namespace, _) = later.or_else(|| self.by_namespace.first_key_value())?;
-        self.last = namespace.clone();
-        let queue = self.by_namespace.get_mut(&self.last)?;
-        let next = queue.pop_front()?;
-        if queue.is_empty() {
-            self.by_namespace.remove(&self.last);
-        }
-        self.waiting.remove(&next);
-        Some(next)
     }
 }
 
@@ -379,29 +348,15 @@ mod tests {
     }
 
     #[test]
-    fn forgotten_service_is_queued_once() {
+    fn forgotten_service_is_not_looked_up() {
         let mut absences = MissingServices::default();
         let (object, web) = (key("shop", "sn"), key("shop", "web"));
         for _ in 0..3 {
             assert!(!absences.confirm_gone(&object, &web, &"known".into()));
             absences.forget(&object);
         }
-        assert!(absences.waiting.next().is_some());
-        assert!(absences.waiting.next().is_none());
+        assert!(absences.waiting.is_empty());
         absences.confirm_gone(&object, &web, &"known".into());
-        assert!(absences.waiting.next().is_some(), "its turn has come before");
-    }
-
-    #[test]
-    fn namespaces_take_turns() {
-        let mut turns = Turns::default();
-        for (namespace, number) in [("busy", 4), ("quiet", 1), ("small", 2)] {
-            for name in 0..number {
-                turns.add((key(namespace, &name.to_string()), "uid".into()));
-            }
-        }
-        let order = std::iter::from_fn(|| turns.next()).map(|(service, _)| service.to_string());
-        let expected = ["busy/0", "quiet/0", "small/0", "busy/1", "small/1", "busy/2", "busy/3"];
-        assert_eq!(order.collect::<Vec<_>>(), expected);
+        assert!(absences.waiting.take(|_| true).is_some() && absences.waiting.is_empty());
     }
 }
