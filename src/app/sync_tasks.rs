@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use kube::Client;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -28,10 +29,10 @@ use crate::sync::events::findings::Findings;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::events::{self, Recorder};
 use crate::sync::external_target::backend::Backend;
-use crate::sync::external_target::decision::SyncMode;
+use crate::sync::external_target::decision::{SyncMode, SyncPolicy};
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::output_dir::OutputDirectory;
-use crate::sync::external_target::reconciler;
+use crate::sync::external_target::reconciler::{self, context::ReconcilerContext};
 use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect, connect_before_credentials};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
@@ -40,8 +41,9 @@ use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::first_list::FirstList;
 use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source::persisted_targets::PersistedTargets;
+use crate::sync::source::selection::Selection;
 use crate::sync::source::unselected::UnselectedServices;
-use crate::sync::source_annotation;
+use crate::sync::source_annotation::{self, SourceAnnotationContext};
 use crate::sync::stable_name;
 use crate::sync::stable_name::controller::FailoverContext;
 use crate::sync::stable_name::controller::checks::CheckDns;
@@ -51,7 +53,7 @@ use crate::takeover::finalizers;
 
 pub(super) enum SyncSource {
     Cluster {
-        client: kube::Client,
+        client: Client,
         availability: ApiAvailability,
         backend: Option<Backend>,
         election_config: Option<Box<ElectionConfig>>,
@@ -116,7 +118,7 @@ impl SyncSource {
     }
 
     /// Returns the client of the cluster; `None` for manifests.
-    pub(super) fn client(&self) -> Option<&kube::Client> {
+    pub(super) fn client(&self) -> Option<&Client> {
         match self {
             Self::Cluster { client, .. } => Some(client),
             Self::Manifests { .. } => None,
@@ -225,239 +227,319 @@ impl SyncSource {
         check_dns: CheckDns,
         stop: CancellationToken,
     ) {
-        let mut tasks = JoinSet::new();
-        self.start(&mut tasks, &flags, &facts, &metrics, &hostname_policy, check_dns, &stop);
+        let parts = self.parts(flags, facts, metrics, hostname_policy, stop);
+        let mut tasks = self.start(parts, check_dns);
         while tasks.join_next().await.is_some() {}
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the wiring of all tasks")]
-    fn start(
-        self,
-        tasks: &mut JoinSet<()>,
-        flags: &Flags,
-        facts: &LinkFacts,
-        metrics: &SyncMetrics,
-        hostname_policy: &watch::Receiver<Arc<HostnamePolicy>>,
-        check_dns: CheckDns,
-        stop: &CancellationToken,
-    ) {
-        let LinkFacts { store, findings, external_targets, .. } = facts;
-        let selection = Arc::new(flags.selection());
-        let policy = || flags.policy(hostname_policy.borrow().tombstone());
-        let end = ShutdownOrder::default();
-        let leadership = self.elect(tasks, flags, metrics, &end);
-        let recorder = self.start_recorder(tasks, flags, &leadership, metrics, &end);
-        let writers = end.writers.clone();
-        tasks.spawn(end.run(stop.clone()));
+    /// Starts the election and the sending of Events, and returns what the other tasks share.
+    fn parts(
+        &self,
+        flags: Flags,
+        facts: LinkFacts,
+        metrics: SyncMetrics,
+        hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
+        stop: CancellationToken,
+    ) -> Parts {
+        let (mut tasks, end) = (JoinSet::new(), ShutdownOrder::default());
+        let leadership = self.elect(&mut tasks, &flags, &metrics, &end);
         let link_reporter = LinkReporter {
             metrics: Arc::clone(&metrics.events),
-            recorder,
+            recorder: self.start_recorder(&mut tasks, &flags, &leadership, &metrics, &end),
             log: ObjectLog::default(),
-            findings: findings.clone(),
+            findings: facts.findings.clone(),
         };
+        let writers = end.writers.clone();
+        tasks.spawn(end.run(stop.clone()));
+        let (selection, rewinds) = (Arc::new(flags.selection()), RestoreCounter::default());
         // Manifests aren't listed by an API server, and have no election: they count as listed in the only term.
-        let rewinds = RestoreCounter::default();
         let epoch = ListEpoch { term: leadership.term(), rewinds: rewinds.count() };
         let listed = flags.manifests.is_some().then_some(epoch);
         let listed = CompletedLists::new(&selection.namespaces, listed);
-        let (listed, overrides_listed) = (watch::Sender::new(listed.clone()), watch::Sender::new(listed));
-        let persisted = Arc::<PersistedTargets>::default();
-        let unselected = Arc::<UnselectedServices>::default();
-        if let Some(backend) = self.backend() {
-            let context = reconciler::context::ReconcilerContext {
-                store: Arc::clone(store),
-                persisted: Arc::clone(&persisted),
-                external_target_states: Arc::clone(external_targets),
-                backend: backend.clone(),
-                service_lookup: self.service_lookup(flags),
-                selection: Arc::clone(&selection),
-                hostname_policy: hostname_policy.clone(),
-                policy: policy(),
-                link_reporter: link_reporter.clone(),
-                metrics: Arc::clone(&metrics.reconciler),
-                api: Arc::clone(&metrics.api),
-                staleness: Arc::clone(&metrics.staleness),
-                leadership: leadership.clone(),
-                rewinds: rewinds.clone(),
-                links_listed: listed.subscribe(),
-                overrides_listed: overrides_listed.subscribe(),
-            };
-            let reconciler_stop = stop.clone();
-            let reconciler =
-                supervise("the reconciler", stop.clone(), Arc::clone(&metrics.supervisor), move || {
-                    reconciler::run(context.clone(), reconciler_stop.clone())
-                });
-            tasks.spawn(writers.track_future(reconciler));
-        } else {
-            // No external targets are read, so the source must not wait for the owners that they record.
-            store.set_known(Input::ExternalTargets);
-            external_targets.set_known();
-        }
         // With --max-deletes the user allows external targets to be removed even if the first list lacks most Services.
         let keeps_unlisted =
             self.backend().is_some() && flags.sync_mode() != SyncMode::Off && flags.max_deletes.is_none();
-        let store = Arc::clone(store);
+        Parts {
+            tasks,
+            writers,
+            flags,
+            facts,
+            metrics,
+            hostname_policy,
+            stop,
+            selection,
+            link_reporter,
+            leadership,
+            rewinds,
+            links_listed: watch::Sender::new(listed.clone()),
+            overrides_listed: watch::Sender::new(listed),
+            persisted: Arc::default(),
+            unselected: Arc::default(),
+            keeps_unlisted,
+        }
+    }
+
+    fn start(self, mut parts: Parts, check_dns: CheckDns) -> JoinSet<()> {
+        if let Some(backend) = self.backend() {
+            let context = parts.reconciler(backend.clone(), self.service_lookup(&parts.flags));
+            parts.spawn_writer("the reconciler", context, reconciler::run);
+        } else {
+            // No external targets are read, so the source must not wait for the owners that they record.
+            parts.facts.store.set_known(Input::ExternalTargets);
+            parts.facts.external_targets.set_known();
+        }
         match self {
             Self::Cluster { client, availability, first_list, identity, .. } => {
-                let relists = relist_at_new_address(identity.clone(), rewinds.clone());
-                let stopped = stop.clone();
-                tasks.spawn(async move { stopped.run_until_cancelled(relists).await.unwrap_or_default() });
-                if flags.sync_mode() != SyncMode::Off || facts.reads_followers {
-                    let context = source_annotation::SourceAnnotationContext {
-                        followers: Arc::clone(&facts.followers),
-                        store: Arc::clone(&store),
-                        persisted: Arc::clone(&persisted),
-                        client: client.clone(),
-                        availability: availability.clone(),
-                        selection: Arc::clone(&selection),
-                        policy: policy(),
-                        hostname_policy: hostname_policy.clone(),
-                        link_reporter: link_reporter.clone(),
-                        api: Arc::clone(&metrics.api),
-                        staleness: Arc::clone(&metrics.staleness),
-                        leadership: leadership.clone(),
-                        links_listed: listed.subscribe(),
-                        overrides_listed: overrides_listed.subscribe(),
-                        rewinds: rewinds.clone(),
-                    };
-                    let until = stop.clone();
-                    let name = "the following by annotation";
-                    let annotation_controller =
-                        supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
-                            source_annotation::run(context.clone(), until.clone())
-                        });
-                    tasks.spawn(writers.track_future(annotation_controller));
-                }
-                if flags.sync_mode() != SyncMode::Off {
-                    let (client, availability) = (client.clone(), availability.clone());
-                    let (selection, until) = (Arc::clone(&selection), stop.clone());
-                    let (store, sets_finalizer) = (Arc::clone(&store), flags.finalizer);
-                    let name = "the search for finalizers";
-                    tasks.spawn(supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
-                        let selection = Arc::clone(&selection);
-                        let look = finalizers::search_finalizers(
-                            client.clone(),
-                            availability.clone(),
-                            selection,
-                            Arc::clone(&store),
-                            sets_finalizer,
-                        );
-                        until_stopped(until.clone(), look)
-                    }));
-                }
-                let rules = Arc::<RuleRequests>::default();
-                if flags.sync_mode() != SyncMode::Off {
-                    let context = AlertsContext {
-                        client: client.clone(),
-                        availability: availability.clone(),
-                        selection: Arc::clone(&selection),
-                        sync: flags.sync_mode(),
-                        rules: Arc::clone(&rules),
-                        api: Arc::clone(&metrics.api),
-                        staleness: Arc::clone(&metrics.staleness),
-                        leadership: leadership.clone(),
-                        rewinds: rewinds.clone(),
-                        overrides_listed: overrides_listed.subscribe(),
-                        log: link_reporter.log.about("StableName"),
-                    };
-                    let (until, name) = (stop.clone(), "the PrometheusRules");
-                    let alerts = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
-                        alerts::run(context.clone(), until.clone())
-                    });
-                    tasks.spawn(writers.track_future(alerts));
-                }
-                let context = FailoverContext {
-                    client: client.clone(),
-                    availability: availability.clone(),
-                    store: Arc::clone(&store),
-                    selection: Arc::clone(&selection),
-                    unselected: Arc::clone(&unselected),
-                    external_target_states: Arc::clone(external_targets),
-                    rules,
-                    hostname_policy: hostname_policy.clone(),
-                    policy: policy(),
-                    target_namespace: flags.target_namespace.clone(),
-                    tcp_check_namespaces: flags
-                        .hostname_policy
-                        .tcp_check_namespaces
-                        .iter()
-                        .cloned()
-                        .collect(),
-                    check_dns,
-                    link_reporter: link_reporter.clone(),
-                    metrics: Arc::clone(&metrics.failover),
-                    api: Arc::clone(&metrics.api),
-                    staleness: Arc::clone(&metrics.staleness),
-                    leadership: leadership.clone(),
-                    rewinds: rewinds.clone(),
-                    links_listed: listed.subscribe(),
-                    overrides_listed,
-                };
-                let (until, name) = (stop.clone(), "the StableNames");
-                let failover = supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
-                    stable_name::controller::run(context.clone(), until.clone())
-                });
-                tasks.spawn(writers.track_future(failover));
-                let source = ServiceWatcher {
-                    client,
-                    availability,
-                    selection,
-                    hostname_policy: Arc::default(),
-                    sets_finalizer: flags.finalizer,
-                    keeps_unlisted,
-                    delete_delay: flags.effective_delete_delay(),
-                    store,
-                    persisted,
-                    link_reporter,
-                    metrics: Arc::clone(&metrics.watch),
-                    staleness: Arc::clone(&metrics.staleness),
-                    leadership,
-                    rewinds,
-                    listed,
-                    first_list,
-                    own_targets: Arc::default(),
-                    unselected,
-                };
+                let relists = relist_at_new_address(identity, parts.rewinds.clone());
+                let stopped = parts.stop.clone();
+                parts
+                    .tasks
+                    .spawn(async move { stopped.run_until_cancelled(relists).await.unwrap_or_default() });
+                parts.start_controllers(&client, &availability, check_dns);
+                let source = parts.service_watcher(client, availability, first_list);
                 let run = move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
-                tasks.spawn(supervise_source(
-                    "the watch of load balancers",
-                    stop,
-                    metrics,
-                    hostname_policy,
-                    run,
-                ));
+                parts.spawn_source("the watch of load balancers", run);
             }
             Self::Manifests { .. } => {
-                let overrides = ManifestOverrides::new(
-                    Arc::clone(&store),
-                    Arc::clone(&unselected),
-                    Arc::clone(&selection),
-                    Arc::clone(&metrics.failover),
-                    link_reporter.log.about("StableName"),
-                );
-                let directory = flags.manifests.clone().unwrap_or_default();
-                let source = ManifestSource {
-                    directory,
-                    selection,
-                    hostname_policy: Arc::default(),
-                    store,
-                    persisted,
-                    unselected,
-                    apply_overrides: Arc::new(move |objects, policy| overrides.apply(objects, policy)),
-                    link_reporter,
-                    files: Arc::default(),
-                    keeps_unlisted,
-                    delete_delay: flags.effective_delete_delay(),
-                };
+                let source = parts.manifest_source();
                 let run = move |hostname_policy| ManifestSource { hostname_policy, ..source.clone() }.run();
-                tasks.spawn(supervise_source(
-                    "the reading of manifests",
-                    stop,
-                    metrics,
-                    hostname_policy,
-                    run,
-                ));
+                parts.spawn_source("the reading of manifests", run);
             }
+        }
+        parts.tasks
+    }
+}
+
+/// What the tasks of a source share, and the tasks that have started.
+struct Parts {
+    tasks: JoinSet<()>,
+    /// The tasks that may cause Events.
+    writers: TaskTracker,
+    flags: Flags,
+    facts: LinkFacts,
+    metrics: SyncMetrics,
+    hostname_policy: watch::Receiver<Arc<HostnamePolicy>>,
+    stop: CancellationToken,
+    selection: Arc<Selection>,
+    link_reporter: LinkReporter,
+    leadership: Leadership,
+    rewinds: RestoreCounter,
+    links_listed: watch::Sender<CompletedLists>,
+    overrides_listed: watch::Sender<CompletedLists>,
+    persisted: Arc<PersistedTargets>,
+    unselected: Arc<UnselectedServices>,
+    keeps_unlisted: bool,
+}
+
+impl Parts {
+    fn policy(&self) -> SyncPolicy {
+        self.flags.policy(self.hostname_policy.borrow().tombstone())
+    }
+
+    fn supervise<F>(
+        &self,
+        name: &'static str,
+        task: impl FnMut() -> F + Send + 'static,
+    ) -> impl Future<Output = ()> + Send + 'static
+    where
+        F: Future<Output = Result<(), SyncError>> + Send + 'static,
+    {
+        supervise(name, self.stop.clone(), Arc::clone(&self.metrics.supervisor), task)
+    }
+
+    fn spawn_writer<C, F>(&mut self, name: &'static str, context: C, run: fn(C, CancellationToken) -> F)
+    where
+        C: Clone + Send + 'static,
+        F: Future<Output = Result<(), SyncError>> + Send + 'static,
+    {
+        let until = self.stop.clone();
+        let writer = self.supervise(name, move || run(context.clone(), until.clone()));
+        self.tasks.spawn(self.writers.track_future(writer));
+    }
+
+    /// Runs a source under supervision until `stop`. The source begins anew whenever the hostname policy changes.
+    fn spawn_source<F>(
+        &mut self,
+        name: &'static str,
+        run: impl Fn(Arc<HostnamePolicy>) -> F + Clone + Send + Sync + 'static,
+    ) where
+        F: Future<Output = Result<(), SyncError>> + Send + 'static,
+    {
+        let (until, policies) = (self.stop.clone(), self.hostname_policy.clone());
+        let source = self.supervise(name, move || {
+            until_stopped(until.clone(), for_each_policy(policies.clone(), run.clone()))
+        });
+        self.tasks.spawn(source);
+    }
+
+    fn reconciler(&self, backend: Backend, service_lookup: ServiceLookup) -> ReconcilerContext {
+        ReconcilerContext {
+            store: Arc::clone(&self.facts.store),
+            persisted: Arc::clone(&self.persisted),
+            external_target_states: Arc::clone(&self.facts.external_targets),
+            backend,
+            service_lookup,
+            selection: Arc::clone(&self.selection),
+            hostname_policy: self.hostname_policy.clone(),
+            policy: self.policy(),
+            link_reporter: self.link_reporter.clone(),
+            metrics: Arc::clone(&self.metrics.reconciler),
+            api: Arc::clone(&self.metrics.api),
+            staleness: Arc::clone(&self.metrics.staleness),
+            leadership: self.leadership.clone(),
+            rewinds: self.rewinds.clone(),
+            links_listed: self.links_listed.subscribe(),
+            overrides_listed: self.overrides_listed.subscribe(),
+        }
+    }
+
+    /// Starts what else watches a cluster, beside the load balancers and their external targets.
+    fn start_controllers(&mut self, client: &Client, availability: &ApiAvailability, check_dns: CheckDns) {
+        let writes = self.flags.sync_mode() != SyncMode::Off;
+        if writes || self.facts.reads_followers {
+            let context = self.followers(client.clone(), availability.clone());
+            self.spawn_writer("the following by annotation", context, source_annotation::run);
+        }
+        let rules = Arc::<RuleRequests>::default();
+        if writes {
+            let (client, availability) = (client.clone(), availability.clone());
+            let context = self.alerts(client.clone(), availability.clone(), Arc::clone(&rules));
+            let (selection, until) = (Arc::clone(&self.selection), self.stop.clone());
+            let (store, sets_finalizer) = (Arc::clone(&self.facts.store), self.flags.finalizer);
+            let search = self.supervise("the search for finalizers", move || {
+                let (client, availability) = (client.clone(), availability.clone());
+                let (selection, store) = (Arc::clone(&selection), Arc::clone(&store));
+                let search =
+                    finalizers::search_finalizers(client, availability, selection, store, sets_finalizer);
+                until_stopped(until.clone(), search)
+            });
+            self.tasks.spawn(search);
+            self.spawn_writer("the PrometheusRules", context, alerts::run);
+        }
+        let context = self.stable_names(client.clone(), availability.clone(), rules, check_dns);
+        self.spawn_writer("the StableNames", context, stable_name::controller::run);
+    }
+
+    fn followers(&self, client: Client, availability: ApiAvailability) -> SourceAnnotationContext {
+        SourceAnnotationContext {
+            followers: Arc::clone(&self.facts.followers),
+            store: Arc::clone(&self.facts.store),
+            persisted: Arc::clone(&self.persisted),
+            client,
+            availability,
+            selection: Arc::clone(&self.selection),
+            policy: self.policy(),
+            hostname_policy: self.hostname_policy.clone(),
+            link_reporter: self.link_reporter.clone(),
+            api: Arc::clone(&self.metrics.api),
+            staleness: Arc::clone(&self.metrics.staleness),
+            leadership: self.leadership.clone(),
+            links_listed: self.links_listed.subscribe(),
+            overrides_listed: self.overrides_listed.subscribe(),
+            rewinds: self.rewinds.clone(),
+        }
+    }
+
+    fn alerts(
+        &self,
+        client: Client,
+        availability: ApiAvailability,
+        rules: Arc<RuleRequests>,
+    ) -> AlertsContext {
+        AlertsContext {
+            client,
+            availability,
+            selection: Arc::clone(&self.selection),
+            sync: self.flags.sync_mode(),
+            rules,
+            api: Arc::clone(&self.metrics.api),
+            staleness: Arc::clone(&self.metrics.staleness),
+            leadership: self.leadership.clone(),
+            rewinds: self.rewinds.clone(),
+            overrides_listed: self.overrides_listed.subscribe(),
+            log: self.link_reporter.log.about("StableName"),
+        }
+    }
+
+    fn stable_names(
+        &self,
+        client: Client,
+        availability: ApiAvailability,
+        rules: Arc<RuleRequests>,
+        check_dns: CheckDns,
+    ) -> FailoverContext {
+        FailoverContext {
+            client,
+            availability,
+            store: Arc::clone(&self.facts.store),
+            selection: Arc::clone(&self.selection),
+            unselected: Arc::clone(&self.unselected),
+            external_target_states: Arc::clone(&self.facts.external_targets),
+            rules,
+            hostname_policy: self.hostname_policy.clone(),
+            policy: self.policy(),
+            target_namespace: self.flags.target_namespace.clone(),
+            tcp_check_namespaces: self.flags.hostname_policy.tcp_check_namespaces.iter().cloned().collect(),
+            check_dns,
+            link_reporter: self.link_reporter.clone(),
+            metrics: Arc::clone(&self.metrics.failover),
+            api: Arc::clone(&self.metrics.api),
+            staleness: Arc::clone(&self.metrics.staleness),
+            leadership: self.leadership.clone(),
+            rewinds: self.rewinds.clone(),
+            links_listed: self.links_listed.subscribe(),
+            overrides_listed: self.overrides_listed.clone(),
+        }
+    }
+
+    fn service_watcher(
+        &self,
+        client: Client,
+        availability: ApiAvailability,
+        first_list: watch::Sender<FirstList>,
+    ) -> ServiceWatcher {
+        ServiceWatcher {
+            client,
+            availability,
+            selection: Arc::clone(&self.selection),
+            hostname_policy: Arc::default(),
+            sets_finalizer: self.flags.finalizer,
+            keeps_unlisted: self.keeps_unlisted,
+            delete_delay: self.flags.effective_delete_delay(),
+            store: Arc::clone(&self.facts.store),
+            persisted: Arc::clone(&self.persisted),
+            link_reporter: self.link_reporter.clone(),
+            metrics: Arc::clone(&self.metrics.watch),
+            staleness: Arc::clone(&self.metrics.staleness),
+            leadership: self.leadership.clone(),
+            rewinds: self.rewinds.clone(),
+            listed: self.links_listed.clone(),
+            first_list,
+            own_targets: Arc::default(),
+            unselected: Arc::clone(&self.unselected),
+        }
+    }
+
+    fn manifest_source(&self) -> ManifestSource {
+        let overrides = ManifestOverrides::new(
+            Arc::clone(&self.facts.store),
+            Arc::clone(&self.unselected),
+            Arc::clone(&self.selection),
+            Arc::clone(&self.metrics.failover),
+            self.link_reporter.log.about("StableName"),
+        );
+        ManifestSource {
+            directory: self.flags.manifests.clone().unwrap_or_default(),
+            selection: Arc::clone(&self.selection),
+            hostname_policy: Arc::default(),
+            store: Arc::clone(&self.facts.store),
+            persisted: Arc::clone(&self.persisted),
+            unselected: Arc::clone(&self.unselected),
+            apply_overrides: Arc::new(move |objects, policy| overrides.apply(objects, policy)),
+            link_reporter: self.link_reporter.clone(),
+            files: Arc::default(),
+            keeps_unlisted: self.keeps_unlisted,
+            delete_delay: self.flags.effective_delete_delay(),
         }
     }
 }
@@ -547,24 +629,6 @@ impl ShutdownOrder {
             ended.cancel();
         }
     }
-}
-
-/// Runs a source under supervision until `stop`. The source begins anew whenever the hostname policy changes.
-fn supervise_source<F, R>(
-    name: &'static str,
-    stop: &CancellationToken,
-    metrics: &SyncMetrics,
-    policies: &watch::Receiver<Arc<HostnamePolicy>>,
-    run: R,
-) -> impl Future<Output = ()> + Send + use<F, R>
-where
-    F: Future<Output = Result<(), SyncError>> + Send + 'static,
-    R: Fn(Arc<HostnamePolicy>) -> F + Clone + Send + Sync + 'static,
-{
-    let (until, policies) = (stop.clone(), policies.clone());
-    supervise(name, stop.clone(), Arc::clone(&metrics.supervisor), move || {
-        until_stopped(until.clone(), for_each_policy(policies.clone(), run.clone()))
-    })
 }
 
 /// Runs a source, and begins anew whenever the hostname policy changes, so that all Services are observed again.
