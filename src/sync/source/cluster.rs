@@ -1,13 +1,14 @@
 //! Watches the LoadBalancer Services of a cluster.
 
 mod leaving;
+mod watch_state;
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
+use futures::stream::{BoxStream, SelectAll, abortable};
 use kube::{Client, Resource, ResourceExt};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
@@ -17,7 +18,7 @@ use tracing::warn;
 
 use super::own_targets::InZoneTargets;
 use super::selection::Selection;
-use crate::metrics::staleness::{LastActivity, Staleness};
+use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::examples;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
@@ -28,8 +29,8 @@ use crate::sync::election::Leadership;
 use crate::sync::events::link_log::{LinkReporter, log_changes, log_first_list};
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
-use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog};
-use crate::sync::k8s::forbidden::{LastingRefusal, REFUSED_AFTER};
+use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, watch_scopes};
+use crate::sync::k8s::forbidden::REFUSED_AFTER;
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
@@ -47,6 +48,7 @@ use crate::sync::source::service_links::{insert_terminating, missing_from, servi
 use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::task::supervisor::SyncError;
 use leaving::{DepartedService, RemovalChecks};
+use watch_state::{PartialList, WatchState};
 
 /// Maximum time that the first links wait until the owners of names are known.
 pub(super) const EXTERNAL_TARGETS_LIST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -90,240 +92,126 @@ pub struct ServiceWatcher {
 /// An item of one of several watches, with the number of the watch.
 type Tagged = BoxStream<'static, (usize, WatchItem<Service>)>;
 
-/// The state of the watch of a namespace, or of all namespaces.
-#[derive(Debug)]
-struct WatchState {
-    namespace: Option<String>,
-    list: PartialList,
-    listing: bool,
-    /// Whether a list is complete since the beginning of the term and the last restore of etcd.
-    listed: bool,
-    /// Whether a list or a watch has failed since the last complete list.
-    failed: bool,
-    /// Whether another watch has noticed a restore of etcd, or the API server's address has changed, since the last
-    /// complete list.
-    rewound: bool,
-    /// The resourceVersion of the last list or event, which a new term compares its first list with.
-    newest: Option<u64>,
-    /// The refusals by an authorizer since the last other answer.
-    refusal: LastingRefusal,
-    watch_log: WatchLog,
-    /// The time of the list that has to confirm a suspicious one.
-    confirm_at: Option<Instant>,
-    activity: Option<Arc<LastActivity>>,
-    /// Ends the stream of events.
-    end: Option<AbortHandle>,
-}
-
-impl WatchState {
-    fn new(namespace: Option<String>, availability: ApiAvailability) -> Self {
-        let what = match &namespace {
-            Some(namespace) => format!("LoadBalancer Services in namespace {namespace}"),
-            None => "LoadBalancer Services in all namespaces".to_owned(),
-        };
-        let watch_log = WatchLog::new(availability, what, WatchLog::READING);
-        Self {
-            namespace,
-            list: PartialList::default(),
-            listing: false,
-            listed: false,
-            failed: false,
-            rewound: false,
-            newest: None,
-            refusal: LastingRefusal::default(),
-            watch_log,
-            confirm_at: None,
-            activity: None,
-            end: None,
-        }
-    }
-
-    /// Returns whether a list is complete, or has failed, and none is being received.
-    fn is_settled(&self) -> bool {
-        (self.listed || self.failed) && !self.listing
-    }
-
-    /// Returns whether an authorizer has refused every list and watch for [`REFUSED_AFTER`].
-    fn is_refused(&self) -> bool {
-        self.refusal.has_lasted(REFUSED_AFTER)
-    }
-
-    fn note_refusal(&mut self, item: &WatchItem<Service>) {
-        match item {
-            Ok(Event::ListBegins) => {}
-            Ok(_) => self.refusal.note(false),
-            Err(error) => self.refusal.note(error.is_refusal_of_services()),
-        }
-        if let Some(activity) = &self.activity {
-            activity.set_refused(self.is_refused());
-        }
-    }
-
-    /// Records that a new list is due, and why. Nothing is written for these Services until that list is complete.
-    fn require_relist(&mut self, why: &str) {
-        (self.listed, self.failed) = (false, false);
-        let links = match &self.namespace {
-            Some(namespace) => format!("links of namespace {namespace}"),
-            None => "any link".to_owned(),
-        };
-        self.watch_log.set_waiting(Some(format!(
-            "before that list is complete nothing is written for {links}: what is known of the Services is from before \
-             {why}"
-        )));
-    }
-}
-
 impl ServiceWatcher {
     /// Keeps the store in sync with the cluster.
     ///
     /// # Errors
     /// If a watch ends, which should never happen.
     pub async fn run(self) -> Result<(), SyncError> {
-        let namespaces = &self.selection.namespaces;
-        let mut scopes: Vec<WatchState> = if namespaces.is_empty() {
-            vec![WatchState::new(None, self.availability.clone())]
-        } else {
-            let scope =
-                |namespace: &String| WatchState::new(Some(namespace.clone()), self.availability.clone());
-            namespaces.iter().map(scope).collect()
-        };
-        let mut feed = self.store.subscribe();
+        let feed = self.store.subscribe();
         self.leadership.settled().await;
-        let mut lists = self.lists();
-        let mut events = SelectAll::new();
-        for (number, scope) in scopes.iter_mut().enumerate() {
-            events.push(self.follow(number, scope));
+        let mut watches = Watches::new(&self, feed);
+        for (number, scope) in watches.scopes.iter_mut().enumerate() {
+            watches.events.push(self.follow(number, scope));
         }
-        let (mut relist_guards, mut owners_deadline) = (RelistGuards::default(), None);
-        let (client, availability) = (self.client.clone(), self.availability.clone());
-        let mut other_services = OtherServices {
-            object_errors: ObjectErrors::shown_in(
-                &self.link_reporter.findings.services,
-                "Service",
-                self.link_reporter.log.clone(),
-            ),
-            leaving: RemovalChecks::new(
-                client,
-                availability,
-                Arc::clone(&self.selection),
-                self.delete_delay,
-                self.link_reporter.log.clone(),
-            ),
-        };
         loop {
-            // While a list is being received, the Service that a target depends on may still be missing.
-            if self.drain_feed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
-                log_changes(&self.link_reporter, self.reconsider(&mut other_services.object_errors));
-            }
-            let confirm_at = scopes.iter().filter_map(|scope| scope.confirm_at).min();
-            let expiry = other_services.leaving.kept.due().map(Instant::from_std);
-            let (number, event) = tokio::select! {
+            log_changes(&self.link_reporter, self.reconsider(&mut watches));
+            let confirm_at = watches.scopes.iter().filter_map(|scope| scope.confirm_at).min();
+            let expiry = watches.leaving.kept.due().map(Instant::from_std);
+            tokio::select! {
                 biased;
-                () = self.wait_for_new_epoch(lists) => {
-                    let before = std::mem::replace(&mut lists, self.lists());
-                    let is_rewound = lists.rewinds != before.rewinds;
-                    let why = if is_rewound {
-                        "etcd was restored, or the API server's address changed"
-                    } else {
-                        "this replica began to lead"
-                    };
-                    for (number, scope) in scopes.iter_mut().enumerate() {
-                        scope.require_relist(why);
-                        scope.rewound |= is_rewound;
-                        events.push(self.follow(number, scope));
-                    }
-                    continue;
+                () = self.wait_for_new_epoch(watches.lists) => self.begin_epoch(&mut watches),
+                event = watches.events.next() => {
+                    let (number, item) = event.ok_or(SyncError::WatchEnded)?;
+                    self.on_watch_item(&mut watches, number, item).await;
                 }
-                event = events.next() => event.ok_or(SyncError::WatchEnded)?,
-                (deleted, found) = other_services.leaving.answer() => {
-                    self.depart(deleted, ServiceState::Unlisted, Some(found), &mut other_services.leaving);
-                    continue;
+                (deleted, found) = watches.leaving.answer() => {
+                    self.depart(deleted, ServiceState::Unlisted, Some(found), &mut watches.leaving);
                 }
                 () = sleep_until_opt(expiry) => {
-                    for (key, uid, since) in other_services.leaving.kept.take_expired(std::time::Instant::now()) {
+                    for (key, uid, since) in watches.leaving.kept.take_expired(std::time::Instant::now()) {
                         log_changes(&self.link_reporter, self.store.gone(&key, &uid, None, since));
                         self.unselected.changed(&key);
                     }
-                    continue;
                 }
                 () = sleep_until_opt(confirm_at) => {
-                    for (number, scope) in scopes.iter_mut().enumerate() {
+                    for (number, scope) in watches.scopes.iter_mut().enumerate() {
                         if scope.confirm_at.take_if(|at| *at <= Instant::now()).is_some() {
-                            events.push(self.follow(number, scope));
+                            watches.events.push(self.follow(number, scope));
                         }
                     }
-                    continue;
                 }
                 // Other tasks, such as the controller of StableNames, change links, too.
-                change = feed.recv() => {
-                    match change {
-                        Ok(change) => self.own_targets().on_link_change(&change, &self.hostname_policy),
-                        Err(RecvError::Lagged(_)) => self.own_targets().recheck_all(),
-                        Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
-                    }
-                    continue;
-                }
-            };
-            let scope = &mut scopes[number];
-            self.note_first_list(&event);
-            scope.note_refusal(&event);
-            let Some(event) = scope.watch_log.log_failure(event) else {
-                // A failed list starts again from its beginning.
-                scope.listing = false;
-                scope.failed = true;
-                if !scope.listed {
-                    self.note_list(scope, lists, false);
-                }
-                self.listed(Vec::new(), &scopes);
-                continue;
-            };
-            if !matches!(event, Event::ListBegins) {
-                // `ListBegins` isn't an event of the API server.
-                self.metrics.event();
-            }
-            match event {
-                Event::ListBegins => {
-                    scope.list = PartialList::default();
-                    scope.listing = true;
-                }
-                Event::Listed(object) => scope.list.add(&self, object, &mut other_services.object_errors),
-                Event::ListEnds { version, rewound } => {
-                    (scope.listed, scope.listing, scope.failed) = (true, false, false);
-                    scope.watch_log.set_waiting(None);
-                    wait_for_owners(&self.store, &mut owners_deadline).await;
-                    let list = std::mem::take(&mut scope.list);
-                    // Another watch may have noticed the restore first.
-                    let was_noticed = std::mem::take(&mut scope.rewound);
-                    let rewound = rewound || was_noticed || version < scope.newest && version.is_some();
-                    if rewound && !was_noticed && self.rewinds.count() == lists.rewinds {
-                        // Note the restore before the links change, so that no write is based on this list and an older
-                        // list of external targets.
-                        self.rewinds.record_restore(scope.watch_log.what());
-                    }
-                    if rewound {
-                        version.into_iter().for_each(|version| self.store.continue_at(version));
-                    }
-                    scope.newest = version.or(scope.newest);
-                    let complete = Complete { list, version, rewound };
-                    let mut changes =
-                        self.take_list(scope, &mut relist_guards, complete, &mut other_services.leaving);
-                    if self.drain_feed(&mut feed) && scopes.iter().all(WatchState::is_settled) {
-                        changes.extend(self.reconsider(&mut other_services.object_errors));
-                    }
-                    other_services.object_errors.retain(|key| self.store.get(key).is_some());
-                    self.note_list(&scopes[number], lists, true);
-                    self.listed(changes, &scopes);
-                }
-                Event::Applied(object) => {
-                    scope.newest = scope.newest.max(version_of(&object));
-                    self.applied(object, &mut other_services);
-                }
-                Event::Deleted(object) => {
-                    scope.newest = scope.newest.max(version_of(&object));
-                    self.deleted(&object, &mut other_services);
-                }
+                change = watches.feed.recv() => match change {
+                    Ok(change) => self.own_targets().on_link_change(&change, &self.hostname_policy),
+                    Err(RecvError::Lagged(_)) => self.own_targets().recheck_all(),
+                    Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
+                },
             }
         }
+    }
+
+    /// Lists everything again, in a new term or after a restore of etcd.
+    fn begin_epoch(&self, watches: &mut Watches) {
+        let before = std::mem::replace(&mut watches.lists, self.lists());
+        let is_rewound = watches.lists.rewinds != before.rewinds;
+        let why = if is_rewound {
+            "etcd was restored, or the API server's address changed"
+        } else {
+            "this replica began to lead"
+        };
+        for (number, scope) in watches.scopes.iter_mut().enumerate() {
+            scope.require_relist(why);
+            scope.rewound |= is_rewound;
+            watches.events.push(self.follow(number, scope));
+        }
+    }
+
+    async fn on_watch_item(&self, watches: &mut Watches, number: usize, item: WatchItem<Service>) {
+        let scope = &mut watches.scopes[number];
+        self.note_first_list(&item);
+        scope.note_refusal(&item);
+        let Some(event) = scope.watch_log.log_failure(item) else {
+            // A failed list starts again from its beginning.
+            (scope.listing, scope.failed) = (false, true);
+            if !scope.listed {
+                self.note_list(scope, watches.lists, false);
+            }
+            return self.listed(Vec::new(), &watches.scopes);
+        };
+        if !matches!(event, Event::ListBegins) {
+            // `ListBegins` isn't an event of the API server.
+            self.metrics.event();
+        }
+        match event {
+            Event::ListBegins => (scope.list, scope.listing) = (PartialList::default(), true),
+            Event::Listed(object) => scope.list.add(self, object, &mut watches.object_errors),
+            Event::ListEnds { version, rewound } => {
+                wait_for_owners(&self.store, &mut watches.owners_deadline).await;
+                self.on_list_end(watches, number, version, rewound);
+            }
+            Event::Applied(object) => {
+                scope.newest = scope.newest.max(version_of(&object));
+                self.applied(object, watches);
+            }
+            Event::Deleted(object) => {
+                scope.newest = scope.newest.max(version_of(&object));
+                self.deleted(&object, watches);
+            }
+        }
+    }
+
+    fn on_list_end(&self, watches: &mut Watches, number: usize, version: Option<u64>, rewound: bool) {
+        let scope = &mut watches.scopes[number];
+        (scope.listed, scope.listing, scope.failed) = (true, false, false);
+        scope.watch_log.set_waiting(None);
+        // Another watch may have noticed the restore first.
+        let was_noticed = std::mem::take(&mut scope.rewound);
+        let rewound = rewound || was_noticed || version < scope.newest && version.is_some();
+        if rewound && !was_noticed && self.rewinds.count() == watches.lists.rewinds {
+            // Note the restore before the links change, so that no write is based on this list and an older list of
+            // external targets.
+            self.rewinds.record_restore(scope.watch_log.what());
+        }
+        if rewound {
+            version.into_iter().for_each(|version| self.store.continue_at(version));
+        }
+        scope.newest = version.or(scope.newest);
+        let mut changes = self.take_list(watches, number, version, rewound);
+        changes.extend(self.reconsider(watches));
+        watches.object_errors.retain(|key| self.store.get(key).is_some());
+        self.note_list(&watches.scopes[number], watches.lists, true);
+        self.listed(changes, &watches.scopes);
     }
 
     /// Returns the term and the rewind count for lists that begin now.
@@ -389,12 +277,15 @@ impl ServiceWatcher {
     /// them, too.
     fn take_list(
         &self,
-        scope: &mut WatchState,
-        relist_guards: &mut RelistGuards,
-        Complete { list, version, rewound }: Complete,
-        leaving: &mut RemovalChecks,
+        watches: &mut Watches,
+        number: usize,
+        version: Option<u64>,
+        rewound: bool,
     ) -> Vec<LinkChange> {
-        let PartialList { keys, mut seen, unreadable, terminating, left_selection, unselected } = list;
+        let Watches { scopes, relist_guards, leaving, .. } = watches;
+        let scope = &mut scopes[number];
+        let PartialList { keys, mut seen, unreadable, terminating, left_selection, unselected } =
+            std::mem::take(&mut scope.list);
         let mut changes = Vec::new();
         for observed in &seen {
             if leaving.forget(&observed.key) {
@@ -405,40 +296,22 @@ impl ServiceWatcher {
             self.depart(deleted, ServiceState::Unlisted, Some(Found::same(membership)), leaving);
         }
         let staying: HashSet<ServiceKey> = leaving.keys().cloned().collect();
-        let namespace = scope.namespace.as_deref();
+        let namespace = scope.namespace.clone();
+        let namespace = namespace.as_deref();
         let listed = seen.iter().map(|observed| &observed.key).chain(&unreadable).chain(&staying);
         let (known, missing) = missing_from(&self.store, listed, namespace);
-        let (known_others, missing_others) = self.unselected.missing_from(&keys, namespace);
-        let within = |key: &ServiceKey| namespace.is_none_or(|namespace| *key.namespace() == *namespace);
-        let now = std::time::Instant::now();
-        // The first list has nothing to be compared with.
-        let (mut retained, retained_others) = if self.store.is_known(Input::Services) {
-            let retained = relist_guards.links.keeps(known, &missing, within, now);
-            (retained, relist_guards.unselected.keeps(known_others, &missing_others, within, now))
-        } else {
-            (HashSet::new(), HashSet::new())
-        };
-        let number = retained.len() + retained_others.len();
-        scope.confirm_at = (number > 0).then(|| Instant::now() + CONFIRM_AFTER);
-        if number > 0 {
-            warn!(
-                "{number} of {} load balancers are missing from a new list of the API server: their absence is \
-                 ignored until a second list, {CONFIRM_AFTER:?} later, confirms it ({})",
-                known + known_others,
-                RemovalReason::SuspiciousList
-            );
-        }
+        let others = self.unselected.missing_from(&keys, namespace);
+        let (mut retained, retained_others) = self.doubted(scope, relist_guards, (known, &missing), &others);
         let kept = retained_others.iter().chain(&unreadable).cloned().collect();
         self.unselected.replace(namespace, unselected, &kept);
         // The list lacks deleted Services as well as Services that have left the selection: a LIST by name tells them
         // apart. After a restore of etcd no such LIST is sent: a missing Service counts as deleted.
         let is_asked = self.store.is_known(Input::Services) && !rewound;
+        let service = if is_asked { ServiceState::Unlisted } else { ServiceState::Gone };
         for key in missing {
-            let service = if is_asked { ServiceState::Unlisted } else { ServiceState::Gone };
-            let is_suspicious = retained.contains(&key);
-            let lists = Some(if is_suspicious { Lists::Suspicious } else { Lists::Complete });
-            let verdict = may_remove(&Facts { lists, ..Facts::of(Subject::Link, service) }, now);
-            if verdict == Verdict::Ask(Question::Service)
+            let lists = Some(if retained.contains(&key) { Lists::Suspicious } else { Lists::Complete });
+            let facts = Facts { lists, ..Facts::of(Subject::Link, service) };
+            if may_remove(&facts, std::time::Instant::now()) == Verdict::Ask(Question::Service)
                 && let Some(link) = service_link(&self.store, &key)
             {
                 retained.insert(key.clone());
@@ -453,25 +326,57 @@ impl ServiceWatcher {
         changes.extend(self.store.replace(namespace, seen, unreadable, &retained));
         let insert = |(key, uid): (ServiceKey, Box<str>)| insert_terminating(&self.store, &key, &uid, true);
         changes.extend(terminating.into_iter().filter_map(insert));
-        // The namespace was refused before, and the link is from a snapshot.
+        changes.extend(self.end_unfounded(scope));
+        // The change feed has no changes of Services whose link is overridden, and none of ports alone.
+        let links = self.store.links();
+        let overridden = links.iter().filter(|link| link.overridden.is_some());
+        let is_changed = |link: &&Arc<Link>| service_link(&self.store, &link.key).as_ref() != Some(*link);
+        for link in overridden.chain(before.iter().filter(is_changed)) {
+            self.unselected.changed(&link.key);
+        }
+        changes
+    }
+
+    /// Returns the links and the unselected Services whose absence from a list is ignored until a second list confirms
+    /// it.
+    fn doubted(
+        &self,
+        scope: &mut WatchState,
+        guards: &mut RelistGuards,
+        (known, missing): (usize, &HashSet<ServiceKey>),
+        (known_others, missing_others): &(usize, HashSet<ServiceKey>),
+    ) -> (HashSet<ServiceKey>, HashSet<ServiceKey>) {
+        scope.confirm_at = None;
+        // The first list has nothing to be compared with.
+        if !self.store.is_known(Input::Services) {
+            return (HashSet::new(), HashSet::new());
+        }
+        let (within, now) = (|key: &ServiceKey| scope.contains(key), std::time::Instant::now());
+        let retained = guards.links.keeps(known, missing, within, now);
+        let retained_others = guards.unselected.keeps(*known_others, missing_others, within, now);
+        let number = retained.len() + retained_others.len();
+        if number > 0 {
+            scope.confirm_at = Some(Instant::now() + CONFIRM_AFTER);
+            warn!(
+                "{number} of {} load balancers are missing from a new list of the API server: their absence is \
+                 ignored until a second list, {CONFIRM_AFTER:?} later, confirms it ({})",
+                known + known_others,
+                RemovalReason::SuspiciousList
+            );
+        }
+        (retained, retained_others)
+    }
+
+    /// Forgets the links of a snapshot in a namespace that was refused before, and that is listed now without them.
+    fn end_unfounded(&self, scope: &WatchState) -> Vec<LinkChange> {
         let is_unfounded = |link: &&Arc<Link>| {
             link.is_left_out()
-                && within(&link.key)
+                && scope.contains(&link.key)
                 && !self.store.has_external_target(&link.key)
                 && !self.store.is_unreadable(&link.key)
         };
         let links = self.store.links();
-        changes.extend(links.iter().filter(is_unfounded).filter_map(|link| self.store.forget(&link.key)));
-        // The change feed has no changes of Services whose link is overridden.
-        for link in links.iter().filter(|link| link.overridden.is_some()) {
-            self.unselected.changed(&link.key);
-        }
-        // The change feed has no changes of ports alone.
-        for link in before.iter().filter(|link| service_link(&self.store, &link.key).as_ref() != Some(*link))
-        {
-            self.unselected.changed(&link.key);
-        }
-        changes
+        links.iter().filter(is_unfounded).filter_map(|link| self.store.forget(&link.key)).collect()
     }
 
     /// Processes the changes of a list. If this completes the first list, DNS answers from the links from here on.
@@ -538,11 +443,16 @@ impl ServiceWatcher {
     }
 
     /// Observes again the Services with targets that have become allowed or denied because another Service changed.
-    fn reconsider(&self, object_errors: &mut ObjectErrors) -> Vec<LinkChange> {
+    fn reconsider(&self, watches: &mut Watches) -> Vec<LinkChange> {
+        // While a list is being received, the Service that a target depends on may still be missing.
+        let is_due = self.drain_feed(&mut watches.feed) && watches.scopes.iter().all(WatchState::is_settled);
+        if !is_due {
+            return Vec::new();
+        }
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
         let apply = |service: &Service| {
             let (key, before) = (service.key(), service_link(&self.store, &service.key()));
-            let change = self.store.apply(self.observe(service, object_errors));
+            let change = self.store.apply(self.observe(service, &mut watches.object_errors));
             if change.is_none() && service_link(&self.store, &key) != before {
                 self.unselected.changed(&key);
             }
@@ -567,9 +477,9 @@ impl ServiceWatcher {
         self.own_targets.lock()
     }
 
-    fn applied(&self, object: RawDeserializeGuard<Service>, other_services: &mut OtherServices) {
+    fn applied(&self, object: RawDeserializeGuard<Service>, watches: &mut Watches) {
         let key = key_of(&object);
-        let Some(service) = readable(object, &mut other_services.object_errors) else {
+        let Some(service) = readable(object, &mut watches.object_errors) else {
             return self.store.set_unreadable(&key);
         };
         let membership = self.selection.membership(&service);
@@ -580,8 +490,8 @@ impl ServiceWatcher {
             }
         }
         if membership == Membership::Selected {
-            let was_deleted = other_services.leaving.forget(&key);
-            let mut observed = self.observe(&service, &mut other_services.object_errors);
+            let was_deleted = watches.leaving.forget(&key);
+            let mut observed = self.observe(&service, &mut watches.object_errors);
             let ended = was_deleted.then(|| self.end_if_without_target(&observed)).flatten();
             let before = service_link(&self.store, &key);
             self.persisted.attach(&self.store, &mut observed);
@@ -592,17 +502,17 @@ impl ServiceWatcher {
             }
             return log_changes(&self.link_reporter, ended.into_iter().chain(applied));
         }
-        other_services.object_errors.set(&key, None);
+        watches.object_errors.set(&key, None);
         let deleted = DepartedService { key, uid: service.uid().to_owned(), version: service.version() };
         if membership == Membership::NotSelected && self.is_left_out(&deleted.key) {
             // The Service was left out before, too.
             return;
         }
         if let Some(predecessor) = self.other_live_service(&deleted) {
-            other_services.leaving.start_check(predecessor);
+            watches.leaving.start_check(predecessor);
         }
         let found = Some(Found::same(membership));
-        self.depart(deleted, ServiceState::Unlisted, found, &mut other_services.leaving);
+        self.depart(deleted, ServiceState::Unlisted, found, &mut watches.leaving);
         if self.sets_finalizer && service.has_finalizer() {
             // The finalizer delays the deletion, even if this process has never observed the Service as a load
             // balancer.
@@ -624,22 +534,22 @@ impl ServiceWatcher {
 
     /// Records that a Service was deleted or left the selection. The event contains the last version of the object, of
     /// which only key, uid, resourceVersion and deletionTimestamp are used.
-    fn deleted(&self, object: &RawDeserializeGuard<Service>, other_services: &mut OtherServices) {
+    fn deleted(&self, object: &RawDeserializeGuard<Service>, watches: &mut Watches) {
         let (uid, version) = (object.uid().unwrap_or_default(), version_of(object));
         let deleted = DepartedService { key: key_of(object), uid, version };
         if self.store.is_unreadable(&deleted.key) {
             // The Service that can't be decoded is gone; its predecessor, whose link stayed until now, is gone, too.
             self.unselected.remove(&deleted.key);
             if let Some(predecessor) = self.other_live_service(&deleted) {
-                other_services.leaving.start_check(predecessor);
+                watches.leaving.start_check(predecessor);
             }
         } else {
             self.unselected.deleted(&deleted.key, &deleted.uid);
         }
-        other_services.object_errors.set(&deleted.key, None);
+        watches.object_errors.set(&deleted.key, None);
         let is_gone = object.meta().deletion_timestamp.is_some() || !self.is_followed(&deleted);
         let service = if is_gone { ServiceState::Gone } else { ServiceState::Unlisted };
-        self.depart(deleted, service, None, &mut other_services.leaving);
+        self.depart(deleted, service, None, &mut watches.leaving);
     }
 
     /// Returns whether the link of a Service is from an external target or a snapshot, and this process has never
@@ -710,74 +620,44 @@ struct RelistGuards {
     unselected: RelistGuard,
 }
 
-/// State about Services that isn't in the store.
-struct OtherServices {
+/// The watches, and what isn't in the store about Services.
+struct Watches {
+    scopes: Vec<WatchState>,
+    events: SelectAll<Tagged>,
+    feed: broadcast::Receiver<LinkChange>,
+    /// The term and the rewind count of the present lists.
+    lists: ListEpoch,
+    relist_guards: RelistGuards,
+    owners_deadline: Option<Instant>,
     object_errors: ObjectErrors,
     leaving: RemovalChecks,
 }
 
-#[derive(Debug, Default)]
-struct PartialList {
-    keys: HashSet<ServiceKey>,
-    /// Boxed, so that each is freed when its link is stored: the list and the links aren't both whole in memory.
-    #[expect(clippy::vec_box, reason = "a vector of the Services themselves is freed as a whole")]
-    seen: Vec<Box<ObservedService>>,
-    unreadable: Vec<ServiceKey>,
-    /// Services with our finalizer that aren't links, with their uid.
-    terminating: Vec<(ServiceKey, Box<str>)>,
-    /// Services with a living link that have left the selection, or whose successor isn't selected.
-    left_selection: Vec<(DepartedService, Membership)>,
-    /// All load balancers that aren't selected.
-    unselected: Vec<ObservedService>,
-}
-
-struct Complete {
-    list: PartialList,
-    version: Option<u64>,
-    /// Whether etcd was restored since the previous list.
-    rewound: bool,
-}
-
-impl PartialList {
-    fn add(
-        &mut self,
-        source: &ServiceWatcher,
-        object: RawDeserializeGuard<Service>,
-        object_errors: &mut ObjectErrors,
-    ) {
-        let key = key_of(&object);
-        if !self.keys.insert(key.clone()) {
-            self.drop_earlier(&key);
+impl Watches {
+    fn new(source: &ServiceWatcher, feed: broadcast::Receiver<LinkChange>) -> Self {
+        let (availability, log) = (&source.availability, &source.link_reporter.log);
+        let scope =
+            |namespace: Option<&str>| WatchState::new(namespace.map(ToOwned::to_owned), availability.clone());
+        Self {
+            scopes: watch_scopes(&source.selection.namespaces).map(scope).collect(),
+            events: SelectAll::new(),
+            feed,
+            lists: source.lists(),
+            relist_guards: RelistGuards::default(),
+            owners_deadline: None,
+            object_errors: ObjectErrors::shown_in(
+                &source.link_reporter.findings.services,
+                "Service",
+                log.clone(),
+            ),
+            leaving: RemovalChecks::new(
+                source.client.clone(),
+                availability.clone(),
+                Arc::clone(&source.selection),
+                source.delete_delay,
+                log.clone(),
+            ),
         }
-        let Some(service) = readable(object, object_errors) else { return self.unreadable.push(key) };
-        let membership = source.selection.membership(&service);
-        if membership == Membership::Selected {
-            let observed = source.observe_listed(&service, object_errors);
-            return self.seen.push(Box::new(ObservedService { key, ..observed }));
-        }
-        object_errors.set(&key, None);
-        if matches!(membership, Membership::NotSelected | Membership::OptedOut) {
-            self.unselected.push(service.observe(&source.hostname_policy, &source.store).0);
-        }
-        if source.sets_finalizer && service.has_finalizer() {
-            self.terminating.push((key.clone(), service.uid().into()));
-        }
-        let deleted = DepartedService { key, uid: service.uid().to_owned(), version: service.version() };
-        if let Some(predecessor) = source.other_live_service(&deleted) {
-            self.left_selection.push((predecessor, Membership::Gone));
-        } else if source.is_followed(&deleted) {
-            self.left_selection.push((deleted, membership));
-        }
-    }
-
-    /// Removes an earlier version of an object: a streamed list may contain several versions, of which the last one
-    /// counts.
-    fn drop_earlier(&mut self, key: &ServiceKey) {
-        self.seen.retain(|observed| observed.key != *key);
-        self.unreadable.retain(|unreadable| unreadable != key);
-        self.terminating.retain(|(terminating, _)| terminating != key);
-        self.left_selection.retain(|(deleted, _)| deleted.key != *key);
-        self.unselected.retain(|service| service.key != *key);
     }
 }
 
