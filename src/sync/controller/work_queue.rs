@@ -147,7 +147,10 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// Queues a key, unless it is queued or a write for it is under way: when the write ends, the controller has to add
     /// the key again.
     pub(crate) fn add(&mut self, key: &ServiceKey) {
-        if self.under_way.contains_key(key) || self.ready.numbers.contains_key(key) || self.retries.numbers.contains_key(key) {
+        if self.under_way.contains_key(key)
+            || self.ready.numbers.contains_key(key)
+            || self.retries.numbers.contains_key(key)
+        {
             return;
         }
         let number = self.next_number();
@@ -347,7 +350,8 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
     /// four times their number. Returns whether memory was freed.
     pub(crate) fn shrink(&mut self) -> bool {
         let capacity = self.ready.numbers.capacity() + self.retries.numbers.capacity();
-        let shrinks = self.ready.turns.is_empty() && capacity > MAX_IDLE_CAPACITY.max(4 * self.retries.numbers.len());
+        let shrinks =
+            self.ready.turns.is_empty() && capacity > MAX_IDLE_CAPACITY.max(4 * self.retries.numbers.len());
         if shrinks {
             self.ready.shrink_to_fit();
             self.retries.shrink_to_fit();

@@ -51,7 +51,7 @@ use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
-use crate::sync::removal::facts::{ServiceState, Subject};
+use crate::sync::removal::facts::{Facts, ServiceState, Subject};
 use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::source::service_links::insert_gone;
 use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
@@ -92,18 +92,13 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
         }
         reconciler.note_missing_namespace();
     }
-    reconciler.begin_term_without_election();
-    reconciler.restore_deleted(true);
-    reconciler.initialize_budget();
-    reconciler.queue_all();
-    reconciler.initial_pass = reconciler.runtime.queue.queued();
+    reconciler.begin();
     let mut are_overrides_known = false;
     loop {
         reconciler.drain_queue();
         if are_overrides_known && reconciler.initial_pass.is_empty() {
             reconciler.context.external_target_states.set_known();
         }
-        reconciler.note_missing_namespace();
         if std::mem::take(&mut reconciler.lists_again) {
             events = reconciler.context.backend.events(&reconciler.context.staleness);
         }
@@ -126,10 +121,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             }
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
             ended = reconciler.runtime.event() => ended?.into_iter().for_each(|ended| reconciler.on_write_end(ended)),
-            () = sleep_until_opt(reconciler.adoption.due()) => {
-                let next = reconciler.adoption.next(tokio::time::Instant::now());
-                next.iter().for_each(|key| reconciler.runtime.queue.add(key));
-            }
+            () = sleep_until_opt(reconciler.adoption.due()) => reconciler.queue_adoption(),
             () = sleep_until_opt(reconciler.report.reminder_due().map(Into::into)) => {}
             Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.on_look_up_end(&existing?),
         }
@@ -296,9 +288,21 @@ impl Reconciler {
             self.check_external_targets(true);
             self.record_left_out_events();
             self.runtime.queue.resume();
-            self.queue_all();
-            self.initial_pass = self.runtime.queue.queued();
+            self.begin_pass();
         }
+    }
+
+    /// Begins to reconcile, after everything was listed.
+    fn begin(&mut self) {
+        self.begin_term_without_election();
+        self.restore_deleted(true);
+        self.initialize_budget();
+        self.begin_pass();
+    }
+
+    fn begin_pass(&mut self) {
+        self.queue_all();
+        self.initial_pass = self.runtime.queue.queued();
     }
 
     /// Processes the beginning or the end of leadership.
@@ -360,6 +364,12 @@ impl Reconciler {
         }
         self.orphans.report(&self.context.backend);
         self.report.remind(self.context.policy.max_deletes);
+        self.note_missing_namespace();
+    }
+
+    fn queue_adoption(&mut self) {
+        let next = self.adoption.next(tokio::time::Instant::now());
+        next.iter().for_each(|key| self.runtime.queue.add(key));
     }
 
     /// Reconciles a link. A panic is caught, so that it affects only this link.
@@ -368,7 +378,7 @@ impl Reconciler {
         let panicked = panics(|| {
             #[cfg(test)]
             crate::sync::controller::runtime::defect::panic_if_injected(&key);
-            self.reconcile(key.clone());
+            self.reconcile(&key);
         });
         if panicked {
             self.context.metrics.reconciled(ReconcileResult::Failed, now);
@@ -376,29 +386,17 @@ impl Reconciler {
         }
     }
 
-    fn reconcile(&mut self, key: ServiceKey) {
-        self.runtime.queue.stop_timer(&key);
-        let (now, is_news) = (Instant::now(), !self.initial_pass.remove(&key));
-        let found = self.context.store.get(&key);
-        self.start_check.settle(&key, found.as_deref(), &self.context.metrics);
+    fn reconcile(&mut self, key: &ServiceKey) {
+        self.runtime.queue.stop_timer(key);
+        let (now, is_news) = (Instant::now(), !self.initial_pass.remove(key));
+        let found = self.context.store.get(key);
+        self.start_check.settle(key, found.as_deref(), &self.context.metrics);
         if found.as_ref().is_none_or(|link| link.service_gone_since().is_none()) {
-            self.unreported_services.remove(&key);
-            self.refused_look_ups.remove(&key);
+            self.unreported_services.remove(key);
+            self.refused_look_ups.remove(key);
         }
-        let Some(link) = found else {
-            self.report.forget(&key);
-            self.runtime.forget(&key);
-            self.adoption.forget(&key);
-            self.outdated.remove(&key);
-            self.lost_answers.forget(&key);
-            self.context.external_target_states.set(&key, None, None, false);
-            // The store has no link for an object that exists: add the link again, as the link of a gone Service.
-            if self.has_removable_object(&key) {
-                insert_gone(&self.context.store, &key, self.recorded_hostnames(&key));
-            }
-            return self.update_orphans(&key);
-        };
-        self.update_orphans(&key);
+        let Some(link) = found else { return self.on_no_link(key) };
+        self.update_orphans(key);
         if link.is_left_out() {
             self.follow_recorded(&link);
             return self.context.metrics.reconciled(ReconcileResult::Waiting, now);
@@ -406,7 +404,7 @@ impl Reconciler {
         let external_target = link.external_target();
         let ids = object_ids(&external_target);
         let labelled: Vec<Object> =
-            self.objects.of_link(&key).into_iter().map(ObservedObject::to_object).collect();
+            self.objects.of_link(key).into_iter().map(ObservedObject::to_object).collect();
         let foreign_objects: Vec<Object> = ids
             .iter()
             .filter(|id| !labelled.iter().any(|object| object.id() == **id))
@@ -437,84 +435,135 @@ impl Reconciler {
             is_of_former_leader: link.was_never_observed()
                 && self.unwanted.contains_all(objects.iter().map(|object| object.uid())),
         };
-        let Decision { mut step, mut removal } = decide(&link, actual, policy, now);
+        let next = self.next_step(&link, actual, (now, is_news));
+        // The end of a write is counted instead of its beginning.
+        if let Some(result) = self.take_step(&link, actual, next, (now, is_news)) {
+            self.context.metrics.reconciled(result, now);
+        }
+    }
+
+    fn on_no_link(&mut self, key: &ServiceKey) {
+        self.report.forget(key);
+        self.runtime.forget(key);
+        self.adoption.forget(key);
+        self.outdated.remove(key);
+        self.lost_answers.forget(key);
+        self.context.external_target_states.set(key, None, None, false);
+        // The store has no link for an object that exists: add the link again, as the link of a gone Service.
+        if self.has_removable_object(key) {
+            insert_gone(&self.context.store, key, self.recorded_hostnames(key));
+        }
+        self.update_orphans(key);
+    }
+
+    /// Decides about a link. Also returns the facts about a removal, and whether what would be removed stays.
+    fn next_step(
+        &mut self,
+        link: &Link,
+        actual: Actual<'_>,
+        (now, is_news): (Instant, bool),
+    ) -> (NextStep, Option<Facts>, bool) {
+        let Decision { mut step, mut removal } = decide(link, actual, &self.context.policy, now);
         if let Some(facts) = &mut removal {
-            facts.check = self.start_check.of(&key);
+            facts.check = self.start_check.of(&link.key);
         }
         let verdict = removal.map(|facts| may_remove(&facts, now));
         if let Some(Verdict::Keep(reason) | Verdict::Wait(reason, _)) = verdict {
-            debug!("link {key}: its external target stays: {reason}");
+            debug!("link {}: its external target stays: {reason}", link.key);
         }
         if let Some(Verdict::Wait(_, until)) = verdict {
             step = NextStep::Wait(until);
         }
-        step = self.yield_to_higher_term(&link, step, now);
-        self.context.external_target_states.update(&link, &step, actual);
+        step = self.yield_to_higher_term(link, step, now);
+        self.context.external_target_states.update(link, &step, actual);
         if !matches!(step, NextStep::Conflict { .. }) {
-            self.report.no_conflict(&key);
-        }
-        let (repair, adoption) = self.wanted_annotations(&link, actual, &step);
-        if !matches!(step, NextStep::Write(_)) {
-            self.report.clear_held_back(&key);
-            self.lost_answers.forget(&key);
-            // The last write of an annotation may have failed although the link needs no other write.
-            if repair.is_none() && adoption.is_none() {
-                self.runtime.queue.succeeded(&key);
-            }
+            self.report.no_conflict(&link.key);
         }
         let holder = |name: &str| self.objects.owner_of(self.objects.get(&ObjectId::service(name))?);
-        self.report.name_lost(&link, holder, is_news);
-        let result = match step {
-            NextStep::Done => {
-                self.report.settled(&link);
-                if adoption.is_none() {
-                    self.adoption.forget(&key);
+        self.report.name_lost(link, holder, is_news);
+        (step, removal, matches!(verdict, Some(Verdict::Keep(_))))
+    }
+
+    /// Makes the write that a link needs, plans it, or leaves it. Returns the result unless the write has begun.
+    fn make_write(
+        &mut self,
+        link: &Arc<Link>,
+        actual: Actual<'_>,
+        (write, mut removal, is_kept): (Write, Option<Facts>, bool),
+        (now, is_news): (Instant, bool),
+    ) -> Option<ReconcileResult> {
+        match self.context.policy.sync {
+            SyncMode::Off => return Some(ReconcileResult::Unchanged),
+            _ if is_kept => return Some(ReconcileResult::Waiting),
+            SyncMode::Plan => {
+                if removal.as_mut().is_none_or(|facts| self.has_budget(link, &write, facts)) {
+                    let writes = all_writes(link, actual, &self.context.policy, now);
+                    self.report.plan(&link.key, actual.named, writes, is_news);
                 }
-                let is_turn = |_: &Write| self.adoption.may_write(&key, tokio::time::Instant::now());
-                let annotate = repair.or_else(|| adoption.filter(is_turn));
-                if annotate.is_some_and(|write| self.start(&link, write, None, now)) {
-                    return;
-                }
-                ReconcileResult::Unchanged
-            }
-            NextStep::Write(_) if self.context.policy.sync == SyncMode::Off => ReconcileResult::Unchanged,
-            NextStep::Write(_) if matches!(verdict, Some(Verdict::Keep(_))) => ReconcileResult::Waiting,
-            NextStep::Write(write) if self.context.policy.sync == SyncMode::Plan => {
-                if removal.as_mut().is_none_or(|facts| self.has_budget(&link, &write, facts)) {
-                    let writes = all_writes(&link, actual, &self.context.policy, now);
-                    self.report.plan(&key, actual.named, writes, is_news);
-                }
-                ReconcileResult::Waiting
+                return Some(ReconcileResult::Waiting);
             }
             // The leader makes the write. All links are queued again when this replica leads and has listed them.
-            NextStep::Write(_) if !self.may_write_for(&link) => ReconcileResult::Waiting,
+            SyncMode::On if !self.may_write_for(link) => return Some(ReconcileResult::Waiting),
+            SyncMode::On => {}
+        }
+        let present = self.objects.get(&ObjectId::service(&link.external_target()));
+        let holder = present.and_then(|object| self.objects.owner_of(object));
+        let ours = actual.named.filter(|_| holder.as_ref() == Some(&link.key));
+        let target = || current_target(ours?, actual.slices.iter().copied());
+        self.report.record_previous_target(&link.key, !is_news, target);
+        (!self.start(link, write, removal, now)).then_some(ReconcileResult::Waiting)
+    }
+
+    /// Takes a step. Returns the result unless a write has begun.
+    fn take_step(
+        &mut self,
+        link: &Arc<Link>,
+        actual: Actual<'_>,
+        (step, removal, is_kept): (NextStep, Option<Facts>, bool),
+        (now, is_news): (Instant, bool),
+    ) -> Option<ReconcileResult> {
+        let key = &link.key;
+        let (repair, adoption) = self.wanted_annotations(link, actual, &step);
+        if !matches!(step, NextStep::Write(_)) {
+            self.report.clear_held_back(key);
+            self.lost_answers.forget(key);
+            // The last write of an annotation may have failed although the link needs no other write.
+            if repair.is_none() && adoption.is_none() {
+                self.runtime.queue.succeeded(key);
+            }
+        }
+        match step {
+            NextStep::Write(write) => {
+                return self.make_write(link, actual, (write, removal, is_kept), (now, is_news));
+            }
+            NextStep::Done => {
+                self.report.settled(link);
+                if adoption.is_none() {
+                    self.adoption.forget(key);
+                }
+                let is_turn = |_: &Write| self.adoption.may_write(key, tokio::time::Instant::now());
+                let annotate = repair.or_else(|| adoption.filter(is_turn));
+                if annotate.is_some_and(|write| self.start(link, write, None, now)) {
+                    return None;
+                }
+            }
             NextStep::Forget => {
-                if let Some(change) = self.context.store.forget(&key) {
+                if let Some(change) = self.context.store.forget(key) {
                     log_change(&self.context.link_reporter, &change);
                 }
-                ReconcileResult::Unchanged
             }
             NextStep::Wait(due) => {
-                self.runtime.queue.add_after(key, due.saturating_duration_since(now));
-                ReconcileResult::Waiting
+                self.runtime.queue.add_after(key.clone(), due.saturating_duration_since(now));
+                return Some(ReconcileResult::Waiting);
             }
             NextStep::Conflict { object, why } => {
-                self.report.settled(&link);
-                let remedy = self.conflict_remedy(&key, &object);
-                self.report.conflict(&link, &object.name, &why, &remedy, is_news);
-                ReconcileResult::Conflict
+                self.report.settled(link);
+                let remedy = self.conflict_remedy(key, &object);
+                self.report.conflict(link, &object.name, &why, &remedy, is_news);
+                return Some(ReconcileResult::Conflict);
             }
-            NextStep::Write(write) => {
-                let ours = actual.named.filter(|_| holder(&external_target).as_ref() == Some(&key));
-                let target = || current_target(ours?, slices.iter().copied());
-                self.report.record_previous_target(&key, !is_news, target);
-                if self.start(&link, write, removal, now) {
-                    return;
-                }
-                ReconcileResult::Waiting
-            }
-        };
-        self.context.metrics.reconciled(result, now);
+        }
+        Some(ReconcileResult::Unchanged)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::sync::external_target::decision::{CREATES, SyncMode, SyncPolicy, Writ
 use crate::sync::external_target::desired::Stamp;
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
-use crate::sync::k8s::object::ObjectId;
+use crate::sync::k8s::object::{Object, ObjectId};
 use crate::sync::removal::facts::{Budget, Facts, Found};
 use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Question, Verdict, may_remove};
@@ -69,20 +69,13 @@ impl Reconciler {
         mut removal: Option<Facts>,
         started_at: Instant,
     ) -> bool {
-        if self.is_stopping {
-            return false;
-        }
         let (key, id) = (link.key.clone(), write.id());
-        if !self.runtime.queue.may_start(&key, link, &self.version_of(&id), false) {
-            return false;
-        }
-        if self.higher_term(&id).is_some() {
-            return false;
-        }
-        if removal.as_mut().is_some_and(|facts| !self.has_budget(link, &write, facts)) {
-            return false;
-        }
-        if !self.runtime.may_send(&key, &write.classes()) {
+        let may_start = !self.is_stopping
+            && self.runtime.queue.may_start(&key, link, &self.version_of(&id), false)
+            && self.higher_term(&id).is_none()
+            && removal.as_mut().is_none_or(|facts| self.has_budget(link, &write, facts))
+            && self.runtime.may_send(&key, &write.classes());
+        if !may_start {
             return false;
         }
         let before = self.objects.get(&id).map_or(Before::Other, |object| Before::by(&write, object));
@@ -214,7 +207,7 @@ impl Reconciler {
                 result.is_err() && (400..500).contains(&code) && !matches!(result, Err(WriteError::Gone));
             self.deletion_budget.lock().record_result(object, refused);
         }
-        let (id, why) = (write.id(), confirmed.map(|confirmed| confirmed.reason));
+        let why = confirmed.map(|confirmed| confirmed.reason);
         let is_superseded = self.context.store.get(key).is_some_and(|link| link.target != target);
         self.runtime.done(key, code, result.is_err());
         if !matches!(result, Err(WriteError::NotLeading(_))) {
@@ -244,77 +237,95 @@ impl Reconciler {
             self.lost_answers.add(key, &write, before);
         }
         match result {
-            Ok(after) => {
-                self.lost_answers.remove(&id, "");
-                let link = self.context.store.get(key);
-                if let Some(pause) = self.runtime.succeeded(key, link.as_ref()) {
-                    self.report.report_reverted_write(key, &write, pause);
-                }
-                if self.report.report_written(key, link.as_deref(), &write, before, why, after.as_ref()) {
-                    self.runtime.queue.resume();
-                }
-                match (&write, after) {
-                    (Write::Finalizer { uid, add, .. }, _) => {
-                        drop(set_has_finalizer(&self.context.store, key, uid, *add));
-                    }
-                    (_, Some(after)) => self.change_object(&id, |objects| objects.answered(&after)),
-                    (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
-                }
-                self.runtime.queue.add(key);
+            Ok(after) => self.on_success(key, &write, (before, why), after),
+            Err(error) => self.on_failure(key, &write, (before, why), (error, is_superseded)),
+        }
+        self.objects.write_ended(&write.id());
+        // The watch may have been faster.
+        self.report_lost_answer(&write.id());
+    }
+
+    fn on_success(
+        &mut self,
+        key: &ServiceKey,
+        write: &Write,
+        (before, why): (Before, Option<RemovalReason>),
+        after: Option<Object>,
+    ) {
+        let id = write.id();
+        self.lost_answers.remove(&id, "");
+        let link = self.context.store.get(key);
+        if let Some(pause) = self.runtime.succeeded(key, link.as_ref()) {
+            self.report.report_reverted_write(key, write, pause);
+        }
+        if self.report.report_written(key, link.as_deref(), write, before, why, after.as_ref()) {
+            self.runtime.queue.resume();
+        }
+        match (write, after) {
+            (Write::Finalizer { uid, add, .. }, _) => {
+                drop(set_has_finalizer(&self.context.store, key, uid, *add));
             }
-            Err(WriteError::Gone) if matches!(write, Write::Delete { .. }) => {
+            (_, Some(after)) => self.change_object(&id, |objects| objects.answered(&after)),
+            (_, None) => self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid())),
+        }
+        self.runtime.queue.add(key);
+    }
+
+    fn on_failure(
+        &mut self,
+        key: &ServiceKey,
+        write: &Write,
+        (before, why): (Before, Option<RemovalReason>),
+        (error, is_superseded): (WriteError, bool),
+    ) {
+        let id = write.id();
+        match error {
+            WriteError::Gone if matches!(write, Write::Delete { .. }) => {
                 if self.lost_answers.remove(&id, write.uid()) {
                     let link = self.context.store.get(key);
-                    self.report.report_written(key, link.as_deref(), &write, before, why, None);
+                    self.report.report_written(key, link.as_deref(), write, before, why, None);
                 }
                 self.runtime.queue.succeeded(key);
                 self.change_object(&id, |objects| objects.removed_by_us(&id, write.uid()));
                 self.runtime.queue.add(key);
             }
-            Err(WriteError::Gone) if matches!(write, Write::Finalizer { .. }) => {
+            WriteError::Gone if matches!(write, Write::Finalizer { .. }) => {
                 // The finalizers are gone with the Service.
                 set_has_finalizer(&self.context.store, key, write.uid(), false);
                 self.runtime.queue.add(key);
             }
-            Err(WriteError::WholeClass { code, mut message, retry_after }) => {
+            WriteError::WholeClass { code, mut message, retry_after } => {
                 // Only a missing namespace has this code.
                 if code == 404 {
                     message = format!("{message}; {ABSENT_HINT}");
                 }
-                self.report.report_class_error(&write, code, &message);
-                if matches!(code, 401 | 403 | 404) {
-                    let missing = match code {
-                        404 => Some(MissingNamespace::Absent),
-                        403 => Some(MissingNamespace::Refused),
-                        _ => None,
-                    };
-                    self.open_breaker(key, &write, missing, retry_after);
-                } else {
+                self.report.report_class_error(write, code, &message);
+                match code {
+                    404 => self.open_breaker(key, write, Some(MissingNamespace::Absent), retry_after),
+                    403 => self.open_breaker(key, write, Some(MissingNamespace::Refused), retry_after),
+                    401 => self.open_breaker(key, write, None, retry_after),
                     // Writes of other objects may succeed: a webhook may be slow for this object.
-                    self.runtime.queue.add_rate_limited(key, retry_after);
+                    _ => drop(self.runtime.queue.add_rate_limited(key, retry_after)),
                 }
             }
-            Err(WriteError::Refused { by: Forbidden::NamespaceTerminating, message }) => {
+            WriteError::Refused { by: Forbidden::NamespaceTerminating, message } => {
                 let sentence = format!("can't {} {}s: {message}", write.verb(), id.kind);
-                self.report.report_class_error(&write, TERMINATING_CODE, &sentence);
-                self.open_breaker(key, &write, Some(MissingNamespace::Terminating), None);
+                self.report.report_class_error(write, TERMINATING_CODE, &sentence);
+                self.open_breaker(key, write, Some(MissingNamespace::Terminating), None);
             }
-            Err(error) => {
+            error => {
                 let is_of_namespace =
                     matches!(&error, WriteError::Refused { by, .. } if by.applies_to_namespace());
                 let sent = versioned(&id, write.resource_version());
                 let failure = self.runtime.failed(key, error, &sent, is_superseded);
                 if let Failure::Own { message, pause, is_new } = failure {
-                    self.report.report_failed(key, &write, &message, pause, is_new);
+                    self.report.report_failed(key, write, &message, pause, is_new);
                     if is_of_namespace {
                         self.runtime.queue.mark_limited(key);
                     }
                 }
             }
         }
-        self.objects.write_ended(&write.id());
-        // The watch may have been faster.
-        self.report_lost_answer(&write.id());
     }
 }
 

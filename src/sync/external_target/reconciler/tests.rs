@@ -272,26 +272,26 @@ async fn external_target_that_is_missing_or_differs_has_a_state() {
         Target::Hostname(crate::model::hostname::Hostname::from(&name))
     };
     load_balancer(&reconciler, "web");
-    reconciler.reconcile(key.clone());
+    reconciler.reconcile(&key);
     assert_eq!(states.get(&key), Some(ExternalTargetState::Missing));
     let object = external_target(&reconciler, "1");
     reconciler.on_object_event(ObjectEvent::Applied(object.clone()));
-    reconciler.reconcile(key.clone());
+    reconciler.reconcile(&key);
     assert_eq!(states.get(&key), None, "it is as it should be");
     load_balancer_at(&reconciler, "web", "new.example");
-    reconciler.reconcile(key.clone());
+    reconciler.reconcile(&key);
     assert_eq!(states.get(&key), Some(ExternalTargetState::At(host("cloud.example."))));
     let mut other = to_json(&object, "8");
     other["metadata"]["annotations"][INSTANCE] = "other".into();
     let other: Object = serde_json::from_value::<Service>(other).unwrap().into();
     reconciler.on_object_event(ObjectEvent::Applied(other));
-    reconciler.reconcile(key.clone());
+    reconciler.reconcile(&key);
     let Some(ExternalTargetState::Conflict { why, at }) = states.get(&key) else { panic!() };
     assert!(why.contains("other"), "{why}");
     assert_eq!(at, Some(host("cloud.example.")));
     reconciler.context.store.gone(&key, "web", None, Instant::now());
     reconciler.context.store.forget(&key);
-    reconciler.reconcile(key.clone());
+    reconciler.reconcile(&key);
     assert_eq!(states.get(&key), None);
 }
 
