@@ -10,6 +10,7 @@ use tracing::info;
 
 use super::decision::{AnnotatedService, MalformedAnnotation, is_unknown_annotation};
 use crate::model::service_key::ServiceKey;
+use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog};
 use crate::sync::k8s::labels::{MANAGED_BY, SOURCE};
 use crate::sync::k8s::service::{EXTERNAL_NAME, Service};
@@ -146,6 +147,35 @@ impl IndexWatchState {
         vec![IndexEvent::Forbidden]
     }
 
+    /// Returns the event of an item, or what the item means without its object.
+    fn receive(
+        &mut self,
+        item: WatchItem<Service>,
+    ) -> Result<Event<RawDeserializeGuard<Service>>, Vec<IndexEvent>> {
+        let is_refused = item.as_ref().is_err_and(|error| error.code() == 403);
+        if !matches!(item, Ok(Event::ListBegins)) {
+            self.is_refused = is_refused;
+        }
+        if self.unused && is_refused {
+            return Err(self.forbid(Instant::now()));
+        }
+        let event = self.watch_log.log_failure(item).ok_or_else(Vec::new)?;
+        if !matches!(event, Event::ListBegins) {
+            self.allow();
+        }
+        let (Event::Listed(object) | Event::Applied(object)) = &event else { return Ok(event) };
+        if !self.unused {
+            return Ok(event);
+        }
+        let mut index_events = vec![IndexEvent::Answered];
+        if object.annotations().keys().any(|key| concerns(key)) {
+            // The watch begins again with whole objects instead of metadata.
+            self.unused = false;
+            index_events.insert(0, IndexEvent::AnnotationFound);
+        }
+        Err(index_events)
+    }
+
     /// Records that the Services can be listed.
     fn allow(&mut self) {
         if let Some((_, true)) = self.forbidden.take() {
@@ -252,29 +282,11 @@ impl AnnotatedServices {
         object_errors: &mut ObjectErrors,
     ) -> Vec<IndexEvent> {
         let scope = &mut self.scopes[number];
-        let is_refused = event.as_ref().is_err_and(|error| error.code() == 403);
-        if !matches!(event, Ok(Event::ListBegins)) {
-            scope.is_refused = is_refused;
-        }
-        if scope.unused && is_refused {
-            return scope.forbid(Instant::now());
-        }
-        let Some(event) = scope.watch_log.log_failure(event) else { return Vec::new() };
-        if !matches!(event, Event::ListBegins) {
-            scope.allow();
-        }
+        let event = match scope.receive(event) {
+            Ok(event) => event,
+            Err(index_events) => return index_events,
+        };
         let mut index_events = Vec::new();
-        if scope.unused
-            && let Event::Listed(object) | Event::Applied(object) = &event
-        {
-            if object.annotations().keys().any(|key| concerns(key)) {
-                // The watch begins again with whole objects instead of metadata.
-                scope.unused = false;
-                index_events.push(IndexEvent::AnnotationFound);
-            }
-            index_events.push(IndexEvent::Answered);
-            return index_events;
-        }
         match event {
             Event::ListBegins => {
                 scope.list.clear();
@@ -287,16 +299,14 @@ impl AnnotatedServices {
                 scope.list.remove(&key);
                 scope.unreadable.remove(&key);
                 match readable(object, object_errors) {
+                    None => drop(scope.unreadable.insert(key)),
                     // Keep only Services with such an annotation: they are few.
-                    Some(service)
-                        if service.metadata.annotations.iter().flatten().any(|(key, _)| concerns(key)) =>
-                    {
+                    Some(service) if service.annotations().keys().any(|key| concerns(key)) => {
                         scope
                             .list
                             .insert(key, ObservedAnnotation::of(&service, self.target_namespace.as_deref()));
                     }
                     Some(_) => {}
-                    None => drop(scope.unreadable.insert(key)),
                 }
             }
             // Everything is listed again, so this list isn't needed.
@@ -304,23 +314,7 @@ impl AnnotatedServices {
                 index_events.push(IndexEvent::Rewound(scope.watch_log.what().to_owned()));
             }
             Event::ListEnds { rewound: false, .. } => {
-                scope.listed = true;
-                let (list, unreadable) =
-                    (std::mem::take(&mut scope.list), std::mem::take(&mut scope.unreadable));
-                let within = scope.within.clone();
-                let mut listed: HashSet<ServiceKey> = list.keys().cloned().collect();
-                // An undecodable Service stays as it was.
-                listed.extend(unreadable);
-                let is_gone = |key: &&ServiceKey| within.contains(key) && !listed.contains(key);
-                let gone: Vec<ServiceKey> = self.known.keys().filter(is_gone).cloned().collect();
-                for key in gone {
-                    self.forget(&key);
-                    index_events.push(IndexEvent::NoFollower(key));
-                }
-                object_errors.retain(|key| !within.contains(key) || listed.contains(key));
-                for seen in list.into_values() {
-                    self.seen(seen, &mut index_events);
-                }
+                self.take_list(number, object_errors, &mut index_events);
             }
             Event::Applied(object) => {
                 if let Some(service) = readable(object, object_errors) {
@@ -342,6 +336,31 @@ impl AnnotatedServices {
         }
         index_events.push(IndexEvent::Answered);
         index_events
+    }
+
+    fn take_list(
+        &mut self,
+        number: usize,
+        object_errors: &mut ObjectErrors,
+        index_events: &mut Vec<IndexEvent>,
+    ) {
+        let scope = &mut self.scopes[number];
+        scope.listed = true;
+        let (list, unreadable) = (std::mem::take(&mut scope.list), std::mem::take(&mut scope.unreadable));
+        let within = scope.within.clone();
+        let mut listed: HashSet<ServiceKey> = list.keys().cloned().collect();
+        // An undecodable Service stays as it was.
+        listed.extend(unreadable);
+        let is_gone = |key: &&ServiceKey| within.contains(key) && !listed.contains(key);
+        let gone: Vec<ServiceKey> = self.known.keys().filter(is_gone).cloned().collect();
+        for key in gone {
+            self.forget(&key);
+            index_events.push(IndexEvent::NoFollower(key));
+        }
+        object_errors.retain(|key| !within.contains(key) || listed.contains(key));
+        for seen in list.into_values() {
+            self.seen(seen, index_events);
+        }
     }
 
     fn seen(
@@ -389,7 +408,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
     use crate::sync::k8s::watch::WatchError;
 
     fn annotated(namespaces: &[&str]) -> AnnotatedServices {
