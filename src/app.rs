@@ -12,6 +12,7 @@ mod sync_tasks;
 mod target_checks;
 mod zone_updates;
 
+use std::future::Future;
 use std::io;
 use std::sync::Arc;
 
@@ -40,9 +41,11 @@ use crate::links::facts::LinkFacts;
 use crate::links::history::History;
 use crate::metrics::tasks::TaskMetrics;
 use crate::model::hostname::to_presentation;
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::snapshot;
 use crate::snapshot::context::SnapshotContext;
-use crate::sync::task::supervisor::supervise;
+use crate::store::Store;
+use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
 use error::RunError;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;
@@ -94,41 +97,73 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     }
     // Dropped when this function returns: the drop flushes the query log.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::QueryLogThread)?;
-    let version = env!("CARGO_PKG_VERSION");
-    let greeting = if source.is_some() {
-        format!("lb-linker {version}: links in {}", names_of(&zones))
-    } else {
-        format!("lb-linker {version}: {WITHOUT_LINKS}")
+    let links = match source {
+        Some(_) => format!("links in {}", names_of(&zones)),
+        None => WITHOUT_LINKS.to_owned(),
     };
     let check_zones = zone_check(flags.clone(), source.is_some());
     let reloader = Reloader::start(corefile_source, corefile, check_zones, zones, context, set_debug)?;
-    info!("{greeting}");
-    for warning in mistyped {
-        warn!("{warning}");
+    info!("lb-linker {}: {links}", env!("CARGO_PKG_VERSION"));
+    mistyped.iter().for_each(|warning| warn!("{warning}"));
+    let mut background =
+        Background { tasks: JoinSet::new(), sync: sync.runtime().clone(), stop: stop.clone(), supervisor };
+    background.start_invalidation(Arc::clone(&store), &reloader);
+    if let Some((source, metrics, failed_targets)) = source {
+        let facts = source.facts(&flags, &store, readiness, &metrics);
+        let facts = LinkFacts { failed_targets: Some(failed_targets), ..facts };
+        background.start_sync(flags, source, (facts, metrics), hostname_policy, &reloader);
     }
-    let mut background = JoinSet::new();
-    let invalidating = {
-        let (store, servers, dns, until) =
-            (Arc::clone(&store), reloader.instance.servers(), Handle::current(), stop.clone());
+    let outcome = reloader.run(&stop).await;
+    stop.cancel();
+    while background.tasks.join_next().await.is_some() {}
+    outcome?;
+    info!("stopped");
+    Ok(())
+}
+
+/// The tasks beside the DNS listeners.
+struct Background {
+    tasks: JoinSet<()>,
+    /// The runtime of most of these tasks.
+    sync: Handle,
+    stop: CancellationToken,
+    supervisor: Arc<SupervisorMetrics>,
+}
+
+impl Background {
+    fn spawn<F>(&mut self, name: &'static str, task: impl FnMut() -> F + Send + 'static)
+    where
+        F: Future<Output = Result<(), SyncError>> + Send + 'static,
+    {
+        let task = supervise(name, self.stop.clone(), Arc::clone(&self.supervisor), task);
+        self.tasks.spawn_on(task, &self.sync);
+    }
+
+    /// Runs on the sync runtime: every change of the store wakes this task, but few changes cause a look-up.
+    fn start_invalidation(&mut self, store: Arc<Store>, reloader: &Reloader) {
+        let (servers, dns, until) = (reloader.instance.servers(), Handle::current(), self.stop.clone());
         let mut is_restart = false;
-        move || {
+        self.spawn("the cache invalidation", move || {
             let is_restart = std::mem::replace(&mut is_restart, true);
             invalidation::run(Arc::clone(&store), servers.clone(), dns.clone(), until.clone(), is_restart)
                 .map(Ok)
-        }
-    };
-    let invalidating =
-        supervise("the cache invalidation", stop.clone(), Arc::clone(&supervisor), invalidating);
-    // Runs on the sync runtime: every change of the store wakes this task, but few changes cause a look-up.
-    background.spawn_on(invalidating, sync.runtime());
-    if let Some((source, metrics, failed_targets)) = source {
+        });
+    }
+
+    /// Starts what reads links, and what shows and keeps them.
+    fn start_sync(
+        &mut self,
+        flags: Flags,
+        source: SyncSource,
+        (facts, metrics): (LinkFacts, SyncMetrics),
+        hostname_policy: HostnamePolicy,
+        reloader: &Reloader,
+    ) {
         if let Some(notice) = flags.sync_notice() {
             warn!("{notice}");
         }
         let policy = watch::Sender::new(Arc::new(hostname_policy));
         let history = Arc::new(History::new(Timestamp::now()));
-        let facts = source.facts(&flags, &store, readiness, &metrics);
-        let facts = LinkFacts { failed_targets: Some(failed_targets), ..facts };
         let status = Status {
             facts: facts.clone(),
             history: Arc::clone(&history),
@@ -137,16 +172,15 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
             leader: source.leader(),
             election: Arc::clone(&metrics.election),
         };
-        let recording = {
-            let (store, until) = (Arc::clone(&store), stop.clone());
-            move || Arc::clone(&history).record(Arc::clone(&store), until.clone()).map(Ok)
-        };
-        let recording = supervise("the history of links", stop.clone(), Arc::clone(&supervisor), recording);
-        background.spawn_on(recording, sync.runtime());
+        let (store, until) = (Arc::clone(&facts.store), self.stop.clone());
+        self.spawn("the history of links", move || {
+            Arc::clone(&history).record(Arc::clone(&store), until.clone()).map(Ok)
+        });
         if let Some(address) = flags.admin_listen.address() {
-            let until = stop.clone();
+            let until = self.stop.clone();
             let serving = move || admin::server::serve(address, status.clone(), until.clone()).map(Ok);
-            background.spawn(supervise("the status page", stop.clone(), Arc::clone(&supervisor), serving));
+            let (stop, supervisor) = (self.stop.clone(), Arc::clone(&self.supervisor));
+            self.tasks.spawn(supervise("the status page", stop, supervisor, serving));
         }
         if let (Some(path), Some((cluster, first_list))) = (flags.snapshot.clone(), source.cluster()) {
             let context = SnapshotContext {
@@ -156,33 +190,23 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
                 selection: Arc::new(flags.selection()),
                 policy: policy.subscribe(),
                 first_list,
-                store: Arc::clone(&store),
+                store: Arc::clone(&facts.store),
                 staleness: Arc::clone(&metrics.staleness),
                 metrics: Arc::clone(&metrics.snapshot),
             };
-            let until = stop.clone();
-            let keeping = move || snapshot::task::run(context.clone(), until.clone());
-            let keeping = supervise("the snapshot", stop.clone(), Arc::clone(&supervisor), keeping);
-            background.spawn_on(keeping, sync.runtime());
+            let until = self.stop.clone();
+            self.spawn("the snapshot", move || snapshot::task::run(context.clone(), until.clone()));
         }
+        let store = Arc::clone(&facts.store);
         let check_dns = check_dns(TargetChecker::new(reloader.instance.servers(), Handle::current()));
-        let syncing = source.run(flags.clone(), facts, metrics, policy.subscribe(), check_dns, stop.clone());
-        background.spawn_on(syncing, sync.runtime());
-        let (zones, until) = (reloader.zones(), stop.clone());
-        let updating = move || {
+        let (zones, until) = (reloader.zones(), self.stop.clone());
+        let syncing = source.run(flags.clone(), facts, metrics, policy.subscribe(), check_dns, until.clone());
+        self.tasks.spawn_on(syncing, &self.sync);
+        self.spawn("the zones of links", move || {
             zone_updates::run(flags.clone(), Arc::clone(&store), policy.clone(), zones.clone(), until.clone())
                 .map(Ok)
-        };
-        let updating = supervise("the zones of links", stop.clone(), supervisor, updating);
-        background.spawn_on(updating, sync.runtime());
+        });
     }
-    let outcome = reloader.run(&stop).await;
-    stop.cancel();
-    while background.join_next().await.is_some() {}
-    if outcome.is_ok() {
-        info!("stopped");
-    }
-    Ok(outcome?)
 }
 
 /// Returns the check of the zones of a reloaded Corefile.
