@@ -544,33 +544,41 @@ impl AlertsController {
             Err(WriteError::Conflict) if verb == "create" => {
                 self.runtime.queue.add_rate_limited(&key, None);
             }
-            Err(error) => {
-                let is_forbidden = matches!(error, WriteError::WholeClass { code: 403, .. });
-                if matches!(error, WriteError::Gone) {
-                    self.rules.remove(&key);
-                }
-                match self.runtime.failed(&key, error, &version, meanwhile.is_superseded) {
-                    // The resource is gone, or the namespace is.
-                    Failure::Shared { code: 404, .. } => self.ask_discovery(),
-                    Failure::Shared { code, message } => {
-                        self.failing_namespace = key.namespace().into();
-                        self.write_log.report(code, &message);
-                        if is_forbidden {
-                            self.context.rules.set_state(&key, fingerprint, RuleState::Forbidden(message));
-                        }
-                    }
-                    Failure::Own { message, pause, is_new } => {
-                        let state = RuleState::Refused(message.clone());
-                        self.report(&key, Failure::Own { message, pause, is_new });
-                        self.context.rules.set_state(&key, fingerprint, state);
-                    }
-                    Failure::Unremarkable => {}
-                }
-            }
+            Err(error) => self.on_failure(&key, error, &version, (fingerprint, meanwhile.is_superseded)),
         }
         if meanwhile.is_superseded {
             self.runtime.queue.changed(&key);
             self.runtime.queue.add(&key);
+        }
+    }
+
+    fn on_failure(
+        &mut self,
+        key: &ServiceKey,
+        error: WriteError,
+        version: &str,
+        (fingerprint, is_superseded): (u64, bool),
+    ) {
+        let is_forbidden = matches!(error, WriteError::WholeClass { code: 403, .. });
+        if matches!(error, WriteError::Gone) {
+            self.rules.remove(key);
+        }
+        match self.runtime.failed(key, error, version, is_superseded) {
+            // The resource is gone, or the namespace is.
+            Failure::Shared { code: 404, .. } => self.ask_discovery(),
+            Failure::Shared { code, message } => {
+                self.failing_namespace = key.namespace().into();
+                self.write_log.report(code, &message);
+                if is_forbidden {
+                    self.context.rules.set_state(key, fingerprint, RuleState::Forbidden(message));
+                }
+            }
+            Failure::Own { message, pause, is_new } => {
+                let state = RuleState::Refused(message.clone());
+                self.report(key, Failure::Own { message, pause, is_new });
+                self.context.rules.set_state(key, fingerprint, state);
+            }
+            Failure::Unremarkable => {}
         }
     }
 

@@ -162,23 +162,12 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
                 controller.on_watch_item(number, item);
             }
-            change = feed.recv() => match batch(change, &mut feed, |change| change.key)? {
-                Some(keys) => keys.iter().for_each(|key| controller.on_service(key)),
-                None => controller.refresh_all(),
-            },
-            key = services.recv() => match batch(key, &mut services, |key| key)? {
-                Some(keys) => keys.iter().for_each(|key| controller.on_service(key)),
-                None => controller.refresh_all(),
-            },
-            key = external_targets.recv() => match batch(key, &mut external_targets, |key| key)? {
-                Some(keys) => keys.iter().for_each(|key| controller.queue(key)),
-                None => controller.queue_all(),
-            },
-            key = rules.recv() => match key {
-                Ok(key) => controller.queue(&key),
-                Err(RecvError::Lagged(_)) => controller.queue_all(),
-                Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
-            },
+            change = feed.recv() => controller.on_services(batch(change, &mut feed, |change| change.key)?),
+            key = services.recv() => controller.on_services(batch(key, &mut services, |key| key)?),
+            key = external_targets.recv() => {
+                controller.queue_batch(batch(key, &mut external_targets, |key| key)?);
+            }
+            key = rules.recv() => controller.queue_batch(batch(key, &mut rules, |key| key)?),
             () = leadership.changed() => controller.refresh_term(),
             () = term.wait_for_other_term(controller.lists.term) => controller.relist(),
             () = rewinds.wait_for_change(controller.lists.rewinds) => controller.relist(),
@@ -230,7 +219,14 @@ impl FailoverController {
         Ok(())
     }
 
-    /// Processes a change of a Service, or of the link of its key.
+    /// Processes changes of Services, or of the links of their keys; `None` if changes were missed.
+    fn on_services(&mut self, keys: Option<HashSet<ServiceKey>>) {
+        match keys {
+            Some(keys) => keys.iter().for_each(|key| self.on_service(key)),
+            None => self.refresh_all(),
+        }
+    }
+
     fn on_service(&mut self, key: &ServiceKey) {
         let concerned: Vec<ServiceKey> = self.by_service.get(key).into_iter().flatten().cloned().collect();
         for object in &concerned {
@@ -251,6 +247,13 @@ impl FailoverController {
     fn queue(&mut self, key: &ServiceKey) {
         if self.leader.term.is_some() && self.objects.contains_key(key) {
             self.leader.queue(key, self.objects.len());
+        }
+    }
+
+    fn queue_batch(&mut self, keys: Option<HashSet<ServiceKey>>) {
+        match keys {
+            Some(keys) => keys.iter().for_each(|key| self.queue(key)),
+            None => self.queue_all(),
         }
     }
 

@@ -8,10 +8,11 @@ use super::super::FailoverController;
 use super::super::alerts::add_condition;
 use super::super::status_format::{PublishedNames, merge_patch, own_part, to_stored};
 use super::super::write::{StatusAnswer, StatusWrite, patch_status};
-use super::state::refusal_of;
+use super::state::{DecisionState, refusal_of};
 use crate::api::status::StableNameStatus;
 use crate::model::link::has_same_entries;
 use crate::model::service_key::ServiceKey;
+use crate::object_log::ObjectLog;
 use crate::sync::controller::runtime::{Ended, Failure, Proof};
 use crate::sync::controller::write_error::WriteError;
 use crate::sync::events::link_log::LinkReporter;
@@ -38,22 +39,16 @@ impl FailoverController {
             }
             return;
         };
-        let object = &followed.object;
-        let status = &state.status;
+        let (object, status) = (&followed.object, &state.status);
         let link = link.as_deref().filter(|_| status.target.is_some());
-        let service =
-            link.map(|link| format!("{}/{}", self.context.target_namespace, link.external_target()));
+        let namespace = &self.context.target_namespace;
+        let service = link.map(|link| format!("{namespace}/{}", link.external_target())).unwrap_or_default();
         let dns_names = link.map(|link| dns_names(&self.context.store, link)).unwrap_or_default();
-        let published =
-            PublishedNames { service: service.as_deref().unwrap_or_default(), dns_names: &dns_names };
+        let published = PublishedNames { service: &service, dns_names: &dns_names };
         let mut after = to_stored(status, &published);
-        add_condition(
-            &mut after,
-            object,
-            self.context.rules.state(key),
-            self.leader.metrics_limit.allows(key.namespace()),
-            self.leader.decided_at,
-        );
+        let has_metrics = self.leader.metrics_limit.allows(key.namespace());
+        let rule = self.context.rules.state(key);
+        add_condition(&mut after, object, rule, has_metrics, self.leader.decided_at);
         let before = own_part(&object.status);
         if has_same_entries(&before.dns_names, &after.dns_names) {
             after.dns_names.clone_from(&before.dns_names);
@@ -64,7 +59,7 @@ impl FailoverController {
             .target
             .as_ref()
             .and_then(|target| object.sources().iter().position(|source| source.name == target.source));
-        if self.leader.metrics_limit.allows(key.namespace()) {
+        if has_metrics {
             self.context.metrics.set(key, is_ready, position);
         }
         if before == after {
@@ -74,27 +69,12 @@ impl FailoverController {
             return;
         }
         if self.context.policy.sync == SyncMode::Plan {
-            if state.sent.as_ref() != Some(&after) {
-                let target = after.target.as_ref().map_or("none", |target| &*target.display);
-                let line = format_args!("plan for StableName {key}: status.target → {target}");
-                self.context.link_reporter.log.about("StableName").info(key, line);
-                state.sent = Some(after);
-            }
-            state.drop_changes();
-            return;
+            return plan(key, state, after, &self.context.link_reporter.log.about("StableName"));
         }
         let version = object.version.clone();
-        // A changed target, a changed spec, and Ready becoming True soon after a move are urgent: `kubectl wait` and
-        // GitOps tools wait for them.
-        let is_first_ready = is_ready
-            && !is_condition_true(&before, "Ready")
-            && status
-                .target
-                .as_ref()
-                .is_some_and(|target| end_of_wait(target.since, FIRST_READY) > self.leader.decided_at);
-        let is_urgent = before.target != after.target
-            || before.observed_generation != after.observed_generation
-            || is_first_ready;
+        let moved = status.target.as_ref().filter(|_| is_ready).map(|target| target.since);
+        let is_new = moved.is_some_and(|since| end_of_wait(since, FIRST_READY) > self.leader.decided_at);
+        let is_urgent = is_urgent(&before, &after, is_new);
         let Some(term) = self.leader.term else { return };
         if !self.leader.runtime.queue.may_start(key, &after, &version, is_urgent)
             || !self.leader.runtime.may_send(key, &[])
@@ -193,6 +173,23 @@ impl FailoverController {
             state.refusal = refusal;
         }
     }
+}
+
+fn plan(key: &ServiceKey, state: &mut DecisionState, after: StableNameStatus, log: &ObjectLog) {
+    if state.sent.as_ref() != Some(&after) {
+        let target = after.target.as_ref().map_or("none", |target| &*target.display);
+        log.info(key, format_args!("plan for StableName {key}: status.target → {target}"));
+        state.sent = Some(after);
+    }
+    state.drop_changes();
+}
+
+/// Returns whether `kubectl wait` or a GitOps tool may wait for a status: for a changed target, a changed spec, or Ready
+/// becoming True soon after a move.
+fn is_urgent(before: &StableNameStatus, after: &StableNameStatus, is_ready_after_move: bool) -> bool {
+    before.target != after.target
+        || before.observed_generation != after.observed_generation
+        || is_ready_after_move && !is_condition_true(before, "Ready")
 }
 
 fn is_condition_true(status: &StableNameStatus, kind: &str) -> bool {
