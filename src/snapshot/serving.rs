@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -112,18 +113,10 @@ async fn is_needed(context: &SnapshotContext, deadline: Instant) -> bool {
 /// Lets DNS answer with a snapshot until the first list is complete, or the snapshot is too old. `bytes` is the encoded
 /// snapshot. It is decoded again for each new policy, because the decoded links take several times the memory.
 async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) -> Result<(), SyncError> {
-    let SnapshotContext { path, max_age, cluster, selection, store, .. } = context;
+    let SnapshotContext { path, max_age, selection, store, .. } = context;
     let (mut first_list, mut policy) = (context.first_list.clone(), context.policy.clone());
     let (path, taken) = (path.display(), snapshot.head.taken);
-    let age = rules::check(&snapshot.head, &cluster.borrow(), &recorded_flags(selection, &policy.borrow()))
-        .and_then(|()| rules::age(taken, Timestamp::now(), *max_age));
-    let age = match age {
-        Ok(age) => age,
-        Err(why) => {
-            warn!("the snapshot {path} isn't used: {why}");
-            return Ok(());
-        }
-    };
+    let Some(age) = usable_age(context, &snapshot) else { return Ok(()) };
     let read = Instant::now();
     let bytes = Arc::new(bytes);
     let mut decoded = Some(snapshot);
@@ -174,6 +167,15 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
             return Ok(());
         }
     }
+}
+
+/// Returns the age of a snapshot, or logs why it can't be used.
+fn usable_age(context: &SnapshotContext, Snapshot { head, .. }: &Snapshot) -> Option<Duration> {
+    let SnapshotContext { path, max_age, cluster, selection, policy, .. } = context;
+    rules::check(head, &cluster.borrow(), &recorded_flags(selection, &policy.borrow()))
+        .and_then(|()| rules::age(head.taken, Timestamp::now(), *max_age))
+        .inspect_err(|why| warn!("the snapshot {} isn't used: {why}", path.display()))
+        .ok()
 }
 
 /// Waits while DNS answers with a snapshot. Returns whether a new policy applies; `false` once the snapshot isn't used
