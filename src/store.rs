@@ -86,8 +86,6 @@ pub struct Store {
     zones: RwLock<Arc<[Zone]>>,
     /// What DNS answers from until the load balancers are known.
     fallback: ArcSwapOption<Fallback>,
-    /// Counts published changes that the change feed doesn't have: only answers and what is saved depend on them.
-    silent_updates: watch::Sender<u64>,
 }
 
 impl Store {
@@ -109,7 +107,6 @@ impl Store {
             on_gone: policy,
             zones: RwLock::default(),
             fallback: ArcSwapOption::default(),
-            silent_updates: watch::Sender::new(0),
         }
     }
 
@@ -168,11 +165,11 @@ impl Store {
     fn record_change(
         &self,
         names: &mut Names,
-        key: &ServiceKey,
+        owner: impl Into<Owner>,
         before: Option<Arc<Link>>,
         after: Option<Arc<Link>>,
     ) -> LinkChange {
-        let change = LinkChange { key: key.clone(), before, after };
+        let change = LinkChange { owner: owner.into(), before, after };
         self.advance_serial(None);
         self.invalidate_fallback();
         match &mut names.pending_changes {
@@ -181,12 +178,6 @@ impl Store {
             None => drop(self.feed.send(change.clone())),
         }
         change
-    }
-
-    /// Records that a link was published without a change for the feed.
-    fn count_silent_update(&self) {
-        self.invalidate_fallback();
-        self.silent_updates.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     fn send_pending(&self, names: &mut Names) {
@@ -340,17 +331,11 @@ impl Store {
         !self.index.addresses.of(net, 1).is_empty()
     }
 
-    /// Subscribes to changes from now on. A subscriber that falls behind gets `Lagged` and has to rescan all links.
+    /// Subscribes to the changes of all owners from now on. A subscriber that falls behind gets `Lagged` and has to rescan
+    /// all links.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<LinkChange> {
         self.feed.subscribe()
-    }
-
-    /// Subscribes to a counter of the published changes that the change feed doesn't have: only DNS and the snapshot
-    /// depend on them.
-    #[must_use]
-    pub fn subscribe_silent_updates(&self) -> watch::Receiver<u64> {
-        self.silent_updates.subscribe()
     }
 
     /// Returns whether an input is known completely.

@@ -78,10 +78,11 @@ impl History {
     }
 
     fn add(&self, change: &LinkChange, now: Timestamp) {
+        let Some(key) = change.service() else { return };
         let mut events = self.events.lock();
         match (&change.before, &change.after) {
             (_, None) => {
-                events.remove(&change.key);
+                events.remove(key);
             }
             // The first observation of a Service that is older than this process isn't a change.
             (None, Some(after)) if !self.is_new(after) => {}
@@ -89,7 +90,7 @@ impl History {
                 let (before, after) =
                     (before.as_deref().map(|link| event(link, self.started)), event(after, now));
                 if !before.as_ref().is_some_and(|before| is_alike(before, &after)) {
-                    let events = events.entry(change.key.clone()).or_default();
+                    let events = events.entry(key.clone()).or_default();
                     if events.is_empty() {
                         events.extend(before);
                     }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::model::hostname::Hostname;
 use crate::model::link_override::OverriddenLink;
 use crate::model::names;
+use crate::model::owner::Owner;
 use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -406,17 +407,23 @@ impl Link {
     }
 }
 
-/// A change of a link, as the change feed delivers it.
+/// A change of what is behind the names of an owner, or of its names, as the change feed delivers it.
 #[derive(Clone, Debug)]
 pub struct LinkChange {
-    pub key: ServiceKey,
-    /// The previous link; `None` if the link is new.
+    pub owner: Owner,
+    /// The previous link; `None` if the owner is new.
     pub before: Option<Arc<Link>>,
-    /// The current link; `None` if the store has removed the link.
+    /// The current link; `None` if the store has removed the owner.
     pub after: Option<Arc<Link>>,
 }
 
 impl LinkChange {
+    /// Returns the key of the Service whose link has changed; `None` for an owner of another kind or cluster.
+    #[must_use]
+    pub fn service(&self) -> Option<&ServiceKey> {
+        self.owner.is_service().then_some(&self.owner.key)
+    }
+
     /// Returns the previous and the current target, if they differ.
     #[must_use]
     pub fn target_change(&self) -> Option<(Option<&Target>, Option<&Target>)> {
@@ -455,16 +462,17 @@ impl fmt::Display for LinkChange {
             }
             Some(Link { target: Some(target), .. }) => target.to_string(),
         };
+        let key = &self.owner.key;
         if self.after.is_none() {
-            return write!(f, "link {}: forgotten", self.key);
+            return write!(f, "link {key}: forgotten");
         }
         let why = if is_back { " (followed again)" } else { " (recreated)" };
         let (before, after) = (side(self.before.as_deref(), ""), side(self.after.as_deref(), why));
         // The link keeps its target: only the reason is new.
         if after.strip_prefix(&*before).is_some_and(|reason| reason.starts_with(" (kept")) {
-            return write!(f, "link {}: {after}", self.key);
+            return write!(f, "link {key}: {after}");
         }
-        write!(f, "link {}: {before} → {after}", self.key)
+        write!(f, "link {key}: {before} → {after}")
     }
 }
 
@@ -497,7 +505,7 @@ mod tests {
             Some(Arc::new(Link { state, refused, target, ..Link::new(key.clone(), "u") }))
         };
         let line = |before: &Option<Arc<Link>>, after: &Option<Arc<Link>>| {
-            LinkChange { key: key.clone(), before: before.clone(), after: after.clone() }.to_string()
+            LinkChange { owner: Owner::from(&key), before: before.clone(), after: after.clone() }.to_string()
         };
         let denied = link(LinkState::Stale, true, "a.example.");
         let blank = link(LinkState::Stale, false, "a.example.");
@@ -513,7 +521,7 @@ mod tests {
         let key = ServiceKey::new("default", "web");
         let link = |state, uid| Arc::new(Link { state, target: None, ..Link::new(key.clone(), uid) });
         let line = |before: Arc<Link>, after: Arc<Link>| {
-            LinkChange { key: key.clone(), before: Some(before), after: Some(after) }.to_string()
+            LinkChange { owner: Owner::from(&key), before: Some(before), after: Some(after) }.to_string()
         };
         let now = Instant::now();
         let (gone, pending) = (LinkState::Gone(now), LinkState::Recreated(now));

@@ -73,21 +73,6 @@ impl Link {
         Some(overridden.link(&self.key, Some(self)))
     }
 
-    /// Returns whether subscribers of the change feed have nothing to do when `after` replaces this link: only the
-    /// Service behind an override differs, or the ports of a hostname target, which only DNS uses.
-    pub(crate) fn differs_only_for_dns(&self, after: &Self) -> bool {
-        let alike = match (&self.overridden, &after.overridden) {
-            (Some(before), Some(now)) if before.by == now.by => {
-                Self { overridden: after.overridden.clone(), ..self.clone() }
-            }
-            (None, None) if matches!(after.target, Some(Target::Hostname(_))) => {
-                Self { ports: Arc::clone(&after.ports), ..self.clone() }
-            }
-            _ => return false,
-        };
-        alike == *after
-    }
-
     /// Returns this link of an existing Service with what its external target of an earlier process tells, which was
     /// observed later than the Service. A pending Service takes the target if the external target was written for that
     /// Service. The Service counts as recreated if the external target was written for a predecessor.

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
 use jiff::{SignedDuration, Timestamp};
-use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -40,28 +39,11 @@ enum WriteError {
     File(#[from] std::io::Error),
 }
 
-/// The changes of links.
-struct Changes {
-    feed: broadcast::Receiver<LinkChange>,
-    silent_updates: watch::Receiver<u64>,
-}
-
-impl Changes {
-    /// Waits for a change.
-    async fn next(&mut self) {
-        tokio::select! {
-            change = self.feed.recv() => match change {
-                Ok(_) | Err(RecvError::Lagged(_)) => {}
-                // The store has the sender, and lives as long as this task.
-                Err(RecvError::Closed) => std::future::pending().await,
-            },
-            _ = self.silent_updates.changed() => {}
-        }
-    }
-
-    /// Forgets the changes so far.
-    fn drain(&mut self) {
-        while self.next().now_or_never().is_some() {}
+/// Waits for a change.
+async fn next(changes: &mut broadcast::Receiver<LinkChange>) {
+    // The store has the sender, and lives as long as this task.
+    if let Err(RecvError::Closed) = changes.recv().await {
+        std::future::pending().await
     }
 }
 
@@ -90,7 +72,7 @@ pub(super) async fn run(
     stop: &CancellationToken,
 ) -> Result<(), SyncError> {
     let store = &context.store;
-    let mut changes = Changes { feed: store.subscribe(), silent_updates: store.subscribe_silent_updates() };
+    let mut changes = store.subscribe();
     let known = async {
         let is_late = timeout(OVERRIDES_TIMEOUT, store.known(Input::StableNames)).await.is_err();
         if is_late && has_overrides {
@@ -119,14 +101,15 @@ pub(super) async fn run(
         if !is_pending {
             tokio::select! {
                 biased;
-                () = changes.next() => {}
+                () = next(&mut changes) => {}
                 () = stop.cancelled() => return Ok(()),
                 () = sleep(renewal(context.max_age)) => if !writer.is_renewable() { continue },
             }
         }
         let _ = stop.run_until_cancelled(sleep_until(writer.not_before)).await;
         let is_last = stop.is_cancelled();
-        changes.drain();
+        // Discard the changes until now: the file has all of them.
+        while !matches!(changes.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
         tokio::select! {
             written = writer.write() => is_pending = !written?,
             () = async { stop.cancelled().await; sleep(SHUTDOWN_TIMEOUT).await } => {

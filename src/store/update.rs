@@ -52,9 +52,13 @@ impl Store {
         let mut names = self.write();
         let id = self.owners.intern(owner);
         let before = self.owners.get(id).1;
+        let is_same = before.as_ref().is_some_and(|before| Arc::ptr_eq(before, target));
+        if is_same && names.claims_of(id) == *claims {
+            return;
+        }
         self.owners.set_target(id, Some(Arc::clone(target)));
         // A newer version of the target: all owners that share it are going to be observed with it.
-        if let Some(before) = before.filter(|it| it.key == target.key && !Arc::ptr_eq(it, target)) {
+        if let Some(before) = before.as_ref().filter(|it| it.key == target.key && !is_same) {
             before.set_outdated();
         }
         let zones = self.zones();
@@ -62,8 +66,7 @@ impl Store {
         let passed = names.request(id, claims.created, &claims.names, place);
         self.refresh_hostnames(&mut names, id);
         self.apply_owner_changes(&mut names, passed);
-        self.advance_serial(None);
-        self.count_silent_update();
+        self.record_change(&mut names, owner, before, Some(Arc::clone(target)));
     }
 
     /// Applies one observed Service; returns the change of its link, if any.
@@ -72,8 +75,7 @@ impl Store {
         self.apply_one(&mut names, observed)
     }
 
-    /// Replaces the link of a Service by what `next` makes of it; `None` if it stays as it is. Returns the change, if
-    /// there is one for the feed.
+    /// Replaces the link of a Service by what `next` makes of it; `None` if it stays as it is. Returns the change, if any.
     pub fn update(
         &self,
         key: &ServiceKey,
@@ -164,8 +166,7 @@ impl Store {
         let (id, before) = self.owners.find(&owner)?;
         let before = before?;
         if !owner.is_service() {
-            self.remove_other(&mut names, id);
-            return None;
+            return Some(self.remove_other(&mut names, id, owner, before));
         }
         before.service_link().filter(|link| link.is_gone() || link.was_never_observed())?;
         match before.with_service(None) {
@@ -242,13 +243,6 @@ impl Store {
             {
                 return Some(self.remove(names, before));
             }
-            Some(before) if before.differs_only_for_dns(&link) => {
-                self.advance_serial(None);
-                let id = self.owners.intern(&Owner::from(&link.key));
-                self.publish(names, id, &Arc::new(link));
-                self.count_silent_update();
-                return None;
-            }
             _ => {}
         }
         Some(self.upsert(names, before, link))
@@ -316,13 +310,12 @@ impl Store {
     }
 
     /// Removes an owner that isn't a Service, and its claims.
-    fn remove_other(&self, names: &mut Names, id: OwnerId) {
+    fn remove_other(&self, names: &mut Names, id: OwnerId, owner: Owner, target: Arc<Link>) -> LinkChange {
         let passed = names.request(id, 0, &[], |_, _| 0);
         self.owners.set_target(id, None);
         self.apply_owner_changes(names, passed);
         self.release_unused(names, id);
-        self.advance_serial(None);
-        self.count_silent_update();
+        self.record_change(names, owner, Some(target), None)
     }
 
     fn release_unused(&self, names: &Names, id: OwnerId) {

@@ -292,7 +292,8 @@ impl SourceAnnotationController {
 
     fn link_changed(&mut self, change: &LinkChange) {
         self.memory.deleted_links.on_link_change(change, &self.context.persisted);
-        let keys: Vec<ServiceKey> = self.annotated.of(&change.key).cloned().collect();
+        let Some(service) = change.service() else { return };
+        let keys: Vec<ServiceKey> = self.annotated.of(service).cloned().collect();
         for key in keys {
             if change.target_change().is_some() {
                 // Earlier failures concern the old target.

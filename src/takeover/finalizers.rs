@@ -216,7 +216,7 @@ async fn process(store: &Store, found: &[ServiceWithFinalizer], sets_finalizer: 
         |service: &ServiceWithFinalizer| service.is_selected || store.has_external_target(&service.key);
     for service in found.iter().filter(|bound| belongs(bound)) {
         if let Some(change) = insert_terminating(store, &service.key, &service.uid, true) {
-            let key = &change.key;
+            let key = &change.owner.key;
             let line =
                 format_args!("link {key}: it isn't a load balancer any more, and still has {FINALIZER}");
             object_log::write("Service", key, Level::INFO, &line);
@@ -307,7 +307,8 @@ mod tests {
         let (mut feed, availability) = (store.subscribe(), ApiAvailability::default());
         let search =
             tokio::spawn(search_finalizers(client, availability, selection, Arc::clone(&store), true));
-        let mut next = async || timeout(Duration::from_secs(60), feed.recv()).await.unwrap().unwrap().key;
+        let mut next =
+            async || timeout(Duration::from_secs(60), feed.recv()).await.unwrap().unwrap().owner.key;
         assert_eq!(next().await, ServiceKey::new("b", "web"));
         is_refused.store(false, Ordering::Relaxed);
         assert_eq!(next().await, ServiceKey::new("a", "web"));

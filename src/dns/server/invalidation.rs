@@ -53,7 +53,7 @@ pub async fn run(
             Ok(change) => {
                 for (server, links, query) in invalidate_and_prefetch(&change, &servers) {
                     let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else { continue };
-                    let link = change.key.clone();
+                    let link = change.owner.key.clone();
                     let look_up = async move {
                         links.prefetch(&server, &link, query).await;
                         drop(permit);

@@ -165,6 +165,9 @@ struct World {
     model: Model,
     gateways: Vec<Arc<Link>>,
     kept: Vec<(String, &'static str, Lookup, Option<NameDependency>)>,
+    feed: broadcast::Receiver<LinkChange>,
+    /// What the feed has told so far.
+    told: BTreeMap<Owner, Arc<Link>>,
     step: usize,
 }
 
@@ -174,7 +177,8 @@ impl World {
         let model = Model { gateways: gateways.clone(), ..Model::default() };
         let gateways = gateways.iter().enumerate().map(|(number, host)| gateway(number, host)).collect();
         let (random, store) = (StdRng::seed_from_u64(seed), Store::new(OnGone::Kept));
-        let mut world = Self { random, store, model, gateways, kept: Vec::new(), step: 0 };
+        let (feed, told) = (store.subscribe(), BTreeMap::new());
+        let mut world = Self { random, store, model, gateways, kept: Vec::new(), feed, told, step: 0 };
         world.set_zones();
         world
     }
@@ -334,7 +338,22 @@ impl World {
             assert_eq!(known.names, claims.names, "{context}: {owner}");
         }
         assert_eq!(others.len(), self.model.others.len(), "{context}");
+        self.check_feed(context);
         self.check_kept(context);
+    }
+
+    /// Each change begins where the last one of its owner has ended, and together they lead to the present state.
+    fn check_feed(&mut self, context: &str) {
+        while let Ok(LinkChange { owner, before, after }) = self.feed.try_recv() {
+            assert_eq!(self.told.get(&owner), before.as_ref(), "{context}: {owner}");
+            match after {
+                Some(after) => drop(self.told.insert(owner, after)),
+                None => drop(self.told.remove(&owner)),
+            }
+        }
+        let links = self.store.links().into_iter().map(|link| (Owner::from(&link.key), link));
+        let others = self.store.other_owners().into_iter().map(|(owner, _, target)| (owner, target));
+        assert_eq!(self.told, links.chain(others).collect(), "{context}");
     }
 
     /// An answer that is kept is current only while a new look-up gives the same.

@@ -29,6 +29,7 @@ pub(crate) fn log_changes(link_reporter: &LinkReporter, changes: impl IntoIterat
 }
 
 pub(crate) fn log_change(link_reporter: &LinkReporter, change: &LinkChange) {
+    let key = &change.owner.key;
     let state = |link: &Option<Arc<Link>>| link.as_ref().map(|link| link.state);
     let (before, after) = (state(&change.before), state(&change.after));
     let retargeted = change.target_change();
@@ -37,15 +38,15 @@ pub(crate) fn log_change(link_reporter: &LinkReporter, change: &LinkChange) {
     }
     if before != after && after == Some(LinkState::Stale) {
         // The link continues with its last target, but needs attention.
-        link_reporter.log.warn(&change.key, change);
+        link_reporter.log.warn(key, change);
     } else if (retargeted.is_some() || before != after) && !is_refused_from_the_start(change) {
-        link_reporter.log.info(&change.key, change);
+        link_reporter.log.info(key, change);
     } else {
-        debug!("link {}: same target; another TTL, other ports, names or settings", change.key);
+        debug!("link {key}: same target; another TTL, other ports, names or settings");
     }
     let Some(link) = &change.after else { return };
     if let Some(note) = lost_hostnames(change) {
-        link_reporter.log.warn(&link.key, format_args!("link {}: {note}", link.key));
+        link_reporter.log.warn(key, format_args!("link {key}: {note}"));
         link_reporter.recorder.about(link, Reason::Conflict, &note);
     }
     if let (Some(target), Some(LinkState::Stale)) = (&link.target, after)
@@ -87,7 +88,8 @@ pub(crate) fn log_first_list(store: &Store, link_reporter: &LinkReporter, change
     for change in changes {
         debug!("{change}");
         if let Some(note) = lost_hostnames(change) {
-            link_reporter.log.warn(&change.key, format_args!("link {}: {note}", change.key));
+            let key = &change.owner.key;
+            link_reporter.log.warn(key, format_args!("link {key}: {note}"));
         }
     }
     let links = store.links();
@@ -100,6 +102,7 @@ mod tests {
     use super::*;
     use crate::captured_log::CapturedLog;
     use crate::model::link::{Annotations, Ingress, ObservedService};
+    use crate::model::owner::Owner;
     use crate::model::service_key::ServiceKey;
     use crate::store::OnGone;
     use crate::sync::source::service_links::{insert_gone, insert_left_out};
@@ -111,7 +114,7 @@ mod tests {
             let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
             let key = ServiceKey::new("shop", "web");
             let link = Link { refused, ..Link::new(key.clone(), "1") };
-            let change = LinkChange { key, before: None, after: Some(Arc::new(link)) };
+            let change = LinkChange { owner: Owner::from(&key), before: None, after: Some(Arc::new(link)) };
             log_change(&test_support::link_reporter(), &change);
             let text = log_text.text();
             assert_eq!(text.contains("link shop/web: none → pending"), expected, "{text}");

@@ -132,22 +132,22 @@ impl Reconciler {
     }
 
     pub(crate) fn on_link_change(&mut self, change: &LinkChange) {
+        let Some(key) = change.service() else { return };
         if let (Some(before), Some(after)) = (&change.before, &change.after)
             && before.external_target_override != after.external_target_override
         {
             let (before, after) = (&before.external_target(), &after.external_target());
-            let line =
-                format_args!("link {}: its external target is {after} from now on, not {before}", change.key);
-            self.context.link_reporter.log.info(&change.key, line);
+            let line = format_args!("link {key}: its external target is {after} from now on, not {before}");
+            self.context.link_reporter.log.info(key, line);
         }
         if self.may_write() {
-            self.report.record_target_change(change);
+            self.report.record_target_change(key, change);
         }
         if change.target_change().is_some() {
             // Earlier failures concern the old target.
-            self.runtime.queue.changed(&change.key);
+            self.runtime.queue.changed(key);
         }
-        self.runtime.queue.add(&change.key);
+        self.runtime.queue.add(key);
     }
 
     /// Passes the owner of an external target to the store.

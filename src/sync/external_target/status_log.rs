@@ -413,12 +413,12 @@ impl StatusLog {
     }
 
     /// Records a change of a link's target, which is reported when it has been written.
-    pub(crate) fn record_target_change(&mut self, change: &LinkChange) {
+    pub(crate) fn record_target_change(&mut self, key: &ServiceKey, change: &LinkChange) {
         match change.target_change() {
             Some((from, Some(_))) => {
-                self.previous_targets.entry(change.key.clone()).or_insert_with(|| from.cloned());
+                self.previous_targets.entry(key.clone()).or_insert_with(|| from.cloned());
             }
-            Some((_, None)) => drop(self.previous_targets.remove(&change.key)),
+            Some((_, None)) => drop(self.previous_targets.remove(key)),
             None => {}
         }
     }

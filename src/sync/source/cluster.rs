@@ -121,7 +121,6 @@ impl ServiceWatcher {
                 () = sleep_until_opt(expiry) => {
                     for (key, uid, since) in watches.leaving.kept.take_expired(std::time::Instant::now()) {
                         log_changes(&self.link_reporter, self.store.gone(&key, &uid, None, since));
-                        self.unselected.changed(&key);
                     }
                 }
                 () = sleep_until_opt(confirm_at) => {
@@ -319,21 +318,12 @@ impl ServiceWatcher {
             }
         }
         retained.extend(staying);
-        let before: Vec<Arc<Link>> =
-            seen.iter().filter_map(|observed| service_link(&self.store, &observed.key)).collect();
         seen.iter_mut().for_each(|observed| self.persisted.attach(&self.store, observed));
         let seen = seen.into_iter().map(|observed| *observed);
         changes.extend(self.store.replace(namespace, seen, unreadable, &retained));
         let insert = |(key, uid): (ServiceKey, Box<str>)| insert_terminating(&self.store, &key, &uid, true);
         changes.extend(terminating.into_iter().filter_map(insert));
         changes.extend(self.end_unfounded(scope));
-        // The change feed has no changes of Services whose link is overridden, and none of ports alone.
-        let links = self.store.links();
-        let overridden = links.iter().filter(|link| link.overridden.is_some());
-        let is_changed = |link: &&Arc<Link>| service_link(&self.store, &link.key).as_ref() != Some(*link);
-        for link in overridden.chain(before.iter().filter(is_changed)) {
-            self.unselected.changed(&link.key);
-        }
         changes
     }
 
@@ -450,14 +440,7 @@ impl ServiceWatcher {
             return Vec::new();
         }
         let services = self.own_targets().changed(&self.hostname_policy, &self.store);
-        let apply = |service: &Service| {
-            let (key, before) = (service.key(), service_link(&self.store, &service.key()));
-            let change = self.store.apply(self.observe(service, &mut watches.object_errors));
-            if change.is_none() && service_link(&self.store, &key) != before {
-                self.unselected.changed(&key);
-            }
-            change
-        };
+        let apply = |service: &Service| self.store.apply(self.observe(service, &mut watches.object_errors));
         services.iter().filter_map(apply).collect()
     }
 
@@ -493,13 +476,8 @@ impl ServiceWatcher {
             let was_deleted = watches.leaving.forget(&key);
             let mut observed = self.observe(&service, &mut watches.object_errors);
             let ended = was_deleted.then(|| self.end_if_without_target(&observed)).flatten();
-            let before = service_link(&self.store, &key);
             self.persisted.attach(&self.store, &mut observed);
             let applied = self.store.apply(observed);
-            // The change feed has no changes of Services whose link is overridden.
-            if applied.is_none() && service_link(&self.store, &key) != before {
-                self.unselected.changed(&key);
-            }
             return log_changes(&self.link_reporter, ended.into_iter().chain(applied));
         }
         watches.object_errors.set(&key, None);
@@ -608,7 +586,6 @@ impl ServiceWatcher {
             leaving.forget(key);
         }
         log_changes(&self.link_reporter, self.store.gone(key, uid, *version, since));
-        self.unselected.changed(key);
     }
 }
 

@@ -152,7 +152,8 @@ impl InZoneTargets {
         if self.services.is_empty() {
             return;
         }
-        let LinkChange { key, before, after } = change;
+        let Some(key) = change.service() else { return self.recheck_all() };
+        let LinkChange { before, after, .. } = change;
         if self.services.contains_key(key) {
             self.due.insert(key.clone());
         }
@@ -276,6 +277,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::owner::Owner;
     use crate::model::target_policy::TargetPolicy;
     use crate::store::OnGone;
 
@@ -408,7 +410,7 @@ mod tests {
             let (key, before, after) =
                 (ServiceKey::new("b", "host"), before.map(Arc::new), after.map(Arc::new));
             own.due.clear();
-            own.on_link_change(&LinkChange { key, before, after }, &hostname_policy);
+            own.on_link_change(&LinkChange { owner: Owner::from(&key), before, after }, &hostname_policy);
             own.is_due()
         };
         for name in ["x.y.apps.example", "*.y.apps.example", "*.apps.example", "z.y.apps.example"] {

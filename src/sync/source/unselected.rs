@@ -1,5 +1,5 @@
 //! The load balancers that are not selected: they have no link, but StableNames may have them as sources. Also a
-//! feed of the Services that have changed, selected or not.
+//! feed of their changes.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl UnselectedServices {
         self.services.lock().values().find(|service| service.uid == *uid).cloned()
     }
 
-    /// Subscribes to the keys of Services, selected or not, that have changed.
+    /// Subscribes to the keys of the Services that have changed.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {
         self.feed.subscribe()
@@ -112,7 +112,7 @@ impl UnselectedServices {
     }
 
     /// Reports a change of a Service.
-    pub(super) fn changed(&self, key: &ServiceKey) {
+    fn changed(&self, key: &ServiceKey) {
         // The send fails if there are no subscribers, which is fine.
         let _ = self.feed.send(key.clone());
     }

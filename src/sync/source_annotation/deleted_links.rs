@@ -33,16 +33,14 @@ impl DeletedLinks {
     }
 
     pub(super) fn on_link_change(&mut self, change: &LinkChange, persisted: &PersistedTargets) {
+        let Some(key) = change.service() else { return };
         match (&change.before, &change.after) {
             (_, Some(link)) if !link.is_gone() || link.was_never_observed() => self.look_at(link, persisted),
             // The Service may exist: a flag or a missing permission has left it out.
             (Some(link), None) if link.is_left_out() => {}
             (Some(link), _) if !link.is_gone() => {
                 if let Some(target) = link.target.clone() {
-                    self.insert(
-                        &change.key,
-                        DeletedLink { target, annotations: Some(link.annotations.clone()) },
-                    );
+                    self.insert(key, DeletedLink { target, annotations: Some(link.annotations.clone()) });
                 }
             }
             _ => {}
@@ -91,10 +89,11 @@ mod tests {
 
     use super::*;
     use crate::model::link::LinkState;
+    use crate::model::owner::Owner;
 
     fn change(before: Option<Link>, after: Option<Link>) -> LinkChange {
         let key = ServiceKey::new("shop", "web");
-        LinkChange { key, before: before.map(Arc::new), after: after.map(Arc::new) }
+        LinkChange { owner: Owner::from(&key), before: before.map(Arc::new), after: after.map(Arc::new) }
     }
 
     #[test]

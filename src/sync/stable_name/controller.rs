@@ -162,7 +162,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
                 controller.on_watch_item(number, item);
             }
-            change = feed.recv() => controller.on_services(batch(change, &mut feed, |change| change.key)?),
+            change = feed.recv() => controller.on_services(batch(change, &mut feed, |change| change.owner.key)?),
             key = services.recv() => controller.on_services(batch(key, &mut services, |key| key)?),
             key = external_targets.recv() => {
                 controller.queue_batch(batch(key, &mut external_targets, |key| key)?);

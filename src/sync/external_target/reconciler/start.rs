@@ -149,8 +149,10 @@ impl Reconciler {
     /// Adds a link for a Service that was deleted while no lb-linker was running.
     fn adopt(&self, key: &ServiceKey) {
         if let Some(change) = insert_gone(&self.context.store, key, self.recorded_hostnames(key)) {
-            let line =
-                format_args!("link {}: its Service is gone, its external target is still there", change.key);
+            let line = format_args!(
+                "link {}: its Service is gone, its external target is still there",
+                change.owner.key
+            );
             self.context.link_reporter.log.info(key, line);
         }
     }

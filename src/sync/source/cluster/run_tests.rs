@@ -206,9 +206,11 @@ async fn list_reports_a_change_of_ports_alone() {
     let first = vec![with_ports(json!([{"port": 80}])), list_ends(), gone()];
     let second = vec![with_ports(json!([{"port": 80}, {"port": 443}])), list_ends()];
     let source = source(vec![first, second]);
-    let mut changed = source.unselected.subscribe();
+    let mut feed = source.store.subscribe();
     after(source, 5).await;
-    assert_eq!(changed.try_recv().map(|key| key.to_string()).as_deref(), Ok("a/web"));
+    assert!(feed.try_recv().unwrap().before.is_none());
+    let change = feed.try_recv().unwrap();
+    assert_eq!((change.owner.key.to_string().as_str(), change.target_change()), ("a/web", None));
 }
 
 #[tokio::test(start_paused = true)]
@@ -370,7 +372,7 @@ async fn own_target_is_checked_when_an_override_changes() {
         for allowed in [&["a"][..], &[], &["a"]] {
             let mut feed = store.subscribe();
             set_override(&store, &host, override_for(allowed), None).unwrap();
-            while feed.recv().await.unwrap().key != guest {}
+            while feed.recv().await.unwrap().owner.key != guest {}
             assert_eq!(state(), Some((true, allowed.is_empty())), "the last valid target stays");
         }
     };

@@ -66,8 +66,8 @@ impl ManifestOverrides {
         if let Some(source) = source.filter(|source| source_of(&change.before).as_ref() != Some(source))
             && self.store.is_known(Input::Services)
         {
-            let line = format_args!("StableName {}: source {} is in use", change.key, sentence(&source));
-            self.log.info(&change.key, line);
+            let key = &change.owner.key;
+            self.log.info(key, format_args!("StableName {key}: source {} is in use", sentence(&source)));
         }
     }
 

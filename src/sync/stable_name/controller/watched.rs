@@ -450,13 +450,14 @@ impl FailoverController {
         log_change(&self.context.link_reporter, change);
         let is_overridden =
             |link: &Option<Arc<Link>>| link.as_ref().is_some_and(|link| link.active_override().is_some());
+        let key = &change.owner.key;
         let service = change.after.as_ref().and_then(|link| link.service_link().cloned());
         if let Some(service) = service.filter(|service| !service.uid.is_empty() && !service.is_gone())
             && is_overridden(&change.after)
             && !is_overridden(&change.before)
         {
-            let note = format!("StableName {} leads the link of this Service from now on", change.key);
-            let regarding = Regarding::new(&change.key, &service.uid.to_string());
+            let note = format!("StableName {key} leads the link of this Service from now on");
+            let regarding = Regarding::new(key, &service.uid.to_string());
             self.context.link_reporter.recorder.record(regarding, Reason::Led, &note);
         }
     }
