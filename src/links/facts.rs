@@ -100,10 +100,12 @@ impl LinkFacts {
         if shown.state == ViewState::Conflict {
             reasons.extend(lost_hostnames_of(link).map(Into::into));
         }
-        if shown.state == ViewState::Ready
+        if matches!(shown.state, ViewState::Ready | ViewState::Kept)
             && let Some((state, why)) = self.external_target_problem(link)
         {
-            shown.state = state;
+            if shown.state == ViewState::Ready {
+                shown.state = state;
+            }
             reasons.push(why.into());
         }
         let of_override = shown.overridden_by.as_ref().and(self.findings.stable_names.get(&link.key));
@@ -129,21 +131,31 @@ impl LinkFacts {
     }
 
     fn external_target_problem(&self, link: &Link) -> Option<(ViewState, String)> {
-        let (state, why) = match self.external_targets.problem(&link.key)? {
-            ExternalTargetState::Missing if !self.needs_external_targets => return None,
-            ExternalTargetState::Missing => {
-                (ViewState::Degraded, "its external target doesn't exist".to_owned())
-            }
-            ExternalTargetState::At(at) if link.target.as_ref() == Some(&at) => return None,
-            ExternalTargetState::At(at) => {
-                (ViewState::Degraded, format!("its external target still points at {at}"))
-            }
-            ExternalTargetState::Conflict { why, at } => {
+        let refused = self.findings.readiness.writes.load_full();
+        let problem = self.external_targets.problem(&link.key, refused.is_some());
+        let (what, failure) = match problem {
+            Some((ExternalTargetState::Conflict { why, at }, _)) => {
                 let at = at.map(|at| format!(", and points at {at}")).unwrap_or_default();
-                (ViewState::Conflict, format!("its external target is left alone: {}{at}", paragraph(&why)))
+                let why = format!("its external target is left alone: {}{at}", paragraph(&why));
+                return Some((ViewState::Conflict, why));
             }
+            Some((ExternalTargetState::Missing, _)) if !self.needs_external_targets => return None,
+            Some((ExternalTargetState::Missing, failure)) => {
+                ("its external target doesn't exist".to_owned(), failure)
+            }
+            Some((ExternalTargetState::At(at), _)) if link.target.as_ref() == Some(&at) => return None,
+            Some((ExternalTargetState::At(at), failure)) => {
+                (format!("its external target still points at {at}"), failure)
+            }
+            // Nothing is compared before the external targets can be listed.
+            None if !self.external_targets.is_known() && refused.is_some() => {
+                ("its external target isn't known".to_owned(), None)
+            }
+            None => return None,
         };
-        Some((state, why))
+        let why = failure.or_else(|| refused.map(|refused| refused.to_string()));
+        let why = why.map(|why| format!(": {}", paragraph(&why))).unwrap_or_default();
+        Some((ViewState::Degraded, what + &why))
     }
 
     /// Returns the last link that the target of a link leads to, which is the link itself unless its target is a name of

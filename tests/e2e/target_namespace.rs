@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually, grant};
+use crate::links::links_of;
 use crate::recreation::wait_for_external_target;
 
 /// Marks a namespace for deletion. No namespace controller runs here: the test removes the contents, in the order of
@@ -75,6 +76,19 @@ async fn is_noted(linker: &Linker, text: &str) {
     .await;
 }
 
+/// Waits until `lb-linker links` shows all links in this state, with this text in the reason.
+async fn are_shown(linker: &Linker, state: &str, reason: &str) {
+    let admin = linker.admin().await;
+    eventually(&format!("state {state} with {reason:?}"), || async {
+        let listed: Value = serde_json::from_slice(&links_of(admin, &["-o", "json"]).stdout).unwrap();
+        let is_shown = |link: &Value| {
+            link["state"] == state && link["reason"].as_str().unwrap_or_default().contains(reason)
+        };
+        listed["items"].as_array().unwrap().iter().all(is_shown).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn external_targets_are_back_after_the_namespace() {
     let (plane, cluster, target) = cluster_with_target().await;
@@ -107,6 +121,7 @@ async fn external_targets_are_back_after_the_namespace() {
     }
     answers(linker.dns, &format!("svc-0-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
     is_noted(&linker, &missing).await;
+    are_shown(&linker, "Degraded", "its external target doesn't exist: ").await;
 
     plane.create_namespace(&target);
     grant(plane, &target);
@@ -130,6 +145,8 @@ async fn start_without_the_namespace_waits_for_it() {
     linker.line(&format!("can't list EndpointSlices in namespace {target}")).await;
     linker.ready().await;
     is_noted(&linker, &format!("namespace {target} now: either the namespace doesn't exist or")).await;
+    are_shown(&linker, "Degraded", "its external target isn't known: external targets can't be written")
+        .await;
     let tries = ["services", "endpointslices"].map(|resource| refused_writes(plane, &target, resource));
     assert!(tries.iter().all(Vec::is_empty), "{tries:?}: nothing is written before the first list");
     plane.create_namespace(&target);
@@ -138,4 +155,5 @@ async fn start_without_the_namespace_waits_for_it() {
     wait_for_all(plane, &target, &objects).await;
     println!("external targets are there after {:.1?}", start.elapsed());
     is_noted(&linker, "OK").await;
+    are_shown(&linker, "Ready", "").await;
 }

@@ -86,6 +86,26 @@ async fn link_stays_ready_while_its_change_is_written() {
     assert_ne!(facts.version(), version, "watched lists are read again");
 }
 
+#[tokio::test(start_paused = true)]
+async fn refused_writes_are_seen_at_once_and_have_a_reason() {
+    let facts = facts(&[("web", "a.example.")]);
+    let refuse = |why: Option<&str>| {
+        facts.findings.readiness.writes.store(why.map(|why| Arc::new(why.to_owned())));
+    };
+    let degraded = |why: &str| (ViewState::Degraded, format!("its external target {why}"));
+    refuse(Some("there is no namespace"));
+    assert_eq!(shown(&facts), degraded("isn't known: there is no namespace"), "they can't be listed");
+    set_external_target(&facts, ExternalTargetState::At(target("a.example.")));
+    facts.external_targets.set_known();
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
+    set_external_target(&facts, ExternalTargetState::Missing);
+    assert_eq!(shown(&facts), degraded("doesn't exist: there is no namespace"));
+    refuse(None);
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "it is being written");
+    facts.external_targets.set_failure(&key(), "a webhook denies it".to_owned());
+    assert_eq!(shown(&facts), degraded("doesn't exist: a webhook denies it"));
+}
+
 #[test]
 fn external_target_of_another_instance_is_a_conflict() {
     let facts = facts(&[("web", "a.example.")]);

@@ -64,6 +64,11 @@ impl WriteError {
         matches!(self, Self::Unanswered | Self::WholeClass { code: 0 | 500.., .. })
     }
 
+    /// Returns whether the API server, or the directory, has refused the write: the message says why.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::WholeClass { .. } | Self::Refused { .. } | Self::Other { .. })
+    }
+
     /// Returns the HTTP code for the metrics.
     fn code(error: &kube::Error) -> u16 {
         match error {

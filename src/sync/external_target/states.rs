@@ -42,6 +42,8 @@ struct Entry {
     is_overridden: bool,
     /// The time from which users see that the external target isn't as it should be; `None` if it is.
     shown_from: Option<Instant>,
+    /// Why the last write has failed, if one has since the external target isn't as it should be.
+    failure: Option<String>,
 }
 
 #[derive(Debug)]
@@ -70,13 +72,18 @@ impl ExternalTargetStates {
         self.states.get(key).map(|entry| entry.state.clone())
     }
 
-    /// Returns the state of an external target that isn't as it should be, and hasn't been for [`WRITE_LAG`]. A state
-    /// that was found at the start, and a conflict, count at once.
+    /// Returns the state of an external target that isn't as it should be, and hasn't been for [`WRITE_LAG`], and why
+    /// the last write has failed, if one has. A state that was found at the start, a conflict and a failed write count
+    /// at once, and so does every state if nothing can be written (`are_writes_refused`).
     #[must_use]
-    pub fn problem(&self, key: &ServiceKey) -> Option<ExternalTargetState> {
+    pub fn problem(
+        &self,
+        key: &ServiceKey,
+        are_writes_refused: bool,
+    ) -> Option<(ExternalTargetState, Option<String>)> {
         let entry = self.states.get(key)?;
-        let is_shown = entry.shown_from.is_some_and(|from| from <= Instant::now());
-        is_shown.then(|| entry.state.clone())
+        let is_shown = entry.shown_from.is_some_and(|from| are_writes_refused || from <= Instant::now());
+        is_shown.then(|| (entry.state.clone(), entry.failure.clone()))
     }
 
     /// Subscribes to the keys of links that a StableName overrides, or did, when the state of their external target
@@ -138,14 +145,16 @@ impl ExternalTargetStates {
         let is_problem = is_conflict || wanted.is_some_and(|wanted| !is_wanted(wanted));
         let now = Instant::now();
         let due = if is_conflict || !*self.known.borrow() { now } else { now + WRITE_LAG };
-        let earlier = self.states.get(key).and_then(|entry| entry.shown_from);
+        let former = self.states.get(key).map(|entry| entry.clone());
+        let earlier = former.as_ref().and_then(|entry| entry.shown_from);
         let shown_from = is_problem.then(|| earlier.map_or(due, |earlier| earlier.min(due)));
         self.end_graces();
         if let Some(from) = shown_from.filter(|from| *from > now && earlier != Some(*from)) {
             self.graces.lock().push_back((from, key.clone()));
         }
         let state = state.filter(|_| is_overridden || is_problem);
-        let entry = state.map(|state| Entry { state, is_overridden, shown_from });
+        let failure = former.and_then(|entry| entry.failure).filter(|_| is_problem);
+        let entry = state.map(|state| Entry { state, is_overridden, shown_from, failure });
         let before = match entry.clone() {
             Some(entry) => self.states.insert(key.clone(), entry),
             None => self.states.remove(key).map(|(_, before)| before),
@@ -159,6 +168,21 @@ impl ExternalTargetStates {
         if of_override(before) != of_override(entry) {
             // The send fails if there are no subscribers, which is fine.
             let _ = self.feed.send(key.clone());
+        }
+    }
+}
+
+impl ExternalTargetStates {
+    /// Records why a write for a link has failed, if its external target isn't as it should be: users see it at once.
+    pub(crate) fn set_failure(&self, key: &ServiceKey, why: String) {
+        let Some(mut entry) = self.states.get_mut(key).filter(|entry| entry.shown_from.is_some()) else {
+            return;
+        };
+        let before = entry.clone();
+        entry.shown_from = entry.shown_from.min(Some(Instant::now()));
+        entry.failure = Some(why);
+        if *entry != before {
+            self.version.fetch_add(1, Ordering::Release);
         }
     }
 }
@@ -208,32 +232,57 @@ mod tests {
         let set = |key, state: &ExternalTargetState, wanted| {
             states.set(key, Some(state.clone()), Some(wanted), true)
         };
+        let shown = |key| states.problem(key, false).map(|(state, _)| state);
         set(&other, &missing, &a);
-        assert_eq!(states.problem(&other), Some(missing.clone()), "it was found at the start");
+        assert_eq!(shown(&other), Some(missing.clone()), "it was found at the start");
         states.set_known();
         set(&key, &old, &a);
         set(&key, &old, &b);
-        assert_eq!(states.problem(&key), None);
+        assert_eq!(shown(&key), None);
         tokio::time::advance(WRITE_LAG / 2).await;
         // The target changes again, and the external target is deleted.
         set(&key, &missing, &a);
         tokio::time::advance(WRITE_LAG / 2 - Duration::from_millis(1)).await;
         let version = states.version();
-        assert_eq!(states.problem(&key), None);
+        assert_eq!(shown(&key), None);
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert_eq!((states.problem(&key), states.version()), (Some(missing.clone()), version + 1));
+        assert_eq!((shown(&key), states.version()), (Some(missing.clone()), version + 1));
         set(&key, &old, &a);
-        assert_eq!(states.problem(&key), None);
+        assert_eq!(shown(&key), None);
         set(&key, &old, &b);
-        assert_eq!(states.problem(&key), None, "each change has its grace");
+        assert_eq!(shown(&key), None, "each change has its grace");
         set(&key, &old, &a);
         let version = states.version();
         tokio::time::advance(WRITE_LAG).await;
         assert_eq!(states.version(), version, "it was written in time");
         let conflict = ExternalTargetState::Conflict { why: "it isn't ours".to_owned(), at: None };
         set(&key, &conflict, &a);
-        assert_eq!(states.problem(&key), Some(conflict));
+        assert_eq!(shown(&key), Some(conflict));
         assert!(states.graces.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_write_has_no_grace_and_a_reason() {
+        let states = ExternalTargetStates::default();
+        states.set_known();
+        let (key, wanted) = (ServiceKey::new("shop", "web"), target("a.example."));
+        let set = |state| states.set(&key, Some(state), Some(&wanted), false);
+        states.set_failure(&key, "no".to_owned());
+        set(ExternalTargetState::Missing);
+        assert_eq!(states.problem(&key, false), None);
+        assert_eq!(states.problem(&key, true), Some((ExternalTargetState::Missing, None)));
+        let version = states.version();
+        states.set_failure(&key, "no".to_owned());
+        assert_ne!(states.version(), version);
+        let version = states.version();
+        states.set_failure(&key, "no".to_owned());
+        assert_eq!(states.version(), version, "nothing has changed");
+        set(ExternalTargetState::Missing);
+        let expected = Some((ExternalTargetState::Missing, Some("no".to_owned())));
+        assert_eq!(states.problem(&key, false), expected);
+        set(ExternalTargetState::At(wanted.clone()));
+        set(ExternalTargetState::Missing);
+        assert_eq!(states.problem(&key, true), Some((ExternalTargetState::Missing, None)));
     }
 
     #[test]

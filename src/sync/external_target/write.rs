@@ -236,6 +236,11 @@ impl Reconciler {
         if result.as_ref().is_err_and(WriteError::may_be_made) {
             self.lost_answers.add(key, &write, before);
         }
+        if let Err(error) = &result
+            && error.is_refusal()
+        {
+            self.context.external_target_states.set_failure(key, error.to_string());
+        }
         match result {
             Ok(after) => self.on_success(key, &write, (before, why), after),
             Err(error) => self.on_failure(key, &write, (before, why), (error, is_superseded)),

@@ -295,6 +295,25 @@ async fn external_target_that_is_missing_or_differs_has_a_state() {
     assert_eq!(states.get(&key), None);
 }
 
+#[tokio::test(start_paused = true)]
+async fn refused_write_is_a_problem_of_its_link_with_a_reason() {
+    let (mut reconciler, _) = denied();
+    let states = Arc::clone(&reconciler.context.external_target_states);
+    states.set_known();
+    for kind in [ObjectKind::Service, ObjectKind::EndpointSlice] {
+        reconciler.on_object_event(ObjectEvent::Listed(kind, Vec::new()));
+    }
+    let key = load_balancer(&reconciler, "web").key.clone();
+    reconciler.queue_all();
+    reconciler.drain_queue();
+    assert_eq!(states.problem(&key, false), None, "it is being written");
+    let ended = reconciler.runtime.event().await.unwrap().unwrap();
+    reconciler.on_write_end(ended);
+    let (state, why) = states.problem(&key, false).unwrap();
+    assert_eq!(state, ExternalTargetState::Missing);
+    assert!(why.unwrap().contains("ValidatingAdmissionPolicy 'no' denied request"));
+}
+
 /// RBAC's message for a LIST without permission.
 const NO_PERMISSION: &str = "services \"web\" is forbidden: User \"lb-linker\" cannot list resource \"services\" in API \
                         group \"\" in the namespace \"shop\"";
