@@ -219,7 +219,7 @@ fn failed_over(key: &ServiceKey, wait: Duration, pinned: Option<usize>) -> Alert
         summary: format!("StableName {namespace}/{name} leads to another source than {wanted}."),
         description: format!(
             "StableName {name} in namespace {namespace} has led to source {{{{ $value }}}} of spec.sources, counted \
-             from 0, and not to {wanted}, for {}. {}",
+             from 0 (behind the last one: to a source that left it), and not to {wanted}, for {}. {}",
             words(wait),
             look(key)
         ),

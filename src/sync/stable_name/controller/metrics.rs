@@ -51,7 +51,8 @@ impl MetricGroup for FailoverMetrics {
             )?,
             source: gauges(
                 "lb_linker_stable_name_source",
-                "The place of the source in use in spec.sources, counted from 0; -1 without one.",
+                "The place of the source in use in spec.sources, counted from 0; their number if it isn't one of them any more, \
+                 and -1 without a target.",
                 &OBJECT,
             )?,
             changes: counters(

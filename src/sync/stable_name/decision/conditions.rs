@@ -185,15 +185,15 @@ impl StatusBuilder<'_> {
             );
         }
         if resolved.0 == ConditionStatus::False {
-            return finding(true, "TargetUnhealthy", of_source(&current.source, &resolved.2));
+            return finding(true, "TargetUnhealthy", self.in_use(current, &resolved.2));
         }
         if !current.verified {
-            return finding(true, "Unverified", of_source(&current.source, "no check has passed yet"));
+            return finding(true, "Unverified", self.in_use(current, "no check has passed yet"));
         }
         let preferred = self.sources.first().filter(|first| first.name != current.source);
         if let Some(preferred) = preferred.filter(|_| self.facts.input.spec.pin.is_none()) {
             let preferred = of_source(&preferred.name, &preferred.message);
-            let message = format!("leads to {} instead of {preferred}", of_source(&current.source, ""));
+            let message = format!("leads to {} instead of {preferred}", self.in_use(current, ""));
             return finding(true, "FailedOver", message);
         }
         if let Some(refused) = self.refused_source_in_use(current) {
@@ -251,10 +251,19 @@ impl StatusBuilder<'_> {
         }
     }
 
+    /// Returns a message about the source in use, which an edit may have removed from the specification.
+    fn in_use(&self, current: &AnnouncedTarget, message: &str) -> String {
+        let name = &current.source;
+        if name.is_empty() || self.facts.position_of(name).is_some() {
+            return of_source(name, message);
+        }
+        of_source(&format!("{name} (not in spec.sources any more)"), message)
+    }
+
     /// Returns the source in use, and what is wrong with each source.
     fn summary(&self) -> String {
         let mut text = match self.current {
-            Some(current) => format!("leads to {}", of_source(&current.source, "")),
+            Some(current) => format!("leads to {}", self.in_use(current, "")),
             None => "no target is announced".to_owned(),
         };
         for source in self.sources.iter().filter(|source| source.state != SourceState::Healthy) {

@@ -176,6 +176,15 @@ impl FailoverStatus {
         self.conditions.iter().find(|condition| condition.kind == kind)
     }
 
+    /// Returns the place of the source in use in the specification: behind all of them if an edit has removed it;
+    /// `None` without a target.
+    #[must_use]
+    pub fn place_in_use(&self) -> Option<usize> {
+        let name = &self.target.as_ref()?.source;
+        let place = self.sources.iter().position(|source| source.name == *name);
+        Some(place.unwrap_or(self.sources.len()))
+    }
+
     pub(super) fn source(&self, name: &str) -> Option<&SourceStatus> {
         self.sources.iter().find(|source| source.name == name)
     }

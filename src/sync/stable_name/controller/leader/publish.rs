@@ -55,12 +55,8 @@ impl FailoverController {
         }
         let is_ready =
             status.condition(ConditionType::Ready).is_some_and(|ready| ready.status == ConditionStatus::True);
-        let position = status
-            .target
-            .as_ref()
-            .and_then(|target| object.sources().iter().position(|source| source.name == target.source));
         if has_metrics {
-            self.context.metrics.set(key, is_ready, position);
+            self.context.metrics.set(key, is_ready, status.place_in_use());
         }
         if before == after {
             self.leader.runtime.queue.succeeded(key);

@@ -244,11 +244,16 @@ fn target_of_a_removed_source_stays_until_a_source_is_healthy() {
     harness.reorder(&["busan", "fixed"]);
     harness.decide();
     assert_eq!(harness.announced(), "seoul a.example", "no other source passed within the last period");
+    let message = &harness.status.condition(Degraded).unwrap().message;
+    let expected = "leads to seoul (not in spec.sources any more) instead of busan";
+    assert!(message.starts_with(expected), "{message}");
+    assert_eq!(harness.status.place_in_use(), Some(2), "the alert about a failover fires for places above 0");
     assert!(harness.peek().checks.iter().any(|check| check.target == target("a.example")));
     harness.pass("c.example");
     let decision = harness.decide();
     assert_eq!(harness.announced(), "fixed c.example");
     assert_eq!(decision.moved, Some(MoveReason::SourcesEdited));
+    assert_eq!(harness.status.place_in_use(), Some(1));
 }
 
 #[test]
