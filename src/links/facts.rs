@@ -2,7 +2,10 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
 
 use super::LinkFilter;
 use super::age::age;
@@ -82,16 +85,25 @@ impl LinkFacts {
     }
 
     /// Returns a line about the age of the views, if the API server can't be reached or is silent, about manifests that
-    /// can't be used, or about what keeps external targets from being written.
+    /// can't be used, about what keeps external targets from being written, and about removals that are held back.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
-        if let Some(broken) = self.findings.broken_manifests.load_full() {
-            return Some(broken.to_string());
-        }
-        let seen = self.staleness.least_recent(&WATCHES);
-        let is_unreachable = self.availability.unreachable_since().is_some();
-        seen.and_then(|seen| notice(seen.elapsed(), is_unreachable))
-            .or_else(|| self.findings.readiness.writes.load_full().map(|why| why.to_string()))
+        let Findings { readiness, held_removals, .. } = &self.findings;
+        let text = |note: &ArcSwapOption<String>| note.load_full().map(|note| note.to_string());
+        let age = || {
+            let seen = self.staleness.least_recent(&WATCHES)?;
+            notice(seen.elapsed(), self.availability.unreachable_since().is_some())
+        };
+        let of_view = text(&readiness.manifests).or_else(age).or_else(|| text(&readiness.writes));
+        let held = held_removals.load(Ordering::Relaxed);
+        let of_removals = (held > 0).then(|| {
+            format!(
+                "external targets whose removal --max-deletes holds back: {held}; if their load balancers were meant to \
+                 go, they follow, at once with --max-deletes unlimited"
+            )
+        });
+        let notices: Vec<String> = of_view.into_iter().chain(of_removals).collect();
+        (!notices.is_empty()).then(|| notices.join("; "))
     }
 
     fn view(&self, link: &Arc<Link>, unresolved: &UnresolvedTargets) -> LinkView {

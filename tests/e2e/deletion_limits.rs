@@ -12,6 +12,7 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::{cluster_with_target, eventually};
+use crate::links::{links_of, text};
 use crate::recreation::wait_for_external_target;
 
 async fn balancers(cluster: &Cluster, namespace: &str, number: usize) {
@@ -59,6 +60,8 @@ async fn removals_are_limited_by_max_deletes() {
     let line = linker.line("no more external targets are removed for now").await;
     assert!(line.contains("--max-deletes allows 3 in ten minutes"), "{line}");
     assert_eq!(linker.logged("no more external targets are removed"), 1);
+    let notice = text(&links_of(linker.admin().await, &[]).stderr);
+    assert!(notice.contains("whose removal --max-deletes holds back: 5; "), "{notice}");
     let reasons = || async {
         let reasons = plane.event_reasons(&namespace);
         (reasons.iter().filter(|reason| *reason == "RemovalHeld").count() >= 5).then_some(())

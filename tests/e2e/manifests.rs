@@ -277,11 +277,20 @@ async fn replaced_directories_are_watched_again() {
     answers(linker.dns, "a-default.lb.internal. CNAME", "c.example.").await;
     assert_eq!(short(linker.dns, "b-default.lb.internal. CNAME").await, "b.example.");
 
-    // The new directory may have the inode number of the old one.
+    // While there is no directory, users see why.
     fs::remove_dir_all(&directory).unwrap();
+    let admin = linker.admin().await;
+    let unread = format!("the manifests can't be read, the links stay as they are: {}", directory.display());
+    let is_told = || async {
+        let notices = [text(&links_of(admin, &[]).stderr), linker.get_ready().1];
+        notices.iter().all(|notice| notice.contains(&unread)).then_some(())
+    };
+    eventually("the notice and the note of /ready", is_told).await;
+    // The new directory may have the inode number of the old one.
     fs::create_dir(&directory).unwrap();
     fs::write(directory.join("a.yaml"), service("a", "d.example")).unwrap();
     answers(linker.dns, "a-default.lb.internal. CNAME", "d.example.").await;
+    assert_eq!(linker.get_ready(), (200, "OK".to_owned()));
 }
 
 #[tokio::test]

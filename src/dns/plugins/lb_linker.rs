@@ -207,10 +207,13 @@ impl Plugin for LbLinker {
         let reading = self.readiness.list.load_full().filter(|_| is_reading);
         let reading = reading.map(|why| format!("the load balancers haven't been read yet: {why}"));
         let snapshot = snapshot_links.map(|snapshot_links| snapshot_links.to_string());
-        let notes = snapshot
-            .or(reading)
-            .into_iter()
-            .chain(self.readiness.writes.load().as_ref().map(|note| note.to_string()));
+        let notes = snapshot.or(reading).into_iter().chain(
+            [&self.readiness.manifests, &self.readiness.writes]
+                .map(|note| note.load_full())
+                .into_iter()
+                .flatten()
+                .map(|note| note.to_string()),
+        );
         let notes: Vec<String> = notes.collect();
         (!notes.is_empty()).then(|| notes.join("\n"))
     }

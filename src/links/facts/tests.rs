@@ -198,6 +198,16 @@ fn old_view_has_a_notice_with_its_age() {
 }
 
 #[test]
+fn held_removals_are_a_notice_with_their_number() {
+    let facts = facts(&[]);
+    facts.findings.held_removals.store(5, Ordering::Relaxed);
+    let held = facts.notice().unwrap();
+    assert!(held.starts_with("external targets whose removal --max-deletes holds back: 5; "), "{held}");
+    facts.findings.readiness.writes.store(Some(Arc::new("nothing can be written".to_owned())));
+    assert_eq!(facts.notice(), Some(format!("nothing can be written; {held}")));
+}
+
+#[test]
 fn what_keeps_external_targets_from_being_written_is_a_notice() {
     let (facts, why) = (facts(&[]), "external targets can't be written to namespace t now: …");
     facts.findings.readiness.writes.store(Some(Arc::new(why.to_owned())));

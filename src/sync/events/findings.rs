@@ -2,8 +2,7 @@
 //! Events, as long as they hold.
 
 use std::sync::Arc;
-
-use arc_swap::ArcSwapOption;
+use std::sync::atomic::AtomicUsize;
 
 use crate::readiness::Readiness;
 use crate::sync::k8s::errors::ObjectTexts;
@@ -14,8 +13,8 @@ pub struct Findings {
     pub services: ObjectTexts,
     /// Why StableNames aren't Ready, or are Degraded.
     pub stable_names: ObjectTexts,
-    /// The manifests that aren't used as they are now, as a sentence.
-    pub broken_manifests: Arc<ArcSwapOption<String>>,
+    /// The number of external targets whose removal `--max-deletes` holds back; only the leader knows it.
+    pub held_removals: Arc<AtomicUsize>,
     /// What keeps sync from its work.
     pub readiness: Arc<Readiness>,
 }

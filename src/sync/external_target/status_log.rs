@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tracing::{Level, debug, warn};
@@ -66,8 +67,7 @@ impl StatusLog {
         api: Arc<ApiMetrics>,
     ) -> Self {
         metrics.conflicts.set(0);
-        metrics.deletes_held.set(0);
-        Self {
+        let log = Self {
             backend,
             link_reporter,
             metrics,
@@ -85,7 +85,9 @@ impl StatusLog {
             refusals: FailedWriteLog::default(),
             look_up_log: ThrottledLog::default(),
             refused_look_up_log: ThrottledLog::default(),
-        }
+        };
+        log.set_deletes_held();
+        log
     }
 
     /// Returns the name of an object for the log.
@@ -337,7 +339,7 @@ impl StatusLog {
         let number = self.held.len();
         let is_logged = self.held_back_log.remind(&format!(
             "no more external targets are removed for now: --max-deletes allows {max} in ten minutes; {when}; \
-             external targets held back: {number} ({})",
+             external targets held back so far: {number} ({})",
             RemovalReason::RemovalHeld
         ));
         if is_logged {
@@ -373,6 +375,7 @@ impl StatusLog {
 
     fn set_deletes_held(&self) {
         self.metrics.deletes_held.set(i64::try_from(self.held.len()).unwrap_or(i64::MAX));
+        self.link_reporter.findings.held_removals.store(self.held.len(), Ordering::Relaxed);
     }
 
     /// Reports that another link has the default name of a link's external target.
@@ -528,12 +531,14 @@ mod tests {
         hold(&mut log, 3..22);
         let logged = log.held_logged.unwrap();
         assert_eq!((logged.0, log.reminder_due()), (2, Some(logged.1 + LOG_INTERVAL)));
+        let held = Arc::clone(&log.link_reporter.findings.held_removals);
+        assert_eq!(held.load(Ordering::Relaxed), 22);
         (0..22).for_each(|name| log.clear_held_back(&link(&name.to_string()).key));
-        assert_eq!(log.reminder_due(), None);
+        assert_eq!((log.reminder_due(), held.load(Ordering::Relaxed)), (None, 0));
         let text = log_text.text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2, "{text}");
-        assert!(lines[0].ends_with("external targets held back: 2 (RemovalHeld)"), "{text}");
+        assert!(lines[0].ends_with("external targets held back so far: 2 (RemovalHeld)"), "{text}");
         assert!(lines[1].ends_with("no removals of external targets are held back any more"), "{text}");
     }
 

@@ -82,11 +82,21 @@ pub struct ManifestSource {
 }
 
 impl ManifestSource {
-    /// Keeps the store in sync with the files.
+    /// Keeps the store in sync with the files. Records that they can't be read.
     ///
     /// # Errors
     /// If the directory can't be read or watched any more.
     pub async fn run(self) -> Result<(), SyncError> {
+        let ended = self.follow().await;
+        // A directory that was replaced is read again at once.
+        if let Err(error @ SyncError::Source(_)) = &ended {
+            let note = format!("the manifests can't be read, the links stay as they are: {error}");
+            self.link_reporter.findings.readiness.manifests.store(Some(Arc::new(note)));
+        }
+        ended
+    }
+
+    async fn follow(&self) -> Result<(), SyncError> {
         let mut changes = Box::pin(changes(&self.directory)?);
         let LinkReporter { findings, log, .. } = &self.link_reporter;
         let mut object_errors = ObjectErrors::shown_in(&findings.services, "Service", log.clone());
@@ -114,7 +124,9 @@ impl ManifestSource {
                 for notice in std::mem::take(&mut files.notices) {
                     warn!("{notice}");
                 }
-                findings.broken_manifests.store(files.broken().map(Arc::new));
+                if read.is_ok() {
+                    findings.readiness.manifests.store(files.broken().map(Arc::new));
+                }
                 self.update_kept(&files, &mut kept);
                 let list = files.services(&self.selection, &self.hostname_policy, &mut object_errors);
                 (
