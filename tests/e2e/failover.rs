@@ -23,6 +23,7 @@ use crate::harness::dns::{FaultyUpstream, absence, address, answers, error, shor
 use crate::harness::linker::{Linker, run_to_end_with};
 use crate::harness::pool::{Base, Lent};
 use crate::harness::{LINKER, apply_stable_names, deploy, eventually, permission};
+use crate::links::{links_of, text};
 use crate::recreation::wait_for_external_target;
 
 /// An upstream resolver whose names can be switched off.
@@ -634,8 +635,16 @@ async fn target_stays_without_permission_and_goes_with_the_crd() {
     apply_stable_names(&shop.plane);
     shop.plane.kubectl(&["delete", "crd", "stablenames.linker.hsj.com"]);
     linker.line("the CRD stablenames.linker.hsj.com is gone").await;
+    let admin = linker.admin().await;
+    let shown = || text(&links_of(admin, &["web", "-n", "shop"]).stdout);
+    let standing = shown();
+    assert!(standing.starts_with("Led by:           StableName shop/web"), "{standing}");
+    assert!(standing.contains("State:            Degraded"), "{standing}");
+    let why = "the CRD stablenames.linker.hsj.com is gone: the last target stays for 15s";
+    assert!(standing.contains(why), "{standing}");
     assert_answer_stays(&[&linker], question, "a.example.com.", 3).await;
     let is_gone =
         || async { shop.cluster.get_service("external-targets", name).await.is_none().then_some(()) };
     eventually("the external target is removed", is_gone).await;
+    assert!(!shown().contains("StableName shop/web"), "{}", shown());
 }

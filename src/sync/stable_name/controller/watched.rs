@@ -164,6 +164,7 @@ impl FailoverController {
                 for key in self.objects.keys().cloned().collect::<Vec<_>>() {
                     self.forget(&key);
                 }
+                self.show_crd_gone();
                 self.context.store.set_known(Input::StableNames);
                 self.note_all_lists(true);
             }
@@ -473,10 +474,23 @@ impl FailoverController {
         }
     }
 
+    /// Shows users why the overrides stand although there are no StableNames any more.
+    fn show_crd_gone(&self) {
+        let why = format!(
+            "the CRD stablenames.linker.hsj.com is gone: the last target stays for {:?} from then on (--delete-delay; {})",
+            self.context.policy.withdrawal_delay,
+            RemovalReason::CrdGone
+        );
+        for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
+            self.context.link_reporter.findings.stable_names.set(&link.key, Some(&why));
+        }
+    }
+
     /// Ends all overrides: the API server hasn't served StableNames for `--delete-delay`.
     pub(super) fn end_all_overrides(&mut self) {
         let Some(since) = self.pending_deletions.end_wait() else { return };
         for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
+            self.context.link_reporter.findings.stable_names.set(&link.key, None);
             if let Some(change) = end_override(&self.context.store, &link.key, None, since) {
                 self.report(&change);
             }
