@@ -162,6 +162,9 @@ impl Background {
         if let Some(notice) = flags.sync_notice() {
             warn!("{notice}");
         }
+        if let Some(notice) = flags.upstream_notice() {
+            info!("{notice}");
+        }
         let policy = watch::Sender::new(Arc::new(hostname_policy));
         let history = Arc::new(History::new(Timestamp::now()));
         let status = Status {

@@ -45,7 +45,8 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     }
     let reads_links = flags.reads_links(zones);
     let notice = if reads_links { flags.sync_notice() } else { Some(WITHOUT_LINKS) };
-    check_report.lines.extend(notice.map(ToOwned::to_owned));
+    let notices = notice.into_iter().chain(flags.upstream_notice().filter(|_| reads_links));
+    check_report.lines.extend(notices.map(ToOwned::to_owned));
     // `check` reports warnings of the Corefile as problems; `run` only logs them.
     check_report.input_errors.extend(warnings.iter().map(ToString::to_string));
     check_report.lines.push(String::new());

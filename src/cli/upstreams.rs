@@ -42,6 +42,18 @@ impl Flags {
     }
 }
 
+impl Flags {
+    /// Returns the notice that targets with hostnames aren't resolved, with `--upstream none`.
+    #[must_use]
+    pub fn upstream_notice(&self) -> Option<&'static str> {
+        let is_none = self.corefile.is_none() && self.upstream.contains(&UpstreamSpec::None);
+        is_none.then_some(
+            "--upstream none: DNS answers A and AAAA of load balancers with hostnames with the CNAME alone, without \
+             addresses",
+        )
+    }
+}
+
 fn addresses(spec: &UpstreamSpec) -> Result<Vec<SocketAddr>, ConfigError> {
     match spec {
         UpstreamSpec::None => Ok(Vec::new()),

@@ -244,3 +244,11 @@ fn output_into_the_manifests_is_refused() {
     assert_eq!(validated(&real, &other), Ok(()));
     assert_eq!(validated(&real, &real.join("out")), Ok(()));
 }
+
+#[test]
+fn missing_upstream_is_noticed() {
+    let notice = |arguments: &[&str]| flags(arguments).upstream_notice().is_some();
+    assert!(notice(&["--upstream", "none"]));
+    assert!(!notice(&["--upstream", "192.0.2.1"]));
+    assert!(!notice(&["--corefile", "f"]));
+}
