@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use tokio::sync::broadcast;
-use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -16,7 +15,6 @@ use super::context::SnapshotContext;
 use super::file;
 use super::format::{Encoded, FormatError, Head, encode};
 use super::rules::{pause_after, renewal};
-use crate::model::link::LinkChange;
 use crate::store::Input;
 use crate::sync::k8s::errors::ThrottledLog;
 use crate::sync::task::backoff::Backoff;
@@ -37,14 +35,6 @@ enum WriteError {
     Format(#[from] FormatError),
     #[error("{0}")]
     File(#[from] std::io::Error),
-}
-
-/// Waits for a change.
-async fn next(changes: &mut broadcast::Receiver<LinkChange>) {
-    // The store has the sender, and lives as long as this task.
-    if let Err(RecvError::Closed) = changes.recv().await {
-        std::future::pending().await
-    }
 }
 
 /// The state of the writes.
@@ -101,7 +91,8 @@ pub(super) async fn run(
         if !is_pending {
             tokio::select! {
                 biased;
-                () = next(&mut changes) => {}
+                // `Lagged` also means a change. `Closed` can't occur, because the context has the store.
+                _ = changes.recv() => {}
                 () = stop.cancelled() => return Ok(()),
                 () = sleep(renewal(context.max_age)) => if !writer.is_renewable() { continue },
             }
