@@ -12,7 +12,7 @@ use super::owners::OwnerId;
 use super::{Input, Lookup, OnGone, Store};
 use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
-use crate::model::owner::{Claims, Owner, Source, Zone};
+use crate::model::owner::{Claims, Owner, Zone};
 use crate::model::service_key::ServiceKey;
 
 impl Store {
@@ -22,14 +22,12 @@ impl Store {
         let mut names = self.write();
         *self.zones.write() = zones.into_iter().map(Into::into).collect();
         self.index.slots.outdate_all();
-        let zones = self.zones();
         let all = self.owners.all(None);
         // A name may pass several times: the first change tells where it was, the last one where it is.
         let mut passed: BTreeMap<Arc<str>, OwnerChange> = BTreeMap::new();
         for (id, _) in &all {
             let Claims { created, names: hostnames } = names.claims_of(*id);
-            let place = |name: &[u8], source: &Source| Zone::place(&zones, name, source);
-            for change in names.request(*id, created, &hostnames, place) {
+            for change in self.request(&mut names, *id, created, &hostnames) {
                 let to = change.to;
                 passed.entry(Arc::clone(&change.name)).or_insert(change).to = to;
             }
@@ -53,17 +51,14 @@ impl Store {
         let id = self.owners.intern(owner);
         let before = self.owners.get(id).1;
         let is_same = before.as_ref().is_some_and(|before| Arc::ptr_eq(before, target));
-        if is_same && names.claims_of(id) == *claims {
+        let known = names.claims_of(id);
+        // Claims without names have no rank.
+        let is_same_rank = claims.names.is_empty() || known.created == claims.created;
+        if is_same && is_same_rank && known.names == claims.names {
             return;
         }
-        self.owners.set_target(id, Some(Arc::clone(target)));
-        // A newer version of the target: all owners that share it are going to be observed with it.
-        if let Some(before) = before.as_ref().filter(|it| it.key == target.key && !is_same) {
-            before.set_outdated();
-        }
-        let zones = self.zones();
-        let place = |name: &[u8], source: &Source| Zone::place(&zones, name, source);
-        let passed = names.request(id, claims.created, &claims.names, place);
+        self.publish(&mut names, id, target);
+        let passed = self.request(&mut names, id, claims.created, &claims.names);
         self.refresh_hostnames(&mut names, id);
         self.apply_owner_changes(&mut names, passed);
         self.record_change(&mut names, owner, before, Some(Arc::clone(target)));
@@ -163,16 +158,14 @@ impl Store {
     pub fn forget(&self, owner: impl Into<Owner>) -> Option<LinkChange> {
         let owner = owner.into();
         let mut names = self.write();
-        let (id, before) = self.owners.find(&owner)?;
-        let before = before?;
-        if !owner.is_service() {
-            return Some(self.remove_other(&mut names, id, owner, before));
+        let before = self.owners.find(&owner)?.1?;
+        if owner.is_service() {
+            before.service_link().filter(|link| link.is_gone() || link.was_never_observed())?;
+            if let Some(link) = before.with_service(None) {
+                return self.put(&mut names, Some(before), link);
+            }
         }
-        before.service_link().filter(|link| link.is_gone() || link.was_never_observed())?;
-        match before.with_service(None) {
-            Some(link) => self.put(&mut names, Some(before), link),
-            None => Some(self.remove(&mut names, &before)),
-        }
+        self.remove(&mut names, owner)
     }
 
     /// Records the link that an external target is labelled for, and the custom hostnames recorded on the external
@@ -226,7 +219,7 @@ impl Store {
         let service = before.service_link()?;
         match before.with_service((self.on_gone == OnGone::Kept).then(|| service.to_gone(since))) {
             Some(link) => self.put(names, Some(before), link),
-            None => Some(self.remove(names, &before)),
+            None => self.remove(names, key),
         }
     }
 
@@ -241,7 +234,7 @@ impl Store {
                     && link.overridden.is_none()
                     && (before.overridden.is_some() || !before.is_gone()) =>
             {
-                return Some(self.remove(names, before));
+                return self.remove(names, &link.key);
             }
             _ => {}
         }
@@ -260,9 +253,7 @@ impl Store {
         let asks = |link: &Link| (link.created, link.annotations.hostnames.clone());
         let mut passed = Vec::new();
         if before.as_deref().is_none_or(|before| asks(before) != asks(&link)) {
-            let zones = self.zones();
-            let place = |name: &[u8], source: &Source| Zone::place(&zones, name, source);
-            passed = names.request(id, link.created, &link.annotations.hostnames, place);
+            passed = self.request(names, id, link.created, &link.annotations.hostnames);
         }
         link.hostnames = self.free_hostnames(names, id).into();
         let link = Arc::new(link);
@@ -273,58 +264,63 @@ impl Store {
         change
     }
 
-    /// Publishes a link, in place of its previous version, under its names and addresses.
+    /// Publishes what is behind an owner's names, in place of the previous version. A Service's link is published under
+    /// its names and addresses.
     fn publish(&self, names: &mut Names, id: OwnerId, link: &Arc<Link>) {
-        let before = self.owners.get(id).1;
-        self.index.addresses.set(id, before.as_deref(), Some(link));
+        let (owner, before) = self.owners.get(id);
+        if owner.is_service() {
+            self.index.addresses.set(id, before.as_deref(), Some(link));
+        }
         self.owners.set_target(id, Some(Arc::clone(link)));
-        if let Some(dotted) = dotted_name(&link.key) {
+        if let Some(dotted) = dotted_name(&owner) {
             self.set_default_name(names, &dotted, Some(Arc::clone(link)));
         }
-        if let Some(label) = link.key.label().filter(|_| names.has_label(id)) {
+        if let Some(label) = owner.key.label().filter(|_| names.has_label(id)) {
             self.set_default_name(names, &label, Some(Arc::clone(link)));
         }
-        if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, link)) {
+        // All owners that share a target are going to be observed with its newer version.
+        if let Some(before) = before.filter(|before| before.key == link.key && !Arc::ptr_eq(before, link)) {
             before.set_outdated();
         }
-        for name in link.hostnames.iter().filter_map(|name| names::wire_of(name)) {
+        // Another owner's target may be a Service's link, whose names aren't the owner's.
+        let own = link.hostnames.iter().filter(|_| owner.is_service());
+        for name in own.filter_map(|name| names::wire_of(name)) {
             self.index.custom_hostnames.set(&name, Some(Arc::clone(link)));
         }
     }
 
-    /// Removes a link and its claims; the next claim for each name wins it.
-    fn remove(&self, names: &mut Names, link: &Arc<Link>) -> LinkChange {
-        if let Some((id, before)) = self.owners.find(&Owner::from(&link.key)) {
-            let reassigned = names.release(id);
-            self.apply_reassigned(names, reassigned);
-            let passed = names.request(id, link.created, &[], |_, _| 0);
-            if let Some(dotted) = dotted_name(&link.key) {
-                self.set_default_name(names, &dotted, None);
-            }
-            self.index.addresses.set(id, before.as_deref(), None);
-            self.owners.set_target(id, None);
-            self.apply_owner_changes(names, passed);
-            self.release_unused(names, id);
-        }
-        self.record_change(names, &link.key, Some(Arc::clone(link)), None)
-    }
-
-    /// Removes an owner that isn't a Service, and its claims.
-    fn remove_other(&self, names: &mut Names, id: OwnerId, owner: Owner, target: Arc<Link>) -> LinkChange {
+    /// Removes an owner and its claims; the next claim for each name wins it.
+    fn remove(&self, names: &mut Names, owner: impl Into<Owner>) -> Option<LinkChange> {
+        let owner = owner.into();
+        let (id, before) = self.owners.find(&owner)?;
+        let reassigned = names.release(id);
+        self.apply_reassigned(names, reassigned);
         let passed = names.request(id, 0, &[], |_, _| 0);
+        if let Some(dotted) = dotted_name(&owner) {
+            self.set_default_name(names, &dotted, None);
+        }
+        self.index.addresses.set(id, before.as_deref(), None);
         self.owners.set_target(id, None);
         self.apply_owner_changes(names, passed);
-        self.release_unused(names, id);
-        self.record_change(names, owner, Some(target), None)
-    }
-
-    fn release_unused(&self, names: &Names, id: OwnerId) {
         if !names.is_recorded(id) {
             self.owners.release(id);
         }
+        Some(self.record_change(names, owner, before, None))
     }
 
     // === names ===
+
+    /// Records the custom hostnames that an owner asks for. Returns which of them have another owner now.
+    fn request(
+        &self,
+        names: &mut Names,
+        id: OwnerId,
+        created: i64,
+        hostnames: &[Arc<str>],
+    ) -> Vec<OwnerChange> {
+        let zones = self.zones();
+        names.request(id, created, hostnames, |name, source| Zone::place(&zones, name, source))
+    }
 
     /// Publishes names under their new owners.
     fn apply_reassigned(&self, names: &mut Names, changes: Vec<Reassigned>) {
@@ -418,8 +414,7 @@ impl Store {
             return held;
         }
         let (owner, zones) = (self.owners.get(id).0, self.zones());
-        let dotted = dotted_name(&owner.key).filter(|_| owner.is_service());
-        let own = [dotted, owner.key.label().filter(|_| names.has_label(id))];
+        let own = [dotted_name(&owner), owner.key.label().filter(|_| names.has_label(id))];
         let is_own = |wire: &[u8]| {
             let mut relative = zones.iter().filter_map(|zone| wire.strip_suffix(&*zone.origin));
             relative.any(|relative| own.iter().flatten().any(|name| *name == relative))
@@ -436,7 +431,7 @@ impl Store {
     }
 }
 
-/// Returns `<service>.<namespace>`, unless the namespace is reserved below every zone.
-fn dotted_name(key: &ServiceKey) -> Option<Vec<u8>> {
-    key.dotted().filter(|_| key.namespace() != names::DELETED)
+/// Returns `<service>.<namespace>` of a Service, unless the namespace is reserved below every zone.
+fn dotted_name(owner: &Owner) -> Option<Vec<u8>> {
+    owner.key.dotted().filter(|_| owner.is_service() && owner.key.namespace() != names::DELETED)
 }

@@ -259,6 +259,9 @@ impl World {
         let (created, gateway) = (self.random.random_range(0..3), self.random.random_range(0..2));
         let claims = Claims { created, names: self.hostnames().into() };
         self.store.observe(&owner, &claims, &self.gateways[gateway]);
+        let changes = self.feed.len();
+        self.store.observe(&owner, &claims, &self.gateways[gateway]);
+        assert_eq!(self.feed.len(), changes, "nothing has changed");
         self.model.others.insert(owner, (claims, gateway));
     }
 
