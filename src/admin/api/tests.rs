@@ -317,12 +317,13 @@ async fn client_recognizes_another_program() {
 async fn newest_change_of_a_link_has_its_present_state() {
     let api = Api::new();
     let _recording = api.record().await;
+    api.store.set_known(Input::Services);
     for host in ["a.example.", "b.example."] {
         api.apply("shop", "web", host).await;
     }
     let why = Some("annotation linker.hsj.com/ttl is ignored");
     api.facts.findings.services.set(&ServiceKey::new("shop", "web"), why);
-    let listed = body(api.ask(get_from("localhost", "/api/links?service=web")).await).await;
+    let listed = body(api.ask(get_from("localhost", "/api/links?namespace=shop&service=web")).await).await;
     let link = &listed["items"][0];
     let states: Vec<&Value> =
         link["history"].as_array().unwrap().iter().map(|event| &event["state"]).collect();
