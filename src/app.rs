@@ -85,13 +85,10 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let supervisor = context.metrics.group()?;
     let runtimes = vec![("dns", Handle::current()), ("sync", sync.runtime().clone())];
     context.metrics.register(TaskMetrics::new(runtimes)?)?;
-    let source = match source {
-        Some(source) => {
-            let failed_targets = failed_targets(&context.metrics)?;
-            Some((source, SyncMetrics::register(&context.metrics)?, failed_targets))
-        }
-        None => None,
-    };
+    let metrics = &context.metrics;
+    let with_metrics =
+        |source| Ok::<_, RunError>((source, SyncMetrics::register(metrics)?, failed_targets(metrics)?));
+    let source = source.map(with_metrics).transpose()?;
     if let Some(address) = flags.named_admin_listen().filter(|_| source.is_some()) {
         admin::server::check_address(address).await?;
     }

@@ -16,6 +16,7 @@ mod update;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -172,18 +173,8 @@ impl Store {
         let change = LinkChange { owner: owner.into(), before, after };
         self.advance_serial(None);
         self.invalidate_fallback();
-        match &mut names.pending_changes {
-            Some(queued) => queued.push(change.clone()),
-            // The send fails if there are no subscribers, which is fine.
-            None => drop(self.feed.send(change.clone())),
-        }
+        names.changes.push(change.clone());
         change
-    }
-
-    fn send_pending(&self, names: &mut Names) {
-        for change in names.pending_changes.take().into_iter().flatten() {
-            let _ = self.feed.send(change);
-        }
     }
 
     /// Advances the serial of the zone: to the newest resourceVersion applied, which all replicas share, or, for a
@@ -204,12 +195,38 @@ impl Store {
         }
     }
 
-    fn write(&self) -> MutexGuard<'_, Names> {
+    fn write(&self) -> Writer<'_> {
         // A panic of another writer leaves claims and maps usable: each step is complete in itself.
-        let mut names = self.names.lock();
-        // Send the changes that a panicked writer has left unsent.
-        self.send_pending(&mut names);
-        names
+        Writer { names: self.names.lock(), feed: &self.feed }
+    }
+}
+
+/// The lock of writers. Its end sends the changes.
+struct Writer<'a> {
+    names: MutexGuard<'a, Names>,
+    feed: &'a broadcast::Sender<LinkChange>,
+}
+
+impl Deref for Writer<'_> {
+    type Target = Names;
+
+    fn deref(&self) -> &Names {
+        &self.names
+    }
+}
+
+impl DerefMut for Writer<'_> {
+    fn deref_mut(&mut self) -> &mut Names {
+        &mut self.names
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        for change in std::mem::take(&mut self.names.changes) {
+            // The send fails if there are no subscribers, which is fine.
+            let _ = self.feed.send(change);
+        }
     }
 }
 

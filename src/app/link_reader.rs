@@ -87,12 +87,15 @@ where
     }
 }
 
-/// Opens the source of the links, and returns it with the URL of the API server, if there is one.
+/// Opens the source of the links, and returns it with the URL of the API server, if there is one, and until
+/// when it may be read.
 ///
 /// # Errors
 /// If the API server can't be reached, or refuses to list the load balancers.
-async fn open_readable(flags: Flags, deadline: Instant) -> Result<(SyncSource, Option<String>), RunError> {
+async fn open_readable(flags: Flags) -> Result<(SyncSource, Option<String>, Instant), RunError> {
     let mut source = SyncSource::open(&flags).await?;
+    // From here on: a program for credentials may take long.
+    let deadline = Instant::now() + READ_TIMEOUT;
     let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());
     if let (Some(client), Some(server)) = (source.client(), &server) {
         let namespaces = flags.selection().namespaces;
@@ -118,7 +121,7 @@ async fn open_readable(flags: Flags, deadline: Instant) -> Result<(SyncSource, O
             Ok(_) => {}
         }
     }
-    Ok((source, server))
+    Ok((source, server, deadline))
 }
 
 impl LinkReader {
@@ -128,7 +131,7 @@ impl LinkReader {
     /// If the flags can't be used, the API server can't be reached or refuses to list the load balancers, or they can't be
     /// read within 10 s.
     pub async fn open(flags: Flags) -> Result<Self, RunError> {
-        Self::start(flags, false, Instant::now() + READ_TIMEOUT).await
+        Ok(Self::start(flags, false).await?.0)
     }
 
     /// As [`Self::open`], and also reads what else `lb-linker links` shows: the external targets and, with
@@ -138,8 +141,7 @@ impl LinkReader {
     /// # Errors
     /// As [`Self::open`], or if the Services that follow can't be read.
     pub async fn open_for_views(flags: Flags, reads_followers: bool) -> Result<Self, RunError> {
-        let deadline = Instant::now() + READ_TIMEOUT;
-        let reader = Self::start(flags, reads_followers, deadline).await?;
+        let (reader, deadline) = Self::start(flags, reads_followers).await?;
         let LinkFacts { external_targets, followers, .. } = &reader.facts;
         if timeout_at(deadline, external_targets.known()).await.is_err() {
             warn!(
@@ -154,12 +156,13 @@ impl LinkReader {
         Ok(reader)
     }
 
-    async fn start(flags: Flags, reads_followers: bool, deadline: Instant) -> Result<Self, RunError> {
+    /// Returns the reader, and until when it may read.
+    async fn start(flags: Flags, reads_followers: bool) -> Result<(Self, Instant), RunError> {
         let needs_external_targets = flags.sync_mode() != SyncMode::Off;
         let flags = flags.read_only();
         let zones = read_zones(&flags)?;
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
-        let (source, server) = sync.run(open_readable(flags.clone(), deadline)).await?;
+        let (source, server, deadline) = sync.run(open_readable(flags.clone())).await?;
         let store = Arc::new(store_for(&zones, Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
         let facts = source.facts(&flags, &store, Arc::default(), &metrics);
@@ -184,6 +187,6 @@ impl LinkReader {
             store.known(Input::StableNames).await;
         };
         timeout_at(deadline, read).await.map_err(|_| RunError::LinksNotRead(READ_TIMEOUT))?;
-        Ok(reader)
+        Ok((reader, deadline))
     }
 }

@@ -172,8 +172,10 @@ pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> L
         service: link.key.name().to_owned(),
         dns_names: dns_names(store, link),
         target: link.target.as_ref().map(ToString::to_string),
-        external_target: (link.target.is_some() || link.state != LinkState::Live)
-            .then(|| format!("{target_namespace}/{}", link.external_target())),
+        external_target: (link.target.is_some()
+            || link.state != LinkState::Live
+            || store.has_external_target(&link.key))
+        .then(|| format!("{target_namespace}/{}", link.external_target())),
         state,
         reason: reason.map(Cow::Borrowed),
         overridden_by: override_of(link),

@@ -40,8 +40,9 @@ pub(super) struct Names {
     /// By hostname: the link of each external target on which the hostname is recorded. While one external target
     /// replaces another, a link may be listed twice.
     recorded_owners: HashMap<Arc<str>, SmallVec<[OwnerId; 1]>>,
-    /// Changes that are sent later, all at once, because each send wakes the subscribers of the feed.
-    pub(super) pending_changes: Option<Vec<LinkChange>>,
+    /// The changes that the present writer has made. They are sent at its end, because each send wakes the subscribers of
+    /// the feed.
+    pub(super) changes: Vec<LinkChange>,
 }
 
 /// An owner's claim for a name.

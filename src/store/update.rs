@@ -134,7 +134,6 @@ impl Store {
             listed.insert(key);
         }
         let mut changes = Vec::new();
-        names.pending_changes = Some(Vec::new());
         for observed in list {
             listed.insert(observed.key.clone());
             changes.extend(self.apply_one(&mut names, observed));
@@ -149,7 +148,6 @@ impl Store {
         for link in absent {
             changes.extend(self.mark_gone(&mut names, &link.key, Instant::now()));
         }
-        self.send_pending(&mut names);
         changes
     }
 
@@ -257,8 +255,11 @@ impl Store {
         }
         link.hostnames = self.free_hostnames(names, id).into();
         let link = Arc::new(link);
+        let first = names.changes.len();
         self.publish(names, id, &link);
         let change = self.record_change(names, &Arc::clone(&link).key, before, Some(link));
+        // The names of this link may have changed other links, and this one again.
+        names.changes[first..].rotate_right(1);
         self.apply_reassigned(names, reassigned);
         self.apply_owner_changes(names, passed);
         change
@@ -292,13 +293,15 @@ impl Store {
     /// Removes an owner and its claims; the next claim for each name wins it.
     fn remove(&self, names: &mut Names, owner: impl Into<Owner>) -> Option<LinkChange> {
         let owner = owner.into();
-        let (id, before) = self.owners.find(&owner)?;
+        let (id, _) = self.owners.find(&owner)?;
         let reassigned = names.release(id);
         self.apply_reassigned(names, reassigned);
         let passed = names.request(id, 0, &[], |_, _| 0);
         if let Some(dotted) = dotted_name(&owner) {
             self.set_default_name(names, &dotted, None);
         }
+        // Its label may have become a custom hostname of its own.
+        let before = self.owners.get(id).1;
         self.index.addresses.set(id, before.as_deref(), None);
         self.owners.set_target(id, None);
         self.apply_owner_changes(names, passed);

@@ -66,6 +66,10 @@ fn ready_link_has_its_names_and_its_target() {
     assert_eq!(links[1], expected);
     assert_eq!((links[0].state, &links[0].target), (ViewState::Pending, &None));
     assert_eq!(links[0].external_target, None, "none was ever written");
+    let key = ServiceKey::new(&links[0].namespace, &links[0].service);
+    store.set_owner("db-default-ext", Some(&key), &[]);
+    assert!(all(&store)[0].external_target.is_some(), "an earlier process has written it");
+    store.set_owner("db-default-ext", None, &[]);
     let in_shop = LinkFilter { namespace: Some("shop".to_owned()), service: Some("web".to_owned()) };
     assert_eq!(views(&store, "external-targets", &in_shop), [expected]);
     let absent = LinkFilter { service: Some("we".to_owned()), ..LinkFilter::default() };

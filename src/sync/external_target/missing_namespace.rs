@@ -12,7 +12,7 @@ pub(crate) const NAMESPACE_HINT: &str = "either the namespace doesn't exist or l
                                          deploy/targets/ has the one and deploy/ the other";
 
 /// What to do about a target namespace that doesn't exist for certain.
-pub(crate) const ABSENT_HINT: &str = "deploy/targets/ has it";
+pub(crate) const ABSENT_HINT: &str = "deploy/targets/ has it, and deploy/ the Role in it";
 
 /// Why the target namespace accepts no new objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -185,6 +185,14 @@ impl ExternalTargetStates {
             self.version.fetch_add(1, Ordering::Release);
         }
     }
+
+    /// Forgets why a write has failed: the link has another target.
+    pub(crate) fn forget_failure(&self, key: &ServiceKey) {
+        let failure = self.states.get_mut(key).and_then(|mut entry| entry.failure.take());
+        if failure.is_some() {
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
 }
 
 /// Returns whether the external target points at the wanted target, whatever else of it has to be written.
@@ -280,6 +288,9 @@ mod tests {
         set(ExternalTargetState::Missing);
         let expected = Some((ExternalTargetState::Missing, Some("no".to_owned())));
         assert_eq!(states.problem(&key, false), expected);
+        states.forget_failure(&key);
+        assert_eq!(states.problem(&key, false), Some((ExternalTargetState::Missing, None)));
+        states.set_failure(&key, "no".to_owned());
         set(ExternalTargetState::At(wanted.clone()));
         set(ExternalTargetState::Missing);
         assert_eq!(states.problem(&key, true), Some((ExternalTargetState::Missing, None)));

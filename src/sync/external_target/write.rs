@@ -238,6 +238,7 @@ impl Reconciler {
         }
         if let Err(error) = &result
             && error.is_refusal()
+            && !is_superseded
         {
             self.context.external_target_states.set_failure(key, error.to_string());
         }

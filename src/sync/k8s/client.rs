@@ -158,6 +158,7 @@ impl fmt::Display for ApiServer {
             Some((context, place)) => {
                 write!(f, "{url} (context {} of {}", value(context), sentence(place))?;
                 match &self.anonymous_user {
+                    Some(user) if user.is_empty() => f.write_str(", which names no user)"),
                     Some(user) => write!(f, ", whose user {} has no credentials)", value(user)),
                     None => f.write_str(")"),
                 }

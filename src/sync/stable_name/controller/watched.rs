@@ -137,6 +137,9 @@ impl FailoverController {
         match served {
             Ok(true) => {
                 self.error_log.recovered("discovery of StableNames works again");
+                if self.pending_deletions.is_unserved() {
+                    self.set_on_overridden(None);
+                }
                 for (key, deletion) in self.pending_deletions.served() {
                     self.end_override(&key, &deletion.uid, deletion.since);
                 }
@@ -481,16 +484,21 @@ impl FailoverController {
             self.context.policy.withdrawal_delay,
             RemovalReason::CrdGone
         );
+        self.set_on_overridden(Some(&why));
+    }
+
+    /// Sets what is wrong with all StableNames that override a link.
+    fn set_on_overridden(&self, why: Option<&str>) {
         for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
-            self.context.link_reporter.findings.stable_names.set(&link.key, Some(&why));
+            self.context.link_reporter.findings.stable_names.set(&link.key, why);
         }
     }
 
     /// Ends all overrides: the API server hasn't served StableNames for `--delete-delay`.
     pub(super) fn end_all_overrides(&mut self) {
         let Some(since) = self.pending_deletions.end_wait() else { return };
+        self.set_on_overridden(None);
         for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
-            self.context.link_reporter.findings.stable_names.set(&link.key, None);
             if let Some(change) = end_override(&self.context.store, &link.key, None, since) {
                 self.report(&change);
             }

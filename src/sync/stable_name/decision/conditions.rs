@@ -254,7 +254,9 @@ impl StatusBuilder<'_> {
     /// Returns a message about the source in use, which an edit may have removed from the specification.
     fn in_use(&self, current: &AnnouncedTarget, message: &str) -> String {
         let name = &current.source;
-        if name.is_empty() || self.facts.position_of(name).is_some() {
+        // A specification that breaks a rule has no sources here.
+        let is_listed = self.sources.is_empty() || self.facts.position_of(name).is_some();
+        if name.is_empty() || is_listed {
             return of_source(name, message);
         }
         of_source(&format!("{name} (not in spec.sources any more)"), message)

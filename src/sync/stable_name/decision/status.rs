@@ -177,12 +177,12 @@ impl FailoverStatus {
     }
 
     /// Returns the place of the source in use in the specification: behind all of them if an edit has removed it;
-    /// `None` without a target.
+    /// `None` without a target, or if the specification breaks a rule.
     #[must_use]
     pub fn place_in_use(&self) -> Option<usize> {
         let name = &self.target.as_ref()?.source;
         let place = self.sources.iter().position(|source| source.name == *name);
-        Some(place.unwrap_or(self.sources.len()))
+        (!self.sources.is_empty()).then(|| place.unwrap_or(self.sources.len()))
     }
 
     pub(super) fn source(&self, name: &str) -> Option<&SourceStatus> {

@@ -1346,6 +1346,9 @@ fn target_stays_while_the_specification_is_invalid() {
         assert_eq!(harness.announced(), "seoul a.example");
         assert_eq!(harness.condition(Accepted), (False, "InvalidSpec"));
         assert_eq!(harness.condition(Ready), (False, "InvalidSpec"));
+        assert_eq!(harness.status.place_in_use(), None);
+        let degraded = &harness.status.condition(Degraded).unwrap().message;
+        assert!(!degraded.contains("not in spec.sources"), "{degraded}");
     }
     harness.status = FailoverStatus::default();
     harness.decide_at(1_001);
