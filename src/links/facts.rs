@@ -120,6 +120,9 @@ impl LinkFacts {
             }
             reasons.push(why.into());
         }
+        if link.active_override().is_some_and(|by| by.is_provisional) {
+            reasons.push("no target of its StableName has been read, so the last one is kept".into());
+        }
         let of_override = shown.overridden_by.as_ref().and(self.findings.stable_names.get(&link.key));
         let own = [of_override, self.findings.services.get(&link.key)];
         reasons.extend(own.into_iter().flatten().map(|why| paragraph(&why).to_string().into()));

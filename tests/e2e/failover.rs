@@ -614,6 +614,46 @@ async fn target_stays_when_the_status_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn target_stays_if_only_stable_names_stay_forbidden() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "a.example.com").await;
+    let mut linker = shop.linker(&[]).await;
+    shop.create("web", json!({"sources": seoul_and_fixed("b.example.com"), "pin": "fixed"})).await;
+    let (question, name) = ("web.shop.lb.internal. CNAME", "web-shop-ext");
+    wait_for_external_target(&shop.cluster, "external-targets", name, "b.example.com").await;
+    let before = shop.cluster.get_service("external-targets", name).await;
+    linker.stop();
+
+    // Nothing may be read at the start; later everything but StableNames.
+    shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker", "lb-linker-crd"]);
+    shop.plane.kubectl(&["delete", "rolebinding", "lb-linker", "-n", "external-targets"]);
+    permission(&shop.plane, false, &["list", "stablenames.linker.hsj.com", "-A", LINKER]).await;
+    permission(&shop.plane, false, &["list", "services", "-A", LINKER]).await;
+    permission(&shop.plane, false, &["list", "services", "-n", "external-targets", LINKER]).await;
+    let upstream = shop.upstream.resolver.address.to_string();
+    let linker = Linker::in_cluster(&shop.plane, "external-targets", &["--upstream", &upstream]);
+    linker.line("can't list StableNames").await;
+    shop.plane.apply_files(deploy());
+    linker.ready().await;
+    answers(linker.dns, question, "b.example.com.").await;
+    assert_answer_stays(&[&linker], question, "b.example.com.", 5).await;
+    assert_eq!(shop.cluster.get_service("external-targets", name).await, before);
+    let shown = text(&links_of(linker.admin().await, &["web", "-n", "shop"]).stdout);
+    assert!(shown.contains("State:            Degraded"), "{shown}");
+    assert!(shown.contains("no target of its StableName has been read"), "{shown}");
+
+    // The StableName is read in the end.
+    apply_stable_names(&shop.plane);
+    linker.ready().await;
+    let is_ready = || async {
+        let shown = text(&links_of(linker.admin().await, &["web", "-n", "shop"]).stdout);
+        (!shown.contains("has been read")).then_some(())
+    };
+    eventually("the StableName is read", is_ready).await;
+    assert_answer_stays(&[&linker], question, "b.example.com.", 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn target_stays_without_permission_and_goes_with_the_crd() {
     let shop = Shop::open(&[]).await;
     let mut linker = shop.linker(&["--delete-delay", "5s"]).await;

@@ -196,7 +196,10 @@ impl Reconciler {
             overridden_by: object.annotation(STABLE_NAME_UID).filter(|_| is_watched).map(Uid::from),
         };
         let ReconcilerContext { store, persisted, link_reporter, .. } = &self.context;
-        log_changes(link_reporter, persisted.record(store, &holder, last));
+        // Without permission for them the StableNames count as known, so that nothing waits for them.
+        let are_overrides_listed = store.is_known(Input::StableNames)
+            && self.context.overrides_listed.borrow().covers_rewinds(holder.namespace(), self.rewinds);
+        log_changes(link_reporter, persisted.record(store, &holder, last, are_overrides_listed));
     }
 
     /// Returns the target that the external target of a link records, if it is still allowed.

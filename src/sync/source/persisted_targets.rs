@@ -22,17 +22,19 @@ pub struct PersistedTargets(Mutex<HashMap<ServiceKey, Box<PersistedTarget>>>);
 impl PersistedTargets {
     /// Records an external target that an earlier process wrote. A Service with a blank status when it is first
     /// observed keeps this target, unless the external target was written for an earlier Service of the same name.
-    /// Returns the change of the link, if the Services have been listed already: until then, DNS doesn't answer from
+    /// `are_overrides_listed`: whether the StableNames of the namespace have been listed. Returns the change of the link, if the Services have been listed already: until then, DNS doesn't answer from
     /// it.
     pub(crate) fn record(
         &self,
         store: &Store,
         key: &ServiceKey,
         last: PersistedTarget,
+        are_overrides_listed: bool,
     ) -> Option<LinkChange> {
         if let Some(uid) = &last.overridden_by {
-            return override_provisionally(store, key, uid, &last)
-                .filter(|_| store.is_known(Input::Services));
+            let change =
+                if are_overrides_listed { None } else { override_provisionally(store, key, uid, &last) };
+            return change.filter(|_| store.is_known(Input::Services));
         }
         if store.is_known(Input::Services) {
             return apply_persisted_target(store, key, last);
@@ -107,7 +109,7 @@ fn override_provisionally(
     last: &PersistedTarget,
 ) -> Option<LinkChange> {
     let is_overridden = || store.get(key).is_some_and(|link| link.active_override().is_some());
-    let target = last.target.clone().filter(|_| !store.is_known(Input::StableNames) && !is_overridden())?;
+    let target = last.target.clone().filter(|_| !is_overridden())?;
     let link_override = LinkOverride {
         uid: uid.clone(),
         announced: Announcement::Target(target),
@@ -162,7 +164,9 @@ pub(super) mod tests {
                 store.set_known(Input::Services);
             }
             let last = PersistedTarget { overridden_by: Some("s".into()), ..recorded(true) };
-            assert_eq!(targets.record(&store, &key("web"), last).is_some(), is_synced);
+            assert!(targets.record(&store, &key("web"), last.clone(), true).is_none());
+            assert_eq!(store.get(&key("web")), None, "the StableNames tell which links are overridden");
+            assert_eq!(targets.record(&store, &key("web"), last, false).is_some(), is_synced);
             assert_eq!(store.get(&key("web")).unwrap().target, Some(target()));
         }
     }
@@ -191,7 +195,7 @@ pub(super) mod tests {
         let (targets, store) = (PersistedTargets::default(), Store::new(OnGone::Kept));
         for name in ["listed", "gone", "guarded", "unreadable", "orphan"] {
             store.set_owner(&format!("{name}-default-ext"), Some(&key(name)), &[]);
-            assert!(targets.record(&store, &key(name), recorded(name != "orphan")).is_none());
+            assert!(targets.record(&store, &key(name), recorded(name != "orphan"), false).is_none());
         }
         store.apply(with_recorded(&targets, &store, "listed"));
         store.apply(with_recorded(&targets, &store, "without"));
@@ -230,7 +234,7 @@ pub(super) mod tests {
         assert_eq!(with_recorded(&targets, &store, "guarded").persisted, None);
 
         // External targets may be observed later than the Services.
-        assert!(targets.record(&store, &key("without"), recorded(true)).is_some());
+        assert!(targets.record(&store, &key("without"), recorded(true), false).is_some());
         assert_eq!(store.get(&key("without")).unwrap().target, Some(target()));
         assert_eq!(targets.target(&key("without")), None);
     }

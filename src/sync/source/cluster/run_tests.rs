@@ -485,7 +485,7 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
         overridden_by: None,
     };
     store.set_owner("web-b-ext", Some(&key("web")), &[]);
-    assert!(source.persisted.record(&store, &key("web"), recorded).is_none());
+    assert!(source.persisted.record(&store, &key("web"), recorded, false).is_none());
     let saved = Store::new(OnGone::Dropped);
     for name in ["old", "web"] {
         let annotations = Annotations { allow_from: [Arc::from("shop")].into(), ..Annotations::default() };
