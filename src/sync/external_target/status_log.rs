@@ -368,7 +368,8 @@ impl StatusLog {
             self.set_deletes_held();
             if self.held.is_empty() {
                 self.held_logged = None;
-                self.held_back_log.recovered("no removals of external targets are held back any more");
+                self.held_back_log
+                    .recovered("--max-deletes holds back no removal of an external target any more");
             }
         }
     }
@@ -539,7 +540,10 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2, "{text}");
         assert!(lines[0].ends_with("external targets held back so far: 2 (RemovalHeld)"), "{text}");
-        assert!(lines[1].ends_with("no removals of external targets are held back any more"), "{text}");
+        assert!(
+            lines[1].ends_with("--max-deletes holds back no removal of an external target any more"),
+            "{text}"
+        );
     }
 
     #[tokio::test]
