@@ -1,6 +1,7 @@
 //! Reads the links of a cluster, or of manifests, without serving DNS and without writing.
 
 use std::fmt::Debug;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tower::timeout::error::Elapsed;
 use tracing::warn;
 
 use super::sync_metrics::SyncMetrics;
@@ -82,6 +84,8 @@ where
             Err(ListError { what: in_place(what, namespace), source: Box::new(error) })
         }
         Err(kube::Error::Api(status)) if !matches!(status.code, 401 | 403) => Ok(()),
+        // The caller's deadline is about as near, and says what was waited for.
+        Err(kube::Error::Service(error)) if error.is::<Elapsed>() => pending().await,
         Err(error) => Err(ListError { what: in_place(what, namespace), source: Box::new(error) }),
         Ok(_) => Ok(()),
     }

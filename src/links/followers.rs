@@ -54,8 +54,10 @@ struct FollowerList<'a> {
 pub(super) fn follower_view((key, follower): (ServiceKey, Follower)) -> FollowerView {
     let (state, reason) = match follower.state {
         FollowerState::Follows => (FollowerViewState::Ready, None),
-        FollowerState::Outdated(name) => {
-            (FollowerViewState::Degraded, Some(format!("it has to point at {name}, which isn't written yet")))
+        FollowerState::Outdated { name, failure } => {
+            let failure = failure.map(|why| format!(": {why}")).unwrap_or_default();
+            let why = format!("it has to point at {name}, which isn't written yet{failure}");
+            (FollowerViewState::Degraded, Some(why))
         }
         FollowerState::Kept(why) => (FollowerViewState::Kept, Some(why)),
         FollowerState::Refused(why) => (FollowerViewState::Refused, Some(why)),
@@ -128,7 +130,8 @@ mod tests {
     fn followers_are_printed_with_source_state_and_reason() {
         let followers = [
             view(FollowerState::Follows),
-            view(FollowerState::Outdated("b.example".to_owned())),
+            view(FollowerState::Outdated { name: "b.example".to_owned(), failure: None }),
+            view(FollowerState::Outdated { name: "c.example".to_owned(), failure: Some("no".to_owned()) }),
             view(FollowerState::Refused("it may not".to_owned())),
         ];
         let options = TableOptions { with_namespace: true, ..TableOptions::default() };
@@ -136,6 +139,7 @@ mod tests {
 NAMESPACE   SERVICE   FOLLOWS    TARGET      STATE      REASON
 app         db        shop/web   a.example   Ready      <none>
 app         db        shop/web   a.example   Degraded   it has to point at b.example, which isn't written yet
+app         db        shop/web   a.example   Degraded   it has to point at c.example, which isn't written yet: no
 app         db        shop/web   a.example   Refused    it may not
 ";
         assert_eq!(render(&followers, None, options).unwrap(), expected);

@@ -454,7 +454,7 @@ fn shown_state(
     let kept = |why: String| FollowerState::Kept(format!("{source} {why}: the Service stays as it is"));
     match (decision, link) {
         (Decision::Refuse(why), _) => FollowerState::Refused(why.clone()),
-        (Decision::Write(name), _) => FollowerState::Outdated(name.clone()),
+        (Decision::Write(name), _) => FollowerState::Outdated { name: name.clone(), failure: None },
         (Decision::Leave, None) => kept("is gone".to_owned()),
         (Decision::Leave, Some(link)) if link.is_gone() => kept("is gone".to_owned()),
         (Decision::Leave, Some(link)) if link.is_left_out() => kept("isn't followed".to_owned()),

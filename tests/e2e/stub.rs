@@ -18,10 +18,9 @@ use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
 use crate::harness::network;
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
-use crate::harness::programs::{helm, programs};
+use crate::harness::programs::programs;
 use crate::harness::{EVENT_TIMEOUT, apply_deploy, deploy, eventually};
 use crate::laptop::api_server;
-use crate::release::chart::{CHART, Helm};
 
 /// The cluster IPs of lb-linker's Service, before and after it is recreated.
 const LB_LINKER: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 53), Ipv4Addr::new(10, 0, 0, 54)];
@@ -594,77 +593,89 @@ async fn service_with_the_label_of_a_tenant_isnt_taken() {
     assert!(corefile(&plane, "coredns").contains(&format!("    forward . {address}\n")));
 }
 
-#[tokio::test]
-async fn service_of_a_release_is_found_by_its_service_account() {
-    let plane = ControlPlane::lend_bare();
-    let admin = plane.admin_kubeconfig();
-    let user = tenant(&plane, "a-tenant");
-    imitate(&plane, "a-tenant", &user);
-    plane.create_namespace("external-targets");
-    let helm = Helm::new(&helm()[1], &admin);
-    let common = "--set=crds.enabled=false,keepTargets.enabled=false,targetNamespace.create=false,alerts.enabled=true,\
-                  source.enabled=true,stub.enabled=true";
-    let install = |release: &str, namespace: &str, values: &[&str]| {
-        let template = ["template", release, CHART, "--namespace", namespace, common];
-        let objects = helm.run(&[&template, values].concat());
-        plane.kubectl_stdin(&["apply", "-f", "-"], &objects);
-        // There is no controller that makes Pods of Deployments.
-        let deployment = plane.list(&format!("/apis/apps/v1/namespaces/{namespace}/deployments")).remove(0);
-        let mut pod = deployment["spec"]["template"].clone();
-        pod["metadata"]["name"] = "pod".into();
-        pod["metadata"]["namespace"] = namespace.into();
-        (pod["apiVersion"], pod["kind"]) = ("v1".into(), "Pod".into());
-        plane.kubectl_stdin(&["create", "-f", "-"], &pod.to_string());
-        objects
-    };
-    let found = || {
-        let (code, out, err) = text(&stub(&admin, &[]));
-        assert_eq!(code, Some(0), "{err}");
-        let service = out.split(" the address of Service").nth(1).unwrap_or_else(|| panic!("{out}"));
-        service.split_whitespace().next().unwrap().trim_end_matches('.').to_owned()
-    };
-    for (release, namespace, values, service) in [
-        ("blue", "dns-blue", "--set=podLabels.a=b", "dns-blue/blue-lb-linker"),
-        ("lb-linker", "dns-green", "--set=serviceAccount.name=mine", "dns-green/lb-linker"),
-        ("red", "dns-red", "--set=fullnameOverride=dns-red", "dns-red/dns-red"),
-        ("x", "dns-x", "--set=serviceAccount.create=false,serviceAccount.name=theirs", "dns-x/x-lb-linker"),
-    ] {
-        plane.create_namespace(namespace);
-        let objects = install(release, namespace, &[values]);
-        assert_eq!(found(), service);
-        // Another Service for the same Pods, such as one for the nodes' network.
-        let public = json!({"apiVersion": "v1", "kind": "Service",
-            "metadata": {"name": "public", "namespace": namespace},
-            "spec": {"type": "NodePort", "ports": [{"port": 53, "protocol": "UDP"}],
-                "selector": {LABEL: "lb-linker"}}});
-        plane.kubectl_stdin(&["create", "-f", "-"], &public.to_string());
-        assert_eq!(found(), service);
-        if release != "x" {
-            plane.kubectl_stdin(&["delete", "-f", "-"], &objects);
-            let (code, _, err) = text(&stub(&admin, &[]));
-            assert_eq!(code, Some(1), "{err}");
+mod release {
+    use super::*;
+    use crate::harness::programs::helm;
+    use crate::release::chart::{CHART, Helm};
+
+    #[tokio::test]
+    async fn service_of_a_release_is_found_by_its_service_account() {
+        let plane = ControlPlane::lend_bare();
+        let admin = plane.admin_kubeconfig();
+        let user = tenant(&plane, "a-tenant");
+        imitate(&plane, "a-tenant", &user);
+        plane.create_namespace("external-targets");
+        let helm = Helm::new(&helm()[1], &admin);
+        let common = "--set=crds.enabled=false,keepTargets.enabled=false,targetNamespace.create=false,alerts.enabled=true,\
+                      source.enabled=true,stub.enabled=true";
+        let install = |release: &str, namespace: &str, values: &[&str]| {
+            let template = ["template", release, CHART, "--namespace", namespace, common];
+            let objects = helm.run(&[&template, values].concat());
+            plane.kubectl_stdin(&["apply", "-f", "-"], &objects);
+            // There is no controller that makes Pods of Deployments.
+            let deployment =
+                plane.list(&format!("/apis/apps/v1/namespaces/{namespace}/deployments")).remove(0);
+            let mut pod = deployment["spec"]["template"].clone();
+            pod["metadata"]["name"] = "pod".into();
+            pod["metadata"]["namespace"] = namespace.into();
+            (pod["apiVersion"], pod["kind"]) = ("v1".into(), "Pod".into());
+            plane.kubectl_stdin(&["create", "-f", "-"], &pod.to_string());
+            objects
+        };
+        let found = || {
+            let (code, out, err) = text(&stub(&admin, &[]));
+            assert_eq!(code, Some(0), "{err}");
+            let service = out.split(" the address of Service").nth(1).unwrap_or_else(|| panic!("{out}"));
+            service.split_whitespace().next().unwrap().trim_end_matches('.').to_owned()
+        };
+        for (release, namespace, values, service) in [
+            ("blue", "dns-blue", "--set=podLabels.a=b", "dns-blue/blue-lb-linker"),
+            ("lb-linker", "dns-green", "--set=serviceAccount.name=mine", "dns-green/lb-linker"),
+            ("red", "dns-red", "--set=fullnameOverride=dns-red", "dns-red/dns-red"),
+            (
+                "x",
+                "dns-x",
+                "--set=serviceAccount.create=false,serviceAccount.name=theirs",
+                "dns-x/x-lb-linker",
+            ),
+        ] {
+            plane.create_namespace(namespace);
+            let objects = install(release, namespace, &[values]);
+            assert_eq!(found(), service);
+            // Another Service for the same Pods, such as one for the nodes' network.
+            let public = json!({"apiVersion": "v1", "kind": "Service",
+                "metadata": {"name": "public", "namespace": namespace},
+                "spec": {"type": "NodePort", "ports": [{"port": 53, "protocol": "UDP"}],
+                    "selector": {LABEL: "lb-linker"}}});
+            plane.kubectl_stdin(&["create", "-f", "-"], &public.to_string());
+            assert_eq!(found(), service);
+            if release != "x" {
+                plane.kubectl_stdin(&["delete", "-f", "-"], &objects);
+                let (code, _, err) = text(&stub(&admin, &[]));
+                assert_eq!(code, Some(1), "{err}");
+            }
         }
+        // A user's namespace that is called lb-linker, while no Pod of the release runs.
+        let user = tenant(&plane, "lb-linker");
+        imitate(&plane, "lb-linker", &user);
+        let (code, _, err) = text(&stub(&admin, &[]));
+        assert_eq!(code, Some(1));
+        assert!(err.ends_with("NAMESPACE/NAME: dns-x/x-lb-linker, lb-linker/lb-linker-59\n"), "{err}");
+        plane.kubectl(&["-n", "dns-x", "delete", "pod", "pod", "--now"]);
+        let (code, _, err) = text(&stub(&admin, &[]));
+        assert_eq!(code, Some(1));
+        let reasons = [
+            "no Service with a cluster IP and a UDP port for DNS selects Pods of ServiceAccount dns-x/theirs, which a",
+            "; lb-linker/lb-linker-59 isn't taken for it, because the ClusterRoleBindings of lb-linker name ServiceAccounts of",
+        ];
+        assert!(reasons.iter().all(|reason| err.contains(reason)), "{err}");
+        apply_deploy(&plane);
+        let (code, _, err) = text(&stub(&admin, &[]));
+        assert_eq!(code, Some(1));
+        let several = "lb-linker: several Services of lb-linker were found: name one by --service NAMESPACE/NAME: \
+                       lb-linker/lb-linker, lb-linker/lb-linker-59\n";
+        assert_eq!(err, several);
     }
-    // A user's namespace that is called lb-linker, while no Pod of the release runs.
-    let user = tenant(&plane, "lb-linker");
-    imitate(&plane, "lb-linker", &user);
-    let (code, _, err) = text(&stub(&admin, &[]));
-    assert_eq!(code, Some(1));
-    assert!(err.ends_with("NAMESPACE/NAME: dns-x/x-lb-linker, lb-linker/lb-linker-59\n"), "{err}");
-    plane.kubectl(&["-n", "dns-x", "delete", "pod", "pod", "--now"]);
-    let (code, _, err) = text(&stub(&admin, &[]));
-    assert_eq!(code, Some(1));
-    let reasons = [
-        "no Service with a cluster IP and a UDP port for DNS selects Pods of ServiceAccount dns-x/theirs, which a",
-        "; lb-linker/lb-linker-59 isn't taken for it, because the ClusterRoleBindings of lb-linker name ServiceAccounts of",
-    ];
-    assert!(reasons.iter().all(|reason| err.contains(reason)), "{err}");
-    apply_deploy(&plane);
-    let (code, _, err) = text(&stub(&admin, &[]));
-    assert_eq!(code, Some(1));
-    let several = "lb-linker: several Services of lb-linker were found: name one by --service NAMESPACE/NAME: \
-                   lb-linker/lb-linker, lb-linker/lb-linker-59\n";
-    assert_eq!(err, several);
 }
 
 #[tokio::test]

@@ -25,8 +25,8 @@ pub struct Follower {
 pub enum FollowerState {
     /// The Service points at the target of its link.
     Follows,
-    /// The Service has to point at this name, which isn't written yet.
-    Outdated(String),
+    /// The Service has to point at this name, which isn't written yet, and why the last try has failed.
+    Outdated { name: String, failure: Option<String> },
     /// The Service stays as it is for this reason: its link has no target at present.
     Kept(String),
     /// The Service stays as it is for this reason: it may not follow, or names no link.
@@ -40,7 +40,7 @@ impl FollowerState {
     fn label(&self) -> &'static str {
         Self::LABELS[match self {
             Self::Follows => 0,
-            Self::Outdated(_) => 1,
+            Self::Outdated { .. } => 1,
             Self::Kept(_) => 2,
             Self::Refused(_) => 3,
         }]
@@ -117,8 +117,27 @@ impl Followers {
         }
     }
 
-    pub(super) fn set(&self, key: &ServiceKey, follower: Option<Follower>) {
+    /// Records why a Service couldn't be written.
+    pub(super) fn set_failure(&self, key: &ServiceKey, why: String) {
         let mut followers = self.followers.lock();
+        if let Some(FollowerState::Outdated { failure, .. }) =
+            followers.get_mut(key).map(|follower| &mut follower.state)
+            && failure.as_ref() != Some(&why)
+        {
+            *failure = Some(why);
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    pub(super) fn set(&self, key: &ServiceKey, mut follower: Option<Follower>) {
+        let mut followers = self.followers.lock();
+        let state = |follower: Option<&Follower>| follower.map(|follower| follower.state.clone());
+        if let Some(FollowerState::Outdated { name: before, failure: last }) = state(followers.get(key))
+            && let Some(Follower { state: FollowerState::Outdated { name, failure }, .. }) = &mut follower
+            && *name == before
+        {
+            *failure = last;
+        }
         let before = match follower.clone() {
             Some(follower) => followers.insert(key.clone(), follower),
             None => followers.remove(key),
@@ -132,5 +151,32 @@ impl Followers {
         if before != follower {
             self.version.fetch_add(1, Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::test_support;
+
+    #[test]
+    fn failure_of_a_write_is_shown_until_another_name_is_wanted() {
+        let followers: std::sync::Arc<Followers> = test_support::metrics();
+        let key = ServiceKey::new("app", "db");
+        let decide = |name: &str| {
+            let state = FollowerState::Outdated { name: name.to_owned(), failure: None };
+            followers.set(&key, Some(Follower { source: None, name: String::new(), state }));
+        };
+        let shown = || {
+            let state = followers.followers.lock()[&key].state.clone();
+            let FollowerState::Outdated { failure, .. } = state else { panic!("{state:?}") };
+            failure
+        };
+        decide("a.example");
+        followers.set_failure(&key, "no".to_owned());
+        decide("a.example");
+        assert_eq!(shown().as_deref(), Some("no"), "it is tried again");
+        decide("b.example");
+        assert_eq!(shown(), None);
     }
 }

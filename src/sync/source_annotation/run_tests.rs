@@ -121,7 +121,10 @@ async fn followers_are_shown_with_what_became_of_them() {
         shown.iter().find(|(known, _)| *known == key).map(|(_, state)| state.clone()).unwrap()
     };
     assert_eq!(state("shop", "done"), FollowerState::Follows);
-    assert_eq!(state("shop", "late"), FollowerState::Outdated("cloud.example".to_owned()));
+    assert_eq!(
+        state("shop", "late"),
+        FollowerState::Outdated { name: "cloud.example".to_owned(), failure: None }
+    );
     for (namespace, name, why) in [
         ("app", "foreign", "may not follow"),
         ("shop", "none", "no load balancer"),

@@ -63,6 +63,11 @@ impl SourceAnnotationController {
             }
             Err(_) => {}
         }
+        if let Err(error) = &result
+            && error.is_refusal()
+        {
+            self.context.followers.set_failure(&key, error.to_string());
+        }
         // The Service is gone, or has no valid annotation any more: there is nothing to update.
         let Some(known) = self.annotated.get_mut(&key) else { return };
         let failed = match result {

@@ -41,24 +41,46 @@ fn context(client: Client, recorder: Recorder) -> FailoverContext {
     context
 }
 
+/// Returns `shop/web` with the sources a and b, of which b is pinned and `target` is announced.
+fn pinned(version: &str, target: &str) -> serde_json::Value {
+    let sources = ["a", "b"].map(|name| json!({"name": name, "hostname": format!("{name}.example")}));
+    let target = json!({"source": target, "hostname": format!("{target}.example"), "verified": true});
+    json!({
+        "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
+        "metadata": {"namespace": "shop", "name": "web", "uid": "sn", "resourceVersion": version},
+        "spec": {"sources": sources, "pin": "b"},
+        "status": {"target": target},
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_that_cant_be_written_is_shown_until_it_is() {
+    let (client, _) = test_support::refusing(403, "Forbidden", "no permission");
+    let mut controller = FailoverController::new(context(client, Recorder::none()));
+    controller.refresh_term();
+    let observed = |object| ObservedStableName::new(serde_json::from_value(object).unwrap());
+    controller.applied(observed(pinned("5", "a")));
+    controller.drain();
+    let findings = controller.context.link_reporter.findings.stable_names.clone();
+    let key = ServiceKey::new("shop", "web");
+    while findings.get(&key).is_none_or(|why| !why.contains("can't be written")) {
+        let ended = controller.leader.runtime.event().await.unwrap();
+        ended.into_iter().for_each(|ended| controller.written(ended));
+    }
+    let why = findings.get(&key).unwrap();
+    assert!(why.contains("nothing moves") && why.contains("no permission"), "{why}");
+    controller.applied(observed(pinned("6", "b")));
+    assert!(findings.get(&key).is_none_or(|why| !why.contains("can't be written")));
+}
+
 #[tokio::test(start_paused = true)]
 async fn move_written_while_stopping_has_its_event() {
-    let sources = ["a", "b"].map(|name| json!({"name": name, "hostname": format!("{name}.example")}));
-    let object = |version: &str, target: &str| {
-        let target = json!({"source": target, "hostname": format!("{target}.example"), "verified": true});
-        json!({
-            "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
-            "metadata": {"namespace": "shop", "name": "web", "uid": "sn", "resourceVersion": version},
-            "spec": {"sources": sources, "pin": "b"},
-            "status": {"target": target},
-        })
-    };
-    let answer = object("6", "b");
+    let answer = pinned("6", "b");
     let client = test_support::client(move |_| (200, answer.clone()));
     let recorder = Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
     let mut controller = FailoverController::new(context(client, recorder.clone()));
     controller.refresh_term();
-    controller.applied(ObservedStableName::new(serde_json::from_value(object("5", "a")).unwrap()));
+    controller.applied(ObservedStableName::new(serde_json::from_value(pinned("5", "a")).unwrap()));
     controller.drain();
     assert_eq!(controller.leader.runtime.queue.in_flight().len(), 1);
     assert!(recorder.take_queued().is_empty(), "nothing is reported before it is written");

@@ -6,7 +6,7 @@ use kube::api::Patch;
 
 use super::super::FailoverController;
 use super::super::alerts::add_condition;
-use super::super::status_format::{PublishedNames, merge_patch, own_part, to_stored};
+use super::super::status_format::{PublishedNames, merge_patch, own_part, problem, to_stored};
 use super::super::write::{StatusAnswer, StatusWrite, patch_status};
 use super::state::{DecisionState, refusal_of};
 use crate::api::status::StableNameStatus;
@@ -59,6 +59,9 @@ impl FailoverController {
             self.context.metrics.set(key, is_ready, status.place_in_use());
         }
         if before == after {
+            // No write is needed any more, whatever became of the last one.
+            let problem = problem(&object.status);
+            self.context.link_reporter.findings.stable_names.set(key, problem.as_deref());
             self.leader.runtime.queue.succeeded(key);
             state.begin_write(&before);
             self.report_changes(key, &before);
@@ -124,13 +127,23 @@ impl FailoverController {
             // An error of an object is reported although the decision has changed: the next write may be equal.
             Err(error) => match self.leader.runtime.failed(&key, error, &version, false) {
                 Failure::Unremarkable => {}
-                Failure::Shared { code, message } => self.leader.error_log.report(code, &message),
+                Failure::Shared { code, message } => {
+                    self.show_failure(&key, &message);
+                    self.leader.error_log.report(code, &message);
+                }
                 Failure::Own { message, pause, is_new } => {
+                    self.show_failure(&key, &message);
                     let (log, what) = (self.log(), format_args!("the status of StableName {key}"));
                     self.leader.refusals.report(&log, &key, what, &message, pause, is_new);
                 }
             },
         }
+    }
+
+    /// Shows users that a decision has no effect, because it can't be written.
+    fn show_failure(&self, key: &ServiceKey, message: &str) {
+        let why = format!("its status can't be written, so nothing moves: {message}");
+        self.context.link_reporter.findings.stable_names.set(key, Some(&why));
     }
 
     /// Reports the changes that the written status contains, and a new refusal.
