@@ -40,9 +40,7 @@ impl Flags {
         }
         Ok(servers)
     }
-}
 
-impl Flags {
     /// Returns the notice that targets with hostnames aren't resolved, with `--upstream none`.
     #[must_use]
     pub fn upstream_notice(&self) -> Option<&'static str> {

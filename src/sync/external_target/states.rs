@@ -170,9 +170,7 @@ impl ExternalTargetStates {
             let _ = self.feed.send(key.clone());
         }
     }
-}
 
-impl ExternalTargetStates {
     /// Records why a write for a link has failed, if its external target isn't as it should be: users see it at once.
     pub(crate) fn set_failure(&self, key: &ServiceKey, why: String) {
         let Some(mut entry) = self.states.get_mut(key).filter(|entry| entry.shown_from.is_some()) else {

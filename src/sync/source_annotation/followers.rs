@@ -131,12 +131,12 @@ impl Followers {
 
     pub(super) fn set(&self, key: &ServiceKey, mut follower: Option<Follower>) {
         let mut followers = self.followers.lock();
-        let state = |follower: Option<&Follower>| follower.map(|follower| follower.state.clone());
-        if let Some(FollowerState::Outdated { name: before, failure: last }) = state(followers.get(key))
-            && let Some(Follower { state: FollowerState::Outdated { name, failure }, .. }) = &mut follower
-            && *name == before
+        if let Some(FollowerState::Outdated { name, failure }) = follower.as_mut().map(|it| &mut it.state)
+            && let Some(FollowerState::Outdated { name: before, failure: last }) =
+                followers.get(key).map(|it| &it.state)
+            && name == before
         {
-            *failure = last;
+            failure.clone_from(last);
         }
         let before = match follower.clone() {
             Some(follower) => followers.insert(key.clone(), follower),
