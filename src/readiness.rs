@@ -11,6 +11,19 @@ pub struct Readiness {
     pub list: ArcSwapOption<Cow<'static, str>>,
     /// Why manifests aren't used as they are now.
     pub manifests: ArcSwapOption<String>,
-    /// What keeps external targets from being written. DNS answers anyway.
+    /// Why StableNames can't be listed.
+    pub stable_names: ArcSwapOption<String>,
+    /// Until when the last targets of StableNames stay, because their CRD is gone.
+    pub crd: ArcSwapOption<String>,
+    /// What keeps external targets from being written.
     pub writes: ArcSwapOption<String>,
+}
+
+impl Readiness {
+    /// Returns the notes about what can't be read from the API server or written. DNS answers anyway.
+    #[must_use]
+    pub fn of_cluster(&self) -> Vec<String> {
+        let notes = [&self.crd, &self.stable_names, &self.writes].map(ArcSwapOption::load_full);
+        notes.into_iter().flatten().map(|note| note.to_string()).collect()
+    }
 }

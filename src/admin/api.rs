@@ -118,7 +118,7 @@ impl Status {
         if filter.service.is_some() {
             for link in &mut items {
                 let key = ServiceKey::new(&link.namespace, &link.service);
-                let mut events = self.history.events(&key, link.created);
+                let mut events = self.history.events(&key);
                 // The history records changes of the store, which doesn't know whether a target can be resolved.
                 if let Some(newest) = events.last_mut().filter(|newest| newest.target == link.target) {
                     newest.state = link.state;

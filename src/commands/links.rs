@@ -32,7 +32,12 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
         Err(error) => return exit_with_error(&error.to_string(), FAILED),
     };
     if shown.is_empty() {
-        let _ = writeln!(std::io::stderr(), "no load balancer found");
+        let what = match (&filter.service, &filter.namespace) {
+            (Some(name), Some(namespace)) => format!("load balancer or StableName {namespace}/{name}"),
+            (Some(name), None) => format!("load balancer or StableName {name}"),
+            (None, _) => "load balancer".to_owned(),
+        };
+        let _ = writeln!(std::io::stderr(), "no {} found", printable(&what, &[]));
     }
     // EPIPE ends the command without an error: stdout may be closed (`| head`).
     let print = |text: &str| write!(std::io::stdout(), "{text}").is_ok();

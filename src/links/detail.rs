@@ -26,9 +26,7 @@ pub fn detail(link: &LinkView, now: i64) -> Vec<String> {
     }
     match link.history.as_deref() {
         None => lines.push(format!("History:          {UNKNOWN_HISTORY}")),
-        Some([]) => lines.push(
-            "History:          no change since lb-linker has started, or since the creation".to_owned(),
-        ),
+        Some([]) => lines.push("History:          no change since lb-linker has started".to_owned()),
         Some(events) => {
             lines.push("History:".to_owned());
             lines.push(format!("  {:8}  {:10}  {}", "AGE", "STATE", "TARGET"));

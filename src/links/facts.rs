@@ -2,10 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-use arc_swap::ArcSwapOption;
 
 use super::LinkFilter;
 use super::age::age;
@@ -85,24 +82,27 @@ impl LinkFacts {
     }
 
     /// Returns a line about the age of the views, if the API server can't be reached or is silent, about manifests that
-    /// can't be used, about what keeps external targets from being written, and about removals that are held back.
+    /// can't be used, about what can't be read or written, and about removals that are held back.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
-        let Findings { readiness, held_removals, .. } = &self.findings;
-        let text = |note: &ArcSwapOption<String>| note.load_full().map(|note| note.to_string());
+        let Findings { readiness, unwritten, held_removals, .. } = &self.findings;
         let age = || {
             let seen = self.staleness.least_recent(&WATCHES)?;
             notice(seen.elapsed(), self.availability.unreachable_since().is_some())
         };
-        let of_view = text(&readiness.manifests).or_else(age).or_else(|| text(&readiness.writes));
-        let held = held_removals.load(Ordering::Relaxed);
+        let of_view = readiness.manifests.load_full().map(|note| note.to_string()).or_else(age);
+        let of_view = of_view.map_or_else(|| readiness.of_cluster(), |note| vec![note]);
+        let number = unwritten.number();
+        let of_statuses = (number > 0)
+            .then(|| format!("StableNames that don't move, because their status can't be written: {number}"));
+        let held = held_removals.number();
         let of_removals = (held > 0).then(|| {
             format!(
-                "external targets whose removal --max-deletes holds back: {held}; if their load balancers were meant to \
-                 go, they follow, at once with --max-deletes unlimited"
+                "external targets whose removal is held back, because they are many: {held}; if their load balancers \
+                 were meant to go, they follow, at once with --max-deletes unlimited"
             )
         });
-        let notices: Vec<String> = of_view.into_iter().chain(of_removals).collect();
+        let notices: Vec<String> = of_view.into_iter().chain(of_statuses).chain(of_removals).collect();
         (!notices.is_empty()).then(|| notices.join("; "))
     }
 
@@ -123,8 +123,13 @@ impl LinkFacts {
         if link.active_override().is_some_and(|by| by.is_provisional) {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
-        let of_override = shown.overridden_by.as_ref().and(self.findings.stable_names.get(&link.key));
-        let own = [of_override, self.findings.services.get(&link.key)];
+        let Findings { services, stable_names, unwritten, held_removals, readiness } = &self.findings;
+        if shown.overridden_by.is_some() {
+            reasons.extend(readiness.crd.load_full().map(|why| why.to_string().into()));
+        }
+        let own = [stable_names, unwritten]
+            .map(|texts| shown.overridden_by.as_ref().and_then(|_| texts.get(&link.key)));
+        let own = own.into_iter().chain([services.get(&link.key), held_removals.get(&link.key)]);
         reasons.extend(own.into_iter().flatten().map(|why| paragraph(&why).to_string().into()));
         match self.last_of_chain(link).as_deref() {
             None => reasons.push("its target leads in a circle, so DNS answers SERVFAIL".into()),

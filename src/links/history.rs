@@ -48,13 +48,10 @@ impl History {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Returns the changes of a link, the oldest first, without those from before the present object was created: they
-    /// are those of an earlier object of the same name.
+    /// Returns the changes of a link, the oldest first, also those from before its Service was recreated.
     #[must_use]
-    pub fn events(&self, key: &ServiceKey, created: Option<Timestamp>) -> Vec<LinkEvent> {
-        let events = self.events.lock();
-        let of_object = |event: &&LinkEvent| created.is_none_or(|created| event.time >= created);
-        events.get(key).into_iter().flatten().filter(of_object).cloned().collect()
+    pub fn events(&self, key: &ServiceKey) -> Vec<LinkEvent> {
+        self.events.lock().get(key).into_iter().flatten().cloned().collect()
     }
 
     /// Records the changes of a store, from this call on, until `stop`.
@@ -182,7 +179,7 @@ mod tests {
     }
 
     fn short(history: &History) -> Vec<(i64, ViewState, Option<String>)> {
-        let events = history.events(&key(), None).into_iter();
+        let events = history.events(&key()).into_iter();
         events.map(|event| (event.time.as_second() - START, event.state, event.target)).collect()
     }
 
@@ -206,15 +203,18 @@ mod tests {
     }
 
     #[test]
-    fn events_from_before_the_creation_are_left_out() {
+    fn history_goes_on_when_the_service_is_recreated() {
         let (store, history) = (Store::new(OnGone::Kept), history());
         history.add(&apply(&store, 1, Some("a.example.")), at(1));
         history.add(&store.gone(&key(), "uid", None, std::time::Instant::now()).unwrap(), at(2));
         history.add(&apply(&store, 3, Some("b.example.")), at(3));
-        assert_eq!(short(&history).len(), 3);
-        let targets: Vec<_> =
-            history.events(&key(), Some(at(3))).into_iter().map(|event| event.target).collect();
-        assert_eq!(targets, [Some("b.example".to_owned())]);
+        let target = |name: &str| Some(name.to_owned());
+        let expected = [
+            (1, ViewState::Ready, target("a.example")),
+            (2, ViewState::Gone, None),
+            (3, ViewState::Ready, target("b.example")),
+        ];
+        assert_eq!(short(&history), expected);
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
         let recording = Arc::clone(&history).record(Arc::clone(&store), stop.clone());
         apply(&store, 0, Some("a.example."));
         let recording = tokio::spawn(recording);
-        while history.events(&key(), None).is_empty() {
+        while history.events(&key()).is_empty() {
             tokio::task::yield_now().await;
         }
         stop.cancel();

@@ -61,7 +61,7 @@ async fn removals_are_limited_by_max_deletes() {
     assert!(line.contains("--max-deletes allows 3 in ten minutes"), "{line}");
     assert_eq!(linker.logged("no more external targets are removed"), 1);
     let notice = text(&links_of(linker.admin().await, &[]).stderr);
-    assert!(notice.contains("whose removal --max-deletes holds back: 5; "), "{notice}");
+    assert!(notice.contains("whose removal is held back, because they are many: 5; "), "{notice}");
     let reasons = || async {
         let reasons = plane.event_reasons(&namespace);
         (reasons.iter().filter(|reason| *reason == "RemovalHeld").count() >= 5).then_some(())

@@ -17,6 +17,7 @@ use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{ApiFault, FaultyApi};
 use crate::harness::{cluster_with_target, eventually, grant_optional};
+use crate::links::{links_of, text};
 
 /// A target namespace, and a namespace with the load balancers `svc-0`, `svc-1`, … with the label `tier=web`.
 struct Fixture {
@@ -282,6 +283,11 @@ async fn external_targets_of_deleted_services_stay_ten_minutes() {
             answers(linker.dns, &stage.question(0), "No Error").await;
             stage.assert_unchanged(&linker, &before).await;
             assert_eq!(linker.metric("lb_linker_links{state=\"gone\"}"), Some(number as f64));
+            assert_eq!(linker.metric("lb_linker_deletes_held"), Some(number as f64));
+            let of_namespace = ["-n", &stage.namespace, "svc-0"];
+            let shown = links_of(linker.admin().await, &of_namespace);
+            assert!(text(&shown.stderr).contains("removal is held back, because they are many: "));
+            assert!(text(&shown.stdout).contains("(MostGone)"), "{}", text(&shown.stdout));
             assert!(linker.stop().success());
         }
         let linker = stage.start(&["--max-deletes", "unlimited"]);

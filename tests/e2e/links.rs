@@ -77,7 +77,7 @@ async fn links_lists_what_lb_linker_would_serve() {
     let output = links(&["absent"]);
     assert_eq!(
         (output.status.code(), text(&output.stderr)),
-        (Some(1), "no load balancer found\n".to_owned())
+        (Some(1), format!("no load balancer or StableName {namespace}/absent found\n"))
     );
     // Nothing was written.
     assert!(cluster.get_service(&target, &format!("web-{namespace}-ext")).await.is_none());
@@ -100,7 +100,7 @@ async fn links_logs_no_lost_connection_at_its_end() {
         let running: Vec<_> = (0..8).map(|_| scope.spawn(|| (0..8).map(|_| run()).collect())).collect();
         let errors: Vec<String> =
             running.into_iter().flat_map(|it| -> Vec<String> { it.join().unwrap() }).collect();
-        assert_eq!(errors, vec!["no load balancer found\n"; 64]);
+        assert_eq!(errors, vec![format!("no load balancer or StableName {namespace}/absent found\n"); 64]);
     });
 }
 

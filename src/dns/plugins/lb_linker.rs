@@ -207,14 +207,9 @@ impl Plugin for LbLinker {
         let reading = self.readiness.list.load_full().filter(|_| is_reading);
         let reading = reading.map(|why| format!("the load balancers haven't been read yet: {why}"));
         let snapshot = snapshot_links.map(|snapshot_links| snapshot_links.to_string());
-        let notes = snapshot.or(reading).into_iter().chain(
-            [&self.readiness.manifests, &self.readiness.writes]
-                .map(|note| note.load_full())
-                .into_iter()
-                .flatten()
-                .map(|note| note.to_string()),
-        );
-        let notes: Vec<String> = notes.collect();
+        let manifests = self.readiness.manifests.load_full().map(|note| note.to_string());
+        let notes = snapshot.or(reading).into_iter().chain(manifests);
+        let notes: Vec<String> = notes.chain(self.readiness.of_cluster()).collect();
         (!notes.is_empty()).then(|| notes.join("\n"))
     }
 

@@ -199,10 +199,13 @@ fn old_view_has_a_notice_with_its_age() {
 
 #[test]
 fn held_removals_are_a_notice_with_their_number() {
-    let facts = facts(&[]);
-    facts.findings.held_removals.store(5, Ordering::Relaxed);
+    let facts = facts(&[("web", "a.example.")]);
+    let version = facts.version();
+    facts.findings.held_removals.set(&key(), Some("there are too many"));
+    assert_ne!(facts.version(), version);
+    assert!(shown(&facts).1.ends_with("there are too many"));
     let held = facts.notice().unwrap();
-    assert!(held.starts_with("external targets whose removal --max-deletes holds back: 5; "), "{held}");
+    assert!(held.contains("held back, because they are many: 1; "), "{held}");
     facts.findings.readiness.writes.store(Some(Arc::new("nothing can be written".to_owned())));
     assert_eq!(facts.notice(), Some(format!("nothing can be written; {held}")));
 }

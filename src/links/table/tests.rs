@@ -111,10 +111,7 @@ DNS names:        my-sample-lb-default.lb.internal
         target: target.map(str::to_owned),
     };
     assert!(described(None).starts_with("History:          <unknown>: "));
-    assert_eq!(
-        described(Some(Vec::new())),
-        "History:          no change since lb-linker has started, or since the creation\n"
-    );
+    assert_eq!(described(Some(Vec::new())), "History:          no change since lb-linker has started\n");
     let history =
         vec![event(3600, ViewState::Pending, None), event(125, ViewState::Ready, Some("a.example"))];
     let expected_history = "\

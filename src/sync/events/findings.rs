@@ -2,7 +2,6 @@
 //! Events, as long as they hold.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use crate::readiness::Readiness;
 use crate::sync::k8s::errors::ObjectTexts;
@@ -11,10 +10,12 @@ use crate::sync::k8s::errors::ObjectTexts;
 pub struct Findings {
     /// The parts of load balancers that are denied, invalid or ignored.
     pub services: ObjectTexts,
-    /// Why StableNames aren't Ready, or are Degraded.
+    /// Why StableNames aren't Ready, are Degraded or not accepted, or aren't checked in time.
     pub stable_names: ObjectTexts,
-    /// The number of external targets whose removal `--max-deletes` holds back; only the leader knows it.
-    pub held_removals: Arc<AtomicUsize>,
+    /// Why statuses of StableNames can't be written; only the leader knows it.
+    pub unwritten: ObjectTexts,
+    /// Why external targets aren't removed yet although their load balancers are gone: there are too many.
+    pub held_removals: ObjectTexts,
     /// What keeps sync from its work.
     pub readiness: Arc<Readiness>,
 }
@@ -23,6 +24,8 @@ impl Findings {
     /// Returns a number that grows with each change.
     #[must_use]
     pub fn version(&self) -> u64 {
-        self.services.version().wrapping_add(self.stable_names.version())
+        let Self { services, stable_names, unwritten, held_removals, readiness: _ } = self;
+        let versions = [services, stable_names, unwritten, held_removals].map(ObjectTexts::version);
+        versions.into_iter().fold(0, u64::wrapping_add)
     }
 }

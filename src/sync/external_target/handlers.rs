@@ -146,7 +146,6 @@ impl Reconciler {
         if change.target_change().is_some() {
             // Earlier failures concern the old target.
             self.runtime.queue.changed(key);
-            self.context.external_target_states.forget_failure(key);
         }
         self.runtime.queue.add(key);
     }

@@ -52,6 +52,7 @@ use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::removal::facts::{Facts, ServiceState, Subject};
+use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::source::service_links::insert_gone;
 use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
@@ -475,6 +476,15 @@ impl Reconciler {
             step = NextStep::Wait(until);
         }
         step = self.yield_to_higher_term(link, step, now);
+        match verdict {
+            Some(Verdict::Keep(RemovalReason::MostGone) | Verdict::Wait(RemovalReason::MostGone, _))
+                if self.may_write() || self.context.policy.sync == SyncMode::Plan =>
+            {
+                self.report.report_postponed(&link.key);
+            }
+            Some(_) if matches!(step, NextStep::Write(_)) => self.report.end_postponement(&link.key),
+            _ => self.report.clear_held_back(&link.key),
+        }
         self.context.external_target_states.update(link, &step, actual);
         if !matches!(step, NextStep::Conflict { .. }) {
             self.report.no_conflict(&link.key);
@@ -525,7 +535,6 @@ impl Reconciler {
         let key = &link.key;
         let (repair, adoption) = self.wanted_annotations(link, actual, &step);
         if !matches!(step, NextStep::Write(_)) {
-            self.report.clear_held_back(key);
             self.lost_answers.forget(key);
             // The last write of an annotation may have failed although the link needs no other write.
             if repair.is_none() && adoption.is_none() {

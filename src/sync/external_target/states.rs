@@ -38,11 +38,13 @@ pub enum ExternalTargetState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     state: ExternalTargetState,
+    /// The target of the link.
+    wanted: Option<Target>,
     /// Whether a StableName overrides the link.
     is_overridden: bool,
     /// The time from which users see that the external target isn't as it should be; `None` if it is.
     shown_from: Option<Instant>,
-    /// Why the last write has failed, if one has since the external target isn't as it should be.
+    /// Why the last write of the wanted target has failed, if one has since the external target isn't as it should be.
     failure: Option<String>,
 }
 
@@ -153,8 +155,10 @@ impl ExternalTargetStates {
             self.graces.lock().push_back((from, key.clone()));
         }
         let state = state.filter(|_| is_overridden || is_problem);
-        let failure = former.and_then(|entry| entry.failure).filter(|_| is_problem);
-        let entry = state.map(|state| Entry { state, is_overridden, shown_from, failure });
+        let former = former.filter(|entry| is_problem && entry.wanted.as_ref() == wanted);
+        let failure = former.and_then(|entry| entry.failure);
+        let wanted = wanted.cloned();
+        let entry = state.map(|state| Entry { state, wanted, is_overridden, shown_from, failure });
         let before = match entry.clone() {
             Some(entry) => self.states.insert(key.clone(), entry),
             None => self.states.remove(key).map(|(_, before)| before),
@@ -180,14 +184,6 @@ impl ExternalTargetStates {
         entry.shown_from = entry.shown_from.min(Some(Instant::now()));
         entry.failure = Some(why);
         if *entry != before {
-            self.version.fetch_add(1, Ordering::Release);
-        }
-    }
-
-    /// Forgets why a write has failed: the link has another target.
-    pub(crate) fn forget_failure(&self, key: &ServiceKey) {
-        let failure = self.states.get_mut(key).and_then(|mut entry| entry.failure.take());
-        if failure.is_some() {
             self.version.fetch_add(1, Ordering::Release);
         }
     }
@@ -286,7 +282,8 @@ mod tests {
         set(ExternalTargetState::Missing);
         let expected = Some((ExternalTargetState::Missing, Some("no".to_owned())));
         assert_eq!(states.problem(&key, false), expected);
-        states.forget_failure(&key);
+        let other = target("b.example.");
+        states.set(&key, Some(ExternalTargetState::Missing), Some(&other), false);
         assert_eq!(states.problem(&key, false), Some((ExternalTargetState::Missing, None)));
         states.set_failure(&key, "no".to_owned());
         set(ExternalTargetState::At(wanted.clone()));

@@ -1,8 +1,7 @@
 //! Reports the state of external targets in the log, in Events and in metrics, each change once.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tracing::{Level, debug, warn};
@@ -34,8 +33,8 @@ pub(crate) struct StatusLog {
     metrics: Arc<ReconcilerMetrics>,
     api: Arc<ApiMetrics>,
     conflicts: BTreeMap<ServiceKey, String>,
-    /// Links with a removal held back by the deletion budget.
-    held: HashSet<ServiceKey>,
+    /// Links with a removal that is held back because there are too many, and why.
+    held: HashMap<ServiceKey, RemovalReason>,
     held_back_log: ThrottledLog,
     /// The number of held-back removals in the last log line, and the time of that line.
     held_logged: Option<(usize, Instant)>,
@@ -67,13 +66,13 @@ impl StatusLog {
         api: Arc<ApiMetrics>,
     ) -> Self {
         metrics.conflicts.set(0);
-        let log = Self {
+        let mut log = Self {
             backend,
             link_reporter,
             metrics,
             api,
             conflicts: BTreeMap::new(),
-            held: HashSet::new(),
+            held: HashMap::new(),
             held_back_log: ThrottledLog::default(),
             held_logged: None,
             next_removal: None,
@@ -86,7 +85,7 @@ impl StatusLog {
             look_up_log: ThrottledLog::default(),
             refused_look_up_log: ThrottledLog::default(),
         };
-        log.set_deletes_held();
+        log.forget_held();
         log
     }
 
@@ -310,23 +309,51 @@ impl StatusLog {
 
     /// Reports that an external target isn't removed yet because of the deletion budget.
     pub(crate) fn report_held_back(&mut self, link: &Link, max: MaxDeletes, pause: Option<Duration>) {
-        let key = &link.key;
-        if self.held.insert(key.clone()) {
-            let note = format!(
-                "--max-deletes allows the removal of {max} in ten minutes: the external target stays"
-            );
+        let limit = format!("--max-deletes allows the removal of {max} in ten minutes");
+        if self.hold(&link.key, RemovalReason::RemovalHeld, &limit) {
+            let note = format!("{limit}: the external target stays");
             self.link_reporter.recorder.about(link, Reason::RemovalHeld, &note);
         }
         let now = Instant::now();
         let next = pause.map(|pause| now + pause);
         let earlier = self.next_removal.filter(|at| *at > now);
         self.next_removal = earlier.into_iter().chain(next).min();
-        self.set_deletes_held();
     }
 
-    /// Logs the number of held-back removals, if there are any.
+    /// Reports that an external target isn't removed yet, because most would have been removed at the start.
+    pub(crate) fn report_postponed(&mut self, key: &ServiceKey) {
+        let why = "most external targets would have been removed at a start, so it stays for ten minutes more \
+                   than --delete-delay";
+        self.hold(key, RemovalReason::MostGone, why);
+    }
+
+    /// Reports that the ten minutes more are over, or their reason is.
+    pub(crate) fn end_postponement(&mut self, key: &ServiceKey) {
+        if self.held.get(key) == Some(&RemovalReason::MostGone) {
+            self.clear_held_back(key);
+        }
+    }
+
+    /// Shows why the removal of a link's external target is held back. Returns whether the reason is new.
+    fn hold(&mut self, key: &ServiceKey, reason: RemovalReason, why: &str) -> bool {
+        let is_new = self.held.insert(key.clone(), reason) != Some(reason);
+        if is_new {
+            let text = format!("its external target isn't removed yet: {why} ({reason})");
+            self.link_reporter.findings.held_removals.set(key, Some(&text));
+            self.count_held();
+        }
+        is_new
+    }
+
+    /// Returns the number of removals that the deletion budget holds back.
+    fn over_budget(&self) -> usize {
+        self.held.values().filter(|reason| **reason == RemovalReason::RemovalHeld).count()
+    }
+
+    /// Logs the number of removals that the deletion budget holds back, if there are any.
     pub(crate) fn remind(&mut self, max: MaxDeletes) {
-        if self.held.is_empty() {
+        let number = self.over_budget();
+        if number == 0 {
             return;
         }
         let when = match self.next_removal {
@@ -336,7 +363,6 @@ impl StatusLog {
             }
             None => "no other removal is allowed".to_owned(),
         };
-        let number = self.held.len();
         let is_logged = self.held_back_log.remind(&format!(
             "no more external targets are removed for now: --max-deletes allows {max} in ten minutes; {when}; \
              external targets held back so far: {number} ({})",
@@ -351,22 +377,22 @@ impl StatusLog {
     /// removals has at least doubled since.
     pub(crate) fn reminder_due(&self) -> Option<Instant> {
         let (number, at) = self.held_logged?;
-        (self.held.len() >= 2 * number).then(|| at + LOG_INTERVAL)
+        (self.over_budget() >= 2 * number).then(|| at + LOG_INTERVAL)
     }
 
     /// Records that this process doesn't lead any more: the next leader decides about held-back removals.
     pub(crate) fn leadership_lost(&mut self) {
-        self.held.clear();
+        self.forget_held();
         (self.next_removal, self.held_back_log, self.held_logged) = Default::default();
-        self.set_deletes_held();
         self.previous_targets.clear();
     }
 
     /// Reports that the removal of a link's external target isn't held back any more.
     pub(crate) fn clear_held_back(&mut self, key: &ServiceKey) {
-        if self.held.remove(key) {
-            self.set_deletes_held();
-            if self.held.is_empty() {
+        if self.held.remove(key).is_some() {
+            self.link_reporter.findings.held_removals.set(key, None);
+            self.count_held();
+            if self.over_budget() == 0 {
                 self.held_logged = None;
                 self.held_back_log
                     .recovered("--max-deletes holds back no removal of an external target any more");
@@ -374,9 +400,14 @@ impl StatusLog {
         }
     }
 
-    fn set_deletes_held(&self) {
+    fn forget_held(&mut self) {
+        self.held.clear();
+        self.link_reporter.findings.held_removals.retain(|_| false);
+        self.count_held();
+    }
+
+    fn count_held(&self) {
         self.metrics.deletes_held.set(i64::try_from(self.held.len()).unwrap_or(i64::MAX));
-        self.link_reporter.findings.held_removals.store(self.held.len(), Ordering::Relaxed);
     }
 
     /// Reports that another link has the default name of a link's external target.
@@ -447,7 +478,9 @@ impl StatusLog {
     /// Records that a link needs no more writes.
     pub(crate) fn settled(&mut self, link: &Link) {
         self.planned.remove(&link.key);
+        // The Event of a StableName comes from the decision about its status.
         if let Some(Some(from)) = self.previous_targets.remove(&link.key)
+            && link.active_override().is_none()
             && let Some(to) = link.target.as_ref().filter(|to| **to != from)
         {
             self.link_reporter.recorder.about(link, Reason::TargetChanged, &format!("{from} → {to}"));
@@ -467,7 +500,7 @@ impl StatusLog {
     /// Returns the links with reported state.
     pub(crate) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
         let Self { conflicts, held, names_lost, previous_targets: former, planned, .. } = self;
-        let reported = conflicts.keys().chain(held).chain(names_lost.keys());
+        let reported = conflicts.keys().chain(held.keys()).chain(names_lost.keys());
         reported.chain(former.keys()).chain(planned.keys())
     }
 
@@ -532,10 +565,11 @@ mod tests {
         hold(&mut log, 3..22);
         let logged = log.held_logged.unwrap();
         assert_eq!((logged.0, log.reminder_due()), (2, Some(logged.1 + LOG_INTERVAL)));
-        let held = Arc::clone(&log.link_reporter.findings.held_removals);
-        assert_eq!(held.load(Ordering::Relaxed), 22);
+        let held = log.link_reporter.findings.held_removals.clone();
+        assert_eq!(held.number(), 22);
+        assert!(held.get(&link("7").key).unwrap().ends_with("(RemovalHeld)"));
         (0..22).for_each(|name| log.clear_held_back(&link(&name.to_string()).key));
-        assert_eq!((log.reminder_due(), held.load(Ordering::Relaxed)), (None, 0));
+        assert_eq!((log.reminder_due(), held.number()), (None, 0));
         let text = log_text.text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2, "{text}");

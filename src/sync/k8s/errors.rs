@@ -166,6 +166,12 @@ impl ObjectTexts {
         self.0.texts.lock().get(key).cloned()
     }
 
+    /// Returns the number of objects with a text.
+    #[must_use]
+    pub fn number(&self) -> usize {
+        self.0.texts.lock().len()
+    }
+
     /// Removes the texts about the objects for which `known` is false.
     pub fn retain(&self, known: impl Fn(&ServiceKey) -> bool) {
         self.0.texts.lock().retain(|key, _| known(key));

@@ -101,6 +101,7 @@ impl ManifestSource {
         let LinkReporter { findings, log, .. } = &self.link_reporter;
         let mut object_errors = ObjectErrors::shown_in(&findings.services, "Service", log.clone());
         let (mut kept, mut owners_deadline) = (KeptServices::new(self.delete_delay), None);
+        let mut is_empty = true;
         loop {
             tokio::select! {
                 changed = changes.next() => changed.ok_or(SyncError::WatchEnded)?,
@@ -149,8 +150,12 @@ impl ManifestSource {
             list.iter_mut().for_each(|observed| self.persisted.attach(&self.store, observed));
             self.unselected.replace(None, unselected, &HashSet::new());
             object_errors.retain(|key| listed.contains(key));
+            let was_empty = std::mem::replace(&mut is_empty, listed.is_empty());
             let changes = self.take_list(list, &kept);
             if self.store.is_known(Input::Services) {
+                if listed.is_empty() && !was_empty {
+                    warn!("{} has no selected load balancer any more", self.directory.display());
+                }
                 log_changes(&self.link_reporter, changes);
             } else {
                 self.persisted.on_first_list(&self.store, self.keeps_unlisted, &BTreeSet::new());

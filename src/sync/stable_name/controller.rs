@@ -39,6 +39,7 @@ use crate::model::service_key::ServiceKey;
 use crate::store::{Input, Store};
 use crate::sync::alerts::requests::RuleRequests;
 use crate::sync::election::Leadership;
+use crate::sync::events::findings::Findings;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::decision::SyncPolicy;
 use crate::sync::external_target::states::ExternalTargetStates;
@@ -118,7 +119,6 @@ struct FailoverController {
     pending_deletions: PendingDeletions,
     /// Log of failed discovery requests.
     error_log: ThrottledLog,
-    is_forbidden_logged: bool,
     leader: LeaderTerm,
 }
 
@@ -194,7 +194,11 @@ impl FailoverController {
         context.metrics.reset_targets();
         // The task may have panicked while it led.
         context.metrics.reset();
-        context.link_reporter.findings.stable_names.retain(|_| false);
+        let Findings { stable_names, unwritten, readiness, .. } = &context.link_reporter.findings;
+        stable_names.retain(|_| false);
+        unwritten.retain(|_| false);
+        readiness.stable_names.store(None);
+        readiness.crd.store(None);
         Self {
             scopes: Scope::of(&context.selection, &context.availability),
             object_errors: ObjectErrors::of_kind("StableName", context.link_reporter.log.clone()),
@@ -205,7 +209,6 @@ impl FailoverController {
             relist_guard: RelistGuard::default(),
             pending_deletions: PendingDeletions::default(),
             error_log: ThrottledLog::default(),
-            is_forbidden_logged: false,
             leader: LeaderTerm::new(None, context.leadership.clone()),
             context,
         }

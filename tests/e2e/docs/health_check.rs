@@ -283,11 +283,11 @@ fn cutover_that_waits_is_healthy_with_a_message() {
 #[test]
 fn stable_name_with_a_refused_source_is_degraded() {
     let mut decided = StableNameFixture::settled();
-    let message = "source busan: no LoadBalancer Service shop-dr/web lets namespace shop follow it";
+    let message = "no LoadBalancer Service shop-dr/web lets namespace shop follow it";
     let refusal = Refusal { reason: RefusalReason::RefNotPermitted, message: message.to_owned() };
     decided.offers[1] = Offer { refusal: Some(refusal), ..Offer::default() };
     decided.decide();
-    assert_health(decided.health(), "Degraded", message);
+    assert_health(decided.health(), "Degraded", &format!("source busan: {message}"));
 }
 
 #[test]

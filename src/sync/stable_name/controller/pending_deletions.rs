@@ -149,11 +149,6 @@ impl PendingDeletions {
         self.unserved.get_or_insert((since, until));
     }
 
-    /// Returns whether the API server's last answer was that it doesn't serve StableNames.
-    pub(super) fn is_unserved(&self) -> bool {
-        self.unserved.is_some()
-    }
-
     /// Returns until when the last targets stay.
     pub(super) fn unserved_until(&self) -> Option<Instant> {
         self.unserved.and_then(|(_, until)| until)

@@ -124,15 +124,10 @@ impl Sources<'_> {
         announced: Option<&AnnouncedTarget>,
         is_refused: impl Fn(&str) -> bool,
     ) -> Offer {
-        let offer = match object.service_of(source) {
+        match object.service_of(source) {
             Some(key) => self.service_offer(object, &key, announced, is_refused(key.namespace())),
             None => self.fixed_offer(object, source),
-        };
-        let refusal = offer.refusal.map(|Refusal { reason, message }| Refusal {
-            reason,
-            message: format!("source {}: {message}", source.name),
-        });
-        Offer { refusal, ..offer }
+        }
     }
 
     fn service_offer(

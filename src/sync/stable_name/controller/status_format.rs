@@ -21,8 +21,8 @@ use crate::model::link::Target;
 use crate::model::names::MAX_LABEL;
 use crate::sync::k8s::service::host_name;
 use crate::sync::stable_name::decision::status::{
-    AnnouncedTarget, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget, SourceState,
-    SourceStatus,
+    AnnouncedTarget, CHECK_LATE, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget,
+    SourceState, SourceStatus,
 };
 
 /// The condition that tells whether the PrometheusRule of `spec.alerts` is written, and its metrics are exported.
@@ -130,14 +130,15 @@ pub fn own_part(status: &StableNameStatus) -> StableNameStatus {
     own
 }
 
-/// Returns why a StableName isn't Ready, or is Degraded or not accepted, for users; `None` if nothing is wrong.
+/// Returns why a StableName isn't Ready, is Degraded or not accepted, or isn't checked in time, for users; `None` if nothing is wrong.
 #[must_use]
 pub(super) fn problem(status: &StableNameStatus) -> Option<String> {
     let find = |kind: &str, status_text: &str| {
         status.conditions.iter().find(|known| known.type_ == kind && known.status == status_text)
     };
-    let condition =
-        find("Ready", "False").or_else(|| find("Degraded", "True")).or_else(|| find("Accepted", "False"))?;
+    let late = || find("Resolved", "Unknown").filter(|resolved| resolved.reason == CHECK_LATE);
+    let found = find("Ready", "False").or_else(|| find("Degraded", "True"));
+    let condition = found.or_else(|| find("Accepted", "False")).or_else(late)?;
     let (reason, message) = (sentence(&condition.reason), sentence(&condition.message));
     Some(if condition.message.is_empty() { reason.to_string() } else { format!("{reason}: {message}") })
 }

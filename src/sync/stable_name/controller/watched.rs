@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, abortable};
+use jiff::Timestamp;
 use kube::ResourceExt;
 use tracing::{debug, info, warn};
 
@@ -21,7 +22,9 @@ use crate::model::link::{Link, LinkChange};
 use crate::model::link_override::LinkOverride;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
+use crate::readiness::Readiness;
 use crate::store::Input;
+use crate::sync::events::findings::Findings;
 use crate::sync::events::link_log::log_change;
 use crate::sync::events::{Reason, Regarding};
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
@@ -38,6 +41,7 @@ use crate::sync::removal::verdict::{Question, Verdict, may_remove};
 use crate::sync::source::relist_guard::CONFIRM_AFTER;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::service_links::{end_override, set_override};
+use crate::sync::stable_name::decision::times::end_of_wait;
 
 pub(super) type ScopedEvents = BoxStream<'static, (usize, WatchItem<StableName>)>;
 
@@ -50,9 +54,8 @@ pub(super) struct Scope {
     is_listed: bool,
     /// The newest resourceVersion of a list or an event. An older list shows that etcd was restored.
     newest: Option<u64>,
-    /// Whether the permission to list counts as missing: [`REFUSALS_UNTIL_FORBIDDEN`] or more tries in a row were
-    /// refused.
-    is_forbidden: bool,
+    /// Why the permission to list counts as missing: [`REFUSALS_UNTIL_FORBIDDEN`] or more tries in a row were refused.
+    forbidden: Option<String>,
     /// The number of refused tries in a row.
     refusals: u32,
     /// The time of the list that has to confirm a suspicious one.
@@ -71,7 +74,7 @@ impl Scope {
                 list: HashMap::new(),
                 is_listed: false,
                 newest: None,
-                is_forbidden: false,
+                forbidden: None,
                 refusals: 0,
                 confirm_at: None,
                 end: None,
@@ -96,7 +99,7 @@ impl Scope {
 impl FailoverController {
     /// Returns whether all StableNames are listed, except in namespaces where this process may not list them.
     pub(super) fn is_listed(&self) -> bool {
-        self.scopes.iter().all(|scope| scope.is_listed || scope.is_forbidden)
+        self.scopes.iter().all(|scope| scope.is_listed || scope.forbidden.is_some())
     }
 
     /// Lists everything again: a term begins, or etcd was restored.
@@ -137,8 +140,8 @@ impl FailoverController {
         match served {
             Ok(true) => {
                 self.error_log.recovered("discovery of StableNames works again");
-                if self.pending_deletions.is_unserved() {
-                    self.set_on_overridden(None);
+                if self.readiness().crd.swap(None).is_some() {
+                    info!("the API server serves StableNames again");
                 }
                 for (key, deletion) in self.pending_deletions.served() {
                     self.end_override(&key, &deletion.uid, deletion.since);
@@ -149,25 +152,15 @@ impl FailoverController {
             }
             Ok(false) => {
                 self.error_log.recovered("discovery of StableNames works again");
-                let has_overrides = self.context.store.links().iter().any(|link| link.overridden.is_some());
-                let is_news = !self.pending_deletions.is_unserved() && has_overrides;
                 for scope in &mut self.scopes {
                     scope.stop();
                     scope.is_listed = false;
-                }
-                if is_news {
-                    let delay = self.context.policy.withdrawal_delay;
-                    warn!(
-                        "the CRD stablenames.linker.hsj.com is gone: DNS keeps the last targets for {delay:?} \
-                         (--delete-delay; {})",
-                        RemovalReason::CrdGone
-                    );
                 }
                 self.pending_deletions.unserved(self.context.policy.withdrawal_delay);
                 for key in self.objects.keys().cloned().collect::<Vec<_>>() {
                     self.forget(&key);
                 }
-                self.show_crd_gone();
+                self.report_crd_gone();
                 self.context.store.set_known(Input::StableNames);
                 self.note_all_lists(true);
             }
@@ -275,13 +268,8 @@ impl FailoverController {
             self.note_list(number, false);
             return self.pending_deletions.retry_soon();
         }
-        scope.is_forbidden = true;
-        if !std::mem::replace(&mut self.is_forbidden_logged, true) {
-            let why = explain_watch(error, scope.log.what(), PERMISSION_HINT);
-            warn!(
-                "{why}; until the permission is granted, their external targets, and the Services that follow them, stay as they are"
-            );
-        }
+        scope.forbidden = Some(explain_watch(error, scope.log.what(), PERMISSION_HINT));
+        self.report_forbidden();
         self.note_list(number, false);
         self.on_lists_changed();
     }
@@ -291,8 +279,8 @@ impl FailoverController {
     fn take_list(&mut self, number: usize) {
         let list = std::mem::take(&mut self.scopes[number].list);
         let scope = &mut self.scopes[number];
-        (scope.is_listed, scope.is_forbidden, scope.refusals) = (true, false, 0);
-        self.is_forbidden_logged = false;
+        (scope.is_listed, scope.forbidden, scope.refusals) = (true, None, 0);
+        self.report_forbidden();
         let links = self.context.store.links();
         let overridden = links.iter().filter(|link| link.overridden.is_some()).map(|link| link.key.clone());
         let known: HashSet<ServiceKey> = self.objects.keys().cloned().chain(overridden).collect();
@@ -477,27 +465,54 @@ impl FailoverController {
         }
     }
 
-    /// Shows users why the overrides stand although there are no StableNames any more.
-    fn show_crd_gone(&self) {
-        let why = format!(
-            "the CRD stablenames.linker.hsj.com is gone: the last target stays for {:?} from then on (--delete-delay; {})",
-            self.context.policy.withdrawal_delay,
-            RemovalReason::CrdGone
-        );
-        self.set_on_overridden(Some(&why));
+    fn readiness(&self) -> &Readiness {
+        &self.context.link_reporter.findings.readiness
     }
 
-    /// Sets what is wrong with all StableNames that override a link.
-    fn set_on_overridden(&self, why: Option<&str>) {
-        for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
-            self.context.link_reporter.findings.stable_names.set(&link.key, why);
+    /// Reports why the overrides stand although there are no StableNames any more.
+    fn report_crd_gone(&self) {
+        let mut links = self.context.store.links().into_iter();
+        if self.pending_deletions.unserved_until().is_none()
+            || self.readiness().crd.load().is_some()
+            || !links.any(|link| link.overridden.is_some())
+        {
+            return;
+        }
+        let until = end_of_wait(Timestamp::now(), self.context.policy.withdrawal_delay);
+        let why = format!(
+            "the CRD stablenames.linker.hsj.com is gone: the last targets stay until {until:.0} (--delete-delay; {})",
+            RemovalReason::CrdGone
+        );
+        warn!("{why}");
+        self.readiness().crd.store(Some(Arc::new(why)));
+    }
+
+    /// Reports which lists are forbidden: the first one in full.
+    fn report_forbidden(&self) {
+        let mut forbidden = self.scopes.iter().filter_map(|scope| scope.forbidden.as_ref());
+        let first = forbidden.next();
+        let note = first.map(|why| {
+            let others = match forbidden.count() {
+                0 => String::new(),
+                number => format!(" (and in {number} more namespaces)"),
+            };
+            format!(
+                "{why}{others}; until the permission is granted, their external targets, and the Services that follow \
+                 them, stay as they are"
+            )
+        });
+        let before = self.readiness().stable_names.swap(note.clone().map(Arc::new));
+        match (before, note) {
+            (None, Some(note)) => warn!("{note}"),
+            (Some(_), None) => info!("StableNames can be listed again"),
+            _ => {}
         }
     }
 
     /// Ends all overrides: the API server hasn't served StableNames for `--delete-delay`.
     pub(super) fn end_all_overrides(&mut self) {
         let Some(since) = self.pending_deletions.end_wait() else { return };
-        self.set_on_overridden(None);
+        self.readiness().crd.store(None);
         for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
             if let Some(change) = end_override(&self.context.store, &link.key, None, since) {
                 self.report(&change);
@@ -512,7 +527,9 @@ impl FailoverController {
             self.context.metrics.targets.with_label_values(&[state(&followed.object)]).dec();
         }
         self.object_errors.set(key, None);
-        self.context.link_reporter.findings.stable_names.set(key, None);
+        let Findings { stable_names, unwritten, .. } = &self.context.link_reporter.findings;
+        stable_names.set(key, None);
+        unwritten.set(key, None);
         self.context.rules.forget(key);
         self.leader.forget(key);
         self.context.metrics.remove(key);

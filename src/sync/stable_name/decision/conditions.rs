@@ -7,8 +7,8 @@ use super::outlook::StatusBuilder;
 use super::sources::NOT_CHECKED;
 use super::spec::{Failback, Refusal, RefusalReason};
 use super::status::{
-    AnnouncedTarget, Condition, ConditionStatus, ConditionType, MoveReason, NO_EXTERNAL_TARGET, SourceState,
-    SourceStatus, cut,
+    AnnouncedTarget, CHECK_LATE, Condition, ConditionStatus, ConditionType, MoveReason, NO_EXTERNAL_TARGET,
+    SourceState, SourceStatus, cut,
 };
 use super::times::end_of_wait;
 
@@ -45,8 +45,11 @@ impl StatusBuilder<'_> {
     }
 
     fn accepted(&self) -> Finding {
-        let of_sources = self.facts.input.offers.iter().filter_map(|offer| offer.refusal.as_ref());
-        match Refusal::joined(self.facts.input.refusal.into_iter().chain(of_sources).cloned()) {
+        let offers = self.facts.input.offers.iter().enumerate();
+        let of_sources = offers.filter_map(|(position, offer)| {
+            Some(offer.refusal.as_ref()?.of_source(self.facts.name(position)))
+        });
+        match Refusal::joined(self.facts.input.refusal.cloned().into_iter().chain(of_sources)) {
             Some(Refusal { reason, message }) => finding(false, reason.as_str(), message),
             None => finding(true, "Accepted", ""),
         }
@@ -68,7 +71,7 @@ impl StatusBuilder<'_> {
         };
         if facts.is_late(&current.target) {
             let message = "no check has passed or failed for more than two periods";
-            (ConditionStatus::Unknown, "CheckLate".to_owned(), message.to_owned())
+            (ConditionStatus::Unknown, CHECK_LATE.to_owned(), message.to_owned())
         } else if facts.has_failed(&current.target) {
             // The first message stays, so that errors that alternate cause no writes.
             let known = former.filter(|former| former.reason == "CheckFailed");

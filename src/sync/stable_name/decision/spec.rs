@@ -95,6 +95,12 @@ pub struct Refusal {
 }
 
 impl Refusal {
+    /// Returns the refusal with the name of its source in the message.
+    #[must_use]
+    pub fn of_source(&self, name: &str) -> Self {
+        Self { reason: self.reason, message: format!("source {name}: {}", self.message) }
+    }
+
     /// Returns several refusals as one, with the reason of the first; `None` if there are none.
     #[must_use]
     pub fn joined(refusals: impl IntoIterator<Item = Self>) -> Option<Self> {

@@ -10,6 +10,8 @@ use crate::model::uid::Uid;
 
 /// The reason of the condition Ready while the external target is missing, or points elsewhere.
 pub const NO_EXTERNAL_TARGET: &str = "NoExternalTarget";
+/// The reason of `Resolved` when no check has ended for too long.
+pub const CHECK_LATE: &str = "CheckLate";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FailoverStatus {

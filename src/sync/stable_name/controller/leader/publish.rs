@@ -6,7 +6,7 @@ use kube::api::Patch;
 
 use super::super::FailoverController;
 use super::super::alerts::add_condition;
-use super::super::status_format::{PublishedNames, merge_patch, own_part, problem, to_stored};
+use super::super::status_format::{PublishedNames, merge_patch, own_part, to_stored};
 use super::super::write::{StatusAnswer, StatusWrite, patch_status};
 use super::state::{DecisionState, refusal_of};
 use crate::api::status::StableNameStatus;
@@ -60,10 +60,9 @@ impl FailoverController {
         }
         if before == after {
             // No write is needed any more, whatever became of the last one.
-            let problem = problem(&object.status);
-            self.context.link_reporter.findings.stable_names.set(key, problem.as_deref());
             self.leader.runtime.queue.succeeded(key);
             state.begin_write(&before);
+            self.clear_failure(key);
             self.report_changes(key, &before);
             return;
         }
@@ -112,6 +111,7 @@ impl FailoverController {
                     self.applied(*object);
                 }
                 let pause = self.leader.runtime.succeeded(&key, sent.as_ref());
+                self.clear_failure(&key);
                 if let Some(sent) = sent {
                     if let Some(pause) = pause {
                         let line = format_args!(
@@ -143,7 +143,14 @@ impl FailoverController {
     /// Shows users that a decision has no effect, because it can't be written.
     fn show_failure(&self, key: &ServiceKey, message: &str) {
         let why = format!("its status can't be written, so nothing moves: {message}");
-        self.context.link_reporter.findings.stable_names.set(key, Some(&why));
+        self.context.link_reporter.findings.unwritten.set(key, Some(&why));
+    }
+
+    fn clear_failure(&mut self, key: &ServiceKey) {
+        let unwritten = &self.context.link_reporter.findings.unwritten;
+        if unwritten.set(key, None) && unwritten.number() == 0 {
+            self.leader.error_log.recovered("statuses of StableNames can be written again");
+        }
     }
 
     /// Reports the changes that the written status contains, and a new refusal.

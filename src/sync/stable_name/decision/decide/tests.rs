@@ -1314,8 +1314,8 @@ fn refused_names_make_the_object_unaccepted_and_not_ready() {
 fn conditions_name_every_refusal() {
     let mut harness = Harness::new(&[("seoul", ""), ("busan", "")]);
     for name in ["seoul", "busan"] {
-        let message = format!("source {name}: no");
-        harness.offer(name).refusal = Some(Refusal { reason: RefusalReason::RefNotPermitted, message });
+        let (reason, message) = (RefusalReason::RefNotPermitted, "no".to_owned());
+        harness.offer(name).refusal = Some(Refusal { reason, message });
     }
     harness.refusal = refusal(RefusalReason::HostnameRefused);
     harness.decide();
