@@ -52,10 +52,18 @@ pub async fn send_udp(server: SocketAddr, bytes: &[u8], reply_timeout: Duration)
     Some(answer)
 }
 
-/// Sends a query by UDP, and returns the answer. The timeout is shorter than that of [`answers`], so that a missing
-/// answer and a wrong answer panic with different messages there.
+/// Sends a query by UDP, and returns the answer. A process that was stopped under load has lost datagrams, so the query
+/// is sent again after 5 s. The timeout is shorter than that of [`answers`], so that a missing answer and a wrong answer
+/// panic with different messages there.
 pub async fn ask_udp(server: SocketAddr, message: &Message) -> Message {
-    let bytes = send_udp(server, &message.to_vec().unwrap(), EVENT_TIMEOUT / 4).await;
+    let query = message.to_vec().unwrap();
+    let mut bytes = None;
+    for _ in 0..9 {
+        bytes = send_udp(server, &query, EVENT_TIMEOUT / 36).await;
+        if bytes.is_some() {
+            break;
+        }
+    }
     let bytes = bytes.unwrap_or_else(|| panic!("no answer by UDP: {:?}", message.queries));
     let answer = Message::from_vec(&bytes).unwrap();
     assert_eq!(answer.metadata.id, message.metadata.id);
