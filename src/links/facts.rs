@@ -127,10 +127,11 @@ impl LinkFacts {
         if shown.overridden_by.is_some() {
             reasons.extend(readiness.crd.load_full().map(|why| why.to_string().into()));
         }
-        let own = [stable_names, unwritten]
-            .map(|texts| shown.overridden_by.as_ref().and_then(|_| texts.get(&link.key)));
-        let own = own.into_iter().chain([services.get(&link.key), held_removals.get(&link.key)]);
-        reasons.extend(own.into_iter().flatten().map(|why| paragraph(&why).to_string().into()));
+        let of_override =
+            shown.overridden_by.as_ref().map(|_| [stable_names.get(&link.key), unwritten.get(&link.key)]);
+        let of_link = [services.get(&link.key), held_removals.get(&link.key)];
+        let own = of_override.into_iter().flatten().chain(of_link);
+        reasons.extend(own.flatten().map(|why| paragraph(&why).to_string().into()));
         match self.last_of_chain(link).as_deref() {
             None => reasons.push("its target leads in a circle, so DNS answers SERVFAIL".into()),
             Some(Link { target: Some(Target::Hostname(host)), .. }) => {

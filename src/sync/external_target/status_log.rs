@@ -1,6 +1,6 @@
 //! Reports the state of external targets in the log, in Events and in metrics, each change once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,8 +33,10 @@ pub(crate) struct StatusLog {
     metrics: Arc<ReconcilerMetrics>,
     api: Arc<ApiMetrics>,
     conflicts: BTreeMap<ServiceKey, String>,
-    /// Links with a removal that is held back because there are too many, and why.
-    held: HashMap<ServiceKey, RemovalReason>,
+    /// Links with a removal held back by the deletion budget.
+    held: HashSet<ServiceKey>,
+    /// Links with a removal that comes ten minutes later, because most external targets would have gone at a start.
+    postponed: HashSet<ServiceKey>,
     held_back_log: ThrottledLog,
     /// The number of held-back removals in the last log line, and the time of that line.
     held_logged: Option<(usize, Instant)>,
@@ -72,7 +74,8 @@ impl StatusLog {
             metrics,
             api,
             conflicts: BTreeMap::new(),
-            held: HashMap::new(),
+            held: HashSet::new(),
+            postponed: HashSet::new(),
             held_back_log: ThrottledLog::default(),
             held_logged: None,
             next_removal: None,
@@ -309,8 +312,11 @@ impl StatusLog {
 
     /// Reports that an external target isn't removed yet because of the deletion budget.
     pub(crate) fn report_held_back(&mut self, link: &Link, max: MaxDeletes, pause: Option<Duration>) {
+        let key = &link.key;
         let limit = format!("--max-deletes allows the removal of {max} in ten minutes");
-        if self.hold(&link.key, RemovalReason::RemovalHeld, &limit) {
+        self.end_postponement(key);
+        if self.held.insert(key.clone()) {
+            self.show_held(key, RemovalReason::RemovalHeld, &limit);
             let note = format!("{limit}: the external target stays");
             self.link_reporter.recorder.about(link, Reason::RemovalHeld, &note);
         }
@@ -320,40 +326,36 @@ impl StatusLog {
         self.next_removal = earlier.into_iter().chain(next).min();
     }
 
-    /// Reports that an external target isn't removed yet, because most would have been removed at the start.
+    /// Reports that an external target isn't removed yet, because most would have been removed at a start.
     pub(crate) fn report_postponed(&mut self, key: &ServiceKey) {
-        let why = "most external targets would have been removed at a start, so it stays for ten minutes more \
-                   than --delete-delay";
-        self.hold(key, RemovalReason::MostGone, why);
+        if self.postponed.insert(key.clone()) {
+            let why = "most external targets would have been removed at a start, so it stays for ten minutes more \
+                       than --delete-delay";
+            self.show_held(key, RemovalReason::MostGone, why);
+        }
     }
 
     /// Reports that the ten minutes more are over, or their reason is.
     pub(crate) fn end_postponement(&mut self, key: &ServiceKey) {
-        if self.held.get(key) == Some(&RemovalReason::MostGone) {
-            self.clear_held_back(key);
+        if self.postponed.remove(key) {
+            self.hide_held(key);
         }
     }
 
-    /// Shows why the removal of a link's external target is held back. Returns whether the reason is new.
-    fn hold(&mut self, key: &ServiceKey, reason: RemovalReason, why: &str) -> bool {
-        let is_new = self.held.insert(key.clone(), reason) != Some(reason);
-        if is_new {
-            let text = format!("its external target isn't removed yet: {why} ({reason})");
-            self.link_reporter.findings.held_removals.set(key, Some(&text));
-            self.count_held();
-        }
-        is_new
+    fn show_held(&self, key: &ServiceKey, reason: RemovalReason, why: &str) {
+        let text = format!("its external target isn't removed yet: {why} ({reason})");
+        self.link_reporter.findings.held_removals.set(key, Some(&text));
+        self.count_held();
     }
 
-    /// Returns the number of removals that the deletion budget holds back.
-    fn over_budget(&self) -> usize {
-        self.held.values().filter(|reason| **reason == RemovalReason::RemovalHeld).count()
+    fn hide_held(&self, key: &ServiceKey) {
+        self.link_reporter.findings.held_removals.set(key, None);
+        self.count_held();
     }
 
     /// Logs the number of removals that the deletion budget holds back, if there are any.
     pub(crate) fn remind(&mut self, max: MaxDeletes) {
-        let number = self.over_budget();
-        if number == 0 {
+        if self.held.is_empty() {
             return;
         }
         let when = match self.next_removal {
@@ -363,6 +365,7 @@ impl StatusLog {
             }
             None => "no other removal is allowed".to_owned(),
         };
+        let number = self.held.len();
         let is_logged = self.held_back_log.remind(&format!(
             "no more external targets are removed for now: --max-deletes allows {max} in ten minutes; {when}; \
              external targets held back so far: {number} ({})",
@@ -377,7 +380,7 @@ impl StatusLog {
     /// removals has at least doubled since.
     pub(crate) fn reminder_due(&self) -> Option<Instant> {
         let (number, at) = self.held_logged?;
-        (self.over_budget() >= 2 * number).then(|| at + LOG_INTERVAL)
+        (self.held.len() >= 2 * number).then(|| at + LOG_INTERVAL)
     }
 
     /// Records that this process doesn't lead any more: the next leader decides about held-back removals.
@@ -389,10 +392,10 @@ impl StatusLog {
 
     /// Reports that the removal of a link's external target isn't held back any more.
     pub(crate) fn clear_held_back(&mut self, key: &ServiceKey) {
-        if self.held.remove(key).is_some() {
-            self.link_reporter.findings.held_removals.set(key, None);
-            self.count_held();
-            if self.over_budget() == 0 {
+        self.end_postponement(key);
+        if self.held.remove(key) {
+            self.hide_held(key);
+            if self.held.is_empty() {
                 self.held_logged = None;
                 self.held_back_log
                     .recovered("--max-deletes holds back no removal of an external target any more");
@@ -402,12 +405,14 @@ impl StatusLog {
 
     fn forget_held(&mut self) {
         self.held.clear();
+        self.postponed.clear();
         self.link_reporter.findings.held_removals.retain(|_| false);
         self.count_held();
     }
 
     fn count_held(&self) {
-        self.metrics.deletes_held.set(i64::try_from(self.held.len()).unwrap_or(i64::MAX));
+        let number = self.held.len() + self.postponed.len();
+        self.metrics.deletes_held.set(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
     /// Reports that another link has the default name of a link's external target.
@@ -494,13 +499,14 @@ impl StatusLog {
 
     pub(crate) fn tidy(&mut self) {
         self.held.shrink_to_fit();
+        self.postponed.shrink_to_fit();
         self.previous_targets.shrink_to_fit();
     }
 
     /// Returns the links with reported state.
     pub(crate) fn links(&self) -> impl Iterator<Item = &ServiceKey> {
-        let Self { conflicts, held, names_lost, previous_targets: former, planned, .. } = self;
-        let reported = conflicts.keys().chain(held.keys()).chain(names_lost.keys());
+        let Self { conflicts, held, postponed, names_lost, previous_targets: former, planned, .. } = self;
+        let reported = conflicts.keys().chain(held).chain(postponed).chain(names_lost.keys());
         reported.chain(former.keys()).chain(planned.keys())
     }
 

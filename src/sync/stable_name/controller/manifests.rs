@@ -140,18 +140,16 @@ fn decide(
     let link_override = link_override(followed, sources, None);
     let refused_name = annotations(object, sources.policy, &followed.inherited).1;
     let mut errors: Vec<String> = refused_name.into_iter().map(|refusal| refusal.message).collect();
-    let link_override =
-        match link_override.announced {
-            Announcement::NotYet => {
-                let offers = sources.offers(object, present.and_then(announced).as_ref(), |_| false);
-                let refusals = object.sources().iter().zip(&offers);
-                errors.extend(refusals.filter_map(|(source, offer)| {
-                    Some(offer.refusal.as_ref()?.of_source(&source.name).message)
-                }));
-                choose(followed, sources, &offers, present, link_override)
+    let link_override = match link_override.announced {
+        Announcement::NotYet => {
+            let offers = sources.offers(object, present.and_then(announced).as_ref(), |_| false);
+            for (source, offer) in object.sources().iter().zip(&offers) {
+                errors.extend(offer.refusal.as_ref().map(|refusal| refusal.of_source(&source.name).message));
             }
-            Announcement::Withdrawn | Announcement::Target(_) => link_override,
-        };
+            choose(followed, sources, &offers, present, link_override)
+        }
+        Announcement::Withdrawn | Announcement::Target(_) => link_override,
+    };
     if link_override.refused {
         errors.push("the target in its status isn't allowed or can't be read".to_owned());
     }

@@ -130,7 +130,8 @@ pub fn own_part(status: &StableNameStatus) -> StableNameStatus {
     own
 }
 
-/// Returns why a StableName isn't Ready, is Degraded or not accepted, or isn't checked in time, for users; `None` if nothing is wrong.
+/// Returns why a StableName isn't Ready, is Degraded or not accepted, or isn't checked in time, for users; `None` if
+/// nothing is wrong.
 #[must_use]
 pub(super) fn problem(status: &StableNameStatus) -> Option<String> {
     let find = |kind: &str, status_text: &str| {

@@ -1,4 +1,5 @@
 use std::future::ready;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use prometheus::IntCounter;
 use serde_json::json;
@@ -54,8 +55,13 @@ fn pinned(version: &str, target: &str) -> serde_json::Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn status_that_cant_be_written_is_shown_with_the_reason() {
-    let (client, _) = test_support::refusing(403, "Forbidden", "no permission");
+async fn status_that_cant_be_written_is_shown_until_it_is() {
+    let is_granted = Arc::new(AtomicBool::new(false));
+    let (granted, written) = (Arc::clone(&is_granted), pinned("7", "b"));
+    let client = test_support::client(move |_| match granted.load(Ordering::Relaxed) {
+        true => (200, written.clone()),
+        false => test_support::status(403, "Forbidden", "no permission"),
+    });
     let mut controller = FailoverController::new(context(client, Recorder::none()));
     controller.refresh_term();
     let observed = |object| ObservedStableName::new(serde_json::from_value(object).unwrap());
@@ -69,6 +75,14 @@ async fn status_that_cant_be_written_is_shown_with_the_reason() {
     }
     let why = findings.get(&key).unwrap();
     assert!(why.contains("nothing moves") && why.contains("no permission"), "{why}");
+    is_granted.store(true, Ordering::Relaxed);
+    controller.applied(observed(pinned("6", "a")));
+    // The decision waits a moment, because the last one is recent.
+    controller.leader.to_decide.due().await;
+    controller.drain();
+    let ended = timeout(Duration::from_secs(60), controller.leader.runtime.event());
+    ended.await.unwrap().unwrap().into_iter().for_each(|ended| controller.written(ended));
+    assert_eq!(findings.get(&key), None);
 }
 
 #[tokio::test(start_paused = true)]

@@ -154,8 +154,9 @@ impl FailoverController {
                 self.error_log.recovered("discovery of StableNames works again");
                 for scope in &mut self.scopes {
                     scope.stop();
-                    scope.is_listed = false;
+                    (scope.is_listed, scope.forbidden) = (false, None);
                 }
+                self.readiness().stable_names.store(None);
                 self.pending_deletions.unserved(self.context.policy.withdrawal_delay);
                 for key in self.objects.keys().cloned().collect::<Vec<_>>() {
                     self.forget(&key);
