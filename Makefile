@@ -24,7 +24,7 @@ recording: has-linker ## write the picture in README.md, docs/demo.svg, from a r
 test: has-rust ## run the tests for a change, against a real kube-apiserver, and print how long each part took
 	tests/run
 
-test-release: has-rust ## test what is released: image, chart, alerts, the upgrade from an older version, the oldest Kubernetes; mutated input
+test-release: has-rust ## test what is released: image, chart, alerts, the upgrade from an older version, large clusters, the oldest Kubernetes; mutated input
 	tests/run release
 
 bench: has-linker ## measure the CPU time of a query, beside other DNS servers (needs two idle cores)

@@ -1,27 +1,25 @@
 //! Failing watches, restores of etcd, and lists.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use futures::StreamExt;
 use serde_json::json;
 
 use crate::harness::admission::AdmissionPolicy;
 use crate::harness::cluster::{Cluster, Ingress};
-use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{ApiFault, FaultyApi};
-use crate::harness::{LINKER, apply_deploy, cluster_with_target, eventually, permission};
+use crate::harness::{LINKER, cluster_with_target, eventually, permission};
 use crate::links::{links_of, text};
 use crate::recreation::wait_for_external_target;
 
-const TARGETS: &str = "external-targets";
+pub const TARGETS: &str = "external-targets";
 /// The harness's text for NXDOMAIN.
 const ABSENT: &str = "Non-Existent Domain";
 
-fn start(plane: &ControlPlane, args: &[&str]) -> Linker {
+pub fn start(plane: &ControlPlane, args: &[&str]) -> Linker {
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let mut all = vec!["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", TARGETS];
     all.extend(["--upstream", "none", "--max-deletes", "unlimited"]);
@@ -29,7 +27,7 @@ fn start(plane: &ControlPlane, args: &[&str]) -> Linker {
     Linker::start(all)
 }
 
-async fn set_target(cluster: &Cluster, name: &str, host: &str) {
+pub async fn set_target(cluster: &Cluster, name: &str, host: &str) {
     cluster.set_ingress("default", name, &[Ingress::Hostname(host)]).await;
 }
 
@@ -312,97 +310,6 @@ async fn stale_cache_of_the_api_server_removes_nothing() {
     answers(linker.dns, "web-default.lb.internal. CNAME", "old.example.com.").await;
     let kept = cluster.get_service(TARGETS, "web-default-ext").await;
     assert!(kept.is_some_and(|kept| kept.metadata.uid == before), "{:#?}", linker.log());
-}
-
-/// Returns how many streamed lists and how many pages of lists of Services lb-linker has requested.
-async fn list_request_counts(plane: &ControlPlane) -> (usize, usize) {
-    let user = "system:serviceaccount:lb-linker:lb-linker";
-    let events = plane.audit_events_with(user).into_iter();
-    let events: Vec<_> = events.filter(|event| event.user == user && event.resource == "services").collect();
-    let streams = events.iter().filter(|event| event.uri.contains("sendInitialEvents=true")).count();
-    let pages =
-        events.iter().filter(|event| event.verb == "list" && event.uri.contains("fieldSelector=spec.type"));
-    (streams, pages.count())
-}
-
-/// Creates a Service of about 900 KB. The API server limits annotations to 256 KB but not the number of labels, and
-/// repeats each label key in `managedFields`.
-async fn create_large(cluster: &Cluster, name: &str) {
-    let prefix = |number: usize| format!("{number:04}{}.{}", "a".repeat(59), "b".repeat(63));
-    let label =
-        |number: usize| (format!("{}.{}/{}", prefix(number), "c".repeat(63), "d".repeat(63)), "e".repeat(63));
-    let labels: BTreeMap<String, String> = (0..1100).map(label).collect();
-    let annotations = BTreeMap::from([("note".to_owned(), "x".repeat(250_000))]);
-    let service = json!({
-        "metadata": {"name": name, "labels": labels, "annotations": annotations},
-        "spec": {"type": "LoadBalancer", "ports": [{"port": 80}], "allocateLoadBalancerNodePorts": false},
-    });
-    cluster.create_service("default", service).await;
-}
-
-#[tokio::test]
-async fn lists_of_large_services_take_little_memory() {
-    const SERVICES: usize = 100;
-    let gate = |streams: bool| {
-        let gate = format!("--feature-gates=WatchList={streams}");
-        Options { apiserver_args: vec![gate], ..Options::default() }
-    };
-    let mut plane = ControlPlane::start(gate(true));
-    apply_deploy(&plane);
-    let cluster = plane.cluster().await;
-    futures::stream::iter(0..SERVICES)
-        .for_each_concurrent(4, |number| {
-            let cluster = &cluster;
-            async move {
-                let name = format!("web-{number}");
-                create_large(cluster, &name).await;
-                set_target(cluster, &name, "a.example.com").await;
-            }
-        })
-        .await;
-    let bound = json!({"metadata": {"name": "bound", "finalizers": ["lb-linker/finalizer"]},
-        "spec": {"type": "ExternalName", "externalName": "a.example.com"}});
-    cluster.create_service("default", bound).await;
-    let service = cluster.get_service("default", "web-0").await.unwrap();
-    let bytes = serde_json::to_vec(&service).unwrap().len();
-    assert!(bytes > 880_000, "{bytes}");
-    for streams in [true, false] {
-        if !streams {
-            plane.restart_apiserver(gate(false));
-        }
-        let cluster = plane.cluster().await;
-        let linker = start(&plane, &[]);
-        linker.ready().await;
-        for number in 0..SERVICES {
-            wait_for_external_target(
-                &cluster,
-                TARGETS,
-                &format!("web-{number}-default-ext"),
-                "a.example.com",
-            )
-            .await;
-        }
-        set_target(&cluster, "web-7", "b.example.com").await;
-        answers(linker.dns, "web-7-default.lb.internal. CNAME", "b.example.com.").await;
-        // This line comes after all lists, including the list for finalizers of the earlier operator.
-        linker.line("Service default/bound carries lb-linker/finalizer").await;
-        let peak = linker.memory("VmHWM");
-        eprintln!("memory: {SERVICES} Services of {bytes} bytes, streamed: {streams}: peak {peak} KiB");
-        assert!(peak < 128 * 1024, "{peak} KiB, streamed: {streams}");
-        // The API server writes the audit log shortly after its response.
-        eventually("the requests in the log", || async {
-            let (streamed, pages) = list_request_counts(&plane).await;
-            if streams { streamed > 0 && pages == 0 } else { streamed > 0 && pages > 1 }.then_some(())
-        })
-        .await;
-
-        // The next round begins in the same state.
-        drop(linker);
-        set_target(&cluster, "web-7", "a.example.com").await;
-        for number in 0..SERVICES {
-            cluster.delete_service(TARGETS, &format!("web-{number}-default-ext")).await;
-        }
-    }
 }
 
 /// Returns how many watches lb-linker starts while each watch request gets `fault` and Services change.

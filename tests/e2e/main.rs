@@ -10,7 +10,6 @@ mod api_errors;
 mod api_faults;
 mod api_watches;
 mod bounds;
-mod bursts;
 mod chaos;
 mod client_quota;
 mod clients;
