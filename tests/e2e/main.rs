@@ -22,6 +22,7 @@ mod datagrams;
 mod deletion_limits;
 mod deploy;
 mod docs;
+mod environment;
 mod events;
 
 mod failover;
@@ -61,5 +62,4 @@ mod tiers;
 mod tls;
 mod undecodable_objects;
 mod upstreams;
-mod world;
 mod zone_answers;

@@ -79,7 +79,7 @@ async fn in_one_family(reachable: SocketAddr, unreachable: &str) {
 
 #[tokio::test]
 async fn default_listeners_work_with_ipv4_only() {
-    if !is_own_with_users("world::network::default_listeners_work_with_ipv4_only") {
+    if !is_own_with_users("environment::network::default_listeners_work_with_ipv4_only") {
         return;
     }
     for interface in ["all", "default", "lo"] {
@@ -91,7 +91,7 @@ async fn default_listeners_work_with_ipv4_only() {
 
 #[tokio::test]
 async fn default_listeners_work_with_ipv6_only() {
-    if !is_own_with_users("world::network::default_listeners_work_with_ipv6_only") {
+    if !is_own_with_users("environment::network::default_listeners_work_with_ipv6_only") {
         return;
     }
     run("ip", "addr del 127.0.0.1/8 dev lo");
@@ -111,7 +111,7 @@ fn add_interface(own: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn returning_interface_is_used_without_a_restart() {
     programs();
-    if !is_own_with_users("world::network::returning_interface_is_used_without_a_restart") {
+    if !is_own_with_users("environment::network::returning_interface_is_used_without_a_restart") {
         return;
     }
     add_interface("10.9.0.1");
@@ -299,7 +299,7 @@ async fn ask_pinned(socket: &UdpSocket) -> Option<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_replica_behind_a_service_loses_few_answers() {
     programs();
-    if !is_own_with_users("world::network::dead_replica_behind_a_service_loses_few_answers") {
+    if !is_own_with_users("environment::network::dead_replica_behind_a_service_loses_few_answers") {
         return;
     }
     for address in [&*SERVICE.to_string(), ENDPOINTS[0], ENDPOINTS[1]] {

@@ -107,7 +107,7 @@ async fn resolves_by(dns: SocketAddr, last: u8) {
 
 #[tokio::test]
 async fn replaced_resolv_conf_is_followed() {
-    if !netns::is_own_with_users("world::replaced_resolv_conf_is_followed") {
+    if !netns::is_own_with_users("environment::replaced_resolv_conf_is_followed") {
         return;
     }
     // In this network a resolver can have port 53, the only port that resolv.conf can name.
