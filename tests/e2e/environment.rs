@@ -230,9 +230,14 @@ impl TokenFixture {
     async fn change_is_applied(&self) -> [Duration; 2] {
         let begun = Instant::now();
         let host = self.change().await;
+        self.is_applied(&host, begun).await
+    }
+
+    /// Waits until a hostname is answered and written. Returns how long both took.
+    async fn is_applied(&self, host: &str, begun: Instant) -> [Duration; 2] {
         answers(self.linker.dns, "web.default.lb.internal. CNAME", &format!("{host}.")).await;
         let answered = begun.elapsed();
-        wait_for_external_target(&self.cluster, TARGET, "web-default-ext", &host).await;
+        wait_for_external_target(&self.cluster, TARGET, "web-default-ext", host).await;
         [answered, begun.elapsed()]
     }
 }
@@ -279,13 +284,8 @@ async fn rotated_ca_and_certificate_are_used_without_a_restart() {
     let host = stage.change().await;
     let begun = Instant::now();
     stage.mounted.replace(&credentials(&stage.plane, "two").await);
-    answers(stage.linker.dns, "web.default.lb.internal. CNAME", &format!("{host}.")).await;
-    let answered = begun.elapsed();
-    wait_for_external_target(&stage.cluster, TARGET, "web-default-ext", &host).await;
-    println!(
-        "chaos: rotated CA: answered {answered:.1?} and written {:.1?} after the rotation",
-        begun.elapsed()
-    );
+    let [answered, written] = stage.is_applied(&host, begun).await;
+    println!("chaos: rotated CA: answered {answered:.1?} and written {written:.1?} after the rotation");
     stage.change_is_applied().await;
     let errors: Vec<String> = stage.linker.log().into_iter().filter(|line| line.contains("ERROR")).collect();
     assert!(errors.is_empty(), "{errors:#?}");
@@ -382,13 +382,8 @@ async fn kubeconfig_with_another_address_is_followed() {
     let host = stage.change().await;
     let begun = Instant::now();
     replace(&stage.kubeconfig, &kubeconfig(second.address, &stage.mounted));
-    answers(stage.linker.dns, "web.default.lb.internal. CNAME", &format!("{host}.")).await;
-    let answered = begun.elapsed();
-    wait_for_external_target(&stage.cluster, TARGET, "web-default-ext", &host).await;
-    println!(
-        "chaos: another API server address: answered {answered:.1?} and written {:.1?} later",
-        begun.elapsed()
-    );
+    let [answered, written] = stage.is_applied(&host, begun).await;
+    println!("chaos: another API server address: answered {answered:.1?} and written {written:.1?} later");
     stage.linker.line(&format!("API server https://{} ", second.address)).await;
 }
 

@@ -328,7 +328,9 @@ impl StatusLog {
 
     /// Reports that an external target isn't removed yet, because most would have been removed at a start.
     pub(crate) fn report_postponed(&mut self, key: &ServiceKey) {
-        if self.postponed.insert(key.clone()) {
+        if !self.postponed.contains(key) {
+            self.clear_held_back(key);
+            self.postponed.insert(key.clone());
             let why = "most external targets would have been removed at a start, so it stays for ten minutes more \
                        than --delete-delay";
             self.show_held(key, RemovalReason::MostGone, why);
