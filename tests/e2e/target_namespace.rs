@@ -58,12 +58,12 @@ async fn wait_for_all(plane: &ControlPlane, target: &str, objects: &[String]) {
     .await;
 }
 
-/// Returns when lb-linker's writes of these resources to the namespace were refused.
-fn refused_writes(plane: &ControlPlane, target: &str, resources: &[&str]) -> Vec<jiff::Timestamp> {
+/// Returns when lb-linker's writes of this resource to the namespace were refused.
+fn refused_writes(plane: &ControlPlane, target: &str, resource: &str) -> Vec<jiff::Timestamp> {
     let mut events = plane.audit_events_with(target);
     events
         .retain(|event| event.namespace == target && event.is_write() && event.user.ends_with(":lb-linker"));
-    events.retain(|event| event.code >= 400 && resources.contains(&&*event.resource));
+    events.retain(|event| event.code >= 400 && event.resource == resource);
     events.iter().map(|event| event.completed).collect()
 }
 
@@ -105,18 +105,19 @@ async fn external_targets_are_back_after_the_namespace() {
     is_noted(&linker, &missing).await;
     let line = linker.line(&format!("can't create Services in namespace {target}")).await;
     assert!(line.contains("WARN"), "{line}");
-    // Of each kind only one object is tried, every five seconds; of both kinds together once the namespace is gone.
+    // Of each kind only one object is tried, every five seconds. Once the namespace is gone, both kinds share the tries.
     let kinds = ["services", "endpointslices"];
-    let since = refused_writes(plane, &target, &kinds).len();
+    let refused = |kind| refused_writes(plane, &target, kind);
+    let since = kinds.map(|kind| refused(kind).len());
     let tries = || async {
-        let tries = refused_writes(plane, &target, &kinds);
-        (tries.len() >= since + 6).then_some(tries)
+        let mut tries = kinds.map(refused).into_iter().zip(since);
+        tries.find(|(tries, since)| tries.len() >= since + 6).map(|(tries, _)| tries)
     };
-    let tries = eventually("six more tries", tries).await;
+    let tries = eventually("six more tries of a kind", tries).await;
     let (first, last) = (tries[tries.len() - 3], tries[tries.len() - 1]);
     let most = last.duration_since(first).as_secs() / 5 + 2;
     for kind in kinds {
-        let tries = refused_writes(plane, &target, &[kind]);
+        let tries = refused(kind);
         let number = tries.iter().filter(|at| (first..=last).contains(*at)).count();
         assert!(number as i64 <= most, "{number} of {kind}, {most} at most: {tries:?}");
     }
@@ -148,8 +149,8 @@ async fn start_without_the_namespace_waits_for_it() {
     is_noted(&linker, &format!("namespace {target} now: either the namespace doesn't exist or")).await;
     are_shown(&linker, "Degraded", "its external target isn't known: external targets can't be written")
         .await;
-    let tries = refused_writes(plane, &target, &["services", "endpointslices"]);
-    assert!(tries.is_empty(), "{tries:?}: nothing is written before the first list");
+    let tries = ["services", "endpointslices"].map(|resource| refused_writes(plane, &target, resource));
+    assert!(tries.iter().all(Vec::is_empty), "{tries:?}: nothing is written before the first list");
     plane.create_namespace(&target);
     grant(plane, &target);
     let start = Instant::now();
