@@ -54,6 +54,24 @@ pub enum Input {
     ExternalTargets,
 }
 
+/// Whether each input is known completely.
+#[derive(Debug, Default)]
+struct Known {
+    services: watch::Sender<bool>,
+    stable_names: watch::Sender<bool>,
+    external_targets: watch::Sender<bool>,
+}
+
+impl Known {
+    fn of(&self, input: Input) -> &watch::Sender<bool> {
+        match input {
+            Input::Services => &self.services,
+            Input::StableNames => &self.stable_names,
+            Input::ExternalTargets => &self.external_targets,
+        }
+    }
+}
+
 /// How the store treats a link after its Service is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnGone {
@@ -72,8 +90,8 @@ pub struct Store {
     /// The owner of each name. Every change of a link holds this lock.
     names: Mutex<Names>,
     feed: broadcast::Sender<LinkChange>,
-    /// Which inputs are known completely, by [`Input`].
-    known: [watch::Sender<bool>; 3],
+    /// Which inputs are known completely.
+    known: Known,
     /// Services that exist but can't be decoded.
     unreadable: DashSet<ServiceKey>,
     /// The namespaces whose Services aren't known although the load balancers are.
@@ -99,7 +117,7 @@ impl Store {
             names: Mutex::new(names),
             index: Index::default(),
             feed: broadcast::Sender::new(FEED_CAPACITY),
-            known: Default::default(),
+            known: Known::default(),
             unreadable: DashSet::new(),
             unknown_namespaces: ArcSwapOption::default(),
             serial: AtomicU64::new(0),
@@ -149,14 +167,14 @@ impl Store {
     /// Records that an input is known completely.
     pub fn set_known(&self, input: Input) {
         if input != Input::Services {
-            self.known[input as usize].send_replace(true);
+            self.known.of(input).send_replace(true);
             return;
         }
         // A zone without links needs a serial, too, if the serial is derived from the clock.
         if self.serial.load(Ordering::Relaxed) == 0 {
             self.advance_serial(None);
         }
-        self.known[input as usize].send_replace(true);
+        self.known.of(input).send_replace(true);
         // Reused answers from before the first list, and those from the fallback, are invalid from here on.
         let _writer = self.write();
         self.index.slots.outdate_all();
@@ -358,13 +376,13 @@ impl Store {
     /// Returns whether an input is known completely.
     #[must_use]
     pub fn is_known(&self, input: Input) -> bool {
-        *self.known[input as usize].borrow()
+        *self.known.of(input).borrow()
     }
 
     /// Waits until an input is known completely.
     pub async fn known(&self, input: Input) {
         // The sender lives as long as `self`: waiting can't fail.
-        let _ = self.known[input as usize].subscribe().wait_for(|known| *known).await;
+        let _ = self.known.of(input).subscribe().wait_for(|known| *known).await;
     }
 
     /// Returns the serial of the zones, of which DNS has the low 32 bits (RFC 1982 arithmetic).

@@ -17,10 +17,9 @@ use crate::sync::events::findings::Findings;
 use crate::sync::events::link_log::lost_hostnames_of;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
 use crate::sync::k8s::errors::ApiAvailability;
+use crate::sync::k8s::watch::OF_TARGETS;
 use crate::sync::source_annotation::followers::Followers;
 
-/// The watches that a view depends on.
-const WATCHES: [&str; 2] = ["load-balancers", "stable-names"];
 /// The age from which a view without an outage has a notice. The API server sends a bookmark about once a minute.
 const MAX_SILENCE: Duration = Duration::from_secs(180);
 /// The age in seconds from which a view has a notice while the API server can't be reached, and the step of the age that
@@ -87,7 +86,7 @@ impl LinkFacts {
     pub fn notice(&self) -> Option<String> {
         let Findings { readiness, unwritten, held_removals, .. } = &self.findings;
         let age = || {
-            let seen = self.staleness.least_recent(&WATCHES)?;
+            let seen = self.staleness.least_recent(&OF_TARGETS)?;
             notice(seen.elapsed(), self.availability.unreachable_since().is_some())
         };
         let of_view = readiness.manifests.load_full().map(|note| note.to_string()).or_else(age);

@@ -17,6 +17,7 @@ use super::format::{Encoded, FormatError, Head, encode};
 use super::rules::{pause_after, renewal};
 use crate::store::Input;
 use crate::sync::k8s::errors::ThrottledLog;
+use crate::sync::k8s::watch::OF_TARGETS;
 use crate::sync::task::backoff::Backoff;
 use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 
@@ -25,8 +26,6 @@ use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 const OVERRIDES_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a failed write.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// The watches of the links: the links are as current as the watch that has been silent for longest.
-const WATCHES: [&str; 2] = ["load-balancers", "stable-names"];
 
 /// Why a snapshot couldn't be written.
 #[derive(Debug, thiserror::Error)]
@@ -117,7 +116,7 @@ pub(super) async fn run(
 impl Writer<'_> {
     /// Returns the time at which the links were known to be current: the last sign of life of the quietest watch.
     fn current_at(&self) -> std::time::Instant {
-        self.context.staleness.least_recent(&WATCHES).unwrap_or_else(std::time::Instant::now)
+        self.context.staleness.least_recent(&OF_TARGETS).unwrap_or_else(std::time::Instant::now)
     }
 
     /// Returns whether the links are known to be current at a later time than the snapshot tells.

@@ -35,7 +35,8 @@ use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{
-    Event, RequestQuery, WatchItem, key_of, list_watch, readable, sleep_until_opt, version_of, watch_name,
+    Event, LOAD_BALANCERS, RequestQuery, WatchItem, key_of, list_watch, readable, sleep_until_opt,
+    version_of, watch_name,
 };
 use crate::sync::removal::facts::{Facts, Found, Lists, Membership, ServiceState, StartCheck, Subject};
 use crate::sync::removal::reason::RemovalReason;
@@ -261,7 +262,7 @@ impl ServiceWatcher {
             labels: self.selection.labels.to_string(),
             ..RequestQuery::default()
         };
-        let activity = self.staleness.watch(&watch_name("load-balancers", scope.namespace.as_deref()));
+        let activity = self.staleness.watch(&watch_name(LOAD_BALANCERS, scope.namespace.as_deref()));
         scope.activity = Some(Arc::clone(&activity));
         let events = list_watch::<Service>(self.client.clone(), query, activity, self.availability.clone());
         let (events, end) = abortable(events.map(move |event| (number, event)));

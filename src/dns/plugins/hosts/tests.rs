@@ -220,7 +220,7 @@ fn invalid_lines_are_rejected_with_their_position() {
             "Corefile:3:1: hosts can be there only once in a block, and it is on line 2 already",
         ),
         ("hosts /nonexistent a..b", "Corefile:2:20: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
-        ("hosts /etc/hosts/x", "Corefile:2:7: can't access /etc/hosts/x: Not a directory (os error 20)"),
+        ("hosts /etc/passwd/x", "Corefile:2:7: can't access /etc/passwd/x: Not a directory (os error 20)"),
         (
             "hosts {\nno_revers\n}",
             "Corefile:3:1: hosts has no option \"no_revers\"; it has ttl, no_reverse, reload, fallthrough, \

@@ -33,7 +33,8 @@ use crate::sync::k8s::errors::{
 };
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::watch::{
-    Event, RequestQuery, WatchError, WatchItem, key_of, list_watch, readable, version_of, watch_name,
+    Event, RequestQuery, STABLE_NAMES, WatchError, WatchItem, key_of, list_watch, readable, version_of,
+    watch_name,
 };
 use crate::sync::removal::facts::{Facts, Lists, ServiceState, Subject};
 use crate::sync::removal::reason::RemovalReason;
@@ -187,7 +188,7 @@ impl FailoverController {
         let scope = &mut self.scopes[number];
         scope.stop();
         let query = RequestQuery { namespace: scope.namespace.clone(), ..RequestQuery::default() };
-        let name = watch_name("stable-names", scope.namespace.as_deref());
+        let name = watch_name(STABLE_NAMES, scope.namespace.as_deref());
         let activity = self.context.staleness.watch(&name);
         let FailoverContext { client, availability, .. } = &self.context;
         let events = list_watch::<StableName>(client.clone(), query, activity, availability.clone());
