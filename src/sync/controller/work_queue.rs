@@ -547,6 +547,11 @@ impl<A: PartialEq + Clone> WorkQueue<A> {
         Some(pause)
     }
 
+    /// Forgets all counted writes: what they wrote is gone for a known reason.
+    pub(crate) fn forget_writes(&mut self) {
+        self.throttles.clear();
+    }
+
     fn tidy(&mut self) {
         self.throttles.retain(|_, repairs| repairs.last.elapsed() < QUIET_PERIOD);
         self.throttles.shrink_to_fit();

@@ -377,6 +377,8 @@ impl Reconciler {
             && classes.iter().any(|class| self.runtime.breakers.is_open(class))
         {
             self.lists_again = true;
+            // The namespace was deleted with its objects: no other client reverts what is written.
+            self.runtime.queue.forget_writes();
         }
         for waiting in classes.iter().flat_map(|class| self.runtime.breakers.record_success(class)) {
             self.runtime.queue.add(&waiting);

@@ -740,6 +740,25 @@ async fn lost_deletion_is_forgotten_when_the_link_needs_no_write() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn deleted_namespace_isnt_a_client_that_reverts_writes() {
+    let (mut reconciler, _) = denied();
+    let create = Write::Create(external_target(&reconciler, "1"));
+    let key = ServiceKey::new("shop", "web");
+    let link = reconciler.context.store.get(&key).unwrap();
+    let mut write = |is_refused_before: bool| {
+        if is_refused_before {
+            reconciler.open_breaker(&key, &create, Some(MissingNamespace::Terminating), None);
+        }
+        reconciler.close_breakers(&create);
+        reconciler.runtime.succeeded(&key, Some(&link))
+    };
+    for deletion in 0..30 {
+        assert_eq!(write(true), None, "deletion {deletion}");
+    }
+    assert!((0..30).any(|_| write(false).is_some()), "another client does");
+}
+
+#[tokio::test(start_paused = true)]
 async fn refused_creates_of_one_kind_do_not_delay_the_other_kind() {
     let (mut reconciler, _) = denied();
     let service = Write::Create(external_target(&reconciler, "1"));
