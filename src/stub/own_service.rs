@@ -89,7 +89,7 @@ async fn of_release(
         of_accounts.extend(selecting(client, account, reasons).await?);
     }
     // With releases in other namespaces only, this namespace may be a user's.
-    if !found.is_empty() && of_accounts.is_empty() && here.is_empty() && !elsewhere.is_empty() {
+    if !found.is_empty() && here.is_empty() && !elsewhere.is_empty() {
         reasons.push(format!(
             "{} isn't taken for it, because the ClusterRoleBindings of lb-linker name ServiceAccounts of other namespaces",
             examples(found.keys())

@@ -621,15 +621,19 @@ impl FileReader<'_> {
                 FieldError { position: place(document), message: format!("this document has no {missing}") };
             return self.refuse(refused_object(&document.value, kind), vec![error]);
         };
-        // Items of a list of one kind may omit apiVersion and kind.
-        let assumed = match (api_version, kind) {
-            ("v1", "List" | "ServiceList") => ("v1", SERVICE),
-            (_, kind) if kind.strip_suffix("List") == Some(STABLE_NAME) => (api_version, STABLE_NAME),
-            _ => return self.object(document, (api_version, kind)),
+        let Some(assumed) = kind_of_items(api_version, kind) else {
+            return self.object(document, (api_version, kind));
         };
-        if let Some(Node::List(items)) = document.value.field("items").map(|items| &items.value) {
-            items.iter().for_each(|item| self.object(item, assumed));
+        match document.value.field("items").map(|items| &items.value) {
+            Some(Node::List(items)) => items.iter().for_each(|item| self.object(item, assumed)),
+            Some(Node::Scalar(serde_json::Value::Null)) => {}
+            _ => self.refuse_list(document, format!("a {kind} has to have items, an array")),
         }
+    }
+
+    fn refuse_list(&mut self, list: &Spanned<Node>, message: String) {
+        let error = FieldError { position: place(list), message };
+        self.refuse(refused_object(&list.value, None), vec![error]);
     }
 
     /// Reads an object, with the apiVersion and the kind that it has if it doesn't tell.
@@ -639,6 +643,11 @@ impl FileReader<'_> {
             Some(_) => object.value.text(name),
         };
         let (api_version, kind) = (field("apiVersion", assumed.0), field("kind", assumed.1));
+        if let (Some(api_version), Some(kind)) = (api_version, kind)
+            && kind_of_items(api_version, kind).is_some()
+        {
+            return self.refuse_list(object, format!("a {kind} can't be an item of a list"));
+        }
         let refused = if (api_version, kind) == (Some("v1"), Some(SERVICE)) {
             services::read(&self.content, object).map(|service| self.objects.services.push(service))
         } else {
@@ -669,6 +678,15 @@ impl FileReader<'_> {
             }
         }
         self.objects.refused_objects.insert(object);
+    }
+}
+
+/// Returns the apiVersion and the kind that items of a list may omit; `None` if the object isn't a list.
+fn kind_of_items<'a>(api_version: &'a str, kind: &str) -> Option<(&'a str, &'static str)> {
+    match (api_version, kind) {
+        ("v1", "List" | "ServiceList") => Some(("v1", SERVICE)),
+        (_, kind) if kind.strip_suffix("List") == Some(STABLE_NAME) => Some((api_version, STABLE_NAME)),
+        _ => None,
     }
 }
 

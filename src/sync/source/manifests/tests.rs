@@ -114,6 +114,26 @@ fn stable_names_of_lists_and_documents_are_read() {
 }
 
 #[test]
+fn list_without_items_and_list_in_a_list_are_refused() {
+    let list = |rest: &str| format!("apiVersion: v1\nkind: List\n{rest}");
+    for (content, expected) in [
+        (list("itms: []\n"), "web.yaml:1:1: a List has to have items, an array"),
+        (list("items: {}\n"), "web.yaml:1:1: a List has to have items, an array"),
+        (
+            list("items:\n- {apiVersion: v1, kind: List, items: []}\n"),
+            "web.yaml:4:3: a List can't be an item of a list",
+        ),
+        (
+            list("items:\n- {apiVersion: v1, kind: ServiceList, items: []}\n"),
+            "web.yaml:4:3: a ServiceList can't be an item of a list",
+        ),
+    ] {
+        assert_eq!(errors(&content), [expected], "{content}");
+    }
+    assert_eq!(errors(&list("items:\n")), [""; 0], "kubectl takes it, too");
+}
+
+#[test]
 fn invalid_stable_name_is_refused_with_its_position() {
     for case in bad_input::cases() {
         let object = json!({"apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
