@@ -15,6 +15,8 @@ pub struct Readiness {
     pub stable_names: ArcSwapOption<String>,
     /// Until when the last targets of StableNames stay, because their CRD is gone.
     pub crd: ArcSwapOption<String>,
+    /// Why this replica takes part in an election and knows no leader.
+    pub election: ArcSwapOption<String>,
     /// What keeps external targets from being written.
     pub writes: ArcSwapOption<String>,
 }
@@ -23,7 +25,8 @@ impl Readiness {
     /// Returns the notes about what can't be read from the API server or written. DNS answers anyway.
     #[must_use]
     pub fn of_cluster(&self) -> Vec<String> {
-        let notes = [&self.crd, &self.stable_names, &self.writes].map(ArcSwapOption::load_full);
+        let notes =
+            [&self.election, &self.crd, &self.stable_names, &self.writes].map(ArcSwapOption::load_full);
         notes.into_iter().flatten().map(|note| note.to_string()).collect()
     }
 }

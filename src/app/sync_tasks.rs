@@ -242,7 +242,7 @@ impl SyncSource {
         stop: CancellationToken,
     ) -> Parts {
         let (mut tasks, end) = (JoinSet::new(), ShutdownOrder::default());
-        let leadership = self.elect(&mut tasks, &flags, &metrics, &end);
+        let leadership = self.elect(&mut tasks, &flags, &facts.findings.readiness, &metrics, &end);
         let link_reporter = LinkReporter {
             metrics: Arc::clone(&metrics.events),
             recorder: self.start_recorder(&mut tasks, &flags, &leadership, &metrics, &end),
@@ -550,6 +550,7 @@ impl SyncSource {
         &self,
         tasks: &mut JoinSet<()>,
         flags: &Flags,
+        readiness: &Arc<Readiness>,
         metrics: &SyncMetrics,
         end: &ShutdownOrder,
     ) -> Leadership {
@@ -588,6 +589,7 @@ impl SyncSource {
             Arc::clone(&metrics.api),
             ElectionConfig::clone(election_config),
             leader.clone(),
+            Arc::clone(readiness),
         );
         let leadership = election.leadership();
         tasks.spawn(supervise("the leader election", stop.clone(), supervisor, move || {

@@ -173,7 +173,9 @@ impl LinkFacts {
             }
             None => return None,
         };
-        let why = failure.or_else(|| refused.map(|refused| refused.to_string()));
+        let leaderless =
+            self.findings.readiness.election.load().is_some().then(|| "no replica leads".to_owned());
+        let why = failure.or_else(|| refused.map(|refused| refused.to_string())).or(leaderless);
         let why = why.map(|why| format!(": {}", paragraph(&why))).unwrap_or_default();
         Some((ViewState::Degraded, what + &why))
     }

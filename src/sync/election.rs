@@ -32,6 +32,7 @@ use super::k8s::labels::FIELD_MANAGER;
 use super::task::backoff::Backoff;
 use super::task::supervisor::SyncError;
 use crate::metrics::{MetricGroup, registered};
+use crate::readiness::Readiness;
 use crate::sync::k8s::metrics::ApiMetrics;
 use clock::{BootInstant, Clock};
 use elector::{ElectionStep, Elector, LeaderEvent, Pod};
@@ -63,7 +64,7 @@ pub struct ElectionMetrics {
     pub sync_enabled: IntGauge,
 }
 
-/// The holder of the Lease, as this process has last read it. Cheap to clone.
+/// The holder of the Lease, as this process has last read it, while its lease may be valid. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct KnownLeader(Arc<Mutex<Option<String>>>);
 
@@ -94,6 +95,7 @@ pub struct Election {
     /// The identity and a random suffix, so that two processes never have the same holder identity.
     holder: String,
     known_leader: KnownLeader,
+    readiness: Arc<Readiness>,
     leader_status: watch::Sender<LeaderStatus>,
     /// Whether the first round of requests has ended.
     settled: watch::Sender<bool>,
@@ -111,6 +113,7 @@ impl Election {
         api: Arc<ApiMetrics>,
         election_config: ElectionConfig,
         known_leader: KnownLeader,
+        readiness: Arc<Readiness>,
     ) -> Self {
         let holder = format!("{}_{:08x}", election_config.identity, rand::random::<u32>());
         let leader_status = watch::Sender::new(LeaderStatus::default());
@@ -124,6 +127,7 @@ impl Election {
             election_config,
             holder,
             known_leader,
+            readiness,
             leader_status,
             settled,
             fence,
@@ -159,6 +163,9 @@ impl Election {
             // The first round has ended: this process leads, another replica does, or the request failed.
             if matches!(step, ElectionStep::Wait(_)) {
                 self.settled.send_replace(true);
+                let now = (self.clock)();
+                *self.known_leader.0.lock() = elector.current_holder(now).map(ToOwned::to_owned);
+                self.show_absence(!elector.is_led(now), lease_client.failure.as_deref());
             }
             let done = async {
                 match step {
@@ -182,11 +189,24 @@ impl Election {
         Ok(())
     }
 
+    /// Tells users that no replica leads, and why, or that one does.
+    fn show_absence(&self, is_absent: bool, why: Option<&str>) {
+        let note = is_absent.then(|| {
+            let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+            format!(
+                "no replica leads, as far as this one knows: nothing is written, and StableNames aren't checked{why}"
+            )
+        });
+        let shown = &self.readiness.election;
+        if shown.load().as_deref() != note.as_ref() {
+            shown.store(note.map(Arc::new));
+        }
+    }
+
     /// Publishes the state to writers, and logs events.
     fn publish(&self, elector: &mut Elector) {
         let leader_status = elector.leader_status();
         self.metrics.leader.set(i64::from(leader_status.held.is_some()));
-        *self.known_leader.0.lock() = elector.current_holder().map(ToOwned::to_owned);
         self.leader_status.send_if_modified(|known| {
             // Renewals don't notify the writers.
             let news =
@@ -227,8 +247,8 @@ struct LeaseClient<'a> {
     pods: Api<Pod>,
     error_log: ThrottledLog,
     pauses: Backoff,
-    /// Whether a request of the present round has failed.
-    failed: bool,
+    /// Why a request of the present round has failed.
+    failure: Option<String>,
     /// Whether a round of requests has ended.
     waited: bool,
 }
@@ -246,7 +266,7 @@ impl<'a> LeaseClient<'a> {
             ),
             error_log: ThrottledLog::default(),
             pauses: Backoff::new(RETRY_BACKOFF),
-            failed: false,
+            failure: None,
             waited: false,
         }
     }
@@ -254,6 +274,7 @@ impl<'a> LeaseClient<'a> {
     /// With leader-for-life: returns the Pod of this process, which owns the Lease while this process leads.
     async fn owner(&mut self) -> Option<LeaseOwner> {
         let name = self.election.election_config.pod.as_deref()?;
+        let led_until = (self.election.clock)() + Timing::DEFAULT.lease;
         loop {
             let doing = format!("get Pod {}/{name}", self.election.election_config.namespace);
             match ask(self.pods.get(name)).await {
@@ -263,6 +284,8 @@ impl<'a> LeaseClient<'a> {
                 }
                 Err(failure) => {
                     let pause = self.failed(&failure, &doing).max(failure.retry_after());
+                    let is_led = (self.election.clock)() < led_until;
+                    self.election.show_absence(!is_led, self.failure.as_deref());
                     sleep(pause).await;
                 }
             }
@@ -272,7 +295,7 @@ impl<'a> LeaseClient<'a> {
     /// Waits until the given time. Timers stand still during a suspend, so the caller checks the clock afterwards.
     async fn wait(&mut self, until: BootInstant) {
         // A round in which a request failed isn't a recovery, even if its read succeeded.
-        if !self.failed {
+        if self.failure.is_none() {
             self.succeeded();
         }
         self.waited = true;
@@ -284,7 +307,7 @@ impl<'a> LeaseClient<'a> {
             return self.wait(until).await;
         }
         if std::mem::take(&mut self.waited) {
-            self.failed = false;
+            self.failure = None;
         }
         match self.request(elector, &step).await {
             Ok(()) => self.election.availability.report_available(),
@@ -403,7 +426,6 @@ impl<'a> LeaseClient<'a> {
 
     /// Logs the failure, and returns the pause before the next request.
     fn failed(&mut self, failure: &RequestFailure, doing: &str) -> Duration {
-        self.failed = true;
         let pause = match failure {
             // The API server may be back at any time, and refused connections cost it nothing.
             RequestFailure::Kube(error) if is_unreachable(error) => RETRY_BACKOFF.0,
@@ -419,16 +441,18 @@ impl<'a> LeaseClient<'a> {
                  of deploy/ and deploy/life/ grant for a Lease with the name lb-linker"
             }
         };
+        let sentence = failure.sentence(doing, hint);
         match failure {
-            RequestFailure::Unanswered => self.error_log.report(0, &failure.sentence(doing, hint)),
+            RequestFailure::Unanswered => self.error_log.report(0, &sentence),
             RequestFailure::Kube(error) if failure.code() == 0 => {
                 self.election.availability.report(&root_cause(error))
             }
             RequestFailure::Kube(_) => {
                 self.election.availability.report_available();
-                self.error_log.report(failure.code(), &failure.sentence(doing, hint));
+                self.error_log.report(failure.code(), &sentence);
             }
         }
+        self.failure = Some(sentence);
         pause
     }
 }

@@ -20,6 +20,7 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, get_from, run_to_end_with};
 use crate::harness::{cluster_with_target, deploy, eventually, grant_optional};
+use crate::links::links_of;
 use crate::recreation::wait_for_external_target;
 
 /// A namespace with load balancers, a target namespace, and one ServiceAccount per replica, so that the audit log
@@ -636,6 +637,54 @@ async fn status_pages_of_all_replicas_name_the_leader() {
         assert_eq!((status, &instance["leads"]), (200, &Value::Bool(leads)), "{instance}");
         assert!(instance["leader"].as_str().unwrap().starts_with("a_"), "{instance}");
     }
+}
+
+#[tokio::test]
+async fn replicas_without_a_leader_say_so() {
+    let stage = Fixture::new("leaderless").await;
+    let (a, b) = stage.start_leader_and_follower(&[]).await;
+    stage.set_hostname("web", "one.example.com").await;
+    stage.wait_for_target("web", "one.example.com").await;
+    let admins = [a.admin().await, b.admin().await];
+    let instance =
+        |admin| -> Value { serde_json::from_str(&get_from(admin, "localhost", "/api/instance").1).unwrap() };
+    let leader = instance(admins[1])["leader"].as_str().unwrap().to_owned();
+    assert!(leader.starts_with("a_"), "{leader}");
+    assert_eq!([&a, &b].map(Linker::get_ready), [(200, "OK".to_owned()), (200, "OK".to_owned())]);
+
+    stage.plane.kubectl(&["-n", &stage.target, "delete", "rolebinding", "lb-linker-in-lb-linker"]);
+    for linker in [&a, &b] {
+        eventually("the note about the leader", || async {
+            let (code, body) = linker.get_ready();
+            assert_eq!(code, 200, "{body}");
+            (body.contains("no replica leads") && body.contains("cannot get resource")).then_some(())
+        })
+        .await;
+    }
+    stage.set_hostname("web", "two.example.com").await;
+    for admin in admins {
+        let state = instance(admin);
+        assert_eq!((state.get("leader"), &state["leads"]), (None, &json!(false)), "{state}");
+        let reason = "its external target still points at one.example.com: no replica leads";
+        eventually("the reason of the link", || async {
+            let listed = links_of(admin, &["-o", "wide"]);
+            let warned = String::from_utf8(listed.stderr).unwrap();
+            assert!(
+                warned.contains("no replica leads, as far as this one knows: nothing is written"),
+                "{warned}"
+            );
+            String::from_utf8(listed.stdout).unwrap().contains(reason).then_some(())
+        })
+        .await;
+    }
+
+    stage.grant(&["10-rbac.yaml"], &stage.target);
+    for linker in [&a, &b] {
+        eventually("a leader", || async { (linker.get_ready() == (200, "OK".to_owned())).then_some(()) })
+            .await;
+    }
+    stage.wait_for_target("web", "two.example.com").await;
+    assert!(admins.iter().all(|admin| instance(*admin)["leader"].is_string()));
 }
 
 #[tokio::test]

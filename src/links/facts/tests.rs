@@ -84,6 +84,9 @@ async fn link_stays_ready_while_its_change_is_written() {
     tokio::time::advance(WRITE_LAG).await;
     assert_eq!(shown(&facts), (ViewState::Degraded, "its external target doesn't exist".to_owned()));
     assert_ne!(facts.version(), version, "watched lists are read again");
+    facts.findings.readiness.election.store(Some(Arc::default()));
+    let why = "its external target doesn't exist: no replica leads";
+    assert_eq!(shown(&facts), (ViewState::Degraded, why.to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -102,6 +105,14 @@ async fn refused_writes_are_seen_at_once_and_have_a_reason() {
     assert_eq!(shown(&facts), degraded("doesn't exist: there is no namespace"));
     refuse(None);
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "it is being written");
+    facts
+        .findings
+        .readiness
+        .election
+        .store(Some(Arc::new("no replica leads: nothing is written".to_owned())));
+    refuse(Some("there is no namespace"));
+    assert_eq!(shown(&facts), degraded("doesn't exist: there is no namespace"), "it is more precise");
+    refuse(None);
     facts.external_targets.set_failure(&key(), "a webhook denies it".to_owned());
     assert_eq!(shown(&facts), degraded("doesn't exist: a webhook denies it"));
 }

@@ -135,6 +135,8 @@ pub(super) struct Elector {
     /// While the lease is held: the time to stop unless it is renewed, and the time from which another replica may take
     /// it.
     held: Option<(BootInstant, BootInstant)>,
+    /// Until when some replica may lead, as far as this process knows; `None` if the Pod of the holder has ended.
+    led_until: Option<BootInstant>,
     term: u64,
     /// The highest term in the Lease and on external targets.
     highest: u64,
@@ -170,6 +172,7 @@ impl Elector {
             due: now,
             conflict: false,
             held: None,
+            led_until: Some(now + timing.lease),
             term,
             highest: term,
             claimed: None,
@@ -189,12 +192,17 @@ impl Elector {
         LeaderStatus { term: self.term, held }
     }
 
-    /// Returns the holder in the Lease, as it was last read or written.
-    pub(super) fn current_holder(&self) -> Option<&str> {
+    /// Returns the holder in the Lease, as it was last read or written, while its lease may be valid.
+    pub(super) fn current_holder(&self, now: BootInstant) -> Option<&str> {
         match &self.known {
-            LeaseState::Present(observed) => holder(&observed.lease),
+            LeaseState::Present(observed) => holder(&observed.lease).filter(|_| self.is_led(now)),
             LeaseState::Unknown | LeaseState::Absent | LeaseState::Deleted(_) => None,
         }
+    }
+
+    /// Returns whether some replica may lead, as far as this process knows.
+    pub(super) fn is_led(&self, now: BootInstant) -> bool {
+        self.led_until.is_some_and(|end| now < end)
     }
 
     /// Returns the events since the last call.
@@ -215,7 +223,8 @@ impl Elector {
     pub(super) fn next(&mut self, now: BootInstant) -> ElectionStep {
         self.expire(now);
         if now < self.due {
-            return ElectionStep::Wait(self.deadline().map_or(self.due, |deadline| deadline.min(self.due)));
+            let ends = [self.deadline(), self.led_until].into_iter().flatten().filter(|end| now < *end);
+            return ElectionStep::Wait(ends.fold(self.due, BootInstant::min));
         }
         self.is_backing_off = false;
         let (observed, vanished) = match &self.known {
@@ -347,6 +356,12 @@ impl Elector {
         let there = term(&lease, Timestamp::now());
         let same_term = there == Some(self.term);
         self.highest = self.highest.max(there.unwrap_or_default());
+        if holder.is_some() {
+            // A Lease without a duration is valid while the Pod of its holder is alive.
+            let end =
+                duration(&lease, self.timing.lease).map_or(now + self.timing.lease, |lasts| changed + lasts);
+            self.led_until = Some(end);
+        }
         self.known =
             LeaseState::Present(Box::new(ObservedLease { lease, changed, fresh: true, owner_lives: None }));
         (self.due, self.is_backing_off) = (now, false);
@@ -377,6 +392,7 @@ impl Elector {
     pub(super) fn on_written(&mut self, lease: Lease, sent: BootInstant, now: BootInstant) {
         self.expire(now);
         (self.conflict, self.is_backing_off) = (false, false);
+        self.led_until = Some(now + self.timing.lease);
         self.known = LeaseState::Present(Box::new(ObservedLease {
             lease,
             changed: now,
@@ -407,6 +423,7 @@ impl Elector {
             pod.metadata.uid == owner.map(|owner| owner.uid) && !matches!(phase, Some("Succeeded" | "Failed"))
         });
         observed.owner_lives = Some(lives);
+        self.led_until = self.led_until.filter(|_| lives);
     }
 
     /// Records that the Lease has changed since the last read, or that another replica has created it.

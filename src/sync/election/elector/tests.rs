@@ -653,3 +653,35 @@ async fn waiting_writer_gets_a_later_renewal() {
     elector.request_renewal(start);
     assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
 }
+
+#[tokio::test]
+async fn lease_that_isnt_seen_renewed_has_no_leader() {
+    let start = by_hand::now();
+    let at = |at| start + seconds(at);
+    let mut elector = candidate(start);
+    assert_eq!([14, 15].map(|time| elector.is_led(at(time))), [true, false], "it has never been read");
+    elector.on_lease(Some(lease("other_2", 1)), at(20), at(20));
+    elector.failed(seconds(20), Duration::ZERO, at(22));
+    assert_eq!(elector.next(at(22)), ElectionStep::Wait(at(35)), "the end of the lease");
+    assert_eq!((elector.is_led(at(34)), elector.current_holder(at(34))), (true, Some("other_2")));
+    assert_eq!((elector.is_led(at(35)), elector.current_holder(at(35))), (false, None));
+    assert_eq!(elector.next(at(35)), ElectionStep::Wait(at(42)));
+    elector.on_lease(Some(lease("other_2", 1)), at(42), at(42));
+    assert!(!elector.is_led(at(42)), "it hasn't changed");
+    elector.on_written(lease(ME, 2), at(42), at(42));
+    assert_eq!((elector.is_led(at(56)), elector.current_holder(at(56))), (true, Some(ME)));
+    elector.on_lease(Some(lease("", 3)), at(50), at(50));
+    assert_eq!([56, 57].map(|time| elector.is_led(at(time))), [true, false], "another replica may follow");
+}
+
+#[tokio::test]
+async fn lease_for_life_has_no_leader_once_its_pod_has_ended() {
+    let start = by_hand::now();
+    let mut elector = for_life(start);
+    for (phase, is_led) in [("Running", true), ("Failed", false)] {
+        elector.on_lease(Some(owned("other_2", 1, "p", "other-uid")), start, start);
+        elector.on_pod(Some(&pod("other-uid", phase)));
+        assert_eq!(elector.is_led(start + seconds(14)), is_led, "{phase}");
+        assert!(!elector.is_led(start + seconds(15)), "the Lease can't be read any more");
+    }
+}
