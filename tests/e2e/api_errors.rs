@@ -86,23 +86,24 @@ async fn missing_target_namespace_is_reported_once() {
 async fn missing_permission_to_write_is_reported_once() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("no-writes").await;
-    plane.kubectl(&[
-        "-n",
-        &target,
-        "patch",
-        "role",
-        "lb-linker",
-        "--type=json",
-        "-p",
-        r#"[{"op": "replace", "path": "/rules/0/verbs", "value": ["list", "watch"]}]"#,
-    ]);
+    let permit = |verbs: &[&str]| {
+        let patch = json!([{"op": "replace", "path": "/rules/0/verbs", "value": verbs}]).to_string();
+        plane.kubectl(&["-n", &target, "patch", "role", "lb-linker", "--type=json", "-p", &patch]);
+    };
+    permit(&["list", "watch"]);
     for i in 0..10 {
         cluster.create_load_balancer(&namespace, &format!("svc-{i}")).await;
         cluster.set_ingress(&namespace, &format!("svc-{i}"), &[Ingress::Hostname("a.example.com")]).await;
     }
     let linker = Linker::in_cluster(plane, &target, &["--upstream", "none"]);
     let line = linker.line(&format!("can't create Services in namespace {target}")).await;
-    assert!(line.contains("either the namespace doesn't exist or lb-linker has no Role in it"), "{line}");
+    assert!(line.contains("deploy/ has the Role that grants it"), "{line}");
+    let is_noted = async |verb: &str| {
+        let note =
+            format!("now: lb-linker may not {verb} Services there; deploy/ has the Role that grants it");
+        eventually(&note, || async { linker.get_ready().1.contains(&note).then_some(()) }).await;
+    };
+    is_noted("create").await;
     answers(linker.dns, &format!("svc-9-{namespace}.lb.internal. CNAME"), "a.example.com.").await;
 
     grant(plane, &target);
@@ -112,6 +113,21 @@ async fn missing_permission_to_write_is_reported_once() {
     }
     assert_eq!(linker.logged("; retrying"), 1, "{:#?}", linker.log());
     linker.line("Services can be written again (create)").await;
+
+    permit(&["list", "watch", "create", "delete"]);
+    let change = async |host| cluster.set_ingress(&namespace, "svc-0", &[Ingress::Hostname(host)]).await;
+    eventually("a refusal", || async {
+        // The API server enforces a new Role after a short delay.
+        for host in ["b.example.com", "c.example.com"] {
+            change(host).await;
+        }
+        (linker.logged("can't patch Services in namespace") > 0).then_some(())
+    })
+    .await;
+    is_noted("patch").await;
+    assert_eq!(linker.logged("has no Role in it"), 0, "{:#?}", linker.log());
+    grant(plane, &target);
+    eventually("no note", || async { (linker.get_ready().1 == "OK").then_some(()) }).await;
 }
 
 #[tokio::test]

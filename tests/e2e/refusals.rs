@@ -75,7 +75,7 @@ async fn objects_denied_by_a_policy_delay_no_other_object() {
     // there would be many more rejected writes.
     let tried = writes(&linker, "create", 403);
     assert!(tried < 15.0 * REFUSED as f64, "{tried} rejected writes");
-    assert_eq!(linker.logged("has no Role in it"), 0, "{:#?}", linker.log());
+    assert_eq!(linker.logged("the Role that grants it"), 0, "{:#?}", linker.log());
     let line = linker.line("ValidatingAdmissionPolicy").await;
     assert!(line.contains("next try in"), "{line}");
 
@@ -146,7 +146,7 @@ async fn creates_over_quota_are_retried_and_delay_no_update() {
     wait_for_external_target(&cluster, &target, &object("healthy"), "b.example.com").await;
     let line = linker.line("exceeded quota").await;
     assert!(line.contains(&format!("of link {namespace}/svc-")), "{line}");
-    assert_eq!(linker.logged("has no Role in it"), 0, "{:#?}", linker.log());
+    assert_eq!(linker.logged("the Role that grants it"), 0, "{:#?}", linker.log());
 
     plane.kubectl(&["delete", "quota", "none", "-n", &target]);
     for i in 0..REFUSED {
@@ -174,5 +174,5 @@ async fn terminating_target_namespace_delays_no_update() {
     wait_for_external_target(&cluster, &target, &object, "b.example.com").await;
     let line = linker.line("is being terminated").await;
     assert!(line.contains("retrying"), "{line}");
-    assert_eq!(linker.logged("has no Role in it"), 0, "{:#?}", linker.log());
+    assert_eq!(linker.logged("the Role that grants it"), 0, "{:#?}", linker.log());
 }

@@ -112,9 +112,15 @@ impl Backend {
         }
     }
 
-    /// Makes a write. In a cluster it leaves `stamp` on the object, except for finalizers. Returns the HTTP code for
-    /// the metrics, which is 0 without an answer and for a directory, and the object afterwards; `None` if it is gone.
-    pub async fn write(&self, write: Write, stamp: &Stamp) -> (u16, Result<Option<Object>, WriteError>) {
+    /// Makes a write. In a cluster it leaves `stamp` on the object, except for finalizers. `hint` says what grants the
+    /// permission in the target namespace. Returns the HTTP code for the metrics, which is 0 without an answer and for a
+    /// directory, and the object afterwards; `None` if it is gone.
+    pub async fn write(
+        &self,
+        write: Write,
+        stamp: &Stamp,
+        hint: &str,
+    ) -> (u16, Result<Option<Object>, WriteError>) {
         let (client, availability, namespace) = match self {
             Self::Namespace { client, availability, namespace } => (client.clone(), availability, namespace),
             Self::Directory(directory) => return (0, directory.write(write).await),
@@ -139,11 +145,7 @@ impl Backend {
                 availability.report_available();
                 (if created { 201 } else { 200 }, Ok(object))
             }
-            Err(error) => failed(
-                error,
-                availability,
-                WriteRequest { verb, resource, doing: &doing, hint: NAMESPACE_HINT },
-            ),
+            Err(error) => failed(error, availability, WriteRequest { verb, resource, doing: &doing, hint }),
         }
     }
 }

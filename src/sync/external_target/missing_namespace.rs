@@ -11,6 +11,13 @@ pub(crate) const PROBE_PAUSE: Duration = Duration::from_secs(5);
 pub(crate) const NAMESPACE_HINT: &str = "either the namespace doesn't exist or lb-linker has no Role in it; \
                                          deploy/targets/ has the one and deploy/ the other";
 
+/// The meaning of 403 in a target namespace that exists for certain.
+pub(crate) const ROLE_HINT: &str = "deploy/ has the Role that grants it";
+
+/// The meaning of 403 in a target namespace that could be listed, and was empty.
+pub(crate) const DELETED_HINT: &str =
+    "deploy/ has the Role that grants it, and deploy/targets/ the namespace, if it was deleted";
+
 /// What to do about a target namespace that doesn't exist for certain.
 pub(crate) const ABSENT_HINT: &str = "deploy/targets/ has it, and deploy/ the Role in it";
 
@@ -20,17 +27,18 @@ pub(crate) enum MissingNamespace {
     /// The API server has answered that there is no such namespace.
     Absent,
     Terminating,
-    /// An authorizer has refused a create: a ServiceAccount gets this answer also for a namespace that doesn't exist,
+    /// An authorizer has refused a request: a ServiceAccount gets this answer also for a namespace that doesn't exist,
     /// because its Role is gone together with the namespace.
     Refused,
 }
 
 impl MissingNamespace {
-    pub(crate) fn why(self) -> Cow<'static, str> {
+    /// Returns why; `None` if that depends on what is refused.
+    pub(crate) fn why(self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Absent => format!("the namespace doesn't exist; {ABSENT_HINT}").into(),
-            Self::Terminating => "the namespace is being deleted".into(),
-            Self::Refused => NAMESPACE_HINT.into(),
+            Self::Absent => Some(format!("the namespace doesn't exist; {ABSENT_HINT}").into()),
+            Self::Terminating => Some("the namespace is being deleted".into()),
+            Self::Refused => None,
         }
     }
 }

@@ -161,6 +161,8 @@ pub(crate) struct Reconciler {
     pub(crate) lost_answers: LostAnswers,
     /// Why the target namespace accepts no new objects, if that is known.
     pub(crate) missing: Option<MissingNamespace>,
+    /// The writes in the target namespace that an authorizer refuses.
+    pub(crate) refused: Vec<WriteClass>,
     /// Whether a list in the target namespace was refused in this term.
     pub(crate) is_list_refused: bool,
     /// Whether the objects have to be listed again, because the target namespace may be a new one.
@@ -198,6 +200,7 @@ impl Reconciler {
             start_check: CheckedTargets::default(),
             lost_answers: LostAnswers::default(),
             missing: None,
+            refused: Vec::new(),
             is_list_refused: false,
             lists_again: false,
             is_stopping: false,
@@ -313,6 +316,7 @@ impl Reconciler {
             self.adoption.clear();
             self.lost_answers.clear();
             self.missing = None;
+            self.refused.clear();
         }
     }
 

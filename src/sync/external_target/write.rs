@@ -1,10 +1,13 @@
 //! Makes the reconciler's writes, and processes the results.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::lost_answers::LostAnswer;
-use super::missing_namespace::{ABSENT_HINT, MissingNamespace, PROBE_PAUSE};
+use super::missing_namespace::{
+    ABSENT_HINT, DELETED_HINT, MissingNamespace, NAMESPACE_HINT, PROBE_PAUSE, ROLE_HINT,
+};
 use super::reconciler::Reconciler;
 use super::reconciler::departure::{GoneCheck, LookUp, LookUpError, Remedy, WATCH_LAG};
 use super::write_result::{Answered, Before, Confirmed, SentWrite, SkipReason, WriteOutcome};
@@ -92,7 +95,7 @@ impl Reconciler {
         let stamp = Stamp { instance: self.context.policy.instance.clone(), term: Some(self.term) };
         let (deletion_budget, max) = (Arc::clone(&self.deletion_budget), self.context.policy.max_deletes);
         let (present, namespace) = (self.objects.number_of_links(), key.clone());
-        let (removed, sent) = (budget_key.clone(), write.clone());
+        let (removed, sent, hint) = (budget_key.clone(), write.clone(), self.permission_hint());
         let request = async move {
             let ask = Verdict::Ask(Question::Service);
             let asks = removal.is_some_and(|facts| may_remove(&facts, Instant::now()) == ask);
@@ -115,7 +118,7 @@ impl Reconciler {
                     .reserve(max, namespace.namespace(), object, present, Instant::now())
                     .map_err(SkipReason::Held)?;
             }
-            let (code, result) = backend.write(sent, &stamp).await;
+            let (code, result) = backend.write(sent, &stamp, hint).await;
             Ok(Answered { confirmed, code, result })
         };
         let proof = if write.is_unprotected() { Proof::Renewal } else { Proof::Clock };
@@ -346,6 +349,11 @@ impl Reconciler {
         missing: Option<MissingNamespace>,
         at_least: Option<Duration>,
     ) {
+        let class = write.class();
+        if missing == Some(MissingNamespace::Refused) && matches!(class, WriteClass::OfKind(..)) {
+            self.refused.retain(|known| *known != class);
+            self.refused.push(class);
+        }
         if !matches!(write, Write::Create(_)) {
             return self.runtime.breakers.record_failure(write.class(), key, at_least);
         }
@@ -385,18 +393,45 @@ impl Reconciler {
         }
     }
 
+    fn is_list_missing(&self) -> bool {
+        self.is_list_refused && self.listed_in_term.len() < CREATES.len()
+    }
+
+    /// Returns the meaning of 403 in the target namespace, which isn't missing while it contains external targets.
+    fn permission_hint(&self) -> &'static str {
+        match self.objects.number_of_links() {
+            _ if self.is_list_missing() => NAMESPACE_HINT,
+            0 => DELETED_HINT,
+            _ => ROLE_HINT,
+        }
+    }
+
+    /// Returns what an authorizer refuses, and what to do about it.
+    fn why_refused(&self) -> Cow<'static, str> {
+        let hint = self.permission_hint();
+        if hint == NAMESPACE_HINT {
+            return hint.into();
+        }
+        let verbs = self.refused.iter().filter_map(|class| match class {
+            WriteClass::OfKind(verb, kind) => Some(format!("{verb} {kind}s")),
+            WriteClass::AllCreates | WriteClass::Finalizers(_) => None,
+        });
+        format!("lb-linker may not {} there; {hint}", verbs.collect::<Vec<_>>().join(", ")).into()
+    }
+
     /// Passes what is missing to the store: `/ready` shows it, and stays ready.
     pub(crate) fn note_missing_namespace(&mut self) {
+        self.refused.retain(|class| self.runtime.breakers.is_open(class));
         let are_creates_refused = self.runtime.breakers.is_open(&WriteClass::AllCreates)
             || CREATES.iter().any(|class| self.runtime.breakers.is_open(class));
         if !are_creates_refused {
             self.missing = None;
         }
-        let is_list_missing = self.is_list_refused && self.listed_in_term.len() < CREATES.len();
-        let missing = self.missing.or(is_list_missing.then_some(MissingNamespace::Refused));
+        let is_refused = self.is_list_missing() || !self.refused.is_empty();
+        let missing = self.missing.or(is_refused.then_some(MissingNamespace::Refused));
         let note = match (missing, &self.context.backend, self.context.policy.sync) {
             (Some(missing), Backend::Namespace { namespace, .. }, SyncMode::On) => {
-                let why = missing.why();
+                let why = missing.why().unwrap_or_else(|| self.why_refused());
                 Some(format!("external targets can't be written to namespace {namespace} now: {why}"))
             }
             _ => None,

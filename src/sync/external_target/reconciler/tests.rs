@@ -24,6 +24,7 @@ use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::desired::{Desired, IpTargets, Precondition, Stamp};
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::metrics::ReconcileResult;
+use crate::sync::external_target::missing_namespace::{DELETED_HINT, NAMESPACE_HINT};
 use crate::sync::external_target::states::ExternalTargetState;
 use crate::sync::external_target::write_result::{Answered, Before, SentWrite};
 use crate::sync::k8s::errors::ApiAvailability;
@@ -683,10 +684,10 @@ async fn refusal_by_admission_concerns_one_object_for_any_code() {
         let precondition = Precondition { uid: Some("o".to_owned()), resource_version: None };
         let delete = Write::Delete { id: object.id(), precondition };
         let (stamp, backend) = (Stamp { instance: None, term: None }, &reconciler.context.backend);
-        let (_, created) = backend.write(Write::Create(object), &stamp).await;
+        let (_, created) = backend.write(Write::Create(object), &stamp, "").await;
         assert_eq!(matches!(created, Err(WriteError::WholeClass { .. })), is_of_all, "{created:?}");
         assert_eq!(matches!(created, Err(WriteError::Refused { .. })), is_of_object, "{created:?}");
-        let (_, deleted) = backend.write(delete, &stamp).await;
+        let (_, deleted) = backend.write(delete, &stamp, "").await;
         assert_eq!(matches!(deleted, Err(WriteError::Refused { .. })), is_of_object, "{deleted:?}");
     }
 }
@@ -786,4 +787,38 @@ async fn refused_creates_of_one_kind_do_not_delay_the_other_kind() {
         tokio::time::advance(Duration::from_secs(5)).await;
         assert!(reconciler.runtime.breakers.admit(&web, &service.classes()), "a probe after at most 5 s");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_writes_are_noted_with_fitting_advice() {
+    let (mut reconciler, _) = denied();
+    let object = external_target(&reconciler, "1");
+    let precondition = Precondition { uid: None, resource_version: None };
+    let delete = Write::Delete { id: object.id(), precondition };
+    let (web, refused) = (ServiceKey::new("shop", "web"), Some(MissingNamespace::Refused));
+    let note = |reconciler: &mut Reconciler| {
+        reconciler.note_missing_namespace();
+        let note = reconciler.context.link_reporter.findings.readiness.writes.load_full();
+        let head = "external targets can't be written to namespace external-targets now: ";
+        note.map(|note| note.strip_prefix(head).unwrap().to_owned())
+    };
+    reconciler.on_object_event(ObjectEvent::Unseen);
+    assert_eq!(note(&mut reconciler).as_deref(), Some(NAMESPACE_HINT), "the namespace may be missing");
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+    assert_eq!(note(&mut reconciler), None);
+    reconciler.open_breaker(&web, &Write::Create(object.clone()), refused, None);
+    let expected = format!("lb-linker may not create Services there; {DELETED_HINT}");
+    assert_eq!(note(&mut reconciler), Some(expected), "the namespace may be missing by now");
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
+    let expected = "lb-linker may not create Services there; deploy/ has the Role that grants it";
+    assert_eq!(note(&mut reconciler).as_deref(), Some(expected), "it contains an object");
+    reconciler.close_breakers(&Write::Create(object));
+    assert_eq!(note(&mut reconciler), None);
+    reconciler.open_breaker(&web, &delete, None, None);
+    assert_eq!(note(&mut reconciler), None, "401 doesn't concern the namespace");
+    reconciler.open_breaker(&web, &delete, refused, None);
+    assert_eq!(note(&mut reconciler), Some(expected.replace("create", "delete")));
+    reconciler.close_breakers(&delete);
+    assert_eq!(note(&mut reconciler), None);
 }
