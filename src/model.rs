@@ -8,6 +8,7 @@ pub(crate) mod line_limit;
 pub mod link;
 pub mod link_override;
 pub mod names;
+pub mod object_texts;
 mod observed_service;
 pub mod owner;
 pub mod persisted_target;

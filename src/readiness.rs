@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use arc_swap::ArcSwapOption;
 
+use crate::model::object_texts::ObjectTexts;
+
 /// The notes of sync, each a clause or a sentence.
 #[derive(Debug, Default)]
 pub struct Readiness {
@@ -19,6 +21,8 @@ pub struct Readiness {
     pub election: ArcSwapOption<String>,
     /// What keeps external targets from being written.
     pub writes: ArcSwapOption<String>,
+    /// Why statuses of StableNames can't be written; only the leader knows it.
+    pub unwritten: ObjectTexts,
 }
 
 impl Readiness {
@@ -28,5 +32,13 @@ impl Readiness {
         let notes =
             [&self.election, &self.crd, &self.stable_names, &self.writes].map(ArcSwapOption::load_full);
         notes.into_iter().flatten().map(|note| note.to_string()).collect()
+    }
+
+    /// Returns the note about the StableNames that don't move.
+    #[must_use]
+    pub fn of_statuses(&self) -> Option<String> {
+        let number = self.unwritten.number();
+        (number > 0)
+            .then(|| format!("StableNames that don't move, because their status can't be written: {number}"))
     }
 }

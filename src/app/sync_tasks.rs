@@ -163,11 +163,10 @@ impl SyncSource {
             Self::Cluster { availability, .. } => availability.clone(),
             Self::Manifests { .. } => ApiAvailability::default(),
         };
-        let findings = Findings { readiness, ..Findings::default() };
         LinkFacts {
             store: Arc::clone(store),
             target_namespace: flags.target_namespace.clone(),
-            findings,
+            findings: Findings::new(readiness),
             external_targets: Arc::default(),
             needs_external_targets: flags.sync_mode() != SyncMode::Off,
             reads_followers: false,

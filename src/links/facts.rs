@@ -84,16 +84,13 @@ impl LinkFacts {
     /// can't be used, about what can't be read or written, and about removals that are held back.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
-        let Findings { readiness, unwritten, held_removals, .. } = &self.findings;
+        let Findings { readiness, held_removals, .. } = &self.findings;
         let age = || {
             let seen = self.staleness.least_recent(&OF_TARGETS)?;
             notice(seen.elapsed(), self.availability.unreachable_since().is_some())
         };
         let of_view = readiness.manifests.load_full().map(|note| note.to_string()).or_else(age);
         let of_view = of_view.map_or_else(|| readiness.of_cluster(), |note| vec![note]);
-        let number = unwritten.number();
-        let of_statuses = (number > 0)
-            .then(|| format!("StableNames that don't move, because their status can't be written: {number}"));
         let held = held_removals.number();
         let of_removals = (held > 0).then(|| {
             format!(
@@ -101,7 +98,8 @@ impl LinkFacts {
                  were meant to go, they follow, at once with --max-deletes unlimited"
             )
         });
-        let notices: Vec<String> = of_view.into_iter().chain(of_statuses).chain(of_removals).collect();
+        let notices: Vec<String> =
+            of_view.into_iter().chain(readiness.of_statuses()).chain(of_removals).collect();
         (!notices.is_empty()).then(|| notices.join("; "))
     }
 

@@ -209,7 +209,8 @@ impl Plugin for LbLinker {
         let snapshot = snapshot_links.map(|snapshot_links| snapshot_links.to_string());
         let manifests = self.readiness.manifests.load_full().map(|note| note.to_string());
         let notes = snapshot.or(reading).into_iter().chain(manifests);
-        let notes: Vec<String> = notes.chain(self.readiness.of_cluster()).collect();
+        let notes: Vec<String> =
+            notes.chain(self.readiness.of_cluster()).chain(self.readiness.of_statuses()).collect();
         (!notes.is_empty()).then(|| notes.join("\n"))
     }
 

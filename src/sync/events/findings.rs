@@ -3,16 +3,16 @@
 
 use std::sync::Arc;
 
+use crate::model::object_texts::ObjectTexts;
 use crate::readiness::Readiness;
-use crate::sync::k8s::errors::ObjectTexts;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Findings {
     /// The parts of load balancers that are denied, invalid or ignored.
     pub services: ObjectTexts,
     /// Why StableNames aren't Ready, are Degraded or not accepted, or aren't checked in time.
     pub stable_names: ObjectTexts,
-    /// Why statuses of StableNames can't be written; only the leader knows it.
+    /// Those of `readiness`.
     pub unwritten: ObjectTexts,
     /// Why external targets aren't removed yet although their load balancers are gone: there are too many.
     pub held_removals: ObjectTexts,
@@ -20,7 +20,20 @@ pub struct Findings {
     pub readiness: Arc<Readiness>,
 }
 
+impl Default for Findings {
+    fn default() -> Self {
+        Self::new(Arc::default())
+    }
+}
+
 impl Findings {
+    /// Returns no findings but those of `readiness`.
+    #[must_use]
+    pub fn new(readiness: Arc<Readiness>) -> Self {
+        let (services, stable_names, held_removals) = Default::default();
+        Self { services, stable_names, unwritten: readiness.unwritten.clone(), held_removals, readiness }
+    }
+
     /// Returns a number that grows with each change.
     #[must_use]
     pub fn version(&self) -> u64 {

@@ -4,7 +4,6 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hyper_util::client::legacy::Error as ClientError;
@@ -15,6 +14,7 @@ use tracing::{debug, info, warn};
 use super::deserialize_guard::RawDeserializeGuard;
 use super::watch::item::{Event, WatchError, WatchItem};
 use crate::model::excerpt;
+use crate::model::object_texts::ObjectTexts;
 use crate::model::service_key::ServiceKey;
 use crate::model::tls_error;
 use crate::object_log::ObjectLog;
@@ -133,55 +133,6 @@ pub(crate) fn explain_watch(error: &WatchError, what: &str, hint: &str) -> Strin
                 "the watch of {what} sent an event without a name or a resourceVersion; everything is listed again"
             )
         }
-    }
-}
-
-/// A text about each object that needs one. All clones share the texts.
-#[derive(Clone, Debug, Default)]
-pub struct ObjectTexts(Arc<SharedTexts>);
-
-#[derive(Debug, Default)]
-struct SharedTexts {
-    texts: Mutex<HashMap<ServiceKey, Arc<str>>>,
-    version: AtomicU64,
-}
-
-impl ObjectTexts {
-    /// Sets or removes the text about an object. Returns whether it differs from the text before.
-    pub fn set(&self, key: &ServiceKey, text: Option<&str>) -> bool {
-        let mut texts = self.0.texts.lock();
-        let is_new = texts.get(key).map(|known| &**known) != text;
-        if is_new {
-            match text {
-                Some(text) => drop(texts.insert(key.clone(), text.into())),
-                None => drop(texts.remove(key)),
-            }
-            self.0.version.fetch_add(1, Ordering::Release);
-        }
-        is_new
-    }
-
-    #[must_use]
-    pub fn get(&self, key: &ServiceKey) -> Option<Arc<str>> {
-        self.0.texts.lock().get(key).cloned()
-    }
-
-    /// Returns the number of objects with a text.
-    #[must_use]
-    pub fn number(&self) -> usize {
-        self.0.texts.lock().len()
-    }
-
-    /// Removes the texts about the objects for which `known` is false.
-    pub fn retain(&self, known: impl Fn(&ServiceKey) -> bool) {
-        self.0.texts.lock().retain(|key, _| known(key));
-        self.0.version.fetch_add(1, Ordering::Release);
-    }
-
-    /// Returns a number that grows with each change.
-    #[must_use]
-    pub fn version(&self) -> u64 {
-        self.0.version.load(Ordering::Acquire)
     }
 }
 
