@@ -296,8 +296,9 @@ impl ThrottledLog {
         if lasts {
             info!("{sentence}");
         }
-        for logged in self.logged.values_mut() {
-            logged.is_unresolved = false;
+        // Failures after the last line of an error count for the next line, unless the end of that error is logged.
+        for logged in self.logged.values_mut().filter(|logged| logged.is_unresolved) {
+            (logged.is_unresolved, logged.suppressed) = (false, 0);
         }
         lasts
     }

@@ -103,6 +103,16 @@ fn recurring_error_is_logged_five_times_a_minute() {
 }
 
 #[test]
+fn failures_of_an_ended_error_dont_count_for_the_next() {
+    let mut throttled_log = ThrottledLog::default();
+    for _ in 0..2 {
+        assert_eq!(throttled_log.suppressed(403), Some(0), "it is logged at once");
+        assert_eq!(throttled_log.suppressed(403), None);
+        assert!(throttled_log.recovered("again"));
+    }
+}
+
+#[test]
 fn events_of_an_old_connection_do_not_end_an_outage() {
     let availability = ApiAvailability::default();
     let mut log = WatchLog::new(availability.clone(), "Services".to_owned(), "");
