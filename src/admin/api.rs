@@ -182,8 +182,9 @@ async fn links(
 ) -> Response {
     let store = &status.facts.store;
     if !store.is_known(Input::Services) {
+        let reason = status.facts.findings.readiness.list.load_full().map(|why| format!(": {why}"));
         let note = store.fallback().map(|snapshot_links| format!("; DNS goes on, {snapshot_links}"));
-        let why = format!("{NOT_READ}{}\n", note.unwrap_or_default());
+        let why = format!("{NOT_READ}{}{}\n", reason.unwrap_or_default(), note.unwrap_or_default());
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }
     // Read before the links, so that the ETag is never newer than the links.

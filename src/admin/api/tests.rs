@@ -154,6 +154,10 @@ async fn only_the_list_of_one_service_includes_history() {
     let _recording = api.record().await;
     let unread = api.ask(get_from("localhost", "/api/links")).await;
     assert_eq!(unread.status(), StatusCode::SERVICE_UNAVAILABLE);
+    api.facts.findings.readiness.list.store(Some(Arc::new("the API server answers 403".into())));
+    let unread =
+        to_bytes(api.ask(get_from("localhost", "/api/links")).await.into_body(), 1000).await.unwrap();
+    assert_eq!(unread, "the load balancers haven't been read yet: the API server answers 403\n");
     api.store.set_known(Input::Services);
     api.apply("shop", "web", "a.example.").await;
     api.apply("shop", "web", "b.example.").await;
