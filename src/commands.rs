@@ -93,7 +93,7 @@ enum Command {
     /// name of one Service, prints that link in detail; a running lb-linker also tells its last changes.
     #[command(mut_args = |arg| { let hide = !for_links(arg.get_id().as_str()); arg.hide(hide) })]
     Links {
-        /// Only Services of this name, or the Service of this namespace and name
+        /// Only Services of this name, the Service of this namespace and name, or the link with this DNS name
         #[arg(value_name = "[NAMESPACE/]SERVICE")]
         service: Option<String>,
         /// Only Services of this namespace [default: all namespaces]

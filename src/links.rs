@@ -29,7 +29,7 @@ pub enum OutputFormat {
 pub struct LinkFilter {
     /// Only links of this namespace; all if `None`.
     pub namespace: Option<String>,
-    /// Only links of this name.
+    /// Only links of this name, or the link with this DNS name.
     pub service: Option<String>,
 }
 
@@ -69,9 +69,12 @@ impl LinkFilter {
         }
     }
 
-    fn selects(&self, key: &ServiceKey) -> bool {
+    fn is_within(&self, key: &ServiceKey) -> bool {
         self.namespace.as_deref().is_none_or(|namespace| key.namespace() == namespace)
-            && self.service.as_deref().is_none_or(|service| key.name() == service)
+    }
+
+    fn selects(&self, key: &ServiceKey) -> bool {
+        self.is_within(key) && self.service.as_deref().is_none_or(|service| key.name() == service)
     }
 }
 

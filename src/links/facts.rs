@@ -14,7 +14,6 @@ use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, Target};
 use crate::store::Store;
 use crate::sync::events::findings::Findings;
-use crate::sync::events::link_log::lost_hostnames_of;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::watch::OF_TARGETS;
@@ -106,9 +105,6 @@ impl LinkFacts {
     fn view(&self, link: &Arc<Link>, unresolved: &UnresolvedTargets) -> LinkView {
         let mut shown = view(link, &self.store, &self.target_namespace);
         let mut reasons: Vec<Cow<'static, str>> = shown.reason.take().into_iter().collect();
-        if shown.state == ViewState::Conflict {
-            reasons.extend(lost_hostnames_of(link).map(Into::into));
-        }
         if matches!(shown.state, ViewState::Ready | ViewState::Kept)
             && let Some((state, why)) = self.external_target_problem(link)
         {

@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use hickory_proto::rr::Name;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::LinkFilter;
-use crate::model::excerpt::sentence;
+use crate::model::excerpt::{examples, sentence};
 use crate::model::link::{Link, LinkState};
+use crate::model::names;
 use crate::store::Store;
 use crate::sync::source::service_links::dns_names;
 
@@ -147,7 +149,12 @@ pub fn views(store: &Store, target_namespace: &str, filter: &LinkFilter) -> Vec<
 
 pub(super) fn selected(store: &Store, filter: &LinkFilter) -> Vec<Arc<Link>> {
     let mut links = store.links();
-    links.retain(|link| filter.selects(&link.key));
+    // Names of Services have no dots.
+    let named = filter.service.as_deref().filter(|name| name.contains('.'));
+    match named.and_then(|name| owner_of(store, name)) {
+        Some(owner) => links.retain(|link| link.key == owner.key && filter.is_within(&link.key)),
+        None => links.retain(|link| filter.selects(&link.key)),
+    }
     links.sort_by(|a, b| a.key.cmp(&b.key));
     links
 }
@@ -167,6 +174,7 @@ pub fn changes(before: &[LinkView], after: &[LinkView]) -> Vec<LinkView> {
 
 pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> LinkView {
     let (state, reason) = state_of(link);
+    let taken = (state == ViewState::Conflict).then(|| taken_names(link, store)).flatten();
     LinkView {
         namespace: link.key.namespace().to_owned(),
         service: link.key.name().to_owned(),
@@ -177,11 +185,30 @@ pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> L
             || store.has_external_target(&link.key))
         .then(|| format!("{target_namespace}/{}", link.external_target())),
         state,
-        reason: reason.map(Cow::Borrowed),
+        reason: taken.map(Cow::Owned).or_else(|| reason.map(Cow::Borrowed)),
         overridden_by: override_of(link),
         created: link.object_created.and_then(|created| Timestamp::from_second(created).ok()),
         history: None,
     }
+}
+
+/// Returns which names of a link another link has, and which one.
+fn taken_names(link: &Link, store: &Store) -> Option<String> {
+    let (namespace, service) = link.key.parts();
+    let label = names::dashed_label(namespace, service);
+    let zones = store.zones();
+    let short = zones.iter().map(|zone| format!("{label}.{}", names::text(&zone.origin)));
+    let custom = link.annotations.hostnames.iter().filter(|name| !link.hostnames.contains(name));
+    let asked = short.chain(custom.map(ToString::to_string));
+    let taken = asked.filter_map(|name| {
+        let holder = owner_of(store, &name).filter(|holder| holder.key != link.key)?;
+        Some(format!("{name} belongs to link {}", holder.key))
+    });
+    Some(examples(taken)).filter(|taken| !taken.is_empty())
+}
+
+fn owner_of(store: &Store, name: &str) -> Option<Arc<Link>> {
+    store.link_of_host(&Name::from_ascii(name).ok()?)
 }
 
 /// Returns the StableName that a link belongs to: once the StableName has announced a target, or if no Service

@@ -72,6 +72,20 @@ fn ready_link_has_its_names_and_its_target() {
     store.set_owner("db-default-ext", None, &[]);
     let in_shop = LinkFilter { namespace: Some("shop".to_owned()), service: Some("web".to_owned()) };
     assert_eq!(views(&store, "external-targets", &in_shop), [expected]);
+    let of = |namespace: Option<&str>, name: &str| {
+        let (namespace, service) = (namespace.map(str::to_owned), Some(name.to_owned()));
+        let found = views(&store, "external-targets", &LinkFilter { namespace, service });
+        found.into_iter().map(|link| link.service).collect::<Vec<_>>()
+    };
+    for name in ["web-shop.lb.internal", "WEB.shop.lb.internal.", "www.shop.lb.internal"] {
+        assert_eq!(
+            (of(None, name), of(Some("shop"), name)),
+            (vec!["web".to_owned()], of(None, "web")),
+            "{name}"
+        );
+        assert!(of(Some("default"), name).is_empty(), "{name}");
+    }
+    assert!(of(None, "absent-shop.lb.internal").is_empty());
     let absent = LinkFilter { service: Some("we".to_owned()), ..LinkFilter::default() };
     assert_eq!(views(&store, "external-targets", &absent), []);
 }
@@ -105,10 +119,20 @@ fn name_of_another_link_is_left_out_and_reported() {
     assert_eq!(links[0].dns_names, ["x.y-z.lb.internal"]);
     assert_eq!(
         state_and_reason(&links[0]),
-        (ViewState::Conflict, Some("another link has one of its names".to_owned()))
+        (ViewState::Conflict, Some("x-y-z.lb.internal belongs to link z/x-y".to_owned()))
     );
     assert_eq!(links[1].dns_names, ["x-y-z.lb.internal", "x-y.z.lb.internal"]);
     assert_eq!(links[1].state, ViewState::Ready);
+    let shop = [Arc::from("shop.lb.internal")];
+    for (name, created) in [("old", 1_600_000_000), ("young", 1_700_000_000)] {
+        let mut service =
+            ObservedService { created: Some(created), ..observed("shop", name, Some("c.example.")) };
+        service.annotations.hostnames = shop.clone().into();
+        store.apply(service);
+    }
+    let young = all(&store).into_iter().find(|link| link.service == "young").unwrap();
+    let expected = "shop.lb.internal belongs to link shop/old";
+    assert_eq!(state_and_reason(&young), (ViewState::Conflict, Some(expected.to_owned())));
 }
 
 #[test]
