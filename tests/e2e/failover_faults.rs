@@ -467,3 +467,29 @@ async fn simultaneous_changes_cost_few_writes() {
     tokio::time::sleep(Duration::from_secs(12)).await;
     assert_eq!(writes(), after);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ready_has_a_note_while_no_status_can_be_written() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "a.example.com").await;
+    let linker = shop.linker(&[]).await;
+    shop.create("web", of_web()).await;
+    shop.condition("web", "Ready", "True").await;
+    let permit = |verb: &str| {
+        let patch = json!([{"op": "replace", "path": "/rules/1/verbs", "value": [verb]}]).to_string();
+        shop.plane.kubectl(&["patch", "clusterrole", "lb-linker-crd", "--type=json", "-p", &patch]);
+    };
+    let is_noted = async |note: &str| {
+        eventually(note, || async { linker.get_ready().1.ends_with(note).then_some(()) }).await;
+    };
+    is_noted("OK").await;
+    permit("get");
+    let question = ["auth", "can-i", "patch", "stablenames.linker.hsj.com", "--subresource=status", LINKER];
+    let is_refused = || async { shop.plane.try_kubectl(&question).is_err().then_some(()) };
+    eventually("the permission to end", is_refused).await;
+    shop.set_host("b.example.com").await;
+    is_noted("StableNames that don't move, because their status can't be written: 1").await;
+    permit("patch");
+    is_noted("OK").await;
+    shop.wait_until_announced("web", "b.example.com").await;
+}
