@@ -49,6 +49,8 @@ pub struct Question {
 pub enum QuestionError {
     #[error("{0:?} isn't a server such as @127.0.0.1, @127.0.0.1:5301 or @[::1]:5301")]
     Server(String),
+    #[error("{0} is the address of a server: @{0} asks it")]
+    ServerWithoutAt(SocketAddr),
     #[error("{0:?} isn't known: of dig's options there is only {SHORT}")]
     Option(String),
     #[error("one server can be asked, and there is another one: {0}")]
@@ -122,6 +124,8 @@ impl Question {
                 }
             } else if argument.starts_with('+') {
                 return Err(QuestionError::Option(argument.clone()));
+            } else if let Ok(server) = argument.parse() {
+                return Err(QuestionError::ServerWithoutAt(server));
             } else if name.is_none() {
                 name = Some(parse_name(argument).ok_or_else(|| QuestionError::Name(argument.clone()))?);
             } else if qtype.is_none() {

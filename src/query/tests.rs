@@ -41,6 +41,7 @@ fn unusable_argument_is_named() {
             &["@ns.example", "a"],
             "\"@ns.example\" isn't a server such as @127.0.0.1, @127.0.0.1:5301 or @[::1]:5301",
         ),
+        (&["192.0.2.1:5301", "a"], "192.0.2.1:5301 is the address of a server: @192.0.2.1:5301 asks it"),
         (&["@::1", "@::2", "a"], "one server can be asked, and there is another one: @::2"),
         (&["a..b"], "\"a..b\" isn't a DNS name such as my-sample-lb-default.lb.internal"),
         (&["a", "B"], "\"B\" isn't a type such as A, AAAA, CNAME, SRV or TYPE65280"),

@@ -395,7 +395,10 @@ async fn check_cluster_reports_every_missing_permission() {
         (output.status.code() == Some(0)).then_some(output)
     };
     let output = eventually("all permissions", complete).await;
-    assert_eq!(stdout(&output).lines().filter(|line| line.starts_with("yes  ")).count(), 15);
+    let granted = "yes  list services in all namespaces";
+    assert!(stdout(&output).lines().any(|line| line.starts_with(granted)), "{}", stdout(&output));
+    let refused = |line: &str| line.to_lowercase().starts_with("no  ");
+    assert!(!stdout(&output).lines().any(refused), "{}", stdout(&output));
     let absent = "StableNames aren't used, because their CRD isn't installed: deploy/crd/";
     assert!(stdout(&output).lines().any(|line| line == absent), "{}", stdout(&output));
 

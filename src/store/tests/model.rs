@@ -249,8 +249,9 @@ impl World {
     }
 
     fn observe_other(&mut self) {
-        let number = self.random.random_range(1..4);
-        let owner = Owner { source: sources()[number].clone(), key: self.key() };
+        let sources = sources();
+        let number = self.random.random_range(1..sources.len());
+        let owner = Owner { source: sources[number].clone(), key: self.key() };
         if self.random.random_bool(0.3) {
             self.store.forget(&owner);
             self.model.others.remove(&owner);
