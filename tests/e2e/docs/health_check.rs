@@ -148,6 +148,7 @@ impl StableNameFixture {
             checks: &self.checks,
             upstreams: &UpstreamAnswers::default(),
             former: &self.status,
+            last: &self.status,
             present_target: None,
             is_written: self.is_written,
             is_living: &|uid| self.offers.iter().any(|offer| offer.uid == *uid),

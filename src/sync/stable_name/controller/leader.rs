@@ -3,8 +3,10 @@
 mod decide;
 mod publish;
 mod state;
+#[cfg(test)]
+mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,17 +177,19 @@ impl FailoverController {
     /// whether decisions remain, apart from retries.
     pub(super) fn drain(&mut self) -> bool {
         self.limit_metrics();
+        let mut decided = HashSet::new();
         for _ in 0..MAX_DECISIONS {
             let Some(key) = self.leader.to_decide.next() else { break };
-            if panics(|| self.decide(&key)) {
-                let log = self.log();
-                report_panic(&mut self.leader.to_decide, &log, "StableName", &key);
-            } else {
-                self.leader.to_decide.succeeded(&key);
+            if self.decides(&key) {
+                self.leader.runtime.queue.add(&key);
+                decided.insert(key);
             }
         }
         while let Some(key) = self.leader.runtime.queue.next() {
-            self.publish(&key);
+            // The write has failed or waited: facts may have changed since the decision.
+            if decided.remove(&key) || self.decides(&key) {
+                self.publish(&key);
+            }
         }
         let context = &self.context;
         self.leader.absences.start(&context.client, &context.availability, &context.selection);
@@ -197,6 +201,18 @@ impl FailoverController {
             });
         }
         self.leader.to_decide.has_ready()
+    }
+
+    /// Decides about a StableName. Returns `false` if the decision has panicked: it is made again later.
+    fn decides(&mut self, key: &ServiceKey) -> bool {
+        let has_panicked = panics(|| self.decide(key));
+        if has_panicked {
+            let log = self.log();
+            report_panic(&mut self.leader.to_decide, &log, "StableName", key);
+        } else {
+            self.leader.to_decide.succeeded(key);
+        }
+        !has_panicked
     }
 
     /// Returns the log about StableNames.

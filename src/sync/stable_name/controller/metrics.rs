@@ -14,9 +14,9 @@ pub struct FailoverMetrics {
     pub(super) targets: IntGaugeVec,
     pub(super) checks: IntCounterVec,
     pub(super) switches: IntCounterVec,
-    ready: IntGaugeVec,
-    source: IntGaugeVec,
-    changes: IntCounterVec,
+    pub(super) ready: IntGaugeVec,
+    pub(super) source: IntGaugeVec,
+    pub(super) changes: IntCounterVec,
 }
 
 impl MetricGroup for FailoverMetrics {

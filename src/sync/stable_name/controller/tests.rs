@@ -12,7 +12,7 @@ use crate::sync::events::{Reason, Recorder};
 use crate::sync::test_support;
 
 /// Returns the context of a leader with complete lists.
-fn context(client: Client, recorder: Recorder) -> FailoverContext {
+pub(super) fn context(client: Client, recorder: Recorder) -> FailoverContext {
     let leadership = Leadership::unconditional();
     let lists = CompletedLists::new(&BTreeSet::new(), ListEpoch { term: leadership.term(), rewinds: 0 });
     let context = FailoverContext {

@@ -54,31 +54,9 @@ impl FailoverEvent {
         Self { reason, from: None, to: message, note: String::new() }
     }
 
-    #[cfg(test)]
-    pub fn of_move(reason: EventReason, from: &str, to: &str) -> Self {
-        Self { from: Some(from.to_owned()), ..Self::new(reason, to.to_owned()) }
-    }
-
     pub fn message(&self) -> String {
         let Self { from, to, note, .. } = self;
         from.as_ref().map_or_else(|| format!("{to}{note}"), |from| format!("{from} → {to}{note}"))
-    }
-
-    /// Returns whether the Event is about a move from one target to another.
-    pub fn is_move(&self) -> bool {
-        self.from.is_some()
-    }
-
-    /// Returns the Event of two moves together: a failover, if one of them is. `None` if they lead back to the first
-    /// target.
-    pub fn followed_by(self, later: Self) -> Option<Self> {
-        if self.from.as_ref() == Some(&later.to) {
-            return None;
-        }
-        if self.reason == EventReason::FailedOver && later.reason != EventReason::FailedOver {
-            return Some(Self { to: later.to, note: later.note + &self.note, ..self });
-        }
-        Some(Self { from: self.from, ..later })
     }
 }
 
@@ -95,8 +73,9 @@ pub enum EventReason {
 /// as it is, unless two changes of the target are due at once.
 #[must_use]
 pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
-    let former = begin(input);
-    let input = &Inputs { former: &former, ..*input };
+    let (former, mut last) = (begin(input), input.last.clone());
+    last.clamp_times(whole_second(input.now));
+    let input = &Inputs { former: &former, last: &last, ..*input };
     let facts = Facts::new(input);
     let mut transition = Transition::begin(&facts);
     let choice = transition.choose();
@@ -176,7 +155,8 @@ impl<'a> Transition<'a> {
                 current.source = facts.name(position).to_owned();
                 current.uid = facts.input.offers[position].uid.clone();
             }
-            current.verified |= facts.is_passing(&current.target);
+            let last = facts.input.last.target.as_ref().filter(|last| last.target == current.target);
+            current.verified |= last.is_some_and(|last| last.verified) || facts.is_passing(&current.target);
         }
         begun
     }

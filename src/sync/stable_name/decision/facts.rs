@@ -25,10 +25,12 @@ pub struct Inputs<'a> {
     pub offers: &'a [Offer],
     pub checks: &'a CheckRecords,
     pub upstreams: &'a UpstreamAnswers,
-    /// The last decided status of this term, written or not: a wait begins with the decision, and writes may be slow.
-    /// At the beginning of a term, and after another client's change, the status that the API server has; empty if the
-    /// object has none.
+    /// The status that the API server has; empty if the object has none. A move counts once it is written: until then
+    /// each decision is made anew.
     pub former: &'a FailoverStatus,
+    /// The last decision of this term, written or not: what checks have shown counts at once, and writes may be slow. At
+    /// the beginning of a term, and after another client's change, as `former`.
+    pub last: &'a FailoverStatus,
     /// What the external target points at, if it was written for a StableName of this name, and the uid of the
     /// Service that the target is from: empty for fixed targets, and where it isn't known.
     pub present_target: Option<(&'a Target, &'a Uid)>,

@@ -52,7 +52,11 @@ impl MassFailureGuard {
             if decision.status.target == before {
                 break;
             }
-            let next = self.decide_once(key, all, &Inputs { former: &decision.status, ..*inputs });
+            let next = self.decide_once(
+                key,
+                all,
+                &Inputs { former: &decision.status, last: &decision.status, ..*inputs },
+            );
             before = decision.status.target;
             decision = FailoverDecision {
                 moved: decision.moved.or(next.moved),

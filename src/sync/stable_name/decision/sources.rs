@@ -10,7 +10,7 @@ pub(super) const NOT_CHECKED: &str = "not checked: no tcpPort";
 
 const NOT_CHECKED_YET: &str = "not checked yet";
 
-/// Returns the status of each source while `current` is announced. A new leader begins with the former states.
+/// Returns the status of each source while `current` is announced. A new leader begins with the states in the status.
 pub(super) fn statuses(facts: &Facts<'_>, current: Option<&AnnouncedTarget>) -> Vec<SourceStatus> {
     let is_standby = |position| current.is_some_and(|current| current.source != facts.name(position));
     facts.positions().map(|position| status(facts, position, is_standby(position))).collect()
@@ -18,7 +18,7 @@ pub(super) fn statuses(facts: &Facts<'_>, current: Option<&AnnouncedTarget>) -> 
 
 fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus {
     let name = facts.name(position);
-    let former = facts.input.former.source(name);
+    let former = facts.input.last.source(name);
     let offered = facts.offered(position);
     let offers = offered.map(text_of);
     let known = former.filter(|former| former.offers == offers);

@@ -155,7 +155,7 @@ pub(super) fn text_of(target: &Target) -> String {
 }
 
 /// Sets the time of each decided condition whose status equals the written one to the written time: a condition that
-/// changed and returned between two writes hasn't changed.
+/// changed and returned while one decision changed the target twice hasn't changed.
 pub fn restore_times(decided: &mut FailoverStatus, written: &FailoverStatus) {
     for condition in &mut decided.conditions {
         let known = written.condition(condition.kind).filter(|known| known.status == condition.status);
@@ -178,12 +178,11 @@ impl FailoverStatus {
         self.conditions.iter().find(|condition| condition.kind == kind)
     }
 
-    /// Returns the place of the source in use in the specification: behind all of them if an edit has removed it;
-    /// `None` without a target, or if the specification breaks a rule.
+    /// Returns the place of a source in the specification: behind all of them if an edit has removed it; `None` if the
+    /// specification breaks a rule.
     #[must_use]
-    pub fn place_in_use(&self) -> Option<usize> {
-        let name = &self.target.as_ref()?.source;
-        let place = self.sources.iter().position(|source| source.name == *name);
+    pub fn place_of(&self, name: &str) -> Option<usize> {
+        let place = self.sources.iter().position(|source| source.name == name);
         (!self.sources.is_empty()).then(|| place.unwrap_or(self.sources.len()))
     }
 

@@ -45,6 +45,8 @@ pub(super) struct Harness {
     pub(super) checks: CheckRecords,
     pub(super) upstreams: UpstreamAnswers,
     pub(super) status: FailoverStatus,
+    /// The last decision, if it isn't written.
+    pub(super) last: Option<FailoverStatus>,
     pub(super) present_target: Option<(Target, Uid)>,
     pub(super) is_written: bool,
     /// The uids of further existing Services, which needn't be sources.
@@ -79,6 +81,7 @@ impl Harness {
             checks: CheckRecords::default(),
             upstreams: UpstreamAnswers::default(),
             status: FailoverStatus::default(),
+            last: None,
             present_target: None,
             is_written: true,
             other_living_uids: Vec::new(),
@@ -142,6 +145,7 @@ impl Harness {
             checks: &self.checks,
             upstreams: &self.upstreams,
             former: &self.status,
+            last: self.last.as_ref().unwrap_or(&self.status),
             present_target: self.present_target.as_ref().map(|(target, uid)| (target, uid)),
             is_written: self.is_written,
             is_living: &|uid| {
@@ -206,6 +210,11 @@ impl Harness {
     pub(super) fn announced(&self) -> String {
         let target = self.status.target.as_ref();
         target.map_or_else(String::new, |target| format!("{} {}", target.source, target.target))
+    }
+
+    /// Returns the place of the source in use.
+    pub(super) fn place(&self) -> Option<usize> {
+        self.status.place_of(&self.status.target.as_ref()?.source)
     }
 
     pub(super) fn condition(&self, kind: ConditionType) -> (ConditionStatus, &str) {

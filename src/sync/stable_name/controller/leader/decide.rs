@@ -27,7 +27,7 @@ use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::stable_name::decision::checks::PlannedCheck;
 use crate::sync::stable_name::decision::facts::Inputs;
 use crate::sync::stable_name::decision::spec::{CheckSettings, Refusal, RefusalReason};
-use crate::sync::stable_name::decision::status::{NO_EXTERNAL_TARGET, restore_times};
+use crate::sync::stable_name::decision::status::{MoveReason, NO_EXTERNAL_TARGET, restore_times};
 use crate::sync::stable_name::decision::times::end_of_wait;
 
 /// The time after which a decision that waits for a complete list is tried again.
@@ -84,7 +84,7 @@ impl FailoverController {
         let leader = &mut self.leader;
         let state = leader.states.entry(key.clone()).or_insert_with(|| DecisionState::new(object));
         state.decided_at = Some(Instant::now());
-        let former = state.status.clone();
+        let former = from_stored(&object.status);
         let offers = sources.offers(object, former.target.as_ref(), is_refused);
         let denied = |target: &Target| {
             let fixed = former.target.as_ref().filter(|announced| announced.target == *target);
@@ -124,6 +124,7 @@ impl FailoverController {
                 checks: &state.records,
                 upstreams: &leader.upstreams,
                 former: &former,
+                last: &state.status,
                 present_target: present.as_ref().map(|(target, uid)| (target, uid)),
                 is_written,
                 is_living: &is_living,
@@ -138,15 +139,13 @@ impl FailoverController {
         }
         state.records.retain(&decision.checks, now);
         state.status = decision.status.clone();
-        state.changes.extend(UnreportedEvents {
-            events: decision.events,
-            moved: decision.moved,
-            ..UnreportedEvents::default()
-        });
-        restore_times(&mut state.status, &from_stored(&object.status));
+        restore_times(&mut state.status, &former);
+        let (events, moved) = (decision.events, decision.moved);
+        state.works_in_use =
+            former.target.is_some() && decision.failed_at.is_none() && moved != Some(MoveReason::Withdrawn);
+        state.changes = UnreportedEvents { events, moved, ..UnreportedEvents::default() };
         let again = decision.again.into_iter().chain(lag_ends).min();
         leader.plan_checks(key, &decision.checks, &spec.check, (now, again));
-        leader.runtime.queue.add(key);
     }
 
     /// Returns why a StableName isn't accepted, apart from its sources.

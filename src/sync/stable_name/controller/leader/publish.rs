@@ -56,12 +56,15 @@ impl FailoverController {
         let is_ready =
             status.condition(ConditionType::Ready).is_some_and(|ready| ready.status == ConditionStatus::True);
         if has_metrics {
-            self.context.metrics.set(key, is_ready, status.place_in_use());
+            // Until a move is written, the names lead to the former target.
+            let is_moving = state.changes.moved.is_some();
+            let in_use = if is_moving { before.target.as_ref() } else { after.target.as_ref() };
+            let place = in_use.and_then(|in_use| status.place_of(&in_use.source));
+            self.context.metrics.set(key, is_ready && (state.works_in_use || !is_moving), place);
         }
         if before == after {
             // No write is needed any more, whatever became of the last one.
             self.leader.runtime.queue.succeeded(key);
-            state.begin_write(&before);
             self.clear_failure(key);
             self.report_changes(key, &before);
             return;
@@ -95,11 +98,13 @@ impl FailoverController {
         if !matches!(result, Err(WriteError::NotLeading(_))) {
             self.context.api.count_write("patch", "StableName", code);
         }
-        if let Err(error) = &result {
-            // The lease may have ended during the request.
-            let may_be_made = error.may_be_made() || matches!(error, WriteError::NotLeading(_));
-            if let Some(state) = self.leader.states.get_mut(&key) {
-                state.write_failed(may_be_made);
+        if let Some(state) = self.leader.states.get_mut(&key) {
+            match &result {
+                Ok(_) => state.write_succeeded(),
+                // The lease may have ended during the request.
+                Err(error) => {
+                    state.write_failed(error.may_be_made() || matches!(error, WriteError::NotLeading(_)));
+                }
             }
         }
         match result {
@@ -157,7 +162,7 @@ impl FailoverController {
     fn report_changes(&mut self, key: &ServiceKey, written: &StableNameStatus) {
         let Some(state) = self.leader.states.get_mut(key) else { return };
         let Some(followed) = self.objects.get(key) else { return };
-        let written_changes = std::mem::take(&mut state.in_flight);
+        let written_changes = state.take_written();
         for moved in written_changes.iter().filter_map(|changes| changes.moved) {
             self.context.metrics.switches.with_label_values(&[moved.as_str()]).inc();
             if self.leader.metrics_limit.allows(key.namespace()) {
@@ -192,12 +197,14 @@ impl FailoverController {
 }
 
 fn plan(key: &ServiceKey, state: &mut DecisionState, after: StableNameStatus, log: &ObjectLog) {
-    if state.sent.as_ref() != Some(&after) {
+    let shown = |status: &StableNameStatus| {
+        status.target.as_ref().map(|target| (target.source.clone(), target.display.clone()))
+    };
+    if state.sent.as_ref().map(shown) != Some(shown(&after)) {
         let target = after.target.as_ref().map_or("none", |target| &*target.display);
         log.info(key, format_args!("plan for StableName {key}: status.target → {target}"));
         state.sent = Some(after);
     }
-    state.drop_changes();
 }
 
 /// Returns whether `kubectl wait` or a GitOps tool may wait for a status: for a changed target, a changed spec, or Ready

@@ -9,9 +9,8 @@ use crate::sync::stable_name::decision::checks::CheckRecords;
 use crate::sync::stable_name::decision::decide::FailoverEvent;
 use crate::sync::stable_name::decision::status::{FailoverStatus, MoveReason};
 
-/// Maximum number of Events of a write of the status, and of failed writes whose Events are reported with a later one;
-/// the newest ones are kept.
-const MAX_EVENTS: usize = 16;
+/// Maximum number of failed writes that may have been made, and whose Events are kept; the newest ones are.
+const MAX_IN_FLIGHT: usize = 16;
 
 /// What the leader knows about a StableName.
 pub(super) struct DecisionState {
@@ -19,10 +18,12 @@ pub(super) struct DecisionState {
     pub(super) status: FailoverStatus,
     /// When the last decision was made.
     pub(super) decided_at: Option<Instant>,
+    /// Whether the last decision found a written target that hasn't failed, and needn't be withdrawn.
+    pub(super) works_in_use: bool,
     /// The status that was sent last; with `--sync plan`, the status that was logged last.
     pub(super) sent: Option<StableNameStatus>,
     pub(super) records: CheckRecords,
-    /// What the decisions since the last write have changed.
+    /// What the last decision changes in the stored status.
     pub(super) changes: UnreportedEvents,
     /// The changes that the write under way contains, after those of former writes that may have been made although
     /// they have failed.
@@ -47,6 +48,7 @@ impl DecisionState {
         Self {
             status: from_stored(&object.status),
             decided_at: None,
+            works_in_use: false,
             sent: None,
             records: CheckRecords::new(object.key.namespace()),
             changes: UnreportedEvents::default(),
@@ -57,76 +59,61 @@ impl DecisionState {
     }
 }
 
-/// The Events of decisions, and the reason of a move. They are reported once the status is written.
+/// The Events of a decision, and the reason of a move. They are reported once the status is written.
 #[derive(Default)]
 pub(super) struct UnreportedEvents {
     pub(super) events: Vec<FailoverEvent>,
     pub(super) moved: Option<MoveReason>,
     /// The status of the write that contains them.
     pub(super) written: Option<StableNameStatus>,
-    /// Whether another client has changed the status since: then these changes are dropped if the write fails.
-    pub(super) is_void: bool,
-}
-
-impl UnreportedEvents {
-    /// Adds what happened later. Moves that haven't been written in between become one.
-    pub(super) fn extend(&mut self, later: Self) {
-        let failover =
-            [self.moved, later.moved].into_iter().find(|moved| *moved == Some(MoveReason::FailedOver));
-        self.moved = failover.flatten().or(self.moved).or(later.moved);
-        for event in later.events {
-            match self.events.pop() {
-                Some(former) if former.is_move() && event.is_move() => match former.followed_by(event) {
-                    Some(both) => self.events.push(both),
-                    None if !self.events.iter().any(FailoverEvent::is_move) => self.moved = None,
-                    None => {}
-                },
-                former => self.events.extend(former.into_iter().chain([event])),
-            }
-        }
-        self.events.drain(..self.events.len().saturating_sub(MAX_EVENTS));
-    }
+    /// Whether the API server has had that status.
+    pub(super) is_made: bool,
 }
 
 impl DecisionState {
-    /// Processes a new version of the StableName. If another client has changed the status, the next decision begins
-    /// with the changed status.
+    /// Processes a new version of the StableName. If another client has changed the status, what this leader has seen
+    /// doesn't count any more.
     pub(super) fn observed(&mut self, object: &ObservedStableName, before: Option<&ObservedStableName>) {
         let status = own_part(&object.status);
         let is_known = before.is_some_and(|before| own_part(&before.status) == status);
-        let is_own = |written: &Option<StableNameStatus>| written.as_ref() == Some(&status);
-        let is_own = is_own(&self.sent) || self.in_flight.iter().any(|changes| is_own(&changes.written));
+        // Of equal writes only one can be made: the next one has a conflict.
+        let mut writes = self.in_flight.iter_mut().rev();
+        let own = writes.find(|changes| changes.written.as_ref() == Some(&status));
+        let is_own = own.is_some() || self.sent.as_ref() == Some(&status);
+        own.into_iter().for_each(|changes| changes.is_made = true);
         if !is_known && !is_own {
             self.status = from_stored(&object.status);
-            self.drop_changes();
-            self.in_flight.iter_mut().for_each(|changes| changes.is_void = true);
         }
     }
 
-    /// Forgets the changes that no write contains.
-    pub(super) fn drop_changes(&mut self) {
-        self.changes = UnreportedEvents::default();
-    }
-
-    /// Moves the changes to the write of a status that begins, also if the API server has this status already.
+    /// Moves the changes to the write of a status that begins.
     pub(super) fn begin_write(&mut self, status: &StableNameStatus) {
         self.in_flight
             .push(UnreportedEvents { written: Some(status.clone()), ..std::mem::take(&mut self.changes) });
-        self.in_flight.drain(..self.in_flight.len().saturating_sub(MAX_EVENTS));
+        self.in_flight.drain(..self.in_flight.len().saturating_sub(MAX_IN_FLIGHT));
     }
 
-    /// Processes that the write under way has failed: its changes are reported with the next write. If the write
-    /// may have been made, later moves aren't merged with them.
-    pub(super) fn write_failed(&mut self, may_be_made: bool) {
-        let unwritten = self.in_flight.pop();
-        self.in_flight.retain(|former| !former.is_void);
-        let Some(mut unwritten) = unwritten.filter(|unwritten| !unwritten.is_void) else { return };
-        if !may_be_made {
-            unwritten.extend(std::mem::take(&mut self.changes));
-            self.changes = unwritten;
-        } else if !unwritten.events.is_empty() {
-            self.in_flight.push(unwritten);
+    /// Processes that the write under way was made. A former write whose status wasn't seen wasn't made: this write
+    /// would have had a conflict.
+    pub(super) fn write_succeeded(&mut self) {
+        if let Some(written) = self.in_flight.last_mut() {
+            written.is_made = true;
         }
+        self.in_flight.retain(|changes| changes.is_made);
+    }
+
+    /// Processes that the write under way has failed. Unless it may have been made, its changes are dropped: another
+    /// decision is made before the next write.
+    pub(super) fn write_failed(&mut self, may_be_made: bool) {
+        self.in_flight.pop_if(|changes| changes.events.is_empty() || !may_be_made && !changes.is_made);
+    }
+
+    /// Returns the changes that are written, and not reported yet.
+    pub(super) fn take_written(&mut self) -> Vec<UnreportedEvents> {
+        let (written, in_doubt) =
+            std::mem::take(&mut self.in_flight).into_iter().partition(|changes| changes.is_made);
+        self.in_flight = in_doubt;
+        written
     }
 }
 
@@ -146,126 +133,96 @@ mod tests {
         ObservedStableName::new(object)
     }
 
-    fn decided(state: &mut DecisionState, message: &str, moved: MoveReason) {
-        let event = FailoverEvent::new(EventReason::TargetChanged, message.to_owned());
-        state.changes.extend(UnreportedEvents {
-            events: vec![event],
-            moved: Some(moved),
-            ..Default::default()
-        });
+    fn state() -> DecisionState {
+        DecisionState::new(&object(&StableNameStatus::default()))
     }
 
-    fn messages<'a>(changes: impl IntoIterator<Item = &'a UnreportedEvents>) -> String {
-        let events = changes.into_iter().flat_map(|changes| &changes.events);
+    /// Returns a status that differs from the status of any other number.
+    fn numbered(number: i64) -> StableNameStatus {
+        StableNameStatus { observed_generation: Some(number), ..Default::default() }
+    }
+
+    /// Decides, and begins to write the status with this number.
+    fn write(state: &mut DecisionState, message: &str, number: i64) {
+        let events = vec![FailoverEvent::new(EventReason::TargetChanged, message.to_owned())];
+        state.changes = UnreportedEvents { events, ..Default::default() };
+        state.begin_write(&numbered(number));
+        state.sent = Some(numbered(number));
+    }
+
+    fn see(state: &mut DecisionState, number: i64) {
+        state.observed(&object(&numbered(number)), Some(&object(&numbered(number - 1))));
+    }
+
+    fn reported(state: &mut DecisionState) -> String {
+        let written = state.take_written();
+        let events = written.iter().flat_map(|changes| &changes.events);
         events.map(FailoverEvent::message).collect::<Vec<_>>().join(", ")
     }
 
     #[test]
-    fn changes_are_reported_with_the_write_that_contains_them() {
-        let mut state = DecisionState::new(&object(&StableNameStatus::default()));
-        decided(&mut state, "first", MoveReason::FailedOver);
-        state.begin_write(&StableNameStatus::default());
-        decided(&mut state, "second", MoveReason::FailedBack);
-        assert_eq!(
-            (messages(&state.in_flight), messages([&state.changes])),
-            ("first".to_owned(), "second".to_owned())
-        );
-        assert_eq!(state.in_flight[0].moved, Some(MoveReason::FailedOver));
+    fn only_written_changes_are_reported() {
+        let state = &mut state();
+        write(state, "first", 1);
+        assert_eq!(reported(state), "");
         state.write_failed(false);
-        assert_eq!(
-            (messages(&state.in_flight), messages([&state.changes])),
-            (String::new(), "first, second".to_owned())
-        );
-        assert_eq!(state.changes.moved, Some(MoveReason::FailedOver));
-        for number in 0..20 {
-            decided(&mut state, &number.to_string(), MoveReason::FailedBack);
-        }
-        assert_eq!(state.changes.events.len(), MAX_EVENTS);
-    }
-
-    fn a_move(reason: EventReason, from: &str, to: &str) -> UnreportedEvents {
-        let moved = match reason {
-            EventReason::FailedOver => MoveReason::FailedOver,
-            _ => MoveReason::TargetChanged,
-        };
-        let events = vec![FailoverEvent::of_move(reason, from, to)];
-        UnreportedEvents { events, moved: Some(moved), ..Default::default() }
+        write(state, "second", 2);
+        state.write_succeeded();
+        assert_eq!((reported(state), reported(state)), ("second".to_owned(), String::new()));
     }
 
     #[test]
-    fn failover_is_seen_though_another_move_precedes_its_write() {
-        for reasons in [
-            [EventReason::FailedOver, EventReason::TargetChanged],
-            [EventReason::TargetChanged, EventReason::FailedOver],
-        ] {
-            let mut changes = a_move(reasons[0], "a", "b");
-            changes.extend(a_move(reasons[1], "b", "c"));
-            assert_eq!(messages([&changes]), "a → c");
-            assert_eq!(changes.events[0].reason, EventReason::FailedOver, "{reasons:?}");
-            assert_eq!(changes.moved, Some(MoveReason::FailedOver), "{reasons:?}");
-        }
-    }
-
-    #[test]
-    fn move_of_an_unanswered_write_is_reported_with_its_reversal() {
-        for (may_be_made, reported) in [(false, ""), (true, "a → b, b → a")] {
-            let mut state = DecisionState::new(&object(&StableNameStatus::default()));
-            state.changes.extend(a_move(EventReason::FailedOver, "a", "b"));
-            state.begin_write(&StableNameStatus::default());
-            state.write_failed(may_be_made);
-            state.changes.extend(a_move(EventReason::TargetChanged, "b", "a"));
-            state.begin_write(&StableNameStatus::default());
-            assert_eq!(messages(&state.in_flight), reported);
-            // The first write was made, so the second one has a conflict.
-            state.write_failed(false);
-            state.begin_write(&StableNameStatus::default());
-            assert_eq!(messages(&state.in_flight), reported);
-        }
-        let mut state = DecisionState::new(&object(&StableNameStatus::default()));
-        for number in 0..50 {
-            state.changes.extend(a_move(EventReason::TargetChanged, "a", &number.to_string()));
-            state.begin_write(&StableNameStatus::default());
+    fn unanswered_write_is_reported_if_its_status_is_seen() {
+        for (is_seen, expected) in [(true, "first, second"), (false, "second")] {
+            let state = &mut state();
+            write(state, "first", 1);
             state.write_failed(true);
-        }
-        assert_eq!(state.in_flight.len(), MAX_EVENTS);
-    }
-
-    #[test]
-    fn moves_between_two_writes_are_reported_as_one() {
-        let moves = |path: &[&str]| {
-            let mut changes = UnreportedEvents::default();
-            for step in path.windows(2) {
-                changes.extend(a_move(EventReason::TargetChanged, step[0], step[1]));
+            if is_seen {
+                see(state, 1);
             }
-            messages([&changes])
-        };
-        assert_eq!(moves(&["a", "b"]), "a → b");
-        assert_eq!(moves(&["a", "b", "c", "d"]), "a → d");
-        assert_eq!(moves(&["a", "b", "a"]), "");
+            write(state, "second", 2);
+            state.write_succeeded();
+            assert_eq!(reported(state), expected);
+        }
     }
 
     #[test]
-    fn change_by_another_client_voids_unwritten_changes() {
-        let first = object(&StableNameStatus::default());
-        let state = &mut DecisionState::new(&first);
-        decided(state, "first", MoveReason::FailedOver);
-        state.begin_write(&StableNameStatus::default());
-        decided(state, "second", MoveReason::FailedBack);
-        let of =
-            |generation| StableNameStatus { observed_generation: Some(generation), ..Default::default() };
-        state.observed(&object(&of(7)), Some(&first));
-        assert_eq!(messages(&state.in_flight), "first", "the write may have been made before");
-        state.write_failed(false);
-        assert_eq!((messages(&state.in_flight), messages([&state.changes])), (String::new(), String::new()));
+    fn repetition_of_an_unanswered_write_is_reported_once() {
+        for is_conflict in [false, true] {
+            let state = &mut state();
+            write(state, "first", 1);
+            state.write_failed(true);
+            write(state, "first", 1);
+            see(state, 1);
+            match is_conflict {
+                true => state.write_failed(false),
+                false => state.write_succeeded(),
+            }
+            assert_eq!(reported(state), "first");
+        }
+    }
 
-        // The status of a write without an answer isn't another client's, even after a further write.
-        for (generation, message) in [(8, "third"), (9, "fourth")] {
-            decided(state, message, MoveReason::FailedOver);
-            state.begin_write(&of(generation));
-            state.sent = Some(of(generation));
+    #[test]
+    fn few_unanswered_writes_are_kept() {
+        let state = &mut state();
+        for number in 0..50 {
+            write(state, "first", number);
             state.write_failed(true);
         }
-        state.observed(&object(&of(8)), Some(&object(&of(7))));
-        assert_eq!(messages(state.in_flight.iter().filter(|changes| !changes.is_void)), "third, fourth");
+        assert_eq!(state.in_flight.len(), MAX_IN_FLIGHT);
+    }
+
+    #[test]
+    fn change_by_another_client_replaces_the_last_decision() {
+        let state = &mut state();
+        // The status of a write without an answer isn't another client's, even after a further write.
+        for number in [8, 9] {
+            write(state, "first", number);
+            state.write_failed(true);
+        }
+        see(state, 8);
+        assert_eq!(state.status.observed_generation, 0);
+        see(state, 7);
+        assert_eq!(state.status.observed_generation, 7);
     }
 }

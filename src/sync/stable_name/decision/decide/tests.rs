@@ -238,6 +238,25 @@ fn standby_that_fails_after_a_hold_is_reported() {
 }
 
 #[test]
+fn wait_begins_with_an_unwritten_decision() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+    for second in [20, 25] {
+        harness.now = at(second);
+        harness.pass("a.example");
+    }
+    harness.last = Some(harness.peek().status);
+    harness.now = at(330);
+    harness.pass("a.example");
+    assert_eq!(harness.peek().moved, Some(MoveReason::FailedBack), "healthy since second 25");
+    harness.last = None;
+    assert_eq!(harness.peek().moved, None, "healthy since second 330");
+}
+
+#[test]
 fn target_of_a_removed_source_stays_until_a_source_is_healthy() {
     let mut harness = Harness::settled(&SOURCES);
     harness.now = at(40);
@@ -247,13 +266,13 @@ fn target_of_a_removed_source_stays_until_a_source_is_healthy() {
     let message = &harness.status.condition(Degraded).unwrap().message;
     let expected = "leads to seoul (not in spec.sources any more) instead of busan";
     assert!(message.starts_with(expected), "{message}");
-    assert_eq!(harness.status.place_in_use(), Some(2), "the alert about a failover fires for places above 0");
+    assert_eq!(harness.place(), Some(2), "the alert about a failover fires for places above 0");
     assert!(harness.peek().checks.iter().any(|check| check.target == target("a.example")));
     harness.pass("c.example");
     let decision = harness.decide();
     assert_eq!(harness.announced(), "fixed c.example");
     assert_eq!(decision.moved, Some(MoveReason::SourcesEdited));
-    assert_eq!(harness.status.place_in_use(), Some(1));
+    assert_eq!(harness.place(), Some(1));
 }
 
 #[test]
@@ -1346,7 +1365,7 @@ fn target_stays_while_the_specification_is_invalid() {
         assert_eq!(harness.announced(), "seoul a.example");
         assert_eq!(harness.condition(Accepted), (False, "InvalidSpec"));
         assert_eq!(harness.condition(Ready), (False, "InvalidSpec"));
-        assert_eq!(harness.status.place_in_use(), None);
+        assert_eq!(harness.place(), None);
         let degraded = &harness.status.condition(Degraded).unwrap().message;
         assert!(!degraded.contains("not in spec.sources"), "{degraded}");
     }

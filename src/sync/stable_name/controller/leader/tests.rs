@@ -1,0 +1,187 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use prometheus::IntCounter;
+use serde_json::{Value, json};
+use tokio::time::timeout_at;
+
+use super::super::tests::context;
+use super::*;
+use crate::api::stable_name::StableName;
+use crate::model::link::Target;
+use crate::sync::events::{Reason, Recorder};
+use crate::sync::k8s::service::host_name;
+use crate::sync::test_support;
+
+/// A leader, the StableName `shop/web` with the sources seoul and busan, of which seoul is in use, and the API server.
+struct Shop {
+    controller: FailoverController,
+    key: ServiceKey,
+    recorder: Recorder,
+    object: Arc<Mutex<Value>>,
+    /// Whether the status may be written.
+    is_granted: Arc<AtomicBool>,
+}
+
+fn hostname(source: &str) -> Target {
+    let host = format!("{source}.example");
+    Target::Hostname((&host_name(&host).unwrap()).into())
+}
+
+fn web() -> Value {
+    let sources = ["seoul", "busan"].map(|name| json!({"name": name, "hostname": format!("{name}.example")}));
+    let target = json!({"source": "seoul", "hostname": "seoul.example", "display": "seoul.example",
+        "since": "2026-01-01T00:00:00Z", "verified": true});
+    json!({
+        "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
+        "metadata": {"namespace": "shop", "name": "web", "uid": "sn", "resourceVersion": "5", "generation": 1},
+        "spec": {"sources": sources, "failback": {"mode": "Manual"},
+            "check": {"failureThreshold": 1, "successThreshold": 1}},
+        "status": {"target": target},
+    })
+}
+
+/// Applies a merge patch.
+fn merge(value: &mut Value, patch: Value) {
+    let Value::Object(patch) = patch else { return *value = patch };
+    for (field, patch) in patch {
+        match patch {
+            Value::Null => drop(value.as_object_mut().unwrap().remove(&field)),
+            patch => merge(&mut value[field], patch),
+        }
+    }
+}
+
+impl Shop {
+    /// Both sources have passed a check.
+    async fn open(object: Value) -> Self {
+        let (object, is_granted) = (Arc::new(Mutex::new(object)), Arc::new(AtomicBool::new(true)));
+        let (stored, granted) = (Arc::clone(&object), Arc::clone(&is_granted));
+        let client = test_support::client(move |request| {
+            if !granted.load(Ordering::Relaxed) {
+                return test_support::status(403, "Forbidden", "no permission");
+            }
+            let body = request.body().try_clone().unwrap().collect_bytes().now_or_never().unwrap().unwrap();
+            let patch: Value = serde_json::from_slice(&body).unwrap();
+            let mut object = stored.lock();
+            if patch["metadata"]["resourceVersion"] != object["metadata"]["resourceVersion"] {
+                return test_support::status(409, "Conflict", "another version");
+            }
+            merge(&mut object, patch);
+            let version: u64 = object["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+            object["metadata"]["resourceVersion"] = json!((version + 1).to_string());
+            (200, object.clone())
+        });
+        let recorder =
+            Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
+        let mut controller = FailoverController::new(context(client, recorder.clone()));
+        controller.refresh_term();
+        let mut shop = Self { controller, key: ServiceKey::new("shop", "web"), recorder, object, is_granted };
+        shop.see();
+        shop.run().await;
+        shop.check("seoul", "");
+        shop.check("busan", "");
+        shop.decide().await;
+        shop
+    }
+
+    /// Processes the object as the API server has it.
+    fn see(&mut self) {
+        let object: StableName = serde_json::from_value(self.object.lock().clone()).unwrap();
+        self.controller.applied(ObservedStableName::new(object));
+    }
+
+    fn set_granted(&self, is_granted: bool) {
+        self.is_granted.store(is_granted, Ordering::Relaxed);
+    }
+
+    /// Records the result of a check, which has failed if `failure` isn't empty.
+    fn check(&mut self, source: &str, failure: &str) {
+        let outcome = match failure {
+            "" => CheckOutcome::Passed,
+            failure => CheckOutcome::Failed(failure.to_owned()),
+        };
+        let result = CheckResult { at: Timestamp::now(), outcomes: vec![outcome] };
+        let LeaderTerm { states, upstreams, .. } = &mut self.controller.leader;
+        states.get_mut(&self.key).unwrap().records.record(&hostname(source), None, result, upstreams);
+    }
+
+    /// Decides, and lets a minute pass, with all retries of writes.
+    async fn decide(&mut self) {
+        self.controller.leader.to_decide.add(&self.key);
+        self.run().await;
+    }
+
+    async fn run(&mut self) {
+        let end = Instant::now() + Duration::from_secs(60);
+        self.controller.drain();
+        while let Ok(ended) = timeout_at(end, self.controller.leader.runtime.event()).await {
+            ended.unwrap().into_iter().for_each(|ended| self.controller.written(ended));
+            self.controller.drain();
+        }
+    }
+
+    fn status(&self) -> Value {
+        self.object.lock()["status"].clone()
+    }
+
+    /// The metrics `ready`, `source` and `changes_total`.
+    fn metrics(&self) -> (i64, i64, u64) {
+        let (metrics, labels) = (&self.controller.context.metrics, ["shop", "web"]);
+        let gauge = |of: &prometheus::IntGaugeVec| of.with_label_values(&labels).get();
+        (gauge(&metrics.ready), gauge(&metrics.source), metrics.changes.with_label_values(&labels).get())
+    }
+
+    fn reported(&self) -> Vec<Reason> {
+        self.recorder.take_queued().into_iter().map(|(reason, _)| reason).collect()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn move_counts_once_its_status_is_written() {
+    let mut shop = Shop::open(web()).await;
+    assert_eq!(shop.metrics(), (1, 0, 0));
+    shop.set_granted(false);
+    shop.check("seoul", "NXDOMAIN");
+    shop.decide().await;
+    assert_eq!(shop.metrics(), (0, 0, 0), "clients still get seoul, which fails");
+    shop.set_granted(true);
+    shop.run().await;
+    let status = shop.status();
+    assert_eq!((&status["target"]["source"], shop.metrics()), (&json!("busan"), (1, 1, 1)));
+    assert_eq!(status["history"].as_array().unwrap().len(), 1);
+    assert_eq!(shop.reported(), [Reason::FailedOver]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unwritten_moves_leave_no_trace() {
+    let mut shop = Shop::open(web()).await;
+    let before = shop.status();
+    shop.set_granted(false);
+    for (failing, passing) in [("seoul", "busan"), ("busan", "seoul")] {
+        shop.check(passing, "");
+        shop.check(failing, "NXDOMAIN");
+        shop.decide().await;
+    }
+    shop.check("busan", "");
+    shop.decide().await;
+    shop.set_granted(true);
+    shop.run().await;
+    let status = shop.status();
+    assert_eq!((&status["target"], &status["history"]), (&before["target"], &before["history"]));
+    assert_eq!((shop.metrics(), shop.reported()), ((1, 0, 0), vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_of_a_write_rests_on_present_facts() {
+    let mut shop = Shop::open(web()).await;
+    shop.set_granted(false);
+    shop.check("seoul", "NXDOMAIN");
+    shop.decide().await;
+    shop.check("seoul", "");
+    shop.check("busan", "NXDOMAIN");
+    shop.set_granted(true);
+    shop.run().await;
+    assert_eq!((&shop.status()["target"]["source"], shop.metrics()), (&json!("seoul"), (1, 0, 0)));
+    assert_eq!(shop.reported(), []);
+}
