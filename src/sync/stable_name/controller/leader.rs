@@ -34,7 +34,7 @@ use crate::sync::election::Leadership;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::errors::ThrottledLog;
 use crate::sync::k8s::refusals::FailedWriteLog;
-use crate::sync::stable_name::decision::checks::{CheckOutcome, CheckResult};
+use crate::sync::stable_name::decision::checks::CheckResult;
 use crate::sync::stable_name::decision::mass_failure::MassFailureGuard;
 use crate::sync::stable_name::decision::upstream_answers::UpstreamAnswers;
 use state::DecisionState;
@@ -229,19 +229,18 @@ impl FailoverController {
             leader.upstreams.record(*upstream, question, *at);
         }
         let kind = if key.tcp_port.is_some() { "tcp" } else { "dns" };
-        let is_failed = result.outcomes.iter().any(|outcome| matches!(outcome, CheckOutcome::Failed(_)));
-        let result_label = match is_failed {
-            true => "failed",
-            false if result.outcomes.contains(&CheckOutcome::Passed) => "passed",
-            false => "unknown",
-        };
-        self.context.metrics.checks.with_label_values(&[kind, result_label]).inc();
+        let (mut settled, mut settled_before) = (None, None);
         for waiter in leader.check_queue.done(&key) {
             if let Some(state) = leader.states.get_mut(&waiter) {
                 let result = CheckResult { at: result.at, outcomes: result.outcomes_for(&waiter) };
-                state.records.record(&key.target, key.tcp_port, result, &leader.upstreams);
+                settled = settled.or(result.settled_label(&key.target, &leader.upstreams));
+                let before = state.records.record(&key.target, key.tcp_port, result, &leader.upstreams);
+                settled_before = settled_before.or(before);
             }
             leader.queue(&waiter, self.objects.len());
+        }
+        for label in [settled_before, settled].into_iter().flatten() {
+            self.context.metrics.checks.with_label_values(&[kind, label]).inc();
         }
     }
 

@@ -76,6 +76,8 @@ struct CheckRecord {
     decided: Timestamp,
     message: Option<String>,
     newest: Option<CheckResult>,
+    /// Whether the verdict about the newest result was settled when it came.
+    is_settled: bool,
 }
 
 /// The results of a target, counted.
@@ -115,13 +117,39 @@ impl CheckResult {
         }
         verdict
     }
+
+    /// Returns the label of the metric; `None` while the verdict may change: a missing answer may become a failure.
+    #[must_use]
+    pub fn settled_label(&self, target: &Target, upstreams: &UpstreamAnswers) -> Option<&'static str> {
+        let verdict = self.verdict(target, upstreams);
+        let is_missing = |outcome: &CheckOutcome| matches!(outcome, CheckOutcome::NoAnswer { .. });
+        let is_settled = verdict.is_some_and(|verdict| verdict.is_err());
+        (is_settled || !self.outcomes.iter().any(is_missing)).then(|| label(verdict))
+    }
+}
+
+fn label(verdict: Option<Result<(), &str>>) -> &'static str {
+    match verdict {
+        Some(Ok(())) => "passed",
+        Some(Err(_)) => "failed",
+        None => "unknown",
+    }
 }
 
 // === impl CheckRecord ===
 
 impl CheckRecord {
     fn new(target: Target, tcp_port: Option<u16>, now: Timestamp) -> Self {
-        Self { target, tcp_port, passes: 0, failures: 0, decided: now, message: None, newest: None }
+        Self {
+            target,
+            tcp_port,
+            passes: 0,
+            failures: 0,
+            decided: now,
+            message: None,
+            newest: None,
+            is_settled: true,
+        }
     }
 
     fn is_of(&self, target: &Target, tcp_port: Option<u16>) -> bool {
@@ -129,14 +157,19 @@ impl CheckRecord {
     }
 
     /// Records a result. From now on it is settled whether a missing answer in the former result is a failure:
-    /// otherwise all results of an outage of the upstreams would become failures when the outage ends.
-    fn record(&mut self, result: CheckResult, upstreams: &UpstreamAnswers) {
+    /// otherwise all results of an outage of the upstreams would become failures when the outage ends. Returns the label
+    /// of the metric for the former result, unless it was settled when it came.
+    fn record(&mut self, result: CheckResult, upstreams: &UpstreamAnswers) -> Option<&'static str> {
+        let former = self.newest.as_ref().filter(|_| !self.is_settled);
+        let settled = former.map(|former| label(former.verdict(&self.target, upstreams)));
+        self.is_settled = result.settled_label(&self.target, upstreams).is_some();
         let CheckTally { passes, failures, decided, message, .. } = self.tally(upstreams);
         let message = message.map(str::to_owned);
         (self.passes, self.failures, self.message) = (passes, failures, message);
         // The clock may have been set back.
         self.decided = decided.unwrap_or(self.decided).min(result.at);
         self.newest = Some(result);
+        settled
     }
 
     /// Returns the counted results, the newest one included.
@@ -184,17 +217,17 @@ impl CheckRecords {
 
     /// Records the result of a check; ignored if the target isn't checked any more at this port. If an answer is
     /// missing, first ask that upstream about another name, and record its answer in `upstreams`: otherwise a pass at
-    /// another upstream makes the check a pass.
+    /// another upstream makes the check a pass. Returns the label of the metric for the former result, if it is settled
+    /// only now ([`CheckResult::settled_label`]).
     pub fn record(
         &mut self,
         target: &Target,
         tcp_port: Option<u16>,
         result: CheckResult,
         upstreams: &UpstreamAnswers,
-    ) {
-        if let Some(record) = self.records.iter_mut().find(|record| record.is_of(target, tcp_port)) {
-            record.record(result, upstreams);
-        }
+    ) -> Option<&'static str> {
+        let record = self.records.iter_mut().find(|record| record.is_of(target, tcp_port));
+        record.and_then(|record| record.record(result, upstreams))
     }
 
     /// Returns the counted results of a target; an empty tally if the target isn't checked at this port.
@@ -354,6 +387,24 @@ mod tests {
         let result = |second| CheckResult { at: at(second), outcomes: vec![silent(1)] };
         records.record(&target(HOST), None, result(20), &upstreams);
         assert_eq!(counted(&records, &upstreams), (0, 1), "settled as a failure");
+    }
+
+    #[test]
+    fn label_of_a_missing_answer_is_the_verdict_that_counts() {
+        let (mut records, mut upstreams) = (CheckRecords::default(), UpstreamAnswers::default());
+        records.retain(&[routine(HOST)], at(0));
+        let result = |second| CheckResult { at: at(second), outcomes: vec![CheckOutcome::Passed, silent(1)] };
+        let mut record = |upstreams: &UpstreamAnswers, second| {
+            let settled = result(second).settled_label(&target(HOST), upstreams);
+            (settled, records.record(&target(HOST), None, result(second), upstreams))
+        };
+        assert_eq!(record(&upstreams, 0), (None, None));
+        upstreams.record(upstream(1), &hostname("b.example"), at(1));
+        assert_eq!(record(&upstreams, 10), (None, Some("failed")));
+        assert_eq!(record(&upstreams, 20), (None, Some("passed")));
+        upstreams.record(upstream(1), &hostname("b.example"), at(31));
+        assert_eq!(record(&upstreams, 30), (Some("failed"), Some("failed")));
+        assert_eq!(record(&upstreams, 40), (None, None), "the former one was settled when it came");
     }
 
     #[test]

@@ -1,3 +1,4 @@
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
@@ -5,12 +6,14 @@ use prometheus::IntCounter;
 use serde_json::{Value, json};
 use tokio::time::timeout_at;
 
+use super::super::check_queue::CheckKey;
 use super::super::tests::context;
 use super::*;
 use crate::api::stable_name::StableName;
 use crate::model::link::Target;
 use crate::sync::events::{Reason, Recorder};
 use crate::sync::k8s::service::host_name;
+use crate::sync::stable_name::decision::checks::CheckOutcome;
 use crate::sync::test_support;
 
 /// A leader, the StableName `shop/web` with the sources seoul and busan, of which seoul is in use, and the API server.
@@ -106,6 +109,29 @@ impl Shop {
         states.get_mut(&self.key).unwrap().records.record(&hostname(source), None, result, upstreams);
     }
 
+    /// Lets a check end, at an upstream that has answered if `answered`.
+    fn end_check(&mut self, source: &str, answered: bool) {
+        let upstream = SocketAddr::from(([192, 0, 2, 1], 53));
+        let Target::Hostname(host) = hostname(source) else { unreachable!() };
+        let ended = TargetCheckResult::without_answer();
+        let result = match answered {
+            true => TargetCheckResult {
+                answers: vec![(upstream, host, Timestamp::now())],
+                outcomes: vec![CheckOutcome::Passed],
+                ..ended
+            },
+            false => {
+                let missing = CheckOutcome::NoAnswer { upstream, message: "SERVFAIL".to_owned() };
+                TargetCheckResult { outcomes: vec![missing], ..ended }
+            }
+        };
+        let (namespace, timeout) = (Some("shop".into()), Duration::from_secs(2));
+        let key = CheckKey { target: hostname(source), namespace, tcp_port: None, timeout };
+        self.controller.leader.check_queue.add(key.clone(), self.key.clone());
+        self.controller.leader.check_queue.next(Instant::now());
+        self.controller.checked(FinishedCheck { key, result });
+    }
+
     /// Decides, and lets a minute pass, with all retries of writes.
     async fn decide(&mut self) {
         self.controller.leader.to_decide.add(&self.key);
@@ -184,4 +210,19 @@ async fn retry_of_a_write_rests_on_present_facts() {
     shop.run().await;
     assert_eq!((&shop.status()["target"]["source"], shop.metrics()), (&json!("seoul"), (1, 0, 0)));
     assert_eq!(shop.reported(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn check_is_counted_by_the_verdict_that_counts() {
+    let mut shop = Shop::open(web()).await;
+    let checks = shop.controller.context.metrics.checks.clone();
+    let counted = |label: &str| checks.with_label_values(&["dns", label]).get();
+    for _ in 0..2 {
+        shop.end_check("seoul", false);
+        shop.end_check("busan", true);
+    }
+    shop.end_check("seoul", false);
+    assert_eq!(["passed", "failed", "unknown"].map(counted), [2, 2, 0]);
+    shop.end_check("seoul", false);
+    assert_eq!(["passed", "failed", "unknown"].map(counted), [2, 2, 1]);
 }
