@@ -66,6 +66,8 @@ pub enum Reason {
     CutoverTimedOut,
     /// The target of a StableName has failed or was withdrawn, and no source can replace it.
     NoHealthySource,
+    /// The target of a StableName has failed, and stays because of `spec.pin` although another source is healthy.
+    PinnedTargetFailed,
     /// A source of a StableName isn't permitted.
     RefNotPermitted,
     /// The check that a StableName asks for isn't permitted.
@@ -95,6 +97,7 @@ impl Reason {
             | Self::FailedOver
             | Self::CutoverTimedOut
             | Self::NoHealthySource
+            | Self::PinnedTargetFailed
             | Self::RefNotPermitted
             | Self::CheckRefused
             | Self::InvalidSpec => "Warning",
@@ -108,7 +111,7 @@ impl Reason {
             Self::TargetChanged | Self::FailedOver | Self::FailedBack => "ChangeTarget",
             // The former target may stay.
             Self::CutoverTimedOut => "EndWait",
-            Self::TargetStale | Self::TargetRefused => "KeepTarget",
+            Self::TargetStale | Self::TargetRefused | Self::PinnedTargetFailed => "KeepTarget",
             // The target may have been withdrawn.
             Self::NoHealthySource => "AwaitSource",
             Self::Led => "LeadLink",

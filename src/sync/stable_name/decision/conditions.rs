@@ -129,9 +129,7 @@ impl StatusBuilder<'_> {
         if facts.input.spec.pin.is_some() || !facts.has_failed(&current.target) || until <= facts.input.now {
             return None;
         }
-        let is_standby =
-            |source: &&SourceStatus| source.name != current.source && source.state == SourceState::Healthy;
-        let name = &self.sources.iter().find(is_standby)?.name;
+        let name = &healthy_except(self.sources, &current.source).next()?.name;
         Some(format!("waits until {until} for the failover to {name}: {limit}"))
     }
 
@@ -188,7 +186,8 @@ impl StatusBuilder<'_> {
             );
         }
         if resolved.0 == ConditionStatus::False {
-            return finding(true, "TargetUnhealthy", self.in_use(current, &resolved.2));
+            let message = self.in_use(current, &resolved.2) + &self.pin_note(current);
+            return finding(true, "TargetUnhealthy", message);
         }
         if !current.verified {
             return finding(true, "Unverified", self.in_use(current, "no check has passed yet"));
@@ -240,18 +239,19 @@ impl StatusBuilder<'_> {
             };
         };
         if resolved.0 == ConditionStatus::False {
-            finding(false, "TargetUnhealthy", self.summary())
+            finding(false, "TargetUnhealthy", self.summary() + &self.pin_note(current))
         } else if !current.verified {
             finding(false, "Unverified", self.summary())
         } else if !self.facts.input.is_written {
-            finding(
-                false,
-                NO_EXTERNAL_TARGET,
-                "the external target doesn't exist yet or doesn't point at the target",
-            )
+            let message = "the external target doesn't exist yet or doesn't point at the target";
+            finding(false, NO_EXTERNAL_TARGET, message)
         } else {
             finding(true, "TargetVerified", self.summary())
         }
+    }
+
+    fn pin_note(&self, current: &AnnouncedTarget) -> String {
+        pin_note(self.facts.input.spec.pin.as_deref(), current, self.sources)
     }
 
     /// Returns a message about the source in use, which an edit may have removed from the specification.
@@ -277,6 +277,27 @@ impl StatusBuilder<'_> {
         }
         text
     }
+}
+
+/// Returns the end of a message about a target that has failed: which pin keeps it, and which sources are healthy.
+pub(super) fn pin_note(pin: Option<&str>, current: &AnnouncedTarget, sources: &[SourceStatus]) -> String {
+    let Some(pin) = pin else { return String::new() };
+    let healthy: Vec<&str> =
+        healthy_except(sources, &current.source).map(|source| source.name.as_str()).collect();
+    let although = match healthy.len() {
+        0 => String::new(),
+        1 => format!(", although {} is healthy", healthy[0]),
+        _ => format!(", although {} are healthy", healthy.join(", ")),
+    };
+    format!("; pinned to {pin}{although}")
+}
+
+/// Returns the healthy sources, except the one with this name.
+pub(super) fn healthy_except<'a>(
+    sources: &'a [SourceStatus],
+    name: &'a str,
+) -> impl Iterator<Item = &'a SourceStatus> {
+    sources.iter().filter(move |source| source.name != name && source.state == SourceState::Healthy)
 }
 
 /// Returns a message about a source. An empty name stands for an announced target that no source offers.

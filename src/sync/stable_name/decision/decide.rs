@@ -6,7 +6,7 @@ mod tests;
 use jiff::Timestamp;
 
 use super::checks::PlannedCheck;
-use super::conditions::CUTOVER_TIMED_OUT;
+use super::conditions::{CUTOVER_TIMED_OUT, healthy_except, pin_note};
 use super::facts::{Facts, Inputs};
 use super::history;
 use super::outlook::StatusBuilder;
@@ -15,7 +15,7 @@ use super::sources;
 use super::spec::Offer;
 use super::status::{
     AnnouncedTarget, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget, MoveReason,
-    SourceState, SourceStatus,
+    SourceStatus,
 };
 use super::times::whole_second;
 
@@ -67,6 +67,7 @@ pub enum EventReason {
     FailedBack,
     CutoverTimedOut,
     NoHealthySource,
+    PinnedTargetFailed,
 }
 
 /// Decides about a StableName. With equal inputs, and with the decided status as the former one, the status stays
@@ -94,7 +95,7 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     let (conditions, checks) = (builder.conditions(), builder.checks());
     let observed_generation = input.spec.generation;
     let status = FailoverStatus { observed_generation, target: current, sources, history, conditions };
-    events.extend(events_without_move(&former, &status, moved));
+    events.extend(events_without_move(input, &status, moved));
     let fails_over = choice == Choice::Hold || moved == Some(MoveReason::FailedOver);
     let failed = former.target.as_ref().filter(|target| facts.has_failed(&target.target));
     let failed_at = failed.and_then(|failed| facts.tally(&failed.target).decided);
@@ -258,12 +259,13 @@ fn source_and_target(announced: &AnnouncedTarget) -> String {
 }
 
 /// Returns the Events of a decision that keeps the target: the wait for a new target has just timed out, or the target
-/// has failed and no other source is healthy any more.
+/// has failed and no other source may replace it any more.
 fn events_without_move(
-    former: &FailoverStatus,
+    input: &Inputs<'_>,
     status: &FailoverStatus,
     moved: Option<MoveReason>,
 ) -> Vec<FailoverEvent> {
+    let (former, pin) = (input.former, input.spec.pin.as_deref());
     let mut events = Vec::new();
     let Some(target) = status.target.as_ref().filter(|_| moved.is_none()) else { return events };
     let is_new = |kind, is: &dyn Fn(&Condition) -> bool| {
@@ -274,22 +276,27 @@ fn events_without_move(
         let reason = EventReason::CutoverTimedOut;
         events.push(FailoverEvent::new(reason, condition.message.clone()));
     }
-    let failed = status.condition(ConditionType::Resolved).filter(|_| has_failed_alone(status));
-    if let Some(condition) = failed.filter(|_| !has_failed_alone(former)) {
-        let message = format!("{} stays: {}", source_and_target(target), condition.message);
-        events.push(FailoverEvent::new(EventReason::NoHealthySource, message));
+    let stays_failed = |status: &FailoverStatus| {
+        let resolved = status.condition(ConditionType::Resolved);
+        let has_failed = resolved.is_some_and(|resolved| resolved.status == ConditionStatus::False);
+        has_failed && (pin.is_some() || healthy_standbys(status).next().is_none())
+    };
+    let failed = status.condition(ConditionType::Resolved).filter(|_| stays_failed(status));
+    if let Some(condition) = failed.filter(|_| !stays_failed(former)) {
+        let reason = match healthy_standbys(status).next() {
+            Some(_) => EventReason::PinnedTargetFailed,
+            None => EventReason::NoHealthySource,
+        };
+        let pinned = pin_note(pin, target, &status.sources);
+        let message = format!("{} stays: {}{pinned}", source_and_target(target), condition.message);
+        events.push(FailoverEvent::new(reason, message));
     }
     events
 }
 
-/// Returns whether the target has failed, and no other source is healthy.
-fn has_failed_alone(status: &FailoverStatus) -> bool {
-    let Some(target) = &status.target else { return false };
-    let is_healthy =
-        |source: &SourceStatus| source.name != target.source && source.state == SourceState::Healthy;
-    let resolved = status.condition(ConditionType::Resolved);
-    resolved.is_some_and(|resolved| resolved.status == ConditionStatus::False)
-        && !status.sources.iter().any(is_healthy)
+fn healthy_standbys(status: &FailoverStatus) -> impl Iterator<Item = &SourceStatus> {
+    let target = status.target.iter();
+    target.flat_map(|target| healthy_except(&status.sources, &target.source))
 }
 
 fn event_reason(reason: MoveReason) -> EventReason {

@@ -226,6 +226,7 @@ fn reason_of(reason: EventReason) -> Reason {
         EventReason::FailedBack => Reason::FailedBack,
         EventReason::CutoverTimedOut => Reason::CutoverTimedOut,
         EventReason::NoHealthySource => Reason::NoHealthySource,
+        EventReason::PinnedTargetFailed => Reason::PinnedTargetFailed,
     }
 }
 

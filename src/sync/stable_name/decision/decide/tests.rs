@@ -238,6 +238,34 @@ fn standby_that_fails_after_a_hold_is_reported() {
 }
 
 #[test]
+fn failed_target_that_a_pin_keeps_is_reported() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    let decision = harness.decide();
+    assert_eq!(reasons(&decision), [EventReason::PinnedTargetFailed]);
+    let why = "NXDOMAIN; pinned to seoul, although busan is healthy";
+    assert_eq!(decision.events[0].message(), format!("seoul a.example stays: {why}"));
+    for (kind, start) in [(Degraded, ""), (Ready, "leads to seoul; ")] {
+        let condition = harness.status.condition(kind).unwrap();
+        let expected = ("TargetUnhealthy".to_owned(), format!("{start}seoul: {why}"));
+        assert_eq!((condition.reason.clone(), condition.message.clone()), expected);
+    }
+    harness.fail_thrice("b.example");
+    assert_eq!(reasons(&harness.decide()), [], "the pin still keeps it");
+    assert!(harness.status.condition(Degraded).unwrap().message.ends_with("NXDOMAIN; pinned to seoul"));
+    harness.edit(|spec| spec.pin = None);
+    assert_eq!(reasons(&harness.decide()), []);
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.fail_thrice("b.example");
+    assert_eq!(reasons(&harness.decide()), [EventReason::NoHealthySource]);
+}
+
+#[test]
 fn wait_begins_with_an_unwritten_decision() {
     let mut harness = Harness::settled(&SOURCES[..2]);
     harness.now = at(10);
