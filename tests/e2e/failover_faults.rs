@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use hickory_proto::rr::RData;
 use hickory_proto::rr::rdata::A;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -167,6 +168,57 @@ async fn failover_waits_for_the_api_server() {
     shop.plane.start_apiserver();
     answers(linker.dns, QUESTION, "busan.example.com.").await;
     wait_for_external_target(&shop.cluster, "external-targets", "web-shop-ext", "busan.example.com").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failover_counts_once_it_is_written() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "seoul.example.com").await;
+    let linker = shop.linker(&[]).await;
+    let sources = seoul_and_fixed("busan.example.com");
+    let failback = json!({"mode": "Manual"});
+    shop.create("web", json!({"sources": sources, "check": shortest_check(), "failback": failback})).await;
+    shop.condition("web", "Ready", "True").await;
+    let metric = |name: &str| {
+        linker.metric(&format!(
+            r#"lb_linker_stable_name_{name}{{stable_name="web",stable_name_namespace="shop"}}"#
+        ))
+    };
+    let all = || ["ready", "source", "changes_total"].map(metric);
+    let eventually_all = async |expected: [f64; 3]| {
+        let look = || async { (all() == expected.map(Some)).then_some(()) };
+        eventually(&format!("the metrics {expected:?}"), look).await;
+    };
+    eventually_all([1.0, 0.0, 1.0]).await;
+    let grant = |verb: &str| {
+        let rules = json!([
+            {"apiGroups": ["linker.hsj.com"], "resources": ["stablenames"], "verbs": ["list", "watch"]},
+            {"apiGroups": ["linker.hsj.com"], "resources": ["stablenames/status"], "verbs": [verb]},
+        ]);
+        let patch = json!({"rules": rules}).to_string();
+        shop.plane.kubectl(&["patch", "clusterrole", "lb-linker-crd", "--type=merge", "-p", &patch]);
+    };
+    grant("get");
+    permission(&shop.plane, false, &["patch", "stablenames/status.linker.hsj.com", LINKER]).await;
+    shop.upstream.kill("seoul.example.com");
+    eventually_all([0.0, 0.0, 1.0]).await;
+    // The other way round: a move back that isn't written either.
+    shop.upstream.revive("seoul.example.com");
+    shop.upstream.kill("busan.example.com");
+    eventually_all([1.0, 0.0, 1.0]).await;
+    shop.upstream.revive("busan.example.com");
+    shop.upstream.kill("seoul.example.com");
+    eventually_all([0.0, 0.0, 1.0]).await;
+    assert_answer_stays(&[&linker], QUESTION, "seoul.example.com.", 5).await;
+    let granted = Timestamp::now();
+    grant("patch");
+    let status = shop.wait_until_announced("web", "busan.example.com").await;
+    let since = status.target.unwrap().since.unwrap().0;
+    assert!(since.as_second() >= granted.as_second(), "{since} is before {granted}");
+    assert_eq!(status.history.len(), 1);
+    answers(linker.dns, QUESTION, "busan.example.com.").await;
+    eventually_all([1.0, 1.0, 2.0]).await;
+    assert_eq!(linker.logged("FailedOver"), 1, "{:#?}", linker.log());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -151,6 +151,7 @@ impl StableNameFixture {
             last: &self.status,
             present_target: None,
             is_written: self.is_written,
+            write_failure: None,
             is_living: &|uid| self.offers.iter().any(|offer| offer.uid == *uid),
             denied: &|_| false,
             refusal: None,

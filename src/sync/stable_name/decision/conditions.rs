@@ -244,7 +244,8 @@ impl StatusBuilder<'_> {
             finding(false, "Unverified", self.summary())
         } else if !self.facts.input.is_written {
             let message = "the external target doesn't exist yet or doesn't point at the target";
-            finding(false, NO_EXTERNAL_TARGET, message)
+            let why = self.facts.input.write_failure.map(|why| format!(": {why}")).unwrap_or_default();
+            finding(false, NO_EXTERNAL_TARGET, format!("{message}{why}"))
         } else {
             finding(true, "TargetVerified", self.summary())
         }

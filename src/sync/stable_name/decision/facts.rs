@@ -36,6 +36,8 @@ pub struct Inputs<'a> {
     pub present_target: Option<(&'a Target, &'a Uid)>,
     /// Whether the external target exists and points at the target of the status.
     pub is_written: bool,
+    /// Why the last write of the external target has failed, if it isn't as it should be.
+    pub write_failure: Option<&'a str>,
     /// Whether the Service with this uid exists and lets the namespace follow it, whatever the specification lists. A
     /// Service that can be looked up counts as existing until its deletion is confirmed.
     pub is_living: &'a dyn Fn(&Uid) -> bool,

@@ -49,6 +49,7 @@ pub(super) struct Harness {
     pub(super) last: Option<FailoverStatus>,
     pub(super) present_target: Option<(Target, Uid)>,
     pub(super) is_written: bool,
+    pub(super) write_failure: Option<&'static str>,
     /// The uids of further existing Services, which needn't be sources.
     pub(super) other_living_uids: Vec<Uid>,
     pub(super) denied: Vec<Target>,
@@ -84,6 +85,7 @@ impl Harness {
             last: None,
             present_target: None,
             is_written: true,
+            write_failure: None,
             other_living_uids: Vec::new(),
             denied: Vec::new(),
             refusal: None,
@@ -148,6 +150,7 @@ impl Harness {
             last: self.last.as_ref().unwrap_or(&self.status),
             present_target: self.present_target.as_ref().map(|(target, uid)| (target, uid)),
             is_written: self.is_written,
+            write_failure: self.write_failure,
             is_living: &|uid| {
                 let offered = self.offers.iter().filter(|offer| is_permitted(offer)).map(|offer| &offer.uid);
                 offered.chain(&self.other_living_uids).any(|living| living == uid)

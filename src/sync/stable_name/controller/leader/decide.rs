@@ -79,6 +79,8 @@ impl FailoverController {
             None if !self.context.external_target_states.is_known() => (was_written(object), None),
             external_target => write_progress(object, link.as_deref(), external_target.as_ref(), now),
         };
+        let problem = self.context.external_target_states.problem(key, false).filter(|_| is_overridden);
+        let write_failure = problem.and_then(|(_, why)| why);
         let spec = object.failover_spec();
         let namespace = key.namespace();
         let leader = &mut self.leader;
@@ -127,6 +129,7 @@ impl FailoverController {
                 last: &state.status,
                 present_target: present.as_ref().map(|(target, uid)| (target, uid)),
                 is_written,
+                write_failure: write_failure.as_deref(),
                 is_living: &is_living,
                 denied: &denied,
                 refusal: refusal.as_ref(),

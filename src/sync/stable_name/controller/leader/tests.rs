@@ -12,6 +12,7 @@ use super::*;
 use crate::api::stable_name::StableName;
 use crate::model::link::Target;
 use crate::sync::events::{Reason, Recorder};
+use crate::sync::external_target::states::ExternalTargetState;
 use crate::sync::k8s::service::host_name;
 use crate::sync::stable_name::decision::checks::CheckOutcome;
 use crate::sync::test_support;
@@ -225,4 +226,18 @@ async fn check_is_counted_by_the_verdict_that_counts() {
     assert_eq!(["passed", "failed", "unknown"].map(counted), [2, 2, 0]);
     shop.end_check("seoul", false);
     assert_eq!(["passed", "failed", "unknown"].map(counted), [2, 2, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_write_of_the_external_target_is_named() {
+    let mut shop = Shop::open(web()).await;
+    let states = Arc::clone(&shop.controller.context.external_target_states);
+    states.set_known();
+    states.set(&shop.key, Some(ExternalTargetState::Missing), Some(&hostname("seoul")), true);
+    states.set_failure(&shop.key, "no permission".to_owned());
+    shop.decide().await;
+    let status = shop.status();
+    let ready = status["conditions"].as_array().unwrap().iter().find(|known| known["type"] == "Ready");
+    let message = ready.unwrap()["message"].as_str().unwrap();
+    assert!(message.ends_with("doesn't point at the target: no permission"), "{message}");
 }

@@ -1426,6 +1426,10 @@ fn object_is_ready_only_while_its_external_target_exists() {
     harness.is_written = false;
     harness.decide_at(10);
     assert_eq!(harness.condition(Ready), (False, "NoExternalTarget"));
+    harness.write_failure = Some("no permission");
+    harness.decide();
+    let message = &harness.status.condition(Ready).unwrap().message;
+    assert!(message.ends_with("point at the target: no permission"), "{message}");
     assert_eq!(harness.status.condition(Ready).unwrap().since, at(10));
     assert_eq!(harness.status.condition(Accepted).unwrap().since, since);
 }
