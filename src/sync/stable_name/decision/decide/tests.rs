@@ -266,6 +266,22 @@ fn failed_target_that_a_pin_keeps_is_reported() {
 }
 
 #[test]
+fn first_moves_of_a_new_object_are_no_edits() {
+    let mut harness = Harness::new(&SOURCES[..2]);
+    harness.decide();
+    harness.fail_thrice("a.example");
+    harness.pass("b.example");
+    let mut moves = vec![harness.decide().moved];
+    assert_eq!(harness.announced(), "busan b.example");
+    for second in [20, 30, 360] {
+        harness.now = at(second);
+        harness.pass("a.example");
+        moves.push(harness.decide().moved);
+    }
+    assert_eq!(moves, [Some(MoveReason::Announced), None, None, Some(MoveReason::FailedBack)]);
+}
+
+#[test]
 fn wait_begins_with_an_unwritten_decision() {
     let mut harness = Harness::settled(&SOURCES[..2]);
     harness.now = at(10);
