@@ -345,7 +345,10 @@ impl<'a> LeaseClient<'a> {
                 deleted?;
                 elector.deleted(clock());
             }
-            ElectionStep::GetPod(pod) => elector.on_pod(ask(self.pods.get_opt(pod)).await?.as_ref()),
+            ElectionStep::GetPod(pod) => {
+                let pod = ask(self.pods.get_opt(pod)).await?;
+                elector.on_pod(pod.as_ref(), clock());
+            }
         }
         Ok(())
     }

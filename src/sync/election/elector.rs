@@ -356,11 +356,13 @@ impl Elector {
         let there = term(&lease, Timestamp::now());
         let same_term = there == Some(self.term);
         self.highest = self.highest.max(there.unwrap_or_default());
-        if holder.is_some() {
-            // A Lease without a duration is valid while the Pod of its holder is alive.
-            let end =
-                duration(&lease, self.timing.lease).map_or(now + self.timing.lease, |lasts| changed + lasts);
-            self.led_until = Some(end);
+        match duration(&lease, self.timing.lease) {
+            Some(lasts) if holder.is_some() => self.led_until = Some(changed + lasts),
+            // A Lease without a duration is valid while the Pod of its holder is alive, which its own process knows.
+            None if mine || holder.is_some() && self.pod.is_none() => {
+                self.led_until = Some(now + self.timing.lease);
+            }
+            _ => {}
         }
         self.known =
             LeaseState::Present(Box::new(ObservedLease { lease, changed, fresh: true, owner_lives: None }));
@@ -414,7 +416,7 @@ impl Elector {
     }
 
     /// Processes the Pod that owns the Lease, or its absence.
-    pub(super) fn on_pod(&mut self, pod: Option<&Pod>) {
+    pub(super) fn on_pod(&mut self, pod: Option<&Pod>, now: BootInstant) {
         let Some(observed) = self.known.observed() else { return };
         let owner = owner(&observed.lease);
         let lives = pod.is_some_and(|pod| {
@@ -423,7 +425,7 @@ impl Elector {
             pod.metadata.uid == owner.map(|owner| owner.uid) && !matches!(phase, Some("Succeeded" | "Failed"))
         });
         observed.owner_lives = Some(lives);
-        self.led_until = self.led_until.filter(|_| lives);
+        self.led_until = lives.then_some(now + self.timing.lease);
     }
 
     /// Records that the Lease has changed since the last read, or that another replica has created it.

@@ -12,7 +12,7 @@ pub struct Findings {
     pub services: ObjectTexts,
     /// Why StableNames aren't Ready, are Degraded or not accepted, or aren't checked in time.
     pub stable_names: ObjectTexts,
-    /// Those of `readiness`.
+    /// The StableNames whose status can't be written, and why: the same texts as [`Readiness::unwritten`].
     pub unwritten: ObjectTexts,
     /// Why external targets aren't removed yet although their load balancers are gone: there are too many.
     pub held_removals: ObjectTexts,

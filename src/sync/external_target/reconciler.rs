@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use indexmap::IndexSet;
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
@@ -162,7 +163,7 @@ pub(crate) struct Reconciler {
     /// Why the target namespace accepts no new objects, if that is known.
     pub(crate) missing: Option<MissingNamespace>,
     /// The writes in the target namespace that an authorizer refuses.
-    pub(crate) refused: Vec<WriteClass>,
+    pub(crate) refused: IndexSet<WriteClass>,
     /// Whether a list in the target namespace was refused in this term.
     pub(crate) is_list_refused: bool,
     /// Whether the objects have to be listed again, because the target namespace may be a new one.
@@ -200,7 +201,7 @@ impl Reconciler {
             start_check: CheckedTargets::default(),
             lost_answers: LostAnswers::default(),
             missing: None,
-            refused: Vec::new(),
+            refused: IndexSet::new(),
             is_list_refused: false,
             lists_again: false,
             is_stopping: false,

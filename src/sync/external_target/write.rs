@@ -351,8 +351,7 @@ impl Reconciler {
     ) {
         let class = write.class();
         if missing == Some(MissingNamespace::Refused) && matches!(class, WriteClass::OfKind(..)) {
-            self.refused.retain(|known| *known != class);
-            self.refused.push(class);
+            self.refused.insert(class);
         }
         if !matches!(write, Write::Create(_)) {
             return self.runtime.breakers.record_failure(write.class(), key, at_least);
@@ -385,7 +384,7 @@ impl Reconciler {
             && classes.iter().any(|class| self.runtime.breakers.is_open(class))
         {
             self.lists_again = true;
-            // The namespace was deleted with its objects: no other client reverts what is written.
+            // The namespace may have been deleted with its objects, which is no other client that reverts writes.
             self.runtime.queue.forget_writes();
         }
         for waiting in classes.iter().flat_map(|class| self.runtime.breakers.record_success(class)) {

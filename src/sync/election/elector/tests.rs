@@ -309,7 +309,7 @@ async fn vanished_lease_for_life_is_created_after_its_pods_end() {
         let start = by_hand::now();
         let mut elector = for_life(start);
         elector.on_lease(Some(owned("other_2", 4, "their-pod", "their-uid")), start, start);
-        elector.on_pod(Some(&pod("their-uid", "Running")));
+        elector.on_pod(Some(&pod("their-uid", "Running")), start);
         assert_eq!(elector.next(start), ElectionStep::Wait(start + seconds(2)));
         // The age of the Lease doesn't matter.
         for now in [start + seconds(3600), start + seconds(7200)] {
@@ -320,7 +320,7 @@ async fn vanished_lease_for_life_is_created_after_its_pods_end() {
                 ElectionStep::GetPod("their-pod".to_owned()),
                 "the Pod is read each time"
             );
-            elector.on_pod(found.as_ref());
+            elector.on_pod(found.as_ref(), now);
             if is_over {
                 assert_eq!(elector.next(now), ElectionStep::Create, "{found:?}");
                 break;
@@ -460,7 +460,7 @@ async fn lease_for_life_is_deleted_only_after_its_pods_end() {
         // The age of the Lease doesn't matter.
         let now = start + seconds(3600);
         assert_eq!(elector.next(now), ElectionStep::GetPod("their-pod".to_owned()));
-        elector.on_pod(found.as_ref());
+        elector.on_pod(found.as_ref(), now);
         if !is_over {
             assert_eq!(elector.next(now), ElectionStep::Wait(now + seconds(2)), "{found:?}");
             assert_eq!(elector.next(now + seconds(2)), ElectionStep::Get);
@@ -680,8 +680,22 @@ async fn lease_for_life_has_no_leader_once_its_pod_has_ended() {
     let mut elector = for_life(start);
     for (phase, is_led) in [("Running", true), ("Failed", false)] {
         elector.on_lease(Some(owned("other_2", 1, "p", "other-uid")), start, start);
-        elector.on_pod(Some(&pod("other-uid", phase)));
+        elector.on_pod(Some(&pod("other-uid", phase)), start);
         assert_eq!(elector.is_led(start + seconds(14)), is_led, "{phase}");
         assert!(!elector.is_led(start + seconds(15)), "the Lease can't be read any more");
     }
+}
+
+#[tokio::test]
+async fn lease_for_life_has_no_leader_while_its_pod_is_unknown() {
+    let start = by_hand::now();
+    let mut elector = for_life(start);
+    for second in (0..60).step_by(10) {
+        let now = start + seconds(second);
+        elector.on_lease(Some(owned("other_2", 1, "p", "other-uid")), now, now);
+        assert_eq!(elector.is_led(now), second < 15, "the Pod can't be read: {second}");
+    }
+    let now = start + seconds(60);
+    elector.on_pod(Some(&pod("other-uid", "Running")), now);
+    assert!(elector.is_led(now) && !elector.is_led(now + seconds(15)));
 }
