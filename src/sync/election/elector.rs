@@ -59,8 +59,8 @@ impl ElectionStep {
 pub(super) enum LeaderEvent {
     Gained,
     Lost(String),
-    /// A higher term than ours was seen, and the Lease still names this process: the process continues in this term,
-    /// which is higher still.
+    /// A term above the term of this process was seen, and the Lease still names this process: it continues in the term
+    /// of this event, which is above both.
     Raised(u64),
     Resigned,
     /// Another replica leads.
@@ -105,10 +105,10 @@ impl LeaseState {
 enum LeaseHolder {
     ThisProcess,
     Free,
-    /// Another holder, until this time if the Lease has a duration.
+    /// Another holder, until this time; `None` as long as its Pod is alive.
     Other(Option<BootInstant>),
-    /// The process in this Pod, while the Pod is alive.
-    Pod(String),
+    /// The holder leads while this Pod is alive, which has to be read.
+    UnknownPod(String),
 }
 
 /// The handling of a higher term than ours on an external target.
@@ -252,7 +252,7 @@ impl Elector {
                     resource_version: metadata.resource_version.clone(),
                 }
             }
-            (LeaseHolder::Pod(pod), _) => ElectionStep::GetPod(pod),
+            (LeaseHolder::UnknownPod(pod), _) => ElectionStep::GetPod(pod),
             (LeaseHolder::Other(end), _) => {
                 let look = now + self.timing.retry;
                 self.rest_until(end.map_or(look, |end| end.min(look)));
@@ -273,7 +273,7 @@ impl Elector {
             return match owner_lives {
                 // The previous process in this Pod has ended.
                 _ if owner.uid == me.uid => LeaseHolder::ThisProcess,
-                None => LeaseHolder::Pod(owner.name),
+                None => LeaseHolder::UnknownPod(owner.name),
                 Some(true) => LeaseHolder::Other(None),
                 Some(false) => LeaseHolder::Free,
             };
@@ -358,7 +358,8 @@ impl Elector {
         self.highest = self.highest.max(there.unwrap_or_default());
         match duration(&lease, self.timing.lease) {
             Some(lasts) if holder.is_some() => self.led_until = Some(changed + lasts),
-            // A Lease without a duration is valid while the Pod of its holder is alive, which its own process knows.
+            // A Lease without a duration is valid while the Pod of its holder is alive. A process that reads no Pods
+            // assumes one lease time.
             None if mine || holder.is_some() && self.pod.is_none() => {
                 self.led_until = Some(now + self.timing.lease);
             }

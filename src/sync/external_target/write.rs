@@ -26,8 +26,8 @@ use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Question, Verdict, may_remove};
 use crate::sync::source::service_links::set_has_finalizer;
 
-/// Stands for the code 403 of a terminating namespace in the log, which limits its lines by code: the 403 of a missing
-/// Role may follow.
+/// The log limits its lines by code. The 403 of a terminating namespace has a code of its own there, so that a later 403 of
+/// a missing Role is logged, too.
 const TERMINATING_CODE: u16 = 1403;
 
 impl Reconciler {
@@ -384,7 +384,7 @@ impl Reconciler {
             && classes.iter().any(|class| self.runtime.breakers.is_open(class))
         {
             self.lists_again = true;
-            // The namespace may have been deleted with its objects, which is no other client that reverts writes.
+            // If the namespace was deleted, its objects are gone for that reason: no other client has reverted writes.
             self.runtime.queue.forget_writes();
         }
         for waiting in classes.iter().flat_map(|class| self.runtime.breakers.record_success(class)) {
@@ -418,7 +418,7 @@ impl Reconciler {
         format!("lb-linker may not {} there; {hint}", verbs.collect::<Vec<_>>().join(", ")).into()
     }
 
-    /// Passes what is missing to the store: `/ready` shows it, and stays ready.
+    /// Passes to readiness why external targets can't be written: `/ready` shows it, and stays ready.
     pub(crate) fn note_missing_namespace(&mut self) {
         self.refused.retain(|class| self.runtime.breakers.is_open(class));
         let are_creates_refused = self.runtime.breakers.is_open(&WriteClass::AllCreates)
