@@ -1,6 +1,9 @@
 //! Protocols, limits of open files, errors of sockets, and network interfaces.
 
 pub mod interfaces;
+pub(crate) mod readable;
+pub(crate) mod shared_runtime;
+pub(crate) mod thread_tasks;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -36,8 +39,8 @@ pub(crate) fn max_files() -> usize {
 }
 
 /// The limit of open files that 500 concurrent look-ups of one client need, half of the lowest default of
-/// `max_concurrent`: each look-up takes a socket, sockets of look-ups are 30 % of the files, and a client may hold half
-/// of them.
+/// `max_concurrent`: by TCP each look-up takes a socket, sockets of look-ups are 30 % of the files, and a client may hold
+/// half of them.
 pub(crate) const RECOMMENDED_FILE_LIMIT: usize = 3400;
 
 /// Returns a percentage of the limit of open files, at least 1. Sockets to upstreams have 60 %

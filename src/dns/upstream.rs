@@ -22,4 +22,4 @@ pub(crate) mod socket_budget;
 pub mod stale_cache;
 pub(crate) mod stream_pool;
 pub(crate) mod tls;
-pub(crate) mod udp_pool;
+pub(crate) mod udp_sockets;

@@ -251,7 +251,16 @@ async fn flooding_client_leaves_look_ups_and_sockets_to_other_clients() {
 async fn upstream_sockets_stay_below_60_percent_of_the_file_limit() {
     const FILES: usize = 700;
     let upstream = upstream().await;
-    let (linker, directory) = linker(upstream.address, FILES).await;
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("services.yaml"), links("a")).unwrap();
+    // By TCP each look-up has a socket.
+    let corefile = format!(
+        ".:0 {{\nbind 127.0.0.1\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n\
+         lb_linker lb.internal\nforward . {} {{\nforce_tcp\n}}\n}}\n",
+        upstream.address
+    );
+    let linker = Linker::start_on_corefile(&corefile, directory.path(), Some(FILES));
+    linker.ready().await;
     linker.line("the process may open 700 files, and 3400 are needed").await;
     let watch = OpenFileWatch::start(&linker);
     let other = Client::new(loopback(3), linker.dns).await;
@@ -305,7 +314,8 @@ async fn server_blocks_share_the_limit_of_sockets() {
     const IDLE: usize = FILES * 10 / 100;
     let upstream = upstream().await;
     let directory = tempfile::tempdir().unwrap();
-    let forward = format!("bind 127.0.0.1\nforward . {0}\n", upstream.address);
+    // By TCP each look-up has a socket.
+    let forward = format!("bind 127.0.0.1\nforward . {} {{\nforce_tcp\n}}\n", upstream.address);
     let corefile = format!(
         ".:0 {{\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n{forward}}}\n\
          of2.{SILENT}:0 {{\n{forward}}}\ncut.{SILENT}:0 {{\n{forward}}}\n"
@@ -327,7 +337,6 @@ async fn server_blocks_share_the_limit_of_sockets() {
         linker.metric(refused).filter(|count| *count > 0.0)
     })
     .await;
-    // Repeated queries, and TCP connections after truncated answers, are in flight at this time.
     eventually("the end of all look-ups", || async {
         let names = upstream.names().len();
         sleep(RETRY).await;

@@ -116,6 +116,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
+use crate::dns::net::shared_runtime::shared_runtime;
 use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::dns::plugins::cache::store::{CacheHit, CacheStore, Freshness};
 use invalidated::InvalidatedNames;
@@ -289,7 +290,10 @@ impl Cache {
         if refreshes.len() < MAX_REFRESHES
             && let Some(task) = begin()
         {
-            refreshes.spawn(task);
+            match shared_runtime() {
+                Some(runtime) => drop(refreshes.spawn_on(task, &runtime)),
+                None => drop(task),
+            }
         }
     }
 }

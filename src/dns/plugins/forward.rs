@@ -35,8 +35,9 @@
 //!   count.
 //! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text in
 //!   all. A reply with two OPT records, or signed with TSIG or SIG(0), counts as a failure of the upstream.
-//! - A UDP socket is used for at most 128 queries and one second, for one query at a time, and a retransmission uses a
-//!   new socket, which makes forging harder (RFC 5452); CoreDNS uses a socket until it was idle for *expire*.
+//! - A UDP socket is used for at most 1000 queries and one second, with a random id for each query, and a retransmission
+//!   uses a newer socket, which makes forging harder (RFC 5452). A datagram that answers no query is only counted.
+//!   CoreDNS uses a socket for one query at a time, until it was idle for *expire*.
 //! - A client, which is an address, may have at most half of the look-ups that other clients leave free: a single one
 //!   500 of `max_concurrent 1000`. Further ones are refused. A look-up counts for the client that it was started for
 //!   until it ends, and identical queries share one. CoreDNS has no limit per client.
@@ -46,11 +47,10 @@
 //!   fails without sockets.
 //! - The upstream sockets of all *forward* lines are limited to 60 % of the files that the process may open
 //!   (RLIMIT_NOFILE at the start, raised to the hard limit): 30 % for names that clients ask for, 15 % for targets of
-//!   links, 5 % for health checks, and 10 % stay open for later queries. Retransmissions and TCP count; beyond half of
-//!   these limits a query is retransmitted from its old port. A look-up without any socket is refused. Below 3,400
-//!   files a single client has fewer than 500 sockets, which a log line at the start reports: raise the hard limit
-//!   (`ulimit -Hn`, or `LimitNOFILE` of systemd). An upstream keeps at most 100 idle connections and 1000 UDP sockets,
-//!   unless *max_idle_conns* is set.
+//!   links, 5 % for health checks, and 10 % for idle connections. By UDP up to 32 look-ups share a socket, and more if
+//!   the limit is reached; beyond half of these limits a query is retransmitted from its old port. A look-up without any
+//!   socket is refused. By TCP each look-up has a connection: below 3,400 files a single client has fewer than 500,
+//!   which a log line at the start reports: raise the hard limit (`ulimit -Hn`, or `LimitNOFILE` of systemd).
 //! - Host names in **TO** are resolved once after the start, in the background; a failure is repeated until it
 //!   succeeds.
 //! - Answers for targets of links are taken from the upstream with the best answer, as if *failover* named every code
@@ -78,7 +78,7 @@
 //! | `prefer_udp` | | queries that came by TCP are sent by UDP first, too. `force_tcp` takes precedence |
 //! | `expire DURATION` | 10s | TCP connections that were idle for this time are closed |
 //! | `max_age DURATION` | 0: no limit | TCP connections older than this, at least `expire`, aren't used any more |
-//! | `max_idle_conns NUMBER` | 0: 100 and 1000 | idle connections, and idle UDP sockets, to keep for each upstream. An unused socket is closed within 2s |
+//! | `max_idle_conns NUMBER` | 0: 100 | idle connections to keep for each upstream |
 //! | `read_timeout DURATION` | 2s | how long an upstream may take to answer; a connection has to be there within 2s. The whole query may take 5s, or this if it is longer |
 //! | `max_fails NUMBER` | 2 | checks in a row that an upstream may fail before it is down. 0: no checks, none is ever down |
 //! | `max_connect_attempts NUMBER` | 2 for each upstream | failed attempts for one query; 0: only the time limits. A round through the upstreams takes at least 0.1s |

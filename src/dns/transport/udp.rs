@@ -1,13 +1,11 @@
-//! DNS over UDP: a socket and a thread for each core, and the full handler behind them.
+//! DNS over UDP: a socket and a thread for each core.
 
 mod answer_socket;
 mod batch;
 mod neighbors;
 mod netlink;
 pub(crate) mod pending;
-mod queues;
 mod routes;
-mod slow_path;
 #[cfg(test)]
 mod tests;
 mod unreachable;
@@ -17,7 +15,6 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 use std::{io, thread};
 
@@ -26,7 +23,6 @@ use socket2::{Domain, Socket, Type};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use tokio::task::coop::unconstrained;
 use tokio_util::sync::CancellationToken;
 
 use super::client_quota::ClientQuota;
@@ -34,7 +30,6 @@ use crate::dns::chain::handler::Handler;
 use crate::dns::net::bind_with;
 use crate::dns::transport::metrics::TransportMetrics;
 use answer_socket::AnswerSocket;
-use slow_path::SlowPath;
 use unreachable::Unreachable;
 use worker::Worker;
 
@@ -43,10 +38,8 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 /// The maximum number of queries of a listener that wait for an upstream. Exceeds the `max_concurrent` of the built-in
 /// Corefile, so that with this Corefile it limits only queries that share a look-up.
 const MAX_PENDING_QUERIES: usize = 4096;
-/// The capacity of each queue from a thread to the full handler, in queries.
-const QUEUE_CAPACITY: usize = 4096;
-/// The capacity of the queue of answers for a thread's response cache. A lost answer is only a missed optimization.
-const CACHE_INSERT_CAPACITY: usize = 1024;
+/// The maximum number of queries of each kind that a thread has received and not begun to answer.
+const BACKLOG_CAPACITY: usize = 4096;
 /// How long a stopped socket still answers queries.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of datagrams after which a stopped socket ends although more arrive, if no query is pending. The receive
@@ -123,48 +116,27 @@ async fn serve_with(
     // Shared, because the kernel chooses another socket for each port of a client.
     let unreachable = Arc::<Unreachable>::default();
     let mut ends = JoinSet::new();
-    let mut slow_paths = JoinSet::new();
     for socket in sockets {
         let socket = Arc::new(socket);
         workers.sockets.push(Arc::clone(&socket));
-        let socket = Arc::new(AnswerSocket::new(socket, Arc::clone(&unreachable), Arc::clone(&metrics)));
-        let (senders, receivers) = queues::queues(QUEUE_CAPACITY);
-        let (insert_sender, inserts) = sync_channel(CACHE_INSERT_CAPACITY);
-        let full = SlowPath {
-            socket: Arc::clone(&socket),
+        let worker = Worker {
+            socket: Arc::new(AnswerSocket::new(socket, Arc::clone(&unreachable), Arc::clone(&metrics))),
             handler: Arc::clone(&handler),
             quota: Arc::clone(&quota),
-            insert_sender,
-        };
-        // Unconstrained, because `serve` yields to other tasks by itself.
-        slow_paths.spawn(unconstrained(full.serve(receivers)));
-        let worker = Worker {
-            socket,
-            handler: Arc::clone(&handler),
-            queues: senders,
-            inserts,
             pending: Arc::clone(&pending),
             stop: Arc::clone(&workers.stop),
             runtime: Handle::current(),
         };
         let (end, ended) = oneshot::channel();
-        thread::Builder::new().name("dns-udp".to_owned()).spawn(move || {
-            // The receiver may be gone.
-            let _ = end.send(worker.run());
-        })?;
+        thread::Builder::new().name("dns-udp".to_owned()).spawn(move || worker.run(end))?;
         ends.spawn(ended);
     }
     let mut outcome = Ok(());
     loop {
         tokio::select! {
             () = stop.cancelled(), if !workers.is_stopped() => workers.stop(),
-            Some(ended) = slow_paths.join_next(), if !workers.is_stopped() => {
-                // A slow path ends when its worker thread has ended: an earlier end is an error.
-                outcome = Err(ended.map_or_else(io::Error::other, |()| io::Error::other("the handler has ended")));
-                workers.stop();
-            }
             ended = ends.join_next() => match ended {
-                None => break,
+                None => return outcome,
                 Some(Ok(Ok(Ok(())))) => {}
                 Some(how) => {
                     let ended = how.map_err(io::Error::other).and_then(|how| how.map_err(io::Error::other));
@@ -174,8 +146,6 @@ async fn serve_with(
             },
         }
     }
-    while slow_paths.join_next().await.is_some() {}
-    outcome
 }
 
 /// The running threads. Dropping this value stops them.

@@ -18,14 +18,14 @@ pub struct ForwardOptions {
     /// The number of consecutive failed health checks above which an upstream is down; 0 for never.
     pub max_fails: u32,
     pub health_check: HealthCheck,
-    /// The limits of idle connections and sockets.
+    /// The limits of idle connections.
     pub pool_config: PoolConfig,
     pub read_timeout: Duration,
     /// The maximum number of failed attempts for one query: `None` for two with each upstream, 0 for no limit.
     pub max_attempts: Option<usize>,
     /// The maximum number of concurrent look-ups for clients' queries. Look-ups of links' targets have a separate
     /// limit: the same number, but at most the number of sockets for targets. A client may use at most half of the
-    /// look-ups that other clients leave free. A look-up usually takes a socket for every datagram that it sends.
+    /// look-ups that other clients leave free. By TCP each look-up takes a connection.
     pub max_concurrent: usize,
     /// The limit of sockets to all upstreams of the process.
     pub sockets: Arc<SocketBudget>,
@@ -60,7 +60,7 @@ impl Default for ForwardOptions {
     }
 }
 
-/// The limits of idle connections and sockets.
+/// The limits of idle connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
     /// How long an idle connection is kept.
@@ -68,14 +68,12 @@ pub struct PoolConfig {
     /// The maximum age of a connection; `None` for no limit.
     pub age: Option<Duration>,
     pub max_idle_connections: usize,
-    /// The maximum number of idle UDP sockets.
-    pub max_idle_sockets: usize,
 }
 
 impl Default for PoolConfig {
     /// Returns CoreDNS's defaults for `idle` and `age`, and numbers that only bursts of queries exceed.
     fn default() -> Self {
-        Self { idle: Duration::from_secs(10), age: None, max_idle_connections: 100, max_idle_sockets: 1000 }
+        Self { idle: Duration::from_secs(10), age: None, max_idle_connections: 100 }
     }
 }
 

@@ -5,14 +5,14 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::select_ok;
 use hickory_proto::op::ResponseCode;
+use smallvec::SmallVec;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
-use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::either::Either;
 use tracing::debug;
@@ -20,14 +20,14 @@ use tracing::debug;
 use super::error::{ExchangeError, ExchangeProgress, Operation};
 use super::health::Upstream;
 use super::query_rate::QueryRate;
-use super::small_future_set::SmallFutureSet;
 use super::socket_budget::{SocketPermit, SocketQuota};
 use super::stream_pool::{Stream, StreamConnection};
-use super::udp_pool::UdpUpstreamSocket;
+use super::udp_sockets::{UdpQuery, UdpUpstreamSocket};
 use crate::dns::message::query::QueryKey;
-use crate::dns::message::upstream_reply::{UpstreamReply, parse_datagram, parse_reply};
+use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
 use crate::dns::message::validity::Section;
 use crate::dns::message::wire::WireMessage;
+use crate::dns::net::shared_runtime::on_shared_runtime;
 use crate::dns::upstream::endpoint::Transport;
 use crate::model::tls_error;
 
@@ -117,7 +117,7 @@ pub(crate) async fn ping(
         let (reply, local) = attempt.reply_by_new_connection(&bytes, quota.take()).await?;
         (reply, "tcp", local)
     } else {
-        (attempt.by_udp(&bytes, quota.take(), None, now).await?, "udp", None)
+        (attempt.by_udp(&bytes, true, now).await?, "udp", None)
     };
     match reply {
         UpstreamReply::Mismatch => Err(attempt.refused(network, local, MISMATCH)),
@@ -152,13 +152,9 @@ impl Upstream {
         self.metrics.iter().for_each(|metrics| metrics.record_socket(protocol, was_open));
     }
 
-    /// Returns the idle socket if there is one, else a new one.
-    fn socket(&self, permit: SocketPermit, idle: Option<UdpUpstreamSocket>) -> io::Result<UdpUpstreamSocket> {
-        if let Some(socket) = idle {
-            return Ok(socket.with(permit));
-        }
+    fn open_udp(&self, permit: SocketPermit) -> io::Result<Arc<UdpUpstreamSocket>> {
         let from = self.source.map(|_| self.bind_address());
-        UdpUpstreamSocket::open(from, self.endpoint.address, permit)
+        UdpUpstreamSocket::open(from, self.endpoint.address, permit, self.metrics.clone())
     }
 
     async fn connect(&self) -> io::Result<Stream> {
@@ -202,16 +198,14 @@ impl Attempt<'_> {
 
     async fn ask_once(&self, edns: bool, now: Instant) -> Result<WireMessage, ExchangeError> {
         let bytes = self.question.encode(edns);
-        // Boxed only when needed: the future of a stream is large and seldom used.
-        let by_stream = || Box::pin(self.by_stream(&bytes));
+        // Boxed only when needed: the future of a stream is large and seldom used. A connection outlives the thread that
+        // has opened it.
+        let by_stream = || on_shared_runtime(Box::pin(self.by_stream(&bytes)));
         if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
             return by_stream().await;
         }
         let now = self.turn("udp", now).await?;
-        let permit = self.quota.take();
-        let idle = permit.is_ok().then(|| self.upstream.sockets.take(now)).flatten();
-        self.upstream.count_socket(idle.is_some(), false);
-        match self.by_udp(&bytes, permit, idle, now).await? {
+        match self.by_udp(&bytes, false, now).await? {
             UpstreamReply::Answer(answer) => Ok(*answer),
             UpstreamReply::Truncated(cut) => {
                 // Not longer than a reply may take: the attempt would count as failed, and the truncated answer be lost.
@@ -265,111 +259,85 @@ impl Attempt<'_> {
         Operation::read(network, local, self.upstream.endpoint.address).failed(error)
     }
 
-    /// Sends the query by UDP, first from an idle socket if there is one, and repeats it until an answer comes. If a
-    /// spare socket is free, a repetition has another port and another id: several servers may share an address, and
+    /// Sends the query by UDP, from a socket of its own or from one that has room, and repeats it until an answer comes. If
+    /// there is another socket, a repetition has another port and another id: several servers may share an address, and
     /// the network maps each port to one of them, which may be dead. After `reply_timeout` the query isn't repeated any
     /// more, but an answer is accepted until the deadline. The caller has waited for the turn of the first datagram.
     async fn by_udp(
         &self,
         bytes: &[u8],
-        permit: io::Result<SocketPermit>,
-        mut idle: Option<UdpUpstreamSocket>,
+        is_alone: bool,
         mut now: Instant,
     ) -> Result<UpstreamReply, ExchangeError> {
         let given_up = now + self.upstream.reply_timeout;
-        let send_again = AtomicBool::new(false);
-        let mut tries = SmallFutureSet::new();
-        let mut id = [bytes[0], bytes[1]];
+        let mut tries = UdpTries::default();
         let mut pause = UDP_RETRANSMIT;
-        let mut local = None;
-        // `None` if no datagram may be sent now.
-        let mut permit = Some(permit);
+        let mut may_send = true;
         loop {
-            let was_open = idle.is_some();
-            let socket = permit
-                .take()
-                .map(|permit| permit.and_then(|permit| self.upstream.socket(permit, idle.take())));
-            match socket {
-                Some(Ok(socket)) => {
-                    local = local.or(socket.local);
-                    let mut bytes = bytes.to_vec();
-                    bytes[..2].copy_from_slice(&id);
-                    tries.push(self.ask_from(socket, bytes, &send_again));
-                }
-                Some(Err(error)) if tries.is_empty() => {
-                    return Err(self.upstream.dialing("udp").failed(error));
-                }
-                // Without a spare socket the datagram is sent again from a waiting socket, because the first datagram
-                // may be lost.
-                Some(Err(_)) => send_again.store(true, Ordering::Relaxed),
-                None => {}
+            if may_send {
+                let sent = self.send(bytes, is_alone, &mut tries, now);
+                sent.map_err(|error| self.upstream.dialing("udp").failed(error))?;
             }
-            let reading = Operation::read("udp", local, self.upstream.endpoint.address);
+            let reading = Operation::read("udp", tries.local, self.upstream.endpoint.address);
             self.progress.begin_unless_current(reading, now);
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
-            while let Ok(Some(reply)) = timeout_at(repeat, tries.next()).await {
-                // If a socket fails, other sockets may still receive an answer. If a reused socket fails, the query is
-                // sent again from another socket.
-                if reply.is_ok() || tries.is_empty() && !was_open {
+            while let Ok(Some((reply, was_open))) = timeout_at(repeat, tries.next()).await {
+                // If a socket fails, other sockets may still receive an answer. If a socket that was open fails, the query
+                // is sent again from another socket.
+                if reply.is_ok() || tries.is_over() && !was_open {
                     return reply.map_err(|error| reading.failed(error));
                 }
             }
-            // Other idle sockets may be mapped to the same dead server.
-            self.upstream.sockets.clear();
+            tries.retire_silent();
             now = Instant::now();
             if now >= self.times.deadline {
                 return Err(reading.late());
             }
             // The query that is sent at once after a socket has failed isn't a retransmission.
-            if now >= next {
-                pause *= 2;
-            }
-            id = rand::random();
-            permit = if tries.is_empty() {
+            if tries.is_over() {
                 now = self.turn("udp", now).await?;
-                Some(self.quota.take())
+                may_send = true;
             } else {
-                let may_repeat = self.rate.take(self.upstream.endpoint.address, now).is_ok();
-                may_repeat.then(|| self.quota.take_spare())
-            };
+                pause *= 2;
+                may_send = self.rate.take(self.upstream.endpoint.address, now).is_ok();
+            }
         }
     }
 
-    /// Sends the query from a socket, which returns to the pool after success. Calls for the same query share
-    /// `send_again`: if it is set, the call that is polled next clears it and sends its datagram again.
-    async fn ask_from(
-        &self,
-        socket: UdpUpstreamSocket,
-        bytes: Vec<u8>,
-        send_again: &AtomicBool,
-    ) -> io::Result<UpstreamReply> {
-        // Lets concurrent queries be sent together, so that the upstream wakes up only once for all of them.
-        yield_now().await;
-        socket.send(&bytes)?;
-        loop {
-            // A mismatched response may be forged, or late for an earlier query: the real answer may still come.
-            let reply = {
-                let mut receiving =
-                    pin!(socket.receive(|answer, is_cut| parse_datagram(&bytes, answer, is_cut)));
-                let receive = poll_fn(|context| {
-                    if send_again.load(Ordering::Relaxed) && send_again.swap(false, Ordering::Relaxed) {
-                        socket.send_again(&bytes)?;
-                    }
-                    receiving.as_mut().poll(context)
-                });
-                receive.await?
-            };
-            match reply {
-                UpstreamReply::Mismatch => {}
-                reply => {
-                    if !matches!(reply, UpstreamReply::Malformed(_)) {
-                        self.upstream.sockets.put(socket);
-                    }
-                    return Ok(reply);
-                }
+    /// Sends the query from a socket of its own (`is_alone`), or from one that has room. A repetition has a socket that was
+    /// opened later than the last one, because the other open sockets may be mapped to the same dead server.
+    ///
+    /// # Errors
+    /// If there is no socket, and nothing was sent before.
+    fn send(&self, bytes: &[u8], is_alone: bool, tries: &mut UdpTries, now: Instant) -> io::Result<()> {
+        let (upstream, is_first) = (self.upstream, tries.is_over());
+        let count = |was_open| {
+            if is_first && !is_alone {
+                upstream.count_socket(was_open, false);
             }
+        };
+        if let Some(socket) = upstream.sockets.find(now, tries.last_sent).filter(|_| !is_alone) {
+            count(true);
+            tries.push(socket.ask(bytes.to_vec(), now), true);
+            return Ok(());
         }
+        let permit = if is_first { self.quota.take() } else { self.quota.take_spare() };
+        match permit.and_then(|permit| upstream.open_udp(permit)) {
+            Ok(socket) => {
+                count(false);
+                tries.push(socket.ask(bytes.to_vec(), now), false);
+                if is_alone { socket.retire() } else { upstream.sockets.add(&socket) }
+            }
+            Err(error) if is_first => {
+                let crowded = upstream.sockets.find_crowded(now).filter(|_| !is_alone).ok_or(error)?;
+                count(true);
+                tries.push(crowded.ask(bytes.to_vec(), now), true);
+            }
+            // Without a spare socket the query is sent again from a socket that waits, because it may be lost.
+            Err(_) => tries.send_again(),
+        }
+        Ok(())
     }
 
     /// Sends the query over an idle connection if there is one, else over a new one.
@@ -480,6 +448,54 @@ impl Attempt<'_> {
             }
             UpstreamReply::Mismatch => Err(self.refused("tcp", local, MISMATCH)),
         }
+    }
+}
+
+/// The same query on one or more sockets.
+#[derive(Default)]
+struct UdpTries {
+    /// The queries under way, each with whether its socket was open before.
+    queries: SmallVec<[(UdpQuery, bool); 1]>,
+    /// The local address of the first one.
+    local: Option<SocketAddr>,
+    /// When the last one was sent, also if it has failed.
+    last_sent: Option<Instant>,
+}
+
+impl UdpTries {
+    fn push(&mut self, query: UdpQuery, was_open: bool) {
+        self.local = self.local.or(query.socket.local);
+        self.last_sent = Some(query.sent);
+        self.queries.push((query, was_open));
+    }
+
+    fn is_over(&self) -> bool {
+        self.queries.is_empty()
+    }
+
+    fn send_again(&self) {
+        if let Some((query, _)) = self.queries.first() {
+            query.send_again();
+        }
+    }
+
+    fn retire_silent(&self) {
+        self.queries.iter().for_each(|(query, _)| query.retire_if_silent());
+    }
+
+    /// Waits for the first reply or error; `None` if no query is under way. Returns whether its socket was open before.
+    async fn next(&mut self) -> Option<(io::Result<UpstreamReply>, bool)> {
+        poll_fn(|context| {
+            for (at, (query, was_open)) in self.queries.iter().enumerate() {
+                if let Poll::Ready(reply) = query.poll_reply(context) {
+                    let was_open = *was_open;
+                    drop(self.queries.swap_remove(at));
+                    return Poll::Ready(Some((reply, was_open)));
+                }
+            }
+            if self.queries.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+        })
+        .await
     }
 }
 

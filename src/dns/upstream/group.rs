@@ -56,7 +56,7 @@ type UpstreamOrder = SmallVec<[Arc<Upstream>; 2]>;
 impl UpstreamGroup {
     #[must_use]
     pub fn new(endpoints: Vec<UpstreamEndpoint>, options: ForwardOptions) -> Self {
-        // Each look-up needs a socket: with a limit above the number of sockets, one client could use all of them.
+        // By TCP each look-up needs a socket: with a limit above the number of sockets, one client could use all of them.
         let chases = options.max_concurrent.min(options.sockets.target_limit());
         let forward = Self {
             upstreams: ArcSwap::default(),

@@ -19,8 +19,9 @@ use super::exchange::ping;
 use super::metrics::UpstreamCounters;
 use super::socket_budget::SocketBudget;
 use super::stream_pool::StreamPool;
-use super::udp_pool::UdpPool;
+use super::udp_sockets::UdpSockets;
 use crate::dns::message::query::UpstreamQuery;
+use crate::dns::net::shared_runtime::shared_runtime;
 use crate::dns::upstream::config::HealthCheck;
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -33,11 +34,11 @@ const MIN_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct Upstream {
     pub(crate) endpoint: UpstreamEndpoint,
     pub(crate) pool: StreamPool,
-    pub(crate) sockets: UdpPool,
+    pub(crate) sockets: UdpSockets,
     pub(crate) budget: Arc<SocketBudget>,
     pub(crate) reply_timeout: Duration,
     pub(crate) source: Option<IpAddr>,
-    pub(crate) metrics: Option<UpstreamCounters>,
+    pub(crate) metrics: Option<Arc<UpstreamCounters>>,
     /// The number of consecutive failed health checks.
     fails: AtomicU32,
     max_fails: u32,
@@ -57,11 +58,11 @@ impl Upstream {
         Self {
             endpoint,
             pool: StreamPool::new(options.pool_config, Arc::clone(&options.sockets)),
-            sockets: UdpPool::new(options.pool_config.max_idle_sockets, Arc::clone(&options.sockets)),
+            sockets: UdpSockets::default(),
             budget: Arc::clone(&options.sockets),
             reply_timeout: options.read_timeout,
             source: options.source,
-            metrics: options.metrics.clone().map(|metrics| UpstreamCounters::new(metrics, address)),
+            metrics: options.metrics.clone().map(|metrics| Arc::new(UpstreamCounters::new(metrics, address))),
             fails: AtomicU32::new(0),
             max_fails: options.max_fails,
             check: options.health_check.clone(),
@@ -81,10 +82,12 @@ impl Upstream {
             return;
         }
         let mut checks = self.checks.lock();
-        if checks.as_ref().is_none_or(AbortOnDropHandle::is_finished) {
+        if checks.as_ref().is_none_or(AbortOnDropHandle::is_finished)
+            && let Some(runtime) = shared_runtime()
+        {
             // A weak reference, so that the task doesn't keep the upstream alive.
             let upstream = Arc::downgrade(self);
-            *checks = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+            *checks = Some(AbortOnDropHandle::new(runtime.spawn(async move {
                 while let Some(upstream) = upstream.upgrade() {
                     if upstream.check().await {
                         return;
@@ -112,7 +115,7 @@ impl Upstream {
         } else {
             // An overflow would take over a year.
             self.fails.fetch_add(1, Ordering::Relaxed);
-            self.metrics.iter().for_each(UpstreamCounters::record_failed_check);
+            self.metrics.iter().for_each(|metrics| metrics.record_failed_check());
         }
         match (was_down, &reply) {
             (false, Err(error)) if self.is_down() => {

@@ -1,4 +1,4 @@
-//! A pool of idle sockets or connections, with a task that closes expired ones.
+//! A pool of idle connections, with a task that closes expired ones.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -50,7 +50,7 @@ impl<T: Send + 'static> IdlePool<T> {
         if let Some(ended) = ended {
             if let Err(error) = ended {
                 error!(
-                    "the task that closes idle sockets to upstreams has failed: {error}; it is started again"
+                    "the task that closes idle connections to upstreams has failed: {error}; it is started again"
                 );
             }
             let task = tokio::spawn(sweep(Arc::downgrade(&self.0), interval, is_over));

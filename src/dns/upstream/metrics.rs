@@ -20,6 +20,7 @@ pub struct ForwardMetrics {
     check_failures: IntCounterVec,
     hits: IntCounterVec,
     misses: IntCounterVec,
+    ignored_replies: IntCounterVec,
     /// Look-ups for which all upstreams were down.
     pub(crate) all_down: IntCounter,
     /// Look-ups that were refused because of `max_concurrent`, also those of targets.
@@ -98,6 +99,11 @@ impl MetricGroup for ForwardMetrics {
                 "Counter of connection cache misses per upstream and protocol.",
                 &["proxy_name", "to", "proto"],
             )?,
+            ignored_replies: counters(
+                "lb_linker_dns_upstream_ignored_replies_total",
+                "Datagrams from an upstream's address that answer no query that waits: late, repeated or forged.",
+                &["to"],
+            )?,
             all_down: counter(
                 "coredns_forward_healthcheck_broken_total",
                 "Counter of the number of complete failures of the healthchecks.",
@@ -147,7 +153,12 @@ impl UpstreamCounters {
         self.all.check_failures.with_label_values(&[PROXY, &self.to]).inc();
     }
 
-    /// Counts the use of an idle or a new socket. Both counters are exported from the first use on.
+    /// Counts a datagram that answers no query.
+    pub(crate) fn record_ignored_reply(&self) {
+        self.all.ignored_replies.with_label_values(&[&self.to]).inc();
+    }
+
+    /// Counts the use of an open or a new socket. Both counters are exported from the first use on.
     pub(crate) fn record_socket(&self, protocol: &str, was_open: bool) {
         let labels = [PROXY, &self.to, protocol];
         let counters = || [&self.all.hits, &self.all.misses].map(|all| all.with_label_values(&labels));

@@ -10,10 +10,11 @@ use std::time::Duration;
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use futures::future::{BoxFuture, FutureExt};
-use tokio::runtime::Handle;
 use tokio::sync::SetOnce;
 use tokio::time::Instant;
 use tracing::error;
+
+use crate::dns::net::thread_tasks;
 
 /// A handle of a task that waits for a look-up. The result is a `T`; `None` if the look-up panicked, or was abandoned
 /// at the end of the runtime.
@@ -61,12 +62,9 @@ impl<T: Send + 'static> Future for CallDriver<T> {
 
 impl<T: Send + 'static> Drop for CallDriver<T> {
     fn drop(&mut self) {
-        // At the end of the process there is no runtime to continue on.
-        if let Some(look_up) = self.0.take()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            // The task ends at the deadline of the look-up at the latest.
-            runtime.spawn(look_up);
+        if let Some(look_up) = self.0.take() {
+            // It stays on this thread, to which its timers belong, and ends at its deadline at the latest.
+            thread_tasks::spawn(look_up.map(drop));
         }
     }
 }

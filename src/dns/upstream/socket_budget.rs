@@ -17,7 +17,7 @@ const NAMES_PERCENT: usize = 30;
 const TARGETS_PERCENT: usize = 15;
 /// Sockets for health checks, in percent. Separate, so that a flood of queries doesn't make upstreams appear down.
 const CHECKS_PERCENT: usize = 5;
-/// Idle sockets in the pools, in percent.
+/// Idle connections in the pools, in percent.
 const IDLE_PERCENT: usize = 10;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(crate) enum SocketQuota {
 pub(crate) enum SocketPermit {
     /// For a client's look-up.
     Client { _share: QuotaGuard },
-    /// For a health check or an idle socket.
+    /// For a health check or an idle connection.
     Pool { _permit: OwnedSemaphorePermit },
 }
 
@@ -82,7 +82,7 @@ impl SocketBudget {
         SocketQuota::Checks(Arc::clone(&self.checks))
     }
 
-    /// Returns the permit for an idle socket; `None` if there are too many.
+    /// Returns the permit for an idle connection; `None` if there are too many.
     pub(crate) fn idle(&self) -> Option<SocketPermit> {
         Arc::clone(&self.idle).try_acquire_owned().ok().map(|permit| SocketPermit::Pool { _permit: permit })
     }

@@ -182,12 +182,7 @@ mod tests {
     async fn number_and_age_of_connections_are_limited() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let seconds = Duration::from_secs;
-        let pool_config = PoolConfig {
-            idle: seconds(10),
-            age: Some(seconds(15)),
-            max_idle_connections: 1,
-            ..PoolConfig::default()
-        };
+        let pool_config = PoolConfig { idle: seconds(10), age: Some(seconds(15)), max_idle_connections: 1 };
         let pool = StreamPool::new(pool_config, Arc::default());
         pool.put(connection(&listener).await);
         let second = connection(&listener).await;

@@ -208,8 +208,7 @@ impl OptionsParser {
             "expire" => options.pool_config.idle = duration(line)?,
             "max_age" => options.pool_config.age = Some(duration(line)?).filter(|age| !age.is_zero()),
             "max_idle_conns" => {
-                (options.pool_config.max_idle_connections, options.pool_config.max_idle_sockets) =
-                    max_idle(line)?;
+                options.pool_config.max_idle_connections = max_idle(line)?;
             }
             "read_timeout" => options.read_timeout = read_timeout(line)?,
             "max_fails" => options.max_fails = number(line)?,
@@ -332,11 +331,10 @@ fn number<N: std::str::FromStr>(line: &Directive) -> Result<N, CorefileError> {
     line.single_argument("a number")?.parse("a number from 0 on")
 }
 
-/// Returns the maximum numbers of idle connections and of idle sockets.
-fn max_idle(line: &Directive) -> Result<(usize, usize), CorefileError> {
-    let (number, default) = (number(line)?, PoolConfig::default());
-    let defaults = (default.max_idle_connections, default.max_idle_sockets);
-    Ok(if number == 0 { defaults } else { (number, number) })
+/// Returns the maximum number of idle connections.
+fn max_idle(line: &Directive) -> Result<usize, CorefileError> {
+    let number = number(line)?;
+    Ok(if number == 0 { PoolConfig::default().max_idle_connections } else { number })
 }
 
 fn read_timeout(line: &Directive) -> Result<Duration, CorefileError> {

@@ -91,6 +91,10 @@ impl AnswerSocket {
         Self { socket, unreachable, metrics, send_buffer, queue_drops, icmp_senders, routes }
     }
 
+    pub(super) fn udp(&self) -> Arc<UdpSocket> {
+        Arc::clone(&self.socket)
+    }
+
     /// Counts queries for which no kept answer was current.
     pub(super) fn count_computed(&self, number: u64) {
         self.metrics.udp_computed.inc_by(number);

@@ -1,6 +1,6 @@
-//! Queries on their way from a worker thread to the full handler, and answers on their way back to the response cache
-//! of the worker.
+//! Queries that a thread can't answer from its response cache.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures::future::BoxFuture;
 
 use crate::dns::chain::handler::EncodedReply;
-use crate::dns::response_cache::wire_response::WireResponse;
-use crate::dns::transport::client_quota::QuotaGuard;
+use crate::dns::net::unmapped;
+use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 
 /// The client, and the local address that it sent the query to.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +28,8 @@ pub(super) struct PendingQuery {
     /// The key of the response cache, if the answer may be cached.
     pub(super) key: Option<Box<[u8]>>,
     pub(super) guard: InFlightGuard,
-    /// The client's share of the queue, until the full handler begins.
-    pub(super) queue_share: QuotaGuard,
+    /// The client's share of the backlog, until the full handler begins.
+    _queue_share: QuotaGuard,
 }
 
 /// The state of a query.
@@ -40,11 +40,56 @@ pub(super) enum QueryProgress {
     UnderWay(BoxFuture<'static, Option<EncodedReply>>),
 }
 
-/// An answer for the response cache of the worker.
-pub(super) struct CacheInsert {
-    pub(super) key: Box<[u8]>,
-    pub(super) client: IpAddr,
-    pub(super) wire_response: Box<WireResponse>,
+/// Queries that wait for their turn: those in zones of links, and all others, so that a flood of look-ups delays no answer
+/// about a link. One client can't fill it.
+pub(super) struct Backlog {
+    links: Part,
+    others: Part,
+}
+
+struct Part {
+    queries: VecDeque<PendingQuery>,
+    capacity: Arc<ClientQuota>,
+}
+
+impl Backlog {
+    /// Returns a backlog with this capacity for each of both kinds.
+    pub(super) fn new(capacity: usize) -> Self {
+        let part = || Part { queries: VecDeque::new(), capacity: ClientQuota::new(capacity) };
+        Self { links: part(), others: part() }
+    }
+
+    /// Adds a query, if its client has quota; returns whether it has.
+    pub(super) fn push(
+        &mut self,
+        is_about_links: bool,
+        (progress, peer, key): (QueryProgress, Peer, Option<Box<[u8]>>),
+        guard: InFlightGuard,
+    ) -> bool {
+        let part = if is_about_links { &mut self.links } else { &mut self.others };
+        let Some(queue_share) = part.capacity.acquire(unmapped(peer.address).ip(), 1) else { return false };
+        part.queries.push_back(PendingQuery { progress, peer, key, guard, _queue_share: queue_share });
+        true
+    }
+
+    /// Removes at most `number` queries, those about links first, but an eighth of others at least if there are any.
+    pub(super) fn take(&mut self, number: usize) -> impl Iterator<Item = PendingQuery> {
+        let others = self.others.queries.len().min(number / 8);
+        let links = self.links.queries.len().min(number - others);
+        let others = self.others.queries.len().min(number - links);
+        self.links.queries.drain(..links).chain(self.others.queries.drain(..others))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.links.queries.len() + self.others.queries.len()
+    }
+}
+
+impl PendingQuery {
+    /// Ends the client's share of the backlog.
+    pub(super) fn begin(self) -> (QueryProgress, Peer, Option<Box<[u8]>>, InFlightGuard) {
+        (self.progress, self.peer, self.key, self.guard)
+    }
 }
 
 /// Counts a query as pending until the guard is dropped.

@@ -1,7 +1,6 @@
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
 
-use futures::FutureExt;
 use hickory_proto::op::{Edns, Message, Query};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
@@ -10,12 +9,12 @@ use tokio::net::UdpSocket;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::dns::net::Protocol;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
 use crate::dns::transport::udp::batch::{OutgoingDatagram, send_all};
-use crate::dns::transport::udp::pending::{InFlightGuard, Peer, PendingQuery, QueryProgress};
-use crate::dns::transport::udp::queues::{QueueReceivers, queues};
+use crate::dns::transport::udp::pending::{Backlog, InFlightGuard, Peer, PendingQuery, QueryProgress};
 use crate::dns::transport::udp::*;
 use crate::model::link::{Ingress, ObservedService};
 use crate::store::{Input, OnGone, Store};
@@ -79,10 +78,10 @@ async fn waiting_queries_of_a_client_leave_half_of_the_quota() {
     let serving = serve_with(sockets, Arc::clone(&handler), ClientQuota::new(16), CancellationToken::new());
     let _serving = AbortOnDropHandle::new(tokio::spawn(serving));
     let (greedy, modest) = (client(1, address).await, client(2, address).await);
+    // The socket of a client's port is always the same, and its thread begins queries in their order.
     for _ in 0..20 {
         ask(&greedy, SLOW).await;
     }
-    // The slow path runs on the same thread, and begins all queued queries before this task can receive the answer.
     ask(&greedy, KNOWN).await;
     answered(&greedy).await;
     assert_eq!(busy(&handler), 12.0, "the client has half of the quota");
@@ -94,67 +93,40 @@ async fn waiting_queries_of_a_client_leave_half_of_the_quota() {
     assert_eq!(busy(&handler), 12.0);
 }
 
-#[tokio::test]
-async fn client_fills_at_most_half_of_the_queue() {
-    let (handler, _silent) = handler().await;
-    let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
-    let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
-    let ((queues, QueueReceivers { other: mut queue, links }), (_insert_sender, inserts)) =
-        (queues(16), sync_channel(CACHE_INSERT_CAPACITY));
-    let (stop, pending, runtime) = (Arc::default(), Arc::default(), Handle::current());
-    let worker = Worker { socket, handler, queues, inserts, pending, stop, runtime };
-    let enqueue = |client: u8, number: usize| {
-        let peer =
-            Peer { address: (Ipv4Addr::new(127, 0, 0, client), 53).into(), local: None, kernel_drops: 0 };
-        (0..number).for_each(|_| worker.enqueue(false, QueryProgress::Message(Vec::new()), peer, None));
-    };
-    enqueue(1, 20);
-    assert_eq!(queue.len(), 8);
-    enqueue(2, 4);
-    assert_eq!((queue.len(), busy(&worker.handler)), (12, 12.0));
-    // Queries that have left the queue don't count.
-    while queue.try_recv().is_ok() {}
-    enqueue(1, 20);
-    assert_eq!(queue.len(), 8);
-    // Queries about links have a queue of their own.
-    assert!(links.is_empty());
-    let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, 1), 53).into(), local: None, kernel_drops: 0 };
-    worker.enqueue(true, QueryProgress::Message(Vec::new()), peer, None);
-    assert_eq!((queue.len(), links.len()), (8, 1));
+/// Adds queries of a client to a backlog; returns how many it takes.
+fn push(backlog: &mut Backlog, is_about_links: bool, client: u8, number: usize) -> usize {
+    let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, client), 53).into(), local: None, kernel_drops: 0 };
+    let query = || (QueryProgress::Message(vec![u8::from(is_about_links)]), peer, None);
+    (0..number).filter(|_| backlog.push(is_about_links, query(), InFlightGuard::new(&Arc::default()))).count()
 }
 
-#[tokio::test]
-async fn long_queue_of_links_leaves_turns_for_other_names() {
-    let (handler, _silent) = handler().await;
-    let socket = Arc::new(bind_one((Ipv4Addr::LOCALHOST, 0).into()).unwrap());
-    let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
-    let ((senders, receivers), (insert_sender, _inserts)) =
-        (queues(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
-    let full = SlowPath { socket, handler, quota: ClientQuota::new(MAX_PENDING_QUERIES), insert_sender };
-    let (order, pending) = (Arc::<parking_lot::Mutex<Vec<bool>>>::default(), Arc::default());
-    let address: SocketAddr = (Ipv4Addr::LOCALHOST, 53).into();
-    let send = |is_about_links: bool| {
-        let order = Arc::clone(&order);
-        let answering = async move {
-            order.lock().push(is_about_links);
-            None
-        };
-        let peer = Peer { address, local: None, kernel_drops: 0 };
-        senders.send(is_about_links, address.ip(), |queue_share| PendingQuery {
-            progress: QueryProgress::UnderWay(answering.boxed()),
-            peer,
-            key: None,
-            guard: InFlightGuard::new(&pending),
-            queue_share,
-        })
+#[test]
+fn client_fills_at_most_half_of_the_backlog() {
+    let mut backlog = Backlog::new(16);
+    assert_eq!(push(&mut backlog, false, 1, 20), 8);
+    assert_eq!(push(&mut backlog, false, 2, 4), 4);
+    // Queries that have begun don't count.
+    let begun: Vec<_> = backlog.take(20).map(PendingQuery::begin).collect();
+    assert_eq!(begun.len(), 12);
+    drop(begun);
+    assert_eq!(push(&mut backlog, false, 1, 20), 8);
+    assert_eq!(push(&mut backlog, true, 1, 1), 1, "queries about links have a part of their own");
+}
+
+#[test]
+fn links_come_first_and_leave_turns_for_other_names() {
+    let mut backlog = Backlog::new(4096);
+    assert_eq!(push(&mut backlog, true, 1, 2000), 2000);
+    assert_eq!(push(&mut backlog, false, 1, 100), 100);
+    let mut take = |number| -> [usize; 2] {
+        let taken: Vec<_> = backlog.take(number).map(|query| query.begin().0).collect();
+        let links = taken.iter().filter(|one| matches!(one, QueryProgress::Message(text) if text == &[1]));
+        let links = links.count();
+        [links, taken.len() - links]
     };
-    assert!((0..2000).all(|_| send(true)) && send(false));
-    drop(senders);
-    full.serve(receivers).await;
-    let order = order.lock();
-    assert_eq!(order.len(), 2001);
-    let position = order.iter().position(|is_about_links| !is_about_links).unwrap();
-    assert!(position < 200, "{position}");
+    assert_eq!([take(64), take(7), take(8)], [[56, 8], [7, 0], [7, 1]]);
+    assert_eq!(take(2000), [1909, 91], "what is left after all others");
+    assert_eq!([take(64), take(64)], [[21, 0], [0, 0]]);
 }
 
 #[tokio::test]
@@ -249,50 +221,20 @@ async fn icmp_error_at_the_stop_leaves_no_query_unanswered() {
         ask(&client, KNOWN).await;
     }
     let socket = Arc::new(AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap()));
-    let ((queues, asked), (insert_sender, inserts)) =
-        (queues(QUEUE_CAPACITY), sync_channel(CACHE_INSERT_CAPACITY));
-    let (quota, own) = (ClientQuota::new(MAX_PENDING_QUERIES), Arc::clone(&socket));
-    let full = SlowPath { socket: own, handler: Arc::clone(&handler), quota, insert_sender };
-    let _answering = AbortOnDropHandle::new(tokio::spawn(full.serve(asked)));
     let worker = Worker {
         socket,
         handler,
-        queues,
-        inserts,
+        quota: ClientQuota::new(MAX_PENDING_QUERIES),
         pending: Arc::default(),
         stop: Arc::new(AtomicBool::new(true)),
         runtime: Handle::current(),
     };
-    tokio::task::spawn_blocking(|| worker.run()).await.unwrap().unwrap();
+    let (end, ended) = oneshot::channel();
+    thread::spawn(|| worker.run(end));
+    ended.await.unwrap().unwrap();
     for _ in 0..50 {
         answered(&client).await;
     }
-}
-
-#[tokio::test]
-async fn many_queries_do_not_starve_other_tasks() {
-    const CROWD: usize = 200;
-    let (handler, _silent) = handler().await;
-    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-    let client = client(1, sockets[0].local_addr().unwrap()).await;
-    for _ in 0..CROWD {
-        ask(&client, KNOWN).await;
-    }
-    let stop = CancellationToken::new();
-    let _serving = AbortOnDropHandle::new(tokio::spawn(serve(sockets, handler, stop)));
-    // The runtime has one thread, so the datagrams that this task finds were sent since its last turn.
-    let at_once = || std::iter::from_fn(|| client.try_recv(&mut [0; 1232]).ok()).count();
-    let mut most = 0;
-    let all = async {
-        let mut all = 0;
-        while all < CROWD {
-            tokio::task::yield_now().await;
-            let answered = at_once();
-            (most, all) = (most.max(answered), all + answered);
-        }
-    };
-    timeout(REPLY_TIMEOUT, all).await.expect("all answers");
-    assert!(most <= 128, "{most} at once");
 }
 
 #[test]
@@ -323,7 +265,7 @@ async fn serve_web() -> TestServer {
 }
 
 #[tokio::test]
-async fn changed_link_is_answered_without_the_slow_path_if_possible() {
+async fn changed_link_is_answered_by_the_thread_of_the_socket() {
     const NAME: &str = "web.default.lb.internal.";
     let TestServer { store, client, upstream, _serving } = serve_web().await;
     for _ in 0..2 {
@@ -337,7 +279,7 @@ async fn changed_link_is_answered_without_the_slow_path_if_possible() {
         let target = format!("192.0.2.{last}");
         store.apply(link("web", &target));
         client.send(&question(NAME)).unwrap();
-        // The only thread of the runtime blocks here, so the slow path can't have taken part.
+        // The only thread of the shared runtime blocks here.
         let mut answer = [0; 1232];
         let length = client.recv(&mut answer).expect("an answer");
         let answer = Message::from_vec(&answer[..length]).unwrap();
@@ -385,4 +327,35 @@ async fn client_with_larger_payload_gets_the_larger_answer() {
             assert_ne!(answer.metadata.truncation, whole);
         }
     }
+}
+
+#[tokio::test]
+async fn look_up_without_clients_goes_on_after_the_end_of_its_thread() {
+    const NAME: &str = "web.default.lb.internal.";
+    let store = Arc::new(Store::new(OnGone::Kept).with_zones([&Name::from_ascii("lb.internal.").unwrap()]));
+    store.apply(link("web", "t.example."));
+    store.set_known(Input::Services);
+    let (handler, upstream) = handler_of(store).await;
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let client = client(1, sockets[0].local_addr().unwrap()).await;
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(serve(sockets, Arc::clone(&handler), stop.clone()));
+    ask(&client, NAME).await;
+    let mut asked = [0; 1232];
+    let (length, from) =
+        timeout(REPLY_TIMEOUT, upstream.recv_from(&mut asked)).await.expect("a query").unwrap();
+    // After 1.8 s the client gets an answer without the address, and the look-up goes on.
+    answered(&client).await;
+    stop.cancel();
+    timeout(REPLY_TIMEOUT, serving).await.expect("the end of the thread's service").unwrap().unwrap();
+    let mut joined =
+        Box::pin(handler.answer(question(NAME), client.local_addr().unwrap(), None, Protocol::Tcp));
+    assert!(futures::poll!(joined.as_mut()).is_pending(), "the look-up is under way");
+    let query = Message::from_vec(&asked[..length]).unwrap();
+    let mut reply = query.clone().into_response();
+    reply.add_answer(Record::from_rdata(query.queries[0].name().clone(), 60, RData::A(A::new(192, 0, 2, 9))));
+    upstream.send_to(&reply.to_vec().unwrap(), from).await.unwrap();
+    let answer = timeout(REPLY_TIMEOUT, joined).await.expect("an answer").unwrap();
+    let answer = Message::from_vec(&answer.bytes).unwrap();
+    assert_eq!(answer.answers[1].data.ip_addr(), "192.0.2.9".parse().ok());
 }

@@ -1,47 +1,65 @@
-//! The thread of a socket: answers queries from the response cache, answers queries about a changed link by polling the
-//! full handler once, and passes all other queries to the slow path.
+//! The thread of a socket: answers queries from the response cache, and all others by the full handler, on a runtime of its
+//! own. With nothing under way it blocks in its receive, which takes less time than waiting for events.
 
+use std::future::poll_fn;
 use std::io::{self, ErrorKind};
+use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::Receiver;
-use std::thread::sleep;
+use std::task::{Context, Poll};
+use std::thread;
 use std::time::Duration;
 
-use futures::FutureExt;
-use tokio::runtime::Handle;
-use tokio::time::Instant;
-use tracing::{debug, error};
+use futures::future::{BoxFuture, Either};
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, Stream, StreamExt};
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+use tokio::task::yield_now;
+use tokio::time::{Instant, Sleep, sleep};
+use tracing::{debug, error, warn};
 
 use super::answer_socket::AnswerSocket;
-use super::batch::{self, DatagramBatch, send_all};
-use super::pending::{CacheInsert, InFlightGuard, Peer, PendingQuery, QueryProgress};
-use super::queues::QueueSenders;
-use super::{DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
+use super::batch::{BATCH_SIZE, DatagramBatch, OutgoingDatagram, send_all};
+use super::pending::{Backlog, InFlightGuard, Peer, PendingQuery, QueryProgress};
+use super::{BACKLOG_CAPACITY, DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
 use crate::dns::chain::handler::{EncodedReply, Handler};
+use crate::dns::net::readable::for_reading;
+use crate::dns::net::shared_runtime::set_shared_runtime;
+use crate::dns::net::thread_tasks;
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_out_of_resources, unmapped};
+use crate::dns::response_cache::wire_response::WireResponse;
 use crate::dns::response_cache::{Capacity, Miss, ResponseCache};
+use crate::dns::transport::client_quota::ClientQuota;
 use crate::dns::transport::metrics::DropReason;
 
 const CACHE_CAPACITY: Capacity = Capacity { sets: 4096, bytes: 8 << 20 };
-/// The pause between two reads of a stopped socket.
-const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// The pause between two reads of a stopped socket, and after a lack of memory.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The number of queries between two checks of the send buffer, and the number while the buffer is filling up.
 const CHECK_EVERY: usize = 64;
 const CHECK_SOON: usize = 8;
+/// The maximum number of queries in a turn that the full handler begins, and the number while more datagrams wait than a
+/// turn receives: a flood of look-ups delays no answer from the response cache.
+const MAX_STARTS: usize = BATCH_SIZE;
+const MAX_STARTS_IN_A_FLOOD: usize = BATCH_SIZE / 4;
+/// The longest wait for an event. Shorter than the timers of a look-up, because a timer that precedes all others makes the
+/// runtime wake itself, which costs two system calls.
+const TICK: Duration = Duration::from_millis(100);
 
 pub(super) struct Worker {
     pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
-    /// To the slow path.
-    pub(super) queues: QueueSenders,
-    /// Answers of the slow path for the response cache.
-    pub(super) inserts: Receiver<CacheInsert>,
-    /// The number of the listener's queries in the slow path.
+    /// The quota of each client for queries that wait for an upstream.
+    pub(super) quota: Arc<ClientQuota>,
+    /// The number of the listener's queries that aren't answered yet, in all threads.
     pub(super) pending: Arc<AtomicUsize>,
     pub(super) stop: Arc<AtomicBool>,
+    /// The runtime for what outlives the thread.
     pub(super) runtime: Handle,
 }
 
@@ -50,92 +68,165 @@ struct WorkerState {
     response_cache: ResponseCache,
     /// The number of queries until the next check of the send buffer.
     until_check: usize,
+    backlog: Backlog,
 }
+
+/// The outcome of the full handler for a query.
+struct Finished {
+    /// `None` if the client gets no reply.
+    answer: Option<OutgoingDatagram>,
+    /// What the response cache keeps.
+    insert: Option<(Box<[u8]>, IpAddr, Box<WireResponse>)>,
+}
+
+/// A stopped socket.
+struct Drain {
+    end: Instant,
+    /// The number of datagrams since the stop.
+    received: usize,
+}
+
+/// Tasks of the thread: sockets to upstreams, and look-ups for which no client waits any more.
+type Tasks = FuturesUnordered<BoxFuture<'static, ()>>;
 
 impl Worker {
     /// Answers queries until the stop, then answers the datagrams in the receive buffer and the datagrams that arrive
-    /// while answers are pending: a new socket at the port may serve only some of the addresses.
-    ///
-    /// # Errors
-    /// If the socket is broken.
-    pub(super) fn run(mut self) -> io::Result<()> {
-        let runtime = self.runtime.clone();
-        let _context = runtime.enter();
-        loop {
+    /// while answers are pending: a new socket at the port may serve only some of the addresses. Then tells `ended`, and
+    /// finishes the look-ups for which no client waits any more. The error is that the socket is broken.
+    pub(super) fn run(self, ended: oneshot::Sender<io::Result<()>>) {
+        let runtime = loop {
+            match Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => break runtime,
+                Err(error) if self.is_stopped() => return drop(ended.send(Err(error))),
+                // There are no file descriptors, or there is no memory.
+                Err(error) => {
+                    warn!("UDP: a thread can't begin: {error}; retrying");
+                    thread::sleep(ACCEPT_RETRY_PAUSE);
+                }
+            }
+        };
+        set_shared_runtime(self.runtime.clone());
+        thread_tasks::begin();
+        let mut tasks = Tasks::new();
+        let outcome = loop {
             let mut state = WorkerState {
                 batch: DatagramBatch::new(),
                 response_cache: ResponseCache::new(CACHE_CAPACITY),
                 until_check: 0,
+                backlog: Backlog::new(BACKLOG_CAPACITY),
             };
-            let serving = AssertUnwindSafe(|| self.serve(&mut state));
+            let serving = AssertUnwindSafe(|| runtime.block_on(self.serve(&mut state, &mut tasks)));
             // A panic caused by one message must not end the listener.
             match catch_unwind(serving) {
-                Ok(ended) => return ended,
+                Ok(outcome) => break outcome,
                 Err(_) => {
                     error!("answering a message by UDP panicked");
                     self.handler.server_metrics.panics.inc();
                 }
             }
+        };
+        // Closes the socket.
+        drop(self);
+        // The receiver may be gone.
+        let _ = ended.send(outcome);
+        // Each look-up has a deadline.
+        runtime.block_on(poll_fn(|context| {
+            poll_tasks(&mut tasks, context);
+            if tasks.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        }));
+    }
+
+    /// Serves in turns: receives a batch, answers it from the response cache, receives replies of upstreams, takes the
+    /// answers of the full handler that are finished, and begins queries of the backlog. Each step is bounded.
+    async fn serve(&self, state: &mut WorkerState, tasks: &mut Tasks) -> io::Result<()> {
+        let arrivals = for_reading(self.socket.udp())?;
+        let mut under_way = FuturesUnordered::new();
+        let mut drain: Option<Drain> = None;
+        let mut tick = pin!(sleep(TICK));
+        loop {
+            if drain.is_none() && self.is_stopped() {
+                drain = Some(Drain { end: Instant::now() + DRAIN_TIMEOUT, received: 0 });
+            }
+            let has_work = !under_way.is_empty() || state.backlog.len() > 0 || !tasks.is_empty();
+            let received = if drain.is_some() {
+                state.batch.receive(self.socket.as_fd(), false)
+            } else if has_work {
+                poll_fn(|context| Poll::Ready(receive_arrived(&arrivals, &mut state.batch, context))).await
+            } else {
+                state.batch.receive(self.socket.as_fd(), true)
+            };
+            let (number, pause) = match received {
+                Ok(number) => (number, None),
+                Err(error) if is_fatal(&error) => return if drain.is_some() { Ok(()) } else { Err(error) },
+                Err(error) if error.kind() == ErrorKind::WouldBlock => (0, None),
+                // An ICMP error about an earlier answer, or a temporary lack of memory. It doesn't mean that the receive
+                // buffer is empty.
+                Err(error) => {
+                    debug!("UDP: {error}");
+                    self.socket.read_errors();
+                    (0, Some(if is_out_of_resources(&error) { POLL_INTERVAL } else { Duration::ZERO }))
+                }
+            };
+            if number > 0 {
+                self.process_batch(state, number);
+            }
+            run_tasks(tasks).await;
+            let starts = if number == BATCH_SIZE { MAX_STARTS_IN_A_FLOOD } else { MAX_STARTS };
+            under_way.extend(state.backlog.take(starts).map(|query| self.answer(query)));
+            let finished = self.finish(state, &mut under_way).await;
+            // The queries of the look-ups that have begun are sent.
+            run_tasks(tasks).await;
+            let is_drained = drain.as_mut().is_some_and(|drain| {
+                drain.received += number;
+                let is_empty = number == 0 && pause.is_none() || drain.received >= MAX_DRAIN_QUERIES;
+                is_empty && self.pending.load(Ordering::Acquire) == 0 || Instant::now() > drain.end
+            });
+            if is_drained {
+                return Ok(());
+            }
+            if number == BATCH_SIZE || finished == BATCH_SIZE || state.backlog.len() > 0 {
+                yield_now().await;
+            } else if let Some(pause) = pause.or(drain.is_some().then_some(POLL_INTERVAL)) {
+                // A stopped socket always counts as readable, and the queries of another thread may end meanwhile.
+                sleep(pause).await;
+            } else if has_work || !under_way.is_empty() {
+                event(&arrivals, tick.as_mut()).await;
+            }
         }
     }
 
-    fn serve(&mut self, state: &mut WorkerState) -> io::Result<()> {
-        while !self.is_stopped() {
-            match state.batch.receive(self.socket.as_fd(), true) {
-                Ok(number) => self.process_batch(state, number),
-                Err(error) if is_fatal(&error) => return Err(error),
-                // An ICMP error about an earlier answer, or a temporary lack of memory.
-                Err(error) => {
-                    debug!("UDP: {error}");
-                    self.socket.read_errors();
-                    if is_out_of_resources(&error) {
-                        sleep(ACCEPT_RETRY_PAUSE);
-                    }
+    /// Sends the answers that are finished, at most [`BATCH_SIZE`]; returns the number of queries that have ended.
+    async fn finish(
+        &self,
+        state: &mut WorkerState,
+        under_way: &mut (impl Stream<Item = Finished> + Unpin),
+    ) -> usize {
+        let (mut answers, mut number) = (Vec::new(), 0);
+        poll_fn(|context| {
+            while number < BATCH_SIZE
+                && let Poll::Ready(Some(Finished { answer, insert })) = under_way.poll_next_unpin(context)
+            {
+                number += 1;
+                answers.extend(answer);
+                if let Some((key, client, wire_response)) = insert {
+                    state.response_cache.insert(key, client, *wire_response, Instant::now());
                 }
             }
-        }
-        let mut last = 0;
-        let end = Instant::now() + DRAIN_TIMEOUT;
-        loop {
-            match state.batch.receive(self.socket.as_fd(), false) {
-                Ok(number) => {
-                    last += number;
-                    self.process_batch(state, number);
-                }
-                Err(error) if is_fatal(&error) => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if self.pending.load(Ordering::Acquire) == 0 {
-                        return Ok(());
-                    }
-                    sleep(DRAIN_POLL_INTERVAL);
-                }
-                // An ICMP error doesn't mean that the receive buffer is empty.
-                Err(error) => {
-                    debug!("UDP: {error}");
-                    self.socket.read_errors();
-                    if is_out_of_resources(&error) {
-                        sleep(DRAIN_POLL_INTERVAL);
-                    }
-                }
-            }
-            let is_late = last >= MAX_DRAIN_QUERIES && self.pending.load(Ordering::Acquire) == 0;
-            if is_late || Instant::now() > end {
-                return Ok(());
-            }
-        }
+            Poll::Ready(())
+        })
+        .await;
+        send_all(&self.socket, &mut answers);
+        number
     }
 
     fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Answers the received datagrams, or passes them to the slow path.
-    fn process_batch(&mut self, state: &mut WorkerState, number: usize) {
-        let WorkerState { batch, response_cache, until_check } = state;
+    /// Answers the received datagrams, or adds them to the backlog.
+    fn process_batch(&self, state: &mut WorkerState, number: usize) {
+        let WorkerState { batch, response_cache, until_check, backlog } = state;
         let now = Instant::now();
-        for CacheInsert { key, client, wire_response } in self.inserts.try_iter() {
-            response_cache.insert(key, client, *wire_response, now);
-        }
         let server = self.handler.server.load_full();
         let (mut repeated, mut computed, mut anew) = (0, 0, Duration::ZERO);
         for at in 0..number {
@@ -147,7 +238,7 @@ impl Worker {
             let is_truncated = batch.is_truncated(at);
             let (question, out) = batch.query_and_answer_buffer(at);
             if is_truncated {
-                self.enqueue(false, QueryProgress::Message(question.to_vec()), peer, None);
+                self.enqueue(backlog, false, QueryProgress::Message(question.to_vec()), peer, None);
                 continue;
             }
             let length =
@@ -160,7 +251,7 @@ impl Worker {
                     Err(Miss::Outdated) => {
                         computed += 1;
                         let begun = Instant::now();
-                        let length = self.answer_anew(question, peer, response_cache, out);
+                        let length = self.answer_anew(question, peer, response_cache, backlog, out);
                         anew += begun.elapsed();
                         length
                     }
@@ -168,7 +259,13 @@ impl Worker {
                         computed += 1;
                         let key = response_cache.last_key().map(Box::from);
                         let is_about_links = server.asks_about_links(question);
-                        self.enqueue(is_about_links, QueryProgress::Message(question.to_vec()), peer, key);
+                        self.enqueue(
+                            backlog,
+                            is_about_links,
+                            QueryProgress::Message(question.to_vec()),
+                            peer,
+                            key,
+                        );
                         None
                     }
                 };
@@ -189,23 +286,24 @@ impl Worker {
         }
     }
 
-    /// Polls the full handler once on this thread, which takes less time than waking another thread. Returns the length
-    /// of the answer, which is also cached; a query that has to wait goes to the slow path.
+    /// Polls the full handler once. Returns the length of the answer, which is also cached; a query that has to wait goes
+    /// to the backlog.
     fn answer_anew(
         &self,
         question: &[u8],
         peer: Peer,
         response_cache: &mut ResponseCache,
+        backlog: &mut Backlog,
         out: &mut [u8],
     ) -> Option<usize> {
         let key: Option<Box<[u8]>> = response_cache.last_key().map(Box::from);
         let (handler, message) = (Arc::clone(&self.handler), question.to_vec());
         let answering = async move { handler.answer(message, peer.address, peer.local, Protocol::Udp).await };
         let mut answering = answering.boxed();
-        // The slow path polls the future again.
+        // It is polled again in its turn.
         let Some(answer) = answering.as_mut().now_or_never() else {
             let is_about_links = self.handler.server.load().asks_about_links(question);
-            self.enqueue(is_about_links, QueryProgress::UnderWay(answering), peer, key);
+            self.enqueue(backlog, is_about_links, QueryProgress::UnderWay(answering), peer, key);
             return None;
         };
         let EncodedReply { bytes, wire_response } = answer?;
@@ -214,27 +312,117 @@ impl Worker {
         }
         let Some(out) = out.get_mut(..bytes.len()) else {
             // The plugin `bufsize` may allow larger answers than the buffer holds.
-            send_all(&self.socket, &mut [batch::OutgoingDatagram { peer, bytes }]);
+            send_all(&self.socket, &mut [OutgoingDatagram { peer, bytes }]);
             return None;
         };
         out.copy_from_slice(&bytes);
         Some(bytes.len())
     }
 
-    /// Passes a query to the slow path, if the client has quota and the queue has room.
-    pub(super) fn enqueue(
+    /// Adds a query to the backlog, if its client has quota.
+    fn enqueue(
         &self,
+        backlog: &mut Backlog,
         is_about_links: bool,
         progress: QueryProgress,
         peer: Peer,
         key: Option<Box<[u8]>>,
     ) {
-        let query = |queue_share| {
-            let guard = InFlightGuard::new(&self.pending);
-            PendingQuery { progress, peer, key, guard, queue_share }
-        };
-        if !self.queues.send(is_about_links, unmapped(peer.address).ip(), query) {
+        let guard = InFlightGuard::new(&self.pending);
+        if !backlog.push(is_about_links, (progress, peer, key), guard) {
             self.socket.count_dropped(DropReason::Busy, 1);
         }
     }
+
+    /// Answers a query, after waiting for an upstream if necessary.
+    async fn answer(&self, query: PendingQuery) -> Finished {
+        let (progress, peer, key, guard) = query.begin();
+        let Peer { address, local: asked, .. } = peer;
+        let client = unmapped(address).ip();
+        let mut answering = pin!(match progress {
+            QueryProgress::Message(message) => {
+                Either::Left(self.handler.answer(message, address, asked, Protocol::Udp))
+            }
+            QueryProgress::UnderWay(answering) => Either::Right(answering),
+        });
+        let mut share = None;
+        let answer = poll_fn(|context| match answering.as_mut().poll(context) {
+            Poll::Pending if share.is_none() => {
+                // Only a query that waits for an upstream needs quota.
+                share = self.quota.acquire(client, 1);
+                if share.is_some() {
+                    return Poll::Pending;
+                }
+                self.socket.count_dropped(DropReason::Busy, 1);
+                Poll::Ready(None)
+            }
+            answer => answer,
+        });
+        let answer = answer.await;
+        drop(guard);
+        let Some(EncodedReply { bytes, wire_response }) = answer else {
+            return Finished { answer: None, insert: None };
+        };
+        let insert = key.zip(wire_response).map(|(key, wire_response)| (key, client, wire_response));
+        Finished { answer: Some(OutgoingDatagram { peer, bytes }), insert }
+    }
+}
+
+/// Receives the datagrams that have arrived.
+///
+/// # Errors
+/// `WouldBlock` if there is none; or an error that the kernel reports for the socket.
+fn receive_arrived(
+    arrivals: &AsyncFd<Arc<UdpSocket>>,
+    batch: &mut DatagramBatch,
+    context: &mut Context<'_>,
+) -> io::Result<usize> {
+    let Poll::Ready(guard) = arrivals.poll_read_ready(context) else {
+        return Err(ErrorKind::WouldBlock.into());
+    };
+    let mut guard = guard?;
+    let received = batch.receive(arrivals.get_ref().as_fd(), false);
+    match &received {
+        // Less than a batch: another arrival is another event.
+        Ok(number) if *number < BATCH_SIZE => guard.clear_ready(),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => guard.clear_ready(),
+        _ => {}
+    }
+    received
+}
+
+/// Polls the tasks of this thread that can go on, also those that they start.
+async fn run_tasks(tasks: &mut Tasks) {
+    poll_fn(|context| {
+        poll_tasks(tasks, context);
+        Poll::Ready(())
+    })
+    .await;
+}
+
+fn poll_tasks(tasks: &mut Tasks, context: &mut Context<'_>) {
+    loop {
+        let new = thread_tasks::take();
+        let is_last = new.is_empty();
+        tasks.extend(new);
+        while let Poll::Ready(Some(())) = tasks.poll_next_unpin(context) {}
+        if is_last {
+            return;
+        }
+    }
+}
+
+/// Waits until something wakes the thread: a datagram, a task, or the answer to a query under way. The last two were
+/// polled before.
+async fn event(arrivals: &AsyncFd<Arc<UdpSocket>>, mut tick: Pin<&mut Sleep>) {
+    let mut is_first = true;
+    poll_fn(|context| {
+        if tick.as_mut().poll(context).is_ready() {
+            tick.as_mut().reset(Instant::now() + TICK);
+            let _ = tick.as_mut().poll(context);
+        }
+        let is_over = !std::mem::take(&mut is_first) || arrivals.poll_read_ready(context).is_ready();
+        if is_over { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }

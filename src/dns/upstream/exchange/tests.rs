@@ -92,13 +92,12 @@ async fn query_is_repeated_though_its_reused_socket_has_failed() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let upstream = upstream(silent.local_addr().unwrap(), Transport::Udp);
     let quota = upstream.budget.check_quota();
-    let broken = upstream.socket(quota.take().unwrap(), None).unwrap();
-    broken.fail_to_send();
-    upstream.sockets.put(broken);
+    let broken = upstream.open_udp(quota.take().unwrap()).unwrap();
+    upstream.sockets.add(&broken);
     let hearing = async {
-        for _ in 0..2 {
-            silent.recv(&mut [0; 512]).await.unwrap();
-        }
+        silent.recv(&mut [0; 512]).await.unwrap();
+        broken.fail(|| io::ErrorKind::ConnectionRefused.into());
+        silent.recv(&mut [0; 512]).await.unwrap();
     };
     tokio::select! {
         () = hearing => {}
