@@ -1,4 +1,4 @@
-//! Protocols, limits of open files, errors of sockets, and network interfaces.
+//! Protocols, limits of open files, errors of sockets, network interfaces, and the runtime and tasks of a UDP thread.
 
 pub mod interfaces;
 pub(crate) mod readable;

@@ -38,7 +38,7 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 /// The maximum number of queries of a listener that wait for an upstream. Exceeds the `max_concurrent` of the built-in
 /// Corefile, so that with this Corefile it limits only queries that share a look-up.
 const MAX_PENDING_QUERIES: usize = 4096;
-/// The maximum number of queries of each kind that a thread has received and not begun to answer.
+/// The maximum number of queries of each kind that wait in the backlog of a thread.
 const BACKLOG_CAPACITY: usize = 4096;
 /// How long a stopped socket still answers queries.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);

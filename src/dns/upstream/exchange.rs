@@ -285,7 +285,7 @@ impl Attempt<'_> {
             while let Ok(Some((reply, was_open))) = timeout_at(repeat, tries.next()).await {
                 // If a socket fails, other sockets may still receive an answer. If a socket that was open fails, the query
                 // is sent again from another socket.
-                if reply.is_ok() || tries.is_over() && !was_open {
+                if reply.is_ok() || tries.is_empty() && !was_open {
                     return reply.map_err(|error| reading.failed(error));
                 }
             }
@@ -295,7 +295,7 @@ impl Attempt<'_> {
                 return Err(reading.late());
             }
             // The query that is sent at once after a socket has failed isn't a retransmission.
-            if tries.is_over() {
+            if tries.is_empty() {
                 now = self.turn("udp", now).await?;
                 may_send = true;
             } else {
@@ -309,9 +309,9 @@ impl Attempt<'_> {
     /// opened later than the last one, because the other open sockets may be mapped to the same dead server.
     ///
     /// # Errors
-    /// If there is no socket, and nothing was sent before.
+    /// If there is no socket, and no query of this attempt is under way.
     fn send(&self, bytes: &[u8], is_alone: bool, tries: &mut UdpTries, now: Instant) -> io::Result<()> {
-        let (upstream, is_first) = (self.upstream, tries.is_over());
+        let (upstream, is_first) = (self.upstream, tries.is_empty());
         let count = |was_open| {
             if is_first && !is_alone {
                 upstream.count_socket(was_open, false);
@@ -469,7 +469,7 @@ impl UdpTries {
         self.queries.push((query, was_open));
     }
 
-    fn is_over(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.queries.is_empty()
     }
 

@@ -2,8 +2,9 @@
 //!
 //! A socket for each query would cost more than the rest of the query. An attacker that forges a reply has to guess the
 //! port and the id of a query (RFC 5452 section 9.2): the kernel chooses a random port for each socket, ids are random and
-//! not used twice on a socket, and a socket serves only for a second. A datagram that answers no query is counted and has
-//! no other effect. An ICMP error with the right port ends the queries of the socket, which are sent again from another.
+//! not used twice on a socket, and a socket takes new queries for at most a second. A datagram that answers no query is
+//! counted and has no other effect. An ICMP error with the right port ends the queries of the socket: those that found it
+//! open are sent again from another one.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -36,10 +37,9 @@ use crate::dns::net::thread_tasks;
 
 /// The number of waiting queries from which on a socket gets no further query, as long as another one may be opened.
 const MAX_WAITING: usize = 32;
-/// The maximum number of waiting queries of a socket.
-const MAX_WAITING_WITHOUT_ROOM: usize = 1024;
 /// The maximum number of queries from one port. A new socket costs more than a query, but little if 1,000 share it.
 const MAX_QUERIES: usize = 1000;
+/// How long a socket takes new queries. It is closed after its last query.
 const MAX_AGE: Duration = Duration::from_secs(1);
 /// The maximum size of an answer in bytes; EDNS advertises less. A larger one is cut, and requested again by TCP.
 const MAX_DATAGRAM: usize = 4096;
@@ -60,7 +60,7 @@ struct Batch {
     headers: MultiHeaders<SockaddrStorage>,
 }
 
-/// The open sockets to one upstream. Each thread has its own, so that a reply wakes no other thread.
+/// The open sockets to one upstream. Each thread has its own: a reply to a UDP thread wakes no other thread.
 #[derive(Debug, Default)]
 pub(crate) struct UdpSockets(ThreadLocal<RefCell<Vec<Arc<UdpUpstreamSocket>>>>);
 
@@ -113,9 +113,9 @@ impl UdpSockets {
         self.find_below(MAX_WAITING, now, after)
     }
 
-    /// Returns a random socket of this thread, though many queries already wait there: no other one may be opened.
+    /// Returns a random socket of this thread that takes another query, for when no other socket may be opened.
     pub(crate) fn find_crowded(&self, now: Instant) -> Option<Arc<UdpUpstreamSocket>> {
-        self.find_below(MAX_WAITING_WITHOUT_ROOM, now, None)
+        self.find_below(MAX_QUERIES, now, None)
     }
 
     fn find_below(

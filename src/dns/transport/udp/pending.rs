@@ -28,7 +28,7 @@ pub(super) struct PendingQuery {
     /// The key of the response cache, if the answer may be cached.
     pub(super) key: Option<Box<[u8]>>,
     pub(super) guard: InFlightGuard,
-    /// The client's share of the backlog, until the full handler begins.
+    /// The client's share of the backlog, until the query leaves it.
     _queue_share: QuotaGuard,
 }
 
@@ -72,7 +72,7 @@ impl Backlog {
         true
     }
 
-    /// Removes at most `number` queries, those about links first, but an eighth of others at least if there are any.
+    /// Removes at most `number` queries, those about links first; at least `number / 8` are others, if there are as many.
     pub(super) fn take(&mut self, number: usize) -> impl Iterator<Item = PendingQuery> {
         let others = self.others.queries.len().min(number / 8);
         let links = self.links.queries.len().min(number - others);

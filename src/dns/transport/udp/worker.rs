@@ -47,7 +47,7 @@ const CHECK_SOON: usize = 8;
 /// turn receives: a flood of look-ups delays no answer from the response cache.
 const MAX_STARTS: usize = BATCH_SIZE;
 const MAX_STARTS_IN_A_FLOOD: usize = BATCH_SIZE / 4;
-/// The longest wait for an event. Shorter than the timers of a look-up, because a timer that precedes all others makes the
+/// The longest wait for an event while work is under way. Shorter than the timers of a look-up, because a timer that precedes all others makes the
 /// runtime wake itself, which costs two system calls.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -92,7 +92,8 @@ type Tasks = FuturesUnordered<BoxFuture<'static, ()>>;
 impl Worker {
     /// Answers queries until the stop, then answers the datagrams in the receive buffer and the datagrams that arrive
     /// while answers are pending: a new socket at the port may serve only some of the addresses. Then tells `ended`, and
-    /// finishes the look-ups for which no client waits any more. The error is that the socket is broken.
+    /// finishes the look-ups for which no client waits any more. The error is that the socket is broken, or that the thread
+    /// couldn't have a runtime until the stop.
     pub(super) fn run(self, ended: oneshot::Sender<io::Result<()>>) {
         let runtime = loop {
             match Builder::new_current_thread().enable_all().build() {
@@ -286,8 +287,8 @@ impl Worker {
         }
     }
 
-    /// Polls the full handler once. Returns the length of the answer, which is also cached; a query that has to wait goes
-    /// to the backlog.
+    /// Polls the full handler once. Returns the length of the answer, which the response cache keeps if it may be reused; a
+    /// query that has to wait goes to the backlog.
     fn answer_anew(
         &self,
         question: &[u8],
@@ -300,7 +301,7 @@ impl Worker {
         let (handler, message) = (Arc::clone(&self.handler), question.to_vec());
         let answering = async move { handler.answer(message, peer.address, peer.local, Protocol::Udp).await };
         let mut answering = answering.boxed();
-        // It is polled again in its turn.
+        // `now_or_never` registers no waker: the backlog polls the future again.
         let Some(answer) = answering.as_mut().now_or_never() else {
             let is_about_links = self.handler.server.load().asks_about_links(question);
             self.enqueue(backlog, is_about_links, QueryProgress::UnderWay(answering), peer, key);
@@ -412,8 +413,8 @@ fn poll_tasks(tasks: &mut Tasks, context: &mut Context<'_>) {
     }
 }
 
-/// Waits until something wakes the thread: a datagram, a task, or the answer to a query under way. The last two were
-/// polled before.
+/// Waits until something wakes the thread: a datagram, a task, or a query under way. The last two have been polled in this
+/// turn, and have registered their wakers.
 async fn event(arrivals: &AsyncFd<Arc<UdpSocket>>, mut tick: Pin<&mut Sleep>) {
     let mut is_first = true;
     poll_fn(|context| {

@@ -125,7 +125,7 @@ async fn crowded_socket_is_used_only_if_there_is_no_other() {
     let waiting = fill(&|| sockets.find(now, None));
     assert_eq!(waiting.len(), MAX_WAITING);
     let crowd = fill(&|| sockets.find_crowded(now));
-    assert_eq!(crowd.len() + waiting.len(), MAX_QUERIES.min(MAX_WAITING_WITHOUT_ROOM));
+    assert_eq!(crowd.len() + waiting.len(), MAX_QUERIES);
     drop(waiting);
     assert!(sockets.find(now, None).is_none(), "it has had its number of queries");
 }
