@@ -234,9 +234,10 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
         LinkState::Gone(_) if link.uid.is_empty() => {
             (ViewState::Gone, Some("the Service or the StableName is gone"))
         }
-        LinkState::Gone(_) => {
-            (ViewState::Gone, Some("the Service is gone, or isn't a load balancer any more"))
-        }
+        LinkState::Gone(_) => (
+            ViewState::Gone,
+            Some("the Service is gone, isn't a load balancer any more, or isn't selected any more"),
+        ),
         LinkState::LeftOut => (ViewState::LeftOut, Some(LEFT_OUT)),
         LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
         LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
