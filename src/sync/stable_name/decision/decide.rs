@@ -92,7 +92,8 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
         history: &history,
         is_failover_held: choice == Choice::Hold,
     };
-    let (conditions, checks) = (builder.conditions(), builder.checks());
+    let unwritten = former.target.as_ref().filter(|_| moved != Some(MoveReason::Withdrawn));
+    let (conditions, checks) = (builder.conditions(), builder.checks(unwritten));
     let observed_generation = input.spec.generation;
     let status = FailoverStatus { observed_generation, target: current, sources, history, conditions };
     events.extend(events_without_move(input, &status, moved));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::checks::PlannedCheck;
 use super::decide::{FailoverDecision, decide};
 use super::facts::Inputs;
 use super::times::{elapsed, later};
@@ -58,11 +59,14 @@ impl MassFailureGuard {
                 &Inputs { former: &decision.status, last: &decision.status, ..*inputs },
             );
             before = decision.status.target;
+            let is_new = |check: &PlannedCheck| next.checks.iter().all(|known| known.target != check.target);
+            let unwritten = decision.checks.into_iter().filter(is_new).collect();
             decision = FailoverDecision {
                 moved: decision.moved.or(next.moved),
                 events: [decision.events, next.events].concat(),
                 fails_over: decision.fails_over || next.fails_over,
                 failed_at: decision.failed_at.or(next.failed_at),
+                checks: [unwritten, next.checks].concat(),
                 ..next
             };
         }
@@ -295,8 +299,16 @@ mod tests {
         assert_eq!(decision.moved, Some(MoveReason::TargetChanged));
         let reasons: Vec<_> = decision.events.iter().map(|event| event.reason).collect();
         assert_eq!(reasons, [EventReason::TargetChanged, EventReason::FailedBack]);
+        let checked = |decision: &FailoverDecision| {
+            let mut checked: Vec<String> =
+                decision.checks.iter().map(|check| check.target.to_string()).collect();
+            checked.sort();
+            checked
+        };
+        assert_eq!(checked(&decision), ["a.example", "b.example"], "nothing is written yet");
         harness.status = decision.status.clone();
-        assert_eq!(harness.decide().status, decision.status);
+        let written = harness.decide();
+        assert_eq!((&written.status, checked(&written)), (&decision.status, vec!["a.example".to_owned()]));
     }
 
     #[test]

@@ -26,8 +26,9 @@ impl StatusBuilder<'_> {
         Some((position, offered))
     }
 
-    /// Returns the targets to check.
-    pub(super) fn checks(&self) -> Vec<PlannedCheck> {
+    /// Returns the targets to check. Until a move is written, each decision begins with the former target: `unwritten`
+    /// stays checked, so that its failures aren't forgotten.
+    pub(super) fn checks(&self, unwritten: Option<&AnnouncedTarget>) -> Vec<PlannedCheck> {
         let facts = self.facts;
         let mut checks: Vec<PlannedCheck> = Vec::new();
         let mut add = |target: &Target, urgency: Urgency| {
@@ -62,6 +63,9 @@ impl StatusBuilder<'_> {
             let is_awaited =
                 is_new || new.is_some_and(|(new, _)| new == position) || self.may_be_next(position);
             add(target, awaited(is_awaited));
+        }
+        if let Some(unwritten) = unwritten {
+            add(&unwritten.target, Urgency::Routine);
         }
         checks
     }

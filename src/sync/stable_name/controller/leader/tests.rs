@@ -95,6 +95,21 @@ impl Shop {
         self.controller.applied(ObservedStableName::new(object));
     }
 
+    /// Changes the object, as another client.
+    fn edit(&mut self, edit: impl FnOnce(&mut Value)) {
+        {
+            let mut object = self.object.lock();
+            edit(&mut object);
+            let version: u64 = object["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+            object["metadata"]["resourceVersion"] = json!((version + 1).to_string());
+        }
+        self.see();
+    }
+
+    fn unwritten(&self) -> Option<Arc<str>> {
+        self.controller.context.link_reporter.findings.unwritten.get(&self.key)
+    }
+
     fn set_granted(&self, is_granted: bool) {
         self.is_granted.store(is_granted, Ordering::Relaxed);
     }
@@ -211,6 +226,24 @@ async fn retry_of_a_write_rests_on_present_facts() {
     shop.run().await;
     assert_eq!((&shop.status()["target"]["source"], shop.metrics()), (&json!("seoul"), (1, 0, 0)));
     assert_eq!(shop.reported(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failover_from_a_target_not_offered_outlasts_refused_writes() {
+    let mut shop = Shop::open(web()).await;
+    shop.set_granted(false);
+    shop.edit(|object| object["spec"]["sources"][0]["hostname"] = json!("new.example"));
+    shop.decide().await;
+    shop.check("seoul", "NXDOMAIN");
+    for _ in 0..2 {
+        shop.decide().await;
+        assert_eq!(shop.metrics(), (0, 0, 0), "clients still get the old target of seoul, which fails");
+        assert!(shop.unwritten().unwrap().contains("no permission"));
+    }
+    shop.set_granted(true);
+    shop.decide().await;
+    assert_eq!((&shop.status()["target"]["source"], shop.metrics()), (&json!("busan"), (1, 1, 1)));
+    assert_eq!((shop.reported(), shop.unwritten()), (vec![Reason::FailedOver], None));
 }
 
 #[tokio::test(start_paused = true)]
