@@ -42,7 +42,7 @@ use state::DecisionState;
 /// At most 16 writes of statuses at once; of the writes that aren't urgent 20 a second, and one in 10 s of a StableName.
 const LIMITS: Limits = Limits { at_once: 16, starts: Some((20, Duration::from_secs(1))) };
 const OBJECT_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum number of decisions before other tasks have a turn.
+/// Maximum number of new decisions before other tasks have a turn, and of decisions for writes that failed or waited.
 const MAX_DECISIONS: usize = 64;
 /// Multiplied by the number of StableNames: the shortest time between two decisions about the same StableName
 /// after changes of objects and check results. So these cause at most 2,000 decisions a second.
@@ -174,7 +174,7 @@ impl FailoverController {
     }
 
     /// Decides about queued StableNames, and starts look-ups, checks and writes, up to their limits. Returns
-    /// whether decisions remain, apart from retries.
+    /// whether decisions may remain, apart from writes that fail or wait.
     pub(super) fn drain(&mut self) -> bool {
         self.limit_metrics();
         let mut decided = HashSet::new();
@@ -185,9 +185,16 @@ impl FailoverController {
                 decided.insert(key);
             }
         }
-        while let Some(key) = self.leader.runtime.queue.next() {
+        let mut rest = MAX_DECISIONS;
+        while rest > 0
+            && let Some(key) = self.leader.runtime.queue.next()
+        {
             // The write has failed or waited: facts may have changed since the decision.
-            if decided.remove(&key) || self.decides(&key) {
+            let is_decided = decided.remove(&key) || {
+                rest -= 1;
+                self.decides(&key)
+            };
+            if is_decided {
                 self.publish(&key);
             }
         }
@@ -200,7 +207,7 @@ impl FailoverController {
                 ended.unwrap_or_else(|_| FinishedCheck { key, result: TargetCheckResult::without_answer() })
             });
         }
-        self.leader.to_decide.has_ready()
+        rest == 0 || self.leader.to_decide.has_ready()
     }
 
     /// Decides about a StableName. Returns `false` if the decision has panicked: it is made again later.

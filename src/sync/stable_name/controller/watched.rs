@@ -523,7 +523,7 @@ impl FailoverController {
     }
 
     /// Forgets a StableName; its override stays.
-    fn forget(&mut self, key: &ServiceKey) {
+    pub(super) fn forget(&mut self, key: &ServiceKey) {
         if let Some(followed) = self.objects.remove(key) {
             self.unindex(&followed);
             self.context.metrics.targets.with_label_values(&[state(&followed.object)]).dec();

@@ -147,6 +147,9 @@ impl FailoverController {
 
     /// Shows users that a decision has no effect, because it can't be written.
     fn show_failure(&self, key: &ServiceKey, message: &str) {
+        if !self.objects.contains_key(key) {
+            return;
+        }
         let why = format!("its status can't be written, so nothing moves: {message}");
         self.context.link_reporter.findings.unwritten.set(key, Some(&why));
     }

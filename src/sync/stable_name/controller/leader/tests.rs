@@ -247,6 +247,45 @@ async fn failover_from_a_target_not_offered_outlasts_refused_writes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn failed_write_of_a_deleted_object_leaves_no_note() {
+    let mut shop = Shop::open(web()).await;
+    shop.set_granted(false);
+    shop.check("seoul", "NXDOMAIN");
+    shop.controller.leader.to_decide.add(&shop.key);
+    shop.controller.drain();
+    assert_eq!(shop.controller.leader.runtime.queue.in_flight(), [shop.key.clone()]);
+    shop.controller.forget(&shop.key);
+    shop.run().await;
+    assert_eq!(shop.unwritten(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_queue_is_decided_in_parts() {
+    let mut shop = Shop::open(web()).await;
+    shop.controller.context.policy.sync = SyncMode::Plan;
+    let keys: Vec<ServiceKey> =
+        (0..200).map(|number| ServiceKey::new("shop", &format!("web-{number}"))).collect();
+    for key in &keys {
+        let mut object: StableName = serde_json::from_value(web()).unwrap();
+        object.metadata.name = Some(key.name().to_owned());
+        shop.controller.applied(ObservedStableName::new(object));
+        shop.controller.leader.to_decide.forget(key);
+        shop.controller.leader.runtime.queue.add(key);
+    }
+    let mut decided = vec![0];
+    loop {
+        let is_busy = shop.controller.drain();
+        let states = &shop.controller.leader.states;
+        decided.push(keys.iter().filter(|key| states.contains_key(*key)).count());
+        if !is_busy {
+            break;
+        }
+    }
+    assert!(decided.windows(2).all(|pair| pair[1] - pair[0] <= 2 * MAX_DECISIONS), "{decided:?}");
+    assert_eq!(decided.last(), Some(&200));
+}
+
+#[tokio::test(start_paused = true)]
 async fn check_is_counted_by_the_verdict_that_counts() {
     let mut shop = Shop::open(web()).await;
     let checks = shop.controller.context.metrics.checks.clone();
