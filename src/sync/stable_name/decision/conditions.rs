@@ -55,7 +55,8 @@ impl StatusBuilder<'_> {
         }
     }
 
-    /// A new leader keeps the former condition until it has enough results of its own, or its checks are late.
+    /// A new leader keeps the former condition until it has enough results of its own, or its checks are late. An
+    /// unwritten decision about the same target counts, as for the state of the source.
     fn resolved(&self) -> Finding {
         let Some(current) = self.current else { return finding(false, "NoTarget", "no target is announced") };
         let (facts, settings) = (self.facts, &self.facts.input.spec.check);
@@ -63,8 +64,10 @@ impl StatusBuilder<'_> {
             return finding(true, "NotChecked", NOT_CHECKED);
         }
         let tally = facts.tally(&current.target);
-        let is_same = self.former.is_some_and(|former| former.target == current.target);
-        let former = facts.input.former.condition(ConditionType::Resolved).filter(|_| is_same);
+        let is_same = |former: &&AnnouncedTarget| former.target == current.target;
+        let last = facts.input.last.target.as_ref().filter(is_same).map(|_| facts.input.last);
+        let known = last.or_else(|| self.former.filter(is_same).map(|_| facts.input.former));
+        let former = known.and_then(|known| known.condition(ConditionType::Resolved));
         let passes = match former {
             Some(former) if former.status == ConditionStatus::False => settings.success_threshold as usize,
             _ => 1,

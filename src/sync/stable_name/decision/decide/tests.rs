@@ -301,6 +301,21 @@ fn wait_begins_with_an_unwritten_decision() {
 }
 
 #[test]
+fn unwritten_failure_needs_passes_for_the_condition_too() {
+    let mut harness = Harness::settled(&SOURCES[..1]);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.last = Some(harness.peek().status);
+    for (second, state, resolved) in [(12, SourceState::Unhealthy, False), (14, SourceState::Healthy, True)] {
+        harness.now = at(second);
+        harness.pass("a.example");
+        let status = harness.peek().status;
+        let condition = status.condition(Resolved).unwrap();
+        assert_eq!((status.sources[0].state, condition.status), (state, resolved), "second {second}");
+    }
+}
+
+#[test]
 fn target_of_a_removed_source_stays_until_a_source_is_healthy() {
     let mut harness = Harness::settled(&SOURCES);
     harness.now = at(40);
