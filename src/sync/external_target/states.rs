@@ -89,7 +89,7 @@ impl ExternalTargetStates {
     }
 
     /// Subscribes to the keys of links that a StableName overrides, or did, when the state of their external target
-    /// changes.
+    /// changes, or the reason why its write has failed.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {
         self.feed.subscribe()
@@ -170,9 +170,13 @@ impl ExternalTargetStates {
         let of_override =
             |entry: Option<Entry>| entry.filter(|entry| entry.is_overridden).map(|entry| entry.state);
         if of_override(before) != of_override(entry) {
-            // The send fails if there are no subscribers, which is fine.
-            let _ = self.feed.send(key.clone());
+            self.announce(key);
         }
+    }
+
+    fn announce(&self, key: &ServiceKey) {
+        // The send fails if there are no subscribers, which is fine.
+        let _ = self.feed.send(key.clone());
     }
 
     /// Records why a write for a link has failed, if its external target isn't as it should be: users see it at once.
@@ -183,8 +187,13 @@ impl ExternalTargetStates {
         let before = entry.clone();
         entry.shown_from = entry.shown_from.min(Some(Instant::now()));
         entry.failure = Some(why);
-        if *entry != before {
+        let (is_changed, is_overridden) = (*entry != before, entry.is_overridden);
+        drop(entry);
+        if is_changed {
             self.version.fetch_add(1, Ordering::Release);
+        }
+        if is_changed && is_overridden {
+            self.announce(key);
         }
     }
 }
@@ -289,6 +298,22 @@ mod tests {
         set(ExternalTargetState::At(wanted.clone()));
         set(ExternalTargetState::Missing);
         assert_eq!(states.problem(&key, true), Some((ExternalTargetState::Missing, None)));
+    }
+
+    #[test]
+    fn failed_write_is_in_the_feed_once() {
+        let states = ExternalTargetStates::default();
+        let (key, wanted) = (ServiceKey::new("shop", "web"), target("a.example."));
+        let mut feed = states.subscribe();
+        for is_overridden in [false, true] {
+            states.set(&key, Some(ExternalTargetState::Missing), Some(&wanted), is_overridden);
+            while feed.try_recv().is_ok() {}
+            let why = format!("no permission: {is_overridden}");
+            states.set_failure(&key, why.clone());
+            assert_eq!(feed.try_recv().is_ok(), is_overridden);
+            states.set_failure(&key, why);
+            assert!(feed.try_recv().is_err(), "nothing has changed");
+        }
     }
 
     #[test]
