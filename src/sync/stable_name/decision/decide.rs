@@ -277,13 +277,15 @@ fn events_without_move(
         let reason = EventReason::CutoverTimedOut;
         events.push(FailoverEvent::new(reason, condition.message.clone()));
     }
-    let stays_failed = |status: &FailoverStatus| {
+    let stays_failed = |status: &FailoverStatus, pin: Option<&str>| {
         let resolved = status.condition(ConditionType::Resolved);
         let has_failed = resolved.is_some_and(|resolved| resolved.status == ConditionStatus::False);
         has_failed && (pin.is_some() || healthy_standbys(status).next().is_none())
     };
-    let failed = status.condition(ConditionType::Resolved).filter(|_| stays_failed(status));
-    if let Some(condition) = failed.filter(|_| !stays_failed(former)) {
+    let failed = status.condition(ConditionType::Resolved).filter(|_| stays_failed(status, pin));
+    // The pin may be new after an edit.
+    let former_pin = pin.filter(|_| former.observed_generation == status.observed_generation);
+    if let Some(condition) = failed.filter(|_| !stays_failed(former, former_pin)) {
         let reason = match healthy_standbys(status).next() {
             Some(_) => EventReason::PinnedTargetFailed,
             None => EventReason::NoHealthySource,

@@ -258,6 +258,13 @@ fn failed_target_that_a_pin_keeps_is_reported() {
     harness.edit(|spec| spec.pin = None);
     assert_eq!(reasons(&harness.decide()), []);
     let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(10);
+    harness.fail_thrice("a.example");
+    harness.is_failover_held = true;
+    assert_eq!(reasons(&harness.decide()), []);
+    harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
+    assert_eq!(reasons(&harness.decide()), [EventReason::PinnedTargetFailed], "it had failed before");
+    let mut harness = Harness::settled(&SOURCES[..2]);
     harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
     harness.now = at(10);
     harness.fail_thrice("a.example");
