@@ -70,8 +70,8 @@ pub enum EventReason {
     PinnedTargetFailed,
 }
 
-/// Decides about a StableName. With equal inputs, and with the decided status as the former one, the status stays
-/// as it is, unless two changes of the target are due at once.
+/// Decides about a StableName. With equal inputs, and with the decided status as the former and the last one, the status
+/// stays as it is, unless two changes of the target are due at once.
 #[must_use]
 pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     let (former, mut last) = (begin(input), input.last.clone());

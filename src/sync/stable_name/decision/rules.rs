@@ -69,7 +69,8 @@ impl Rules<'_> {
     fn preferred(&self, position: usize) -> Choice {
         let facts = self.facts;
         // The former status has the order of the sources, and the name of the source in use, before the edit. If the
-        // new first source becomes healthy only later, the move is a failback.
+        // new first source becomes healthy only after that status is replaced, the move is a failback. The last
+        // decision has the new order even if it isn't written: with its order a retry would undo the move.
         let status = facts.input.former;
         let former = |name: &str| status.sources.iter().position(|source| source.name == name);
         let current_position = status.target.as_ref().and_then(|target| former(&target.source));

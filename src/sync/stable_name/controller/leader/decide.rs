@@ -27,7 +27,9 @@ use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::stable_name::decision::checks::PlannedCheck;
 use crate::sync::stable_name::decision::facts::Inputs;
 use crate::sync::stable_name::decision::spec::{CheckSettings, Refusal, RefusalReason};
-use crate::sync::stable_name::decision::status::{MoveReason, NO_EXTERNAL_TARGET, restore_times};
+use crate::sync::stable_name::decision::status::{
+    AnnouncedTarget, MoveReason, NO_EXTERNAL_TARGET, restore_times,
+};
 use crate::sync::stable_name::decision::times::end_of_wait;
 
 /// The time after which a decision that waits for a complete list is tried again.
@@ -74,10 +76,13 @@ impl FailoverController {
         let is_known = |uid: &Uid| sources.is_open_to(uid, key.namespace(), followed.services()).is_some();
         let present = link.as_deref().and_then(Link::active_override).and_then(target_of);
         let present = present.map(|(target, uid)| (target, Some(uid).filter(is_known).unwrap_or_default()));
+        let former = from_stored(&object.status);
         let (is_written, lag_ends) = match &external_target {
             // Before the first reconciliation of all links, the stored status counts.
             None if !self.context.external_target_states.is_known() => (was_written(object), None),
-            external_target => write_progress(object, link.as_deref(), external_target.as_ref(), now),
+            external_target => {
+                write_progress(former.target.as_ref(), link.as_deref(), external_target.as_ref(), now)
+            }
         };
         let problem = self.context.external_target_states.problem(key, false).filter(|_| is_overridden);
         let write_failure = problem.and_then(|(_, why)| why);
@@ -86,7 +91,6 @@ impl FailoverController {
         let leader = &mut self.leader;
         let state = leader.states.entry(key.clone()).or_insert_with(|| DecisionState::new(object));
         state.decided_at = Some(Instant::now());
-        let former = from_stored(&object.status);
         let offers = sources.offers(object, former.target.as_ref(), is_refused);
         let denied = |target: &Target| {
             let fixed = former.target.as_ref().filter(|announced| announced.target == *target);
@@ -144,7 +148,7 @@ impl FailoverController {
         state.status = decision.status.clone();
         restore_times(&mut state.status, &former);
         let (events, moved) = (decision.events, decision.moved);
-        state.works_in_use =
+        state.is_written_target_working =
             former.target.is_some() && decision.failed_at.is_none() && moved != Some(MoveReason::Withdrawn);
         state.changes = UnreportedEvents { events, moved, ..UnreportedEvents::default() };
         let again = decision.again.into_iter().chain(lag_ends).min();
@@ -256,7 +260,7 @@ fn was_written(object: &ObservedStableName) -> bool {
 /// is announced. Within [`WRITE_LAG`] after an announcement it may point at another target; then the end of that time
 /// is returned, too.
 fn write_progress(
-    object: &ObservedStableName,
+    announced: Option<&AnnouncedTarget>,
     link: Option<&Link>,
     external_target: Option<&ExternalTargetState>,
     now: Timestamp,
@@ -266,7 +270,7 @@ fn write_progress(
     if link.is_some_and(|link| link.target.as_ref() == Some(target)) {
         return (true, None);
     }
-    let Some(announced) = from_stored(&object.status).target else { return (true, None) };
+    let Some(announced) = announced else { return (true, None) };
     let end = end_of_wait(announced.since, WRITE_LAG);
     (end > now, Some(end).filter(|end| *end > now))
 }

@@ -60,7 +60,7 @@ impl FailoverController {
             let is_moving = state.changes.moved.is_some();
             let in_use = if is_moving { before.target.as_ref() } else { after.target.as_ref() };
             let place = in_use.and_then(|in_use| status.place_of(&in_use.source));
-            self.context.metrics.set(key, is_ready && (state.works_in_use || !is_moving), place);
+            self.context.metrics.set(key, is_ready && (state.is_written_target_working || !is_moving), place);
         }
         if before == after {
             // No write is needed any more, whatever became of the last one.

@@ -19,7 +19,7 @@ pub(super) struct DecisionState {
     /// When the last decision was made.
     pub(super) decided_at: Option<Instant>,
     /// Whether the last decision found a written target that hasn't failed, and needn't be withdrawn.
-    pub(super) works_in_use: bool,
+    pub(super) is_written_target_working: bool,
     /// The status that was sent last; with `--sync plan`, the status that was logged last.
     pub(super) sent: Option<StableNameStatus>,
     pub(super) records: CheckRecords,
@@ -48,7 +48,7 @@ impl DecisionState {
         Self {
             status: from_stored(&object.status),
             decided_at: None,
-            works_in_use: false,
+            is_written_target_working: false,
             sent: None,
             records: CheckRecords::new(object.key.namespace()),
             changes: UnreportedEvents::default(),
