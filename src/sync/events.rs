@@ -68,6 +68,8 @@ pub enum Reason {
     NoHealthySource,
     /// The target of a StableName has failed, and stays because of `spec.pin` although another source is healthy.
     PinnedTargetFailed,
+    /// The target of a StableName has failed, and the failover is held, because too many would fail over at once.
+    FailoverHeld,
     /// A source of a StableName isn't permitted.
     RefNotPermitted,
     /// The check that a StableName asks for isn't permitted.
@@ -98,6 +100,7 @@ impl Reason {
             | Self::CutoverTimedOut
             | Self::NoHealthySource
             | Self::PinnedTargetFailed
+            | Self::FailoverHeld
             | Self::RefNotPermitted
             | Self::CheckRefused
             | Self::InvalidSpec => "Warning",
@@ -111,7 +114,9 @@ impl Reason {
             Self::TargetChanged | Self::FailedOver | Self::FailedBack => "ChangeTarget",
             // The former target may stay.
             Self::CutoverTimedOut => "EndWait",
-            Self::TargetStale | Self::TargetRefused | Self::PinnedTargetFailed => "KeepTarget",
+            Self::TargetStale | Self::TargetRefused | Self::PinnedTargetFailed | Self::FailoverHeld => {
+                "KeepTarget"
+            }
             // The target may have been withdrawn.
             Self::NoHealthySource => "AwaitSource",
             Self::Led => "LeadLink",

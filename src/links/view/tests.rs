@@ -106,7 +106,12 @@ fn state_tells_why_a_target_is_missing_or_old() {
     store.gone(&ServiceKey::new("shop", "web"), "shop/web", None, std::time::Instant::now());
     assert_eq!(
         states(),
-        [(ViewState::Gone, Some("the Service is gone, isn't a load balancer any more, or isn't selected any more".to_owned()))]
+        [(
+            ViewState::Gone,
+            Some(
+                "the Service is gone, isn't a load balancer any more, or isn't selected any more".to_owned()
+            )
+        )]
     );
 }
 

@@ -22,7 +22,7 @@ use crate::model::names::MAX_LABEL;
 use crate::sync::k8s::service::host_name;
 use crate::sync::stable_name::decision::status::{
     AnnouncedTarget, CHECK_LATE, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget,
-    SourceState, SourceStatus,
+    MASS_FAILURE, SourceState, SourceStatus,
 };
 
 /// The condition that tells whether the PrometheusRule of `spec.alerts` is written, and its metrics are exported.
@@ -138,7 +138,10 @@ pub(super) fn problem(status: &StableNameStatus) -> Option<String> {
         status.conditions.iter().find(|known| known.type_ == kind && known.status == status_text)
     };
     let late = || find("Resolved", "Unknown").filter(|resolved| resolved.reason == CHECK_LATE);
-    let found = find("Ready", "False").or_else(|| find("Degraded", "True"));
+    let degraded = find("Degraded", "True");
+    // It says what Ready says, and that the failover is held.
+    let held = degraded.filter(|degraded| degraded.reason == MASS_FAILURE);
+    let found = held.or_else(|| find("Ready", "False")).or(degraded);
     let condition = found.or_else(|| find("Accepted", "False")).or_else(late)?;
     let (reason, message) = (sentence(&condition.reason), sentence(&condition.message));
     Some(if condition.message.is_empty() { reason.to_string() } else { format!("{reason}: {message}") })

@@ -7,8 +7,8 @@ use super::outlook::StatusBuilder;
 use super::sources::NOT_CHECKED;
 use super::spec::{Failback, Refusal, RefusalReason};
 use super::status::{
-    AnnouncedTarget, CHECK_LATE, Condition, ConditionStatus, ConditionType, MoveReason, NO_EXTERNAL_TARGET,
-    SourceState, SourceStatus, cut,
+    AnnouncedTarget, CHECK_LATE, Condition, ConditionStatus, ConditionType, MASS_FAILURE, MoveReason,
+    NO_EXTERNAL_TARGET, SourceState, SourceStatus, cut,
 };
 use super::times::end_of_wait;
 
@@ -182,11 +182,9 @@ impl StatusBuilder<'_> {
     fn degraded(&self, resolved: &Finding) -> Finding {
         let Some(current) = self.current else { return finding(false, "NoTarget", "no target is announced") };
         if self.is_failover_held {
-            return finding(
-                true,
-                "MassFailure",
-                "the failover is held: too many StableNames would fail over",
-            );
+            let held = "the failover is held, because too many StableNames would fail over";
+            let message = format!("{held}: {}", self.in_use(current, &resolved.2));
+            return finding(true, MASS_FAILURE, message);
         }
         if resolved.0 == ConditionStatus::False {
             let message = self.in_use(current, &resolved.2) + &self.pin_note(current);

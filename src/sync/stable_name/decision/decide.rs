@@ -14,8 +14,8 @@ use super::rules::{Choice, Rules};
 use super::sources;
 use super::spec::Offer;
 use super::status::{
-    AnnouncedTarget, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget, MoveReason,
-    SourceStatus,
+    AnnouncedTarget, Condition, ConditionStatus, ConditionType, FailoverStatus, FormerTarget, MASS_FAILURE,
+    MoveReason, SourceStatus,
 };
 use super::times::whole_second;
 
@@ -68,6 +68,7 @@ pub enum EventReason {
     CutoverTimedOut,
     NoHealthySource,
     PinnedTargetFailed,
+    FailoverHeld,
 }
 
 /// Decides about a StableName. With equal inputs, and with the decided status as the former and the last one, the status
@@ -96,7 +97,7 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
     let (conditions, checks) = (builder.conditions(), builder.checks(unwritten));
     let observed_generation = input.spec.generation;
     let status = FailoverStatus { observed_generation, target: current, sources, history, conditions };
-    events.extend(events_without_move(input, &status, moved));
+    events.extend(events_of_target(input, &status, moved));
     let fails_over = choice == Choice::Hold || moved == Some(MoveReason::FailedOver);
     let failed = former.target.as_ref().filter(|target| facts.has_failed(&target.target));
     let failed_at = failed.and_then(|failed| facts.tally(&failed.target).decided);
@@ -244,7 +245,7 @@ impl<'a> Transition<'a> {
         let mut note = if from.is_some() { String::new() } else { " is announced".to_owned() };
         // A link that a StableName takes over keeps its target without a check.
         if !new.verified && reason != MoveReason::Announced {
-            note += UNVERIFIED;
+            note += if self.facts.has_failed(&new.target) { ", which fails its checks" } else { UNVERIFIED };
         }
         let failed = self.current.as_ref().filter(|_| reason == MoveReason::FailedOver);
         if let Some(why) = failed.and_then(|failed| self.facts.tally(&failed.target).message) {
@@ -259,23 +260,25 @@ fn source_and_target(announced: &AnnouncedTarget) -> String {
     if source.is_empty() { target.to_string() } else { format!("{source} {target}") }
 }
 
-/// Returns the Events of a decision that keeps the target: the wait for a new target has just timed out, or the target
-/// has failed and no other source may replace it any more.
-fn events_without_move(
+/// Returns the Events about the target that a decision keeps or moves to: the wait for a new target has just timed out, a
+/// failover is held, or the target has failed and no other source may replace it any more.
+fn events_of_target(
     input: &Inputs<'_>,
     status: &FailoverStatus,
     moved: Option<MoveReason>,
 ) -> Vec<FailoverEvent> {
     let (former, pin) = (input.former, input.spec.pin.as_deref());
     let mut events = Vec::new();
-    let Some(target) = status.target.as_ref().filter(|_| moved.is_none()) else { return events };
+    let Some(target) = &status.target else { return events };
     let is_new = |kind, is: &dyn Fn(&Condition) -> bool| {
         status.condition(kind).filter(|now| is(now) && !former.condition(kind).is_some_and(is))
     };
-    let timed_out = is_new(ConditionType::Progressing, &|condition| condition.reason == CUTOVER_TIMED_OUT);
-    if let Some(condition) = timed_out {
-        let reason = EventReason::CutoverTimedOut;
-        events.push(FailoverEvent::new(reason, condition.message.clone()));
+    for (kind, text, reason) in [
+        (ConditionType::Progressing, CUTOVER_TIMED_OUT, EventReason::CutoverTimedOut),
+        (ConditionType::Degraded, MASS_FAILURE, EventReason::FailoverHeld),
+    ] {
+        let begins = is_new(kind, &|condition| condition.reason == text).filter(|_| moved.is_none());
+        events.extend(begins.map(|condition| FailoverEvent::new(reason, condition.message.clone())));
     }
     let stays_failed = |status: &FailoverStatus, pin: Option<&str>| {
         let resolved = status.condition(ConditionType::Resolved);
@@ -285,7 +288,12 @@ fn events_without_move(
     let failed = status.condition(ConditionType::Resolved).filter(|_| stays_failed(status, pin));
     // The pin may be new after an edit.
     let former_pin = pin.filter(|_| former.observed_generation == status.observed_generation);
-    if let Some(condition) = failed.filter(|_| !stays_failed(former, former_pin)) {
+    let is_reported = match moved {
+        None => stays_failed(former, former_pin),
+        // Only a pin moves to a target that is known to fail.
+        Some(moved) => moved != MoveReason::Pinned,
+    };
+    if let Some(condition) = failed.filter(|_| !is_reported) {
         let reason = match healthy_standbys(status).next() {
             Some(_) => EventReason::PinnedTargetFailed,
             None => EventReason::NoHealthySource,

@@ -12,6 +12,8 @@ use crate::model::uid::Uid;
 pub const NO_EXTERNAL_TARGET: &str = "NoExternalTarget";
 /// The reason of `Resolved` when no check has ended for too long.
 pub const CHECK_LATE: &str = "CheckLate";
+/// The reason of Degraded while a failover is held.
+pub const MASS_FAILURE: &str = "MassFailure";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FailoverStatus {

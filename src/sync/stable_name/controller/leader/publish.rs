@@ -230,6 +230,7 @@ fn reason_of(reason: EventReason) -> Reason {
         EventReason::CutoverTimedOut => Reason::CutoverTimedOut,
         EventReason::NoHealthySource => Reason::NoHealthySource,
         EventReason::PinnedTargetFailed => Reason::PinnedTargetFailed,
+        EventReason::FailoverHeld => Reason::FailoverHeld,
     }
 }
 

@@ -228,6 +228,7 @@ fn standby_that_fails_after_a_hold_is_reported() {
     harness.now = at(10);
     harness.fail_thrice("a.example");
     harness.is_failover_held = true;
+    assert_eq!(reasons(&harness.decide()), [EventReason::FailoverHeld]);
     assert_eq!(reasons(&harness.decide()), []);
     harness.is_failover_held = false;
     harness.now = at(60);
@@ -235,6 +236,21 @@ fn standby_that_fails_after_a_hold_is_reported() {
     assert_eq!(reasons(&harness.decide()), []);
     harness.fail_thrice("b.example");
     assert_eq!(reasons(&harness.decide()), [EventReason::NoHealthySource]);
+}
+
+#[test]
+fn pin_to_a_failed_target_is_reported_with_the_move() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.now = at(10);
+    harness.fail_thrice("b.example");
+    harness.fail_thrice("a.example");
+    assert_eq!(reasons(&harness.decide()), [EventReason::NoHealthySource]);
+    harness.edit(|spec| spec.pin = Some("busan".to_owned()));
+    let decision = harness.decide();
+    assert_eq!(reasons(&decision), [EventReason::TargetChanged, EventReason::NoHealthySource]);
+    let moved = "seoul a.example → busan b.example, which fails its checks";
+    assert_eq!(decision.events[0].message(), moved);
+    assert_eq!(reasons(&harness.decide()), []);
 }
 
 #[test]
@@ -261,7 +277,7 @@ fn failed_target_that_a_pin_keeps_is_reported() {
     harness.now = at(10);
     harness.fail_thrice("a.example");
     harness.is_failover_held = true;
-    assert_eq!(reasons(&harness.decide()), []);
+    assert_eq!(reasons(&harness.decide()), [EventReason::FailoverHeld]);
     harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
     assert_eq!(reasons(&harness.decide()), [EventReason::PinnedTargetFailed], "it had failed before");
     let mut harness = Harness::settled(&SOURCES[..2]);
@@ -1010,7 +1026,9 @@ fn held_failover_keeps_the_target_and_is_degraded() {
     let decision = harness.decide();
     assert_eq!(harness.announced(), "seoul a.example");
     assert!(decision.fails_over);
-    assert_eq!(harness.condition(Degraded), (True, "MassFailure"));
+    let condition = harness.status.condition(Degraded).unwrap();
+    let held = "the failover is held, because too many StableNames would fail over: seoul: NXDOMAIN";
+    assert_eq!((condition.reason.as_str(), condition.message.as_str()), ("MassFailure", held));
     harness.is_failover_held = false;
     assert!(harness.decide().fails_over);
     assert_eq!(harness.announced(), "busan b.example");
