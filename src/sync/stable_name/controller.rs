@@ -157,7 +157,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             _ = tick.tick() => controller.pending_deletions.discover(&controller.context.client),
             served = controller.pending_deletions.discovered() => controller.on_discovery(served),
             () = sleep_until_opt(recheck) => controller.pending_deletions.discover(&controller.context.client),
-            () = sleep_until_opt(unserved) => controller.end_all_overrides(),
+            () = sleep_until_opt(unserved) => controller.end_crd_wait(),
             () = sleep_until_opt(confirm) => controller.confirm_lists(),
             Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
                 controller.on_watch_item(number, item);

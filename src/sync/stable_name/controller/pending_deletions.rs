@@ -1,6 +1,6 @@
 //! Missing StableNames: discovery tells whether the objects were deleted, or the CRD.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::pending;
 use std::time::Duration;
 
@@ -48,6 +48,10 @@ pub(super) struct PendingDeletions {
     discovery_due: Option<Instant>,
     /// Since when the API server doesn't serve StableNames, and until when their last targets stay.
     unserved: Option<(std::time::Instant, Option<Instant>)>,
+    /// Whether the API server serves StableNames again, before that time.
+    is_back: bool,
+    /// The StableNames that the lists after the return of the CRD lack.
+    awaited: HashSet<ServiceKey>,
 }
 
 impl PendingDeletions {
@@ -60,6 +64,33 @@ impl PendingDeletions {
     /// Records that a StableName with this key exists.
     pub(super) fn cancel(&mut self, key: &ServiceKey) {
         self.waiting.remove(key);
+        self.awaited.remove(key);
+    }
+
+    /// Records a StableName that a list after the return of the CRD lacks. Returns whether its last target stays, as
+    /// announced: this list is no proof of a deletion.
+    pub(super) fn await_return(&mut self, key: &ServiceKey) -> bool {
+        let stays = self.unserved_until().is_some();
+        if stays {
+            self.awaited.insert(key.clone());
+        }
+        stays
+    }
+
+    /// Returns whether the CRD and all StableNames that the lists contained are back.
+    pub(super) fn are_all_back(&self) -> bool {
+        self.is_back && self.awaited.is_empty()
+    }
+
+    /// Returns whether the API server doesn't serve StableNames, as far as discovery has told.
+    pub(super) fn is_unserved(&self) -> bool {
+        self.unserved.is_some() && !self.is_back
+    }
+
+    /// Forgets that the API server didn't serve StableNames.
+    pub(super) fn forget_unserved(&mut self) {
+        (self.unserved, self.is_back) = (None, false);
+        self.awaited.clear();
     }
 
     pub(super) fn discover(&mut self, client: &Client) {
@@ -123,7 +154,10 @@ impl PendingDeletions {
     /// Processes that the API server serves StableNames. Returns the StableNames deleted before the request was
     /// sent; another request is due for the rest.
     pub(super) fn served(&mut self) -> HashMap<ServiceKey, PendingDeletion> {
-        self.unserved = None;
+        match self.unserved_until() {
+            Some(_) => self.is_back = true,
+            None => self.forget_unserved(),
+        }
         let began = self.began;
         let is_deleted = |deletion: &PendingDeletion| {
             let is_served = began.filter(|began| deletion.since <= *began).map(|_| true);
@@ -135,10 +169,15 @@ impl PendingDeletions {
         deleted
     }
 
-    /// Processes that the API server doesn't serve StableNames: their last targets stay for `delay`.
-    pub(super) fn unserved(&mut self, delay: Duration) {
+    /// Processes that the API server doesn't serve StableNames: their last targets stay for `delay`. Returns whether it
+    /// served them before.
+    pub(super) fn unserved(&mut self, delay: Duration) -> bool {
         self.waiting.clear();
-        let since = std::time::Instant::now();
+        if self.is_unserved() {
+            return false;
+        }
+        self.forget_unserved();
+        let since = Instant::now().into_std();
         let (is_served, delay) = (Some(false), Some(delay));
         let facts = Facts::of(Subject::Override, ServiceState::Unlisted);
         let until = match may_remove(&Facts { is_served, since: Some(since), delay, ..facts }, since) {
@@ -146,7 +185,8 @@ impl PendingDeletions {
             Verdict::Remove(_) => Some(since.into()),
             Verdict::Keep(_) | Verdict::Ask(_) => None,
         };
-        self.unserved.get_or_insert((since, until));
+        self.unserved = Some((since, until));
+        true
     }
 
     /// Returns until when the last targets stay.

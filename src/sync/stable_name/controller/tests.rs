@@ -1,8 +1,12 @@
+use std::convert::Infallible;
 use std::future::ready;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use axum::body::Body;
+use axum::http::{Request, Response};
+use parking_lot::Mutex;
 use prometheus::IntCounter;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::checks::TargetCheckResult;
 use super::object::ObservedStableName;
@@ -43,7 +47,7 @@ pub(super) fn context(client: Client, recorder: Recorder) -> FailoverContext {
 }
 
 /// Returns `shop/web` with the sources a and b, of which b is pinned and `target` is announced.
-fn pinned(version: &str, target: &str) -> serde_json::Value {
+fn pinned(version: &str, target: &str) -> Value {
     let sources = ["a", "b"].map(|name| json!({"name": name, "hostname": format!("{name}.example")}));
     let target = json!({"source": target, "hostname": format!("{target}.example"), "verified": true});
     json!({
@@ -101,4 +105,118 @@ async fn move_written_while_stopping_has_its_event() {
     let reasons: Vec<_> = recorder.take_queued().into_iter().map(|(reason, _)| reason).collect();
     assert_eq!(reasons, [Reason::TargetChanged]);
     assert_eq!(metrics.switches.with_label_values(&["Pinned"]).get(), 1);
+}
+
+/// Returns a StableName of the namespace shop with one source, which is announced.
+fn announced(name: &str) -> Value {
+    let target = json!({"source": "a", "hostname": format!("{name}.example"), "verified": true});
+    json!({
+        "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
+        "metadata": {"namespace": "shop", "name": name, "uid": name, "resourceVersion": "5"},
+        "spec": {"sources": [{"name": "a", "hostname": format!("{name}.example")}]},
+        "status": {"target": target},
+    })
+}
+
+/// An API server with these StableNames; `None` without the CRD. Watches send the event that follows.
+type Served = Arc<Mutex<(Option<Vec<Value>>, Vec<Value>)>>;
+
+fn serving(served: &Served) -> Client {
+    let served = Arc::clone(served);
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let query = request.uri().query().unwrap_or_default();
+        let (objects, events) = served.lock().clone();
+        let (code, body) = match objects {
+            None => {
+                let (code, body) = test_support::status(404, "NotFound", "not found");
+                (code, Body::from(body.to_string()))
+            }
+            Some(objects) if query.contains("sendInitialEvents=true") => {
+                let added = objects.into_iter().map(|object| json!({"type": "ADDED", "object": object}));
+                let annotations = json!({"k8s.io/initial-events-end": "true"});
+                let metadata = json!({"resourceVersion": "6", "annotations": annotations});
+                let end = json!({"type": "BOOKMARK", "object": {"metadata": metadata}});
+                let lines =
+                    added.chain([end]).chain(events).map(|line| Ok::<_, Infallible>(format!("{line}\n")));
+                let lines: Vec<_> = lines.collect();
+                (200, Body::from_stream(futures::stream::iter(lines).chain(futures::stream::pending())))
+            }
+            Some(_) => {
+                let resource = json!({"name": "stablenames", "singularName": "", "namespaced": true,
+                    "kind": "StableName", "verbs": ["create", "list", "watch"]});
+                let list = json!({"groupVersion": "linker.hsj.com/v1alpha1", "resources": [resource]});
+                (200, Body::from(list.to_string()))
+            }
+        };
+        ready(Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap()))
+    });
+    Client::new(service, "default")
+}
+
+#[tokio::test(start_paused = true)]
+async fn crd_back_without_objects_keeps_targets_as_announced() {
+    let served: Served = Arc::new(Mutex::new((Some(vec![announced("web"), announced("api")]), Vec::new())));
+    let mut context = context(serving(&served), Recorder::none());
+    context.policy.withdrawal_delay = Duration::from_secs(600);
+    let (store, findings) = (Arc::clone(&context.store), context.link_reporter.findings.clone());
+    let led = || {
+        let links = store.links().into_iter().filter(|link| link.active_override().is_some());
+        let mut names: Vec<String> = links.map(|link| link.key.to_string()).collect();
+        names.sort();
+        names
+    };
+    let after = |seconds| tokio::time::sleep(Duration::from_secs(seconds));
+    let note = || findings.readiness.crd.load_full();
+    let text = |name| findings.stable_names.get(&ServiceKey::new("shop", name));
+    let steps = async {
+        after(5).await;
+        assert_eq!((led(), note()), (vec!["shop/api".to_owned(), "shop/web".to_owned()], None));
+        served.lock().0 = None;
+        after(31).await;
+        let why = note().unwrap();
+        assert!(why.contains("is gone: the last targets stay until"), "{why}");
+        assert_eq!(text("web").as_deref(), Some(&**why));
+        // The CRD is back with one of the two, and with one that is deleted soon.
+        let mut deleted = json!({"type": "DELETED", "object": announced("new")});
+        deleted["object"]["metadata"]["resourceVersion"] = "7".into();
+        *served.lock() = (Some(vec![announced("api"), announced("new")]), vec![deleted]);
+        after(60).await;
+        assert_eq!(
+            (led(), note()),
+            (vec!["shop/api".to_owned(), "shop/web".to_owned()], Some(Arc::clone(&why)))
+        );
+        assert_eq!((text("web").as_deref(), text("api")), (Some(&**why), None));
+        after(480).await;
+        assert_eq!(led().len(), 2);
+        after(60).await;
+        assert_eq!((led(), note(), text("web")), (vec!["shop/api".to_owned()], None, None));
+    };
+    let stop = CancellationToken::new();
+    tokio::select! {
+        ended = run(context, stop) => panic!("{ended:?}"),
+        () = steps => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn notice_about_the_crd_ends_when_all_objects_are_back() {
+    let served: Served = Arc::new(Mutex::new((Some(vec![announced("web")]), Vec::new())));
+    let mut context = context(serving(&served), Recorder::none());
+    context.policy.withdrawal_delay = Duration::from_secs(600);
+    let (store, findings) = (Arc::clone(&context.store), context.link_reporter.findings.clone());
+    let steps = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        for _ in 0..2 {
+            for (objects, is_noted) in [(None, true), (Some(vec![announced("web")]), false)] {
+                served.lock().0 = objects;
+                tokio::time::sleep(Duration::from_secs(301)).await;
+                assert_eq!(findings.readiness.crd.load().is_some(), is_noted);
+                assert!(store.links().iter().all(|link| link.active_override().is_some()));
+            }
+        }
+    };
+    tokio::select! {
+        ended = run(context, CancellationToken::new()) => panic!("{ended:?}"),
+        () = steps => {}
+    }
 }

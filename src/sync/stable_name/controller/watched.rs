@@ -141,7 +141,7 @@ impl FailoverController {
         match served {
             Ok(true) => {
                 self.error_log.recovered("discovery of StableNames works again");
-                if self.readiness().crd.swap(None).is_some() {
+                if self.pending_deletions.is_unserved() && self.readiness().crd.load().is_some() {
                     info!("the API server serves StableNames again");
                 }
                 for (key, deletion) in self.pending_deletions.served() {
@@ -158,7 +158,9 @@ impl FailoverController {
                     (scope.is_listed, scope.forbidden) = (false, None);
                 }
                 self.readiness().stable_names.store(None);
-                self.pending_deletions.unserved(self.context.policy.withdrawal_delay);
+                if self.pending_deletions.unserved(self.context.policy.withdrawal_delay) {
+                    self.readiness().crd.store(None);
+                }
                 for key in self.objects.keys().cloned().collect::<Vec<_>>() {
                     self.forget(&key);
                 }
@@ -239,6 +241,7 @@ impl FailoverController {
                 let key = key_of(&object);
                 self.note_version(number, &object);
                 self.pending_deletions.cancel(&key);
+                self.end_wait_if_all_are_back();
                 // The answer to our own write may have contained a later version.
                 if let Some(object) = observed(object, &mut self.object_errors)
                     && !self.is_outdated(&object)
@@ -286,11 +289,12 @@ impl FailoverController {
         let links = self.context.store.links();
         let overridden = links.iter().filter(|link| link.overridden.is_some()).map(|link| link.key.clone());
         let known: HashSet<ServiceKey> = self.objects.keys().cloned().chain(overridden).collect();
-        let missing: HashSet<ServiceKey> = known
+        let mut missing: HashSet<ServiceKey> = known
             .iter()
             .filter(|key| self.scopes[number].contains(key) && !list.contains_key(*key))
             .cloned()
             .collect();
+        missing.retain(|key| self.objects.contains_key(key) || !self.pending_deletions.await_return(key));
         let scope = &mut self.scopes[number];
         let within = |key: &ServiceKey| scope.contains(key);
         let kept = self.relist_guard.keeps(known.len(), &missing, within, Instant::now());
@@ -343,6 +347,7 @@ impl FailoverController {
             }
             self.context.store.set_known(Input::StableNames);
         }
+        self.end_wait_if_all_are_back();
         self.refresh_term();
     }
 
@@ -473,20 +478,37 @@ impl FailoverController {
 
     /// Reports why the overrides stand although there are no StableNames any more.
     fn report_crd_gone(&self) {
-        let mut links = self.context.store.links().into_iter();
-        if self.pending_deletions.unserved_until().is_none()
-            || self.readiness().crd.load().is_some()
-            || !links.any(|link| link.overridden.is_some())
-        {
+        let links = self.context.store.links();
+        let mut led = links.iter().filter(|link| link.overridden.is_some()).peekable();
+        if self.pending_deletions.unserved_until().is_none() || led.peek().is_none() {
             return;
         }
-        let until = end_of_wait(Timestamp::now(), self.context.policy.withdrawal_delay);
-        let why = format!(
-            "the CRD stablenames.linker.hsj.com is gone: the last targets stay until {until:.0} (--delete-delay; {})",
-            RemovalReason::CrdGone
-        );
-        warn!("{why}");
-        self.readiness().crd.store(Some(Arc::new(why)));
+        let why = self.readiness().crd.load_full().unwrap_or_else(|| {
+            let until = end_of_wait(Timestamp::now(), self.context.policy.withdrawal_delay);
+            let why = format!(
+                "the CRD stablenames.linker.hsj.com is gone: the last targets stay until {until:.0} (--delete-delay; {})",
+                RemovalReason::CrdGone
+            );
+            warn!("{why}");
+            Arc::new(why)
+        });
+        let Findings { stable_names, .. } = &self.context.link_reporter.findings;
+        led.for_each(|link| _ = stable_names.set(&link.key, Some(&why)));
+        self.readiness().crd.store(Some(why));
+    }
+
+    /// Ends the notice about the CRD, which is there again, when no StableName is missing.
+    fn end_wait_if_all_are_back(&mut self) {
+        if self.pending_deletions.are_all_back() && self.is_listed() {
+            self.pending_deletions.forget_unserved();
+            self.forget_crd_gone();
+        }
+    }
+
+    fn forget_crd_gone(&self) {
+        let Findings { stable_names, readiness, .. } = &self.context.link_reporter.findings;
+        readiness.crd.store(None);
+        stable_names.retain(|key| self.objects.contains_key(key));
     }
 
     /// Reports which lists are forbidden: the first one in full.
@@ -511,10 +533,17 @@ impl FailoverController {
         }
     }
 
-    /// Ends all overrides: the API server hasn't served StableNames for `--delete-delay`.
-    pub(super) fn end_all_overrides(&mut self) {
+    /// Ends the time for which the last targets of StableNames stay. Without the CRD all overrides end. If it is back,
+    /// the next lists tell which StableNames are.
+    pub(super) fn end_crd_wait(&mut self) {
+        if !self.pending_deletions.is_unserved() {
+            self.pending_deletions.forget_unserved();
+            self.forget_crd_gone();
+            let watched = (0..self.scopes.len()).filter(|number| self.scopes[*number].end.is_some());
+            return watched.collect::<Vec<_>>().into_iter().for_each(|number| self.watch(number));
+        }
         let Some(since) = self.pending_deletions.end_wait() else { return };
-        self.readiness().crd.store(None);
+        self.forget_crd_gone();
         for link in self.context.store.links().iter().filter(|link| link.overridden.is_some()) {
             if let Some(change) = end_override(&self.context.store, &link.key, None, since) {
                 self.report(&change);
