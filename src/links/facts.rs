@@ -84,9 +84,12 @@ impl LinkFacts {
     #[must_use]
     pub fn notice(&self) -> Option<String> {
         let Findings { readiness, held_removals, .. } = &self.findings;
+        let is_refused = readiness.load_balancers.load().is_some();
         let age = || {
             let seen = self.staleness.least_recent(&OF_TARGETS)?;
-            notice(seen.elapsed(), self.availability.unreachable_since().is_some())
+            let is_unreachable = self.availability.unreachable_since().is_some();
+            // An API server that refuses a watch isn't silent.
+            notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
         };
         let of_view = readiness.manifests.load_full().map(|note| note.to_string()).or_else(age);
         let of_view = of_view.map_or_else(|| readiness.of_cluster(), |note| vec![note]);

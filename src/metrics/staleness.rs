@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+#[cfg(test)]
+use std::time::Duration;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -34,6 +36,11 @@ impl LastActivity {
     /// Records whether the API server refuses the watch because lb-linker lacks a permission.
     pub fn set_refused(&self, is_refused: bool) {
         self.is_refused.store(is_refused, Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn age_by(&self, time: Duration) {
+        *self.at.lock() -= time;
     }
 
     fn age(&self) -> f64 {
@@ -117,8 +124,6 @@ impl Staleness {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -7,6 +7,7 @@ use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
+use crate::readiness::ForbiddenLists;
 use crate::store::OnGone;
 use crate::sync::external_target::states::WRITE_LAG;
 use crate::sync::source::service_links::set_override;
@@ -156,6 +157,20 @@ fn overridden_link_has_the_condition_of_its_stable_name() {
     assert_eq!(shown(&facts), (ViewState::Degraded, expected.to_owned()));
     facts.findings.services.set(&key(), Some("about the Service"));
     assert_eq!(shown(&facts), (ViewState::Degraded, format!("{expected}; about the Service")));
+}
+
+#[test]
+fn forbidden_watch_is_not_silent() {
+    let facts = facts(&[]);
+    let activity = facts.staleness.watch(OF_TARGETS[0]);
+    activity.age_by(MAX_SILENCE + Duration::from_secs(2));
+    assert!(facts.notice().unwrap().contains("has sent nothing since"));
+    let note = "can't list LoadBalancer Services: the API server forbids it".to_owned();
+    let lists = ForbiddenLists { note: note.clone(), namespaces: Vec::new() };
+    facts.findings.readiness.load_balancers.store(Some(Arc::new(lists)));
+    assert_eq!(facts.notice(), Some(note));
+    facts.availability.report("Connection refused");
+    assert!(facts.notice().unwrap().ends_with("the API server can't be reached"));
 }
 
 #[tokio::test]

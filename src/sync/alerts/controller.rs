@@ -284,6 +284,7 @@ impl AlertsController {
         let Some(event) = scope.log.log_failure(item) else { return };
         match event {
             Event::ListBegins => scope.list.clear(),
+            Event::Resumed => {}
             Event::Listed(object) => {
                 let object = decoded(object, &mut self.object_errors);
                 scope.list.extend(object.and_then(|object| ObservedRule::of(&object)));

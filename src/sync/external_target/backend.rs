@@ -248,6 +248,7 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
                 list.extend(object.map(|object| ObservedObject::of(&object.into())));
                 None
             }
+            Event::Resumed => None,
             // Everything is listed again, so this list isn't needed.
             Event::ListEnds { rewound: true, .. } => Some(ObjectEvent::Rewound(kind)),
             Event::ListEnds { rewound: false, .. } => {

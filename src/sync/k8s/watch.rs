@@ -67,6 +67,7 @@ where
         pages: PageSize::default(),
         streams: Streams::default(),
         state: ListWatchState::Rest { until: now, step: WatchStep::List(0) },
+        has_failed: false,
         pending: VecDeque::new(),
     };
     let items = futures::stream::unfold(list_watch, |mut list_watch| async move {
@@ -109,6 +110,8 @@ struct ListWatch<K> {
     pages: PageSize,
     streams: Streams,
     state: ListWatchState<K>,
+    /// Whether the last request or the last watch has failed.
+    has_failed: bool,
     /// Items to return before the next step.
     pending: VecDeque<WatchItem<K>>,
 }
@@ -356,6 +359,7 @@ where
         let &ListProgress { objects, newest } = count;
         self.progress.take(WatchInput::Listed { version, objects, newest }, Instant::now());
         self.streams.failed = false;
+        self.has_failed = false;
         self.activity.note();
         StepResult::Item(Ok(Event::ListEnds { version: number(version), rewound }))
     }
@@ -385,7 +389,10 @@ where
                 self.availability.report_available();
                 self.progress.take(WatchInput::WatchBegan, Instant::now());
                 self.state = ListWatchState::Watch { events, ends_at: Instant::now() + WATCH_TIMEOUT };
-                StepResult::Quiet
+                match std::mem::take(&mut self.has_failed) {
+                    true => StepResult::Item(Ok(Event::Resumed)),
+                    false => StepResult::Quiet,
+                }
             }
             Err(error) => self.fail(watch_failed(&error), WatchError::Watch(error)),
         }
@@ -444,6 +451,7 @@ where
     }
 
     fn fail(&mut self, input: WatchInput<'_>, error: WatchError) -> StepResult<K> {
+        self.has_failed = true;
         let requested = requested_pause(&error);
         self.follow(input, requested);
         if let (Some(longest), ListWatchState::Rest { until, .. }) =

@@ -24,6 +24,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
+use crate::readiness::ForbiddenLists;
 use crate::store::{Input, Store};
 use crate::sync::election::Leadership;
 use crate::sync::events::link_log::{LinkReporter, log_changes, log_first_list};
@@ -102,6 +103,7 @@ impl ServiceWatcher {
         let feed = self.store.subscribe();
         self.leadership.settled().await;
         let mut watches = Watches::new(&self, feed);
+        self.report_forbidden(&watches.scopes);
         for (number, scope) in watches.scopes.iter_mut().enumerate() {
             watches.events.push(self.follow(number, scope));
         }
@@ -160,7 +162,10 @@ impl ServiceWatcher {
     async fn on_watch_item(&self, watches: &mut Watches, number: usize, item: WatchItem<Service>) {
         let scope = &mut watches.scopes[number];
         self.note_first_list(&item);
-        scope.note_refusal(&item);
+        if scope.note_refusal(&item) {
+            self.report_forbidden(&watches.scopes);
+        }
+        let scope = &mut watches.scopes[number];
         let Some(event) = scope.watch_log.log_failure(item) else {
             // A failed list starts again from its beginning.
             (scope.listing, scope.failed) = (false, true);
@@ -169,12 +174,13 @@ impl ServiceWatcher {
             }
             return self.listed(Vec::new(), &watches.scopes);
         };
-        if !matches!(event, Event::ListBegins) {
-            // `ListBegins` isn't an event of the API server.
+        if !matches!(event, Event::ListBegins | Event::Resumed) {
+            // These aren't events of the API server.
             self.metrics.event();
         }
         match event {
             Event::ListBegins => (scope.list, scope.listing) = (PartialList::default(), true),
+            Event::Resumed => {}
             Event::Listed(object) => scope.list.add(self, object, &mut watches.object_errors),
             Event::ListEnds { version, rewound } => {
                 wait_for_owners(&self.store, &mut watches.owners_deadline).await;
@@ -232,6 +238,20 @@ impl ServiceWatcher {
                 self.link_reporter.findings.readiness.list.store(Some(Arc::new(state.reason())));
             }
         }
+    }
+
+    /// Reports which lists and watches are forbidden after the first list: the first one in full.
+    fn report_forbidden(&self, scopes: &[WatchState]) {
+        let forbidden = || scopes.iter().filter(|scope| scope.forbidden.is_some());
+        let known = forbidden().filter(|_| self.store.is_known(Input::Services));
+        let lists = known.filter_map(|scope| Some((scope.namespace.as_deref(), scope.forbidden.as_deref()?)));
+        let effect = if forbidden().all(|scope| scope.listed) {
+            "DNS answers with the last targets of these Services"
+        } else {
+            "DNS answers with the last targets of these Services, and nothing is written for them before they can be listed"
+        };
+        let forbidden = ForbiddenLists::of(lists, effect).map(Arc::new);
+        self.link_reporter.findings.readiness.load_balancers.store(forbidden);
     }
 
     /// Publishes that a list is complete, or has failed.

@@ -293,6 +293,7 @@ impl AnnotatedServices {
                 scope.unreadable.clear();
                 return index_events;
             }
+            Event::Resumed => {}
             Event::Listed(object) => {
                 let key = key_of(&object);
                 // A streamed list may contain several versions of a Service; the last version counts.

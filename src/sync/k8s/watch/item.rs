@@ -50,6 +50,8 @@ pub enum Event<K> {
         /// Whether `version` is older than versions seen before: etcd has been restored to an earlier revision.
         rewound: bool,
     },
+    /// The API server accepts the watch again, after a failure without a new list.
+    Resumed,
     /// An object was added or modified.
     Applied(K),
     /// An object was deleted, or left the selection.

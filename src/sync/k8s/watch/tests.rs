@@ -124,6 +124,7 @@ fn said(item: &WatchItem<Service>) -> String {
         Ok(Event::Listed(object)) => format!("listed {}", object.name_any()),
         Ok(Event::ListEnds { rewound: false, .. }) => "ends".to_owned(),
         Ok(Event::ListEnds { version, rewound: true }) => format!("ends, rewound to {}", version.unwrap()),
+        Ok(Event::Resumed) => "resumed".to_owned(),
         Ok(Event::Applied(object)) => format!("applied {}", object.name_any()),
         Ok(Event::Deleted(object)) => format!("deleted {}", object.name_any()),
         Err(WatchError::Unidentified) => "unidentified".to_owned(),

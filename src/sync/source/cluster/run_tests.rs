@@ -534,3 +534,35 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
         () = steps => {}
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn forbidden_load_balancers_are_a_note_until_listed() {
+    let is_forbidden = Arc::new(AtomicBool::new(false));
+    let source = source_of_two_namespaces(&is_forbidden);
+    let (rewinds, findings) = (source.rewinds.clone(), source.link_reporter.findings.clone());
+    let notes = || findings.readiness.of_cluster();
+    let after = |seconds| tokio::time::sleep(Duration::from_secs(seconds));
+    let steps = async {
+        after(5).await;
+        assert!(notes().is_empty());
+        is_forbidden.store(true, Ordering::Relaxed);
+        rewinds.record_restore("EndpointSlices in namespace external-targets");
+        after(1).await;
+        let note = notes().join("; ");
+        let parts = [
+            "LoadBalancer Services in namespace b: the API server forbids it (services is forbidden: ",
+            "; DNS answers with the last targets of these Services, and nothing is written for them before",
+        ];
+        assert!(parts.iter().all(|part| note.contains(part)), "{note}");
+        let forbidden = findings.readiness.load_balancers.load_full().unwrap();
+        let concerns = |namespace| forbidden.concerns(&ServiceKey::new(namespace, "web"));
+        assert!(concerns("b") && !concerns("a"));
+        is_forbidden.store(false, Ordering::Relaxed);
+        after(60).await;
+        assert!(notes().is_empty());
+    };
+    tokio::select! {
+        _ = source.run() => unreachable!(),
+        () = steps => {}
+    }
+}

@@ -12,7 +12,7 @@ use crate::metrics::staleness::LastActivity;
 use crate::model::link::ObservedService;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
-use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog, in_place};
+use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog, explain_watch, in_place};
 use crate::sync::k8s::forbidden::{LastingRefusal, REFUSED_AFTER};
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::{Event, WatchItem, key_of, readable};
@@ -35,6 +35,8 @@ pub(super) struct WatchState {
     pub(super) newest: Option<u64>,
     /// The refusals by an authorizer since the last other answer.
     pub(super) refusal: LastingRefusal,
+    /// Why the last list or watch was forbidden (403).
+    pub(super) forbidden: Option<String>,
     pub(super) watch_log: WatchLog,
     /// The time of the list that has to confirm a suspicious one.
     pub(super) confirm_at: Option<Instant>,
@@ -56,6 +58,7 @@ impl WatchState {
             rewound: false,
             newest: None,
             refusal: LastingRefusal::default(),
+            forbidden: None,
             watch_log,
             confirm_at: None,
             activity: None,
@@ -77,15 +80,26 @@ impl WatchState {
         self.refusal.has_lasted(REFUSED_AFTER)
     }
 
-    pub(super) fn note_refusal(&mut self, item: &WatchItem<Service>) {
+    /// Returns whether the list or the watch is forbidden, or was until now.
+    pub(super) fn note_refusal(&mut self, item: &WatchItem<Service>) -> bool {
+        let was_forbidden = self.forbidden.is_some();
         match item {
             Ok(Event::ListBegins) => {}
-            Ok(_) => self.refusal.note(false),
-            Err(error) => self.refusal.note(error.is_refusal_of_services()),
+            Ok(_) => {
+                self.refusal.note(false);
+                self.forbidden = None;
+            }
+            Err(error) => {
+                self.refusal.note(error.is_refusal_of_services());
+                if error.code() == 403 {
+                    self.forbidden = Some(explain_watch(error, self.watch_log.what(), WatchLog::READING));
+                }
+            }
         }
         if let Some(activity) = &self.activity {
             activity.set_refused(self.is_refused());
         }
+        was_forbidden || self.forbidden.is_some()
     }
 
     /// Records that a new list is due, and why. Nothing is written for these Services until that list is complete.

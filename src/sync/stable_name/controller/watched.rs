@@ -22,7 +22,7 @@ use crate::model::link::{Link, LinkChange};
 use crate::model::link_override::LinkOverride;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
-use crate::readiness::Readiness;
+use crate::readiness::{ForbiddenLists, Readiness};
 use crate::store::Input;
 use crate::sync::events::findings::Findings;
 use crate::sync::events::link_log::log_change;
@@ -220,6 +220,7 @@ impl FailoverController {
         };
         match event {
             Event::ListBegins => self.scopes[number].list.clear(),
+            Event::Resumed => self.scopes[number].refusals = 0,
             Event::Listed(object) => {
                 let key = key_of(&object);
                 let object = observed(object, &mut self.object_errors);
@@ -513,19 +514,17 @@ impl FailoverController {
 
     /// Reports which lists are forbidden: the first one in full.
     fn report_forbidden(&self) {
-        let mut forbidden = self.scopes.iter().filter_map(|scope| scope.forbidden.as_ref());
-        let first = forbidden.next();
-        let note = first.map(|why| {
-            let others = match forbidden.count() {
-                0 => String::new(),
-                number => format!(" (and in {number} more namespaces)"),
-            };
-            format!(
-                "{why}{others}; until the permission is granted, their external targets, and the Services that follow \
-                 them, stay as they are"
-            )
-        });
-        let before = self.readiness().stable_names.swap(note.clone().map(Arc::new));
+        let forbidden = self
+            .scopes
+            .iter()
+            .filter_map(|scope| Some((scope.namespace.as_deref(), &**scope.forbidden.as_ref()?)));
+        let forbidden = ForbiddenLists::of(
+            forbidden,
+            "until the permission is granted, their external targets, and the Services that follow them, stay as they \
+             are",
+        );
+        let note = forbidden.as_ref().map(|forbidden| forbidden.note.clone());
+        let before = self.readiness().stable_names.swap(forbidden.map(Arc::new));
         match (before, note) {
             (None, Some(note)) => warn!("{note}"),
             (Some(_), None) => info!("StableNames can be listed again"),
