@@ -160,6 +160,28 @@ fn overridden_link_has_the_condition_of_its_stable_name() {
 }
 
 #[test]
+fn link_of_an_unreadable_stable_name_is_degraded() {
+    let facts = facts(&[("web", "a.example.")]);
+    let forbid = |namespaces: &[&str]| {
+        let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
+        let lists = ForbiddenLists { note: "can't list StableNames".to_owned(), namespaces };
+        facts.findings.readiness.stable_names.store(Some(Arc::new(lists)));
+    };
+    forbid(&[]);
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "no StableName leads it");
+    let link_override =
+        LinkOverride { announced: Announcement::Target(target("b.example.")), ..LinkOverride::default() };
+    set_override(&facts.store, &key(), link_override, None);
+    let degraded = (ViewState::Degraded, "can't list StableNames".to_owned());
+    assert_eq!(shown(&facts), degraded);
+    forbid(&["blog", "shop"]);
+    assert_eq!(shown(&facts), degraded);
+    forbid(&["blog"]);
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "it can be read");
+    assert_eq!(facts.notice().as_deref(), Some("can't list StableNames"));
+}
+
+#[test]
 fn forbidden_watch_is_not_silent() {
     let facts = facts(&[]);
     let activity = facts.staleness.watch(OF_TARGETS[0]);
