@@ -691,3 +691,27 @@ async fn target_stays_without_permission_and_goes_with_the_crd() {
     eventually("the external target is removed", is_gone).await;
     assert!(!shown().contains("StableName shop/web"), "{}", shown());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn targets_stay_if_the_crd_is_applied_again() {
+    let shop = Shop::open(&[]).await;
+    let linker = shop.linker(&[]).await;
+    let create = async |host: &str| {
+        shop.create("web", json!({"sources": [{"name": "fixed", "hostname": host}]})).await;
+    };
+    create("a.example.com").await;
+    let question = "web.shop.lb.internal. CNAME";
+    answers(linker.dns, question, "a.example.com.").await;
+    shop.plane.kubectl(&["delete", "crd", "stablenames.linker.hsj.com"]);
+    linker.line("the CRD stablenames.linker.hsj.com is gone").await;
+    apply_stable_names(&shop.plane);
+    linker.line("the API server serves StableNames again").await;
+    assert_answer_stays(&[&linker], question, "a.example.com.", 5).await;
+    let admin = linker.admin().await;
+    let is_noted =
+        || text(&links_of(admin, &["web", "-n", "shop"]).stderr).contains("the last targets stay until ");
+    assert!(is_noted());
+    create("b.example.com").await;
+    answers(linker.dns, question, "b.example.com.").await;
+    assert!(!is_noted());
+}

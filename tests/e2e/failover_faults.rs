@@ -24,7 +24,7 @@ use crate::harness::cluster::Ingress;
 use crate::harness::dns::{FaultyUpstream, address, answers, short};
 use crate::harness::linker::Linker;
 use crate::harness::proxy::{ApiFault, ApiFaultInjector, FaultyApi};
-use crate::harness::{LINKER, eventually, permission};
+use crate::harness::{LINKER, deploy, eventually, permission};
 use crate::recreation::wait_for_external_target;
 
 const QUESTION: &str = "web.shop.lb.internal. CNAME";
@@ -544,4 +544,30 @@ async fn ready_has_a_note_while_no_status_can_be_written() {
     permit("patch");
     is_noted("OK").await;
     shop.wait_until_announced("web", "b.example.com").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forbidden_services_are_a_note_until_granted_again() {
+    let shop = Shop::open(&[]).await;
+    shop.load_balancer("shop", "web", "a.example.com").await;
+    let linker = shop.linker(&[]).await;
+    answers(linker.dns, QUESTION, "a.example.com.").await;
+    shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker"]);
+    permission(&shop.plane, false, &["list", "services", "-A", LINKER]).await;
+    shop.plane.stop_apiserver();
+    shop.plane.start_apiserver();
+    let is_noted = |is_expected: bool| {
+        let linker = &linker;
+        move || async move {
+            let (code, note) = linker.get_ready();
+            let is_noted = note
+                .contains("LoadBalancer Services in all namespaces: the API server forbids it (")
+                && note.contains("; DNS answers with the last targets of these Services");
+            (code == 200 && is_noted == is_expected).then_some(())
+        }
+    };
+    eventually("the note", is_noted(true)).await;
+    assert_answer_stays(&[&linker], QUESTION, "a.example.com.", 2).await;
+    shop.plane.apply_files(deploy());
+    eventually("the end of the note", is_noted(false)).await;
 }
