@@ -119,13 +119,15 @@ impl LinkFacts {
         if link.active_override().is_some_and(|by| by.is_provisional) {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
-        let Findings { services, stable_names, unwritten, held_removals, readiness } = &self.findings;
+        let Findings { services, stable_names, held_removals, readiness } = &self.findings;
         if shown.overridden_by.is_some() {
             let refused = readiness.stable_names.load_full().filter(|refused| refused.concerns(&link.key));
             reasons.extend(refused.map(|refused| refused.note.clone().into()));
         }
-        let of_override =
-            shown.overridden_by.as_ref().map(|_| [stable_names.get(&link.key), unwritten.get(&link.key)]);
+        let of_override = shown
+            .overridden_by
+            .as_ref()
+            .map(|_| [stable_names.get(&link.key), readiness.unwritten.get(&link.key)]);
         let of_link = [services.get(&link.key), held_removals.get(&link.key)];
         let own = of_override.into_iter().flatten().chain(of_link);
         reasons.extend(own.flatten().map(|why| paragraph(&why).to_string().into()));

@@ -3,8 +3,8 @@
 //! A socket for each query would cost more than the rest of the query. An attacker that forges a reply has to guess the
 //! port and the id of a query (RFC 5452 section 9.2): the kernel chooses a random port for each socket, ids are random and
 //! not used twice on a socket, and a socket takes new queries for at most a second. A datagram that answers no query is
-//! counted and has no other effect. An ICMP error with the right port ends the queries of the socket: those that found it
-//! open are sent again from another one.
+//! counted and has no other effect. An ICMP error with the right port ends the queries of the socket; queries that
+//! found it open are sent again from another one.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -268,7 +268,7 @@ fn what_keeps_external_targets_from_being_written_is_a_notice() {
 #[test]
 fn unwritten_statuses_are_a_notice_also_for_ready() {
     let facts = facts(&[("web", "a.example.")]);
-    facts.findings.unwritten.set(&key(), Some("the API server forbids it"));
+    facts.findings.readiness.unwritten.set(&key(), Some("the API server forbids it"));
     let expected = "StableNames that don't move, because their status can't be written: 1";
     assert_eq!(facts.notice().as_deref(), Some(expected));
     assert_eq!(facts.findings.readiness.of_statuses().as_deref(), Some(expected));

@@ -6,39 +6,31 @@ use std::sync::Arc;
 use crate::model::object_texts::ObjectTexts;
 use crate::readiness::Readiness;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Findings {
     /// The parts of load balancers that are denied, invalid or ignored.
     pub services: ObjectTexts,
     /// Why StableNames aren't Ready, are Degraded or not accepted, or aren't checked in time.
     pub stable_names: ObjectTexts,
-    /// The StableNames whose status can't be written, and why: the same texts as [`Readiness::unwritten`].
-    pub unwritten: ObjectTexts,
     /// Why external targets aren't removed yet although their load balancers are gone: there are too many.
     pub held_removals: ObjectTexts,
     /// What keeps sync from its work.
     pub readiness: Arc<Readiness>,
 }
 
-impl Default for Findings {
-    fn default() -> Self {
-        Self::new(Arc::default())
-    }
-}
-
 impl Findings {
     /// Returns no findings but those of `readiness`.
     #[must_use]
     pub fn new(readiness: Arc<Readiness>) -> Self {
-        let (services, stable_names, held_removals) = Default::default();
-        Self { services, stable_names, unwritten: readiness.unwritten.clone(), held_removals, readiness }
+        Self { readiness, ..Self::default() }
     }
 
     /// Returns a number that grows with each change.
     #[must_use]
     pub fn version(&self) -> u64 {
-        let Self { services, stable_names, unwritten, held_removals, readiness: _ } = self;
-        let versions = [services, stable_names, unwritten, held_removals].map(ObjectTexts::version);
+        let Self { services, stable_names, held_removals, readiness } = self;
+        let versions =
+            [services, stable_names, &readiness.unwritten, held_removals].map(ObjectTexts::version);
         versions.into_iter().fold(0, u64::wrapping_add)
     }
 }

@@ -194,9 +194,9 @@ impl FailoverController {
         context.metrics.reset_targets();
         // The task may have panicked while it led.
         context.metrics.reset();
-        let Findings { stable_names, unwritten, readiness, .. } = &context.link_reporter.findings;
+        let Findings { stable_names, readiness, .. } = &context.link_reporter.findings;
         stable_names.retain(|_| false);
-        unwritten.retain(|_| false);
+        readiness.unwritten.retain(|_| false);
         readiness.stable_names.store(None);
         readiness.crd.store(None);
         Self {

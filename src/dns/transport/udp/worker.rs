@@ -47,8 +47,8 @@ const CHECK_SOON: usize = 8;
 /// turn receives: a flood of look-ups delays no answer from the response cache.
 const MAX_STARTS: usize = BATCH_SIZE;
 const MAX_STARTS_IN_A_FLOOD: usize = BATCH_SIZE / 4;
-/// The longest wait for an event while work is under way. Shorter than the timers of a look-up, because a timer that precedes all others makes the
-/// runtime wake itself, which costs two system calls.
+/// The longest wait for an event while work is under way. Shorter than the timers of a look-up, because a timer that
+/// precedes all others makes the runtime wake itself, which costs two system calls.
 const TICK: Duration = Duration::from_millis(100);
 
 pub(super) struct Worker {
@@ -392,7 +392,7 @@ fn receive_arrived(
     received
 }
 
-/// Polls the tasks of this thread that can go on, also those that they start.
+/// Polls the tasks of this thread that can go on, and the tasks that they start.
 async fn run_tasks(tasks: &mut Tasks) {
     poll_fn(|context| {
         poll_tasks(tasks, context);

@@ -143,7 +143,7 @@ impl FailoverController {
         if term != self.leader.term {
             self.leader = LeaderTerm::new(term, self.context.leadership.clone());
             self.context.metrics.reset();
-            self.context.link_reporter.findings.unwritten.retain(|_| false);
+            self.context.link_reporter.findings.readiness.unwritten.retain(|_| false);
         }
         self.queue_all();
     }

@@ -71,7 +71,7 @@ async fn status_that_cant_be_written_is_shown_until_it_is() {
     let observed = |object| ObservedStableName::new(serde_json::from_value(object).unwrap());
     controller.applied(observed(pinned("5", "a")));
     controller.drain();
-    let findings = controller.context.link_reporter.findings.unwritten.clone();
+    let findings = controller.context.link_reporter.findings.readiness.unwritten.clone();
     let key = ServiceKey::new("shop", "web");
     while findings.get(&key).is_none() {
         let ended = controller.leader.runtime.event().await.unwrap();

@@ -557,9 +557,9 @@ impl FailoverController {
             self.context.metrics.targets.with_label_values(&[state(&followed.object)]).dec();
         }
         self.object_errors.set(key, None);
-        let Findings { stable_names, unwritten, .. } = &self.context.link_reporter.findings;
+        let Findings { stable_names, readiness, .. } = &self.context.link_reporter.findings;
         stable_names.set(key, None);
-        unwritten.set(key, None);
+        readiness.unwritten.set(key, None);
         self.context.rules.forget(key);
         self.leader.forget(key);
         self.context.metrics.remove(key);

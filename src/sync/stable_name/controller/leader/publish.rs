@@ -151,11 +151,11 @@ impl FailoverController {
             return;
         }
         let why = format!("its status can't be written, so nothing moves: {message}");
-        self.context.link_reporter.findings.unwritten.set(key, Some(&why));
+        self.context.link_reporter.findings.readiness.unwritten.set(key, Some(&why));
     }
 
     fn clear_failure(&mut self, key: &ServiceKey) {
-        let unwritten = &self.context.link_reporter.findings.unwritten;
+        let unwritten = &self.context.link_reporter.findings.readiness.unwritten;
         if unwritten.set(key, None) && unwritten.number() == 0 {
             self.leader.error_log.recovered("statuses of StableNames can be written again");
         }

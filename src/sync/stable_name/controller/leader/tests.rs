@@ -107,7 +107,7 @@ impl Shop {
     }
 
     fn unwritten(&self) -> Option<Arc<str>> {
-        self.controller.context.link_reporter.findings.unwritten.get(&self.key)
+        self.controller.context.link_reporter.findings.readiness.unwritten.get(&self.key)
     }
 
     fn set_granted(&self, is_granted: bool) {
