@@ -120,8 +120,11 @@ impl LinkFacts {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
         let Findings { services, stable_names, held_removals, readiness } = &self.findings;
-        if shown.overridden_by.is_some() {
-            let refused = readiness.stable_names.load_full().filter(|refused| refused.concerns(&link.key));
+        for (is_source, lists) in [
+            (shown.overridden_by.is_some(), &readiness.stable_names),
+            (link.service_link().is_some(), &readiness.load_balancers),
+        ] {
+            let refused = lists.load_full().filter(|refused| is_source && refused.concerns(&link.key));
             reasons.extend(refused.map(|refused| refused.note.clone().into()));
         }
         let of_override = shown

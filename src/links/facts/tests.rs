@@ -182,6 +182,28 @@ fn link_of_an_unreadable_stable_name_is_degraded() {
 }
 
 #[test]
+fn link_of_an_unreadable_service_is_degraded() {
+    let facts = facts(&[("web", "a.example.")]);
+    let key = ServiceKey::new("shop", "fixed");
+    let link_override =
+        LinkOverride { announced: Announcement::Target(target("b.example.")), ..LinkOverride::default() };
+    set_override(&facts.store, &key, link_override, None);
+    let states = |namespaces: &[&str]| {
+        let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
+        let lists = ForbiddenLists { note: "can't list Services".to_owned(), namespaces };
+        facts.findings.readiness.load_balancers.store(Some(Arc::new(lists)));
+        let views = facts.views(&LinkFilter::default()).into_iter();
+        views.map(|link| (link.service, link.state, link.reason.unwrap_or_default())).collect::<Vec<_>>()
+    };
+    let of = |name: &str, state, reason: &'static str| (name.to_owned(), state, Cow::Borrowed(reason));
+    let fixed = of("fixed", ViewState::Ready, "");
+    let degraded = [fixed.clone(), of("web", ViewState::Degraded, "can't list Services")];
+    assert_eq!(states(&[]), degraded, "no Service leads shop/fixed");
+    assert_eq!(states(&["blog", "shop"]), degraded);
+    assert_eq!(states(&["blog"]), [fixed, of("web", ViewState::Ready, "")], "it can be read");
+}
+
+#[test]
 fn forbidden_watch_is_not_silent() {
     let facts = facts(&[]);
     let activity = facts.staleness.watch(OF_TARGETS[0]);
