@@ -128,12 +128,13 @@ impl LinkSource {
         }
     }
 
-    /// Returns a line about the age of the links, if the API server can't be reached or is silent.
+    /// Returns a line about the age of the links, if the API server can't be reached or is silent, and about what the
+    /// running lb-linker can't read or write: without one, the log on standard error has that.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
         match &self.origin {
             OpenSource::Instance { listing, .. } => listing.notice.clone(),
-            OpenSource::Reader { reader, .. } => reader.facts.notice(),
+            OpenSource::Reader { reader, .. } => reader.facts.notice_of_age(),
         }
     }
 

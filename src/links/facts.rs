@@ -84,14 +84,8 @@ impl LinkFacts {
     #[must_use]
     pub fn notice(&self) -> Option<String> {
         let Findings { readiness, held_removals, .. } = &self.findings;
-        let is_refused = readiness.load_balancers.load().is_some();
-        let age = || {
-            let seen = self.staleness.least_recent(&OF_TARGETS)?;
-            let is_unreachable = self.availability.unreachable_since().is_some();
-            // An API server that refuses a watch isn't silent.
-            notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
-        };
-        let of_view = readiness.manifests.load_full().map(|note| note.to_string()).or_else(age);
+        let manifests = readiness.manifests.load_full().map(|note| note.to_string());
+        let of_view = manifests.or_else(|| self.notice_of_age());
         let of_view = of_view.map_or_else(|| readiness.of_cluster(), |note| vec![note]);
         let held = held_removals.number();
         let of_removals = (held > 0).then(|| {
@@ -103,6 +97,16 @@ impl LinkFacts {
         let notices: Vec<String> =
             of_view.into_iter().chain(readiness.of_statuses()).chain(of_removals).collect();
         (!notices.is_empty()).then(|| notices.join("; "))
+    }
+
+    /// Returns the part of [`Self::notice`] about the age of the views. The log has the rest.
+    #[must_use]
+    pub fn notice_of_age(&self) -> Option<String> {
+        let is_refused = self.findings.readiness.load_balancers.load().is_some();
+        let seen = self.staleness.least_recent(&OF_TARGETS)?;
+        let is_unreachable = self.availability.unreachable_since().is_some();
+        // An API server that refuses a watch isn't silent.
+        notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
     }
 
     fn view(&self, link: &Arc<Link>, unresolved: &UnresolvedTargets) -> LinkView {

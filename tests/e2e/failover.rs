@@ -20,7 +20,7 @@ use crate::harness::audit::AuditEvent;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{FaultyUpstream, absence, address, answers, error, short};
-use crate::harness::linker::{Linker, run_to_end_with};
+use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
 use crate::harness::pool::{Base, Lent};
 use crate::harness::{LINKER, apply_stable_names, deploy, eventually, permission};
 use crate::links::{links_of, text};
@@ -643,6 +643,10 @@ async fn target_stays_if_only_stable_names_stay_forbidden() {
     assert!(shown.contains("State:            Degraded"), "{shown}");
     assert!(shown.contains("no target of its StableName has been read"), "{shown}");
     assert!(text(&links.stderr).contains("can't list StableNames"), "{}", text(&links.stderr));
+    let user = shop.plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let read = run_to_end(["links", "--upstream=none", "--kubeconfig", user.to_str().unwrap()]);
+    let said = text(&read.stderr);
+    assert_eq!(said.matches("can't list StableNames").count(), 1, "{said}");
 
     // The StableName is read in the end.
     apply_stable_names(&shop.plane);

@@ -179,6 +179,7 @@ fn link_of_an_unreadable_stable_name_is_degraded() {
     forbid(&["blog"]);
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "it can be read");
     assert_eq!(facts.notice().as_deref(), Some("can't list StableNames"));
+    assert_eq!(facts.notice_of_age(), None, "the log has it");
 }
 
 #[test]
