@@ -178,7 +178,7 @@ async fn is_installed(
     plural: &str,
     what: &str,
 ) -> Option<bool> {
-    let doing = format!("ask whether the CRD of {what} is installed");
+    let doing = format!("ask whether the API server serves {what}");
     let discovery = is_served(client.clone(), group_version, plural);
     let error = match tokio::time::timeout(REQUEST_TIMEOUT, discovery).await {
         Ok(Ok(served)) => return Some(served),

@@ -209,7 +209,7 @@ impl AlertsController {
         match served {
             Ok(is_served) => {
                 self.context.availability.report_available();
-                self.discovery_log.recovered("discovery of PrometheusRules works again");
+                self.discovery_log.recovered("the API server tells again whether it serves PrometheusRules");
                 let before = self.is_served.replace(is_served);
                 if is_served {
                     let idle = |number: &usize| self.scopes[*number].end.is_none();

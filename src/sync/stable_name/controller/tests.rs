@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use axum::http::{Request, Response};
+use kube::core::Status;
 use parking_lot::Mutex;
 use prometheus::IntCounter;
 use serde_json::{Value, json};
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 use super::checks::TargetCheckResult;
 use super::object::ObservedStableName;
 use super::*;
+use crate::captured_log::CapturedLog;
 use crate::store::{Input, OnGone};
 use crate::sync::events::{Reason, Recorder};
 use crate::sync::test_support;
@@ -105,6 +107,18 @@ async fn move_written_while_stopping_has_its_event() {
     let reasons: Vec<_> = recorder.take_queued().into_iter().map(|(reason, _)| reason).collect();
     assert_eq!(reasons, [Reason::TargetChanged]);
     assert_eq!(metrics.switches.with_label_values(&["Pinned"]).get(), 1);
+}
+
+#[tokio::test]
+async fn failed_discovery_and_its_end_have_one_wording() {
+    let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
+    let client = test_support::client(|_| test_support::status(500, "InternalError", "no"));
+    let mut controller = FailoverController::new(context(client, Recorder::none()));
+    let status = Status::failure("no", "InternalError").with_code(500);
+    controller.on_discovery(Err(kube::Error::Api(Box::new(status))));
+    controller.on_discovery(Ok(false));
+    let lines = log_text.text();
+    assert_eq!(lines.matches("serves StableNames").count(), 2, "{lines}");
 }
 
 /// Returns a StableName of the namespace shop with one source, which is announced.

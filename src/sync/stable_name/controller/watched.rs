@@ -137,10 +137,10 @@ impl FailoverController {
     pub(super) fn on_discovery(&mut self, served: kube::Result<bool>) {
         if served.is_ok() {
             self.context.availability.report_available();
+            self.error_log.recovered("the API server tells again whether it serves StableNames");
         }
         match served {
             Ok(true) => {
-                self.error_log.recovered("discovery of StableNames works again");
                 if self.pending_deletions.is_unserved() && self.readiness().crd.load().is_some() {
                     info!("the API server serves StableNames again");
                 }
@@ -152,7 +152,6 @@ impl FailoverController {
                 idle.into_iter().for_each(|number| self.watch(number));
             }
             Ok(false) => {
-                self.error_log.recovered("discovery of StableNames works again");
                 for scope in &mut self.scopes {
                     scope.stop();
                     (scope.is_listed, scope.forbidden) = (false, None);
