@@ -286,8 +286,14 @@ fn events_of_target(
         has_failed && (pin.is_some() || healthy_standbys(status).next().is_none())
     };
     let failed = status.condition(ConditionType::Resolved).filter(|_| stays_failed(status, pin));
-    // The pin may be new after an edit.
-    let former_pin = pin.filter(|_| former.observed_generation == status.observed_generation);
+    // The pin may be new after an edit: then the former status doesn't name it.
+    let names_it = |pin: &&str| {
+        let note = former.target.as_ref().map(|target| pin_note(Some(pin), target, &former.sources));
+        let degraded = former.condition(ConditionType::Degraded).map(|degraded| &*degraded.message);
+        note.zip(degraded).is_some_and(|(note, degraded)| degraded.ends_with(&note))
+    };
+    let is_same_spec = former.observed_generation == status.observed_generation;
+    let former_pin = pin.filter(|pin| is_same_spec || names_it(pin));
     let is_reported = match moved {
         None => stays_failed(former, former_pin),
         // Only a pin moves to a target that is known to fail.

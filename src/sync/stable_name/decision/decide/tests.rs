@@ -268,6 +268,10 @@ fn failed_target_that_a_pin_keeps_is_reported() {
         let expected = ("TargetUnhealthy".to_owned(), format!("{start}seoul: {why}"));
         assert_eq!((condition.reason.clone(), condition.message.clone()), expected);
     }
+    for seconds in [10, 20] {
+        harness.edit(|spec| spec.max_wait = Duration::from_secs(seconds));
+        assert_eq!(reasons(&harness.decide()), [], "the edit isn't about the pin");
+    }
     harness.fail_thrice("b.example");
     assert_eq!(reasons(&harness.decide()), [], "the pin still keeps it");
     assert!(harness.status.condition(Degraded).unwrap().message.ends_with("NXDOMAIN; pinned to seoul"));
