@@ -97,7 +97,7 @@ pub struct LoadBalancerStatus {
 }
 
 /// An entry of `status.loadBalancer.ingress`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct IngressEntry {
     pub hostname: Option<String>,
     pub ip: Option<String>,
@@ -255,6 +255,16 @@ fn shared(list: Vec<Arc<str>>) -> Arc<[Arc<str>]> {
     if list.is_empty() { Arc::default() } else { list.into() }
 }
 
+/// Returns the entries that are read. Of too many the order in the status doesn't decide: it may change each time.
+pub(crate) fn entries_in_use(entries: &[IngressEntry]) -> Vec<&IngressEntry> {
+    let mut in_use: Vec<_> = entries.iter().collect();
+    if in_use.len() > MAX_INGRESS {
+        in_use.sort_unstable();
+        in_use.truncate(MAX_INGRESS);
+    }
+    in_use
+}
+
 fn usable(
     entries: &[IngressEntry],
     key: &ServiceKey,
@@ -265,9 +275,9 @@ fn usable(
     let mut hosts = Rejection::new(RejectedField::Target, "the load balancer's hostname");
     let mut addresses = Rejection::new(RejectedField::Target, "the load balancer's ip");
     let mut rest = Rejection::new(RejectedField::Target, "status.loadBalancer.ingress");
-    rest.ignore(entries.len().saturating_sub(MAX_INGRESS), "the first 1000 count");
+    rest.ignore(entries.len().saturating_sub(MAX_INGRESS), "the first 1000 in alphabetical order count");
     let (mut known_hosts, mut known_addresses) = (HashSet::new(), HashSet::new());
-    for entry in entries.iter().take(MAX_INGRESS) {
+    for entry in entries_in_use(entries) {
         if let Some(text) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
             let checked = host_name(text).and_then(|host| {
                 targets
@@ -449,8 +459,12 @@ mod tests {
         let (observed, rejection) = observe(json!({"status": {"loadBalancer": {"ingress": ingress}}}));
         assert_eq!(observed.ingress.addresses.len(), 1000);
         assert!(!observed.refused);
-        let expected = "status.loadBalancer.ingress: entries that are ignored: 2000; the first 1000 count";
+        let expected = "status.loadBalancer.ingress: entries that are ignored: 2000; the first 1000 in alphabetical \
+                        order count";
         assert_eq!(rejection, expected);
+        let reversed: Vec<_> = ingress.iter().rev().collect();
+        let (other, _) = observe(json!({"status": {"loadBalancer": {"ingress": reversed}}}));
+        assert_eq!(other.ingress.choose(None), observed.ingress.choose(None), "their order means nothing");
         let (observed, rejection) =
             observe(json!({"status": {"loadBalancer": {"ingress": ingress[2000..]}}}));
         assert!(observed.refused && rejection.len() < 2048, "{rejection}");

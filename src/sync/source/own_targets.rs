@@ -14,7 +14,7 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Denied;
 use crate::store::Store;
-use crate::sync::k8s::service::{MAX_INGRESS, Service, host_name};
+use crate::sync::k8s::service::{Service, entries_in_use, host_name};
 use crate::sync::source::service_links::service_link;
 
 /// Maximum numbers of tracked Services, in all and per namespace, and of the bytes that they take, roughly. A Service
@@ -241,7 +241,7 @@ fn labels_of(link: &Link, hostname_policy: &HostnamePolicy) -> Option<BTreeSet<B
 /// Returns the hosts in our zones that the status of a Service contains.
 pub(crate) fn own_hosts(service: &Service, hostname_policy: &HostnamePolicy) -> Vec<Name> {
     let zones = &hostname_policy.targets.zones;
-    let entries = service.status.load_balancer.ingress.iter().take(MAX_INGRESS);
+    let entries = entries_in_use(&service.status.load_balancer.ingress).into_iter();
     let hosts = entries.filter_map(|entry| entry.hostname.as_deref());
     let hosts = hosts.filter_map(|host| host_name(host).ok());
     hosts.filter(|host| zones.iter().any(|zone| zone.zone_of(host))).collect()
