@@ -279,6 +279,18 @@ async fn resumed_watch_without_events_ends_an_outage() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn watch_accepted_after_a_failure_is_resumed() {
+    let (_, mut events) = api_server(|asked, before| match (asked, before) {
+        (RequestKind::Stream, _) => closed(vec![bookmark("5", true)]),
+        (RequestKind::Watch, 0) => refused(500),
+        (RequestKind::Watch, _) => open_ended(vec![event("ADDED", "web", "6")]),
+        (RequestKind::Page, _) => page("5", "", &[]),
+    });
+    let said = said_for(&mut events, 20).await;
+    assert_eq!(said, ["begins", "ends", "error 500", "resumed", "applied web"], "it isn't listed again");
+}
+
+#[tokio::test(start_paused = true)]
 async fn watch_that_closes_at_once_backs_off() {
     let (requests, mut events) = api_server(|asked, _| match asked {
         RequestKind::Stream => closed(vec![bookmark("5", true)]),
