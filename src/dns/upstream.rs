@@ -13,7 +13,6 @@ pub(crate) mod idle;
 pub(crate) mod lookup_origin;
 pub(crate) mod metrics;
 pub(crate) mod policy;
-pub(crate) mod query_rate;
 pub(crate) mod refusals;
 pub(crate) mod sharded_cache;
 pub(crate) mod singleflight;

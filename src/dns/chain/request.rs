@@ -9,6 +9,7 @@ use hickory_proto::op::{Edns, Metadata, Query};
 use hickory_proto::rr::Name;
 
 use crate::dns::chain::metrics::{RequestStats, ZoneMetrics};
+use crate::dns::chain::query_rate::QueryRate;
 use crate::dns::chain::server::Server;
 use crate::dns::chain::target_check::TargetCheck;
 use crate::dns::message::ede::Ede;
@@ -46,6 +47,8 @@ pub struct Request {
     /// The number of calls of [`Server::look_up_alias`] for this request and the look-ups that they led to; set by the
     /// first call.
     pub alias_look_up_tries: OnceLock<Arc<AtomicUsize>>,
+    /// The limit of the queries to one upstream, from the first look-up at upstreams on.
+    pub(crate) query_rate: Option<Arc<QueryRate>>,
 }
 
 #[derive(Clone, Debug)]

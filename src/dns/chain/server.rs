@@ -239,6 +239,7 @@ impl Server {
         inner.query = query;
         inner.purpose = purpose;
         inner.depth += 1;
+        inner.query_rate = None;
         // Boxed, because the call is recursive.
         Box::pin(Self::serve(&mut inner)).await
     }
@@ -294,6 +295,7 @@ impl Server {
             purpose: Purpose::Client,
             depth: 0,
             alias_look_up_tries: OnceLock::new(),
+            query_rate: None,
         }
     }
 

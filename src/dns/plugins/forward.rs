@@ -32,7 +32,7 @@
 //!   answer are the answer, with TC; without answer records other upstreams are asked first. Such an answer goes only
 //!   to clients that use UDP, and is never kept by *cache*; a client that uses TCP or TLS gets SERVFAIL.
 //! - One look-up sends at most 4 queries to one upstream in a second: repetitions, queries without EDNS and by TCP
-//!   count.
+//!   count, and those of further *forward* lines after *next*.
 //! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text in
 //!   all. A reply with two OPT records, or signed with TSIG or SIG(0), counts as a failure of the upstream.
 //! - A UDP socket is used for at most 1000 queries and one second, with a random id for each query, and a retransmission
@@ -246,18 +246,20 @@ impl Forward {
             && (!self.except.contains(name) || self.from == *name)
     }
 
-    async fn look_up(&self, request: &Request) -> Result<Arc<WireMessage>, ForwardError> {
+    async fn look_up(&self, request: &mut Request) -> Result<Arc<WireMessage>, ForwardError> {
         let (key, client) = (request.upstream_query().key(), request.quota_client());
+        // The next line may name the same upstreams.
+        let rate = request.query_rate.get_or_insert_default();
         let origin = match (&request.purpose, request.protocol) {
             (Purpose::Target { .. } | Purpose::Check(_), _) => {
                 // `lb_linker` already lets clients share the look-up of a target.
                 let _quota = self.upstreams.admit(LookupOrigin::Target, key.is_address_or_https(), client)?;
-                return self.upstreams.ask(&key, LookupOrigin::Target, client).await.map(Arc::new);
+                return self.upstreams.ask(&key, LookupOrigin::Target, client, rate).await.map(Arc::new);
             }
             (Purpose::Client, Protocol::Udp) => LookupOrigin::Forward,
             (Purpose::Client, _) => LookupOrigin::ForwardByTcp,
         };
-        let answer = self.look_ups.look_up(&self.upstreams, key, origin, client);
+        let answer = self.look_ups.look_up(&self.upstreams, key, origin, client, rate);
         let query = &request.query;
         if query.name().is_root() && query.query_type() == RecordType::NS {
             return timeout(HEALTH_CHECK_TIMEOUT, answer).await.unwrap_or(Err(ForwardError::Late));
@@ -278,7 +280,10 @@ impl Forward {
         let upstream = self.upstreams.find(address);
         let is_checked = upstream.is_some();
         let answer = match upstream {
-            Some(upstream) => self.upstreams.ask_one(upstream, &key, check).await.map(Arc::new),
+            Some(upstream) => {
+                let rate = request.query_rate.get_or_insert_default();
+                self.upstreams.ask_one(upstream, &key, check, rate).await.map(Arc::new)
+            }
             None if is_first => {
                 check.end(TargetOutcome::Inconclusive("the upstream isn't used any more".to_owned()));
                 return Err(PluginError::Drop);

@@ -19,10 +19,10 @@ use tracing::debug;
 
 use super::error::{ExchangeError, ExchangeProgress, Operation};
 use super::health::Upstream;
-use super::query_rate::QueryRate;
 use super::socket_budget::{SocketPermit, SocketQuota};
 use super::stream_pool::{Stream, StreamConnection};
 use super::udp_sockets::{UdpQuery, UdpUpstreamSocket};
+use crate::dns::chain::query_rate::QueryRate;
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
 use crate::dns::message::validity::Section;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::error::ForwardError;
 use super::group::UpstreamGroup;
 use super::lookup_origin::LookupOrigin;
+use crate::dns::chain::query_rate::QueryRate;
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::upstream::singleflight;
@@ -18,12 +19,12 @@ type ForwardRoute = (QueryKey, LookupOrigin, Option<IpAddr>);
 
 /// All look-ups under way.
 #[derive(Debug, Default)]
-pub struct SharedLookups(singleflight::Group<ForwardRoute, (IpAddr, ForwardResult)>);
+pub struct SharedLookups(singleflight::Group<ForwardRoute, (IpAddr, Arc<QueryRate>, ForwardResult)>);
 
 impl SharedLookups {
     /// Starts a look-up at the upstreams, or joins an equal one. A look-up for which no client waits any more
     /// continues, so that a client that retries can join it. Until its end a look-up uses the quota of the client that
-    /// started it.
+    /// started it. `rate` becomes that of the look-up that was joined.
     ///
     /// # Errors
     /// If there is no answer, or this client may not start another look-up.
@@ -33,12 +34,13 @@ impl SharedLookups {
         question: QueryKey,
         origin: LookupOrigin,
         client: IpAddr,
+        rate: &mut Arc<QueryRate>,
     ) -> ForwardResult {
         let (begun_for, result) =
-            self.join_or_start(forward, (question.clone(), origin, None), client).await?;
+            self.join_or_start(forward, (question.clone(), origin, None), client, rate).await?;
         // If another client started the look-up and had no socket left, this client may still have sockets.
         if matches!(result, Err(ForwardError::NoSocket)) && begun_for != client {
-            return self.join_or_start(forward, (question, origin, Some(client)), client).await?.1;
+            return self.join_or_start(forward, (question, origin, Some(client)), client, rate).await?.1;
         }
         result
     }
@@ -49,20 +51,24 @@ impl SharedLookups {
         forward: &Arc<UpstreamGroup>,
         route: ForwardRoute,
         client: IpAddr,
+        rate: &mut Arc<QueryRate>,
     ) -> Result<(IpAddr, ForwardResult), ForwardError> {
         let look_up = || {
             let (question, origin, _) = &route;
             let share = forward.admit(*origin, question.is_address_or_https(), client)?;
-            let (forward, question, origin) = (Arc::clone(forward), question.clone(), *origin);
+            let (forward, rate) = (Arc::clone(forward), Arc::clone(rate));
+            let (question, origin) = (question.clone(), *origin);
             Ok(async move {
-                let result = forward.ask(&question, origin, client).await.map(Arc::new);
+                let result = forward.ask(&question, origin, client, &rate).await.map(Arc::new);
                 drop(share);
-                (client, result)
+                (client, rate, result)
             })
         };
         let flight = self.0.join_or_start(&route, look_up, |_| {})?;
         let defect = || ForwardError::no_answer("the look-up has failed because of a bug in lb-linker");
-        flight.wait().await.ok_or_else(defect)
+        let (begun_for, joined, result) = flight.wait().await.ok_or_else(defect)?;
+        *rate = joined;
+        Ok((begun_for, result))
     }
 
     /// Prevents further clients from joining the look-ups of a name (in wire form, in lower case and without the root
@@ -98,7 +104,9 @@ mod tests {
             let question = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (lookups_in_flight, forward) = (Arc::clone(&lookups_in_flight), Arc::clone(&forward));
             let mut waiting = Box::pin(async move {
-                lookups_in_flight.look_up(&forward, question, LookupOrigin::Forward, client).await
+                lookups_in_flight
+                    .look_up(&forward, question, LookupOrigin::Forward, client, &mut Arc::default())
+                    .await
             });
             futures::poll!(waiting.as_mut())
         };
@@ -122,7 +130,7 @@ mod tests {
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let lacking = async {
             let _ = ended.await;
-            (CLIENT, Err(ForwardError::NoSocket))
+            (CLIENT, Arc::default(), Err(ForwardError::NoSocket))
         };
         let begun =
             lookups_in_flight.0.join_or_start(&route, || Ok::<_, ForwardError>(lacking), |_| {}).unwrap();
@@ -130,7 +138,9 @@ mod tests {
             let (lookups_in_flight, forward, question) =
                 (Arc::clone(&lookups_in_flight), Arc::clone(&forward), question.clone());
             let join = async move {
-                lookups_in_flight.look_up(&forward, question, LookupOrigin::Forward, client.into()).await
+                lookups_in_flight
+                    .look_up(&forward, question, LookupOrigin::Forward, client.into(), &mut Arc::default())
+                    .await
             };
             Box::pin(join)
         };
@@ -159,7 +169,10 @@ mod tests {
         let look_up = async |name: &str, origin| {
             let question = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (lookups_in_flight, forward) = (Arc::clone(&lookups_in_flight), Arc::clone(&forward));
-            tokio::spawn(async move { lookups_in_flight.look_up(&forward, question, origin, CLIENT).await });
+            let mut rate = Arc::default();
+            tokio::spawn(async move {
+                lookups_in_flight.look_up(&forward, question, origin, CLIENT, &mut rate).await
+            });
             yield_now().await;
         };
         let under_way = || {

@@ -13,6 +13,7 @@ use hickory_proto::op::ResponseCode;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
 
+use crate::dns::chain::query_rate::QueryRate;
 use crate::dns::chain::request::CHECK_ADDRESS;
 use crate::dns::chain::target_check::{TargetCheck, Wait};
 use crate::dns::message::query::QueryKey;
@@ -28,7 +29,6 @@ use crate::dns::upstream::health::Upstream;
 use crate::dns::upstream::lookup_origin::LookupOrigin;
 use crate::dns::upstream::metrics::LookupLimit;
 use crate::dns::upstream::policy::SelectionPolicy;
-use crate::dns::upstream::query_rate::QueryRate;
 use crate::dns::upstream::refusals::RefusedLookups;
 use crate::dns::upstream::small_future_set::SmallFutureSet;
 
@@ -113,10 +113,10 @@ impl UpstreamGroup {
     }
 
     /// Sends the query to one upstream, and to another one as soon as an upstream has failed or is silent for half a
-    /// second. The sockets use the quota of `client`. Returns, for a client's query, the first answer with an rcode
-    /// that isn't in `failover`, or else the last answer; for a target, the first answer with NOERROR, NXDOMAIN or
-    /// YXDOMAIN, or else the most informative one. A truncated answer without answer records counts only if no other
-    /// upstream answers.
+    /// second, within the rate of the look-up. The sockets use the quota of `client`. Returns, for a client's query, the
+    /// first answer with an rcode that isn't in `failover`, or else the last answer; for a target, the first answer with
+    /// NOERROR, NXDOMAIN or YXDOMAIN, or else the most informative one. A truncated answer without answer records counts
+    /// only if no other upstream answers.
     ///
     /// # Errors
     /// If no upstream has answered in time, no upstream can be asked, or no socket is free.
@@ -125,10 +125,10 @@ impl UpstreamGroup {
         question: &QueryKey,
         origin: LookupOrigin,
         client: IpAddr,
+        rate: &QueryRate,
     ) -> Result<WireMessage, ForwardError> {
         let (upstreams, attempts) = self.order()?;
         let quota = &self.options.sockets.quota_for(origin, client);
-        let rate = &QueryRate::default();
         let by_tcp = origin == LookupOrigin::ForwardByTcp && !self.options.prefer_udp;
         let begun = Instant::now();
         let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
@@ -198,6 +198,7 @@ impl UpstreamGroup {
         upstream: Arc<Upstream>,
         question: &QueryKey,
         check: &TargetCheck,
+        rate: &QueryRate,
     ) -> Result<WireMessage, ForwardError> {
         let turns = Arc::clone(&upstream.target_checks);
         // The semaphore is never closed.
@@ -206,8 +207,7 @@ impl UpstreamGroup {
         let begun = Instant::now();
         let progress = Arc::new(upstream.progress(begun));
         let times = Deadlines { begun, deadline: check.deadline };
-        let rate = QueryRate::default();
-        let answer = exchange(upstream, question, false, times, progress, quota, &rate);
+        let answer = exchange(upstream, question, false, times, progress, quota, rate);
         check.wait_for(Wait::Upstream, answer).await.1.map_err(|error| {
             if error.is_shortage() {
                 ForwardError::NoSocket
@@ -314,9 +314,9 @@ mod tests {
         let options = ForwardOptions { policy: SelectionPolicy::Sequential, ..ForwardOptions::default() };
         let forward = UpstreamGroup::new(vec![endpoint(&silent), endpoint(&next)], options);
         let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
-        let (mut message, begun) = ([0; 512], Instant::now());
+        let (mut message, begun, rate) = ([0; 512], Instant::now(), QueryRate::default());
         tokio::select! {
-            answer = forward.ask(&question, LookupOrigin::Forward, INTERNAL_ADDRESS) => panic!("{answer:?}"),
+            answer = forward.ask(&question, LookupOrigin::Forward, INTERNAL_ADDRESS, &rate) => panic!("{answer:?}"),
             asked = next.recv(&mut message) => assert!(asked.is_ok()),
             () = sleep_until(begun + LOOKUP_TIMEOUT) => panic!("the second upstream got no query"),
         }

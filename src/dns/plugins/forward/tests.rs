@@ -1,15 +1,18 @@
 use std::sync::Arc;
 
+use futures::future::join3;
 use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
-use tokio::time::{Duration, Instant, sleep};
+use tokio::time::{Duration, Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{LookupOrigin, UpstreamGroup};
-use crate::dns::chain::request::INTERNAL_ADDRESS;
+use crate::dns::chain::query_rate::QueryRate;
+use crate::dns::chain::request::{INTERNAL_ADDRESS, Purpose};
+use crate::dns::chain::server::Server;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::validity::Section;
 use crate::dns::net::Protocol;
@@ -135,6 +138,22 @@ async fn next_forward_is_queried_after_nxdomain_or_nodata() {
 }
 
 #[tokio::test]
+async fn forward_lines_share_the_limit_of_queries_to_an_upstream() {
+    let gone = FakeUpstream::erring(ResponseCode::NXDomain).await;
+    let line = format!("forward . {} {{\nnext NXDOMAIN\n}}\n", gone.address);
+    let context = TestServer::block(&line.repeat(5));
+    let mut for_target = context.request("x. A");
+    for_target.purpose = Purpose::Target { max_negative_age: Duration::ZERO, may_use_cached: false };
+    let mut asking = Box::pin(join3(context.ask("x. A"), context.ask("x. A"), async {
+        Server::serve(&mut for_target).await.map(|reply| reply.metadata.response_code)
+    }));
+    assert!(timeout(Duration::from_millis(300), &mut asking).await.is_err());
+    assert_eq!(gone.count(), 8, "4 for the clients, and 4 for the target");
+    let gone = "NXDOMAIN ra | | |".to_owned();
+    assert_eq!(asking.await, (gone.clone(), gone, Some(ResponseCode::NXDomain)));
+}
+
+#[tokio::test]
 async fn error_is_an_answer_unless_failover_names_it() {
     let (failing, refusing, good) = (
         FakeUpstream::erring(ResponseCode::ServFail).await,
@@ -161,7 +180,7 @@ async fn target_gets_the_best_answer_of_the_upstreams() {
         .to_vec();
     let options = ForwardOptions { policy: SelectionPolicy::Sequential, ..ForwardOptions::default() };
     let answer = UpstreamGroup::new(endpoints, options)
-        .ask(&plain("x."), LookupOrigin::Target, INTERNAL_ADDRESS)
+        .ask(&plain("x."), LookupOrigin::Target, INTERNAL_ADDRESS, &QueryRate::default())
         .await
         .unwrap();
     assert_eq!(answer.count(Section::Answer), 1);
@@ -278,7 +297,7 @@ async fn error_names_the_silent_upstream_as_in_coredns() {
     };
     for (origin, network) in [(LookupOrigin::Forward, "udp"), (LookupOrigin::ForwardByTcp, "tcp")] {
         let why = client(&silent, options.clone())
-            .ask(&plain("x."), origin, INTERNAL_ADDRESS)
+            .ask(&plain("x."), origin, INTERNAL_ADDRESS, &QueryRate::default())
             .await
             .unwrap_err()
             .to_string();
@@ -289,7 +308,7 @@ async fn error_names_the_silent_upstream_as_in_coredns() {
     let dead = held.local();
     let endpoint = UpstreamEndpoint { address: dead, transport: Transport::Tcp };
     let why = UpstreamGroup::new(vec![endpoint], options)
-        .ask(&plain("x."), LookupOrigin::Forward, INTERNAL_ADDRESS)
+        .ask(&plain("x."), LookupOrigin::Forward, INTERNAL_ADDRESS, &QueryRate::default())
         .await;
     assert_eq!(why.unwrap_err().to_string(), format!("dial tcp {dead}: connect: connection refused"));
     let context = TestServer::block(&format!("forward . {dead}"));
@@ -465,7 +484,7 @@ async fn truncated_answer_names_an_upstream_without_tcp() {
             }
         };
         // It is tried again for ever, if it has no address.
-        let ended = tokio::time::timeout(Duration::from_secs(60), resolving).await;
+        let ended = timeout(Duration::from_secs(60), resolving).await;
         assert_eq!(ended.is_ok(), is_resolved);
         let answer = context.ask("x. A").await;
         assert_eq!(answer.starts_with("NOERROR"), is_resolved, "{answer}");

@@ -163,7 +163,7 @@ impl RawUpstream {
     async fn ask(&self, origin: LookupOrigin) -> Result<WireMessage, ForwardError> {
         let options = ForwardOptions { max_fails: 0, max_attempts: Some(0), ..ForwardOptions::default() };
         let group = UpstreamGroup::new(vec![self.endpoint()], options);
-        group.ask(&question(), origin, [10, 0, 0, 1].into()).await
+        group.ask(&question(), origin, [10, 0, 0, 1].into(), &QueryRate::default()).await
     }
 }
 
@@ -253,7 +253,8 @@ async fn truncated_reply_isnt_lost_if_the_read_timeout_is_short() {
         ..ForwardOptions::default()
     };
     let group = UpstreamGroup::new(vec![upstream.endpoint()], options);
-    let answer = group.ask(&question(), LookupOrigin::Forward, [10, 0, 0, 1].into()).await.unwrap();
+    let (client, rate) = ([10, 0, 0, 1].into(), QueryRate::default());
+    let answer = group.ask(&question(), LookupOrigin::Forward, client, &rate).await.unwrap();
     assert_eq!((answer.count(Section::Answer), answer.metadata.truncation), (2, true));
 }
 
@@ -262,8 +263,8 @@ async fn cut_reply_to_another_question_is_ignored() {
     let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let endpoint = UpstreamEndpoint { address: udp.local_addr().unwrap(), transport: Transport::Udp };
     let group = UpstreamGroup::new(vec![endpoint], ForwardOptions::default());
-    let asked = question();
-    let asking = group.ask(&asked, LookupOrigin::Forward, [10, 0, 0, 1].into());
+    let (asked, rate) = (question(), QueryRate::default());
+    let asking = group.ask(&asked, LookupOrigin::Forward, [10, 0, 0, 1].into(), &rate);
     let answering = async {
         let mut query = [0; 512];
         let (length, from) = udp.recv_from(&mut query).await.unwrap();

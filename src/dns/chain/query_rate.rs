@@ -15,7 +15,7 @@ const WINDOW: Duration = Duration::from_millis(1100);
 
 /// The upstreams that a look-up has queried within [`WINDOW`], with the times.
 #[derive(Debug, Default)]
-pub(crate) struct QueryRate(Mutex<SmallVec<[(SocketAddr, Instant); 2]>>);
+pub struct QueryRate(Mutex<SmallVec<[(SocketAddr, Instant); 2]>>);
 
 impl QueryRate {
     /// Counts a query that is sent now.
