@@ -374,13 +374,12 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
         Err(error) => return fail(&error.into()),
     };
     let mut out = std::io::stdout().lock();
-    for line in &check_report.lines {
+    let found = check_report.cluster_errors.iter().map(|error| format!("error: {error}"));
+    for line in check_report.lines.iter().cloned().chain(found) {
         // Ignore EPIPE: stdout may be closed (`| head`).
-        let _ = writeln!(out, "{}", printable(line, &['\t']));
+        let _ = writeln!(out, "{}", printable(&line, &['\t']));
     }
-    for problem in check_report.input_errors.iter().chain(&check_report.cluster_errors) {
-        print_problem(problem);
-    }
+    check_report.input_errors.iter().for_each(|problem| print_problem(problem));
     if !check_report.input_errors.is_empty() {
         ExitCode::from(BAD_INPUT)
     } else if !check_report.cluster_errors.is_empty() {

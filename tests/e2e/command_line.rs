@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
-use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
+use crate::harness::linker::{Linker, cluster_errors, run_to_end, run_to_end_with};
 use crate::harness::port::HeldPort;
 use crate::harness::{cluster_with_target, eventually, permission};
 
@@ -119,8 +119,8 @@ fn kubeconfig_is_read_as_kubectl_does() {
     assert!(stdout(&output).lines().any(|line| line == server), "{}", stdout(&output));
     let output = run_to_end_with(&variables, ["check", "--cluster", "--upstream", "none"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(stderr(&output).contains("Connection refused"), "{}", stderr(&output));
-    assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+    assert!(cluster_errors(&output).contains("Connection refused"), "{}", stdout(&output));
+    assert_eq!(stderr(&output), "");
     let output = run_to_end_with(&variables, ["check", "--upstream", "none", "--context", "prod"]);
     let expected = format!("lb-linker: kubeconfig {list}: it has no context \"prod\"; it has \"lab\"\n");
     assert_eq!((output.status.code(), stderr(&output)), (Some(2), expected));
@@ -413,12 +413,12 @@ async fn check_cluster_reports_every_missing_permission() {
         .into_iter()
         .flat_map(|kind| ["create", "patch", "delete"].map(|verb| (verb, kind)))
     {
-        let sentence =
-            format!("lb-linker: the permission to {verb} {resource} in namespace {target} is missing");
-        assert!(stderr(&output).contains(&sentence), "{}", stderr(&output));
+        let sentence = format!("the permission to {verb} {resource} in namespace {target} is missing");
+        assert!(cluster_errors(&output).contains(&sentence), "{}", stdout(&output));
     }
     // The permission to read Services in all namespaces doesn't include EndpointSlices.
-    assert_eq!(stderr(&output).lines().count(), 8, "{}", stderr(&output));
+    assert_eq!(cluster_errors(&output).lines().count(), 8, "{}", stdout(&output));
+    assert_eq!(stderr(&output), "", "the report is one stream");
 }
 
 #[test]
@@ -437,7 +437,7 @@ fn check_cluster_reports_a_bad_token_in_one_sentence() {
         let output =
             run_to_end(["--kubeconfig", kubeconfig, "check", "--cluster", "--upstream=none", "--sync", sync]);
         assert_eq!(output.status.code(), Some(1));
-        let errors = stderr(&output);
+        let errors = cluster_errors(&output);
         assert!(errors.contains("the API server doesn't accept lb-linker's credentials (401"), "{errors}");
         assert_eq!(errors.lines().count(), 1, "{errors}");
         assert!(!stdout(&output).contains("Status"), "{}", stdout(&output));
@@ -463,12 +463,12 @@ async fn check_cluster_dry_runs_an_external_target() {
     permission(plane, true, &["create", "services", "-A", &account]).await;
     let nowhere = format!("{target}-nowhere");
     let sentence = format!(
-        "lb-linker: the target namespace {nowhere} doesn't exist: kubectl apply -f deploy/targets/, with {nowhere} in \
+        "the target namespace {nowhere} doesn't exist: kubectl apply -f deploy/targets/, with {nowhere} in \
          place of external-targets in their files"
     );
     for sync in ["on", "plan"] {
         let output = check(&home, "admin", &["--target-namespace", &nowhere, "--sync", sync]);
-        assert!(stderr(&output).starts_with(&sentence), "{sync}: {}", stderr(&output));
+        assert!(cluster_errors(&output).starts_with(&sentence), "{sync}: {}", stdout(&output));
         assert_eq!(output.status.code(), Some(1));
     }
 
@@ -479,13 +479,13 @@ async fn check_cluster_dry_runs_an_external_target() {
     let status = r#"{"status": {"hard": {"services": "0"}, "used": {"services": "0"}}}"#;
     let patch = ["patch", "quota", "none", "--subresource=status", "--type=merge", "-p", status, "-n", &full];
     plane.kubectl(&patch);
-    let sentence = format!("lb-linker: the target namespace {full} takes no external targets: ");
+    let sentence = format!("the target namespace {full} takes no external targets: ");
     let refused = || async {
         let output = check("lb-linker", "lb-linker", &["--target-namespace", &full]);
-        (output.status.code() == Some(1) && stderr(&output).starts_with(&sentence)).then_some(output)
+        (output.status.code() == Some(1) && cluster_errors(&output).starts_with(&sentence)).then_some(output)
     };
     let output = eventually("the quota to be in force", refused).await;
-    assert_eq!(stderr(&output).lines().count(), 1, "{}", stderr(&output));
+    assert_eq!(cluster_errors(&output).lines().count(), 1, "{}", stdout(&output));
     // With `--sync plan`, only a missing namespace counts.
     let plan = ["--target-namespace", &full, "--sync", "plan"];
     assert_eq!(check("lb-linker", "lb-linker", &plan).status.code(), Some(0));

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
-use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::linker::{Linker, cluster_errors, run_to_end};
 use crate::harness::{cluster_with_target, eventually};
 use crate::recreation::wait_for_external_target;
 
@@ -214,7 +214,7 @@ async fn instance_mismatch_is_logged_with_both_remedies() {
     assert_eq!(linker.logged("belong to the lb-linker instance"), 1);
     assert_eq!(linker.writes(), 0.0);
     let output = check("new");
-    let complaint = String::from_utf8(output.stderr).unwrap();
+    let complaint = cluster_errors(&output);
     assert_eq!(output.status.code(), Some(1), "{complaint}");
     assert!(remedies.iter().all(|remedy| complaint.contains(remedy)), "{complaint}");
     assert_eq!(complaint.lines().count(), 1, "{complaint}");

@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
-use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::linker::{Linker, cluster_errors, run_to_end};
 use crate::harness::{LINKER, cluster_with_target, eventually, permission};
 use crate::links::{links_of, text};
 use crate::recreation::wait_for_external_target;
@@ -182,7 +182,7 @@ async fn process_without_election_leaves_writes_to_a_leader() {
     let check = [&["check", "--cluster"], &unelected[..]].concat();
     let check: Vec<String> = check.into_iter().map(ToOwned::to_owned).collect();
     let check = tokio::task::spawn_blocking(|| run_to_end(check)).await.unwrap();
-    let problems = String::from_utf8(check.stderr).unwrap();
+    let problems = cluster_errors(&check);
     assert!(problems.contains(&format!("\"pod-1\" leads by Lease {instance}")), "{problems}");
     assert_eq!((linker.writes(), second.writes()), (1.0, 0.0));
     drop(second);

@@ -18,7 +18,7 @@ use crate::harness::clock::{ClockStop, ShiftedClock};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
-use crate::harness::linker::{Linker, get_from, run_to_end_with};
+use crate::harness::linker::{Linker, cluster_errors, get_from, run_to_end_with};
 use crate::harness::{cluster_with_target, deploy, eventually, grant_optional};
 use crate::links::links_of;
 use crate::recreation::wait_for_external_target;
@@ -898,13 +898,10 @@ async fn missing_permission_for_the_lease_is_logged_once() {
     let check = ["check", "--cluster", "--upstream", "none", "--leader-election", "lease", "--kubeconfig"];
     let check = [&check[..], &[kubeconfig.to_str().unwrap(), "--target-namespace", &stage.target]].concat();
     let output = run_to_end_with(&[], &check);
-    let complaints = String::from_utf8(output.stderr).unwrap();
+    let complaints = cluster_errors(&output);
     assert_eq!(output.status.code(), Some(1), "{complaints}");
     let missing = |right| {
-        format!(
-            "lb-linker: the permission to {right} in namespace {} is missing; it is in deploy/\n",
-            stage.target
-        )
+        format!("the permission to {right} in namespace {} is missing; it is in deploy/\n", stage.target)
     };
     let rights = ["create leases", "get leases/lb-linker", "update leases/lb-linker"];
     assert_eq!(complaints, rights.map(missing).concat());
@@ -919,7 +916,7 @@ async fn missing_permission_for_the_lease_is_logged_once() {
     let instance = format!("{}/lb-linker", stage.target);
     let other = [("LB_LINKER_LEASE_NAME", "other"), ("LB_LINKER_INSTANCE", &*instance)];
     let output = run_to_end_with(&other, &check);
-    let complaints = String::from_utf8(output.stderr).unwrap();
+    let complaints = cluster_errors(&output);
     assert_eq!(
         complaints,
         ["get leases/other", "update leases/other"].map(missing).concat(),
@@ -1016,7 +1013,8 @@ async fn leader_for_life_needs_a_pod_and_permissions() {
         let args =
             [command, &args, &[kubeconfig.to_str().unwrap(), "--target-namespace", &stage.target]].concat();
         let output = run_to_end_with(variables, args);
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        let found = cluster_errors(&output);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap() + &found)
     };
     for command in [&["run"][..], &["check"], &["check", "--cluster"]] {
         let (code, complaint) = run(command, &[("POD_NAME", "pod")]);
@@ -1031,7 +1029,7 @@ async fn leader_for_life_needs_a_pod_and_permissions() {
     let pod = [("POD_NAME", "pod"), ("POD_NAMESPACE", &*stage.namespace)];
     let missing = |what| {
         format!(
-            "lb-linker: the permission to {what} in namespace {} is missing; it is in deploy/life/, for --leader-election life\n",
+            "the permission to {what} in namespace {} is missing; it is in deploy/life/, for --leader-election life\n",
             stage.namespace
         )
     };

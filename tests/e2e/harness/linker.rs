@@ -57,6 +57,12 @@ pub fn run_to_end_with<S: AsRef<OsStr>>(
     command.args(args).stdin(Stdio::null()).output().expect("lb-linker can be started")
 }
 
+/// Returns the errors that `lb-linker check` has found in the cluster, each with a newline.
+pub fn cluster_errors(output: &Output) -> String {
+    let printed = String::from_utf8_lossy(&output.stdout);
+    printed.lines().filter_map(|line| Some(format!("{}\n", line.strip_prefix("error: ")?))).collect()
+}
+
 /// Returns a command for the program, without the variables in the environment of the tests that lb-linker reads.
 pub(crate) fn bare() -> Command {
     bare_program(&std::env::var_os("LB_LINKER_TEST_PROGRAM").unwrap_or_else(|| PROGRAM.into()))
