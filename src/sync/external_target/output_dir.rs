@@ -164,8 +164,11 @@ pub fn check(path: &Path) -> Result<(), DirectoryError> {
     // The directories that don't exist are created in this one.
     let present =
         absolute.ancestors().find(|ancestor| ancestor.symlink_metadata().is_ok()).unwrap_or(&absolute);
-    std::fs::read_dir(present).map_err(DirectoryError::at(present))?;
-    access(present, AccessFlags::W_OK | AccessFlags::X_OK)
+    if present == absolute {
+        std::fs::read_dir(present).map_err(DirectoryError::at(present))?;
+    }
+    // The dot makes a file an error. A parent directory is never read.
+    access(&present.join("."), AccessFlags::W_OK | AccessFlags::X_OK)
         .map_err(|error| DirectoryError::at(present)(error.into()))
 }
 
@@ -204,6 +207,11 @@ fn read(path: &Path) -> Option<Object> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    use nix::unistd::{Uid, setfsuid};
+
     use super::*;
 
     #[test]
@@ -222,5 +230,21 @@ mod tests {
         assert!(!directory.path().join("a").exists());
         OutputDirectory::open(new.clone(), String::new()).unwrap();
         check(&new).unwrap();
+    }
+
+    #[test]
+    fn unreadable_parent_is_no_error() {
+        let parent = tempfile::tempdir().unwrap();
+        let set_mode = |mode| std::fs::set_permissions(&parent, Permissions::from_mode(mode)).unwrap();
+        set_mode(0o333);
+        let new = parent.path().join("out");
+        let opened = std::thread::spawn(move || {
+            // Of this thread alone; root could read the parent.
+            setfsuid(Uid::from_raw(65534));
+            check(&new).and_then(|()| OutputDirectory::open(new, String::new()))
+        });
+        let opened = opened.join().unwrap();
+        set_mode(0o700);
+        assert!(opened.is_ok(), "{opened:?}");
     }
 }
