@@ -117,15 +117,18 @@ impl Followers {
         }
     }
 
-    /// Records why a Service couldn't be written.
-    pub(super) fn set_failure(&self, key: &ServiceKey, why: String) {
-        let mut followers = self.followers.lock();
-        if let Some(FollowerState::Outdated { failure, .. }) =
-            followers.get_mut(key).map(|follower| &mut follower.state)
-            && failure.as_ref() != Some(&why)
-        {
-            *failure = Some(why);
-            self.version.fetch_add(1, Ordering::Release);
+    /// Records why a Service couldn't be written, or why none of its namespace can be (`is_shared`): a reason of its own
+    /// that another Service has already stays.
+    pub(super) fn set_failure(&self, key: &ServiceKey, why: &str, is_shared: bool) {
+        for (other, follower) in self.followers.lock().iter_mut() {
+            let is_own = other == key;
+            if let FollowerState::Outdated { failure, .. } = &mut follower.state
+                && (is_own || is_shared && failure.is_none() && other.namespace() == key.namespace())
+                && failure.as_deref() != Some(why)
+            {
+                *failure = Some(why.to_owned());
+                self.version.fetch_add(1, Ordering::Release);
+            }
         }
     }
 
@@ -173,7 +176,7 @@ mod tests {
             failure
         };
         decide("a.example");
-        followers.set_failure(&key, "no".to_owned());
+        followers.set_failure(&key, "no", false);
         decide("a.example");
         assert_eq!(shown().as_deref(), Some("no"), "it is tried again");
         decide("b.example");

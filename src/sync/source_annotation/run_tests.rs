@@ -145,6 +145,37 @@ async fn followers_are_shown_with_what_became_of_them() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn refused_writes_are_shown_with_their_reason() {
+    let message = "services \"a\" is forbidden: User \"x\" cannot patch resource \"services\" in API group \"\" in \
+                   the namespace \"shop\"";
+    let context = context(test_support::refusing(403, "Forbidden", message).0);
+    load_balancer(&context, "shop");
+    let lists = ListEpoch { term: context.leadership.term(), rewinds: 0 };
+    let followers = Arc::clone(&context.followers);
+    followers.set_unread(Some(Vec::new()));
+    let mut controller = SourceAnnotationController::new(context, CrossTermState::default(), lists);
+    let names: Vec<String> = (0..20).map(|number| format!("s{number}")).collect();
+    let all: Vec<Value> = names.iter().map(|name| follower("shop", name, "web")).collect();
+    list(&mut controller, 0, &all);
+    let unexplained = || {
+        let explained = |(_, follower): &(ServiceKey, Follower)| {
+            let FollowerState::Outdated { failure, .. } = &follower.state else { return false };
+            failure.as_ref().is_some_and(|why| why.contains("the API server forbids it"))
+        };
+        names.len() - followers.list().unwrap().iter().filter(|follower| explained(follower)).count()
+    };
+    let begun = tokio::time::Instant::now();
+    while {
+        controller.drain_queue();
+        unexplained() > 0
+    } {
+        let ended = controller.runtime.event().await.unwrap();
+        ended.into_iter().for_each(|ended| controller.written(ended));
+        assert!(begun.elapsed() < Duration::from_secs(30), "{} have no reason", unexplained());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn panic_affects_only_its_service() {
     let (context, requests) = refused();
     load_balancer(&context, "shop");

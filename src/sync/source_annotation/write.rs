@@ -66,7 +66,9 @@ impl SourceAnnotationController {
         if let Err(error) = &result
             && error.is_refusal()
         {
-            self.context.followers.set_failure(&key, error.to_string());
+            // The other Services of the namespace wait, and may not be tried for long.
+            let is_shared = matches!(error, WriteError::WholeClass { code: 401 | 403, .. });
+            self.context.followers.set_failure(&key, &error.to_string(), is_shared);
         }
         // The Service is gone, or has no valid annotation any more: there is nothing to update.
         let Some(known) = self.annotated.get_mut(&key) else { return };
