@@ -49,8 +49,11 @@
 //!   (RLIMIT_NOFILE at the start, raised to the hard limit): 30 % for names that clients ask for, 15 % for targets of
 //!   links, 5 % for health checks, and 10 % for idle connections. By UDP up to 32 look-ups share a socket, and more if
 //!   the limit is reached; beyond half of these limits a query is retransmitted from its old port. A look-up without any
-//!   socket is refused. By TCP each look-up has a connection: below 3,400 files a single client has fewer than 500,
-//!   which a log line at the start reports: raise the hard limit (`ulimit -Hn`, or `LimitNOFILE` of systemd).
+//!   socket is refused. Below 3,400 files a single client has fewer than 500 sockets, which a log line at the start
+//!   reports: raise the hard limit (`ulimit -Hn`, or `LimitNOFILE` of systemd).
+//! - By TCP and TLS an upstream gets one query at a time on each connection until it has answered out of order; from then
+//!   on up to 32 share a connection (RFC 7766). An upstream such as CoreDNS, which answers in order, would let each query
+//!   wait for the slowest one before it.
 //! - Host names in **TO** are resolved once after the start, in the background; a failure is repeated until it
 //!   succeeds.
 //! - Answers for targets of links are taken from the upstream with the best answer, as if *failover* named every code

@@ -25,7 +25,8 @@ pub struct ForwardOptions {
     pub max_attempts: Option<usize>,
     /// The maximum number of concurrent look-ups for clients' queries. Look-ups of links' targets have a separate
     /// limit: the same number, but at most the number of sockets for targets. A client may use at most half of the
-    /// look-ups that other clients leave free. By TCP each look-up takes a connection.
+    /// look-ups that other clients leave free. By TCP a look-up may take
+    /// a connection.
     pub max_concurrent: usize,
     /// The limit of sockets to all upstreams of the process.
     pub sockets: Arc<SocketBudget>,

@@ -11,7 +11,6 @@ use std::time::Duration;
 use futures::future::select_ok;
 use hickory_proto::op::ResponseCode;
 use smallvec::SmallVec;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::either::Either;
@@ -20,11 +19,11 @@ use tracing::debug;
 use super::error::{ExchangeError, ExchangeProgress, Operation};
 use super::health::Upstream;
 use super::socket_budget::{SocketPermit, SocketQuota};
-use super::stream_pool::{Stream, StreamConnection};
-use super::udp_sockets::{UdpQuery, UdpUpstreamSocket};
+use super::sockets::stream::{MISMATCH, Stream};
+use super::sockets::{SentQuery, UpstreamSocket};
 use crate::dns::chain::query_rate::QueryRate;
 use crate::dns::message::query::QueryKey;
-use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
+use crate::dns::message::upstream_reply::UpstreamReply;
 use crate::dns::message::validity::Section;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::net::shared_runtime::on_shared_runtime;
@@ -40,7 +39,6 @@ const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a reused connection may be silent before a new one is tried: the other end may be gone.
 const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
-const MISMATCH: &str = "the reply doesn't match the query";
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
@@ -152,9 +150,9 @@ impl Upstream {
         self.metrics.iter().for_each(|metrics| metrics.record_socket(protocol, was_open));
     }
 
-    fn open_udp(&self, permit: SocketPermit) -> io::Result<Arc<UdpUpstreamSocket>> {
+    fn open_udp(&self, permit: SocketPermit) -> io::Result<Arc<UpstreamSocket>> {
         let from = self.source.map(|_| self.bind_address());
-        UdpUpstreamSocket::open(from, self.endpoint.address, permit, self.metrics.clone())
+        UpstreamSocket::open_udp(from, self.endpoint.address, permit, self.metrics.clone())
     }
 
     async fn connect(&self) -> io::Result<Stream> {
@@ -340,37 +338,34 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Sends the query over an idle connection if there is one, else over a new one.
+    /// Sends the query over an open connection if there is one, else over a new one.
     async fn by_stream(&self, bytes: &[u8]) -> Result<WireMessage, ExchangeError> {
         let begun = self.turn("tcp", Instant::now()).await?;
-        let permit = match self.quota.take() {
-            Ok(permit) => permit,
-            refused => return self.answer_by_new_connection(bytes, refused).await,
+        let asked = self.upstream.connections.ask(bytes, self.quota, begun);
+        let Some(query) = asked.map_err(|error| self.upstream.dialing("tcp").failed(error))? else {
+            return self.answer_by_new_connection(bytes, self.quota.take()).await;
         };
-        let pooled = self.upstream.pool.take();
-        self.upstream.count_socket(pooled.is_some(), true);
-        let Some(connection) = pooled else { return self.answer_by_new_connection(bytes, Ok(permit)).await };
-        let mut old = Box::pin(self.exchange_by_connection(connection.with(permit), bytes));
+        self.upstream.count_socket(true, true);
+        let mut old = Box::pin(async { self.accepted(self.reply_by_connection(query).await?) });
         let outcome = timeout(POOLED_STREAM_TIMEOUT, &mut old).await;
         if let Ok(Ok(answer)) = outcome {
             return Ok(answer);
         }
-        self.upstream.count_socket(false, true);
         match outcome {
             Ok(_) => {
                 drop(old);
-                // The other end may have closed the other idle connections, too.
-                self.upstream.pool.close_idle_since(begun);
+                // The other end may have closed the other connections, too.
+                self.upstream.connections.retire_silent_since(begun);
                 self.turn("tcp", Instant::now()).await?;
                 self.answer_by_new_connection(bytes, self.quota.take()).await
             }
-            // Either the other end is gone, or the answer is slow. If the old connection then answers first, the idle
+            // Either the other end is gone, or the answer is slow. If the old connection then answers first, the other
             // connections stay open.
             Err(_) => {
                 let new = Box::pin(async {
                     self.turn("tcp", Instant::now()).await?;
                     let outcome = self.answer_by_new_connection(bytes, self.quota.take_spare()).await;
-                    self.upstream.pool.close_idle_since(begun);
+                    self.upstream.connections.retire_silent_since(begun);
                     outcome
                 });
                 select_ok([Either::Left(old), Either::Right(new)]).await.map(|(answer, _)| answer)
@@ -383,6 +378,7 @@ impl Attempt<'_> {
         bytes: &[u8],
         permit: io::Result<SocketPermit>,
     ) -> Result<WireMessage, ExchangeError> {
+        let permit = permit.inspect(|_| self.upstream.count_socket(false, true));
         self.accepted(self.reply_by_new_connection(bytes, permit).await?)
     }
 
@@ -399,38 +395,25 @@ impl Attempt<'_> {
             Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
             Err(_) => return Err(dialing.late()),
         };
-        self.reply_by_connection(StreamConnection { stream, opened: Instant::now(), _permit: permit }, bytes)
-            .await
+        let connection = self.upstream.connections.add(stream, permit);
+        self.reply_by_connection(connection.ask(bytes.to_vec(), Instant::now())).await
     }
 
-    async fn exchange_by_connection(
-        &self,
-        connection: StreamConnection,
-        bytes: &[u8],
-    ) -> Result<WireMessage, ExchangeError> {
-        self.accepted(self.reply_by_connection(connection, bytes).await?)
-    }
-
-    /// Sends the query over a connection, which returns to the pool if the reply is an answer. Returns the reply, and
-    /// the local address of the connection.
+    /// Waits for the reply to a query over a connection. Returns it, and the local address of the connection.
     async fn reply_by_connection(
         &self,
-        mut connection: StreamConnection,
-        bytes: &[u8],
+        query: SentQuery,
     ) -> Result<(UpstreamReply, Option<SocketAddr>), ExchangeError> {
-        let local = connection.local();
+        let local = query.socket.local;
         let reading = Operation::read("tcp", local, self.upstream.endpoint.address);
         self.progress.begin(reading, Instant::now());
-        let answer =
-            match timeout_at(self.times.deadline, send_and_receive(&mut connection.stream, bytes)).await {
-                Ok(answer) => answer.map_err(|error| reading.failed(error))?,
-                Err(_) => return Err(reading.late()),
-            };
-        let reply = parse_reply(bytes, &answer);
-        if matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(_)) {
-            self.upstream.pool.put(connection);
+        match timeout_at(self.times.deadline, poll_fn(|context| query.poll_reply(context))).await {
+            Ok(reply) => Ok((reply.map_err(|error| reading.failed(error))?, local)),
+            Err(_) => {
+                query.retire_if_silent();
+                Err(reading.late())
+            }
         }
-        Ok((reply, local))
     }
 
     /// Returns the answer in a reply by TCP or TLS.
@@ -455,7 +438,7 @@ impl Attempt<'_> {
 #[derive(Default)]
 struct UdpTries {
     /// The queries under way, each with whether its socket was open before.
-    queries: SmallVec<[(UdpQuery, bool); 1]>,
+    queries: SmallVec<[(SentQuery, bool); 1]>,
     /// The local address of the first one.
     local: Option<SocketAddr>,
     /// When the last one was sent, also if it has failed.
@@ -463,7 +446,7 @@ struct UdpTries {
 }
 
 impl UdpTries {
-    fn push(&mut self, query: UdpQuery, was_open: bool) {
+    fn push(&mut self, query: SentQuery, was_open: bool) {
         self.local = self.local.or(query.socket.local);
         self.last_sent = Some(query.sent);
         self.queries.push((query, was_open));
@@ -503,16 +486,6 @@ impl UdpTries {
 pub(crate) fn is_about_the_name(rcode: ResponseCode) -> bool {
     // YXDOMAIN: a DNAME makes a name too long (RFC 6672 section 2.2).
     matches!(rcode, ResponseCode::NoError | ResponseCode::NXDomain | ResponseCode::YXDomain)
-}
-
-/// Sends a message and reads one, each with its length before it (RFC 1035 section 4.2.2).
-async fn send_and_receive(stream: &mut Stream, bytes: &[u8]) -> io::Result<Vec<u8>> {
-    let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
-    stream.write_all(&[&length.to_be_bytes(), bytes].concat()).await?;
-    stream.flush().await?;
-    let mut answer = vec![0; usize::from(stream.read_u16().await?)];
-    stream.read_exact(&mut answer).await?;
-    Ok(answer)
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ use super::error::ExchangeError;
 use super::exchange::ping;
 use super::metrics::UpstreamCounters;
 use super::socket_budget::SocketBudget;
-use super::stream_pool::StreamPool;
-use super::udp_sockets::UdpSockets;
+use super::sockets::stream::Connections;
+use super::sockets::udp::UdpSockets;
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::net::shared_runtime::shared_runtime;
 use crate::dns::upstream::config::HealthCheck;
@@ -33,7 +33,7 @@ const MIN_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Upstream {
     pub(crate) endpoint: UpstreamEndpoint,
-    pub(crate) pool: StreamPool,
+    pub(crate) connections: Connections,
     pub(crate) sockets: UdpSockets,
     pub(crate) budget: Arc<SocketBudget>,
     pub(crate) reply_timeout: Duration,
@@ -57,7 +57,7 @@ impl Upstream {
         let target_checks = options.max_concurrent.min(sockets).clamp(1, MAX_TARGET_CHECKS);
         Self {
             endpoint,
-            pool: StreamPool::new(options.pool_config, Arc::clone(&options.sockets)),
+            connections: Connections::new(options.pool_config, Arc::clone(&options.sockets)),
             sockets: UdpSockets::default(),
             budget: Arc::clone(&options.sockets),
             reply_timeout: options.read_timeout,

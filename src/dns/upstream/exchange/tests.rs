@@ -1,5 +1,6 @@
 use hickory_proto::rr::{Name, RecordType};
 use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::advance;
@@ -30,21 +31,20 @@ async fn ask(upstream: &Arc<Upstream>, quota: &SocketQuota) -> Result<WireMessag
 }
 
 #[tokio::test]
-async fn slow_answer_leaves_the_idle_connections_open() {
+async fn slow_answer_leaves_the_connections_open() {
     let read = async |stream: &mut TcpStream| {
         let mut message = vec![0; usize::from(stream.read_u16().await.unwrap())];
         stream.read_exact(&mut message).await.unwrap();
         message
     };
-    for (is_answered_by_old, idle) in [(true, 2), (false, 1)] {
+    for (is_answered_by_old, open) in [(true, 3), (false, 1)] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let upstream = upstream(listener.local_addr().unwrap(), Transport::Tcp);
         let quota = upstream.budget.check_quota();
         let mut accepted = Vec::new();
         for _ in 0..2 {
             let stream = upstream.connect().await.unwrap();
-            let (opened, _permit) = (Instant::now(), quota.take().unwrap());
-            upstream.pool.put(StreamConnection { stream, opened, _permit });
+            upstream.connections.add(stream, quota.take().unwrap());
             accepted.push(listener.accept().await.unwrap().0);
         }
         let answering = async {
@@ -62,7 +62,7 @@ async fn slow_answer_leaves_the_idle_connections_open() {
         };
         let (answer, _open) = tokio::join!(ask(&upstream, &quota), answering);
         answer.unwrap();
-        assert_eq!(std::iter::from_fn(|| upstream.pool.take()).count(), idle);
+        assert_eq!(upstream.connections.usable(), open);
     }
 }
 

@@ -13,27 +13,25 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use nix::sys::socket::{
     AddressFamily, MsgFlags, MultiHeaders, SockFlag, SockType, SockaddrStorage, bind, connect, recvmmsg,
     sendmmsg, socket,
 };
-use parking_lot::Mutex;
 use rand::RngExt;
 use thread_local::ThreadLocal;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
-use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 
-use super::metrics::UpstreamCounters;
-use super::socket_budget::SocketPermit;
+use super::{Queries, UpstreamSocket, WaitingQuery, closed};
 use crate::dns::message::upstream_reply::{UpstreamReply, parse_datagram};
 use crate::dns::net::readable::for_reading;
 use crate::dns::net::thread_tasks;
+use crate::dns::upstream::metrics::UpstreamCounters;
+use crate::dns::upstream::socket_budget::SocketPermit;
 
 /// The number of waiting queries from which on a socket gets no further query, as long as another one may be opened.
 const MAX_WAITING: usize = 32;
@@ -62,59 +60,16 @@ struct Batch {
 
 /// The open sockets to one upstream. Each thread has its own: a reply to a UDP thread wakes no other thread.
 #[derive(Debug, Default)]
-pub(crate) struct UdpSockets(ThreadLocal<RefCell<Vec<Arc<UdpUpstreamSocket>>>>);
-
-/// A socket connected to one upstream, so that the kernel drops datagrams from other addresses. A task sends its queries
-/// and receives the replies.
-#[derive(Debug)]
-pub(crate) struct UdpUpstreamSocket {
-    pub(crate) local: Option<SocketAddr>,
-    opened: Instant,
-    queries: Mutex<Queries>,
-    /// Wakes the task: there is something to send, or the socket may be closed.
-    changed: Notify,
-}
-
-#[derive(Debug)]
-struct Queries {
-    waiting: HashMap<u16, WaitingQuery>,
-    /// One bit for each id that the socket has used.
-    used: Box<[u64; 1024]>,
-    /// The number of queries that the socket has had.
-    number: usize,
-    /// When the last reply came, if any.
-    heard: Option<Instant>,
-    /// The ids of the queries to send.
-    outgoing: Vec<u16>,
-    /// The socket gets no further queries, and is closed after the last reply.
-    is_retired: bool,
-    /// The task has ended.
-    is_closed: bool,
-}
-
-#[derive(Debug)]
-struct WaitingQuery {
-    bytes: Vec<u8>,
-    reply: Option<io::Result<UpstreamReply>>,
-    waker: Option<Waker>,
-}
-
-/// A query under way on a socket. Dropping it gives the query up.
-#[derive(Debug)]
-pub(crate) struct UdpQuery {
-    pub(crate) socket: Arc<UdpUpstreamSocket>,
-    id: u16,
-    pub(crate) sent: Instant,
-}
+pub(crate) struct UdpSockets(ThreadLocal<RefCell<Vec<Arc<UpstreamSocket>>>>);
 
 impl UdpSockets {
     /// Returns a random socket of this thread that has room for another query and was opened after `after`.
-    pub(crate) fn find(&self, now: Instant, after: Option<Instant>) -> Option<Arc<UdpUpstreamSocket>> {
+    pub(crate) fn find(&self, now: Instant, after: Option<Instant>) -> Option<Arc<UpstreamSocket>> {
         self.find_below(MAX_WAITING, now, after)
     }
 
     /// Returns a random socket of this thread that takes another query, for when no other socket may be opened.
-    pub(crate) fn find_crowded(&self, now: Instant) -> Option<Arc<UdpUpstreamSocket>> {
+    pub(crate) fn find_crowded(&self, now: Instant) -> Option<Arc<UpstreamSocket>> {
         self.find_below(MAX_QUERIES, now, None)
     }
 
@@ -123,27 +78,28 @@ impl UdpSockets {
         max_waiting: usize,
         now: Instant,
         after: Option<Instant>,
-    ) -> Option<Arc<UdpUpstreamSocket>> {
+    ) -> Option<Arc<UpstreamSocket>> {
         let mut sockets = self.0.get_or_default().borrow_mut();
         sockets.retain(|socket| !socket.is_over(now));
         let first = rand::rng().random_range(..sockets.len().max(1));
         let mut all = sockets.iter().cycle().skip(first).take(sockets.len());
-        let is_new = |socket: &UdpUpstreamSocket| after.is_none_or(|after| socket.opened > after);
+        let is_new = |socket: &UpstreamSocket| after.is_none_or(|after| socket.opened > after);
         all.find(|socket| is_new(socket) && socket.has_room(max_waiting)).cloned()
     }
 
     /// Adds a socket that this thread has opened.
-    pub(crate) fn add(&self, socket: &Arc<UdpUpstreamSocket>) {
+    pub(crate) fn add(&self, socket: &Arc<UpstreamSocket>) {
         self.0.get_or_default().borrow_mut().push(Arc::clone(socket));
     }
 }
 
-impl UdpUpstreamSocket {
-    /// Opens a socket, and starts its task. The permit is released when the socket is closed.
+impl UpstreamSocket {
+    /// Opens a UDP socket, connected to the upstream, so that the kernel drops datagrams from other addresses, and starts
+    /// its task. The permit is released when the socket is closed.
     ///
     /// # Errors
     /// If the kernel refuses the socket or its local address.
-    pub(crate) fn open(
+    pub(crate) fn open_udp(
         from: Option<SocketAddr>,
         to: SocketAddr,
         permit: SocketPermit,
@@ -158,47 +114,10 @@ impl UdpUpstreamSocket {
         // Without a bound address, the kernel also chooses the local address and port here.
         connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
         let udp = Arc::new(UdpSocket::from(socket));
-        let queries = Queries {
-            waiting: HashMap::new(),
-            used: Box::new([0; 1024]),
-            number: 0,
-            heard: None,
-            outgoing: Vec::new(),
-            is_retired: false,
-            is_closed: false,
-        };
-        let socket = Arc::new(Self {
-            local: udp.local_addr().ok(),
-            opened: Instant::now(),
-            queries: Mutex::new(queries),
-            changed: Notify::new(),
-        });
+        let socket = Self::new(udp.local_addr().ok(), MAX_QUERIES, None);
         let task = Task { socket: Arc::clone(&socket), udp: for_reading(udp)?, metrics, _permit: permit };
         thread_tasks::spawn(task.run());
         Ok(socket)
-    }
-
-    /// Sends a query with a new id. The task of the socket sends together what is there at its next turn.
-    pub(crate) fn ask(self: &Arc<Self>, mut bytes: Vec<u8>, now: Instant) -> UdpQuery {
-        let queries = &mut *self.queries.lock();
-        let mut id = rand::random();
-        while !queries.use_id(id) {
-            id = rand::random();
-        }
-        bytes[..2].copy_from_slice(&id.to_be_bytes());
-        queries.number += 1;
-        queries.is_retired |= queries.number == MAX_QUERIES;
-        let reply = queries.is_closed.then(|| Err(closed()));
-        queries.waiting.insert(id, WaitingQuery { bytes, reply, waker: None });
-        self.send(queries, id);
-        UdpQuery { socket: Arc::clone(self), id, sent: now }
-    }
-
-    fn send(&self, queries: &mut Queries, id: u16) {
-        queries.outgoing.push(id);
-        if queries.outgoing.len() == 1 {
-            self.changed.notify_one();
-        }
     }
 
     fn is_over(&self, now: Instant) -> bool {
@@ -208,12 +127,6 @@ impl UdpUpstreamSocket {
 
     fn has_room(&self, max_waiting: usize) -> bool {
         self.queries.lock().waiting.len() < max_waiting
-    }
-
-    /// Ends the use of the socket for further queries.
-    pub(crate) fn retire(&self) {
-        self.queries.lock().is_retired = true;
-        self.changed.notify_one();
     }
 
     /// Gives the datagram to the query that it answers; returns whether there is one.
@@ -232,85 +145,11 @@ impl UdpUpstreamSocket {
             }
         }
     }
-
-    fn is_done(&self) -> bool {
-        let queries = self.queries.lock();
-        queries.is_retired && queries.waiting.is_empty()
-    }
-
-    /// Ends all queries with an error.
-    pub(super) fn fail(&self, error: impl Fn() -> io::Error) {
-        let mut queries = self.queries.lock();
-        queries.is_retired = true;
-        for query in queries.waiting.values_mut().filter(|query| query.reply.is_none()) {
-            query.end(Err(error()));
-        }
-    }
-}
-
-impl Queries {
-    /// Returns whether the id wasn't used yet, and marks it as used.
-    fn use_id(&mut self, id: u16) -> bool {
-        let (word, bit) = (&mut self.used[usize::from(id / 64)], 1 << (id % 64));
-        let is_new = *word & bit == 0;
-        *word |= bit;
-        is_new
-    }
-}
-
-impl WaitingQuery {
-    fn end(&mut self, reply: io::Result<UpstreamReply>) {
-        self.reply = Some(reply);
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
-    }
-}
-
-impl UdpQuery {
-    /// Returns the reply, which is never [`UpstreamReply::Mismatch`], if it has come. Else the task is woken then.
-    ///
-    /// # Errors
-    /// If the kernel reports that the port is closed (ICMP), or the socket is broken or closed.
-    pub(crate) fn poll_reply(&self, context: &mut Context<'_>) -> Poll<io::Result<UpstreamReply>> {
-        let mut queries = self.socket.queries.lock();
-        let Some(query) = queries.waiting.get_mut(&self.id) else { return Poll::Ready(Err(closed())) };
-        match (query.reply.take(), &mut query.waker) {
-            (Some(reply), _) => return Poll::Ready(reply),
-            (None, Some(waker)) => waker.clone_from(context.waker()),
-            (None, waker) => *waker = Some(context.waker().clone()),
-        }
-        Poll::Pending
-    }
-
-    /// Sends the query again from the same port.
-    pub(crate) fn send_again(&self) {
-        let queries = &mut *self.socket.queries.lock();
-        self.socket.send(queries, self.id);
-    }
-
-    /// Ends the use of the socket for further queries if no reply has come since the query was sent: a network may map
-    /// its port to a dead server.
-    pub(crate) fn retire_if_silent(&self) {
-        if self.socket.queries.lock().heard.is_none_or(|heard| heard < self.sent) {
-            self.socket.retire();
-        }
-    }
-}
-
-impl Drop for UdpQuery {
-    fn drop(&mut self) {
-        let mut queries = self.socket.queries.lock();
-        queries.waiting.remove(&self.id);
-        if queries.is_retired && queries.waiting.is_empty() {
-            self.socket.changed.notify_one();
-        }
-    }
 }
 
 /// The task of a socket.
 struct Task {
-    socket: Arc<UdpUpstreamSocket>,
+    socket: Arc<UpstreamSocket>,
     udp: AsyncFd<Arc<UdpSocket>>,
     metrics: Option<Arc<UpstreamCounters>>,
     /// Dropped after the socket.
@@ -420,13 +259,8 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        self.socket.queries.lock().is_closed = true;
-        self.socket.fail(closed);
+        self.socket.close();
     }
-}
-
-fn closed() -> io::Error {
-    io::ErrorKind::ConnectionAborted.into()
 }
 
 /// Sends the first of these queries, and as many others as the kernel takes; returns their number.

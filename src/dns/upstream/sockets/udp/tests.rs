@@ -9,6 +9,7 @@ use tokio::time::{advance, timeout};
 use super::*;
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::upstream::socket_budget::SocketBudget;
+use crate::dns::upstream::sockets::SentQuery;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -16,12 +17,12 @@ fn query(name: &str) -> Vec<u8> {
     UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key().encode(false)
 }
 
-fn open(to: &UdpSocket) -> Arc<UdpUpstreamSocket> {
+fn open(to: &UdpSocket) -> Arc<UpstreamSocket> {
     let permit = SocketBudget::default().check_quota().take().unwrap();
-    UdpUpstreamSocket::open(None, to.local_addr().unwrap(), permit, None).unwrap()
+    UpstreamSocket::open_udp(None, to.local_addr().unwrap(), permit, None).unwrap()
 }
 
-async fn reply(query: &UdpQuery) -> io::Result<UpstreamReply> {
+async fn reply(query: &SentQuery) -> io::Result<UpstreamReply> {
     timeout(TIMEOUT, poll_fn(|context| query.poll_reply(context))).await.expect("a reply or an error")
 }
 
@@ -119,7 +120,7 @@ async fn crowded_socket_is_used_only_if_there_is_no_other() {
     let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let (sockets, now) = (UdpSockets::default(), Instant::now());
     sockets.add(&open(&upstream));
-    let fill = |find: &dyn Fn() -> Option<Arc<UdpUpstreamSocket>>| -> Vec<UdpQuery> {
+    let fill = |find: &dyn Fn() -> Option<Arc<UpstreamSocket>>| -> Vec<SentQuery> {
         std::iter::from_fn(|| Some(find()?.ask(query("a.example."), now))).collect()
     };
     let waiting = fill(&|| sockets.find(now, None));
@@ -138,7 +139,7 @@ async fn unused_socket_is_closed_after_its_last_query() {
     let free = || std::iter::from_fn(|| quota.take().ok()).collect::<Vec<_>>().len();
     let all = free();
     let to = upstream.local_addr().unwrap();
-    let socket = UdpUpstreamSocket::open(None, to, quota.take().unwrap(), None).unwrap();
+    let socket = UpstreamSocket::open_udp(None, to, quota.take().unwrap(), None).unwrap();
     let waiting = socket.ask(query("a.example."), Instant::now());
     tokio::time::sleep(2 * MAX_AGE).await;
     assert_eq!(free(), all - 1, "a query waits");
@@ -173,4 +174,32 @@ fn end_of_the_runtime_ends_the_queries() {
     drop(owner);
     let outcome = runtime().block_on(reply(&asked));
     assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+}
+
+#[tokio::test]
+async fn earlier_ports_dont_tell_the_next_one() {
+    const NUMBER: usize = 20_000;
+    let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let mut ports = Vec::with_capacity(NUMBER);
+    for _ in 0..NUMBER {
+        let socket = open(&upstream);
+        ports.push(socket.local.unwrap().port());
+        socket.retire();
+        yield_now().await;
+    }
+    let (least, most) = (*ports.iter().min().unwrap(), *ports.iter().max().unwrap());
+    assert!(most - least > 20_000, "{least} to {most}");
+    let parts = |of: &dyn Fn(usize) -> u16| {
+        let mut counts = [0_usize; 16];
+        (1..NUMBER).for_each(|at| counts[usize::from(of(at) / 256 % 16)] += 1);
+        counts
+    };
+    let differences = parts(&|at| ports[at].wrapping_sub(ports[at - 1]));
+    for counts in [parts(&|at| ports[at]), differences] {
+        // The standard deviation of a part is about 34.
+        let expected = NUMBER / 16;
+        assert!(counts.iter().all(|count| count.abs_diff(expected) < 400), "{counts:?}");
+    }
+    let repeated = (1..NUMBER).filter(|at| ports[*at] == ports[at - 1]).count();
+    assert!(repeated < 10, "{repeated}");
 }

@@ -1,0 +1,209 @@
+//! The sockets to an upstream. Each serves several queries at a time; a task sends them and receives the replies.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::dns::message::upstream_reply::UpstreamReply;
+
+pub(crate) mod stream;
+pub(crate) mod udp;
+
+/// A socket or a connection to one upstream.
+#[derive(Debug)]
+pub(crate) struct UpstreamSocket {
+    pub(crate) local: Option<SocketAddr>,
+    opened: Instant,
+    queries: Mutex<Queries>,
+    /// Wakes the task: there is something to send, or the socket may be closed.
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Queries {
+    waiting: HashMap<u16, WaitingQuery>,
+    /// One bit for each id that the socket has used.
+    used: Box<[u64; 1024]>,
+    /// The number of queries that the socket has had.
+    number: usize,
+    /// After that number the socket gets no further queries.
+    max_number: usize,
+    /// When the last reply came, if any.
+    heard: Option<Instant>,
+    /// The ids of the queries to send.
+    outgoing: Vec<u16>,
+    /// The socket gets no further queries, and is closed after the last reply.
+    is_retired: bool,
+    /// The task has ended.
+    is_closed: bool,
+    /// What only connections have; `None` for UDP.
+    connection: Option<stream::ConnectionState>,
+}
+
+#[derive(Debug)]
+struct WaitingQuery {
+    bytes: Vec<u8>,
+    /// Its number among the queries of the socket.
+    number: usize,
+    sent: Instant,
+    reply: Option<io::Result<UpstreamReply>>,
+    waker: Option<Waker>,
+}
+
+/// A query under way on a socket. Dropping it gives the query up.
+#[derive(Debug)]
+pub(crate) struct SentQuery {
+    pub(crate) socket: Arc<UpstreamSocket>,
+    id: u16,
+    pub(crate) sent: Instant,
+}
+
+impl UpstreamSocket {
+    fn new(
+        local: Option<SocketAddr>,
+        max_number: usize,
+        connection: Option<stream::ConnectionState>,
+    ) -> Arc<Self> {
+        let queries = Queries {
+            waiting: HashMap::new(),
+            used: Box::new([0; 1024]),
+            number: 0,
+            max_number,
+            heard: None,
+            outgoing: Vec::new(),
+            is_retired: false,
+            is_closed: false,
+            connection,
+        };
+        let (opened, queries, changed) = (Instant::now(), Mutex::new(queries), Notify::new());
+        Arc::new(Self { local, opened, queries, changed })
+    }
+
+    /// Sends a query with a new id. The task of the socket sends together what is there at its next turn.
+    pub(crate) fn ask(self: &Arc<Self>, mut bytes: Vec<u8>, now: Instant) -> SentQuery {
+        let queries = &mut *self.queries.lock();
+        let mut id = rand::random();
+        while !queries.use_id(id) {
+            id = rand::random();
+        }
+        bytes[..2].copy_from_slice(&id.to_be_bytes());
+        queries.number += 1;
+        queries.is_retired |= queries.number == queries.max_number;
+        let reply = queries.is_closed.then(|| Err(closed()));
+        let query = WaitingQuery { bytes, number: queries.number, sent: now, reply, waker: None };
+        queries.waiting.insert(id, query);
+        self.send(queries, id);
+        SentQuery { socket: Arc::clone(self), id, sent: now }
+    }
+
+    fn send(&self, queries: &mut Queries, id: u16) {
+        queries.outgoing.push(id);
+        if queries.outgoing.len() == 1 {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Ends the use of the socket for further queries.
+    pub(crate) fn retire(&self) {
+        self.queries.lock().is_retired = true;
+        self.changed.notify_one();
+    }
+
+    fn is_done(&self) -> bool {
+        let queries = self.queries.lock();
+        queries.is_retired && queries.waiting.is_empty()
+    }
+
+    /// Ends all queries with an error.
+    pub(super) fn fail(&self, error: impl Fn() -> io::Error) {
+        let mut queries = self.queries.lock();
+        queries.is_retired = true;
+        for query in queries.waiting.values_mut().filter(|query| query.reply.is_none()) {
+            query.end(Err(error()));
+        }
+    }
+
+    /// Ends all queries, because the task has ended.
+    fn close(&self) {
+        let mut queries = self.queries.lock();
+        queries.is_closed = true;
+        // Releases the permit.
+        queries.connection = None;
+        drop(queries);
+        self.fail(closed);
+    }
+}
+
+impl Queries {
+    fn has_used(&self, id: u16) -> bool {
+        self.used[usize::from(id / 64)] & 1 << (id % 64) != 0
+    }
+
+    /// Returns whether the id wasn't used yet, and marks it as used.
+    fn use_id(&mut self, id: u16) -> bool {
+        let (word, bit) = (&mut self.used[usize::from(id / 64)], 1 << (id % 64));
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+}
+
+impl WaitingQuery {
+    fn end(&mut self, reply: io::Result<UpstreamReply>) {
+        self.reply = Some(reply);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl SentQuery {
+    /// Returns the reply if it has come. Else the task is woken then.
+    ///
+    /// # Errors
+    /// If the socket is broken or closed, or the kernel reports that the UDP port is closed (ICMP).
+    pub(crate) fn poll_reply(&self, context: &mut Context<'_>) -> Poll<io::Result<UpstreamReply>> {
+        let mut queries = self.socket.queries.lock();
+        let Some(query) = queries.waiting.get_mut(&self.id) else { return Poll::Ready(Err(closed())) };
+        match (query.reply.take(), &mut query.waker) {
+            (Some(reply), _) => return Poll::Ready(reply),
+            (None, Some(waker)) => waker.clone_from(context.waker()),
+            (None, waker) => *waker = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// Sends the query again on the same socket.
+    pub(crate) fn send_again(&self) {
+        let queries = &mut *self.socket.queries.lock();
+        self.socket.send(queries, self.id);
+    }
+
+    /// Ends the use of the socket for further queries if no reply has come since the query was sent: a network may map
+    /// its port to a dead server.
+    pub(crate) fn retire_if_silent(&self) {
+        if self.socket.queries.lock().heard.is_none_or(|heard| heard < self.sent) {
+            self.socket.retire();
+        }
+    }
+}
+
+impl Drop for SentQuery {
+    fn drop(&mut self) {
+        let mut queries = self.socket.queries.lock();
+        queries.waiting.remove(&self.id);
+        if queries.waiting.is_empty() && (queries.is_retired || queries.connection.is_some()) {
+            self.socket.changed.notify_one();
+        }
+    }
+}
+
+fn closed() -> io::Error {
+    io::ErrorKind::ConnectionAborted.into()
+}
