@@ -52,6 +52,7 @@ mod sidecar;
 mod snapshot;
 mod sockets;
 mod source;
+mod spoofing;
 mod stable_names;
 mod status_page;
 mod stub;
