@@ -1,6 +1,7 @@
 //! DNS over UDP: a socket and a thread for each core.
 
 mod answer_socket;
+mod arrivals;
 mod batch;
 mod neighbors;
 mod netlink;

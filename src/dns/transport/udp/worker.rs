@@ -3,10 +3,10 @@
 
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -16,19 +16,18 @@ use std::time::Duration;
 use futures::future::{BoxFuture, Either};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, Stream, StreamExt};
-use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, sleep};
 use tracing::{debug, error, warn};
 
 use super::answer_socket::AnswerSocket;
+use super::arrivals::Arrivals;
 use super::batch::{BATCH_SIZE, DatagramBatch, OutgoingDatagram, send_all};
 use super::pending::{Backlog, InFlightGuard, Peer, PendingQuery, QueryProgress};
 use super::{BACKLOG_CAPACITY, DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
 use crate::dns::chain::handler::{EncodedReply, Handler};
-use crate::dns::net::readable::for_reading;
 use crate::dns::net::shared_runtime::set_shared_runtime;
 use crate::dns::net::thread_tasks;
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_out_of_resources, unmapped};
@@ -39,7 +38,7 @@ use crate::dns::transport::metrics::DropReason;
 
 const CACHE_CAPACITY: Capacity = Capacity { sets: 4096, bytes: 8 << 20 };
 /// The pause between two reads of a stopped socket, and after a lack of memory.
-const POLL_INTERVAL: Duration = Duration::from_millis(2);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The number of queries between two checks of the send buffer, and the number while the buffer is filling up.
 const CHECK_EVERY: usize = 64;
 const CHECK_SOON: usize = 8;
@@ -47,10 +46,6 @@ const CHECK_SOON: usize = 8;
 /// turn receives: a flood of look-ups delays no answer from the response cache.
 const MAX_STARTS: usize = BATCH_SIZE;
 const MAX_STARTS_IN_A_FLOOD: usize = BATCH_SIZE / 4;
-/// The longest wait for an event while work is under way. Shorter than the timers of a look-up, because a timer that
-/// precedes all others makes the runtime wake itself, which costs two system calls.
-const TICK: Duration = Duration::from_millis(100);
-
 pub(super) struct Worker {
     pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,
@@ -140,21 +135,17 @@ impl Worker {
     /// Serves in turns: receives a batch, answers it from the response cache, receives replies of upstreams, takes the
     /// answers of the full handler that are finished, and begins queries of the backlog. Each step is bounded.
     async fn serve(&self, state: &mut WorkerState, tasks: &mut Tasks) -> io::Result<()> {
-        let arrivals = for_reading(self.socket.udp())?;
+        let mut arrivals = Arrivals::new(self.socket.udp());
         let mut under_way = FuturesUnordered::new();
         let mut drain: Option<Drain> = None;
-        let mut tick = pin!(sleep(TICK));
         loop {
             if drain.is_none() && self.is_stopped() {
                 drain = Some(Drain { end: Instant::now() + DRAIN_TIMEOUT, received: 0 });
             }
             let has_work = !under_way.is_empty() || state.backlog.len() > 0 || !tasks.is_empty();
-            let received = if drain.is_some() {
-                state.batch.receive(self.socket.as_fd(), false)
-            } else if has_work {
-                poll_fn(|context| Poll::Ready(receive_arrived(&arrivals, &mut state.batch, context))).await
-            } else {
-                state.batch.receive(self.socket.as_fd(), true)
+            let received = match drain {
+                Some(_) => state.batch.receive(self.socket.as_fd(), false),
+                None => arrivals.receive(&mut state.batch, has_work).await,
             };
             let (number, pause) = match received {
                 Ok(number) => (number, None),
@@ -191,7 +182,7 @@ impl Worker {
                 // A stopped socket always counts as readable, and the queries of another thread may end meanwhile.
                 sleep(pause).await;
             } else if has_work || !under_way.is_empty() {
-                event(&arrivals, tick.as_mut()).await;
+                arrivals.event().await;
             }
         }
     }
@@ -369,29 +360,6 @@ impl Worker {
     }
 }
 
-/// Receives the datagrams that have arrived.
-///
-/// # Errors
-/// `WouldBlock` if there is none; or an error that the kernel reports for the socket.
-fn receive_arrived(
-    arrivals: &AsyncFd<Arc<UdpSocket>>,
-    batch: &mut DatagramBatch,
-    context: &mut Context<'_>,
-) -> io::Result<usize> {
-    let Poll::Ready(guard) = arrivals.poll_read_ready(context) else {
-        return Err(ErrorKind::WouldBlock.into());
-    };
-    let mut guard = guard?;
-    let received = batch.receive(arrivals.get_ref().as_fd(), false);
-    match &received {
-        // Less than a batch: another arrival is another event.
-        Ok(number) if *number < BATCH_SIZE => guard.clear_ready(),
-        Err(error) if error.kind() == ErrorKind::WouldBlock => guard.clear_ready(),
-        _ => {}
-    }
-    received
-}
-
 /// Polls the tasks of this thread that can go on, and the tasks that they start.
 async fn run_tasks(tasks: &mut Tasks) {
     poll_fn(|context| {
@@ -411,19 +379,4 @@ fn poll_tasks(tasks: &mut Tasks, context: &mut Context<'_>) {
             return;
         }
     }
-}
-
-/// Waits until something wakes the thread: a datagram, a task, or a query under way. The last two have been polled in this
-/// turn, and have registered their wakers.
-async fn event(arrivals: &AsyncFd<Arc<UdpSocket>>, mut tick: Pin<&mut Sleep>) {
-    let mut is_first = true;
-    poll_fn(|context| {
-        if tick.as_mut().poll(context).is_ready() {
-            tick.as_mut().reset(Instant::now() + TICK);
-            let _ = tick.as_mut().poll(context);
-        }
-        let is_over = !std::mem::take(&mut is_first) || arrivals.poll_read_ready(context).is_ready();
-        if is_over { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
 }
