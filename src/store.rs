@@ -97,8 +97,6 @@ pub struct Store {
     /// The namespaces whose Services aren't known although the load balancers are.
     unknown_namespaces: ArcSwapOption<BTreeSet<Box<str>>>,
     serial: AtomicU64,
-    /// The serial minus the newest resourceVersion: 0 unless resourceVersions have gone backwards.
-    serial_offset: AtomicU64,
     /// Whether the serial follows resourceVersions instead of the clock.
     has_versions: AtomicBool,
     on_gone: OnGone,
@@ -121,7 +119,6 @@ impl Store {
             unreadable: DashSet::new(),
             unknown_namespaces: ArcSwapOption::default(),
             serial: AtomicU64::new(0),
-            serial_offset: AtomicU64::new(0),
             has_versions: AtomicBool::new(false),
             on_gone: policy,
             zones: RwLock::default(),
@@ -170,13 +167,13 @@ impl Store {
             self.known.of(input).send_replace(true);
             return;
         }
+        let _writer = self.write();
         // A zone without links needs a serial, too, if the serial is derived from the clock.
         if self.serial.load(Ordering::Relaxed) == 0 {
-            self.advance_serial(None);
+            self.advance_serial(None, true);
         }
         self.known.of(input).send_replace(true);
         // Reused answers from before the first list, and those from the fallback, are invalid from here on.
-        let _writer = self.write();
         self.index.slots.outdate_all();
         self.replace_fallback(None);
     }
@@ -189,40 +186,41 @@ impl Store {
         after: Option<Arc<Link>>,
     ) -> LinkChange {
         let change = LinkChange { owner: owner.into(), before, after };
-        self.advance_serial(None);
         self.invalidate_fallback();
         names.changes.push(change.clone());
         change
     }
 
-    /// Advances the serial of the zone: to the newest resourceVersion applied, which all replicas share, or, for a
-    /// source without resourceVersions, to the time in seconds, so that a restart never decreases it.
-    fn advance_serial(&self, resource_version: Option<u64>) {
-        match resource_version {
-            Some(version) => {
-                self.has_versions.store(true, Ordering::Relaxed);
-                let serial = version.saturating_add(self.serial_offset.load(Ordering::Relaxed));
-                self.serial.fetch_max(serial, Ordering::Relaxed);
-            }
-            None if !self.has_versions.load(Ordering::Relaxed) => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-                let last = self.serial.load(Ordering::Relaxed);
-                self.serial.store(now.max(last + 1), Ordering::Relaxed);
-            }
-            None => {}
+    /// Advances the serial of the zones at the end of a write: to the newest resourceVersion applied, which all replicas
+    /// share, and by at least one if a name leads elsewhere. For a source without resourceVersions it is the time in
+    /// seconds, so that a restart never decreases it.
+    fn advance_serial(&self, resource_version: Option<u64>, is_changed: bool) {
+        if resource_version.is_some() {
+            self.has_versions.store(true, Ordering::Relaxed);
         }
+        let last = self.serial.load(Ordering::Relaxed);
+        let least = match is_changed {
+            true if !self.has_versions.load(Ordering::Relaxed) => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+                now.max(last + 1)
+            }
+            // A first list, whose order says nothing about age, ends at the version of its newest object.
+            true if self.is_known(Input::Services) => last + 1,
+            _ => last,
+        };
+        self.serial.store(least.max(resource_version.unwrap_or_default()), Ordering::Relaxed);
     }
 
     fn write(&self) -> Writer<'_> {
         // A panic of another writer leaves claims and maps usable: each step is complete in itself.
-        Writer { names: self.names.lock(), feed: &self.feed }
+        Writer { names: self.names.lock(), store: self }
     }
 }
 
-/// The lock of writers. Its end sends the changes.
+/// The lock of writers. Its end advances the serial, which thus is never newer than the names, and sends the changes.
 struct Writer<'a> {
     names: MutexGuard<'a, Names>,
-    feed: &'a broadcast::Sender<LinkChange>,
+    store: &'a Store,
 }
 
 impl Deref for Writer<'_> {
@@ -241,9 +239,11 @@ impl DerefMut for Writer<'_> {
 
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
+        let is_changed = self.store.index.slots.take_changed();
+        self.store.advance_serial(self.names.version.take(), is_changed);
         for change in std::mem::take(&mut self.names.changes) {
             // The send fails if there are no subscribers, which is fine.
-            let _ = self.feed.send(change);
+            let _ = self.store.feed.send(change);
         }
     }
 }

@@ -73,7 +73,7 @@ pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolic
                 known.push(Arc::new(behind));
                 Arc::clone(&known[known.len() - 1])
             });
-            store.observe(&owner, &claims, &target);
+            store.observe(&owner, &claims, &target, None);
         }
     }
     Restored { store, answered, denied }

@@ -184,6 +184,9 @@ impl NameTree {
             (Some(before), Some(link)) => !Arc::ptr_eq(before, link),
             (before, _) => before.is_some(),
         };
+        if is_replaced || before.is_some() != link.is_some() {
+            self.slots.set_changed();
+        }
         let _change = if before.is_some() != link.is_some() {
             Some(self.begin_existence(given, &name, &names))
         } else {

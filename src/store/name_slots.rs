@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
@@ -19,6 +19,8 @@ pub(super) struct NameSlots {
     epoch: AtomicU32,
     /// Odd while a change is in progress.
     changes: AtomicU64,
+    /// Whether the present writer has let a name lead elsewhere.
+    changed: AtomicBool,
 }
 
 /// A change in progress, which ends on drop.
@@ -42,6 +44,7 @@ impl Default for NameSlots {
             slots: (0..SLOTS).map(|_| AtomicU32::new(0)).collect(),
             epoch: AtomicU32::new(0),
             changes: AtomicU64::new(0),
+            changed: AtomicBool::new(false),
         }
     }
 }
@@ -62,6 +65,16 @@ impl NameSlots {
             self.slots[usize::from(slot)].fetch_add(1, Ordering::AcqRel);
         }
         guard
+    }
+
+    /// Records that a name leads elsewhere.
+    pub(super) fn set_changed(&self) {
+        self.changed.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether a name leads elsewhere since the last call.
+    pub(super) fn take_changed(&self) -> bool {
+        self.changed.swap(false, Ordering::Relaxed)
     }
 
     /// Outdates everything that rests on names.

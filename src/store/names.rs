@@ -40,6 +40,8 @@ pub(super) struct Names {
     /// By hostname: the link of each external target on which the hostname is recorded. While one external target
     /// replaces another, a link may be listed twice.
     recorded_owners: HashMap<Arc<str>, SmallVec<[OwnerId; 1]>>,
+    /// The newest resourceVersion that the present writer has applied.
+    pub(super) version: Option<u64>,
     /// The changes that the present writer has made. They are sent at its end, because each send wakes the subscribers of
     /// the feed.
     pub(super) changes: Vec<LinkChange>,

@@ -498,6 +498,16 @@ fn serial_is_the_newest_version_and_never_decreases() {
     store.forget(&ServiceKey::new("a", "gone"));
     assert_eq!(store.serial(), newest + 2);
 
+    // Later changes advance the serial also without a newer resourceVersion.
+    store.set_known(Input::Services);
+    store.apply(ObservedService { resource_version: Some(6), ..seen("a", "late", "3", &[]) });
+    assert_eq!(store.serial(), newest + 3);
+    store.apply(ObservedService {
+        resource_version: Some(newest + 9),
+        ..seen("a", "late", "3", &["a.example."])
+    });
+    assert_eq!(store.serial(), newest + 9, "replicas agree again");
+
     let clock = Store::new(OnGone::Kept);
     clock.apply(seen("a", "b", "", &["a.example."]));
     let first = clock.serial();
@@ -506,6 +516,30 @@ fn serial_is_the_newest_version_and_never_decreases() {
     assert!(second > first && first > 1_700_000_000);
     clock.replace(None, vec![], vec![], &HashSet::new());
     assert!(clock.serial() > second, "a removal is a change");
+}
+
+#[test]
+fn serial_follows_versions_of_owners_of_other_kinds() {
+    let key = ServiceKey::new("a", "b");
+    let owner = |cluster: Option<&str>| {
+        let source = Source { kind: "Ingress".into(), cluster: cluster.map(Arc::from) };
+        Owner { source, key: key.clone() }
+    };
+    let claims = Claims { created: 0, names: ["x.lb.internal".into()].into() };
+    let target = Arc::new(Link::new(ServiceKey::new("a", "b.ingress"), ""));
+    let store = store_with_zone();
+    store.continue_at(0);
+    store.observe(&owner(None), &claims, &target, Some(70));
+    store.observe(&owner(Some("west")), &claims, &target, None);
+    store.set_known(Input::Services);
+    assert_eq!(store.serial(), 70);
+    store.observe(&owner(None), &Claims { created: 1, ..claims.clone() }, &target, Some(71));
+    assert_eq!(store.serial(), 71);
+    let moved = Arc::new(Link::clone(&target));
+    store.observe(&owner(None), &claims, &moved, Some(80));
+    assert_eq!(store.serial(), 80);
+    store.forget(owner(None));
+    assert_eq!(store.serial(), 81, "the name leads to the other cluster's target");
 }
 
 /// Returns the owner of a name in the zone `lb.internal`: a Service's name, `.` for an empty non-terminal, or an empty

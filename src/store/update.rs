@@ -39,15 +39,17 @@ impl Store {
         }
     }
 
-    /// Records what an owner asks for, and what is behind its names, which many owners may share.
-    pub fn observe(&self, owner: &Owner, claims: &Claims, target: &Arc<Link>) {
+    /// Records what an owner asks for, and what is behind its names, which many owners may share. `resource_version` is the
+    /// newest one of both, if it is of the API server of the links.
+    pub fn observe(&self, owner: &Owner, claims: &Claims, target: &Arc<Link>, resource_version: Option<u64>) {
         if owner.is_service() {
             let mut link = Link { key: owner.key.clone(), created: claims.created, ..Link::clone(target) };
             link.annotations.hostnames = Arc::clone(&claims.names);
-            self.update(&owner.key, None, |_| Some(link));
+            self.update(&owner.key, resource_version, |_| Some(link));
             return;
         }
         let mut names = self.write();
+        names.version = resource_version;
         let id = self.owners.intern(owner);
         let before = self.owners.get(id).1;
         let is_same = before.as_ref().is_some_and(|before| Arc::ptr_eq(before, target));
@@ -80,9 +82,7 @@ impl Store {
         let mut names = self.write();
         let before = self.get(key);
         let link = next(before.as_ref())?;
-        if resource_version.is_some() {
-            self.advance_serial(resource_version);
-        }
+        names.version = resource_version;
         self.put(&mut names, before, link)
     }
 
@@ -110,7 +110,7 @@ impl Store {
         if service.uid != *uid || service.is_gone() {
             return None;
         }
-        self.advance_serial(resource_version);
+        names.version = resource_version;
         self.mark_gone(&mut names, key, since)
     }
 
@@ -177,17 +177,16 @@ impl Store {
     }
 
     /// Continues with this resourceVersion, which may be older than those before, because etcd has been restored to an
-    /// earlier revision. The serial of the zone still increases, as it must never decrease (RFC 1982); a new store begins
-    /// with this one. A process that starts later counts from the resourceVersions again. From here on the serial is
-    /// never derived from the clock.
+    /// earlier revision. The serial of the zone still increases, as it must never decrease (RFC 1982): by one with each
+    /// change, until the resourceVersions exceed it. A new store begins with this one. From here on the serial is never
+    /// derived from the clock.
     pub fn continue_at(&self, resource_version: u64) {
         let _writer = self.write();
+        self.has_versions.store(true, Ordering::Relaxed);
         let next = match self.serial.load(Ordering::Relaxed) {
             0 => resource_version,
             last => last + 1,
         };
-        self.has_versions.store(true, Ordering::Relaxed);
-        self.serial_offset.store(next.saturating_sub(resource_version), Ordering::Relaxed);
         self.serial.store(next, Ordering::Relaxed);
     }
 
@@ -195,9 +194,7 @@ impl Store {
 
     fn apply_one(&self, names: &mut Names, mut observed: ObservedService) -> Option<LinkChange> {
         self.unreadable.remove(&observed.key);
-        if observed.resource_version.is_some() {
-            self.advance_serial(observed.resource_version);
-        }
+        names.version = names.version.max(observed.resource_version);
         let before = self.get(&observed.key);
         if let Some(before) = &before {
             // All maps share the text of the key.

@@ -331,7 +331,7 @@ fn owners_of_other_kinds_share_their_target_again() {
         (owner(None, "HTTPRoute"), 2, ["a.lb.internal", "b.lb.internal"]),
         (owner(Some("west"), "Service"), 1, ["b.lb.internal", "*.b.lb.internal"]),
     ] {
-        store.observe(&owner, &Claims { created, names: names.map(Arc::from).into() }, &gateway);
+        store.observe(&owner, &Claims { created, names: names.map(Arc::from).into() }, &gateway, None);
     }
     let restored = restore(snapshot(&store), &Selection::default(), &policy());
     assert_eq!(restored.answered, 3);

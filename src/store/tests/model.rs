@@ -168,6 +168,10 @@ struct World {
     feed: broadcast::Receiver<LinkChange>,
     /// What the feed has told so far.
     told: BTreeMap<Owner, Arc<Link>>,
+    /// The answers of the last check, by name, and the serial then.
+    answers: BTreeMap<String, String>,
+    serial: u64,
+    has_versions: bool,
     step: usize,
 }
 
@@ -176,9 +180,25 @@ impl World {
         let gateways: Vec<String> = (0..2).map(|number| format!("g{number}.example")).collect();
         let model = Model { gateways: gateways.clone(), ..Model::default() };
         let gateways = gateways.iter().enumerate().map(|(number, host)| gateway(number, host)).collect();
-        let (random, store) = (StdRng::seed_from_u64(seed), Store::new(OnGone::Kept));
-        let (feed, told) = (store.subscribe(), BTreeMap::new());
-        let mut world = Self { random, store, model, gateways, kept: Vec::new(), feed, told, step: 0 };
+        let (mut random, store) = (StdRng::seed_from_u64(seed), Store::new(OnGone::Kept));
+        let has_versions = random.random_bool(0.8);
+        if has_versions {
+            store.continue_at(0);
+        }
+        store.set_known(Input::Services);
+        let mut world = Self {
+            random,
+            model,
+            gateways,
+            kept: Vec::new(),
+            feed: store.subscribe(),
+            told: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            serial: store.serial(),
+            has_versions,
+            step: 0,
+            store,
+        };
         world.set_zones();
         world
     }
@@ -186,6 +206,13 @@ impl World {
     fn key(&mut self) -> ServiceKey {
         let mut part = || PARTS[self.random.random_range(0..PARTS.len())];
         ServiceKey::new(part(), part())
+    }
+
+    /// Returns the resourceVersion of the next observation, which may be older than those before: each kind of object has a
+    /// watch of its own.
+    fn version(&mut self) -> Option<u64> {
+        let late = self.random.random_range(0..4);
+        self.has_versions.then(|| (self.step as u64).saturating_sub(late))
     }
 
     fn hostnames(&mut self) -> Vec<Arc<str>> {
@@ -224,8 +251,10 @@ impl World {
         let rank = known.map_or(created, |known| known.created);
         let is_same = known.is_some_and(|known| known.target.is_some()) && self.random.random_bool(0.7);
         let uid = known.filter(|_| is_same).map_or_else(|| step.to_string(), |known| known.uid.clone());
+        let resource_version = self.version();
         self.store.apply(ObservedService {
             created: Some(created),
+            resource_version,
             annotations: Annotations { hostnames: hostnames.clone().into(), ..Default::default() },
             ..seen(key.namespace(), key.name(), &uid, &[&format!("{target}.")])
         });
@@ -234,10 +263,10 @@ impl World {
     }
 
     fn end_service(&mut self) {
-        let key = self.key();
+        let (key, version) = (self.key(), self.version());
         match self.model.services.get_mut(&key) {
             Some(known) if known.target.is_some() => {
-                self.store.gone(&key, &known.uid, None, Instant::now());
+                self.store.gone(&key, &known.uid, version, Instant::now());
                 known.target = None;
             }
             Some(_) => {
@@ -259,10 +288,12 @@ impl World {
         }
         let (created, gateway) = (self.random.random_range(0..3), self.random.random_range(0..2));
         let claims = Claims { created, names: self.hostnames().into() };
-        self.store.observe(&owner, &claims, &self.gateways[gateway]);
-        let changes = self.feed.len();
-        self.store.observe(&owner, &claims, &self.gateways[gateway]);
-        assert_eq!(self.feed.len(), changes, "nothing has changed");
+        // Another cluster has other resourceVersions.
+        let version = self.version().filter(|_| owner.source.cluster.is_none());
+        self.store.observe(&owner, &claims, &self.gateways[gateway], version);
+        let (changes, serial) = (self.feed.len(), self.store.serial());
+        self.store.observe(&owner, &claims, &self.gateways[gateway], version);
+        assert_eq!((self.feed.len(), self.store.serial()), (changes, serial), "nothing has changed");
         self.model.others.insert(owner, (claims, gateway));
     }
 
@@ -272,8 +303,9 @@ impl World {
         let host = format!("g{number}-{}.example", self.step);
         self.gateways[number] = gateway(number, &host);
         self.model.gateways[number] = host;
+        let version = self.version();
         for (owner, (claims, _)) in self.model.others.iter().filter(|(_, (_, it))| *it == number) {
-            self.store.observe(owner, claims, &self.gateways[number]);
+            self.store.observe(owner, claims, &self.gateways[number], version);
         }
     }
 
@@ -310,9 +342,12 @@ impl World {
 
     /// Compares all answers, the hostnames of all Services, and what is kept of earlier answers.
     fn check(&mut self, context: &str) {
-        let relatives = self.model.default_names().collect::<Vec<_>>();
-        let hosts = HOSTS.iter().chain(&ASKED).map(ToString::to_string);
-        let relatives: HashSet<String> = relatives.into_iter().chain(hosts).collect();
+        let relatives = PARTS.iter().flat_map(|name| PARTS.map(|namespace| format!("{name}.{namespace}")));
+        let relatives: Vec<String> = relatives.collect();
+        let labels = relatives.iter().map(|name| name.replace('.', "-"));
+        let hosts = HOSTS.iter().chain(&ASKED).map(ToString::to_string).chain(labels);
+        let relatives: HashSet<String> = hosts.chain(relatives.iter().cloned()).collect();
+        let mut answers = BTreeMap::new();
         for (zone, _) in &self.model.zones {
             for relative in &relatives {
                 let answer = match self.find(relative, zone).0 {
@@ -323,8 +358,10 @@ impl World {
                     Lookup::Nothing => "nothing".to_owned(),
                 };
                 assert_eq!(answer, self.model.answer(relative, zone), "{context}: {relative}.{zone}");
+                answers.insert(format!("{relative}.{zone}"), answer);
             }
         }
+        self.check_serial(answers, context);
         assert_eq!(self.store.links().len(), self.model.services.len(), "{context}");
         for (key, known) in &self.model.services {
             let holds = |name: &&Arc<str>| {
@@ -344,6 +381,17 @@ impl World {
         assert_eq!(others.len(), self.model.others.len(), "{context}");
         self.check_feed(context);
         self.check_kept(context);
+    }
+
+    /// The serial grows whenever an answer changes, and never decreases.
+    fn check_serial(&mut self, answers: BTreeMap<String, String>, context: &str) {
+        let before = std::mem::replace(&mut self.answers, answers);
+        let last = std::mem::replace(&mut self.serial, self.store.serial());
+        assert!(self.serial >= last, "{context}: {} after {last}", self.serial);
+        let is_other = |(name, now): &(&String, &String)| before.get(*name).is_some_and(|it| it != *now);
+        if let Some((name, now)) = self.answers.iter().find(is_other) {
+            assert!(self.serial > last, "{context}: {name} is {now} now, and was {}", before[name]);
+        }
     }
 
     /// Each change begins where the last one of its owner has ended, and together they lead to the present state.

@@ -126,9 +126,9 @@ fn srv_records_are_removed_with_their_load_balancer() {
     let question = "_http._tcp.web.default.lb.internal. SRV";
     assert!(ask(&store, question).contains("SRV 0 100 80 a.example."));
     store.gone(&key, "u", None, std::time::Instant::now());
-    check(&zone(), &store, SOA_RECORD, &[(question, "NODATA")]);
+    check(&zone(), &store, &soa_record(43), &[(question, "NODATA")]);
     store.forget(&key);
-    check(&zone(), &store, SOA_RECORD, &[(question, "NXDOMAIN")]);
+    check(&zone(), &store, &soa_record(44), &[(question, "NXDOMAIN")]);
 }
 
 #[test]
