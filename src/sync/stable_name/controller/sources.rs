@@ -221,6 +221,17 @@ impl Sources<'_> {
         self.check(target, namespace)
     }
 
+    /// Returns whether this replica's target policy denies a target. `announced` is the target in use, if there is one.
+    pub(super) fn denies(
+        &self,
+        target: &Target,
+        announced: Option<&AnnouncedTarget>,
+        namespace: &str,
+    ) -> bool {
+        let fixed = announced.filter(|announced| announced.target == *target && announced.uid.is_empty());
+        self.allowed(target, fixed.is_some(), namespace).is_none()
+    }
+
     /// Returns the part of an announced target that this replica's target policy allows. A target in a zone of links
     /// stays while the Service that owns its name is left out: what that Service allows isn't known.
     pub(super) fn allowed(&self, announced: &Target, is_fixed: bool, namespace: &str) -> Option<Target> {

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::super::check_queue::CheckKey;
 use super::super::object::{ObservedStableName, TrackedStableName};
 use super::super::overrides::annotations;
+use super::super::sources::Sources;
 use super::super::status_format::from_stored;
 use super::super::{FailoverController, sources_of};
 use super::LeaderTerm;
@@ -25,10 +26,11 @@ use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
 use crate::sync::removal::facts::{Facts, Found, Lists, ServiceState, Subject};
 use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::stable_name::decision::checks::PlannedCheck;
+use crate::sync::stable_name::decision::decide::FailoverDecision;
 use crate::sync::stable_name::decision::facts::Inputs;
 use crate::sync::stable_name::decision::spec::{CheckSettings, Refusal, RefusalReason};
 use crate::sync::stable_name::decision::status::{
-    AnnouncedTarget, MoveReason, NO_EXTERNAL_TARGET, restore_times,
+    AnnouncedTarget, FailoverStatus, MoveReason, NO_EXTERNAL_TARGET, restore_times,
 };
 use crate::sync::stable_name::decision::times::end_of_wait;
 
@@ -38,10 +40,14 @@ const LIST_WAIT: Duration = Duration::from_secs(5);
 const MAX_TIMER: Duration = Duration::from_secs(60);
 
 impl FailoverController {
+    /// Returns the present term and rewind count; `None` if this replica doesn't lead.
+    fn epoch(&self) -> Option<ListEpoch> {
+        Some(ListEpoch { term: self.leader.term?, rewinds: self.context.rewinds.count() })
+    }
+
     /// Returns whether this replica leads, and all lists that a decision about this StableName needs are complete.
     pub(super) fn may_decide(&self, object: &ObservedStableName) -> bool {
-        let Some(term) = self.leader.term else { return false };
-        let epoch = ListEpoch { term, rewinds: self.context.rewinds.count() };
+        let Some(epoch) = self.epoch() else { return false };
         let (listed, overrides) =
             (self.context.links_listed.borrow(), self.context.overrides_listed.borrow());
         overrides.is_settled(epoch)
@@ -58,8 +64,7 @@ impl FailoverController {
         if !self.may_decide(object) {
             return self.leader.to_decide.add_after(key.clone(), LIST_WAIT);
         }
-        let Some(term) = self.leader.term else { return };
-        let epoch = ListEpoch { term, rewinds: self.context.rewinds.count() };
+        let Some(epoch) = self.epoch() else { return };
         let listed = self.context.links_listed.borrow();
         let is_refused = |namespace: &str| listed.is_refused(namespace, epoch);
         let (now, all) = (Timestamp::now(), self.objects.len());
@@ -68,58 +73,24 @@ impl FailoverController {
         let policy = Arc::clone(&self.context.hostname_policy.borrow());
         let sources = sources_of(&self.context, &policy);
         let link = self.context.store.get(key);
-        let is_overridden = link.as_deref().is_some_and(|link| link.active_override().is_some());
-        let external_target = self.context.external_target_states.get(key).filter(|_| is_overridden);
-        let refusal = self.refusal(followed, link.as_deref(), external_target.as_ref());
-        // Drop a uid that no Service has: restored Services have new uids and may have no target yet, and the target in
-        // use mustn't be withdrawn for that.
         let is_known = |uid: &Uid| sources.is_open_to(uid, key.namespace(), followed.services()).is_some();
-        let present = link.as_deref().and_then(Link::active_override).and_then(target_of);
-        let present = present.map(|(target, uid)| (target, Some(uid).filter(is_known).unwrap_or_default()));
+        let present = present_target(link.as_deref(), is_known);
         let former = from_stored(&object.status);
-        let (is_written, lag_ends) = match &external_target {
-            // Before the first reconciliation of all links, the stored status counts.
-            None if !self.context.external_target_states.is_known() => (was_written(object), None),
-            external_target => {
-                write_progress(former.target.as_ref(), link.as_deref(), external_target.as_ref(), now)
-            }
-        };
-        let problem = self.context.external_target_states.problem(key, false).filter(|_| is_overridden);
-        let write_failure = problem.and_then(|(_, why)| why);
+        let write = self.write_state(followed, link.as_deref(), former.target.as_ref(), now);
         let spec = object.failover_spec();
-        let namespace = key.namespace();
         let leader = &mut self.leader;
         let state = leader.states.entry(key.clone()).or_insert_with(|| DecisionState::new(object));
         state.decided_at = Some(Instant::now());
         let offers = sources.offers(object, former.target.as_ref(), is_refused);
-        let denied = |target: &Target| {
-            let fixed = former.target.as_ref().filter(|announced| announced.target == *target);
-            let is_fixed = fixed.is_some_and(|announced| announced.uid.is_empty());
-            sources.allowed(target, is_fixed, namespace).is_none()
-        };
-        let absences = RefCell::new(&mut leader.absences);
-        let is_missing = Cell::new(false);
-        let service_facts = |uid: &Uid| {
-            if let Some(is_open) = sources.is_open_to(uid, namespace, followed.services()) {
-                let exists = Facts::of(Subject::Announcement, ServiceState::Exists);
-                return Facts { is_closed: !is_open, ..exists };
-            }
-            let unlisted = Facts::of(Subject::Announcement, ServiceState::Unlisted);
-            let seen = followed.former_source.as_ref().filter(|seen| seen.uid == *uid);
-            let announced = former.target.as_ref().filter(|announced| announced.uid == *uid);
-            let named = || object.service_named(&announced?.source);
-            let service = seen.map(|seen| seen.key.clone()).or_else(named);
-            if may_exist(service.as_ref(), followed.services(), is_refused) {
-                return Facts { lists: Some(Lists::Missing), ..unlisted };
-            }
-            // A Service without a known name can't be looked up: it counts as gone.
-            let Some(service) = service else { return Facts { found: Some(Found::Absent), ..unlisted } };
-            is_missing.set(true);
-            Facts { found: absences.borrow_mut().found(key, &service, uid), ..unlisted }
-        };
+        let denied = |target: &Target| sources.denies(target, former.target.as_ref(), key.namespace());
+        let (absences, is_missing) = (RefCell::new(&mut leader.absences), Cell::new(false));
         let is_living = |uid: &Uid| {
-            let verdict = may_remove(&service_facts(uid), std::time::Instant::now());
-            !matches!(verdict, Verdict::Remove(_))
+            let look_up = |service: &ServiceKey| {
+                is_missing.set(true);
+                absences.borrow_mut().found(key, service, uid)
+            };
+            let facts = service_facts(uid, followed, former.target.as_ref(), &sources, is_refused, look_up);
+            !matches!(may_remove(&facts, std::time::Instant::now()), Verdict::Remove(_))
         };
         let decision = leader.mass_failure_guard.decide(
             key,
@@ -132,11 +103,11 @@ impl FailoverController {
                 former: &former,
                 last: &state.status,
                 present_target: present.as_ref().map(|(target, uid)| (target, uid)),
-                is_written,
-                write_failure: write_failure.as_deref(),
+                is_written: write.is_written,
+                write_failure: write.failure.as_deref(),
                 is_living: &is_living,
                 denied: &denied,
-                refusal: refusal.as_ref(),
+                refusal: write.refusal.as_ref(),
                 is_failover_held: false,
                 now,
             },
@@ -144,15 +115,34 @@ impl FailoverController {
         if !is_missing.get() {
             leader.absences.forget(key);
         }
-        state.records.retain(&decision.checks, now);
-        state.status = decision.status.clone();
-        restore_times(&mut state.status, &former);
-        let (events, moved) = (decision.events, decision.moved);
-        state.is_written_target_working =
-            former.target.is_some() && decision.failed_at.is_none() && moved != Some(MoveReason::Withdrawn);
-        state.changes = UnreportedEvents { events, moved, ..UnreportedEvents::default() };
-        let again = decision.again.into_iter().chain(lag_ends).min();
-        leader.plan_checks(key, &decision.checks, &spec.check, (now, again));
+        let again = decision.again.into_iter().chain(write.lag_ends).min();
+        let checks = state.apply(decision, &former, now);
+        leader.plan_checks(key, &checks, &spec.check, (now, again));
+    }
+
+    /// Returns what is known about the external target of a StableName that announces the target `announced`, if any.
+    fn write_state(
+        &self,
+        followed: &TrackedStableName,
+        link: Option<&Link>,
+        announced: Option<&AnnouncedTarget>,
+        now: Timestamp,
+    ) -> WriteState {
+        let (key, states) = (&followed.object.key, &self.context.external_target_states);
+        let is_overridden = link.is_some_and(|link| link.active_override().is_some());
+        let external_target = states.get(key).filter(|_| is_overridden);
+        let (is_written, lag_ends) = match &external_target {
+            // Before the first reconciliation of all links, the stored status counts.
+            None if !states.is_known() => (was_written(&followed.object), None),
+            external_target => write_progress(announced, link, external_target.as_ref(), now),
+        };
+        let problem = states.problem(key, false).filter(|_| is_overridden);
+        WriteState {
+            is_written,
+            lag_ends,
+            failure: problem.and_then(|(_, why)| why),
+            refusal: self.refusal(followed, link, external_target.as_ref()),
+        }
     }
 
     /// Returns why a StableName isn't accepted, apart from its sources.
@@ -174,6 +164,37 @@ impl FailoverController {
             _ => None,
         };
         Refusal::joined([followed.object.invalid.clone(), of_names, lost, taken].into_iter().flatten())
+    }
+}
+
+/// What a decision needs to know about the external target and the names of a StableName.
+struct WriteState {
+    /// Whether the external target counts as written.
+    is_written: bool,
+    /// The end of the time for which a late write counts as made.
+    lag_ends: Option<Timestamp>,
+    /// Why the last write has failed, if it has.
+    failure: Option<String>,
+    /// Why the StableName isn't accepted, apart from its sources.
+    refusal: Option<Refusal>,
+}
+
+impl DecisionState {
+    /// Takes over the status and the changes of a decision, and returns its checks. `former` is the stored status.
+    fn apply(
+        &mut self,
+        decision: FailoverDecision,
+        former: &FailoverStatus,
+        now: Timestamp,
+    ) -> Vec<PlannedCheck> {
+        let FailoverDecision { status, moved, events, failed_at, checks, .. } = decision;
+        self.records.retain(&checks, now);
+        self.status = status;
+        restore_times(&mut self.status, former);
+        self.is_written_target_working =
+            former.target.is_some() && failed_at.is_none() && moved != Some(MoveReason::Withdrawn);
+        self.changes = UnreportedEvents { events, moved, ..UnreportedEvents::default() };
+        checks
     }
 }
 
@@ -241,12 +262,44 @@ fn may_exist(
     }
 }
 
-/// Returns the target of an override, and the uid of the Service that has it; `None` if no target is announced.
-fn target_of(by: &LinkOverride) -> Option<(Target, Uid)> {
-    match &by.announced {
-        Announcement::Target(target) => Some((target.clone(), by.service_uid.clone())),
-        Announcement::NotYet | Announcement::Withdrawn => None,
+/// Returns what is known about the Service with the uid of the target in use, of which `announced` is the stored one.
+/// `look_up` returns what a look-up of a Service that the watch lacks has found.
+fn service_facts(
+    uid: &Uid,
+    followed: &TrackedStableName,
+    announced: Option<&AnnouncedTarget>,
+    sources: &Sources<'_>,
+    is_refused: impl Fn(&str) -> bool,
+    look_up: impl FnOnce(&ServiceKey) -> Option<Found>,
+) -> Facts {
+    let object = &followed.object;
+    if let Some(is_open) = sources.is_open_to(uid, object.key.namespace(), followed.services()) {
+        return Facts { is_closed: !is_open, ..Facts::of(Subject::Announcement, ServiceState::Exists) };
     }
+    let unlisted = Facts::of(Subject::Announcement, ServiceState::Unlisted);
+    let seen = followed.former_source.as_ref().filter(|seen| seen.uid == *uid);
+    let announced = announced.filter(|announced| announced.uid == *uid);
+    let named = || object.service_named(&announced?.source);
+    let service = seen.map(|seen| seen.key.clone()).or_else(named);
+    if may_exist(service.as_ref(), followed.services(), is_refused) {
+        return Facts { lists: Some(Lists::Missing), ..unlisted };
+    }
+    // A Service without a known name can't be looked up: it counts as gone.
+    let Some(service) = service else { return Facts { found: Some(Found::Absent), ..unlisted } };
+    Facts { found: look_up(&service), ..unlisted }
+}
+
+/// Returns the target of a link's override, and the uid of the Service that has it; `None` if no target is announced. The
+/// uid is empty if no Service has it: restored Services have new uids and may have no target yet, and the target in use
+/// mustn't be withdrawn for that.
+fn present_target(link: Option<&Link>, is_known: impl Fn(&Uid) -> bool) -> Option<(Target, Uid)> {
+    let LinkOverride { announced: Announcement::Target(target), service_uid, .. } =
+        link?.active_override()?
+    else {
+        return None;
+    };
+    let uid = Some(service_uid.clone()).filter(is_known);
+    Some((target.clone(), uid.unwrap_or_default()))
 }
 
 /// Returns whether the stored status has a target, and doesn't say that the external target is missing.
