@@ -322,9 +322,7 @@ impl LbLinker {
             seen.push(name);
             name = next;
         }
-        reply.metadata.response_code = ResponseCode::ServFail;
-        reply.ede = Some(Ede::LOOP);
-        reply.validity = None;
+        fail(reply, Ede::LOOP);
         false
     }
 
@@ -446,26 +444,15 @@ impl LbLinker {
         chase: &mut ChaseState<'_>,
     ) -> Option<Name> {
         let query = query_for(request, name);
-        let mut found = self.resolve_target(request, &query, chase, true).await;
-        // The cache doesn't see every denial as such, for example if all addresses of an answer are denied.
-        let is_outdated = |found: &TargetAnswer| {
-            found.is_absence(&query) && !found.age().is_zero() && found.age() >= chase.absence()
-        };
-        if found.as_ref().is_ok_and(is_outdated)
-            && let Ok(fresh) = self.resolve_target(request, &query, chase, false).await
-        {
-            found = Ok(fresh);
-        }
-        let is_absence = found.as_ref().is_ok_and(|found| found.is_absence(&query));
-        let TargetAnswer { resolved: known, mut chain, check: hop_check } = match found {
+        let found = match self.resolve_present_target(request, &query, chase).await {
             Ok(found) => found,
             Err(ede) => {
-                reply.metadata.response_code = ResponseCode::ServFail;
-                reply.ede = Some(ede);
-                reply.validity = None;
+                fail(reply, ede);
                 return None;
             }
         };
+        let is_absence = found.is_absence(&query);
+        let TargetAnswer { resolved: known, mut chain, check: hop_check } = found;
         if known.stale {
             self.stale_answers.inc();
             reply.ede = Some(Ede::STALE);
@@ -485,9 +472,7 @@ impl LbLinker {
             known.reply.metadata.truncation && matches!(chain.end, ChainEnd::Final(_) | ChainEnd::Unresolved);
         if is_cut && request.protocol != Protocol::Udp && !request.is_check() {
             // Only a UDP client repeats its query by TCP.
-            reply.metadata.response_code = ResponseCode::ServFail;
-            reply.ede = Some(Ede::TRUNCATED);
-            reply.validity = None;
+            fail(reply, Ede::TRUNCATED);
             return None;
         }
         if is_cut && let Purpose::Check(check) = &request.purpose {
@@ -513,14 +498,29 @@ impl LbLinker {
             ChainEnd::Unresolved if is_cut && known.reply.metadata.response_code == ResponseCode::NoError => {
             }
             ChainEnd::Unresolved => {
-                reply.metadata.response_code = ResponseCode::ServFail;
-                reply.ede = Some(Ede::TARGET_FAILED);
+                fail(reply, Ede::TARGET_FAILED);
                 if let Purpose::Check(check) = &request.purpose {
                     check.end(target_resolver::unresolved(&known.reply));
                 }
             }
         }
         None
+    }
+
+    /// Resolves a target. A target that doesn't exist is resolved again if that was found out too long ago.
+    async fn resolve_present_target(
+        &self,
+        request: &Request,
+        query: &Query,
+        chase: &ChaseState<'_>,
+    ) -> Result<TargetAnswer, Ede> {
+        let found = self.resolve_target(request, query, chase, true).await?;
+        // The cache doesn't see every denial as such, for example if all addresses of an answer are denied.
+        let is_outdated = found.is_absence(query) && !found.age().is_zero() && found.age() >= chase.absence();
+        if !is_outdated {
+            return Ok(found);
+        }
+        Ok(self.resolve_target(request, query, chase, false).await.unwrap_or(found))
     }
 
     /// Resolves a target, and extracts the records that belong to it.
@@ -674,6 +674,13 @@ fn add_target_dependencies(
     if let Some(Serial { store, .. }) = &target_validity.serial {
         validity.serial = soa_position(store, start, &chain.answers, &chain.authorities);
     }
+}
+
+/// Makes a reply SERVFAIL, which isn't reused.
+fn fail(reply: &mut Reply, ede: Ede) {
+    reply.metadata.response_code = ResponseCode::ServFail;
+    reply.ede = Some(ede);
+    reply.validity = None;
 }
 
 /// Returns where the SOA record of our zone will be in the reply: `answers` are appended after `start` records, and
