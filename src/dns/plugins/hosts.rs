@@ -107,21 +107,54 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             (file, setup.zones_or_own(zones)?)
         }
     };
-    let (mut ttl, mut reverse, mut reload) = (TTL, true, RELOAD_INTERVAL);
-    let (mut through, mut unsupported): (Option<ZoneSet>, Option<&Directive>) = (None, None);
-    let mut inline = String::new();
+    let Options { ttl, reverse, reload, fallthrough, fallthrough_unsupported, lines } = options(line)?;
+    let inline = HostsMap::parse(&lines, &zones, reverse);
+    setup.builder.warnings.append(&mut warnings);
+    if reload.is_zero() {
+        // The plugin `reload` then rebuilds the block if the file appears or changes.
+        let content = std::fs::read(&path).unwrap_or_default();
+        setup.builder.optional_files.push((path.clone(), content));
+    }
+    let file = Arc::new(HostsFile::new(path, zones.clone(), reverse, inline));
+    let counters = setup.metrics()?;
+    setup.add(Hosts { file: Arc::clone(&file), zones, ttl, fallthrough, fallthrough_unsupported });
+    setup.add_task(move |_, stop| async move { file.watch(reload, &counters, &stop).await });
+    Ok(())
+}
+
+struct Options {
+    ttl: u32,
+    reverse: bool,
+    reload: Duration,
+    fallthrough: Option<ZoneSet>,
+    fallthrough_unsupported: bool,
+    /// The lines of addresses, as in a file.
+    lines: String,
+}
+
+fn options(line: &Directive) -> Result<Options, CorefileError> {
+    let mut all = Options {
+        ttl: TTL,
+        reverse: true,
+        reload: RELOAD_INTERVAL,
+        fallthrough: None,
+        fallthrough_unsupported: false,
+        lines: String::new(),
+    };
+    let mut unsupported = None;
     for option in line.options() {
         option.no_block()?;
         match option.name() {
-            "ttl" => ttl = seconds(option)?,
+            "ttl" => all.ttl = seconds(option)?,
             "no_reverse" => {
                 option.no_arguments()?;
-                reverse = false;
+                all.reverse = false;
             }
             "reload" => {
-                reload = option.single_argument("a duration such as 5s, or 0s for never")?.duration()?
+                let duration = option.single_argument("a duration such as 5s, or 0s for never")?;
+                all.reload = duration.duration()?;
             }
-            "fallthrough" => through = Some(zones_or_all(option.arguments())?),
+            "fallthrough" => all.fallthrough = Some(zones_or_all(option.arguments())?),
             "fallthrough_unsupported" => {
                 option.no_arguments()?;
                 unsupported = Some(option);
@@ -133,39 +166,22 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
                         OPTIONS.join(", ")
                     )));
                 }
-                if through.is_some() {
+                if all.fallthrough.is_some() {
                     return Err(option.error("addresses have to stand before fallthrough"));
                 }
                 if option.arguments().is_empty() {
                     return Err(option.error(format!("the names of {name} have to follow it")));
                 }
                 let words: Vec<&str> = option.tokens.iter().map(|word| &*word.text).collect();
-                inline += &(words.join(" ") + "\n");
+                all.lines += &(words.join(" ") + "\n");
             }
         }
     }
-    if let (Some(option), None) = (unsupported, &through) {
+    if let (Some(option), None) = (unsupported, &all.fallthrough) {
         return Err(option.error("fallthrough_unsupported needs fallthrough"));
     }
-    let inline = HostsMap::parse(&inline, &zones, reverse);
-    let unsupported = unsupported.is_some();
-    setup.builder.warnings.append(&mut warnings);
-    if reload.is_zero() {
-        // The plugin `reload` then rebuilds the block if the file appears or changes.
-        let content = std::fs::read(&path).unwrap_or_default();
-        setup.builder.optional_files.push((path.clone(), content));
-    }
-    let file = Arc::new(HostsFile::new(path, zones.clone(), reverse, inline));
-    let counters = setup.metrics()?;
-    setup.add(Hosts {
-        file: Arc::clone(&file),
-        zones,
-        ttl,
-        fallthrough: through,
-        fallthrough_unsupported: unsupported,
-    });
-    setup.add_task(move |_, stop| async move { file.watch(reload, &counters, &stop).await });
-    Ok(())
+    all.fallthrough_unsupported = unsupported.is_some();
+    Ok(all)
 }
 
 /// Returns a warning about a file, which needn't exist yet.
