@@ -116,26 +116,8 @@ impl ManifestSource {
             let (files, directory) = (Arc::clone(&self.files), self.directory.clone());
             let read = move || files.lock().read(&directory);
             let read = tokio::task::spawn_blocking(read).await?;
-            // Don't hold the lock across an await.
-            let (mut list, unselected, has_never_valid_file) = {
-                let mut files = self.files.lock();
-                for broken in std::mem::take(&mut files.errors) {
-                    warn!("{broken}");
-                }
-                for notice in std::mem::take(&mut files.notices) {
-                    warn!("{notice}");
-                }
-                if read.is_ok() {
-                    findings.readiness.manifests.store(files.broken().map(Arc::new));
-                }
-                self.update_kept(&files, &mut kept);
-                let list = files.services(&self.selection, &self.hostname_policy, &mut object_errors);
-                (
-                    list,
-                    files.unselected(&self.selection, &self.hostname_policy, &self.store),
-                    files.has_never_valid_file(),
-                )
-            };
+            let (mut list, unselected, has_never_valid_file) =
+                self.load_balancers(read.is_ok(), &mut kept, &mut object_errors);
             read?;
             // Wait until the external targets are read, which record the owners of names: otherwise a Service that is
             // read earlier could get the name of another link.
@@ -152,21 +134,50 @@ impl ManifestSource {
             object_errors.retain(|key| listed.contains(key));
             let was_empty = std::mem::replace(&mut is_empty, listed.is_empty());
             let changes = self.take_list(list, &kept);
-            if self.store.is_known(Input::Services) {
-                if listed.is_empty() && !was_empty {
-                    warn!("{} has no selected load balancer any more", self.directory.display());
-                }
-                log_changes(&self.link_reporter, changes);
-            } else {
-                self.persisted.on_first_list(&self.store, self.keeps_unlisted, &BTreeSet::new());
-                self.store.set_known(Input::StableNames);
-                self.store.set_known(Input::Services);
-                log_first_list(&self.store, &self.link_reporter, &changes);
-                let stable_names = self.files.lock().stable_names(&self.selection).len();
-                if stable_names > 0 {
-                    info!("ready: StableNames: {stable_names}");
-                }
+            if !self.store.is_known(Input::Services) {
+                self.end_first_list(&changes);
+                continue;
             }
+            if listed.is_empty() && !was_empty {
+                warn!("{} has no selected load balancer any more", self.directory.display());
+            }
+            log_changes(&self.link_reporter, changes);
+        }
+    }
+
+    /// Returns the selected load balancers of the files, the other ones, and whether a file could never be read. Reports
+    /// what is wrong with the files.
+    fn load_balancers(
+        &self,
+        is_read: bool,
+        kept: &mut KeptServices,
+        object_errors: &mut ObjectErrors,
+    ) -> (Vec<ObservedService>, Vec<ObservedService>, bool) {
+        let mut files = self.files.lock();
+        for broken in std::mem::take(&mut files.errors) {
+            warn!("{broken}");
+        }
+        for notice in std::mem::take(&mut files.notices) {
+            warn!("{notice}");
+        }
+        if is_read {
+            self.link_reporter.findings.readiness.manifests.store(files.broken().map(Arc::new));
+        }
+        self.update_kept(&files, kept);
+        let list = files.services(&self.selection, &self.hostname_policy, object_errors);
+        let unselected = files.unselected(&self.selection, &self.hostname_policy, &self.store);
+        (list, unselected, files.has_never_valid_file())
+    }
+
+    /// Lets DNS answer from the links of the first list, whose changes these are.
+    fn end_first_list(&self, changes: &[LinkChange]) {
+        self.persisted.on_first_list(&self.store, self.keeps_unlisted, &BTreeSet::new());
+        self.store.set_known(Input::StableNames);
+        self.store.set_known(Input::Services);
+        log_first_list(&self.store, &self.link_reporter, changes);
+        let stable_names = self.files.lock().stable_names(&self.selection).len();
+        if stable_names > 0 {
+            info!("ready: StableNames: {stable_names}");
         }
     }
 
