@@ -2,13 +2,14 @@
 //! decoded; they are decoded when a plugin has to look into them.
 
 mod decode;
+mod index;
 #[cfg(test)]
 mod tests;
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-use hickory_proto::op::{Header, Metadata, Query, ResponseCode};
+use hickory_proto::op::{Metadata, Query};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{Name, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
@@ -16,7 +17,6 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use super::address_range::AddressRange;
 use super::alias::is_alias_type;
 use super::compress::{CompressingWriter, FIXED, RecordOffset};
-use super::ede::extended_errors;
 use super::encode::typed::encode_sections;
 use super::header::{HEADER, QUESTION_NAME, question};
 use super::rrsig::ValidityPeriod;
@@ -29,8 +29,6 @@ use crate::model::names;
 const OPT: u16 = 41;
 const SIG: u16 = 24;
 const TSIG: u16 = 250;
-/// The bit that makes a TTL invalid (RFC 2181 section 8).
-const INVALID_TTL: u8 = 0x80;
 
 /// A validated reply in wire form, without its OPT record and without records whose owner is malformed, or whose data has
 /// malformed names that are compressed.
@@ -168,133 +166,6 @@ impl WireMessage {
             message.metadata.truncation = true;
             message
         })
-    }
-
-    /// Validates and indexes a message. `question` is its question in wire form, empty for a reply without a question.
-    fn index(message: &[u8], question: &[u8]) -> Result<(Self, Rewrite), WireError> {
-        let Header { mut metadata, counts } =
-            Header::read(&mut BinDecoder::new(message)).map_err(|_| WireError::Question)?;
-        let name = question.get(..question.len().saturating_sub(4)).unwrap_or_default();
-        let question_end = HEADER + question.len();
-        let mut errors = Box::default();
-        let mut records: Vec<WireRecord> = Vec::new();
-        let mut section_ends = [0; 3];
-        let (mut at, mut opt_start) = (question_end, None);
-        let (mut length, mut uncompressed) = (question_end, [0; 3]);
-        let (mut rewrite, mut missing) = (Rewrite::None, Missing::Nothing);
-        let asked = rtype_at(question, name.len());
-        let counts = [counts.answers, counts.authorities, counts.additionals];
-        for (section, count) in Section::ALL.into_iter().zip(counts) {
-            for _ in 0..count {
-                let start = at;
-                let is_stable = |range| never_changes(message, &records, question_end, range);
-                let owner = wire_name::read(message, start, is_stable, |_| {});
-                let owner_end = match owner {
-                    Ok(owner) => owner.end,
-                    Err(_) => wire_name::end(message, start).ok_or(WireError::Owner)?,
-                };
-                let fixed = message.get(owner_end..owner_end + FIXED).ok_or(WireError::Cut)?;
-                let rtype = u16::from_be_bytes([fixed[0], fixed[1]]);
-                let data = owner_end + FIXED;
-                let end = data + usize::from(u16::from_be_bytes([fixed[8], fixed[9]]));
-                let rdata = message.get(data..end).ok_or(WireError::Cut)?;
-                at = end;
-                match rtype {
-                    OPT if opt_start.is_some() || !owner.is_ok_and(|owner| owner.length == 1) => {
-                        return Err(WireError::Opt);
-                    }
-                    OPT => {
-                        metadata.response_code = ResponseCode::from(fixed[4], metadata.response_code.low());
-                        errors = extended_errors(rdata).into();
-                        opt_start = Some(start);
-                        continue;
-                    }
-                    TSIG => return Err(WireError::Signed),
-                    // SIG(0) covers no type (RFC 2931 section 3).
-                    SIG if rdata.starts_with(&[0, 0]) => return Err(WireError::Signed),
-                    _ => {}
-                }
-                let missing_without = || match RecordType::from(rtype) {
-                    _ if section == Section::Additional => Missing::Nothing,
-                    _ if section == Section::Authority => Missing::Other,
-                    rtype if is_alias_type(rtype) => Missing::Alias,
-                    _ if Some(rtype) == asked => Missing::Asked,
-                    _ => Missing::Other,
-                };
-                let Ok(owner) = owner else {
-                    (rewrite, missing) = (Rewrite::Necessary, missing.max(missing_without()));
-                    continue;
-                };
-                let offset = |at: usize| u16::try_from(at).map_err(|_| WireError::Cut);
-                let ttl = owner.end + 4;
-                records.push(WireRecord { start: offset(start)?, ttl: offset(ttl)?, end: offset(end)? });
-                let is_stable = |range| never_changes(message, &records, question_end, range);
-                let form = match wire_name::read_rdata(message, rtype, data..end, is_stable, |_| {}) {
-                    Ok(form) => form,
-                    // The record is removed: a pointer in malformed data would lead elsewhere after a rewrite, or into a
-                    // TTL.
-                    Err(MalformedName { has_pointer: true }) => {
-                        records.pop();
-                        (rewrite, missing) = (Rewrite::Necessary, missing.max(missing_without()));
-                        continue;
-                    }
-                    Err(_) => RdataForm { length: rdata.len(), has_forbidden_pointer: false },
-                };
-                length += owner.length + FIXED + form.length;
-                if form.has_forbidden_pointer {
-                    rewrite = Rewrite::Necessary;
-                }
-                // The root is shorter than a pointer to it.
-                if owner.length == name.len()
-                    && owner.length > 1
-                    && message[start..].first_chunk() != Some(&QUESTION_NAME)
-                    && has_name(message, start, name)
-                {
-                    rewrite = rewrite.max(Rewrite::Spelling);
-                }
-            }
-            section_ends[section as usize] = u16::try_from(records.len()).map_err(|_| WireError::Cut)?;
-            uncompressed[section as usize] = u32::try_from(length).unwrap_or(u32::MAX);
-        }
-        // Without the removed records, the message could say that the name has no data (RFC 2308 section 2.2).
-        let answers = &records[..section_ends[Section::Answer as usize].into()];
-        let rtype = |record: &WireRecord| rtype_at(message, record.fixed_start());
-        let is_alias = |record| rtype(record).is_some_and(|rtype| is_alias_type(rtype.into()));
-        let is_incomplete = match missing {
-            Missing::Nothing => false,
-            Missing::Other => answers.is_empty(),
-            Missing::Asked => {
-                let is_chain = answers.iter().any(is_alias);
-                let is_at_end =
-                    |record: &WireRecord| is_chain || has_name(message, record.start.into(), name);
-                !answers.iter().any(|record| rtype(record) == asked && is_at_end(record))
-            }
-            Missing::Alias => true,
-        };
-        if is_incomplete {
-            return Err(WireError::Incomplete);
-        }
-        // Octets after the last record aren't part of the message.
-        let end = records.last().map_or(question_end, |record| usize::from(record.end));
-        if opt_start.is_some_and(|start| start < end) {
-            rewrite = Rewrite::Necessary;
-        }
-        let mut bytes: Box<[u8]> = message[..end].into();
-        for ttl in records.iter().map(|record| usize::from(record.ttl)) {
-            if bytes[ttl] & INVALID_TTL != 0 {
-                bytes[ttl..ttl + 4].fill(0);
-            }
-        }
-        let indexed = Self {
-            metadata,
-            extended_errors: errors,
-            bytes,
-            records: records.into(),
-            section_ends,
-            question_end: u16::try_from(question_end).map_err(|_| WireError::Question)?,
-            uncompressed,
-        };
-        Ok((indexed, rewrite))
     }
 
     /// Returns the message with all names compressed anew, as far as they may be compressed; `None` if it exceeds 64
