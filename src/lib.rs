@@ -4,6 +4,9 @@
 //! ([`sync`]) and stores them in a map of links ([`store`]), writes an `ExternalName` Service for each link, and
 //! answers DNS queries from the same map ([`dns`]). [`app`] connects these parts.
 
+// The bound is in clippy.toml.
+#![cfg_attr(not(test), warn(clippy::too_many_lines))]
+
 pub mod admin;
 pub mod api;
 pub mod app;
