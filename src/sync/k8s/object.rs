@@ -119,11 +119,6 @@ impl Object {
         self.meta().uid.as_deref().unwrap_or_default()
     }
 
-    #[must_use]
-    pub fn label(&self, key: &str) -> Option<&str> {
-        self.meta().labels.as_ref()?.get(key).map(String::as_str)
-    }
-
     /// Returns `metadata.resourceVersion` as a number, which increases with each change.
     #[must_use]
     pub fn version(&self) -> Option<u64> {

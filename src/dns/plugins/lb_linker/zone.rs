@@ -111,14 +111,6 @@ impl Default for ZoneOptions {
 // === impl Zone ===
 
 impl Zone {
-    /// Returns the zone of an origin with default options, except for the addresses of its name server.
-    ///
-    /// # Errors
-    /// Fails if the origin is too long for names below it.
-    pub fn new(origin: &Name, addresses: Vec<IpAddr>) -> Result<Self, ProtoError> {
-        Self::with_options(origin, ZoneOptions { addresses, ..Default::default() })
-    }
-
     /// Returns the zone of an origin.
     ///
     /// # Errors

@@ -19,7 +19,8 @@ fn ips(texts: &[&str]) -> Vec<IpAddr> {
 }
 
 fn zone() -> Zone {
-    Zone::new(&name("LB.internal."), ips(&["192.0.2.53", "2001:db8::53"])).unwrap()
+    let addresses = ips(&["192.0.2.53", "2001:db8::53"]);
+    Zone::with_options(&name("LB.internal."), ZoneOptions { addresses, ..Default::default() }).unwrap()
 }
 
 fn link(namespace: &str, service: &str, hostnames: &[&str], addresses: &[&str]) -> ObservedService {
