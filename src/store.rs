@@ -168,6 +168,10 @@ impl Store {
             return;
         }
         let _writer = self.write();
+        // The serial in answers from the fallback may be ahead of the versions: by changes without a version.
+        if let Some(fallback) = &*self.fallback.load() {
+            self.serial.fetch_max(fallback.store.serial(), Ordering::Relaxed);
+        }
         // A zone without links needs a serial, too, if the serial is derived from the clock.
         if self.serial.load(Ordering::Relaxed) == 0 {
             self.advance_serial(None, true);
@@ -192,8 +196,8 @@ impl Store {
     }
 
     /// Advances the serial of the zones at the end of a write: to the newest resourceVersion applied, which all replicas
-    /// share, and by at least one if a name leads elsewhere. For a source without resourceVersions it is the time in
-    /// seconds, so that a restart never decreases it.
+    /// share, and by at least one if what a name leads to was replaced. For a source without resourceVersions it is the
+    /// time in seconds, so that a restart never decreases it.
     fn advance_serial(&self, resource_version: Option<u64>, is_changed: bool) {
         if resource_version.is_some() {
             self.has_versions.store(true, Ordering::Relaxed);

@@ -191,13 +191,18 @@ fn answer_from_two_stores_is_not_reused() {
 #[test]
 fn snapshot_is_not_used_after_the_first_list() {
     let (store, snapshot_links) = waiting(links());
-    store.apply(link("default", "host", &["new.example."], &[]));
+    let older = Some(7);
+    store.apply(ObservedService {
+        resource_version: older,
+        ..link("default", "host", &["new.example."], &[])
+    });
     store.set_known(Input::Services);
     assert!(store.fallback().is_none());
     assert!(!store.set_fallback(Some(snapshot_links)) && store.fallback().is_none());
     assert!(ask(&store, "host-default.lb.internal. CNAME").contains("NoError | "));
     assert!(ask(&store, "ips-default.lb.internal. A").starts_with("NXDomain"));
     assert_eq!(store.links().len(), 1);
+    assert!(store.serial() >= 41, "the serial of the snapshot's answers: {}", store.serial());
 }
 
 #[test]
