@@ -18,6 +18,10 @@ const WINDOW: Duration = Duration::from_millis(1100);
 pub struct QueryRate(Mutex<SmallVec<[(SocketAddr, Instant); 2]>>);
 
 impl QueryRate {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
     /// Counts a query that is sent now.
     ///
     /// # Errors

@@ -52,7 +52,7 @@
 //!   socket is refused. Below 3,400 files a single client has fewer than 500 sockets, which a log line at the start
 //!   reports: raise the hard limit (`ulimit -Hn`, or `LimitNOFILE` of systemd).
 //! - By TCP and TLS an upstream gets one query at a time on each connection until it has answered out of order; from then
-//!   on up to 32 share a connection (RFC 7766). An upstream such as CoreDNS, which answers in order, would let each query
+//!   on up to 8 share a connection (RFC 7766). An upstream such as CoreDNS, which answers in order, would let each query
 //!   wait for the slowest one before it.
 //! - Host names in **TO** are resolved once after the start, in the background; a failure is repeated until it
 //!   succeeds.

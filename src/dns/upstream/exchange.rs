@@ -112,7 +112,7 @@ pub(crate) async fn ping(
     attempt.turn("udp", now).await?;
     // Each check opens a new socket, because an open one may be the problem. This isn't counted as a miss of the pool.
     let (reply, network, local) = if by_tcp {
-        let (reply, local) = attempt.reply_by_new_connection(&bytes, quota.take()).await?;
+        let (reply, local) = attempt.reply_by_new_connection(&bytes, quota.take(), true).await?;
         (reply, "tcp", local)
     } else {
         (attempt.by_udp(&bytes, true, now).await?, "udp", None)
@@ -340,12 +340,15 @@ impl Attempt<'_> {
 
     /// Sends the query over an open connection if there is one, else over a new one.
     async fn by_stream(&self, bytes: &[u8]) -> Result<WireMessage, ExchangeError> {
+        let connections = &self.upstream.connections;
         let begun = self.turn("tcp", Instant::now()).await?;
-        let asked = self.upstream.connections.ask(bytes, self.quota, begun);
-        let Some(query) = asked.map_err(|error| self.upstream.dialing("tcp").failed(error))? else {
+        let asked = connections.ask(bytes, self.quota, begun);
+        let asked = asked.map_err(|error| self.upstream.dialing("tcp").failed(error))?;
+        let Some((query, is_shared)) = asked else {
             return self.answer_by_new_connection(bytes, self.quota.take()).await;
         };
         self.upstream.count_socket(true, true);
+        let socket = Arc::clone(&query.socket);
         let mut old = Box::pin(async { self.accepted(self.reply_by_connection(query).await?) });
         let outcome = timeout(POOLED_STREAM_TIMEOUT, &mut old).await;
         if let Ok(Ok(answer)) = outcome {
@@ -354,18 +357,24 @@ impl Attempt<'_> {
         match outcome {
             Ok(_) => {
                 drop(old);
-                // The other end may have closed the other connections, too.
-                self.upstream.connections.retire_silent_since(begun);
+                // The other end may have closed the idle connections, too.
+                connections.close_idle_since(begun);
                 self.turn("tcp", Instant::now()).await?;
                 self.answer_by_new_connection(bytes, self.quota.take()).await
             }
-            // Either the other end is gone, or the answer is slow. If the old connection then answers first, the other
+            // Either the other end is gone, or the answer is slow. If the old connection then answers first, the idle
             // connections stay open.
             Err(_) => {
+                if is_shared {
+                    connections.doubt(&socket, begun);
+                }
                 let new = Box::pin(async {
                     self.turn("tcp", Instant::now()).await?;
                     let outcome = self.answer_by_new_connection(bytes, self.quota.take_spare()).await;
-                    self.upstream.connections.retire_silent_since(begun);
+                    // A query that shares a connection may have waited for another query.
+                    if outcome.is_ok() && !is_shared {
+                        connections.close_idle_since(begun);
+                    }
                     outcome
                 });
                 select_ok([Either::Left(old), Either::Right(new)]).await.map(|(answer, _)| answer)
@@ -379,14 +388,16 @@ impl Attempt<'_> {
         permit: io::Result<SocketPermit>,
     ) -> Result<WireMessage, ExchangeError> {
         let permit = permit.inspect(|_| self.upstream.count_socket(false, true));
-        self.accepted(self.reply_by_new_connection(bytes, permit).await?)
+        self.accepted(self.reply_by_new_connection(bytes, permit, false).await?)
     }
 
-    /// Sends the query over a new connection. Returns the reply, and the local address of the connection.
+    /// Sends the query over a new connection, with `is_alone` over one of its own. Returns the reply, and the local address
+    /// of the connection.
     async fn reply_by_new_connection(
         &self,
         bytes: &[u8],
         permit: io::Result<SocketPermit>,
+        is_alone: bool,
     ) -> Result<(UpstreamReply, Option<SocketAddr>), ExchangeError> {
         let dialing = self.upstream.dialing("tcp");
         let permit = permit.map_err(|error| dialing.failed(error))?;
@@ -395,8 +406,7 @@ impl Attempt<'_> {
             Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
             Err(_) => return Err(dialing.late()),
         };
-        let connection = self.upstream.connections.add(stream, permit);
-        self.reply_by_connection(connection.ask(bytes.to_vec(), Instant::now())).await
+        self.reply_by_connection(self.upstream.connections.ask_over(stream, permit, bytes, is_alone)).await
     }
 
     /// Waits for the reply to a query over a connection. Returns it, and the local address of the connection.
@@ -409,10 +419,7 @@ impl Attempt<'_> {
         self.progress.begin(reading, Instant::now());
         match timeout_at(self.times.deadline, poll_fn(|context| query.poll_reply(context))).await {
             Ok(reply) => Ok((reply.map_err(|error| reading.failed(error))?, local)),
-            Err(_) => {
-                query.retire_if_silent();
-                Err(reading.late())
-            }
+            Err(_) => Err(reading.late()),
         }
     }
 

@@ -67,7 +67,10 @@ impl SharedLookups {
         let flight = self.0.join_or_start(&route, look_up, |_| {})?;
         let defect = || ForwardError::no_answer("the look-up has failed because of a bug in lb-linker");
         let (begun_for, joined, result) = flight.wait().await.ok_or_else(defect)?;
-        *rate = joined;
+        // What the query has sent on earlier lines counts, too.
+        if rate.is_empty() {
+            *rate = joined;
+        }
         Ok((begun_for, result))
     }
 

@@ -1,6 +1,7 @@
 //! The sockets to an upstream. Each serves several queries at a time; a task sends them and receives the replies.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ struct Queries {
     number: usize,
     /// After that number the socket gets no further queries.
     max_number: usize,
+    /// The number of waiting queries without a reply.
+    unanswered: usize,
     /// When the last reply came, if any.
     heard: Option<Instant>,
     /// The ids of the queries to send.
@@ -75,6 +78,7 @@ impl UpstreamSocket {
             used: Box::new([0; 1024]),
             number: 0,
             max_number,
+            unanswered: 0,
             heard: None,
             outgoing: Vec::new(),
             is_retired: false,
@@ -96,6 +100,7 @@ impl UpstreamSocket {
         queries.number += 1;
         queries.is_retired |= queries.number == queries.max_number;
         let reply = queries.is_closed.then(|| Err(closed()));
+        queries.unanswered += usize::from(reply.is_none());
         let query = WaitingQuery { bytes, number: queries.number, sent: now, reply, waker: None };
         queries.waiting.insert(id, query);
         self.send(queries, id);
@@ -117,13 +122,13 @@ impl UpstreamSocket {
 
     fn is_done(&self) -> bool {
         let queries = self.queries.lock();
-        queries.is_retired && queries.waiting.is_empty()
+        queries.is_retired && queries.unanswered == 0
     }
 
     /// Ends all queries with an error.
     pub(super) fn fail(&self, error: impl Fn() -> io::Error) {
         let mut queries = self.queries.lock();
-        queries.is_retired = true;
+        (queries.is_retired, queries.unanswered) = (true, 0);
         for query in queries.waiting.values_mut().filter(|query| query.reply.is_none()) {
             query.end(Err(error()));
         }
@@ -155,11 +160,16 @@ impl Queries {
 }
 
 impl WaitingQuery {
-    fn end(&mut self, reply: io::Result<UpstreamReply>) {
+    /// Sets the reply, unless there is one; returns whether it has.
+    fn end(&mut self, reply: io::Result<UpstreamReply>) -> bool {
+        if self.reply.is_some() {
+            return false;
+        }
         self.reply = Some(reply);
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
+        true
     }
 }
 
@@ -169,12 +179,14 @@ impl SentQuery {
     /// # Errors
     /// If the socket is broken or closed, or the kernel reports that the UDP port is closed (ICMP).
     pub(crate) fn poll_reply(&self, context: &mut Context<'_>) -> Poll<io::Result<UpstreamReply>> {
-        let mut queries = self.socket.queries.lock();
-        let Some(query) = queries.waiting.get_mut(&self.id) else { return Poll::Ready(Err(closed())) };
-        match (query.reply.take(), &mut query.waker) {
-            (Some(reply), _) => return Poll::Ready(reply),
-            (None, Some(waker)) => waker.clone_from(context.waker()),
-            (None, waker) => *waker = Some(context.waker().clone()),
+        let waiting = &mut self.socket.queries.lock().waiting;
+        let Entry::Occupied(mut query) = waiting.entry(self.id) else { return Poll::Ready(Err(closed())) };
+        if query.get().reply.is_some() {
+            return Poll::Ready(query.remove().reply.unwrap_or_else(|| Err(closed())));
+        }
+        match &mut query.get_mut().waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            waker => *waker = Some(context.waker().clone()),
         }
         Poll::Pending
     }
@@ -196,9 +208,16 @@ impl SentQuery {
 
 impl Drop for SentQuery {
     fn drop(&mut self) {
-        let mut queries = self.socket.queries.lock();
-        queries.waiting.remove(&self.id);
-        if queries.waiting.is_empty() && (queries.is_retired || queries.connection.is_some()) {
+        let queries = &mut *self.socket.queries.lock();
+        if queries.waiting.remove(&self.id).is_none_or(|query| query.reply.is_some()) {
+            return;
+        }
+        queries.unanswered -= 1;
+        if let Some(connection) = &mut queries.connection {
+            let is_silent = queries.heard.is_none_or(|heard| heard < self.sent);
+            queries.is_retired |= connection.gives_up(is_silent);
+        }
+        if queries.unanswered == 0 && (queries.is_retired || queries.connection.is_some()) {
             self.socket.changed.notify_one();
         }
     }

@@ -16,18 +16,20 @@ use tokio::time::{Instant, sleep};
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
-use super::{SentQuery, UpstreamSocket};
+use super::{SentQuery, UpstreamSocket, WaitingQuery};
 use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
 use crate::dns::upstream::config::PoolConfig;
 use crate::dns::upstream::socket_budget::{SocketBudget, SocketPermit, SocketQuota};
 use crate::model::tls_error;
 
-/// The number of waiting queries from which on a connection gets no further query.
-const MAX_WAITING: usize = 32;
+/// The number of queries that a connection shares: PowerDNS's resolver works on 10 at a time, BIND on 23.
+const MAX_SHARED: usize = 8;
+/// The number of connections that may be shared.
+const MAX_BUSY: usize = 8;
 /// The maximum number of queries of one connection, which has an id for each.
 const MAX_QUERIES: usize = 10_000;
 /// How long a query has to wait before another one is sent over its connection, to learn whether the upstream answers out
-/// of order.
+/// of order. A shared connection gets no further query while one has waited for so long without any reply.
 const SLOW: Duration = Duration::from_millis(100);
 /// The interval of such trials: if the upstream answers in order, the second query waits for the first.
 const TRIAL_INTERVAL: Duration = Duration::from_secs(10);
@@ -48,21 +50,28 @@ pub(crate) struct Connections {
 
 #[derive(Debug, Default)]
 struct Pool {
-    open: Vec<Arc<UpstreamSocket>>,
+    /// The connection used last is at the end: the upstream is least likely to have closed it.
+    idle: Vec<Arc<UpstreamSocket>>,
+    /// The newest connections that weren't idle when they got a query, at most [`MAX_BUSY`].
+    busy: VecDeque<Arc<UpstreamSocket>>,
     answers_out_of_order: bool,
     /// When two queries last shared a connection to learn whether the upstream answers out of order.
     tried: Option<Instant>,
+    /// The upstream isn't used any more.
+    is_closed: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct ConnectionState {
     /// The permit of a look-up, or for an idle connection.
     permit: SocketPermit,
-    /// Since when the connection has the permit for an idle connection.
+    /// Since when the connection has been in the pool as an idle one.
     idle_since: Option<Instant>,
     /// The highest number of a query that was answered.
     newest_answered: usize,
     has_answered_out_of_order: bool,
+    /// The number of queries that were given up, and to which no reply has come.
+    given_up: usize,
 }
 
 impl Connections {
@@ -70,24 +79,41 @@ impl Connections {
         Self { pool: Arc::default(), pool_config, budget }
     }
 
-    /// Adds a connection, and starts its task. The permit is released when the connection is closed or idle.
-    pub(crate) fn add(&self, stream: Stream, permit: SocketPermit) -> Arc<UpstreamSocket> {
+    /// Sends a query over a new connection, which starts a task. The permit is released when the connection is closed or
+    /// idle. With `is_alone` the connection gets no further query.
+    pub(crate) fn ask_over(
+        &self,
+        stream: Stream,
+        permit: SocketPermit,
+        bytes: &[u8],
+        is_alone: bool,
+    ) -> SentQuery {
         let tcp = match &stream {
             Either::Left(tcp) => tcp,
             Either::Right(tls) => tls.get_ref().0,
         };
-        let (idle_since, newest_answered, has_answered_out_of_order) = (None, 0, false);
-        let state = ConnectionState { permit, idle_since, newest_answered, has_answered_out_of_order };
+        let state = ConnectionState {
+            permit,
+            idle_since: None,
+            newest_answered: 0,
+            has_answered_out_of_order: false,
+            given_up: 0,
+        };
         let socket = UpstreamSocket::new(tcp.local_addr().ok(), MAX_QUERIES, Some(state));
-        self.pool.lock().open.push(Arc::clone(&socket));
+        let query = socket.ask(bytes.to_vec(), Instant::now());
+        if is_alone {
+            socket.retire();
+        } else {
+            self.pool.lock().note_busy(&socket);
+        }
         let (pool, pool_config, budget) =
             (Arc::clone(&self.pool), self.pool_config, Arc::clone(&self.budget));
-        tokio::spawn(Task { socket: Arc::clone(&socket), pool, pool_config, budget }.run(stream));
-        socket
+        tokio::spawn(Task { socket, pool, pool_config, budget }.run(stream));
+        query
     }
 
     /// Sends a query over a connection that other queries use, or over an idle one, which takes a permit of `quota`. Returns
-    /// `None` if there is none.
+    /// the query, and whether the connection is shared; `None` if there is no connection.
     ///
     /// # Errors
     /// If `quota` has no permit.
@@ -96,86 +122,131 @@ impl Connections {
         bytes: &[u8],
         quota: &SocketQuota,
         now: Instant,
-    ) -> io::Result<Option<SentQuery>> {
+    ) -> io::Result<Option<(SentQuery, bool)>> {
         let pool = &mut *self.pool.lock();
-        pool.open.retain(|connection| connection.is_usable(now, &self.pool_config));
-        let shared = pool.shared(now);
-        let connection = match shared {
-            Some(_) => shared,
-            None => pool.open.iter().filter(|one| one.is_idle()).max_by_key(|one| one.idle_since()),
-        };
-        let Some(connection) = connection else { return Ok(None) };
-        if connection.is_idle() {
-            connection.resume(quota.take()?);
+        if let Some(shared) = pool.shared(now, &self.pool_config) {
+            return Ok(Some((shared.ask(bytes.to_vec(), now), true)));
         }
-        Ok(Some(connection.ask(bytes.to_vec(), now)))
+        pool.idle.retain(|connection| connection.is_usable(now, &self.pool_config));
+        if pool.idle.is_empty() {
+            return Ok(None);
+        }
+        let permit = quota.take()?;
+        let Some(connection) = pool.idle.pop() else { return Ok(None) };
+        connection.resume(permit);
+        pool.note_busy(&connection);
+        Ok(Some((connection.ask(bytes.to_vec(), now), false)))
     }
 
-    /// Gives up the connections on which no reply has come since `time`: the other end may be gone.
-    pub(crate) fn retire_silent_since(&self, time: Instant) {
-        self.pool.lock().open.iter().filter(|one| one.last_sign() <= time).for_each(|one| one.retire());
+    /// Closes the connections that are idle, and on which no reply has come since `time`: the other end may be gone.
+    pub(crate) fn close_idle_since(&self, time: Instant) {
+        let close = |connection: &mut Arc<UpstreamSocket>| connection.last_sign() <= time;
+        self.pool.lock().idle.extract_if(.., close).for_each(|connection| connection.retire());
+    }
+
+    /// Ends the sharing of connections, if no reply has come over this one since a query was sent: the upstream may answer in
+    /// order by now.
+    pub(crate) fn doubt(&self, shared: &UpstreamSocket, sent: Instant) {
+        let pool = &mut *self.pool.lock();
+        if shared.last_sign() < sent {
+            pool.answers_out_of_order = false;
+        }
     }
 
     #[cfg(test)]
-    pub(crate) fn usable(&self) -> usize {
-        let now = Instant::now();
-        self.pool.lock().open.iter().filter(|one| one.is_usable(now, &self.pool_config)).count()
+    pub(crate) fn idle(&self) -> usize {
+        self.pool.lock().idle.len()
     }
 }
 
 impl Drop for Connections {
     fn drop(&mut self) {
-        self.pool.lock().open.iter().for_each(|connection| connection.retire());
+        let Pool { idle, busy, is_closed, .. } = &mut *self.pool.lock();
+        *is_closed = true;
+        idle.drain(..).chain(busy.drain(..)).for_each(|connection| connection.retire());
     }
 }
 
 impl Pool {
     /// Returns a connection on which queries wait and that takes another one.
-    fn shared(&mut self, now: Instant) -> Option<&Arc<UpstreamSocket>> {
-        self.answers_out_of_order |= self.open.iter().any(|one| one.has_answered_out_of_order());
+    fn shared(&mut self, now: Instant, limits: &PoolConfig) -> Option<Arc<UpstreamSocket>> {
+        let mut busy = self.busy.iter().filter(|connection| !connection.is_old(now, limits));
         if self.answers_out_of_order {
-            return self.open.iter().find(|one| (1..MAX_WAITING).contains(&one.queries.lock().waiting.len()));
+            return busy.find(|connection| connection.takes_another(now)).cloned();
         }
         if self.tried.is_some_and(|tried| now.duration_since(tried) < TRIAL_INTERVAL) {
             return None;
         }
-        let slow = self.open.iter().find(|one| one.has_one_slow_query(now));
-        self.tried = slow.map(|_| now).or(self.tried);
+        let slow = busy.find(|connection| connection.has_one_slow_query(now)).cloned();
+        self.tried = slow.as_ref().map(|_| now).or(self.tried);
         slow
+    }
+
+    fn note_busy(&mut self, connection: &Arc<UpstreamSocket>) {
+        self.forget_busy(connection);
+        self.busy.push_back(Arc::clone(connection));
+        if self.busy.len() > MAX_BUSY {
+            self.busy.pop_front();
+        }
+    }
+
+    fn forget_busy(&mut self, connection: &Arc<UpstreamSocket>) {
+        self.busy.retain(|other| !Arc::ptr_eq(other, connection));
+    }
+
+    fn forget_idle(&mut self, connection: &Arc<UpstreamSocket>) {
+        self.idle.retain(|other| !Arc::ptr_eq(other, connection));
+    }
+}
+
+impl ConnectionState {
+    /// Records that a query is given up; `is_silent` is whether no reply has come since it was sent. Returns whether the
+    /// connection is of no use: if the upstream answers in order, the next query would wait for this one.
+    pub(super) fn gives_up(&mut self, is_silent: bool) -> bool {
+        self.given_up += 1;
+        is_silent || !self.has_answered_out_of_order
     }
 }
 
 /// What only connections do.
 impl UpstreamSocket {
-    fn state<T>(&self, read: impl FnOnce(&ConnectionState) -> T) -> Option<T> {
-        self.queries.lock().connection.as_ref().map(read)
-    }
-
     fn idle_since(&self) -> Option<Instant> {
-        self.state(|state| state.idle_since).flatten()
+        self.queries.lock().connection.as_ref().and_then(|state| state.idle_since)
     }
 
-    fn has_answered_out_of_order(&self) -> bool {
-        self.state(|state| state.has_answered_out_of_order).unwrap_or_default()
+    fn is_old(&self, now: Instant, limits: &PoolConfig) -> bool {
+        limits.age.is_some_and(|age| now.duration_since(self.opened) > age)
     }
 
-    fn is_idle(&self) -> bool {
-        self.queries.lock().waiting.is_empty()
-    }
-
-    /// Returns whether the connection may be used. If it is too old, or idle for too long, it is given up.
+    /// Returns whether an idle connection may be used. If it is too old, or idle for too long, it is given up.
     fn is_usable(&self, now: Instant, limits: &PoolConfig) -> bool {
-        let is_old = limits.age.is_some_and(|age| now.duration_since(self.opened) > age);
-        if is_old || self.idle_since().is_some_and(|since| now.duration_since(since) >= limits.idle) {
+        let is_over = self.idle_since().is_some_and(|since| now.duration_since(since) >= limits.idle);
+        if is_over || self.is_old(now, limits) {
             self.retire();
         }
         !self.queries.lock().is_retired
     }
 
+    /// Returns whether queries wait on the connection, fewer than may share it, and none of them for long without any reply.
+    fn takes_another(&self, now: Instant) -> bool {
+        let queries = &*self.queries.lock();
+        let given_up = queries.connection.as_ref().map_or(0, |state| state.given_up);
+        let is_lively = |query: &WaitingQuery| {
+            now.duration_since(query.sent) < SLOW || queries.heard.is_some_and(|heard| heard > query.sent)
+        };
+        !queries.is_retired
+            && queries.unanswered > 0
+            && queries.unanswered + given_up < MAX_SHARED
+            && queries.waiting.values().filter(|query| query.reply.is_none()).all(is_lively)
+    }
+
     fn has_one_slow_query(&self, now: Instant) -> bool {
         let queries = self.queries.lock();
         let mut waiting = queries.waiting.values();
-        queries.waiting.len() == 1 && waiting.all(|query| now.duration_since(query.sent) >= SLOW)
+        let is_slow = |query: &WaitingQuery| now.duration_since(query.sent) >= SLOW;
+        !queries.is_retired
+            && queries.unanswered == 1
+            && waiting.any(|query| query.reply.is_none() && is_slow(query))
     }
 
     /// Returns when the last reply came; without one, when the connection was opened.
@@ -204,37 +275,54 @@ impl UpstreamSocket {
         }
     }
 
-    /// Takes the whole messages from `input`.
+    /// Takes the whole messages from `input`. Returns whether one of them was out of order.
     ///
     /// # Errors
     /// If a message answers no query of this connection.
-    fn accept_messages(&self, input: &mut Vec<u8>) -> io::Result<()> {
-        let mut rest = &input[..];
+    fn accept_messages(&self, input: &mut Vec<u8>) -> io::Result<bool> {
+        let (mut rest, mut is_out_of_order) = (&input[..], false);
         while let Some((length, after)) = rest.split_first_chunk()
             && let Some((message, next)) = after.split_at_checked(u16::from_be_bytes(*length).into())
         {
-            self.accept_message(message)?;
+            is_out_of_order |= self.accept_message(message)?;
             rest = next;
         }
         input.drain(..input.len() - rest.len());
-        Ok(())
+        Ok(is_out_of_order)
     }
 
-    /// Gives a message to the query that it answers. The answer to a query that was given up is ignored. After a reply that
-    /// isn't accepted the connection gets no further query.
-    fn accept_message(&self, message: &[u8]) -> io::Result<()> {
+    /// Gives a message to the query that it answers; returns whether it was out of order. The answer to a query that was
+    /// given up is ignored. After a reply that isn't accepted the connection gets no further query.
+    fn accept_message(&self, message: &[u8]) -> io::Result<bool> {
+        let id = message.first_chunk().map(|id| u16::from_be_bytes(*id));
+        let sent = {
+            let queries = &mut *self.queries.lock();
+            let id = id.filter(|id| queries.has_used(*id)).ok_or_else(|| io::Error::other(MISMATCH))?;
+            queries.heard = Some(Instant::now());
+            match queries.waiting.get(&id) {
+                Some(query) => query.bytes.clone(),
+                None => {
+                    let given_up = queries.connection.as_mut().map(|state| &mut state.given_up);
+                    given_up.into_iter().for_each(|number| *number = number.saturating_sub(1));
+                    return Ok(false);
+                }
+            }
+        };
+        // Without the lock, because the message may be large.
+        let reply = parse_reply(&sent, message);
+        let is_accepted = matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(_));
         let queries = &mut *self.queries.lock();
-        let id = message.first_chunk().map(|id| u16::from_be_bytes(*id)).filter(|id| queries.has_used(*id));
-        let id = id.ok_or_else(|| io::Error::other(MISMATCH))?;
-        queries.heard = Some(Instant::now());
-        let waiting = queries.waiting.get_mut(&id).filter(|query| query.reply.is_none());
-        let (Some(query), Some(state)) = (waiting, &mut queries.connection) else { return Ok(()) };
-        state.has_answered_out_of_order |= query.number < state.newest_answered;
+        queries.is_retired |= !is_accepted;
+        let waiting = id.and_then(|id| queries.waiting.get_mut(&id));
+        let (Some(query), Some(state)) = (waiting, &mut queries.connection) else { return Ok(false) };
+        if !query.end(Ok(reply)) {
+            return Ok(false);
+        }
+        queries.unanswered -= 1;
+        let is_out_of_order = query.number < state.newest_answered;
         state.newest_answered = state.newest_answered.max(query.number);
-        let reply = parse_reply(&query.bytes, message);
-        queries.is_retired |= !matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(_));
-        query.end(Ok(reply));
-        Ok(())
+        state.has_answered_out_of_order |= is_out_of_order;
+        Ok(is_out_of_order)
     }
 }
 
@@ -260,59 +348,78 @@ impl Task {
                 () = socket.changed.notified() => {
                     socket.take_outgoing(&mut output);
                     is_sending = true;
-                    Ok(())
+                    Ok(false)
+                }
+                sent = async {
+                    writer.write_all_buf(&mut output).await?;
+                    writer.flush().await
+                }, if is_sending => {
+                    is_sending = false;
+                    sent.map(|()| false)
                 }
                 read = reader.read_buf(&mut input) => match read {
                     Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
                     Ok(_) => socket.accept_messages(&mut input),
                     Err(error) => Err(error),
                 },
-                sent = async {
-                    writer.write_all_buf(&mut output).await?;
-                    writer.flush().await
-                }, if is_sending => {
-                    is_sending = false;
-                    sent
-                }
-                () = &mut idle_end, if socket.is_idle() => {
-                    socket.retire();
-                    Ok(())
+                () = &mut idle_end, if socket.idle_since().is_some() => {
+                    self.close_if_idle();
+                    Ok(false)
                 }
             };
-            if let Err(error) = outcome {
-                return socket.fail(|| copy(&error));
+            match outcome {
+                Ok(true) => self.pool.lock().answers_out_of_order = true,
+                Ok(false) => {}
+                Err(error) => return socket.fail(|| copy(&error)),
             }
-            if socket.is_idle() {
-                if !self.rest() {
-                    socket.retire();
+            if self.rest() {
+                idle_end.set(sleep(self.pool_config.idle));
+                // What is there of a late reply belongs to the next message.
+                if input.is_empty() && !is_sending {
+                    (input, output) = (Vec::new(), VecDeque::new());
                 }
-                idle_end.as_mut().reset(Instant::now() + self.pool_config.idle);
-                (input, output) = (Vec::new(), VecDeque::new());
             }
         }
     }
 
-    /// Gives an idle connection a permit for idle connections. Returns whether it may stay open.
+    /// Adds the connection to the idle ones if no query waits any more, with a permit for idle connections; gives it up
+    /// without one. Returns whether it was added.
     fn rest(&self) -> bool {
-        let pool = self.pool.lock();
-        let idle = pool.open.iter().filter(|one| one.idle_since().is_some()).count();
+        if self.socket.queries.lock().unanswered > 0 {
+            return false;
+        }
+        let pool = &mut *self.pool.lock();
         let queries = &mut *self.socket.queries.lock();
         let Some(state) = &mut queries.connection else { return false };
-        if !queries.waiting.is_empty() || state.idle_since.is_some() {
-            return true;
+        if queries.unanswered > 0 || queries.is_retired || state.idle_since.is_some() {
+            return false;
         }
-        let Some(permit) = self.budget.idle().filter(|_| idle < self.pool_config.max_idle_connections) else {
+        let may_rest = !pool.is_closed && pool.idle.len() < self.pool_config.max_idle_connections;
+        let Some(permit) = may_rest.then(|| self.budget.idle()).flatten() else {
+            queries.is_retired = true;
             return false;
         };
         (state.permit, state.idle_since) = (permit, Some(Instant::now()));
+        pool.idle.push(Arc::clone(&self.socket));
         true
+    }
+
+    fn close_if_idle(&self) {
+        let pool = &mut *self.pool.lock();
+        // A query may have taken it meanwhile.
+        if self.socket.idle_since().is_some() {
+            self.socket.retire();
+            pool.forget_idle(&self.socket);
+        }
     }
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
         self.socket.close();
-        self.pool.lock().open.retain(|one| !Arc::ptr_eq(one, &self.socket));
+        let pool = &mut *self.pool.lock();
+        pool.forget_idle(&self.socket);
+        pool.forget_busy(&self.socket);
     }
 }
 

@@ -140,6 +140,7 @@ impl UpstreamSocket {
             UpstreamReply::Mismatch => false,
             reply => {
                 query.end(Ok(reply));
+                queries.unanswered -= 1;
                 queries.heard = Some(now);
                 true
             }
@@ -200,7 +201,7 @@ impl Task {
     /// # Errors
     /// If the kernel reports that the port is closed (ICMP), which concerns all queries.
     fn send(&self) -> io::Result<()> {
-        let Queries { waiting, outgoing, .. } = &mut *self.socket.queries.lock();
+        let Queries { waiting, outgoing, unanswered, .. } = &mut *self.socket.queries.lock();
         // A query may have been given up meanwhile.
         outgoing.retain(|id| waiting.contains_key(id));
         let mut done = 0;
@@ -214,7 +215,7 @@ impl Task {
                 }
                 Err(error) => {
                     if let Some(query) = waiting.get_mut(&outgoing[done]) {
-                        query.end(Err(error));
+                        *unanswered -= usize::from(query.end(Err(error)));
                     }
                     done += 1;
                 }

@@ -25,20 +25,32 @@ impl Pair {
         Self { listener, connections: Connections::new(pool_config, budget), quota }
     }
 
-    /// Opens a connection; returns it and its other end.
-    async fn connect(&self) -> (Arc<UpstreamSocket>, TcpStream) {
+    /// Sends a query over a new connection; returns it and the other end of the connection.
+    async fn connect(&self) -> (SentQuery, TcpStream) {
         let stream = TcpStream::connect(self.listener.local_addr().unwrap()).await.unwrap();
-        let connection = self.connections.add(Either::Left(stream), self.quota.take().unwrap());
-        (connection, self.listener.accept().await.unwrap().0)
+        let (permit, stream) = (self.quota.take().unwrap(), Either::Left(stream));
+        let asked = self.connections.ask_over(stream, permit, &query(), false);
+        (asked, self.listener.accept().await.unwrap().0)
     }
 
-    /// Opens a connection that has answered a query.
+    /// Opens a connection that has answered a query, and is idle; returns it and its other end.
     async fn connect_and_answer(&self) -> (Arc<UpstreamSocket>, TcpStream) {
-        let (connection, mut end) = self.connect().await;
-        let asked = connection.ask(query(), Instant::now());
+        let idle = self.connections.idle();
+        let (asked, mut end) = self.connect().await;
         answer(&mut end).await;
         reply(&asked).await.unwrap();
-        (connection, end)
+        self.has_idle(idle + 1).await;
+        (Arc::clone(&asked.socket), end)
+    }
+
+    /// Waits until this many connections are idle.
+    async fn has_idle(&self, number: usize) {
+        let wait = async {
+            while self.connections.idle() != number {
+                yield_now().await;
+            }
+        };
+        timeout(TIMEOUT, wait).await.unwrap_or_else(|_| panic!("{} are idle", self.connections.idle()));
     }
 
     fn ask(&self) -> Option<SentQuery> {
@@ -46,7 +58,7 @@ impl Pair {
     }
 
     fn ask_at(&self, now: Instant) -> Option<SentQuery> {
-        self.connections.ask(&query(), &self.quota, now).unwrap()
+        self.connections.ask(&query(), &self.quota, now).unwrap().map(|(query, _)| query)
     }
 
     /// Returns the number of free permits: for idle connections, and of the quota.
@@ -93,11 +105,10 @@ async fn answer(end: &mut TcpStream) {
     end.write_all(&framed_answer(query)).await.unwrap();
 }
 
-#[tokio::test]
-async fn queries_share_a_connection_once_answers_are_out_of_order() {
-    let pair = Pair::new(PoolConfig::default()).await;
-    let (connection, mut end) = pair.connect().await;
-    let both = [(); 2].map(|()| connection.ask(query(), Instant::now()));
+/// Answers two queries of a new connection out of order; returns its other end.
+async fn answer_out_of_order(pair: &Pair) -> TcpStream {
+    let (asked, mut end) = pair.connect().await;
+    let both = [asked.socket.ask(query(), Instant::now()), asked];
     assert!(pair.ask().is_none());
     let (first, second) = (received(&mut end).await, received(&mut end).await);
     // In pieces, because TCP keeps no bounds of messages.
@@ -108,22 +119,35 @@ async fn queries_share_a_connection_once_answers_are_out_of_order() {
     for query in &both {
         assert!(matches!(reply(query).await, Ok(UpstreamReply::Answer(_))));
     }
-    drop(both);
-    let all: Vec<_> = std::iter::from_fn(|| pair.ask()).collect();
-    assert_eq!(all.len(), MAX_WAITING);
+    pair.has_idle(1).await;
+    end
+}
+
+#[tokio::test]
+async fn queries_share_a_connection_once_answers_are_out_of_order() {
+    let pair = Pair::new(PoolConfig::default()).await;
+    let mut end = answer_out_of_order(&pair).await;
+    let now = Instant::now();
+    let all: Vec<_> = std::iter::from_fn(|| pair.ask_at(now)).collect();
+    assert_eq!(all.len(), MAX_SHARED);
     for query in &all {
         answer(&mut end).await;
         assert!(matches!(reply(query).await, Ok(UpstreamReply::Answer(_))));
     }
+    pair.has_idle(1).await;
+    let waiting = pair.ask().unwrap();
+    assert!(pair.ask_at(waiting.sent + SLOW).is_none(), "the connection is silent");
+    let begun = waiting.sent + Duration::from_secs(1);
+    pair.connections.doubt(&waiting.socket, begun);
+    assert!(pair.ask_at(waiting.sent).is_none(), "the upstream may answer in order by now");
 }
 
 #[tokio::test]
 async fn upstream_that_answers_in_order_gets_one_query_at_a_time() {
     let pair = Pair::new(PoolConfig { idle: Duration::from_secs(3600), ..PoolConfig::default() }).await;
-    let (connection, mut end) = pair.connect().await;
-    let mut now = Instant::now();
+    let (mut slow, mut end) = pair.connect().await;
+    let mut now = slow.sent;
     for _ in 0..3 {
-        let slow = connection.ask(query(), now);
         assert!(pair.ask_at(now).is_none());
         now += SLOW;
         let trial = pair.ask_at(now).expect("a second query shows whether the upstream answers out of order");
@@ -132,13 +156,41 @@ async fn upstream_that_answers_in_order_gets_one_query_at_a_time() {
             answer(&mut end).await;
             reply(&query).await.unwrap();
         }
+        pair.has_idle(1).await;
         let alone = pair.ask_at(now).expect("the connection is idle");
         now += SLOW;
         assert!(pair.ask_at(now).is_none(), "the last trial isn't long ago");
         answer(&mut end).await;
         reply(&alone).await.unwrap();
+        pair.has_idle(1).await;
         now += TRIAL_INTERVAL;
+        slow = pair.ask_at(now).expect("the connection is idle");
     }
+}
+
+#[tokio::test]
+async fn given_up_query_ends_the_use_of_a_connection_that_may_wait_for_it() {
+    let pair = Pair::new(PoolConfig::default()).await;
+    let (given_up, mut end) = pair.connect().await;
+    drop(given_up);
+    // The query is there, or was never sent.
+    let mut octets = Vec::new();
+    timeout(TIMEOUT, end.read_to_end(&mut octets)).await.expect("the connection is closed").unwrap();
+    let mut end = answer_out_of_order(&pair).await;
+    let now = Instant::now();
+    let (given_up, other) = (pair.ask_at(now).unwrap(), pair.ask_at(now).unwrap());
+    let late = received(&mut end).await;
+    answer(&mut end).await;
+    reply(&other).await.unwrap();
+    drop((given_up, other));
+    pair.has_idle(1).await;
+    // In pieces, and the next query is sent between them.
+    let late = framed_answer(late);
+    end.write_all(&late[..20]).await.unwrap();
+    let next = pair.ask().expect("the upstream answers out of order");
+    let asked = received(&mut end).await;
+    end.write_all(&[&late[20..], &framed_answer(asked)].concat()).await.unwrap();
+    assert!(matches!(reply(&next).await, Ok(UpstreamReply::Answer(_))));
 }
 
 #[tokio::test]
@@ -148,11 +200,13 @@ async fn unused_connection_is_closed_and_releases_its_permit() {
     let all = pair.free();
     for _ in 0..2 {
         let begun = Instant::now();
-        let (_, mut end) = pair.connect_and_answer().await;
+        let (asked, mut end) = pair.connect().await;
+        answer(&mut end).await;
+        reply(&asked).await.unwrap();
         assert_eq!(timeout(TIMEOUT, end.read(&mut [0])).await.unwrap().unwrap(), 0);
         assert!(begun.elapsed() >= idle);
         pair.holds(all, 0, 0).await;
-        assert_eq!(pair.connections.usable(), 0);
+        assert_eq!(pair.connections.idle(), 0);
     }
 }
 
@@ -172,54 +226,45 @@ async fn idle_connection_ends_when_the_upstream_closes_it() {
 }
 
 #[tokio::test]
-async fn late_answer_is_ignored_and_nonsense_ends_all_queries() {
+async fn nonsense_ends_all_queries_of_a_connection() {
     let pair = Pair::new(PoolConfig::default()).await;
-    let (connection, mut end) = pair.connect().await;
-    let given_up = connection.ask(query(), Instant::now());
-    let late = received(&mut end).await;
-    drop(given_up);
-    let waiting = [(); 3].map(|()| connection.ask(query(), Instant::now()));
-    end.write_all(&framed_answer(late)).await.unwrap();
-    answer(&mut end).await;
-    assert!(matches!(reply(&waiting[0]).await, Ok(UpstreamReply::Answer(_))));
+    let (asked, mut end) = pair.connect().await;
+    let waiting = [asked.socket.ask(query(), Instant::now()), asked];
     end.write_all(b"HTTP/1.1 400 Bad Request").await.unwrap();
     end.write_all(&[b' '; 0x4854]).await.unwrap();
-    for query in &waiting[1..] {
+    for query in &waiting {
         assert_eq!(reply(query).await.unwrap_err().to_string(), MISMATCH);
     }
-    assert_eq!(pair.connections.usable(), 0);
 }
 
 #[tokio::test]
 async fn reply_with_another_question_ends_the_use_of_the_connection() {
     let pair = Pair::new(PoolConfig::default()).await;
-    let (connection, mut end) = pair.connect().await;
-    let both = [(); 2].map(|()| connection.ask(query(), Instant::now()));
+    let (asked, mut end) = pair.connect().await;
+    let next = asked.socket.ask(query(), Instant::now());
     let mut other = framed_answer(received(&mut end).await);
     other[2 + 13] = b'b';
     end.write_all(&other).await.unwrap();
-    assert!(matches!(reply(&both[0]).await, Ok(UpstreamReply::Mismatch)));
-    assert_eq!(pair.connections.usable(), 0);
+    assert!(matches!(reply(&asked).await, Ok(UpstreamReply::Mismatch)));
     answer(&mut end).await;
-    assert!(matches!(reply(&both[1]).await, Ok(UpstreamReply::Answer(_))), "its own reply may be right");
+    assert!(matches!(reply(&next).await, Ok(UpstreamReply::Answer(_))), "its own reply may be right");
+    assert_eq!(timeout(TIMEOUT, end.read(&mut [0])).await.unwrap().unwrap(), 0);
+    assert_eq!(pair.connections.idle(), 0);
 }
 
 #[tokio::test]
 async fn idle_connection_takes_the_permit_of_the_look_up() {
     let pair = Pair::new(PoolConfig::default()).await;
     let all = pair.free();
-    let (connection, mut end) = pair.connect().await;
-    let mut asked = connection.ask(query(), Instant::now());
+    let (mut asked, mut end) = pair.connect().await;
     for _ in 0..3 {
         pair.holds(all, 0, 1).await;
         answer(&mut end).await;
         reply(&asked).await.unwrap();
-        drop(asked);
         pair.holds(all, 1, 0).await;
         asked = pair.ask().unwrap();
     }
-    drop((asked, pair.connections.pool.lock().open.pop()));
-    connection.retire();
+    drop(asked);
     pair.holds(all, 0, 0).await;
 }
 
@@ -231,17 +276,18 @@ async fn number_and_age_of_connections_are_limited() {
     let all = pair.free();
     let begun = Instant::now();
     let (_, mut end) = pair.connect_and_answer().await;
-    let _second = pair.connect_and_answer().await;
+    let (asked, mut second) = pair.connect().await;
+    answer(&mut second).await;
+    reply(&asked).await.unwrap();
+    assert_eq!(timeout(TIMEOUT, second.read(&mut [0])).await.unwrap().unwrap(), 0, "one may be idle");
     pair.holds(all, 1, 0).await;
-    assert_eq!(pair.connections.usable(), 1, "the pool holds one idle connection");
     let used = pair.ask_at(begun + seconds(99)).expect("the connection was idle for 99 s");
     answer(&mut end).await;
     reply(&used).await.unwrap();
+    pair.has_idle(1).await;
     assert!(pair.ask_at(begun + seconds(190)).is_none(), "the connection is older than 150 s");
-    drop(used);
     pair.holds(all, 0, 0).await;
     let _third = pair.connect_and_answer().await;
-    pair.holds(all, 1, 0).await;
     assert!(pair.ask_at(Instant::now() + seconds(100)).is_none(), "the connection was idle for 100 s");
     pair.holds(all, 0, 0).await;
 }
@@ -249,23 +295,21 @@ async fn number_and_age_of_connections_are_limited() {
 #[tokio::test]
 async fn dropped_connections_are_closed_after_their_last_query() {
     let pair = Pair::new(PoolConfig::default()).await;
-    let (connection, mut end) = pair.connect().await;
-    let asked = connection.ask(query(), Instant::now());
     let (_, mut idle) = pair.connect_and_answer().await;
+    let (asked, mut end) = pair.connect().await;
     drop(pair);
     assert_eq!(idle.read(&mut [0]).await.unwrap(), 0);
     answer(&mut end).await;
     assert!(matches!(reply(&asked).await, Ok(UpstreamReply::Answer(_))));
-    drop(asked);
     assert_eq!(end.read(&mut [0]).await.unwrap(), 0);
 }
 
 #[tokio::test]
 async fn upstream_that_reads_nothing_delays_no_other_connection() {
     let pair = Pair::new(PoolConfig::default()).await;
-    let (connection, _unread) = pair.connect().await;
-    let unread: Vec<_> = (0..MAX_QUERIES).map(|_| connection.ask(vec![0; 1000], Instant::now())).collect();
-    let (_, _end) = pair.connect_and_answer().await;
+    let (asked, _unread) = pair.connect().await;
+    let unread: Vec<_> = (1..MAX_QUERIES).map(|_| asked.socket.ask(vec![0; 1000], Instant::now())).collect();
+    let _other = pair.connect_and_answer().await;
     assert!(pair.ask().is_some());
     drop(unread);
 }
