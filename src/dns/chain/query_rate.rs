@@ -18,8 +18,10 @@ const WINDOW: Duration = Duration::from_millis(1100);
 pub struct QueryRate(Mutex<SmallVec<[(SocketAddr, Instant); 2]>>);
 
 impl QueryRate {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+    /// Counts what another look-up has sent, too.
+    pub(crate) fn add(&self, other: &Self) {
+        let sent = other.0.lock().clone();
+        self.0.lock().extend(sent);
     }
 
     /// Counts a query that is sent now.

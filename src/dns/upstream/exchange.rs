@@ -355,10 +355,14 @@ impl Attempt<'_> {
             return Ok(answer);
         }
         match outcome {
+            Ok(Err(error)) if error.is_timeout() => Err(error),
             Ok(_) => {
                 drop(old);
-                // The other end may have closed the idle connections, too.
-                connections.close_idle_since(begun);
+                // The other end may have closed the idle connections, too. A shared connection may have been given up
+                // meanwhile.
+                if !is_shared {
+                    connections.close_idle_since(begun);
+                }
                 self.turn("tcp", Instant::now()).await?;
                 self.answer_by_new_connection(bytes, self.quota.take()).await
             }

@@ -24,7 +24,7 @@ pub struct SharedLookups(singleflight::Group<ForwardRoute, (IpAddr, Arc<QueryRat
 impl SharedLookups {
     /// Starts a look-up at the upstreams, or joins an equal one. A look-up for which no client waits any more
     /// continues, so that a client that retries can join it. Until its end a look-up uses the quota of the client that
-    /// started it. `rate` becomes that of the look-up that was joined.
+    /// started it. What a look-up that was joined has sent counts in `rate`.
     ///
     /// # Errors
     /// If there is no answer, or this client may not start another look-up.
@@ -34,7 +34,7 @@ impl SharedLookups {
         question: QueryKey,
         origin: LookupOrigin,
         client: IpAddr,
-        rate: &mut Arc<QueryRate>,
+        rate: &Arc<QueryRate>,
     ) -> ForwardResult {
         let (begun_for, result) =
             self.join_or_start(forward, (question.clone(), origin, None), client, rate).await?;
@@ -51,7 +51,7 @@ impl SharedLookups {
         forward: &Arc<UpstreamGroup>,
         route: ForwardRoute,
         client: IpAddr,
-        rate: &mut Arc<QueryRate>,
+        rate: &Arc<QueryRate>,
     ) -> Result<(IpAddr, ForwardResult), ForwardError> {
         let look_up = || {
             let (question, origin, _) = &route;
@@ -67,9 +67,8 @@ impl SharedLookups {
         let flight = self.0.join_or_start(&route, look_up, |_| {})?;
         let defect = || ForwardError::no_answer("the look-up has failed because of a bug in lb-linker");
         let (begun_for, joined, result) = flight.wait().await.ok_or_else(defect)?;
-        // What the query has sent on earlier lines counts, too.
-        if rate.is_empty() {
-            *rate = joined;
+        if !Arc::ptr_eq(rate, &joined) {
+            rate.add(&joined);
         }
         Ok((begun_for, result))
     }
@@ -108,7 +107,7 @@ mod tests {
             let (lookups_in_flight, forward) = (Arc::clone(&lookups_in_flight), Arc::clone(&forward));
             let mut waiting = Box::pin(async move {
                 lookups_in_flight
-                    .look_up(&forward, question, LookupOrigin::Forward, client, &mut Arc::default())
+                    .look_up(&forward, question, LookupOrigin::Forward, client, &Arc::default())
                     .await
             });
             futures::poll!(waiting.as_mut())
@@ -142,7 +141,7 @@ mod tests {
                 (Arc::clone(&lookups_in_flight), Arc::clone(&forward), question.clone());
             let join = async move {
                 lookups_in_flight
-                    .look_up(&forward, question, LookupOrigin::Forward, client.into(), &mut Arc::default())
+                    .look_up(&forward, question, LookupOrigin::Forward, client.into(), &Arc::default())
                     .await
             };
             Box::pin(join)
@@ -172,9 +171,9 @@ mod tests {
         let look_up = async |name: &str, origin| {
             let question = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (lookups_in_flight, forward) = (Arc::clone(&lookups_in_flight), Arc::clone(&forward));
-            let mut rate = Arc::default();
+            let rate = Arc::default();
             tokio::spawn(async move {
-                lookups_in_flight.look_up(&forward, question, origin, CLIENT, &mut rate).await
+                lookups_in_flight.look_up(&forward, question, origin, CLIENT, &rate).await
             });
             yield_now().await;
         };

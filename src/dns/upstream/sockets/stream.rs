@@ -144,12 +144,14 @@ impl Connections {
         self.pool.lock().idle.extract_if(.., close).for_each(|connection| connection.retire());
     }
 
-    /// Ends the sharing of connections, if no reply has come over this one since a query was sent: the upstream may answer in
-    /// order by now.
+    /// Ends the sharing of connections because a query over this shared connection has waited for long since `sent`: if no
+    /// reply has come since, or none was ever out of order, the upstream may answer in order by now.
     pub(crate) fn doubt(&self, shared: &UpstreamSocket, sent: Instant) {
         let pool = &mut *self.pool.lock();
-        if shared.last_sign() < sent {
-            pool.answers_out_of_order = false;
+        let queries = shared.queries.lock();
+        let is_proven = queries.connection.as_ref().is_some_and(|state| state.has_answered_out_of_order);
+        if !is_proven || queries.heard.is_none_or(|heard| heard < sent) {
+            (pool.answers_out_of_order, pool.tried) = (false, Some(Instant::now()));
         }
     }
 
@@ -201,10 +203,11 @@ impl Pool {
 
 impl ConnectionState {
     /// Records that a query is given up; `is_silent` is whether no reply has come since it was sent. Returns whether the
-    /// connection is of no use: if the upstream answers in order, the next query would wait for this one.
+    /// connection is of no use: if the upstream answers in order, the next query would wait for this one; and after many
+    /// such queries it could hardly be shared.
     pub(super) fn gives_up(&mut self, is_silent: bool) -> bool {
         self.given_up += 1;
-        is_silent || !self.has_answered_out_of_order
+        is_silent || !self.has_answered_out_of_order || self.given_up == MAX_SHARED - 1
     }
 }
 

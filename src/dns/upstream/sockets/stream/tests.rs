@@ -100,6 +100,11 @@ fn framed_answer(mut query: Vec<u8>) -> Vec<u8> {
     [&u16::try_from(query.len()).unwrap().to_be_bytes(), &query[..]].concat()
 }
 
+fn unused_id(connection: &UpstreamSocket) -> [u8; 2] {
+    let queries = connection.queries.lock();
+    (0..=u16::MAX).find(|id| !queries.has_used(*id)).unwrap().to_be_bytes()
+}
+
 async fn answer(end: &mut TcpStream) {
     let query = received(end).await;
     end.write_all(&framed_answer(query)).await.unwrap();
@@ -219,8 +224,7 @@ async fn idle_connection_ends_when_the_upstream_closes_it() {
     pair.holds(all, 3, 0).await;
     drop(closed);
     let mut end = unsolicited.1;
-    let unused = (0..=u16::MAX).find(|id| !unsolicited.0.queries.lock().has_used(*id)).unwrap();
-    end.write_all(&[&[0, 2], &unused.to_be_bytes()[..]].concat()).await.unwrap();
+    end.write_all(&[&[0, 2], &unused_id(&unsolicited.0)[..]].concat()).await.unwrap();
     pair.holds(all, 1, 0).await;
     assert_eq!(pair.ask().unwrap().socket.local, kept.local);
 }
@@ -230,8 +234,8 @@ async fn nonsense_ends_all_queries_of_a_connection() {
     let pair = Pair::new(PoolConfig::default()).await;
     let (asked, mut end) = pair.connect().await;
     let waiting = [asked.socket.ask(query(), Instant::now()), asked];
-    end.write_all(b"HTTP/1.1 400 Bad Request").await.unwrap();
-    end.write_all(&[b' '; 0x4854]).await.unwrap();
+    let unused = unused_id(&waiting[0].socket);
+    end.write_all(&[&[0, 24], &unused[..], b"/1.1 400 Bad Request\r\n"].concat()).await.unwrap();
     for query in &waiting {
         assert_eq!(reply(query).await.unwrap_err().to_string(), MISMATCH);
     }
