@@ -51,9 +51,10 @@
 //!   the limit is reached; beyond half of these limits a query is retransmitted from its old port. A look-up without any
 //!   socket is refused. Below 3,400 files a single client has fewer than 500 sockets, which a log line at the start
 //!   reports: raise the hard limit (`ulimit -Hn`, or `LimitNOFILE` of systemd).
-//! - By TCP and TLS an upstream gets one query at a time on each connection until it has answered out of order; from then
-//!   on up to 8 share a connection (RFC 7766). An upstream such as CoreDNS, which answers in order, would let each query
-//!   wait for the slowest one before it.
+//! - By TCP and TLS an upstream gets one query at a time on each connection. If a query has waited for 100 ms, the next
+//!   one is sent over the same connection as a trial, at most every 10 s. Once an upstream has answered a later query
+//!   first, up to 8 queries share a connection (RFC 7766), until a shared one is silent for 300 ms. An upstream such as
+//!   CoreDNS, which answers in order, would let each query wait for the slowest one before it.
 //! - Host names in **TO** are resolved once after the start, in the background; a failure is repeated until it
 //!   succeeds.
 //! - Answers for targets of links are taken from the upstream with the best answer, as if *failover* named every code

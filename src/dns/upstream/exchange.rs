@@ -109,7 +109,6 @@ pub(crate) async fn ping(
     let rate = &QueryRate::default();
     let attempt = Attempt { upstream, question, by_tcp, times, progress, quota, rate };
     let bytes = question.encode(false);
-    attempt.turn("udp", now).await?;
     // Each check opens a new socket, because an open one may be the problem. This isn't counted as a miss of the pool.
     let (reply, network, local) = if by_tcp {
         let (reply, local) = attempt.reply_by_new_connection(&bytes, quota.take(), true).await?;
@@ -338,7 +337,9 @@ impl Attempt<'_> {
         Ok(())
     }
 
-    /// Sends the query over an open connection if there is one, else over a new one.
+    /// Sends the query over an open connection if there is one, else over a new one. If the open connection fails, the query
+    /// is sent once more over a new one; if it is silent for [`POOLED_STREAM_TIMEOUT`], also over a new one, and the first
+    /// answer counts.
     async fn by_stream(&self, bytes: &[u8]) -> Result<WireMessage, ExchangeError> {
         let connections = &self.upstream.connections;
         let begun = self.turn("tcp", Instant::now()).await?;

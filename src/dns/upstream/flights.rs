@@ -24,7 +24,7 @@ pub struct SharedLookups(singleflight::Group<ForwardRoute, (IpAddr, Arc<QueryRat
 impl SharedLookups {
     /// Starts a look-up at the upstreams, or joins an equal one. A look-up for which no client waits any more
     /// continues, so that a client that retries can join it. Until its end a look-up uses the quota of the client that
-    /// started it. What a look-up that was joined has sent counts in `rate`.
+    /// started it. The queries that a joined look-up has sent count in `rate`.
     ///
     /// # Errors
     /// If there is no answer, or this client may not start another look-up.

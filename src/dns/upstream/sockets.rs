@@ -33,7 +33,7 @@ struct Queries {
     used: Box<[u64; 1024]>,
     /// The number of queries that the socket has had.
     number: usize,
-    /// After that number the socket gets no further queries.
+    /// The number of queries after which the socket is retired.
     max_number: usize,
     /// The number of waiting queries without a reply.
     unanswered: usize,
@@ -89,7 +89,7 @@ impl UpstreamSocket {
         Arc::new(Self { local, opened, queries, changed })
     }
 
-    /// Sends a query with a new id. The task of the socket sends together what is there at its next turn.
+    /// Queues a query with a new id. The task of the socket sends all queued queries together.
     pub(crate) fn ask(self: &Arc<Self>, mut bytes: Vec<u8>, now: Instant) -> SentQuery {
         let queries = &mut *self.queries.lock();
         let mut id = rand::random();
@@ -103,11 +103,11 @@ impl UpstreamSocket {
         queries.unanswered += usize::from(reply.is_none());
         let query = WaitingQuery { bytes, number: queries.number, sent: now, reply, waker: None };
         queries.waiting.insert(id, query);
-        self.send(queries, id);
+        self.queue(queries, id);
         SentQuery { socket: Arc::clone(self), id, sent: now }
     }
 
-    fn send(&self, queries: &mut Queries, id: u16) {
+    fn queue(&self, queries: &mut Queries, id: u16) {
         queries.outgoing.push(id);
         if queries.outgoing.len() == 1 {
             self.changed.notify_one();
@@ -125,7 +125,7 @@ impl UpstreamSocket {
         queries.is_retired && queries.unanswered == 0
     }
 
-    /// Ends all queries with an error.
+    /// Retires the socket, and ends all its queries with an error.
     pub(super) fn fail(&self, error: impl Fn() -> io::Error) {
         let mut queries = self.queries.lock();
         (queries.is_retired, queries.unanswered) = (true, 0);
@@ -146,6 +146,10 @@ impl UpstreamSocket {
 }
 
 impl Queries {
+    fn has_reply_since(&self, time: Instant) -> bool {
+        self.heard.is_some_and(|heard| heard >= time)
+    }
+
     fn has_used(&self, id: u16) -> bool {
         self.used[usize::from(id / 64)] & 1 << (id % 64) != 0
     }
@@ -160,7 +164,7 @@ impl Queries {
 }
 
 impl WaitingQuery {
-    /// Sets the reply, unless there is one; returns whether it has.
+    /// Sets the reply, unless there is one already; returns whether it was set.
     fn end(&mut self, reply: io::Result<UpstreamReply>) -> bool {
         if self.reply.is_some() {
             return false;
@@ -174,15 +178,16 @@ impl WaitingQuery {
 }
 
 impl SentQuery {
-    /// Returns the reply if it has come. Else the task is woken then.
+    /// Returns the reply if it has come; else registers the caller's waker.
     ///
     /// # Errors
     /// If the socket is broken or closed, or the kernel reports that the UDP port is closed (ICMP).
     pub(crate) fn poll_reply(&self, context: &mut Context<'_>) -> Poll<io::Result<UpstreamReply>> {
         let waiting = &mut self.socket.queries.lock().waiting;
         let Entry::Occupied(mut query) = waiting.entry(self.id) else { return Poll::Ready(Err(closed())) };
-        if query.get().reply.is_some() {
-            return Poll::Ready(query.remove().reply.unwrap_or_else(|| Err(closed())));
+        if let Some(reply) = query.get_mut().reply.take() {
+            query.remove();
+            return Poll::Ready(reply);
         }
         match &mut query.get_mut().waker {
             Some(waker) => waker.clone_from(context.waker()),
@@ -191,16 +196,16 @@ impl SentQuery {
         Poll::Pending
     }
 
-    /// Sends the query again on the same socket.
+    /// Queues the query again on the same socket.
     pub(crate) fn send_again(&self) {
         let queries = &mut *self.socket.queries.lock();
-        self.socket.send(queries, self.id);
+        self.socket.queue(queries, self.id);
     }
 
     /// Ends the use of the socket for further queries if no reply has come since the query was sent: a network may map
     /// its port to a dead server.
     pub(crate) fn retire_if_silent(&self) {
-        if self.socket.queries.lock().heard.is_none_or(|heard| heard < self.sent) {
+        if !self.socket.queries.lock().has_reply_since(self.sent) {
             self.socket.retire();
         }
     }
@@ -213,8 +218,8 @@ impl Drop for SentQuery {
             return;
         }
         queries.unanswered -= 1;
+        let is_silent = !queries.has_reply_since(self.sent);
         if let Some(connection) = &mut queries.connection {
-            let is_silent = queries.heard.is_none_or(|heard| heard < self.sent);
             queries.is_retired |= connection.gives_up(is_silent);
         }
         if queries.unanswered == 0 && (queries.is_retired || queries.connection.is_some()) {

@@ -1,5 +1,4 @@
-//! Receives the datagrams of a socket. With nothing under way the thread blocks in its receive, which takes less time than
-//! waiting for events.
+//! Receives the datagrams of a socket.
 
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
@@ -18,8 +17,8 @@ use super::batch::{BATCH_SIZE, DatagramBatch};
 use super::worker::POLL_INTERVAL;
 use crate::dns::net::readable::for_reading;
 
-/// The longest wait for an event while work is under way. Shorter than the timers of a look-up, because a timer that
-/// precedes all others makes the runtime wake itself, which costs two system calls.
+/// A timer that is always registered while work is under way, so that no timer of a look-up becomes the earliest one: for a
+/// new earliest timer the runtime wakes itself, which costs two system calls. Shorter than the timers of a look-up.
 const TICK: Duration = Duration::from_millis(100);
 /// The number of turns without work under way after which the runtime no longer watches the socket: the kernel does more
 /// for each datagram of a socket that is watched.
@@ -67,6 +66,7 @@ impl Arrivals {
                 return sleep(POLL_INTERVAL).await;
             }
         };
+        // A second poll means that something has woken the thread.
         let (tick, mut is_first) = (&mut self.tick, true);
         poll_fn(|context| {
             if tick.as_mut().poll(context).is_ready() {

@@ -132,8 +132,9 @@ impl Worker {
         }));
     }
 
-    /// Serves in turns: receives a batch, answers it from the response cache, receives replies of upstreams, takes the
-    /// answers of the full handler that are finished, and begins queries of the backlog. Each step is bounded.
+    /// Serves in turns: receives a batch, answers it from the response cache, runs the tasks of the upstream sockets, which
+    /// receive replies, begins queries of the backlog, sends the answers of the full handler that are finished, and runs
+    /// the tasks again, which send the new queries. Each step is bounded.
     async fn serve(&self, state: &mut WorkerState, tasks: &mut Tasks) -> io::Result<()> {
         let mut arrivals = Arrivals::new(self.socket.udp());
         let mut under_way = FuturesUnordered::new();

@@ -1,7 +1,8 @@
 //! The connections to an upstream, by TCP or TLS (RFC 7766).
 //!
 //! Many servers, CoreDNS among them, answer the queries of a connection one after the other: each query would wait for the
-//! slowest one before it. So several queries share a connection only after the upstream has answered out of order.
+//! slowest one before it. So several queries share a connection only after the upstream has answered out of order, which a
+//! trial shows: a second query over the connection of a slow one.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,16 +23,16 @@ use crate::dns::upstream::config::PoolConfig;
 use crate::dns::upstream::socket_budget::{SocketBudget, SocketPermit, SocketQuota};
 use crate::model::tls_error;
 
-/// The number of queries that a connection shares: PowerDNS's resolver works on 10 at a time, BIND on 23.
-const MAX_SHARED: usize = 8;
-/// The number of connections that may be shared.
-const MAX_BUSY: usize = 8;
+/// The number of queries that may share a connection: PowerDNS's resolver works on 10 at a time, BIND on 23.
+const MAX_SHARING: usize = 8;
+/// The number of connections that are candidates for sharing.
+const MAX_CANDIDATES: usize = 8;
 /// The maximum number of queries of one connection, which has an id for each.
 const MAX_QUERIES: usize = 10_000;
 /// How long a query has to wait before another one is sent over its connection, to learn whether the upstream answers out
 /// of order. A shared connection gets no further query while one has waited for so long without any reply.
 const SLOW: Duration = Duration::from_millis(100);
-/// The interval of such trials: if the upstream answers in order, the second query waits for the first.
+/// The least time between two trials: if the upstream answers in order, the second query waits for the first.
 const TRIAL_INTERVAL: Duration = Duration::from_secs(10);
 /// The free space of the buffer for replies, in bytes.
 const READ_SIZE: usize = 4096;
@@ -52,8 +53,9 @@ pub(crate) struct Connections {
 struct Pool {
     /// The connection used last is at the end: the upstream is least likely to have closed it.
     idle: Vec<Arc<UpstreamSocket>>,
-    /// The newest connections that weren't idle when they got a query, at most [`MAX_BUSY`].
-    busy: VecDeque<Arc<UpstreamSocket>>,
+    /// The connections that were opened or left `idle` last, at most [`MAX_CANDIDATES`]. Only these may be shared, while
+    /// they aren't idle again.
+    candidates: VecDeque<Arc<UpstreamSocket>>,
     answers_out_of_order: bool,
     /// When two queries last shared a connection to learn whether the upstream answers out of order.
     tried: Option<Instant>,
@@ -104,7 +106,7 @@ impl Connections {
         if is_alone {
             socket.retire();
         } else {
-            self.pool.lock().note_busy(&socket);
+            self.pool.lock().add_candidate(&socket);
         }
         let (pool, pool_config, budget) =
             (Arc::clone(&self.pool), self.pool_config, Arc::clone(&self.budget));
@@ -127,14 +129,14 @@ impl Connections {
         if let Some(shared) = pool.shared(now, &self.pool_config) {
             return Ok(Some((shared.ask(bytes.to_vec(), now), true)));
         }
-        pool.idle.retain(|connection| connection.is_usable(now, &self.pool_config));
+        pool.idle.retain(|connection| connection.stays_usable(now, &self.pool_config));
         if pool.idle.is_empty() {
             return Ok(None);
         }
         let permit = quota.take()?;
         let Some(connection) = pool.idle.pop() else { return Ok(None) };
         connection.resume(permit);
-        pool.note_busy(&connection);
+        pool.add_candidate(&connection);
         Ok(Some((connection.ask(bytes.to_vec(), now), false)))
     }
 
@@ -150,7 +152,7 @@ impl Connections {
         let pool = &mut *self.pool.lock();
         let queries = shared.queries.lock();
         let is_proven = queries.connection.as_ref().is_some_and(|state| state.has_answered_out_of_order);
-        if !is_proven || queries.heard.is_none_or(|heard| heard < sent) {
+        if !is_proven || !queries.has_reply_since(sent) {
             (pool.answers_out_of_order, pool.tried) = (false, Some(Instant::now()));
         }
     }
@@ -163,40 +165,42 @@ impl Connections {
 
 impl Drop for Connections {
     fn drop(&mut self) {
-        let Pool { idle, busy, is_closed, .. } = &mut *self.pool.lock();
+        let Pool { idle, candidates, is_closed, .. } = &mut *self.pool.lock();
         *is_closed = true;
-        idle.drain(..).chain(busy.drain(..)).for_each(|connection| connection.retire());
+        idle.drain(..).chain(candidates.drain(..)).for_each(|connection| connection.retire());
     }
 }
 
 impl Pool {
     /// Returns a connection on which queries wait and that takes another one.
     fn shared(&mut self, now: Instant, limits: &PoolConfig) -> Option<Arc<UpstreamSocket>> {
-        let mut busy = self.busy.iter().filter(|connection| !connection.is_old(now, limits));
+        let mut candidates = self.candidates.iter().filter(|connection| !connection.is_old(now, limits));
         if self.answers_out_of_order {
-            return busy.find(|connection| connection.takes_another(now)).cloned();
+            return candidates.find(|connection| connection.takes_another(now)).cloned();
         }
         if self.tried.is_some_and(|tried| now.duration_since(tried) < TRIAL_INTERVAL) {
             return None;
         }
-        let slow = busy.find(|connection| connection.has_one_slow_query(now)).cloned();
-        self.tried = slow.as_ref().map(|_| now).or(self.tried);
+        let slow = candidates.find(|connection| connection.has_one_slow_query(now)).cloned();
+        if slow.is_some() {
+            self.tried = Some(now);
+        }
         slow
     }
 
-    fn note_busy(&mut self, connection: &Arc<UpstreamSocket>) {
-        self.forget_busy(connection);
-        self.busy.push_back(Arc::clone(connection));
-        if self.busy.len() > MAX_BUSY {
-            self.busy.pop_front();
+    fn add_candidate(&mut self, connection: &Arc<UpstreamSocket>) {
+        self.remove_candidate(connection);
+        self.candidates.push_back(Arc::clone(connection));
+        if self.candidates.len() > MAX_CANDIDATES {
+            self.candidates.pop_front();
         }
     }
 
-    fn forget_busy(&mut self, connection: &Arc<UpstreamSocket>) {
-        self.busy.retain(|other| !Arc::ptr_eq(other, connection));
+    fn remove_candidate(&mut self, connection: &Arc<UpstreamSocket>) {
+        self.candidates.retain(|other| !Arc::ptr_eq(other, connection));
     }
 
-    fn forget_idle(&mut self, connection: &Arc<UpstreamSocket>) {
+    fn remove_idle(&mut self, connection: &Arc<UpstreamSocket>) {
         self.idle.retain(|other| !Arc::ptr_eq(other, connection));
     }
 }
@@ -207,7 +211,7 @@ impl ConnectionState {
     /// such queries it could hardly be shared.
     pub(super) fn gives_up(&mut self, is_silent: bool) -> bool {
         self.given_up += 1;
-        is_silent || !self.has_answered_out_of_order || self.given_up == MAX_SHARED - 1
+        is_silent || !self.has_answered_out_of_order || self.given_up == MAX_SHARING - 1
     }
 }
 
@@ -221,8 +225,8 @@ impl UpstreamSocket {
         limits.age.is_some_and(|age| now.duration_since(self.opened) > age)
     }
 
-    /// Returns whether an idle connection may be used. If it is too old, or idle for too long, it is given up.
-    fn is_usable(&self, now: Instant, limits: &PoolConfig) -> bool {
+    /// Retires an idle connection that is too old, or was idle for too long. Returns whether it may be used.
+    fn stays_usable(&self, now: Instant, limits: &PoolConfig) -> bool {
         let is_over = self.idle_since().is_some_and(|since| now.duration_since(since) >= limits.idle);
         if is_over || self.is_old(now, limits) {
             self.retire();
@@ -235,11 +239,11 @@ impl UpstreamSocket {
         let queries = &*self.queries.lock();
         let given_up = queries.connection.as_ref().map_or(0, |state| state.given_up);
         let is_lively = |query: &WaitingQuery| {
-            now.duration_since(query.sent) < SLOW || queries.heard.is_some_and(|heard| heard > query.sent)
+            now.duration_since(query.sent) < SLOW || queries.has_reply_since(query.sent)
         };
         !queries.is_retired
             && queries.unanswered > 0
-            && queries.unanswered + given_up < MAX_SHARED
+            && queries.unanswered + given_up < MAX_SHARING
             && queries.waiting.values().filter(|query| query.reply.is_none()).all(is_lively)
     }
 
@@ -338,7 +342,7 @@ struct Task {
 }
 
 impl Task {
-    /// Sends and receives until the connection fails, or is given up and no query waits any more.
+    /// Sends and receives until the connection fails, or is retired and has no unanswered query.
     async fn run(self, stream: Stream) {
         let socket = &self.socket;
         let (mut reader, mut writer) = tokio::io::split(stream);
@@ -385,7 +389,7 @@ impl Task {
         }
     }
 
-    /// Adds the connection to the idle ones if no query waits any more, with a permit for idle connections; gives it up
+    /// Adds the connection to the idle ones if no query waits any more, with a permit for idle connections; retires it
     /// without one. Returns whether it was added.
     fn rest(&self) -> bool {
         if self.socket.queries.lock().unanswered > 0 {
@@ -412,7 +416,7 @@ impl Task {
         // A query may have taken it meanwhile.
         if self.socket.idle_since().is_some() {
             self.socket.retire();
-            pool.forget_idle(&self.socket);
+            pool.remove_idle(&self.socket);
         }
     }
 }
@@ -421,8 +425,8 @@ impl Drop for Task {
     fn drop(&mut self) {
         self.socket.close();
         let pool = &mut *self.pool.lock();
-        pool.forget_idle(&self.socket);
-        pool.forget_busy(&self.socket);
+        pool.remove_idle(&self.socket);
+        pool.remove_candidate(&self.socket);
     }
 }
 

@@ -134,7 +134,7 @@ async fn queries_share_a_connection_once_answers_are_out_of_order() {
     let mut end = answer_out_of_order(&pair).await;
     let now = Instant::now();
     let all: Vec<_> = std::iter::from_fn(|| pair.ask_at(now)).collect();
-    assert_eq!(all.len(), MAX_SHARED);
+    assert_eq!(all.len(), MAX_SHARING);
     for query in &all {
         answer(&mut end).await;
         assert!(matches!(reply(query).await, Ok(UpstreamReply::Answer(_))));
