@@ -50,6 +50,8 @@ impl FollowerState {
 #[derive(Debug)]
 pub struct Followers {
     followers: Mutex<BTreeMap<ServiceKey, Follower>>,
+    /// The namespaces in which no Service can be written, and why.
+    refused: Mutex<BTreeMap<String, String>>,
     counts: IntGaugeVec,
     version: AtomicU64,
     /// The places that can't be read, if all others have been listed in this term.
@@ -64,8 +66,8 @@ impl MetricGroup for Followers {
         for label in FollowerState::LABELS {
             counts.with_label_values(&[label]).set(0);
         }
-        let (followers, version, unread) = Default::default();
-        Ok(Self { followers, counts, version, unread })
+        let (followers, refused, version, unread) = Default::default();
+        Ok(Self { followers, refused, counts, version, unread })
     }
 }
 
@@ -73,8 +75,16 @@ impl Followers {
     /// Returns the Services by namespace and name; `None` if this process doesn't know them.
     #[must_use]
     pub fn list(&self) -> Option<Vec<(ServiceKey, Follower)>> {
-        let list = || self.followers.lock().iter().map(|(key, seen)| (key.clone(), seen.clone())).collect();
-        self.unread.borrow().is_some().then(list)
+        self.unread.borrow().as_ref()?;
+        let refused = self.refused.lock();
+        let shown = |(key, follower): (&ServiceKey, &Follower)| {
+            let mut shown = follower.clone();
+            if let FollowerState::Outdated { failure, .. } = &mut shown.state {
+                *failure = failure.take().or_else(|| refused.get(key.namespace()).cloned());
+            }
+            (key.clone(), shown)
+        };
+        Some(self.followers.lock().iter().map(shown).collect())
     }
 
     /// Returns the places, such as `namespace shop`, that can't be read.
@@ -111,24 +121,37 @@ impl Followers {
     /// Forgets all Services: the term has ended.
     pub(super) fn clear(&self) {
         self.set_unread(None);
+        self.refused.lock().clear();
         let followers = std::mem::take(&mut *self.followers.lock());
         for follower in followers.values() {
             self.counts.with_label_values(&[follower.state.label()]).dec();
         }
     }
 
-    /// Records why a Service couldn't be written, or why none of its namespace can be (`is_shared`): a reason of its own
-    /// that another Service has already stays.
+    /// Records why a Service couldn't be written, or why none of its namespace can be (`is_shared`).
     pub(super) fn set_failure(&self, key: &ServiceKey, why: &str, is_shared: bool) {
-        for (other, follower) in self.followers.lock().iter_mut() {
-            let is_own = other == key;
-            if let FollowerState::Outdated { failure, .. } = &mut follower.state
-                && (is_own || is_shared && failure.is_none() && other.namespace() == key.namespace())
-                && failure.as_deref() != Some(why)
-            {
-                *failure = Some(why.to_owned());
-                self.version.fetch_add(1, Ordering::Release);
-            }
+        if is_shared {
+            self.set_refused(key.namespace(), Some(why));
+        }
+        let own = (!is_shared).then_some(why);
+        if let Some(Follower { state: FollowerState::Outdated { failure, .. }, .. }) =
+            self.followers.lock().get_mut(key)
+            && failure.as_deref() != own
+        {
+            *failure = own.map(ToOwned::to_owned);
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Records why no Service of a namespace can be written: Services without a reason of their own show it.
+    pub(super) fn set_refused(&self, namespace: &str, why: Option<&str>) {
+        let mut refused = self.refused.lock();
+        let before = match why {
+            Some(why) => refused.insert(namespace.to_owned(), why.to_owned()),
+            None => refused.remove(namespace),
+        };
+        if before.as_deref() != why {
+            self.version.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -162,24 +185,66 @@ mod tests {
     use super::*;
     use crate::sync::test_support;
 
+    fn followers() -> std::sync::Arc<Followers> {
+        let followers: std::sync::Arc<Followers> = test_support::metrics();
+        followers.set_unread(Some(Vec::new()));
+        followers
+    }
+
+    fn decide(followers: &Followers, key: &ServiceKey, name: &str) {
+        let state = FollowerState::Outdated { name: name.to_owned(), failure: None };
+        followers.set(key, Some(Follower { source: None, name: String::new(), state }));
+    }
+
+    /// Returns the reasons of all Services, which have to be outdated.
+    fn shown(followers: &Followers) -> Vec<Option<String>> {
+        let failure = |state| match state {
+            FollowerState::Outdated { failure, .. } => failure,
+            state => panic!("{state:?}"),
+        };
+        followers.list().unwrap().into_iter().map(|(_, follower)| failure(follower.state)).collect()
+    }
+
     #[test]
     fn failure_of_a_write_is_shown_until_another_name_is_wanted() {
-        let followers: std::sync::Arc<Followers> = test_support::metrics();
-        let key = ServiceKey::new("app", "db");
-        let decide = |name: &str| {
-            let state = FollowerState::Outdated { name: name.to_owned(), failure: None };
-            followers.set(&key, Some(Follower { source: None, name: String::new(), state }));
-        };
-        let shown = || {
-            let state = followers.followers.lock()[&key].state.clone();
-            let FollowerState::Outdated { failure, .. } = state else { panic!("{state:?}") };
-            failure
-        };
-        decide("a.example");
+        let (followers, key) = (followers(), ServiceKey::new("app", "db"));
+        decide(&followers, &key, "a.example");
         followers.set_failure(&key, "no", false);
-        decide("a.example");
-        assert_eq!(shown().as_deref(), Some("no"), "it is tried again");
-        decide("b.example");
-        assert_eq!(shown(), None);
+        decide(&followers, &key, "a.example");
+        assert_eq!(shown(&followers), [Some("no".to_owned())], "it is tried again");
+        decide(&followers, &key, "b.example");
+        assert_eq!(shown(&followers), [None]);
+    }
+
+    #[test]
+    fn reason_of_a_namespace_is_shown_until_it_can_be_written() {
+        let followers = followers();
+        let [db, web, new, other] =
+            [("app", "db"), ("app", "web"), ("app", "z"), ("shop", "db")].map(|(a, b)| ServiceKey::new(a, b));
+        let reasons = |whys: &[&str]| -> Vec<_> {
+            whys.iter().map(|why| Some((*why).to_owned()).filter(|why| !why.is_empty())).collect()
+        };
+        [&db, &web, &other].iter().for_each(|key| decide(&followers, key, "a.example"));
+        followers.set_failure(&db, "403", true);
+        assert_eq!(shown(&followers), reasons(&["403", "403", ""]));
+        let version = followers.version();
+        followers.set_failure(&web, "403", true);
+        assert_eq!(followers.version(), version, "nothing changes");
+        [&db, &web, &new].iter().for_each(|key| decide(&followers, key, "b.example"));
+        assert_eq!(shown(&followers), reasons(&["403", "403", "403", ""]), "none of them may be tried");
+        followers.set_failure(&web, "401", true);
+        assert_eq!(shown(&followers), reasons(&["401", "401", "401", ""]));
+        assert_ne!(followers.version(), version);
+        followers.set_failure(&new, "a webhook", false);
+        followers.set_failure(&other, "a quota", false);
+        assert_eq!(shown(&followers), reasons(&["401", "401", "a webhook", "a quota"]));
+        followers.set_refused("app", None);
+        assert_eq!(shown(&followers), reasons(&["", "", "a webhook", "a quota"]));
+        followers.set_failure(&new, "403", true);
+        assert_eq!(shown(&followers), reasons(&["403", "403", "403", "a quota"]), "it is the latest reason");
+        followers.clear();
+        followers.set_unread(Some(Vec::new()));
+        decide(&followers, &db, "a.example");
+        assert_eq!(shown(&followers), [None]);
     }
 }

@@ -113,6 +113,7 @@ impl SourceAnnotationController {
 
     /// Queues the Services that wait until a namespace can be written.
     fn can_write(&mut self, namespace: &str) {
+        self.context.followers.set_refused(namespace, None);
         for key in self.runtime.breakers.record_success(namespace) {
             self.runtime.queue.add(&key);
         }
