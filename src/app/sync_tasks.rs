@@ -42,7 +42,6 @@ use crate::sync::source::first_list::FirstList;
 use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::selection::Selection;
-use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::source_annotation::{self, SourceAnnotationContext};
 use crate::sync::stable_name;
 use crate::sync::stable_name::controller::FailoverContext;
@@ -165,6 +164,7 @@ impl SyncSource {
         };
         LinkFacts {
             store: Arc::clone(store),
+            unselected: Arc::default(),
             target_namespace: flags.target_namespace.clone(),
             findings: Findings::new(readiness),
             external_targets: Arc::default(),
@@ -273,7 +273,6 @@ impl SyncSource {
             links_listed: watch::Sender::new(listed.clone()),
             overrides_listed: watch::Sender::new(listed),
             persisted: Arc::default(),
-            unselected: Arc::default(),
             keeps_unlisted,
         }
     }
@@ -326,7 +325,6 @@ struct Parts {
     links_listed: watch::Sender<CompletedLists>,
     overrides_listed: watch::Sender<CompletedLists>,
     persisted: Arc<PersistedTargets>,
-    unselected: Arc<UnselectedServices>,
     keeps_unlisted: bool,
 }
 
@@ -472,7 +470,7 @@ impl Parts {
             availability,
             store: Arc::clone(&self.facts.store),
             selection: Arc::clone(&self.selection),
-            unselected: Arc::clone(&self.unselected),
+            unselected: Arc::clone(&self.facts.unselected),
             external_target_states: Arc::clone(&self.facts.external_targets),
             rules,
             hostname_policy: self.hostname_policy.clone(),
@@ -515,14 +513,14 @@ impl Parts {
             listed: self.links_listed.clone(),
             first_list,
             own_targets: Arc::default(),
-            unselected: Arc::clone(&self.unselected),
+            unselected: Arc::clone(&self.facts.unselected),
         }
     }
 
     fn manifest_source(&self) -> ManifestSource {
         let overrides = ManifestOverrides::new(
             Arc::clone(&self.facts.store),
-            Arc::clone(&self.unselected),
+            Arc::clone(&self.facts.unselected),
             Arc::clone(&self.selection),
             Arc::clone(&self.metrics.failover),
             self.link_reporter.log.about("StableName"),
@@ -533,7 +531,7 @@ impl Parts {
             hostname_policy: Arc::default(),
             store: Arc::clone(&self.facts.store),
             persisted: Arc::clone(&self.persisted),
-            unselected: Arc::clone(&self.unselected),
+            unselected: Arc::clone(&self.facts.unselected),
             apply_overrides: Arc::new(move |objects, policy| overrides.apply(objects, policy)),
             link_reporter: self.link_reporter.clone(),
             files: Arc::default(),

@@ -1,6 +1,7 @@
 //! What lb-linker knows about links, of which views are made: the store, and the facts of logs, Events and metrics.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +13,13 @@ use crate::dns::plugins::lb_linker::failed_targets::{FailedTargetsGauge, Unresol
 use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, Target};
+use crate::model::uid::Uid;
 use crate::store::Store;
 use crate::sync::events::findings::Findings;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::watch::OF_TARGETS;
+use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::source_annotation::followers::Followers;
 
 /// The age from which a view without an outage has a notice. The API server sends a bookmark about once a minute.
@@ -30,6 +33,7 @@ const MAX_CHAIN: usize = 16;
 #[derive(Clone)]
 pub struct LinkFacts {
     pub store: Arc<Store>,
+    pub unselected: Arc<UnselectedServices>,
     pub target_namespace: String,
     pub findings: Findings,
     pub external_targets: Arc<ExternalTargetStates>,
@@ -49,7 +53,18 @@ impl LinkFacts {
     #[must_use]
     pub fn views(&self, filter: &LinkFilter) -> Vec<LinkView> {
         let unresolved = self.failed_targets.as_ref().map(FailedTargetsGauge::unresolved).unwrap_or_default();
-        selected(&self.store, filter).iter().map(|link| self.view(link, &unresolved)).collect()
+        let unread = self.unread_services();
+        selected(&self.store, filter).iter().map(|link| self.view(link, &unresolved, &unread)).collect()
+    }
+
+    /// Returns the uids of the Services that can't be read any more.
+    fn unread_services(&self) -> HashSet<Uid> {
+        let Some(lists) = self.findings.readiness.load_balancers.load_full() else { return HashSet::new() };
+        let links = self.store.links();
+        let services = links.iter().filter_map(Link::service_link);
+        let uids = services.filter(|service| lists.concerns(&service.key)).map(|service| service.uid.clone());
+        let uids = uids.chain(self.unselected.uids(|key| lists.concerns(key)));
+        uids.filter(|uid| !uid.is_empty()).collect()
     }
 
     /// Returns the Services that follow by `linker.hsj.com/source`, ordered by namespace and name; `None` if this
@@ -109,7 +124,7 @@ impl LinkFacts {
         notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
     }
 
-    fn view(&self, link: &Arc<Link>, unresolved: &UnresolvedTargets) -> LinkView {
+    fn view(&self, link: &Arc<Link>, unresolved: &UnresolvedTargets, unread: &HashSet<Uid>) -> LinkView {
         let mut shown = view(link, &self.store, &self.target_namespace);
         let mut reasons: Vec<Cow<'static, str>> = shown.reason.take().into_iter().collect();
         if matches!(shown.state, ViewState::Ready | ViewState::Kept)
@@ -124,13 +139,15 @@ impl LinkFacts {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
         let Findings { services, stable_names, held_removals, readiness } = &self.findings;
-        for (is_source, lists) in [
-            (shown.overridden_by.is_some(), &readiness.stable_names),
-            (link.service_link().is_some(), &readiness.load_balancers),
-        ] {
-            let refused = lists.load_full().filter(|refused| is_source && refused.concerns(&link.key));
-            reasons.extend(refused.map(|refused| refused.note.clone().into()));
-        }
+        let of_stable_name = readiness
+            .stable_names
+            .load_full()
+            .filter(|lists| shown.overridden_by.is_some() && lists.concerns(&link.key));
+        let of_service = readiness.load_balancers.load_full().filter(|lists| match link.active_override() {
+            Some(by) => unread.contains(&by.service_uid),
+            None => link.service_link().is_some() && lists.concerns(&link.key),
+        });
+        reasons.extend(of_stable_name.into_iter().chain(of_service).map(|lists| lists.note.clone().into()));
         let of_override = shown
             .overridden_by
             .as_ref()
@@ -224,9 +241,10 @@ fn notice(age_of_view: Duration, is_unreachable: bool) -> Option<String> {
 impl LinkFacts {
     /// Returns the facts of a store about which nothing else is known.
     pub(crate) fn of(store: Arc<Store>) -> Self {
-        let (findings, external_targets, availability) = Default::default();
+        let (unselected, findings, external_targets, availability) = Default::default();
         Self {
             store,
+            unselected,
             target_namespace: "external-targets".to_owned(),
             findings,
             external_targets,

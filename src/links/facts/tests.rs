@@ -29,20 +29,24 @@ fn facts(links: &[(&str, &str)]) -> LinkFacts {
     let zone = Name::from_ascii("lb.internal.").unwrap();
     let store = Store::new(OnGone::Kept).with_zones([&zone]);
     for (name, host) in links {
-        store.apply(ObservedService {
-            key: ServiceKey::new("shop", name),
-            uid: (*name).into(),
-            created: None,
-            resource_version: None,
-            ingress: Ingress { hostnames: vec![hostname(host)], addresses: Vec::new() },
-            ports: Arc::default(),
-            annotations: Annotations::default(),
-            refused: false,
-            has_finalizer: false,
-            persisted: None,
-        });
+        store.apply(observed(ServiceKey::new("shop", name), name, host));
     }
     LinkFacts::of(Arc::new(store))
+}
+
+fn observed(key: ServiceKey, uid: &str, host: &str) -> ObservedService {
+    ObservedService {
+        key,
+        uid: uid.into(),
+        created: None,
+        resource_version: None,
+        ingress: Ingress { hostnames: vec![hostname(host)], addresses: Vec::new() },
+        ports: Arc::default(),
+        annotations: Annotations::default(),
+        refused: false,
+        has_finalizer: false,
+        persisted: None,
+    }
 }
 
 fn set_external_target(facts: &LinkFacts, state: ExternalTargetState) {
@@ -184,24 +188,29 @@ fn link_of_an_unreadable_stable_name_is_degraded() {
 
 #[test]
 fn link_of_an_unreadable_service_is_degraded() {
-    let facts = facts(&[("web", "a.example.")]);
-    let key = ServiceKey::new("shop", "fixed");
-    let link_override =
-        LinkOverride { announced: Announcement::Target(target("b.example.")), ..LinkOverride::default() };
-    set_override(&facts.store, &key, link_override, None);
-    let states = |namespaces: &[&str]| {
+    let facts = facts(&[("mixed", "a.example."), ("web", "a.example.")]);
+    facts.store.apply(observed(ServiceKey::new("lbs", "db"), "db", "a.example."));
+    facts.unselected.insert(observed(ServiceKey::new("lbs", "unselected"), "unselected", "a.example."));
+    for (name, uid) in [("fixed", ""), ("mixed", ""), ("db", "db"), ("other", "unselected"), ("own", "web")] {
+        let announced = Announcement::Target(target("b.example."));
+        let by = LinkOverride { announced, service_uid: uid.into(), ..LinkOverride::default() };
+        set_override(&facts.store, &ServiceKey::new("shop", name), by, None);
+    }
+    let degraded = |namespaces: &[&str]| {
         let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
         let lists = ForbiddenLists { note: "can't list Services".to_owned(), namespaces };
         facts.findings.readiness.load_balancers.store(Some(Arc::new(lists)));
-        let views = facts.views(&LinkFilter::default()).into_iter();
-        views.map(|link| (link.service, link.state, link.reason.unwrap_or_default())).collect::<Vec<_>>()
+        let mut views = facts.views(&LinkFilter::default());
+        views.retain(|link| link.state != ViewState::Ready);
+        let expected = (ViewState::Degraded, Some("can't list Services"));
+        assert!(views.iter().all(|link| (link.state, link.reason.as_deref()) == expected), "{views:?}");
+        views.iter().map(|link| format!("{}/{}", link.namespace, link.service)).collect::<Vec<_>>()
     };
-    let of = |name: &str, state, reason: &'static str| (name.to_owned(), state, Cow::Borrowed(reason));
-    let fixed = of("fixed", ViewState::Ready, "");
-    let degraded = [fixed.clone(), of("web", ViewState::Degraded, "can't list Services")];
-    assert_eq!(states(&[]), degraded, "no Service leads shop/fixed");
-    assert_eq!(states(&["blog", "shop"]), degraded);
-    assert_eq!(states(&["blog"]), [fixed, of("web", ViewState::Ready, "")], "it can be read");
+    let all = ["lbs/db", "shop/db", "shop/other", "shop/own", "shop/web"];
+    assert_eq!(degraded(&[]), all, "no Service leads shop/fixed and shop/mixed");
+    assert_eq!(degraded(&["blog", "shop"]), ["shop/own", "shop/web"]);
+    assert_eq!(degraded(&["lbs"]), ["lbs/db", "shop/db", "shop/other"]);
+    assert!(degraded(&["blog"]).is_empty(), "they can be read");
 }
 
 #[test]

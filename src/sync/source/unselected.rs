@@ -38,13 +38,21 @@ impl UnselectedServices {
         self.services.lock().values().find(|service| service.uid == *uid).cloned()
     }
 
+    /// Returns the uids of the Services whose keys are wanted.
+    #[must_use]
+    pub fn uids(&self, is_wanted: impl Fn(&ServiceKey) -> bool) -> Vec<Uid> {
+        let services = self.services.lock();
+        let wanted = services.values().filter(|service| is_wanted(&service.key));
+        wanted.map(|service| service.uid.clone()).collect()
+    }
+
     /// Subscribes to the keys of the Services that have changed.
     #[must_use]
     pub fn subscribe(&self) -> broadcast::Receiver<ServiceKey> {
         self.feed.subscribe()
     }
 
-    pub(super) fn insert(&self, service: ObservedService) {
+    pub(crate) fn insert(&self, service: ObservedService) {
         let (key, service) = (service.key.clone(), Arc::new(service));
         let before = self.services.lock().insert(key.clone(), Arc::clone(&service));
         if before != Some(service) {
