@@ -97,7 +97,7 @@ pub struct LoadBalancerStatus {
 }
 
 /// An entry of `status.loadBalancer.ingress`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct IngressEntry {
     pub hostname: Option<String>,
     pub ip: Option<String>,
@@ -259,7 +259,9 @@ fn shared(list: Vec<Arc<str>>) -> Arc<[Arc<str>]> {
 pub(crate) fn entries_in_use(entries: &[IngressEntry]) -> Vec<&IngressEntry> {
     let mut in_use: Vec<_> = entries.iter().collect();
     if in_use.len() > MAX_INGRESS {
-        in_use.sort_unstable();
+        in_use.sort_unstable_by_key(|&IngressEntry { hostname, ip }| {
+            (hostname.as_deref().is_none_or(str::is_empty), hostname, ip)
+        });
         in_use.truncate(MAX_INGRESS);
     }
     in_use
@@ -275,7 +277,8 @@ fn usable(
     let mut hosts = Rejection::new(RejectedField::Target, "the load balancer's hostname");
     let mut addresses = Rejection::new(RejectedField::Target, "the load balancer's ip");
     let mut rest = Rejection::new(RejectedField::Target, "status.loadBalancer.ingress");
-    rest.ignore(entries.len().saturating_sub(MAX_INGRESS), "the first 1000 in alphabetical order count");
+    let ignored = entries.len().saturating_sub(MAX_INGRESS);
+    rest.ignore(ignored, "the first 1000 count: hostnames first, each in alphabetical order");
     let (mut known_hosts, mut known_addresses) = (HashSet::new(), HashSet::new());
     for entry in entries_in_use(entries) {
         if let Some(text) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
@@ -415,6 +418,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::link::Target;
     use crate::store::OnGone;
 
     #[test]
@@ -456,19 +460,33 @@ mod tests {
             _ => json!({"ip": "x".repeat(i), "hostname": "y".repeat(i)}),
         };
         let ingress: Vec<_> = (0..3000).map(entry).collect();
-        let (observed, rejection) = observe(json!({"status": {"loadBalancer": {"ingress": ingress}}}));
+        let addresses: Vec<_> = ingress.iter().map(|entry| json!({"ip": entry["ip"]})).collect();
+        let (observed, rejection) = observe(json!({"status": {"loadBalancer": {"ingress": addresses}}}));
         assert_eq!(observed.ingress.addresses.len(), 1000);
         assert!(!observed.refused);
-        let expected = "status.loadBalancer.ingress: entries that are ignored: 2000; the first 1000 in alphabetical \
-                        order count";
+        let expected = "status.loadBalancer.ingress: entries that are ignored: 2000; the first 1000 count: hostnames \
+                        first, each in alphabetical order";
         assert_eq!(rejection, expected);
-        let reversed: Vec<_> = ingress.iter().rev().collect();
+        let reversed: Vec<_> = addresses.iter().rev().collect();
         let (other, _) = observe(json!({"status": {"loadBalancer": {"ingress": reversed}}}));
         assert_eq!(other.ingress.choose(None), observed.ingress.choose(None), "their order means nothing");
         let (observed, rejection) =
             observe(json!({"status": {"loadBalancer": {"ingress": ingress[2000..]}}}));
         assert!(observed.refused && rejection.len() < 2048, "{rejection}");
         assert!(rejection.contains("; and 996 more"), "{rejection}");
+    }
+
+    #[test]
+    fn hostname_counts_among_too_many_addresses() {
+        for with_hostname in [None, Some("")] {
+            let ip = |i| json!({"ip": format!("192.0.{}.{}", i / 250, i % 250), "hostname": with_hostname});
+            let mut ingress: Vec<_> = (0..1000).map(ip).collect();
+            ingress.extend(["b.example", "a.example"].map(|host| json!({"hostname": host})));
+            let (observed, _) = observe(json!({"status": {"loadBalancer": {"ingress": ingress}}}));
+            assert_eq!(observed.ingress.addresses.len(), 998);
+            let first = Hostname::from(&Name::from_ascii("a.example.").unwrap());
+            assert_eq!(observed.ingress.choose(None), Some(Target::Hostname(first)));
+        }
     }
 
     #[test]
