@@ -11,6 +11,7 @@ use super::status::{
     NO_EXTERNAL_TARGET, SourceState, SourceStatus, cut,
 };
 use super::times::end_of_wait;
+use crate::api::limits::MAX_MESSAGE;
 
 pub(super) const CUTOVER_TIMED_OUT: &str = MoveReason::CutoverTimedOut.as_str();
 
@@ -41,7 +42,7 @@ impl StatusBuilder<'_> {
     fn condition(&self, kind: ConditionType, (status, reason, message): Finding) -> Condition {
         let former = self.facts.input.former.condition(kind).filter(|former| former.status == status);
         let since = former.map_or(self.facts.now_second(), |former| former.since);
-        Condition { kind, status, reason, message: cut(message), since }
+        Condition { kind, status, reason, message: cut(message, MAX_MESSAGE), since }
     }
 
     fn accepted(&self) -> Finding {
@@ -187,7 +188,7 @@ impl StatusBuilder<'_> {
             return finding(true, MASS_FAILURE, message);
         }
         if resolved.0 == ConditionStatus::False {
-            let message = self.in_use(current, &resolved.2) + &self.pin_note(current);
+            let message = self.with_pin_note(self.in_use(current, &resolved.2), current);
             return finding(true, "TargetUnhealthy", message);
         }
         if !current.verified {
@@ -240,7 +241,7 @@ impl StatusBuilder<'_> {
             };
         };
         if resolved.0 == ConditionStatus::False {
-            finding(false, "TargetUnhealthy", self.summary() + &self.pin_note(current))
+            finding(false, "TargetUnhealthy", self.with_pin_note(self.summary(), current))
         } else if !current.verified {
             finding(false, "Unverified", self.summary())
         } else if !self.facts.input.is_written {
@@ -252,8 +253,10 @@ impl StatusBuilder<'_> {
         }
     }
 
-    fn pin_note(&self, current: &AnnouncedTarget) -> String {
-        pin_note(self.facts.input.spec.pin.as_deref(), current, self.sources)
+    /// Appends the note about the pin, which a later decision looks for: the message is cut instead.
+    fn with_pin_note(&self, message: String, current: &AnnouncedTarget) -> String {
+        let note = pin_note(self.facts.input.spec.pin.as_deref(), current, self.sources);
+        cut(message, MAX_MESSAGE.saturating_sub(note.chars().count())) + &note
     }
 
     /// Returns a message about the source in use, which an edit may have removed from the specification.

@@ -3,6 +3,7 @@
 use super::facts::Facts;
 use super::spec::Refusal;
 use super::status::{AnnouncedTarget, SourceState, SourceStatus, cut, text_of};
+use crate::api::limits::MAX_MESSAGE;
 use crate::model::link::Target;
 
 /// The message of addresses without `tcpPort`.
@@ -32,7 +33,7 @@ fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus 
         (None, None) => (SourceState::Pending, "offers no target".to_owned()),
     };
     let since = known.filter(|known| known.state == state).map_or(facts.now_second(), |known| known.since);
-    SourceStatus { name: name.to_owned(), state, offers, since, message: cut(message) }
+    SourceStatus { name: name.to_owned(), state, offers, since, message: cut(message, MAX_MESSAGE) }
 }
 
 /// Returns the state and the message of a source that offers a target. As for load balancers of clouds, the first pass

@@ -3,7 +3,6 @@
 
 use jiff::Timestamp;
 
-use crate::api::limits::MAX_MESSAGE;
 use crate::model::link::{MAX_SHOWN_ADDRESSES, Target};
 use crate::model::names::{HASH_DIGITS, hash_of};
 use crate::model::uid::Uid;
@@ -135,9 +134,9 @@ pub enum ConditionStatus {
     Unknown,
 }
 
-/// Returns a message as the schema of the status accepts it.
-pub(super) fn cut(mut message: String) -> String {
-    if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE) {
+/// Shortens a message to at most `most` characters: then the last one is "…".
+pub(super) fn cut(mut message: String, most: usize) -> String {
+    if let Some((end, _)) = message.char_indices().nth(most) {
         let last = message[..end].char_indices().next_back().map_or(0, |(last, _)| last);
         message.replace_range(last.., "…");
     }

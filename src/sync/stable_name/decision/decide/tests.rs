@@ -293,6 +293,22 @@ fn failed_target_that_a_pin_keeps_is_reported() {
 }
 
 #[test]
+fn pinned_target_with_a_long_failure_is_reported_once() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
+    harness.now = at(10);
+    (0..3).for_each(|_| harness.record("a.example", &[CheckOutcome::Failed("é".repeat(2_000))]));
+    assert_eq!(reasons(&harness.decide()), [EventReason::PinnedTargetFailed]);
+    for kind in [Degraded, Ready] {
+        let message = &harness.status.condition(kind).unwrap().message;
+        assert!(message.ends_with("…; pinned to seoul, although busan is healthy"), "{message}");
+        assert_eq!(message.chars().count(), crate::api::limits::MAX_MESSAGE);
+    }
+    harness.edit(|spec| spec.max_wait = Duration::from_secs(10));
+    assert_eq!(reasons(&harness.decide()), [], "the edit isn't about the pin");
+}
+
+#[test]
 fn first_moves_of_a_new_object_are_no_edits() {
     let mut harness = Harness::new(&SOURCES[..2]);
     harness.decide();
