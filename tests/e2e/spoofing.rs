@@ -109,7 +109,8 @@ fn forged_replies_reach_no_client() {
     let seen = thread::scope(|scope| {
         let served = scope.spawn(|| serve(&upstream, &is_over));
         let server = linker.dns;
-        let clients = [0, 1, 2, 3].map(|client| scope.spawn(move || ask(server, client, queries / CLIENTS)));
+        let clients: [_; CLIENTS] =
+            std::array::from_fn(|client| scope.spawn(move || ask(server, client, queries / CLIENTS)));
         let ended = clients.map(|client| client.join());
         is_over.store(true, Ordering::Relaxed);
         ended.into_iter().for_each(|end| end.expect("each client gets the real answers"));

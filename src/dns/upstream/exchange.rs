@@ -351,13 +351,10 @@ impl Attempt<'_> {
         self.upstream.count_socket(true, true);
         let socket = Arc::clone(&query.socket);
         let mut old = Box::pin(async { self.accepted(self.reply_by_connection(query).await?) });
-        let outcome = timeout(POOLED_STREAM_TIMEOUT, &mut old).await;
-        if let Ok(Ok(answer)) = outcome {
-            return Ok(answer);
-        }
-        match outcome {
+        match timeout(POOLED_STREAM_TIMEOUT, &mut old).await {
+            Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) if error.is_timeout() => Err(error),
-            Ok(_) => {
+            Ok(Err(_)) => {
                 drop(old);
                 // The other end may have closed the idle connections, too. A shared connection may have been given up
                 // meanwhile.

@@ -127,25 +127,27 @@ impl UpstreamSocket {
 
     /// Retires the socket, and ends all its queries with an error.
     pub(super) fn fail(&self, error: impl Fn() -> io::Error) {
-        let mut queries = self.queries.lock();
-        (queries.is_retired, queries.unanswered) = (true, 0);
-        for query in queries.waiting.values_mut().filter(|query| query.reply.is_none()) {
-            query.end(Err(error()));
-        }
+        self.queries.lock().fail(error);
     }
 
     /// Ends all queries, because the task has ended.
     fn close(&self) {
-        let mut queries = self.queries.lock();
+        let queries = &mut *self.queries.lock();
         queries.is_closed = true;
         // Releases the permit.
         queries.connection = None;
-        drop(queries);
-        self.fail(closed);
+        queries.fail(closed);
     }
 }
 
 impl Queries {
+    fn fail(&mut self, error: impl Fn() -> io::Error) {
+        (self.is_retired, self.unanswered) = (true, 0);
+        for query in self.waiting.values_mut().filter(|query| query.reply.is_none()) {
+            query.end(Err(error()));
+        }
+    }
+
     fn has_reply_since(&self, time: Instant) -> bool {
         self.heard.is_some_and(|heard| heard >= time)
     }

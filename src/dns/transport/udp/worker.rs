@@ -46,6 +46,7 @@ const CHECK_SOON: usize = 8;
 /// turn receives: a flood of look-ups delays no answer from the response cache.
 const MAX_STARTS: usize = BATCH_SIZE;
 const MAX_STARTS_IN_A_FLOOD: usize = BATCH_SIZE / 4;
+
 pub(super) struct Worker {
     pub(super) socket: Arc<AnswerSocket>,
     pub(super) handler: Arc<Handler>,

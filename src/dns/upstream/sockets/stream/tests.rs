@@ -174,7 +174,7 @@ async fn upstream_that_answers_in_order_gets_one_query_at_a_time() {
 }
 
 #[tokio::test]
-async fn given_up_query_ends_the_use_of_a_connection_that_may_wait_for_it() {
+async fn given_up_query_ends_a_connection_that_may_wait_for_it() {
     let pair = Pair::new(PoolConfig::default()).await;
     let (given_up, mut end) = pair.connect().await;
     drop(given_up);
