@@ -255,9 +255,8 @@ impl SyncSource {
         let epoch = ListEpoch { term: leadership.term(), rewinds: rewinds.count() };
         let listed = flags.manifests.is_some().then_some(epoch);
         let listed = CompletedLists::new(&selection.namespaces, listed);
-        // With --max-deletes the user allows external targets to be removed even if the first list lacks most Services.
-        let keeps_unlisted =
-            self.backend().is_some() && flags.sync_mode() != SyncMode::Off && flags.max_deletes.is_none();
+        // Only the reconciler looks these Services up.
+        let keeps_unlisted = self.backend().is_some() && flags.sync_mode() != SyncMode::Off;
         Parts {
             tasks,
             writers,

@@ -115,8 +115,8 @@ pub enum ViewState {
     Refused,
     /// The status names no allowed target any more; DNS answers with the last allowed target.
     Kept,
-    /// The Service hasn't been listed since the start, because a flag leaves it out together with more than half of all
-    /// external targets, or because its namespace can't be listed. The external target is kept.
+    /// The Service hasn't been listed since the start, because a flag leaves it out, or because its namespace can't be
+    /// listed. The external target is kept, perhaps only for `--delete-delay`.
     LeftOut,
     /// The Service or the StableName is gone; `--on-delete` decides what happens to its external target.
     Gone,

@@ -3,7 +3,7 @@
 pub mod cluster;
 pub mod file_watcher;
 pub mod first_list;
-mod kept_services;
+pub(crate) mod kept_services;
 pub mod manifests;
 pub mod metrics;
 pub(crate) mod own_targets;

@@ -48,12 +48,12 @@ impl Fixture {
         stage
     }
 
-    /// Starts an lb-linker without a delete delay. It watches the namespace of the load balancers, unless `args` has
-    /// --watch-namespaces.
+    /// Starts an lb-linker without a delete delay that watches the namespace of the load balancers, unless `args` has
+    /// these flags.
     fn start(&self, args: &[&str]) -> Linker {
-        let watched = ["--watch-namespaces", &self.namespace];
-        let watched = if args.contains(&"--watch-namespaces") { &[][..] } else { &watched[..] };
-        let all = [&["--upstream", "none", "--delete-delay", "0s"], watched, args].concat();
+        let defaults = [["--delete-delay", "0s"], ["--watch-namespaces", &self.namespace]];
+        let missing = defaults.iter().filter(|[flag, _]| !args.contains(flag)).flatten();
+        let all: Vec<&str> = ["--upstream", "none"].iter().chain(missing).chain(args).copied().collect();
         Linker::in_cluster_as_given(self.plane, &self.target, &all)
     }
 
@@ -169,6 +169,58 @@ async fn targets_are_removed_if_half_of_the_services_are_left_out() {
     stage.wait_for_count(2).await;
     answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
     stage.assert_answers(&linker, 2..4).await;
+}
+
+#[tokio::test]
+async fn half_of_the_services_left_out_stay_for_the_delete_delay() {
+    let stage = Fixture::with_external_targets(6, &[]).await;
+    let namespace = &*stage.namespace;
+    for i in 0..2 {
+        let patch = json!({"metadata": {"labels": {"tier": "db"}}});
+        stage.cluster.patch_service(namespace, &format!("svc-{i}"), patch).await;
+    }
+    stage.cluster.delete_service(namespace, "svc-2").await;
+    grant_optional(stage.plane, "source", namespace);
+    let metadata = json!({"name": "follower", "annotations": {"linker.hsj.com/source": "svc-0"}});
+    let spec = json!({"type": "ExternalName", "externalName": "svc-0.example.com"});
+    stage.cluster.create_service(namespace, json!({"metadata": metadata, "spec": spec})).await;
+    let before = stage.objects().await;
+
+    // Neither a limit on deletion nor its absence changes the delay.
+    for limit in [&[][..], &["--max-deletes", "unlimited"]] {
+        let flags = ["--service-selector", "tier=web", "--delete-delay", "1h"];
+        let mut linker = stage.start(&[&flags, limit].concat());
+        // The first answer after SERVFAIL is the last target.
+        loop {
+            let answer = short(linker.dns, &stage.question(0)).await;
+            if answer == "svc-0.example.com." {
+                break;
+            }
+            assert_eq!(answer, "Server Failure", "not ready yet");
+        }
+        for i in 0..2 {
+            linker.line(&format!("link {namespace}/svc-{i}: its Service isn't selected any more")).await;
+        }
+        answers(linker.dns, &stage.question(2), "No Error").await;
+        stage.wait_for_events("LeftOut", 2).await;
+        let admin = linker.admin().await;
+        let states = || async {
+            let shown = text(&links_of(admin, &["-n", namespace, "--followers"]).stdout);
+            shown.contains("svc-0 isn't followed").then_some(())
+        };
+        eventually("the state of the follower", states).await;
+        assert!(text(&links_of(admin, &["-n", namespace, "svc-0"]).stdout).contains("LeftOut"));
+        assert_eq!(linker.metric(LEFT_OUT), Some(0.0), "it doesn't stay for good");
+        stage.assert_answers(&linker, (0..2).chain(3..6)).await;
+        stage.assert_unchanged(&linker, &before).await;
+        assert!(linker.stop().success());
+    }
+
+    let linker = stage.start(&["--service-selector", "tier=web", "--delete-delay", "3s"]);
+    answers(linker.dns, &stage.question(0), "svc-0.example.com.").await;
+    stage.wait_for_count(3).await;
+    answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
+    stage.assert_answers(&linker, 3..6).await;
 }
 
 #[tokio::test]
@@ -415,7 +467,7 @@ async fn failed_lookup_of_left_out_services_removes_nothing() {
     let flags = ["--watch-namespaces", &stage.namespace, "--delete-delay", "0s"];
     let typo = ["--service-selector", "tire=web"];
     let linker = Linker::start([&own[..], &flags, &typo].concat());
-    linker.line("until then most external targets stay as they are").await;
+    linker.line("until then the external targets of unlisted load balancers stay as they are").await;
     stage.assert_answers(&linker, 0..3).await;
     stage.assert_unchanged(&linker, &before).await;
     answers_it.store(true, Ordering::Relaxed);

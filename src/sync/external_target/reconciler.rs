@@ -75,11 +75,10 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
         return Ok(());
     }
     let mut events = context.backend.events(&context.staleness);
-    let (leadership, rewinds) = (context.leadership.clone(), context.rewinds.clone());
-    let mut leader_status = context.leadership.clone();
+    let (leadership, mut leader_status) = (context.leadership.clone(), context.leadership.clone());
     let (mut links_listed, mut overrides_listed) =
         (context.links_listed.clone(), context.overrides_listed.clone());
-    let mut hostname_policy = context.hostname_policy.clone();
+    let (rewinds, mut hostname_policy) = (context.rewinds.clone(), context.hostname_policy.clone());
     hostname_policy.mark_unchanged();
     let mut reconciler = Reconciler::new(context);
     // Nothing is written before Services, EndpointSlices and load balancers have been listed.
@@ -124,8 +123,9 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
             ended = reconciler.runtime.event() => ended?.into_iter().for_each(|ended| reconciler.on_write_end(ended)),
             () = sleep_until_opt(reconciler.adoption.due()) => reconciler.queue_adoption(),
-            () = sleep_until_opt(reconciler.report.reminder_due().map(Into::into)) => {}
             Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.on_look_up_end(&existing?),
+            () = sleep_until_opt(reconciler.report.reminder_due().map(Into::into)) => {}
+            () = sleep_until_opt(reconciler.start_check.kept.due().map(Into::into)) => reconciler.end_kept(),
         }
     }
     reconciler.finish().await
@@ -198,7 +198,7 @@ impl Reconciler {
             unwanted: UnwantedObjects::default(),
             unreported_services: UnreportedServices::default(),
             refused_look_ups: HashMap::new(),
-            start_check: CheckedTargets::default(),
+            start_check: CheckedTargets::new(context.policy.delete_delay),
             lost_answers: LostAnswers::default(),
             missing: None,
             refused: IndexSet::new(),
@@ -319,17 +319,6 @@ impl Reconciler {
             self.missing = None;
             self.refused.clear();
         }
-    }
-
-    /// Initializes the deletion budget with the number of removals that wait at the start.
-    fn initialize_budget(&mut self) {
-        let links = self.context.store.links();
-        let waits_for_removal = |link: &Arc<Link>| {
-            link.is_gone() || link.service_gone_since().is_some() && self.has_removable_object(&link.key)
-        };
-        let waiting = links.into_iter().filter(waits_for_removal).count();
-        let (max, present) = (self.context.policy.max_deletes, self.objects.number_of_links());
-        self.deletion_budget.lock().use_up_if_exceeded(max, waiting, present, Instant::now());
     }
 
     /// Queues all links, including links that were forgotten while the feed lagged.

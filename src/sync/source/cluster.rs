@@ -66,8 +66,8 @@ pub struct ServiceWatcher {
     pub hostname_policy: Arc<HostnamePolicy>,
     /// Whether Services have our finalizer, and wait for lb-linker when they are deleted.
     pub sets_finalizer: bool,
-    /// Whether targets are kept if the first list lacks the Services of most external targets, until it is certain that
-    /// these Services are gone.
+    /// Whether the targets of Services that the first list lacks are kept, until it is certain that these Services are
+    /// gone.
     pub keeps_unlisted: bool,
     /// Time for which the link of a Service is kept after the Service has left the selection (`--delete-delay`).
     pub delete_delay: Duration,

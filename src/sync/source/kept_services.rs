@@ -8,8 +8,8 @@ use crate::sync::removal::facts::{Facts, Found, Membership, ServiceState, Subjec
 use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Verdict, may_remove};
 
-#[derive(Debug)]
-pub(super) struct KeptServices {
+#[derive(Debug, Default)]
+pub(crate) struct KeptServices {
     /// Time for which a link is kept after its Service has left the selection.
     delay: Duration,
     /// The uid of each Service, and since when it hasn't been selected.
@@ -17,12 +17,12 @@ pub(super) struct KeptServices {
 }
 
 impl KeptServices {
-    pub(super) fn new(delay: Duration) -> Self {
+    pub(crate) fn new(delay: Duration) -> Self {
         Self { delay, kept: HashMap::new() }
     }
 
     /// Keeps the link of a Service that has left the selection. Returns whether it wasn't kept before.
-    pub(super) fn keep(&mut self, key: &ServiceKey, uid: &str) -> bool {
+    pub(crate) fn keep(&mut self, key: &ServiceKey, uid: &str) -> bool {
         if self.kept.get(key).is_some_and(|(known, _)| known == uid) {
             return false;
         }
@@ -31,21 +31,25 @@ impl KeptServices {
     }
 
     /// Forgets a Service that is selected again, or gone.
-    pub(super) fn forget(&mut self, key: &ServiceKey) {
+    pub(crate) fn forget(&mut self, key: &ServiceKey) {
         self.kept.remove(key);
     }
 
     /// Forgets the Services for which `is_listed` returns false.
-    pub(super) fn retain(&mut self, is_listed: impl Fn(&ServiceKey) -> bool) {
+    pub(crate) fn retain(&mut self, is_listed: impl Fn(&ServiceKey) -> bool) {
         self.kept.retain(|key, _| is_listed(key));
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
+    pub(crate) fn contains(&self, key: &ServiceKey) -> bool {
+        self.kept.contains_key(key)
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &ServiceKey> {
         self.kept.keys()
     }
 
     /// Returns the facts about the link of a Service that the watch lacks or that isn't selected.
-    pub(super) fn facts(&self, key: &ServiceKey, uid: &str, found: Found) -> Facts {
+    pub(crate) fn facts(&self, key: &ServiceKey, uid: &str, found: Found) -> Facts {
         let kept = self.kept.get(key).filter(|(known, _)| known == uid);
         self.facts_since(kept.map_or_else(Instant::now, |(_, since)| *since), found)
     }
@@ -60,7 +64,7 @@ impl KeptServices {
     }
 
     /// Returns the end of the earliest delay.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         let due = |(_, since): &(_, Instant)| match self.verdict(*since, *since) {
             Verdict::Wait(_, until) => Some(until),
             Verdict::Remove(_) => Some(*since),
@@ -70,7 +74,7 @@ impl KeptServices {
     }
 
     /// Removes the Services with an expired delay. Returns their keys, their uids, and since when they have been kept.
-    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<(ServiceKey, String, Instant)> {
+    pub(crate) fn take_expired(&mut self, now: Instant) -> Vec<(ServiceKey, String, Instant)> {
         let is_over = |since| matches!(self.verdict(since, now), Verdict::Remove(_));
         let over = self.kept.iter().filter(|(_, (_, since))| is_over(*since));
         let over: Vec<_> = over.map(|(key, (uid, since))| (key.clone(), uid.clone(), *since)).collect();
@@ -79,13 +83,13 @@ impl KeptServices {
     }
 
     /// Returns the line for the log about a link that is kept from now on.
-    pub(super) fn notice(&self, key: &ServiceKey) -> String {
+    pub(crate) fn notice(&self, key: &ServiceKey) -> String {
         let (delay, why) = (self.delay, RemovalReason::NotSelected);
         format!("link {key}: its Service isn't selected any more; it is kept for {delay:?} ({why})")
     }
 
     /// Returns a time far enough in the past for an external target to be removed at once.
-    pub(super) fn long_ago(&self) -> Instant {
+    pub(crate) fn long_ago(&self) -> Instant {
         let now = Instant::now();
         now.checked_sub(self.delay).unwrap_or(now)
     }

@@ -55,9 +55,9 @@ impl PersistedTargets {
         self.0.lock().get(key)?.target.clone()
     }
 
-    /// Processes the end of the first complete list, before DNS answers from it. If the list lacks the Services of most
-    /// external targets and `keep` is set, their targets are kept until it is certain whether the Services exist. The
-    /// targets of the namespaces that an authorizer doesn't let lb-linker list (`refused`) are always kept.
+    /// Processes the end of the first complete list, before DNS answers from it. With `keep`, the targets of Services that
+    /// the list lacks are kept until it is certain whether the Services exist. The targets of the namespaces that an
+    /// authorizer doesn't let lb-linker list (`refused`) are always kept.
     pub(crate) fn on_first_list(&self, store: &Store, keep: bool, refused: &BTreeSet<&str>) {
         let mut targets = self.0.lock();
         // Most entries have been moved into links.
@@ -74,11 +74,11 @@ impl PersistedTargets {
         let links = store.links();
         let listed =
             links.iter().filter(|link| !link.is_gone() && store.has_external_target(&link.key)).count();
-        let keeps_unlisted = keep && is_suspicious_removal(unlisted.len(), listed + unlisted.len());
+        let are_most = is_suspicious_removal(unlisted.len(), listed + unlisted.len());
+        let is_kept = |key: &ServiceKey| keep && (are_most || store.get(key).is_none());
         keep_snapshot(store, refused, &targets);
-        for (key, last) in
-            in_refused_namespaces.into_iter().chain(unlisted.into_iter().filter(|_| keeps_unlisted))
-        {
+        let kept = unlisted.into_iter().filter(|(key, _)| is_kept(key));
+        for (key, last) in in_refused_namespaces.into_iter().chain(kept) {
             // Subscribers of the change feed get the change.
             let _ = insert_left_out(store, key, last.uid(), last.target.clone(), last.hostnames.to_vec());
         }

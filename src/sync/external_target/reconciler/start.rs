@@ -1,5 +1,5 @@
-//! Check of the external targets at a start and at the beginning of a term: if most would be removed, looks up first
-//! which of their Services exist.
+//! Check of the external targets at a start and at the beginning of a term: looks up which of the unlisted Services
+//! exist, before their external targets are removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::sync::k8s::errors::{ApiAvailability, root_cause};
 use crate::sync::k8s::forbidden::{LastingRefusal, REFUSED_AFTER};
 use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::ObjectKind;
-use crate::sync::removal::facts::{Facts, ServiceState, StartCheck, Subject};
+use crate::sync::removal::facts::{Facts, StartCheck};
 use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::source::relist_guard::is_suspicious_removal;
@@ -50,13 +50,12 @@ enum TargetFate {
 
 impl Reconciler {
     /// Checks all external targets, and adds links for external targets without a Service. `begins` is whether this is
-    /// the start or the beginning of a term: if most external targets would then be removed, the removals of external
-    /// targets without a listed Service are postponed, and a look-up shows which unlisted Services exist.
-    /// `--max-deletes unlimited` prevents both.
+    /// the start or the beginning of a term: a look-up then shows which unlisted Services exist. If most external targets
+    /// would be removed, the removals are postponed, unless `--max-deletes unlimited` is set.
     pub(crate) fn check_external_targets(&mut self, begins: bool) {
         let policy = &self.context.policy;
         let begins = begins && policy.sync != SyncMode::Off;
-        let is_limited = begins && policy.max_deletes != MaxDeletes::Unlimited;
+        let is_limited = policy.max_deletes != MaxDeletes::Unlimited;
         let (mut unlisted, mut outlived, mut not_shown) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for key in self.objects.links() {
             match self.fate(&key) {
@@ -73,36 +72,20 @@ impl Reconciler {
             present -= before - going.len();
         }
         let going = unlisted.len() + outlived.len() + not_shown.len();
-        let most = is_limited && is_suspicious_removal(going, present);
-        let protects = most && self.context.policy.max_deletes == MaxDeletes::Share;
-        for key in unlisted {
-            let link = self.context.store.get(&key);
-            if link.as_ref().is_some_and(|link| link.is_left_out()) {
-                if begins && !self.start_check.left_out.contains_key(&key) {
-                    self.start_check.unconfirmed.insert(key);
-                }
-            } else if protects {
-                self.keep_left_out(&key);
-                self.start_check.unconfirmed.insert(key);
-            } else if self.has_removable_object(&key) {
-                if link.is_none() {
-                    self.adopt(&key);
-                }
-                if most {
-                    self.start_check.postponed.insert(key.clone());
-                    self.start_check.unconfirmed.insert(key);
-                }
-            }
-        }
-        if most || !self.start_check.unconfirmed.is_empty() {
+        if begins {
+            self.start_check.most = is_limited && is_suspicious_removal(going, present);
             self.start_check.counted = (going, present);
         }
+        for key in unlisted {
+            self.check_unlisted(key, begins);
+        }
+        let most = begins && self.start_check.most;
         if most {
             let new: Vec<ServiceKey> =
                 outlived.into_iter().filter(|key| self.start_check.postponed.insert(key.clone())).collect();
             self.report_gone(&new);
         }
-        if protects {
+        if most && self.protects_left_out() {
             let left_out = not_shown.into_iter().map(|key| (key, Some(Flag::IpTargets)));
             let new: BTreeMap<ServiceKey, Option<Flag>> =
                 left_out.filter(|(key, _)| !self.start_check.left_out.contains_key(key)).collect();
@@ -111,6 +94,51 @@ impl Reconciler {
         }
         self.start_check.set_gauges(&self.context.metrics);
         self.look_up();
+    }
+
+    /// Checks the external target of an unlisted Service.
+    fn check_unlisted(&mut self, key: ServiceKey, begins: bool) {
+        let link = self.context.store.get(&key);
+        if !begins {
+            if link.is_none() && self.has_removable_object(&key) {
+                self.adopt(&key);
+            }
+            return;
+        }
+        if self.start_check.left_out.contains_key(&key) {
+            return;
+        }
+        match link {
+            Some(link) if link.is_left_out() => {}
+            Some(_) if !self.protects_left_out() => {
+                if !self.start_check.most || !self.has_removable_object(&key) {
+                    return;
+                }
+                self.start_check.postponed.insert(key.clone());
+            }
+            _ => self.keep_left_out(&key),
+        }
+        self.start_check.unconfirmed.insert(key);
+    }
+
+    /// Returns whether external targets of Services that a flag leaves out stay until `--max-deletes` is given.
+    pub(super) fn protects_left_out(&self) -> bool {
+        self.start_check.most && self.context.policy.max_deletes == MaxDeletes::Share
+    }
+
+    /// Initializes the deletion budget with the number of removals that wait at the start.
+    pub(super) fn initialize_budget(&mut self) {
+        let links = self.context.store.links();
+        let protects = self.protects_left_out();
+        let may_be_gone = |link: &Link| {
+            link.service_gone_since().is_some()
+                || !protects && link.is_left_out() && self.start_check.unconfirmed.contains(&link.key)
+        };
+        let waits_for_removal =
+            |link: &Arc<Link>| link.is_gone() || may_be_gone(link) && self.has_removable_object(&link.key);
+        let waiting = links.into_iter().filter(waits_for_removal).count();
+        let (max, present) = (self.context.policy.max_deletes, self.objects.number_of_links());
+        self.deletion_budget.lock().use_up_if_exceeded(max, waiting, present, Instant::now());
     }
 
     fn fate(&self, key: &ServiceKey) -> TargetFate {
@@ -148,13 +176,14 @@ impl Reconciler {
 
     /// Adds a link for a Service that was deleted while no lb-linker was running.
     fn adopt(&self, key: &ServiceKey) {
-        if let Some(change) = insert_gone(&self.context.store, key, self.recorded_hostnames(key)) {
-            let line = format_args!(
-                "link {}: its Service is gone, its external target is still there",
-                change.owner.key
-            );
-            self.context.link_reporter.log.info(key, line);
+        if insert_gone(&self.context.store, key, self.recorded_hostnames(key)).is_some() {
+            self.log_gone(key);
         }
+    }
+
+    fn log_gone(&self, key: &ServiceKey) {
+        let line = format_args!("link {key}: its Service is gone, its external target is still there");
+        self.context.link_reporter.log.info(key, line);
     }
 
     /// Keeps a left-out link with the uid, target and hostnames that its external target records.
@@ -205,7 +234,7 @@ impl Reconciler {
 
     /// Processes the result of a look-up.
     pub(super) fn on_look_up_end(&mut self, existing: &LookupResult) {
-        let protects = self.context.policy.max_deletes == MaxDeletes::Share;
+        let (most, protects) = (self.start_check.most, self.protects_left_out());
         let (mut left_out, mut gone, mut unknown) = (BTreeMap::new(), Vec::new(), HashSet::new());
         for key in std::mem::take(&mut self.start_check.unconfirmed) {
             let ReconcilerContext { store, selection, .. } = &self.context;
@@ -215,34 +244,32 @@ impl Reconciler {
             };
             let (now, found) = (Instant::now(), existing.found(&key, &self.recorded_uid(&key)));
             let check = if protects { StartCheck::LeftOut } else { StartCheck::Passed };
-            let (since, delay) = (Some(now), Some(Duration::ZERO));
-            let facts = Facts::of(Subject::Link, ServiceState::Unlisted);
-            match may_remove(&Facts { since, delay, check, found: Some(found), ..facts }, now) {
+            let facts = self.start_check.kept.facts(&key, "", found);
+            match may_remove(&Facts { check, ..facts }, now) {
                 // The link stays as it is, and is looked up again.
                 Verdict::Keep(RemovalReason::Unconfirmed) => drop(unknown.insert(key.clone())),
-                Verdict::Keep(_) if protects => {
-                    if let (Some(uid), true) = (existing.uid(&key), link.is_left_out()) {
+                Verdict::Keep(reason) | Verdict::Wait(reason, _) if link.is_left_out() => {
+                    if let Some(uid) = existing.uid(&key) {
                         let hostnames = link.annotations.hostnames.to_vec();
                         let _ = insert_left_out(store, &key, uid, link.target.clone(), hostnames);
                     }
                     left_out.insert(key.clone(), existing.flag(&key));
-                }
-                Verdict::Remove(RemovalReason::NotSelected) if link.is_left_out() => {
                     self.start_check.postponed.remove(&key);
-                    self.end_link(&key, now);
-                    self.start_check.ended.insert(key.clone());
+                    if reason == RemovalReason::NotSelected {
+                        self.keep_for_delay(&key);
+                    }
                 }
-                Verdict::Remove(RemovalReason::OptedOut) => {
+                Verdict::Remove(reason @ RemovalReason::NotSelected) if link.is_left_out() => {
+                    self.end_link(&key, now, reason);
+                }
+                Verdict::Remove(reason @ RemovalReason::OptedOut) => {
                     // The Service opts out: its external target is removed without the delay.
-                    self.end_link(&key, now.checked_sub(self.context.policy.delete_delay).unwrap_or(now));
-                    self.start_check.ended.insert(key.clone());
-                    self.start_check.postponed.remove(&key);
+                    self.end_link(&key, self.start_check.kept.long_ago(), reason);
                 }
-                Verdict::Remove(RemovalReason::ServiceGone) => {
-                    self.end_link(&key, now);
-                    self.start_check.ended.insert(key.clone());
-                    let is_limited = self.context.policy.max_deletes != MaxDeletes::Unlimited;
-                    if is_limited && selection.watches(key.namespace()) {
+                Verdict::Remove(reason @ RemovalReason::ServiceGone) => {
+                    let is_postponed = most && selection.watches(key.namespace());
+                    self.end_link(&key, now, reason);
+                    if is_postponed {
                         self.start_check.postponed.insert(key.clone());
                         gone.push(key.clone());
                     }
@@ -252,7 +279,9 @@ impl Reconciler {
             self.runtime.queue.add(&key);
         }
         gone.sort();
-        self.report_left_out(&left_out);
+        if protects {
+            self.report_left_out(&left_out);
+        }
         self.report_gone(&gone);
         self.start_check.left_out.extend(left_out);
         self.start_check.unconfirmed = unknown;
@@ -261,13 +290,37 @@ impl Reconciler {
         self.look_up();
     }
 
+    /// Keeps the left-out link of an existing Service for `--delete-delay`.
+    fn keep_for_delay(&mut self, key: &ServiceKey) {
+        let kept = &mut self.start_check.kept;
+        if kept.keep(key, "") {
+            self.context.link_reporter.log.info(key, kept.notice(key));
+        }
+    }
+
+    /// Ends the links that were kept for `--delete-delay`.
+    pub(super) fn end_kept(&mut self) {
+        for (key, _, since) in self.start_check.kept.take_expired(Instant::now()) {
+            self.start_check.left_out.remove(&key);
+            if self.context.store.get(&key).is_some_and(|link| link.is_left_out()) {
+                self.end_link(&key, since, RemovalReason::NotSelected);
+            }
+            self.runtime.queue.add(&key);
+        }
+    }
+
     /// Ends the link of a Service that counts as gone since `since`. In a namespace that isn't watched, the link is
     /// forgotten, and its external target stays as it is.
-    fn end_link(&self, key: &ServiceKey, since: Instant) {
+    fn end_link(&mut self, key: &ServiceKey, since: Instant, reason: RemovalReason) {
         let ReconcilerContext { store, selection, link_reporter, .. } = &self.context;
         let is_watched = selection.watches(key.namespace());
         let change = if is_watched { delete_left_out(store, key, since) } else { store.forget(key) };
-        change.iter().for_each(|change| log_change(link_reporter, change));
+        match change {
+            Some(_) if is_watched && reason == RemovalReason::ServiceGone => self.log_gone(key),
+            change => change.iter().for_each(|change| log_change(link_reporter, change)),
+        }
+        self.start_check.postponed.remove(key);
+        self.start_check.ended.insert(key.clone());
     }
 
     /// Returns the uid of the Service that the external target of a link was written for, or an empty uid if none is
@@ -296,8 +349,11 @@ impl Reconciler {
     pub(super) fn record_left_out_events(&self) {
         for (key, flag) in &self.start_check.left_out {
             if let (Some(link), Some(flag)) = (self.context.store.get(key), flag) {
-                let note =
-                    format!("{flag} leaves it out; its external target stays until --max-deletes is given");
+                let effect = match self.start_check.kept.contains(key) {
+                    true => "it counts as deleted after --delete-delay",
+                    false => "its external target stays until --max-deletes is given",
+                };
+                let note = format!("{flag} leaves it out; {effect}");
                 self.context.link_reporter.recorder.about(&link, Reason::LeftOut, &note);
             }
         }
@@ -364,10 +420,14 @@ async fn look_up_with_retries(
             Err(LookupError::List(error)) => {
                 if logged_codes.insert(error.code()) {
                     let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
-                    warn!("{sentence}; until then most external targets stay as they are");
+                    warn!(
+                        "{sentence}; until then the external targets of unlisted load balancers stay as they are"
+                    );
                 }
             }
-            Err(error) => warn!("{error}; until then most external targets stay as they are"),
+            Err(error) => {
+                warn!("{error}; until then the external targets of unlisted load balancers stay as they are")
+            }
         }
         tokio::time::sleep(pauses.next()).await;
     }

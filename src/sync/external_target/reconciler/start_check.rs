@@ -1,7 +1,8 @@
-//! Keeps a wrong flag from removing most external targets: checks, at the start and at the beginning of each term, how
-//! many external targets would be removed, and which of their Services exist.
+//! Keeps a wrong flag from removing most external targets at once: checks, at the start and at the beginning of each
+//! term, how many external targets would be removed, and which of their Services exist.
 
 use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 
@@ -10,6 +11,7 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::left_out::{Flag, LookupResult};
 use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::removal::facts::StartCheck;
+use crate::sync::source::kept_services::KeptServices;
 
 #[derive(Default)]
 pub(super) struct CheckedTargets {
@@ -17,6 +19,8 @@ pub(super) struct CheckedTargets {
     pub(super) unconfirmed: HashSet<ServiceKey>,
     /// Links with an existing Service that a flag leaves out, and the flag, if it is known.
     pub(super) left_out: BTreeMap<ServiceKey, Option<Flag>>,
+    /// Those links of `left_out` that end after `--delete-delay`.
+    pub(super) kept: KeptServices,
     /// Links with an external target that stays longer than `--delete-delay`.
     pub(super) postponed: HashSet<ServiceKey>,
     /// Links that a look-up has ended: the Service is gone, opts out, or is left out by a flag and `--max-deletes` is
@@ -25,11 +29,17 @@ pub(super) struct CheckedTargets {
     /// The look-up of the links in `look_up_keys`: at most one task.
     pub(super) look_ups: JoinSet<LookupResult>,
     pub(super) look_up_keys: HashSet<ServiceKey>,
+    /// Whether most external targets would have been removed at the last check, and `--max-deletes unlimited` isn't set.
+    pub(super) most: bool,
     /// The number of external targets that would be removed, and the number of all, at the last check.
     pub(super) counted: (usize, usize),
 }
 
 impl CheckedTargets {
+    pub(super) fn new(delete_delay: Duration) -> Self {
+        Self { kept: KeptServices::new(delete_delay), ..Self::default() }
+    }
+
     /// Returns what the check says about the external target of a link.
     pub(super) fn of(&self, key: &ServiceKey) -> StartCheck {
         if self.left_out.get(key) == Some(&Some(Flag::IpTargets)) {
@@ -57,6 +67,7 @@ impl CheckedTargets {
         let stays = link.is_some_and(|link| link.is_left_out() || is_kept() && !link.is_gone());
         if !stays {
             self.left_out.remove(key);
+            self.kept.forget(key);
             self.set_gauges(metrics);
         }
     }
@@ -68,7 +79,9 @@ impl CheckedTargets {
 
     pub(super) fn set_gauges(&self, metrics: &ReconcilerMetrics) {
         for flag in Flag::ALL {
-            let number = self.left_out.values().filter(|left_out| **left_out == Some(flag)).count();
+            let stays =
+                |(key, by): &(&ServiceKey, &Option<Flag>)| **by == Some(flag) && !self.kept.contains(key);
+            let number = self.left_out.iter().filter(stays).count();
             let gauge = metrics.left_out.with_label_values(&[&flag.to_string()]);
             gauge.set(i64::try_from(number).unwrap_or(i64::MAX));
         }
