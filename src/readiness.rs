@@ -46,7 +46,7 @@ pub struct Readiness {
     pub load_balancers: ArcSwapOption<ForbiddenLists>,
     /// Why StableNames can't be listed.
     pub stable_names: ArcSwapOption<ForbiddenLists>,
-    /// Until when the last targets of StableNames stay, because their CRD is gone.
+    /// Why the last targets of StableNames stay: they went with their CRD.
     pub crd: ArcSwapOption<String>,
     /// Why this replica takes part in an election and knows no leader.
     pub election: ArcSwapOption<String>,

@@ -681,13 +681,13 @@ async fn target_stays_without_permission_and_goes_with_the_crd() {
 
     apply_stable_names(&shop.plane);
     shop.plane.kubectl(&["delete", "crd", "stablenames.linker.hsj.com"]);
-    linker.line("the CRD stablenames.linker.hsj.com is gone").await;
+    linker.line("the StableNames went with their CRD, stablenames.linker.hsj.com").await;
     let admin = linker.admin().await;
     let shown = || text(&links_of(admin, &["web", "-n", "shop"]).stdout);
     let standing = shown();
     assert!(standing.starts_with("Led by:           StableName shop/web"), "{standing}");
     assert!(standing.contains("State:            Degraded"), "{standing}");
-    let why = "the CRD stablenames.linker.hsj.com is gone: the last targets stay until ";
+    let why = "the StableNames went with their CRD, stablenames.linker.hsj.com: the last targets stay for --delete-delay";
     assert!(standing.contains(why), "{standing}");
     assert_answer_stays(&[&linker], question, "a.example.com.", 3).await;
     let is_gone =
@@ -707,13 +707,12 @@ async fn targets_stay_if_the_crd_is_applied_again() {
     let question = "web.shop.lb.internal. CNAME";
     answers(linker.dns, question, "a.example.com.").await;
     shop.plane.kubectl(&["delete", "crd", "stablenames.linker.hsj.com"]);
-    linker.line("the CRD stablenames.linker.hsj.com is gone").await;
+    linker.line("the StableNames went with their CRD, stablenames.linker.hsj.com").await;
     apply_stable_names(&shop.plane);
     linker.line("the API server serves StableNames again").await;
     assert_answer_stays(&[&linker], question, "a.example.com.", 5).await;
     let admin = linker.admin().await;
-    let is_noted =
-        || text(&links_of(admin, &["web", "-n", "shop"]).stderr).contains("the last targets stay until ");
+    let is_noted = || text(&links_of(admin, &["web", "-n", "shop"]).stderr).contains("went with their CRD");
     assert!(is_noted());
     create("b.example.com").await;
     answers(linker.dns, question, "b.example.com.").await;

@@ -188,7 +188,7 @@ async fn crd_back_without_objects_keeps_targets_as_announced() {
         served.lock().0 = None;
         after(31).await;
         let why = note().unwrap();
-        assert!(why.contains("is gone: the last targets stay until"), "{why}");
+        assert!(why.contains("went with their CRD"), "{why}");
         assert_eq!(text("web").as_deref(), Some(&**why));
         // The CRD is back with one of the two, and with one that is deleted soon.
         let mut deleted = json!({"type": "DELETED", "object": announced("new")});

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, abortable};
-use jiff::Timestamp;
 use kube::ResourceExt;
 use tracing::{debug, info, warn};
 
@@ -42,7 +41,6 @@ use crate::sync::removal::verdict::{Question, Verdict, may_remove};
 use crate::sync::source::relist_guard::CONFIRM_AFTER;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::service_links::{end_override, set_override};
-use crate::sync::stable_name::decision::times::end_of_wait;
 
 pub(super) type ScopedEvents = BoxStream<'static, (usize, WatchItem<StableName>)>;
 
@@ -484,9 +482,10 @@ impl FailoverController {
             return;
         }
         let why = self.readiness().crd.load_full().unwrap_or_else(|| {
-            let until = end_of_wait(Timestamp::now(), self.context.policy.withdrawal_delay);
+            // True also while the CRD is back without its objects. Each replica has an end of its own.
             let why = format!(
-                "the CRD stablenames.linker.hsj.com is gone: the last targets stay until {until:.0} (--delete-delay; {})",
+                "the StableNames went with their CRD, stablenames.linker.hsj.com: the last targets stay for \
+                 --delete-delay ({})",
                 RemovalReason::CrdGone
             );
             warn!("{why}");
