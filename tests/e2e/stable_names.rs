@@ -464,18 +464,22 @@ async fn check_cluster_lists_permissions_for_an_installed_crd() {
         ]);
         let printed = String::from_utf8(output.stdout).unwrap();
         let lines = printed.lines().filter(|line| line.to_lowercase().contains("stablenames"));
-        lines.map(str::to_owned).collect::<Vec<_>>()
+        (lines.map(str::to_owned).collect::<Vec<_>>(), output.status.code())
     };
     let permissions = ["list stablenames", "watch stablenames", "patch stablenames/status"];
     let user = account(plane, &namespace, "with", "lb-linker-crd").await;
     let granted = permissions.map(|permission| format!("yes  {permission} in namespace {namespace}"));
-    assert_eq!(check(&user, "on"), granted);
-    assert_eq!(check(&user, "plan"), granted[..2]);
-    assert_eq!(check(&user, "off"), granted[..2]);
+    assert_eq!(check(&user, "on").0, granted);
+    assert_eq!(check(&user, "plan").0, granted[..2]);
+    assert_eq!(check(&user, "off").0, granted[..2]);
     let user = account(plane, &namespace, "without", "view").await;
-    let why = "(only for StableNames: deploy/crd/)";
-    let missing = permissions.map(|permission| format!("no   {permission} in namespace {namespace} {why}"));
-    assert_eq!(check(&user, "on"), missing);
+    let missing = permissions.map(|permission| format!("NO   {permission} in namespace {namespace}"));
+    let errors = permissions.map(|permission| {
+        format!(
+            "error: the permission to {permission} in namespace {namespace} is missing; it is in deploy/crd/"
+        )
+    });
+    assert_eq!(check(&user, "on"), ([missing, errors].concat(), Some(1)));
 }
 
 #[tokio::test]

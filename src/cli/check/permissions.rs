@@ -113,9 +113,9 @@ pub(super) fn needed<'a>(
     permissions
 }
 
-/// Returns the permissions for StableNames.
+/// Returns the permissions for StableNames, which are required as soon as the API server serves StableNames.
 pub(super) fn for_stable_names(flags: &Flags) -> Vec<RequiredPermission<'_>> {
-    let need = Requirement::Optional("only for StableNames: deploy/crd/");
+    let need = Requirement::Always("deploy/crd/");
     let mut verbs = vec![("list", STABLE_NAMES), ("watch", STABLE_NAMES)];
     if flags.sync_mode() == SyncMode::On {
         verbs.push(("patch", STABLE_NAME_STATUS));
