@@ -218,13 +218,21 @@ pub fn problem(expected: &Expected, asked: &[QueriedResolver]) -> Option<String>
                 .to_owned(),
         );
     }
-    if asked.iter().all(|(tier, _)| tier.name == LB_LINKER) {
-        return Some("no resolver of this cluster was found to ask besides lb-linker".to_owned());
-    }
-    let (tier, seen) = asked.iter().find(|(_, seen)| !is_right(expected, seen))?;
+    let Some((tier, seen)) = asked.iter().find(|(_, seen)| !is_right(expected, seen)) else {
+        return asked
+            .iter()
+            .all(|(tier, _)| tier.name == LB_LINKER)
+            .then(|| "no resolver of this cluster was found to ask besides lb-linker".to_owned());
+    };
     let ttl =
         seen.as_ref().ok().and_then(|seen| seen.ttl).map_or_else(String::new, |ttl| format!(", TTL {ttl}"));
-    Some(format!("{} at {} answers wrongly: {}{ttl}", tier.name, address(tier.server), answer(seen)))
+    let advice = match tier.name {
+        LB_LINKER => {
+            "; resolvers that forward to lb-linker can't be right before it is: see its Pods and its --zone"
+        }
+        _ => "",
+    };
+    Some(format!("{} at {} answers wrongly: {}{ttl}{advice}", tier.name, address(tier.server), answer(seen)))
 }
 
 fn is_right(expected: &Expected, seen: &Result<ResolverAnswer, String>) -> bool {

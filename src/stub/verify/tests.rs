@@ -121,7 +121,8 @@ fn first_wrong_answer_is_named_with_address_and_ttl() {
         ),
         (
             vec![Err("no answer".to_owned()), right(), right(), right()],
-            "lb-linker at 10.96.77.7 answers wrongly: no answer",
+            "lb-linker at 10.96.77.7 answers wrongly: no answer; resolvers that forward to lb-linker can't be right \
+             before it is: see its Pods and its --zone",
         ),
         (
             vec![right(), right(), right(), seen(ResponseCode::NoError, &[], 5)],
@@ -241,10 +242,13 @@ fn cluster_without_a_known_resolver_is_a_problem() {
     let links = [link(ViewState::Ready, &["web-shop.lb.internal"], Some("new.example.com"))];
     let expected = expected(&links, &zone());
     let hops = resolver_hops(&ClusterDns::default(), &forwarding(), "");
-    let asked: Vec<QueriedResolver> =
+    let mut asked: Vec<QueriedResolver> =
         hops.into_iter().map(|tier| (tier, seen(ResponseCode::NoError, &["new.example.com"], 5))).collect();
     let text = "no resolver of this cluster was found to ask besides lb-linker";
     assert_eq!(problem(&expected, &asked).as_deref(), Some(text));
+    asked[0].1 = seen(ResponseCode::NXDomain, &[], 30);
+    let text = problem(&expected, &asked).unwrap();
+    assert!(text.starts_with("lb-linker at 10.96.77.7 answers wrongly: NXDOMAIN, TTL 30; "), "{text}");
 }
 
 #[test]
