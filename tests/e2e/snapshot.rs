@@ -236,8 +236,13 @@ async fn snapshot_causes_no_write_while_the_list_is_forbidden() {
     let before = shop.plane.audit_events().len();
     let linker = file.start().await;
     assert_eq!(linker.get_ready().0, 200);
-    let is_refused =
-        || async { linker.get_ready().1.ends_with(": the API server answers 403").then_some(()) };
+    let is_refused = || async {
+        linker
+            .get_ready()
+            .1
+            .ends_with(": the API server answers 403 to the list of LoadBalancer Services in all namespaces")
+            .then_some(())
+    };
     eventually("a note about the refusal", is_refused).await;
     let alias = "web-shop.lb.internal. 5 IN CNAME a.example.com.";
     assert_from_snapshot(

@@ -122,19 +122,23 @@ impl Fixture {
     }
 }
 
+fn failed(code: u16) -> FirstList {
+    FirstList::Failed { code, what: "LoadBalancer Services".into() }
+}
+
 #[tokio::test(start_paused = true)]
 async fn snapshot_is_served_when_the_list_is_refused_or_late() {
     for (state, reason) in [
-        (FirstList::Failed { code: 403 }, "the API server answers 403"),
-        (FirstList::Failed { code: 401 }, "the API server answers 401"),
-        (FirstList::Failed { code: 503 }, "the API server answers 503"),
-        (FirstList::Failed { code: 0 }, "the API server doesn't answer"),
-        (FirstList::Failed { code: 429 }, "the API server answers 429"),
+        (failed(403), "the API server answers 403 to the list of LoadBalancer Services"),
+        (failed(401), "the API server answers 401 to the list of LoadBalancer Services"),
+        (failed(503), "the API server answers 503 to the list of LoadBalancer Services"),
+        (failed(0), "the API server doesn't answer"),
+        (failed(429), "the API server answers 429 to the list of LoadBalancer Services"),
         (FirstList::Awaited, "the API server doesn't answer"),
         (FirstList::Arriving, "the list of load balancers isn't complete yet"),
     ] {
         let setting = Fixture::new(Some(60));
-        setting.first_list.send_replace(state);
+        setting.first_list.send_replace(state.clone());
         let begun = tokio::time::Instant::now();
         let task = setting.start();
         setting.until("a snapshot", |context| context.store.fallback().is_some()).await;
@@ -145,9 +149,12 @@ async fn snapshot_is_served_when_the_list_is_refused_or_late() {
         assert!(snapshot_links.age() >= Duration::from_secs(60));
         assert_eq!(setting.context.store.links().len(), 0);
 
-        setting.first_list.send_replace(FirstList::Failed { code: 500 });
+        setting.first_list.send_replace(failed(500));
         setting
-            .until("another reason", |_| *snapshot_links.reason.lock() == "the API server answers 500")
+            .until("another reason", |_| {
+                *snapshot_links.reason.lock()
+                    == "the API server answers 500 to the list of LoadBalancer Services"
+            })
             .await;
         setting.context.store.apply(link("new.example."));
         setting.context.store.set_known(Input::Services);
@@ -175,7 +182,7 @@ async fn old_future_or_foreign_snapshot_isnt_served() {
         let mut setting = Fixture::new(Some(age));
         let identity = ClusterIdentity { server: server.to_owned(), authorities: Vec::new() };
         setting.context.cluster = watch::channel(identity).1;
-        setting.first_list.send_replace(FirstList::Failed { code: 403 });
+        setting.first_list.send_replace(failed(403));
         let task = setting.start();
         sleep(Duration::from_secs(10)).await;
         assert!(setting.context.store.fallback().is_none(), "{age} {server}");

@@ -161,7 +161,7 @@ impl ServiceWatcher {
 
     async fn on_watch_item(&self, watches: &mut Watches, number: usize, item: WatchItem<Service>) {
         let scope = &mut watches.scopes[number];
-        self.note_first_list(&item);
+        self.note_first_list(scope, &item);
         if scope.note_refusal(&item) {
             self.report_forbidden(&watches.scopes);
         }
@@ -226,14 +226,15 @@ impl ServiceWatcher {
     }
 
     /// Publishes what an item of a watch tells about the first list, unless the store is synced.
-    fn note_first_list(&self, item: &WatchItem<Service>) {
+    fn note_first_list(&self, scope: &WatchState, item: &WatchItem<Service>) {
         let state = match item {
-            Err(error) => FirstList::Failed { code: error.code() },
+            Err(error) => FirstList::Failed { code: error.code(), what: scope.watch_log.what().into() },
             Ok(Event::Listed(_) | Event::ListEnds { .. }) => FirstList::Arriving,
             Ok(_) => return,
         };
         if !self.store.is_known(Input::Services) {
-            let is_news = self.first_list.send_if_modified(|known| std::mem::replace(known, state) != state);
+            let is_news =
+                self.first_list.send_if_modified(|known| std::mem::replace(known, state.clone()) != state);
             if is_news {
                 self.link_reporter.findings.readiness.list.store(Some(Arc::new(state.reason())));
             }
