@@ -12,6 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tracing::{debug, info, warn};
 
 use super::deserialize_guard::RawDeserializeGuard;
+use super::forbidden::LastingRefusal;
 use super::watch::item::{Event, WatchError, WatchItem};
 use crate::model::excerpt;
 use crate::model::object_texts::ObjectTexts;
@@ -364,6 +365,10 @@ impl ApiAvailability {
 /// was logged just before.
 const WAITING_CODE_OFFSET: u16 = 1000;
 
+/// How long a watch has to be forbidden before a warning: an API server that has just started forbids everything until
+/// it has read the roles.
+const WARN_OF_REFUSAL_AFTER: Duration = Duration::from_secs(1);
+
 /// Logs the failures of a watch and their end, with the work that waits for the next list.
 #[derive(Debug)]
 pub struct WatchLog {
@@ -376,6 +381,8 @@ pub struct WatchLog {
     /// Whether the watch has failed since its last event. Events of an old connection don't tell whether the API server
     /// accepts new ones.
     has_failed: bool,
+    /// The refusals (403) since the last other answer.
+    refusal: LastingRefusal,
 }
 
 impl WatchLog {
@@ -392,6 +399,7 @@ impl WatchLog {
             hint,
             waiting: None,
             has_failed: false,
+            refusal: LastingRefusal::default(),
         }
     }
 
@@ -411,6 +419,7 @@ impl WatchLog {
         match item {
             Ok(Event::ListBegins) => Some(Event::ListBegins),
             Ok(event) => {
+                self.refusal.note(false);
                 if std::mem::take(&mut self.has_failed) {
                     self.availability.report_available();
                 }
@@ -419,6 +428,7 @@ impl WatchLog {
             }
             Err(error) => {
                 self.has_failed = true;
+                self.refusal.note(error.code() == 403);
                 match (&error, error.code()) {
                     (WatchError::Unidentified, _) => {
                         self.error_log.report(0, &explain_watch(&error, &self.what, self.hint));
@@ -427,6 +437,10 @@ impl WatchLog {
                     // After a restart of the API server each watch is told to list again, which nothing has to be done
                     // about.
                     (error, 410) if self.waiting.is_none() => {
+                        self.availability.report_available();
+                        debug!("{}", explain_watch(error, &self.what, self.hint));
+                    }
+                    (error, 403) if !self.refusal.has_lasted(WARN_OF_REFUSAL_AFTER) => {
                         self.availability.report_available();
                         debug!("{}", explain_watch(error, &self.what, self.hint));
                     }

@@ -145,6 +145,27 @@ fn expired_watch_is_a_debug_line_unless_work_waits() {
     assert_eq!(levels, ["DEBUG", "DEBUG", "WARN", "WARN"], "{text}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn refusal_of_a_watch_is_a_warning_once_it_lasts() {
+    let (log_text, _logging) = CapturedLog::start(tracing::Level::WARN);
+    let mut log = WatchLog::new(ApiAvailability::default(), "Services".to_owned(), "");
+    let fails = |log: &mut WatchLog| {
+        let status = Box::new(Status::failure("no", "Forbidden").with_code(403));
+        assert!(log.log_failure::<Service>(Err(WatchError::List(kube::Error::Api(status)))).is_none());
+    };
+    for _ in 0..3 {
+        fails(&mut log);
+        tokio::time::advance(WARN_OF_REFUSAL_AFTER / 2).await;
+        fails(&mut log);
+        log.log_failure::<Service>(Ok(Event::ListEnds { version: None, rewound: false }));
+    }
+    assert_eq!(log_text.text(), "", "an API server that starts forbids everything for a moment");
+    fails(&mut log);
+    tokio::time::advance(WARN_OF_REFUSAL_AFTER).await;
+    fails(&mut log);
+    assert_eq!(log_text.text().matches("the API server forbids it").count(), 1);
+}
+
 #[test]
 fn user_of_a_kubeconfig_gets_no_hint_about_manifests() {
     let forbidden = |user: &str| {
