@@ -1,6 +1,7 @@
 //! What keeps sync from its work at present: `/ready` shows it.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 
@@ -11,27 +12,33 @@ use crate::model::service_key::ServiceKey;
 #[derive(Debug)]
 pub struct ForbiddenLists {
     pub note: String,
-    /// The namespaces of the lists; none for a list of all namespaces.
-    pub namespaces: Vec<String>,
+    /// The namespace and the note of each list; no namespace for a list of all namespaces.
+    lists: Vec<(Option<String>, Arc<str>)>,
 }
 
 impl ForbiddenLists {
     /// Returns the lists with these namespaces and reasons, if there are any. The note has the first reason in full.
     #[must_use]
     pub fn of<'a>(lists: impl Iterator<Item = (Option<&'a str>, &'a str)>, effect: &str) -> Option<Self> {
-        let (namespaces, reasons): (Vec<_>, Vec<_>) = lists.unzip();
-        let others = match reasons.len() {
+        let lists: Vec<_> = lists.collect();
+        let others = match lists.len() {
             0 | 1 => String::new(),
             number => format!(" (and in {} more namespaces)", number - 1),
         };
-        let note = format!("{}{others}; {effect}", reasons.first()?);
-        Some(Self { note, namespaces: namespaces.into_iter().flatten().map(ToOwned::to_owned).collect() })
+        let note = format!("{}{others}; {effect}", lists.first()?.1);
+        let of_list = |(namespace, reason): (Option<&str>, &str)| {
+            (namespace.map(ToOwned::to_owned), format!("{reason}; {effect}").into())
+        };
+        Some(Self { note, lists: lists.into_iter().map(of_list).collect() })
     }
 
-    /// Returns whether an object of this key isn't read.
+    /// Returns why an object of this key isn't read; `None` if it is.
     #[must_use]
-    pub fn concerns(&self, key: &ServiceKey) -> bool {
-        self.namespaces.is_empty() || self.namespaces.iter().any(|namespace| *namespace == *key.namespace())
+    pub fn note_for(&self, key: &ServiceKey) -> Option<&Arc<str>> {
+        let mut lists = self.lists.iter();
+        let found =
+            lists.find(|(namespace, _)| namespace.as_deref().is_none_or(|it| *it == *key.namespace()));
+        found.map(|(_, note)| note)
     }
 }
 

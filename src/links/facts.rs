@@ -1,7 +1,7 @@
 //! What lb-linker knows about links, of which views are made: the store, and the facts of logs, Events and metrics.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,9 @@ use crate::dns::plugins::lb_linker::failed_targets::{FailedTargetsGauge, Unresol
 use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, Target};
+use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
+use crate::readiness::ForbiddenLists;
 use crate::store::Store;
 use crate::sync::events::findings::Findings;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
@@ -57,14 +59,15 @@ impl LinkFacts {
         selected(&self.store, filter).iter().map(|link| self.view(link, &unresolved, &unread)).collect()
     }
 
-    /// Returns the uids of the Services that can't be read any more.
-    fn unread_services(&self) -> HashSet<Uid> {
-        let Some(lists) = self.findings.readiness.load_balancers.load_full() else { return HashSet::new() };
+    /// Returns the uids of the Services that can't be read any more, and why.
+    fn unread_services(&self) -> HashMap<Uid, Arc<str>> {
+        let Some(lists) = self.findings.readiness.load_balancers.load_full() else { return HashMap::new() };
+        let note = |key: &ServiceKey| lists.note_for(key).cloned();
         let links = self.store.links();
         let services = links.iter().filter_map(Link::service_link);
-        let uids = services.filter(|service| lists.concerns(&service.key)).map(|service| service.uid.clone());
-        let uids = uids.chain(self.unselected.uids(|key| lists.concerns(key)));
-        uids.filter(|uid| !uid.is_empty()).collect()
+        let notes = services.filter_map(|service| Some((service.uid.clone(), note(&service.key)?)));
+        let notes = notes.chain(self.unselected.uids_with(note));
+        notes.filter(|(uid, _)| !uid.is_empty()).collect()
     }
 
     /// Returns the Services that follow by `linker.hsj.com/source`, ordered by namespace and name; `None` if this
@@ -124,7 +127,12 @@ impl LinkFacts {
         notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
     }
 
-    fn view(&self, link: &Arc<Link>, unresolved: &UnresolvedTargets, unread: &HashSet<Uid>) -> LinkView {
+    fn view(
+        &self,
+        link: &Arc<Link>,
+        unresolved: &UnresolvedTargets,
+        unread: &HashMap<Uid, Arc<str>>,
+    ) -> LinkView {
         let mut shown = view(link, &self.store, &self.target_namespace);
         let mut reasons: Vec<Cow<'static, str>> = shown.reason.take().into_iter().collect();
         if matches!(shown.state, ViewState::Ready | ViewState::Kept)
@@ -139,15 +147,14 @@ impl LinkFacts {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
         let Findings { services, stable_names, held_removals, readiness } = &self.findings;
-        let of_stable_name = readiness
-            .stable_names
-            .load_full()
-            .filter(|lists| shown.overridden_by.is_some() && lists.concerns(&link.key));
-        let of_service = readiness.load_balancers.load_full().filter(|lists| match link.active_override() {
-            Some(by) => unread.contains(&by.service_uid),
-            None => link.service_link().is_some() && lists.concerns(&link.key),
-        });
-        reasons.extend(of_stable_name.into_iter().chain(of_service).map(|lists| lists.note.clone().into()));
+        let note = |lists: &ForbiddenLists| lists.note_for(&link.key).cloned();
+        let (unread_names, unlisted) = (readiness.stable_names.load(), readiness.load_balancers.load());
+        let of_stable_name = unread_names.as_deref().filter(|_| shown.overridden_by.is_some()).and_then(note);
+        let of_service = match link.active_override() {
+            Some(by) => unread.get(&by.service_uid).cloned(),
+            None => unlisted.as_deref().filter(|_| link.service_link().is_some()).and_then(note),
+        };
+        reasons.extend(of_stable_name.into_iter().chain(of_service).map(|note| note.to_string().into()));
         let of_override = shown
             .overridden_by
             .as_ref()

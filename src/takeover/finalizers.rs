@@ -178,7 +178,7 @@ pub async fn search_finalizers(
                 410 => {}
                 0 => availability.report(&root_cause(&error)),
                 code if logged_codes.insert(code) => {
-                    let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
+                    let sentence = error.explain("lb-linker needs the permissions of deploy/ there");
                     warn!(
                         "looking for Services with a finalizer of lb-linker: {sentence}; trying again later"
                     );

@@ -334,7 +334,7 @@ async fn permission_in_one_namespace_suffices_for_its_rules() {
     };
     let message = eventually("AlertsReady in the other namespace", is_forbidden).await;
     assert!(message.starts_with("can't list PrometheusRules in namespace other: "), "{message}");
-    assert!(message.ends_with("spec.alerts needs the ClusterRole of deploy/alerts/"), "{message}");
+    assert!(message.ends_with("spec.alerts needs the permissions of deploy/alerts/ there"), "{message}");
     drop(linker);
 }
 

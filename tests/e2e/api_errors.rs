@@ -48,7 +48,7 @@ async fn missing_permission_to_list_is_logged_and_retried() {
         ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &target, "--upstream", "none"];
     let linker = Linker::start(args);
     let line = linker.line("can't list LoadBalancer Services in all namespaces").await;
-    assert!(line.contains("forbids") && line.contains("ClusterRole of deploy/"), "{line}");
+    assert!(line.contains("forbids") && line.contains("permissions of deploy/"), "{line}");
     let answer = ask_udp(linker.dns, &query("web-default.lb.internal. A")).await;
     assert_eq!(show(&answer), "Server Failure aa rd |  |  | ");
 

@@ -228,7 +228,7 @@ async fn missing_permission_for_events_is_logged_once() {
         load_balancer(&cluster, "default", &format!("svc-{i}"), "a.example.com").await;
     }
     let line = linker.line("can't create Events in namespace default").await;
-    assert!(line.contains("forbids") && line.contains("ClusterRole of deploy/"), "{line}");
+    assert!(line.contains("forbids") && line.contains("permissions of deploy/"), "{line}");
     for i in 0..10 {
         wait_for_external_target(&cluster, TARGETS, &format!("svc-{i}-default-ext"), "a.example.com").await;
         answers(linker.dns, &format!("svc-{i}-default.lb.internal. CNAME"), "a.example.com.").await;

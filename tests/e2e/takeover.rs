@@ -501,7 +501,7 @@ async fn missing_permission_to_list_services_is_logged_once() {
     let line = linker
         .line("looking for Services with a finalizer of lb-linker: can't list Services in namespace")
         .await;
-    assert!(line.contains("ClusterRole of deploy/"), "{line}");
+    assert!(line.contains("permissions of deploy/"), "{line}");
 
     let subject = format!("--serviceaccount={namespace}:nobody");
     let bind = ["-n", &namespace, "create", "rolebinding", "nobody", "--clusterrole=lb-linker", &subject];

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use hickory_proto::rr::{Name, RecordType};
 use prometheus::IntGauge;
 
@@ -6,10 +8,9 @@ use crate::dns::message::query::UpstreamQuery;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
-use crate::model::service_key::ServiceKey;
-use crate::readiness::ForbiddenLists;
 use crate::store::OnGone;
 use crate::sync::external_target::states::WRITE_LAG;
+use crate::sync::k8s::errors::{in_place, watch_scopes};
 use crate::sync::source::service_links::set_override;
 
 fn hostname(name: &str) -> Hostname {
@@ -163,26 +164,34 @@ fn overridden_link_has_the_condition_of_its_stable_name() {
     assert_eq!(shown(&facts), (ViewState::Degraded, format!("{expected}; about the Service")));
 }
 
+/// Returns the refused lists of `what` in these namespaces; none: in all.
+fn forbidden_lists(what: &str, namespaces: &[&str]) -> Arc<ForbiddenLists> {
+    let namespaces: BTreeSet<String> = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
+    let lists: Vec<_> = watch_scopes(&namespaces)
+        .map(|namespace| (namespace, format!("can't list {}", in_place(what, namespace))))
+        .collect();
+    let lists = lists.iter().map(|(namespace, reason)| (*namespace, &**reason));
+    Arc::new(ForbiddenLists::of(lists, "names stay").unwrap())
+}
+
 #[test]
 fn link_of_an_unreadable_stable_name_is_degraded() {
     let facts = facts(&[("web", "a.example.")]);
     let forbid = |namespaces: &[&str]| {
-        let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
-        let lists = ForbiddenLists { note: "can't list StableNames".to_owned(), namespaces };
-        facts.findings.readiness.stable_names.store(Some(Arc::new(lists)));
+        facts.findings.readiness.stable_names.store(Some(forbidden_lists("StableNames", namespaces)));
     };
     forbid(&[]);
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "no StableName leads it");
     let link_override =
         LinkOverride { announced: Announcement::Target(target("b.example.")), ..LinkOverride::default() };
     set_override(&facts.store, &key(), link_override, None);
-    let degraded = (ViewState::Degraded, "can't list StableNames".to_owned());
-    assert_eq!(shown(&facts), degraded);
+    let degraded = |place| (ViewState::Degraded, format!("can't list StableNames in {place}; names stay"));
+    assert_eq!(shown(&facts), degraded("all namespaces"));
     forbid(&["blog", "shop"]);
-    assert_eq!(shown(&facts), degraded);
+    assert_eq!(shown(&facts), degraded("namespace shop"));
     forbid(&["blog"]);
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "it can be read");
-    assert_eq!(facts.notice().as_deref(), Some("can't list StableNames"));
+    assert_eq!(facts.notice().as_deref(), Some("can't list StableNames in namespace blog; names stay"));
     assert_eq!(facts.notice_of_age(), None, "the log has it");
 }
 
@@ -197,12 +206,13 @@ fn link_of_an_unreadable_service_is_degraded() {
         set_override(&facts.store, &ServiceKey::new("shop", name), by, None);
     }
     let degraded = |namespaces: &[&str]| {
-        let namespaces = namespaces.iter().map(|namespace| (*namespace).to_owned()).collect();
-        let lists = ForbiddenLists { note: "can't list Services".to_owned(), namespaces };
-        facts.findings.readiness.load_balancers.store(Some(Arc::new(lists)));
+        facts.findings.readiness.load_balancers.store(Some(forbidden_lists("Services", namespaces)));
+        let place = namespaces.last().map(|namespace| format!("namespace {namespace}"));
+        let note =
+            format!("can't list Services in {}; names stay", place.as_deref().unwrap_or("all namespaces"));
         let mut views = facts.views(&LinkFilter::default());
         views.retain(|link| link.state != ViewState::Ready);
-        let expected = (ViewState::Degraded, Some("can't list Services"));
+        let expected = (ViewState::Degraded, Some(&*note));
         assert!(views.iter().all(|link| (link.state, link.reason.as_deref()) == expected), "{views:?}");
         views.iter().map(|link| format!("{}/{}", link.namespace, link.service)).collect::<Vec<_>>()
     };
@@ -219,10 +229,8 @@ fn forbidden_watch_is_not_silent() {
     let activity = facts.staleness.watch(OF_TARGETS[0]);
     activity.age_by(MAX_SILENCE + Duration::from_secs(2));
     assert!(facts.notice().unwrap().contains("has sent nothing since"));
-    let note = "can't list LoadBalancer Services: the API server forbids it".to_owned();
-    let lists = ForbiddenLists { note: note.clone(), namespaces: Vec::new() };
-    facts.findings.readiness.load_balancers.store(Some(Arc::new(lists)));
-    assert_eq!(facts.notice(), Some(note));
+    facts.findings.readiness.load_balancers.store(Some(forbidden_lists("Services", &[])));
+    assert_eq!(facts.notice().as_deref(), Some("can't list Services in all namespaces; names stay"));
     facts.availability.report("Connection refused");
     assert!(facts.notice().unwrap().ends_with("the API server can't be reached"));
 }

@@ -12,7 +12,7 @@ use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::watch::{RequestQuery, find};
 
 /// The hint in errors: it names the manifest that grants the permissions.
-pub(super) const PERMISSION_HINT: &str = "spec.alerts needs the ClusterRole of deploy/alerts/";
+pub(super) const PERMISSION_HINT: &str = "spec.alerts needs the permissions of deploy/alerts/ there";
 
 /// A write of the PrometheusRule of a StableName.
 #[derive(Debug)]

@@ -298,7 +298,7 @@ impl EventPublisher {
             code @ (401 | 403) => {
                 let hint = match forbidden {
                     Some(Forbidden::Authorizer) => {
-                        "lb-linker needs the ClusterRole of deploy/, which grants create and patch of events in \
+                        "lb-linker needs the permissions of deploy/ there, create and patch of events in \
                          events.k8s.io; links and DNS don't need it"
                     }
                     _ => "",

@@ -32,7 +32,7 @@ use crate::sync::k8s::watch::{Event, RequestQuery, WatchStream, decoded, key_of,
 const FIRST_LIST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The manifest that grants the permission to change finalizers of load balancers.
-const FINALIZER_PERMISSION_HINT: &str = "--finalizer needs the ClusterRole of deploy/finalizer/";
+const FINALIZER_PERMISSION_HINT: &str = "--finalizer needs the permissions of deploy/finalizer/ there";
 
 #[derive(Debug)]
 pub enum ObjectEvent {

@@ -387,7 +387,7 @@ pub struct WatchLog {
 
 impl WatchLog {
     /// Hint about the permission to read load balancers.
-    pub const READING: &'static str = "lb-linker needs the ClusterRole of deploy/";
+    pub const READING: &'static str = "lb-linker needs the permissions of deploy/ there";
 
     /// Returns the log for a watch of `what`; `hint` tells how to grant a missing permission.
     #[must_use]

@@ -38,12 +38,11 @@ impl UnselectedServices {
         self.services.lock().values().find(|service| service.uid == *uid).cloned()
     }
 
-    /// Returns the uids of the Services whose keys are wanted.
+    /// Returns the uids of the Services for whose keys `of_key` has a value, with that value.
     #[must_use]
-    pub fn uids(&self, is_wanted: impl Fn(&ServiceKey) -> bool) -> Vec<Uid> {
+    pub fn uids_with<T>(&self, of_key: impl Fn(&ServiceKey) -> Option<T>) -> Vec<(Uid, T)> {
         let services = self.services.lock();
-        let wanted = services.values().filter(|service| is_wanted(&service.key));
-        wanted.map(|service| service.uid.clone()).collect()
+        services.values().filter_map(|service| Some((service.uid.clone(), of_key(&service.key)?))).collect()
     }
 
     /// Subscribes to the keys of the Services that have changed.

@@ -18,7 +18,7 @@ use crate::sync::k8s::watch::{Event, RequestQuery, WatchItem, key_of, readable};
 use crate::sync::source::selection::Selection;
 
 /// The manifest that grants the permission to list.
-const PERMISSION_HINT: &str = "lb-linker needs the ClusterRole of deploy/";
+const PERMISSION_HINT: &str = "lb-linker needs the permissions of deploy/ there";
 /// Time for which a 403 may come from an API server that has just started and hasn't loaded all permissions yet.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval of retries for forbidden lists of Services, while no use of the annotation is known.

@@ -13,7 +13,8 @@ use crate::sync::external_target::desired::Precondition;
 use crate::sync::k8s::object::Object;
 
 /// The manifest that grants the permission to write.
-const PERMISSION_HINT: &str = "the annotation linker.hsj.com/source needs the ClusterRole of deploy/source/";
+const PERMISSION_HINT: &str =
+    "the annotation linker.hsj.com/source needs the permissions of deploy/source/ there";
 
 /// A write under way.
 #[derive(Debug)]

@@ -419,7 +419,7 @@ async fn look_up_with_retries(
             Err(LookupError::List(error)) if error.code() == 410 => {}
             Err(LookupError::List(error)) => {
                 if logged_codes.insert(error.code()) {
-                    let sentence = error.explain("lb-linker needs the ClusterRole of deploy/");
+                    let sentence = error.explain("lb-linker needs the permissions of deploy/ there");
                     warn!(
                         "{sentence}; until then the external targets of unlisted load balancers stay as they are"
                     );

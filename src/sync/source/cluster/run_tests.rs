@@ -555,7 +555,7 @@ async fn forbidden_load_balancers_are_a_note_until_listed() {
         ];
         assert!(parts.iter().all(|part| note.contains(part)), "{note}");
         let forbidden = findings.readiness.load_balancers.load_full().unwrap();
-        let concerns = |namespace| forbidden.concerns(&ServiceKey::new(namespace, "web"));
+        let concerns = |namespace| forbidden.note_for(&ServiceKey::new(namespace, "web")).is_some();
         assert!(concerns("b") && !concerns("a"));
         is_forbidden.store(false, Ordering::Relaxed);
         after(60).await;
