@@ -72,6 +72,8 @@ pub enum Reason {
     FailoverHeld,
     /// A source of a StableName isn't permitted.
     RefNotPermitted,
+    /// lb-linker lacks a permission.
+    Forbidden,
     /// The check that a StableName asks for isn't permitted.
     CheckRefused,
     /// The spec of a StableName breaks a rule.
@@ -102,6 +104,7 @@ impl Reason {
             | Self::PinnedTargetFailed
             | Self::FailoverHeld
             | Self::RefNotPermitted
+            | Self::Forbidden
             | Self::CheckRefused
             | Self::InvalidSpec => "Warning",
         }
@@ -121,6 +124,7 @@ impl Reason {
             Self::NoHealthySource => "AwaitSource",
             Self::Led => "LeadLink",
             Self::RefNotPermitted | Self::CheckRefused | Self::InvalidSpec => "RefuseSource",
+            Self::Forbidden => "AwaitPermission",
             Self::ExternalTargetCreated => "CreateExternalTarget",
             Self::Adopted => "AdoptExternalTarget",
             Self::Conflict => "LeaveAlone",

@@ -1,6 +1,6 @@
 //! StableNames while replicas, the API server, lists and statuses fail, and with few permissions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -397,12 +397,14 @@ async fn permissions_in_the_watched_namespace_suffice() {
     assert_eq!(linker.logged("forbidden"), 0, "{:#?}", linker.log());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refused_namespace_of_a_source_delays_no_failover() {
+/// While the Services of a namespace can't be listed, a StableName says so, and fails over to a source elsewhere.
+async fn fail_over_from_a_refused_namespace(first: Value, second: Value, refused: &str) {
+    let hosts = HashMap::from([("shop", "seoul.example.com"), ("shop-dr", "busan.example.com")]);
+    let other = hosts.values().find(|host| **host != hosts[refused]).unwrap();
     let shop = Shop::open(&[]).await;
     shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker"]);
     let account = "--serviceaccount=lb-linker:lb-linker";
-    for (namespace, host) in [("shop", "seoul.example.com"), ("shop-dr", "busan.example.com")] {
+    for (namespace, host) in &hosts {
         let binding = ["create", "rolebinding", "lb-linker", "--clusterrole=lb-linker", account];
         shop.plane.kubectl(&[&["-n", namespace], &binding[..]].concat());
         shop.load_balancer(namespace, "web", host).await;
@@ -412,24 +414,38 @@ async fn refused_namespace_of_a_source_delays_no_failover() {
     let mut linker = shop.linker(&["--watch-namespaces", "shop,shop-dr"]).await;
     // The namespace shop has no Service `far`: the StableName replaces no link of a Service.
     let question = "far.shop.lb.internal. CNAME";
-    let sources = json!([
-        {"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}},
-        {"name": "seoul", "service": {"name": "web"}},
-    ]);
+    let sources = json!([first, second]);
     shop.create("far", json!({"sources": sources, "check": shortest_check()})).await;
-    shop.wait_until_announced("far", "busan.example.com").await;
-    wait_for_external_target(&shop.cluster, "external-targets", "far-shop-ext", "busan.example.com").await;
+    shop.wait_until_announced("far", hosts[refused]).await;
+    wait_for_external_target(&shop.cluster, "external-targets", "far-shop-ext", hosts[refused]).await;
     assert!(linker.stop().success());
 
-    shop.plane.kubectl(&["-n", "shop-dr", "delete", "rolebinding", "lb-linker"]);
-    permission(&shop.plane, false, &["list", "services", "-n", "shop-dr", LINKER]).await;
+    shop.plane.kubectl(&["-n", refused, "delete", "rolebinding", "lb-linker"]);
+    permission(&shop.plane, false, &["list", "services", "-n", refused, LINKER]).await;
     let linker = shop.linker(&["--watch-namespaces", "shop,shop-dr"]).await;
     // The leader keeps the target: without the permission it can't know whether the Service is deleted.
-    assert_eq!(shop.condition("far", "Accepted", "False").await, "RefNotPermitted");
-    answers(linker.dns, question, "busan.example.com.").await;
-    shop.upstream.kill("busan.example.com");
-    shop.wait_until_announced("far", "seoul.example.com").await;
-    answers(linker.dns, question, "seoul.example.com.").await;
+    assert_eq!(shop.condition("far", "Accepted", "False").await, "Forbidden");
+    answers(linker.dns, question, &format!("{}.", hosts[refused])).await;
+    shop.upstream.kill(hosts[refused]);
+    shop.wait_until_announced("far", other).await;
+    answers(linker.dns, question, &format!("{other}.")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_namespace_of_a_source_delays_no_failover() {
+    let (own, foreign) = sources_of_two_namespaces();
+    fail_over_from_a_refused_namespace(foreign, own, "shop-dr").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_own_namespace_delays_no_failover() {
+    let (own, foreign) = sources_of_two_namespaces();
+    fail_over_from_a_refused_namespace(own, foreign, "shop").await;
+}
+
+fn sources_of_two_namespaces() -> (Value, Value) {
+    let foreign = json!({"name": "busan", "service": {"name": "web", "namespace": "shop-dr"}});
+    (json!({"name": "seoul", "service": {"name": "web"}}), foreign)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

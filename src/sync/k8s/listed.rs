@@ -12,6 +12,17 @@ pub struct ListEpoch {
     pub rewinds: u64,
 }
 
+/// What the lists of a namespace tell about its objects at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// An authorizer permits the lists, as far as known.
+    Permitted,
+    /// An authorizer refuses the lists since a complete list for this term and rewind count.
+    Outdated,
+    /// An authorizer refuses the lists, including the list for this term and rewind count.
+    Refused,
+}
+
 /// The lists of one resource: one for all namespaces, or one per watched namespace.
 #[derive(Clone, Debug, Default)]
 pub struct CompletedLists(BTreeMap<Option<String>, ListState>);
@@ -51,12 +62,21 @@ impl CompletedLists {
         std::mem::replace(&mut list.is_refused, is_refused) != is_refused
     }
 
+    /// Returns what the lists of a namespace tell, for this term and rewind count.
+    #[must_use]
+    pub fn reading(&self, namespace: &str, at: ListEpoch) -> Reading {
+        match self.of(namespace).filter(|list| list.is_refused) {
+            Some(list) if list.complete == Some(at) => Reading::Outdated,
+            Some(list) if list.failed == Some(at) => Reading::Refused,
+            _ => Reading::Permitted,
+        }
+    }
+
     /// Returns whether an authorizer refuses the lists of a namespace, including the list for this term and rewind
     /// count.
     #[must_use]
     pub fn is_refused(&self, namespace: &str, at: ListEpoch) -> bool {
-        self.of(namespace)
-            .is_some_and(|list| list.is_refused && list.failed == Some(at) && list.complete != Some(at))
+        self.reading(namespace, at) == Reading::Refused
     }
 
     /// Returns the list of a namespace; `None` if the namespace isn't watched.
@@ -114,6 +134,8 @@ mod tests {
         assert!(lists.is_refused("b", now) && !lists.is_refused("b", before) && !lists.is_refused("c", now));
         assert!(lists.covers("c", now), "it isn't watched");
         assert!(lists.note(Some("b"), now, true) && lists.covers("b", now));
+        assert!(!lists.is_refused("b", now) && lists.reading("b", now) == Reading::Outdated);
+        assert!(lists.set_refused(Some("b"), false) && lists.reading("b", now) == Reading::Permitted);
     }
 
     #[test]

@@ -163,6 +163,8 @@ impl ServiceWatcher {
         let scope = &mut watches.scopes[number];
         self.note_first_list(scope, &item);
         if scope.note_refusal(&item) {
+            let (namespace, is_refused) = (scope.namespace.as_deref(), scope.is_refused());
+            self.listed.send_if_modified(|all| all.set_refused(namespace, is_refused));
             self.report_forbidden(&watches.scopes);
         }
         let scope = &mut watches.scopes[number];
@@ -261,10 +263,7 @@ impl ServiceWatcher {
         if let Some(namespace) = namespace.filter(|_| is_complete) {
             self.store.update_unknown_namespaces(|namespaces| _ = namespaces.remove(namespace));
         }
-        self.listed.send_if_modified(|all| {
-            let is_refusal_news = all.set_refused(namespace, scope.is_refused());
-            all.note(namespace, lists, is_complete) || is_refusal_news
-        });
+        self.listed.send_if_modified(|all| all.note(namespace, lists, is_complete));
     }
 
     /// Waits until new lists are due.

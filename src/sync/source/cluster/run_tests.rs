@@ -17,6 +17,7 @@ use crate::model::target_policy::TargetPolicy;
 use crate::store::fallback::Fallback;
 use crate::store::{Input, OnGone};
 use crate::sync::events::Recorder;
+use crate::sync::k8s::listed::Reading;
 use crate::sync::source::cluster::*;
 use crate::sync::source::service_links::{insert_from_snapshot, service_link, set_override};
 use crate::sync::test_support;
@@ -415,7 +416,8 @@ fn source_of_two_namespaces(is_forbidden: &Arc<AtomicBool>) -> ServiceWatcher {
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
         let (path, query) =
             (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
-        let refuses = path.contains("/b/") && forbids.load(Ordering::Relaxed);
+        let (is_b, forbids) = (path.contains("/b/"), Arc::clone(&forbids));
+        let refuses = is_b && forbids.load(Ordering::Relaxed);
         let namespace = if path.contains("/b/") { "b/web" } else { "a/web" };
         let lines = if query.contains("sendInitialEvents=true") {
             vec![added(namespace), list_ends()]
@@ -426,10 +428,16 @@ fn source_of_two_namespaces(is_forbidden: &Arc<AtomicBool>) -> ServiceWatcher {
         let message = "services is forbidden: User \"lb-linker\" cannot watch resource \"services\" in API group \"\" \
                        in the namespace \"b\"";
         let status = test_support::status(403, "Forbidden", message);
+        let end = async move {
+            while !is_b || !forbids.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            Ok(String::new())
+        };
         let (code, body) = if refuses {
             (status.0, Body::from(status.1.to_string()))
         } else {
-            (200, Body::from_stream(futures::stream::iter(lines).chain(futures::stream::pending())))
+            (200, Body::from_stream(futures::stream::iter(lines).chain(futures::stream::once(end))))
         };
         std::future::ready(Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap()))
     });
@@ -541,11 +549,20 @@ async fn forbidden_load_balancers_are_a_note_until_listed() {
     let source = source_of_two_namespaces(&is_forbidden);
     let (rewinds, findings) = (source.rewinds.clone(), source.link_reporter.findings.clone());
     let notes = || findings.readiness.of_cluster();
+    let (listed, term) = (source.listed.subscribe(), source.leadership.term());
+    let readings = || {
+        let at = ListEpoch { term, rewinds: rewinds.count() };
+        ["a", "b"].map(|namespace| listed.borrow().reading(namespace, at))
+    };
     let after = |seconds| tokio::time::sleep(Duration::from_secs(seconds));
     let steps = async {
         after(5).await;
         assert!(notes().is_empty());
         is_forbidden.store(true, Ordering::Relaxed);
+        after(30).await;
+        assert_eq!(readings(), [Reading::Permitted; 2], "a refusal of less than a minute changes nothing");
+        after(90).await;
+        assert_eq!(readings(), [Reading::Permitted, Reading::Outdated]);
         rewinds.record_restore("EndpointSlices in namespace external-targets");
         after(1).await;
         let note = notes().join("; ");
@@ -557,9 +574,11 @@ async fn forbidden_load_balancers_are_a_note_until_listed() {
         let forbidden = findings.readiness.load_balancers.load_full().unwrap();
         let concerns = |namespace| forbidden.note_for(&ServiceKey::new(namespace, "web")).is_some();
         assert!(concerns("b") && !concerns("a"));
+        assert_eq!(readings(), [Reading::Permitted, Reading::Refused]);
         is_forbidden.store(false, Ordering::Relaxed);
         after(60).await;
         assert!(notes().is_empty());
+        assert_eq!(readings(), [Reading::Permitted; 2]);
     };
     tokio::select! {
         _ = source.run() => unreachable!(),

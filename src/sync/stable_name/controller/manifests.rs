@@ -22,6 +22,7 @@ use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
 use crate::store::{Input, Store};
 use crate::sync::k8s::errors::ObjectErrors;
+use crate::sync::k8s::listed::Reading;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::service_links::{end_override, set_override};
 use crate::sync::source::unselected::UnselectedServices;
@@ -142,7 +143,7 @@ fn decide(
     let mut errors: Vec<String> = refused_name.into_iter().map(|refusal| refusal.message).collect();
     let link_override = match link_override.announced {
         Announcement::NotYet => {
-            let offers = sources.offers(object, present.and_then(announced).as_ref(), |_| false);
+            let offers = sources.offers(object, present.and_then(announced).as_ref(), |_| Reading::Permitted);
             for (source, offer) in object.sources().iter().zip(&offers) {
                 errors.extend(offer.refusal.as_ref().map(|refusal| refusal.of_source(&source.name).message));
             }

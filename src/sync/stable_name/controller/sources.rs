@@ -13,6 +13,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Denied;
 use crate::model::uid::Uid;
 use crate::store::Store;
+use crate::sync::k8s::listed::Reading;
 use crate::sync::k8s::service::host_name;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::service_links::service_link;
@@ -111,10 +112,10 @@ impl Sources<'_> {
         &self,
         object: &ObservedStableName,
         announced: Option<&AnnouncedTarget>,
-        is_refused: impl Fn(&str) -> bool,
+        reading: impl Fn(&str) -> Reading,
     ) -> Vec<Offer> {
         let sources = object.sources().iter();
-        sources.map(|source| self.offer(object, source, announced, &is_refused)).collect()
+        sources.map(|source| self.offer(object, source, announced, &reading)).collect()
     }
 
     fn offer(
@@ -122,10 +123,10 @@ impl Sources<'_> {
         object: &ObservedStableName,
         source: &Source,
         announced: Option<&AnnouncedTarget>,
-        is_refused: impl Fn(&str) -> bool,
+        reading: impl Fn(&str) -> Reading,
     ) -> Offer {
         match object.service_of(source) {
-            Some(key) => self.service_offer(object, &key, announced, is_refused(key.namespace())),
+            Some(key) => self.service_offer(object, &key, announced, reading(key.namespace())),
             None => self.fixed_offer(object, source),
         }
     }
@@ -135,7 +136,7 @@ impl Sources<'_> {
         object: &ObservedStableName,
         key: &ServiceKey,
         announced: Option<&AnnouncedTarget>,
-        is_refused: bool,
+        reading: Reading,
     ) -> Offer {
         let namespace = object.key.namespace();
         let in_use = announced.map(|announced| &announced.target);
@@ -143,8 +144,13 @@ impl Sources<'_> {
             announced.is_some_and(|it| it.uid == service.uid && service.target.as_ref() == Some(&it.target))
         };
         let service = self.service(key, in_use).filter(|service| service.is_open_to(namespace));
-        let service = service.filter(|service| !is_refused || is_announced(service));
+        let service = service.filter(|service| reading != Reading::Refused || is_announced(service));
+        let unread = (reading != Reading::Permitted)
+            .then(|| format!("lb-linker may not list the Services of namespace {}", key.namespace()));
         let Some(service) = service.filter(|_| self.selection.watches(key.namespace())) else {
+            if let Some(unread) = unread {
+                return refused(RefusalReason::Forbidden, unread);
+            }
             let message = match key.namespace() == namespace {
                 true if self.selection.labels.selects_all() => {
                     format!("there is no LoadBalancer Service {}", key.name())
@@ -170,7 +176,7 @@ impl Sources<'_> {
         let allowed = service.target.as_ref().map(|target| self.check(target, namespace)).transpose();
         let refusal = match allowed {
             Ok(_) if service.is_refused => "its status names a target that isn't allowed".to_owned(),
-            Ok(_) => return Offer { uid, target: service.target, refusal: None, is_live_link },
+            Ok(_) => return Offer { uid, target: service.target, refusal: None, is_live_link, unread },
             Err(why) => why,
         };
         Offer { uid, target: service.target, ..refused(RefusalReason::TargetRefused, refusal) }

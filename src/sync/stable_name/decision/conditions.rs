@@ -204,6 +204,9 @@ impl StatusBuilder<'_> {
             let reason = self.refusal_reason(&refused.name);
             return finding(true, reason.as_str(), of_source(&refused.name, &refused.message));
         }
+        if let Some(unread) = self.unread_sources() {
+            return finding(true, RefusalReason::Forbidden.as_str(), unread);
+        }
         let is_standby = |source: &&SourceStatus| {
             source.name != current.source
                 && matches!(source.state, SourceState::Unhealthy | SourceState::Refused)
@@ -222,6 +225,15 @@ impl StatusBuilder<'_> {
         let is_refused =
             |source: &&SourceStatus| source.name == current.source && source.state == SourceState::Refused;
         self.sources.iter().find(is_refused)
+    }
+
+    /// Returns which sources offer what their Services said last; `None` if all are up to date.
+    fn unread_sources(&self) -> Option<String> {
+        let unread = self.facts.positions().filter_map(|position| {
+            let why = self.facts.input.offers[position].unread.as_ref()?;
+            Some(of_source(self.facts.name(position), why))
+        });
+        unread.reduce(|all, next| format!("{all}; {next}"))
     }
 
     /// Returns why a source is refused: without a refusal of its own, the target policy denies its target.

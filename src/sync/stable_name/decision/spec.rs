@@ -78,6 +78,8 @@ pub struct Offer {
     /// Whether the source is the Service with the name of the StableName, and its own link is still in place: DNS
     /// answers with this target already.
     pub is_live_link: bool,
+    /// Why changes of the Service aren't seen at present, if they aren't.
+    pub unread: Option<String>,
 }
 
 impl Offer {
@@ -115,6 +117,8 @@ impl Refusal {
 pub enum RefusalReason {
     /// The Service doesn't exist, or doesn't let the namespace of the StableName follow it.
     RefNotPermitted,
+    /// lb-linker may not list the Services of the namespace.
+    Forbidden,
     /// The target policy denies the offered target.
     TargetRefused,
     /// The Service lacks the TCP port of the check, or the namespace may not check fixed targets by TCP.
@@ -128,8 +132,9 @@ pub enum RefusalReason {
 }
 
 impl RefusalReason {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::RefNotPermitted,
+        Self::Forbidden,
         Self::TargetRefused,
         Self::CheckRefused,
         Self::HostnameRefused,
@@ -141,6 +146,7 @@ impl RefusalReason {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::RefNotPermitted => "RefNotPermitted",
+            Self::Forbidden => "Forbidden",
             Self::TargetRefused => "TargetRefused",
             Self::CheckRefused => "CheckRefused",
             Self::HostnameRefused => "HostnameRefused",

@@ -54,7 +54,7 @@ impl FailoverController {
             && overrides.covers(object.key.namespace(), epoch)
             && self.context.store.is_known(Input::Services)
             && self.context.store.is_known(Input::ExternalTargets)
-            && object.services().all(|service| may_use(&listed, epoch, &object.key, &service))
+            && object.services().all(|service| may_use(&listed, epoch, object, &service))
     }
 
     pub(super) fn decide(&mut self, key: &ServiceKey) {
@@ -81,7 +81,7 @@ impl FailoverController {
         let leader = &mut self.leader;
         let state = leader.states.entry(key.clone()).or_insert_with(|| DecisionState::new(object));
         state.decided_at = Some(Instant::now());
-        let offers = sources.offers(object, former.target.as_ref(), is_refused);
+        let offers = sources.offers(object, former.target.as_ref(), |it| listed.reading(it, epoch));
         let denied = |target: &Target| sources.denies(target, former.target.as_ref(), key.namespace());
         let (absences, is_missing) = (RefCell::new(&mut leader.absences), Cell::new(false));
         let is_living = |uid: &Uid| {
@@ -242,11 +242,16 @@ impl LeaderTerm {
 }
 
 /// Returns whether a decision needn't wait for the list of the namespace of `service`, a source: the list is complete,
-/// or it is refused and the StableName is in another namespace.
-fn may_use(listed: &CompletedLists, epoch: ListEpoch, object: &ServiceKey, service: &ServiceKey) -> bool {
+/// or it is refused. A first target waits for the Service of the same name, whose link may still be in place.
+fn may_use(
+    listed: &CompletedLists,
+    epoch: ListEpoch,
+    object: &ObservedStableName,
+    service: &ServiceKey,
+) -> bool {
     let namespace = service.namespace();
-    listed.covers(namespace, epoch)
-        || *namespace != *object.namespace() && listed.is_refused(namespace, epoch)
+    let may_replace = object.status.target.is_none() && *service == object.key;
+    listed.covers(namespace, epoch) || !may_replace && listed.is_refused(namespace, epoch)
 }
 
 /// Returns whether the Service of the announced target, which the watch lacks, may exist in a namespace whose lists are
@@ -330,7 +335,7 @@ fn write_progress(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::api::stable_name::StableName;
@@ -359,16 +364,36 @@ mod tests {
     }
 
     #[test]
-    fn refused_list_of_another_namespace_delays_no_decision() {
+    fn refused_list_delays_only_a_first_target() {
         let (at, [a, b]) =
             (ListEpoch::default(), ["a", "b"].map(|namespace| ServiceKey::new(namespace, "web")));
         let mut listed = CompletedLists::new(&["a", "b"].map(ToOwned::to_owned).into(), None);
         listed.note(Some("a"), at, true);
         listed.note(Some("b"), at, false);
-        let may = |listed: &CompletedLists, object, service| may_use(listed, at, object, service);
-        assert!(may(&listed, &a, &a) && !may(&listed, &a, &b), "a single failure may be over soon");
+        let object = |key: &ServiceKey, status: Value| {
+            let object = json!({
+                "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
+                "metadata": {"namespace": key.namespace(), "name": key.name()},
+                "spec": {"sources": []}, "status": status,
+            });
+            ObservedStableName::new(serde_json::from_value(object).unwrap())
+        };
+        let announced = json!({"target": {"source": "a", "hostname": "a.example"}});
+        let may = |listed: &CompletedLists, key, status: &Value, service| {
+            may_use(listed, at, &object(key, status.clone()), service)
+        };
+        assert!(may(&listed, &a, &announced, &a));
+        assert!(!may(&listed, &a, &announced, &b), "a single failure may be over soon");
         listed.set_refused(Some("b"), true);
-        assert!(may(&listed, &a, &b) && !may(&listed, &b, &b));
+        let other = ServiceKey::new("b", "other");
+        for (key, status, service, expected) in [
+            (&a, &json!({}), &b, true),
+            (&b, &announced, &b, true),
+            (&b, &json!({}), &other, true),
+            (&b, &json!({}), &b, false),
+        ] {
+            assert_eq!(may(&listed, key, status, service), expected, "{key} {status} {service}");
+        }
         let is_refused = |namespace: &str| listed.is_refused(namespace, at);
         let sources = || [a.clone(), b.clone()].into_iter();
         assert!(may_exist(Some(&b), sources(), is_refused) && !may_exist(Some(&a), sources(), is_refused));

@@ -238,6 +238,7 @@ fn reason_of(reason: EventReason) -> Reason {
 fn reason_of_refusal(reason: &str) -> Option<Reason> {
     Some(match RefusalReason::ALL.into_iter().find(|known| known.as_str() == reason)? {
         RefusalReason::RefNotPermitted => Reason::RefNotPermitted,
+        RefusalReason::Forbidden => Reason::Forbidden,
         RefusalReason::TargetRefused => Reason::TargetRefused,
         RefusalReason::CheckRefused => Reason::CheckRefused,
         RefusalReason::HostnameRefused => Reason::HostnameRefused,

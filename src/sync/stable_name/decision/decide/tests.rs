@@ -1355,8 +1355,29 @@ fn messages_are_cut_to_the_length_of_the_schema() {
     assert_eq!(longest, Some(crate::api::limits::MAX_MESSAGE));
 }
 
-const REFUSALS_OF_SOURCES: [RefusalReason; 3] =
-    [RefusalReason::RefNotPermitted, RefusalReason::TargetRefused, RefusalReason::CheckRefused];
+const REFUSALS_OF_SOURCES: [RefusalReason; 4] = [
+    RefusalReason::RefNotPermitted,
+    RefusalReason::Forbidden,
+    RefusalReason::TargetRefused,
+    RefusalReason::CheckRefused,
+];
+
+#[test]
+fn source_whose_service_isnt_read_is_degraded() {
+    for source in ["seoul", "busan"] {
+        let mut harness = Harness::settled(&SOURCES);
+        harness.offer(source).unread = Some("may not be listed".to_owned());
+        harness.decide();
+        assert_eq!(harness.condition(Degraded), (True, "Forbidden"));
+        let message = &harness.status.condition(Degraded).unwrap().message;
+        assert_eq!(*message, format!("{source}: may not be listed"));
+        assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
+        assert_eq!(harness.state(source), SourceState::Healthy);
+        harness.fail_thrice("a.example");
+        harness.decide();
+        assert_eq!(harness.announced(), "busan b.example");
+    }
+}
 
 #[test]
 fn refused_standby_is_degraded_and_the_target_in_use_ready() {
