@@ -13,7 +13,9 @@ use crate::links::view::views;
 use crate::model::excerpt::printable;
 use crate::model::hostname::to_presentation;
 use crate::stub::apply::write;
-use crate::stub::changes::{Change, PlannedChange, diff, kubernetes_conflict, to_apply, to_remove};
+use crate::stub::changes::{
+    Change, PlannedChange, diff, kubernetes_conflict, to_apply, to_remove, unknown_plugins,
+};
 use crate::stub::cluster::read;
 use crate::stub::own_service::forwarding;
 use crate::stub::platform::{ClusterDns, KUBE_SYSTEM, Resolver};
@@ -88,11 +90,9 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
         // lb-linker's Service may be gone already.
         (StubAction::Remove { ask }, _) => write_steps(&connection, to_remove(&dns, &zones), ask).await,
         (_, Err(error)) => exit_with_error(&error.to_string(), FAILED),
-        (StubAction::Print(resolver), Ok(forwarding)) => {
-            report(&dns, &forwarding, resolver).iter().for_each(|line| print(line));
-            ExitCode::SUCCESS
-        }
+        (StubAction::Print(resolver), Ok(forwarding)) => print_report(&dns, &forwarding, resolver),
         (StubAction::Apply { ask }, Ok(forwarding)) => {
+            unknown_plugins(&dns).iter().for_each(|warning| print_problem(warning));
             write_steps(&connection, to_apply(&dns, &forwarding), ask).await
         }
         (StubAction::Verify, Ok(forwarding)) => verify_zones(flags, &dns, &forwarding, is_complete).await,
@@ -117,6 +117,12 @@ fn zones_for(action: &StubAction, flags: &Flags) -> Result<Vec<Name>, RunError> 
 fn print(line: &str) {
     // Ignore EPIPE: stdout may be closed (`| head`).
     let _ = writeln!(std::io::stdout(), "{}", printable(line, &['\t']));
+}
+
+fn print_report(dns: &ClusterDns, forwarding: &Forwarding, resolver: Option<Resolver>) -> ExitCode {
+    unknown_plugins(dns).iter().for_each(|warning| print_problem(warning));
+    report(dns, forwarding, resolver).iter().for_each(|line| print(line));
+    ExitCode::SUCCESS
 }
 
 /// Prints the changes as differences, asks for a confirmation if `ask` is true, and writes the changes.
@@ -191,6 +197,9 @@ async fn verify_zones(
     }
     let answers_wrongly = !problems.is_empty();
     problems.extend(verify::wrong_blocks(dns, forwarding, answers_wrongly));
+    if answers_wrongly {
+        problems.extend(unknown_plugins(dns));
+    }
     if !is_complete {
         problems.push("some resolvers may be missing, because not all objects could be read".to_owned());
     }

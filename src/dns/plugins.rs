@@ -66,6 +66,9 @@ use setup::{BlockBuilder, ServerContext, Setup};
 /// Parses the lines of a plugin and adds the result to the block.
 type SetUp = fn(&mut Setup<'_>) -> Result<(), CorefileError>;
 
+/// The plugins that CoreDNS doesn't have.
+const OWN: [&str; 2] = ["lb_linker", "clients"];
+
 /// All plugins of CoreDNS in the order in which they run; the order in the Corefile doesn't count. lb-linker's own
 /// `lb_linker` stands where `k8s_external` does, and `clients` after `acl`. An entry without a function isn't
 /// supported.
@@ -157,7 +160,8 @@ pub fn build(
                 return Err(line.error(format!(
                     "there is no plugin {:?}; {}",
                     line.name(),
-                    suggestion(line.name())
+                    suggestion(line.name(), &names())
+                        .unwrap_or_else(|| format!("there are {}", supported_list()))
                 )));
             }
         }
@@ -172,16 +176,26 @@ pub fn build(
     Ok(builder)
 }
 
-/// Returns a hint for an unknown plugin: the closest name, or all names.
-fn suggestion(name: &str) -> String {
+/// Returns a sentence about a line of a Corefile of CoreDNS whose plugin CoreDNS doesn't have; `None` if it has it.
+#[must_use]
+pub fn unknown_to_core_dns(line: &Directive) -> Option<String> {
+    let known = ORDER.iter().map(|(name, _)| *name).filter(|name| !OWN.contains(name));
+    let known: Vec<&str> = known.chain([import::NAME]).collect();
+    // The parser leaves the environment variables of CoreDNS in place.
+    if known.contains(&line.name()) || line.name().contains("{$") {
+        return None;
+    }
+    let hint = suggestion(line.name(), &known).map(|hint| format!("; {hint}")).unwrap_or_default();
+    Some(format!("CoreDNS has no plugin {:?}{hint}", line.name()))
+}
+
+/// Returns a hint for an unknown plugin: the closest of the known names, if one is close.
+fn suggestion(name: &str, known: &[&str]) -> Option<String> {
     /// The maximum number of wrong, missing, extra and transposed letters.
     const MAX_TYPOS: usize = 2;
-    let known = names();
     let closest = known.iter().min_by_key(|known| strsim::osa_distance(known, name));
-    match closest.filter(|known| strsim::osa_distance(known, name) <= MAX_TYPOS.min(name.len() / 2)) {
-        Some(meant) => format!("is it {meant}?"),
-        None => format!("there are {}", known.join(", ")),
-    }
+    let is_close = |known: &&&str| strsim::osa_distance(known, name) <= MAX_TYPOS.min(name.len() / 2);
+    closest.filter(is_close).map(|meant| format!("is it {meant}?"))
 }
 
 fn supported_list() -> String {

@@ -244,17 +244,7 @@ fn steps_to_remove(
 /// DNS; with `needs_all`, also about a zone of *kubernetes* that isn't known.
 #[must_use]
 pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String], needs_all: bool) -> Option<String> {
-    // What can't be parsed is reported where it would be changed.
-    let parse = |map| Corefile::parse(&file_name(map, COREFILE), value(map, COREFILE)?).ok();
-    let main = dns.config_map(COREDNS).and_then(parse);
-    // The imported files may use snippets of the main one.
-    let of_imported = |(file, text): (String, _)| match &main {
-        Some(main) => main.parse_imported(&file, text).ok(),
-        None => Corefile::parse(&file, text).ok(),
-    };
-    let others: Vec<_> =
-        dns.node_local().and_then(parse).into_iter().chain(imported(dns).filter_map(of_imported)).collect();
-    let domains: Vec<_> = main.iter().chain(&others).flat_map(Corefile::kubernetes_zones).collect();
+    let domains: Vec<_> = corefiles(dns).iter().flat_map(Corefile::kubernetes_zones).collect();
     let unknown = domains.iter().find(|domain| needs_all && !domain.is_known()).map(|domain| {
         let error = domain.position.error(
             "the plugin kubernetes has an environment variable of CoreDNS here, whose value isn't known, and so it isn't \
@@ -275,6 +265,29 @@ pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String], needs_all: bool) 
         })
     });
     conflict.or(unknown)
+}
+
+/// Returns a sentence for each line of the Corefiles whose plugin CoreDNS doesn't have.
+#[must_use]
+pub fn unknown_plugins(dns: &ClusterDns) -> Vec<String> {
+    let unknown = corefiles(dns).into_iter().flat_map(|corefile| corefile.unknown_plugins());
+    let effect = "unless the image was built with one of this name, CoreDNS loads no change of its Corefile";
+    unknown.map(|error| format!("{error}; {effect}")).collect()
+}
+
+/// Returns the Corefiles of CoreDNS and NodeLocal DNSCache, and the imported ones. What can't be parsed is reported where
+/// it would be changed.
+fn corefiles(dns: &ClusterDns) -> Vec<Corefile<'_>> {
+    let parse = |map| Corefile::parse(&file_name(map, COREFILE), value(map, COREFILE)?).ok();
+    let main = dns.config_map(COREDNS).and_then(parse);
+    // The imported files may use snippets of the main one.
+    let of_imported = |(file, text): (String, _)| match &main {
+        Some(main) => main.parse_imported(&file, text).ok(),
+        None => Corefile::parse(&file, text).ok(),
+    };
+    let others: Vec<_> =
+        dns.node_local().and_then(parse).into_iter().chain(imported(dns).filter_map(of_imported)).collect();
+    main.into_iter().chain(others).collect()
 }
 
 /// Returns the lines of a change as `diff` prints them, below the name of the key and above a note about the backup.

@@ -14,6 +14,7 @@ use crate::dns::corefile::{
     BlockSource, CorefileError, Directive, FileSources, Position, Snippets, Token, parse,
     parse_with_snippets, tokenize,
 };
+use crate::dns::plugins::unknown_to_core_dns;
 
 /// A Corefile with the places of lb-linker's lines.
 #[derive(Debug)]
@@ -253,6 +254,14 @@ impl<'a> Corefile<'a> {
     /// Returns the zones for which lb-linker has added lines.
     pub fn own_zones(&self) -> impl Iterator<Item = &String> {
         self.sections.iter().flat_map(|section| &section.zones)
+    }
+
+    /// Returns an error for each line whose plugin CoreDNS doesn't have, unless its image was built with it.
+    #[must_use]
+    pub fn unknown_plugins(&self) -> Vec<CorefileError> {
+        let lines = self.blocks.iter().flat_map(|block| &block.lines);
+        let unknown = lines.filter_map(|line| Some(line.error(unknown_to_core_dns(line)?)));
+        unknown.collect()
     }
 
     /// Returns the zones that the plugin *kubernetes* has.

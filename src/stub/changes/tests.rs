@@ -247,6 +247,23 @@ fn zone_that_kubernetes_has_is_a_conflict() {
 }
 
 #[test]
+fn plugin_that_coredns_lacks_is_named_with_its_line() {
+    for name in ["kubeadm", "nodelocal", "kubespray", "aks", "k3s", "eks"] {
+        assert_eq!(unknown_plugins(&recorded(name)), [""; 0], "{name}");
+    }
+    let mut dns = recorded("kubeadm");
+    let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
+    *corefile = corefile.replace("cache 30 {", "clients\n    records {\n    }\n    cahce 30 {");
+    let warnings = unknown_plugins(&dns);
+    let starts = [r#""clients"; unless"#, r#""records"; unless"#, r#""cahce"; is it cache?; unless"#];
+    assert_eq!(warnings.len(), starts.len(), "{warnings:#?}");
+    for (warning, start) in warnings.iter().zip(starts) {
+        assert!(warning.starts_with("kube-system/coredns:Corefile:"), "{warning}");
+        assert!(warning.contains(&format!("CoreDNS has no plugin {start}")), "{warning}");
+    }
+}
+
+#[test]
 fn value_that_an_earlier_version_replaced_is_restored() {
     let mut dns = recorded("aks");
     let former = "a:53 {\n}\n";
