@@ -20,6 +20,12 @@ impl Hostname {
         Name::from_labels(self.labels()).unwrap_or_default()
     }
 
+    /// Returns whether this is the name with this wire form in lower case, without the root label.
+    #[must_use]
+    pub fn is(&self, wire: &[u8]) -> bool {
+        *self.0 == *wire
+    }
+
     fn labels(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = &*self.0;
         std::iter::from_fn(move || {

@@ -75,7 +75,7 @@ use crate::dns::plugins::lb_linker::chase::{
 };
 use crate::dns::plugins::lb_linker::zone::{Zone, ZoneAnswer, closest_first};
 use crate::metrics::{self, registered};
-use crate::model::link::{IpFamily, Link};
+use crate::model::link::{IpFamily, Link, Target};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::readiness::Readiness;
@@ -215,11 +215,17 @@ impl Plugin for LbLinker {
     }
 
     fn invalidate(&self, name: Option<&[u8]>) {
-        self.targets.forget(name);
+        self.targets.forget(name, |name| self.is_target(name));
     }
 }
 
 impl LbLinker {
+    /// Returns whether a link has this name, in wire form, as its target.
+    fn is_target(&self, name: &[u8]) -> bool {
+        let is_it = |link: &Arc<Link>| matches!(&link.target, Some(Target::Hostname(host)) if host.is(name));
+        self.store.links().iter().any(is_it)
+    }
+
     #[must_use]
     pub fn all_of(server: &Server) -> Vec<Arc<Self>> {
         let mut all: Vec<Arc<Self>> = Vec::new();

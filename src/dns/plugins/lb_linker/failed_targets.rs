@@ -230,13 +230,16 @@ impl FailedTargets {
         link.is_none_or(|link| self.log.takes(link))
     }
 
-    /// Removes a name that may no longer be a link's target.
+    /// Returns whether the last look-up of a name has failed for a type.
+    pub(crate) fn contains(&self, name: &[u8]) -> bool {
+        self.state.lock().failing.keys().any(|key| *key.name() == *name)
+    }
+
+    /// Removes a name that is no longer a link's target.
     pub(crate) fn forget(&self, name: &[u8]) {
         let mut state = self.state.lock();
-        if !state.failing.is_empty() {
-            state.failing.retain(|key, _| *key.name() != *name);
-            self.count(&mut state);
-        }
+        state.failing.retain(|key, _| *key.name() != *name);
+        self.count(&mut state);
     }
 
     pub(crate) fn forget_all(&self) {

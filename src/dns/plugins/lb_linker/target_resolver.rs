@@ -86,14 +86,15 @@ impl TargetResolvers {
         Arc::clone(&self.resolvers.entry(server.view.clone()).or_insert_with(new))
     }
 
-    /// Abandons the look-ups in flight for a name, and removes the name from the failing targets; `None` stands for all
-    /// names.
-    pub(super) fn forget(&self, name: Option<&[u8]>) {
+    /// Abandons the look-ups in flight for a name, and removes the name from the failing targets unless it is a target;
+    /// `None` stands for all names.
+    pub(super) fn forget(&self, name: Option<&[u8]>, is_target: impl FnOnce(&[u8]) -> bool) {
         for targets in &self.resolvers {
             targets.look_ups.forget(|(key, _)| name.is_none_or(|name| *key.name() == *name));
         }
         match name {
-            Some(name) => self.failing.forget(name),
+            Some(name) if self.failing.contains(name) && !is_target(name) => self.failing.forget(name),
+            Some(_) => {}
             None => self.failing.forget_all(),
         }
     }

@@ -13,6 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::dns::chain::request::Request;
 use crate::dns::message::ede::{Ede, extended_error};
+use crate::dns::message::query::wire_name;
 use crate::dns::plugins::lb_linker::LbLinker;
 use crate::dns::plugins::tests::fake_upstream::{FakeUpstream, address, error};
 use crate::dns::plugins::tests::support::{TestServer, link, record, show};
@@ -288,6 +289,24 @@ async fn failing_target_is_not_counted_after_its_plugin_is_dropped() {
     assert_eq!(failing(), "lb_linker_dns_targets_failing 1");
     drop(context);
     assert_eq!(failing(), "lb_linker_dns_targets_failing 0");
+}
+
+#[tokio::test]
+async fn target_stays_failing_while_another_link_has_it() {
+    let context = context(&format!("{LINKS}. {{\ntemplate IN A {{\nrcode SERVFAIL\n}}\n}}\n"));
+    let store = &context.shared.store;
+    store.apply(link("api", "t.example."));
+    context.reply("web.default.lb.internal. A").await.unwrap();
+    let invalidated = || {
+        context.server.invalidate(Some(&wire_name(&name("t.example."))));
+        context.metrics("targets_failing").remove(0)
+    };
+    for (service, expected) in [("api", 1), ("web", 0)] {
+        store
+            .apply(ObservedService { resource_version: Some(43), ..link(service, "other.example.") })
+            .unwrap();
+        assert_eq!(invalidated(), format!("lb_linker_dns_targets_failing {expected}"), "without {service}");
+    }
 }
 
 #[tokio::test]
