@@ -72,7 +72,7 @@ pub enum Reason {
     FailoverHeld,
     /// A source of a StableName isn't permitted.
     RefNotPermitted,
-    /// lb-linker lacks a permission.
+    /// The API server forbids to write the external target, or to list the Services of a source of a StableName.
     Forbidden,
     /// The check that a StableName asks for isn't permitted.
     CheckRefused,

@@ -66,6 +66,11 @@ async fn objects_denied_by_a_policy_delay_no_other_object() {
     let args = ["--upstream", "none", "--watch-namespaces", &namespace];
     let linker = Linker::in_cluster(plane, &target, &args);
     wait_for_rejections(&linker, "create", REFUSED).await;
+    let reported = || async {
+        let reasons = plane.event_reasons(&namespace);
+        (reasons.iter().filter(|reason| *reason == "Forbidden").count() == REFUSED).then_some(())
+    };
+    eventually("an Event of each refused Service", reported).await;
     for i in 0..3 {
         let (name, host) = (format!("healthy-{i}"), format!("{i}.example.com"));
         balancer(&cluster, &namespace, &name, &host).await;

@@ -180,14 +180,16 @@ impl ExternalTargetStates {
     }
 
     /// Records why a write for a link has failed, if its external target isn't as it should be: users see it at once.
-    pub(crate) fn set_failure(&self, key: &ServiceKey, why: String) {
+    /// Returns whether the reason is news.
+    pub(crate) fn set_failure(&self, key: &ServiceKey, why: String) -> bool {
         let Some(mut entry) = self.states.get_mut(key).filter(|entry| entry.shown_from.is_some()) else {
-            return;
+            return false;
         };
         let before = entry.clone();
         entry.shown_from = entry.shown_from.min(Some(Instant::now()));
         entry.failure = Some(why);
         let (is_changed, is_overridden) = (*entry != before, entry.is_overridden);
+        let is_news = entry.failure != before.failure;
         drop(entry);
         if is_changed {
             self.version.fetch_add(1, Ordering::Release);
@@ -195,6 +197,7 @@ impl ExternalTargetStates {
         if is_changed && is_overridden {
             self.announce(key);
         }
+        is_news
     }
 }
 

@@ -15,6 +15,7 @@ use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::runtime::{Ended, Failure, Proof};
 use crate::sync::controller::write_error::WriteError;
+use crate::sync::events::Reason;
 use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::decision::{CREATES, SyncMode, SyncPolicy, Write, WriteClass};
 use crate::sync::external_target::desired::Stamp;
@@ -243,7 +244,7 @@ impl Reconciler {
             && error.is_refusal()
             && !is_superseded
         {
-            self.context.external_target_states.set_failure(key, error.to_string());
+            self.note_refusal(key, code, &error.to_string());
         }
         match result {
             Ok(after) => self.on_success(key, &write, (before, why), after),
@@ -252,6 +253,14 @@ impl Reconciler {
         self.objects.write_ended(&write.id());
         // The watch may have been faster.
         self.report_lost_answer(&write.id());
+    }
+
+    /// Shows users that the API server has refused a write for a link.
+    fn note_refusal(&self, key: &ServiceKey, code: u16, why: &str) {
+        let is_news = self.context.external_target_states.set_failure(key, why.to_owned());
+        if let Some(link) = self.context.store.get(key).filter(|_| is_news && code == 403) {
+            self.context.link_reporter.recorder.about(&link, Reason::Forbidden, why);
+        }
     }
 
     fn on_success(
