@@ -428,6 +428,7 @@ async fn fail_over_from_a_refused_namespace(first: Value, second: Value, refused
     answers(linker.dns, question, &format!("{}.", hosts[refused])).await;
     shop.upstream.kill(hosts[refused]);
     shop.wait_until_announced("far", other).await;
+    wait_for_external_target(&shop.cluster, "external-targets", "far-shop-ext", other).await;
     answers(linker.dns, question, &format!("{other}.")).await;
 }
 

@@ -6,6 +6,7 @@ use tracing::{info, warn};
 
 use super::Reconciler;
 use crate::model::link::Link;
+use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::{RecordedTerm, TERM, unix_now};
 use crate::sync::external_target::decision::{NextStep, SyncMode};
@@ -30,13 +31,23 @@ impl Reconciler {
             Lists::Unwatched
         } else if !self.may_write() || !is_override_listed {
             Lists::Missing
-        } else if self.are_links_listed(namespace) {
+        } else if self.are_links_listed(namespace) || self.needs_no_service(link) {
             Lists::Complete
         } else if self.context.links_listed.borrow().covers_rewinds(namespace, self.rewinds) {
             Lists::BeforeTerm
         } else {
             Lists::Missing
         }
+    }
+
+    /// Returns whether the StableName of a link says everything that is written for the link, while the Services of its
+    /// namespace may not be listed. A recorded hostname may be one of the Service with the name of the StableName.
+    fn needs_no_service(&self, link: &Link) -> bool {
+        let is_announced =
+            |by: &LinkOverride| !by.is_provisional && matches!(by.announced, Announcement::Target(_));
+        link.active_override().is_some_and(is_announced)
+            && self.context.links_listed.borrow().is_refused(link.key.namespace(), self.lists())
+            && self.recorded_hostnames(&link.key).iter().all(|name| link.hostnames.contains(name))
     }
 
     /// Returns the term on an object; `None` if the term is missing or unusable, or the object belongs to another

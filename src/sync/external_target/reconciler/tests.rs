@@ -633,6 +633,15 @@ async fn overridden_links_are_written_after_a_list_of_this_term() {
     overrides.note(None, now, true);
     overrides_listed.send_replace(overrides);
     assert!(reconciler.may_write_for(&overridden));
+
+    let mut services = CompletedLists::new(&BTreeSet::new(), before);
+    services.note(None, now, false);
+    for is_refused in [false, true] {
+        services.set_refused(None, is_refused);
+        reconciler.context.links_listed = watch::Sender::new(services.clone()).subscribe();
+        assert!(!reconciler.may_write_for(&link));
+        assert_eq!(reconciler.may_write_for(&overridden), is_refused, "its StableName says everything");
+    }
 }
 
 #[tokio::test(start_paused = true)]
