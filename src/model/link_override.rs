@@ -44,6 +44,14 @@ pub struct LinkOverride {
     pub is_provisional: bool,
 }
 
+impl LinkOverride {
+    /// Returns whether the ports of the Service in use aren't known: a LoadBalancer has at least one.
+    #[must_use]
+    pub fn lacks_ports(&self) -> bool {
+        !self.service_uid.is_empty() && self.ports.is_empty()
+    }
+}
+
 /// An override, and the link of the Service beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverriddenLink {

@@ -287,7 +287,7 @@ impl<'a> Case<'a> {
             // Only a new target or the end of the Service replaces the last target.
             (_, None) => NextStep::Done.into(),
             (_, Some(target)) => {
-                let in_use = self.actual.named.and_then(|named| named.spec.external_name.as_deref());
+                let in_use = self.actual.named.map(|named| &named.spec);
                 self.step_to(&Desired::of(self.link, target, self.policy.ip_targets, in_use))
             }
         }

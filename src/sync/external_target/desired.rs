@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HOSTNAME;
-use crate::model::link::{Link, Target, has_same_entries};
+use crate::model::link::{Link, Port, Target, has_same_entries};
+use crate::model::link_override::LinkOverride;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::election::term::TERM;
@@ -54,25 +55,28 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Returns the desired objects of a link with this target. `in_use` is the present `spec.externalName`: of several
-    /// addresses an ExternalName keeps the one that it has.
+    /// Returns the desired objects of a link with this target. `in_use` is the present `spec`: of several addresses an
+    /// ExternalName keeps the one that it has, and ports stay while those of the Service in use aren't known.
     #[must_use]
-    pub fn of(link: &Link, target: &Target, ip_targets: IpTargets, in_use: Option<&str>) -> Self {
+    pub fn of(link: &Link, target: &Target, ip_targets: IpTargets, in_use: Option<&Spec>) -> Self {
+        let lacks_ports = link.active_override().is_some_and(LinkOverride::lacks_ports);
+        let ports = in_use.filter(|_| lacks_ports).map_or(&*link.ports, |in_use| &in_use.ports[..]);
         let alone = |service| Self { service, slices: Vec::new() };
         match (target, ip_targets) {
             (Target::Hostname(host), _) => alone(Some(external_name(link, &host.to_string()))),
             (Target::Addresses(_), IpTargets::Skip) => alone(None),
             (Target::Addresses(ips), IpTargets::ExternalName) => {
+                let in_use = in_use.and_then(|in_use| in_use.external_name.as_deref());
                 alone(ipv4_name(ips, in_use).map(|ip| external_name(link, &ip)))
             }
             (Target::Addresses(ips), IpTargets::Headless) => {
                 let families = [(IPV4, "IPv4", true), (IPV6, "IPv6", false)];
                 let slices = families.map(|(end, address_type, ipv4)| {
                     let ips = ips.iter().filter(|ip| ip.is_ipv4() == ipv4 && fits_slice(ip));
-                    slice(link, end, address_type, ips)
+                    slice(link, end, (address_type, ips), ports)
                 });
                 Self {
-                    service: Some(headless(link)),
+                    service: Some(headless(link, ports)),
                     slices: slices.into_iter().filter(|slice| !slice.endpoints.is_empty()).collect(),
                 }
             }
@@ -105,14 +109,14 @@ fn external_name(link: &Link, host: &str) -> Service {
     Service { metadata: service_metadata(link), spec: Spec::external_name(host), ..Default::default() }
 }
 
-fn headless(link: &Link) -> Service {
+fn headless(link: &Link, ports: &[Port]) -> Service {
     let (type_, cluster_ip) = HEADLESS;
     Service {
         metadata: service_metadata(link),
         spec: Spec {
             type_: Some(type_.into()),
             cluster_ip: Some(cluster_ip.into()),
-            ports: link.ports.to_vec(),
+            ports: ports.to_vec(),
             ..Default::default()
         },
         ..Default::default()
@@ -132,8 +136,8 @@ fn fits_slice(ip: &IpAddr) -> bool {
 fn slice<'a>(
     link: &Link,
     end: &str,
-    address_type: &str,
-    ips: impl Iterator<Item = &'a IpAddr>,
+    (address_type, ips): (&str, impl Iterator<Item = &'a IpAddr>),
+    ports: &[Port],
 ) -> EndpointSlice {
     let external_target = link.external_target();
     let mut metadata = metadata(link, &slice_name(&external_target, end));
@@ -148,7 +152,7 @@ fn slice<'a>(
         metadata,
         address_type: address_type.into(),
         endpoints: ips.map(endpoint).collect(),
-        ports: link.ports.iter().map(Into::into).collect(),
+        ports: ports.iter().map(Into::into).collect(),
         ..Default::default()
     }
 }

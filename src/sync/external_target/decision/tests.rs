@@ -370,6 +370,30 @@ fn addresses_become_a_headless_service_and_a_slice_per_family() {
     assert_eq!(slices.as_array().unwrap().len(), 2);
 }
 
+#[test]
+fn unknown_ports_of_a_source_change_no_external_target() {
+    let (known, target) = (ips(&["192.0.2.1"]), "192.0.2.2");
+    let unknown = |addresses: &[&str], uid| overridden(Link { ports: [].into(), ..ips(addresses) }, uid);
+    let written = overridden(known, "u");
+    let (object, slices) = (service(&written, &policy()), slices(&written));
+    let actual =
+        Actual { named: Some(&object), slices: &slices.iter().collect::<Vec<_>>(), ..Default::default() };
+    let step = |link: &Link| next_step(link, actual, &policy(), Instant::now());
+    assert_eq!(step(&unknown(&["192.0.2.1"], "u")), NextStep::Done);
+    for (uid, ports) in [("u", json!([{"name": "http", "protocol": "TCP", "port": 80}])), ("", json!([]))] {
+        let NextStep::Write(Write::Change { desired: Object::EndpointSlice(desired), .. }) =
+            step(&unknown(&[target], uid))
+        else {
+            panic!("the address must be written")
+        };
+        assert_eq!(
+            serde_json::to_value(&desired.ports).unwrap(),
+            ports,
+            "a fixed target has no ports: {uid:?}"
+        );
+    }
+}
+
 /// Makes the writes one after another, like the reconciler, and returns them. Asserts that [`all_writes`] plans the
 /// same writes.
 fn run(
