@@ -148,20 +148,16 @@ impl Sources<'_> {
         let unread = (reading != Reading::Permitted)
             .then(|| format!("lb-linker may not list the Services of namespace {}", key.namespace()));
         let Some(service) = service.filter(|_| self.selection.watches(key.namespace())) else {
-            if let Some(unread) = unread {
-                return refused(RefusalReason::Forbidden, unread);
-            }
-            let message = match key.namespace() == namespace {
-                true if self.selection.labels.selects_all() => {
-                    format!("there is no LoadBalancer Service {}", key.name())
+            let absent = self.absent(key, namespace);
+            return match unread {
+                // Whether the Service has the announced target isn't known: the target is checked as before.
+                Some(unread) if reading == Reading::Refused => {
+                    let uid = announced.map(|announced| announced.uid.clone()).unwrap_or_default();
+                    Offer { uid, ..refused(RefusalReason::Forbidden, unread) }
                 }
-                true => format!(
-                    "there is no LoadBalancer Service {} with the labels of --service-selector",
-                    key.name()
-                ),
-                false => format!("no LoadBalancer Service {key} lets namespace {namespace} follow it"),
+                Some(unread) => refused(RefusalReason::RefNotPermitted, format!("{absent}; {unread}")),
+                None => refused(RefusalReason::RefNotPermitted, absent),
             };
-            return refused(RefusalReason::RefNotPermitted, message);
         };
         let uid = service.uid.clone();
         let tcp_port = object.failover_spec().check.tcp_port;
@@ -180,6 +176,16 @@ impl Sources<'_> {
             Err(why) => why,
         };
         Offer { uid, target: service.target, ..refused(RefusalReason::TargetRefused, refusal) }
+    }
+
+    /// Returns a message about a Service that the namespace can't use.
+    fn absent(&self, key: &ServiceKey, namespace: &str) -> String {
+        if key.namespace() != namespace {
+            return format!("no LoadBalancer Service {key} lets namespace {namespace} follow it");
+        }
+        let labels =
+            if self.selection.labels.selects_all() { "" } else { " with the labels of --service-selector" };
+        format!("there is no LoadBalancer Service {}{labels}", key.name())
     }
 
     fn fixed_offer(&self, object: &ObservedStableName, source: &Source) -> Offer {
@@ -309,6 +315,39 @@ mod tests {
         insert_left_out(&store, &ServiceKey::new("infra", "lb"), "u".into(), address, Vec::new()).unwrap();
         assert!(is_allowed(), "what the owner allows isn't known");
         assert!(sources.check(&announced, "shop").is_err(), "no new target");
+    }
+
+    #[test]
+    fn absent_service_is_unread_only_while_its_list_is_refused() {
+        let (store, policy) = (Store::new(OnGone::Kept), HostnamePolicy::default());
+        let sources = Sources {
+            store: &store,
+            policy: &policy,
+            selection: &Selection::default(),
+            unselected: &UnselectedServices::default(),
+            tcp_check_namespaces: &BTreeSet::new(),
+        };
+        let object = json!({
+            "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
+            "metadata": {"namespace": "shop", "name": "far"},
+            "spec": {"sources": [{"name": "seoul", "service": {"name": "web"}}]},
+            "status": {"target": {"source": "seoul", "hostname": "a.example", "serviceUID": "u"}},
+        });
+        let object = ObservedStableName::new(serde_json::from_value(object).unwrap());
+        let announced = from_stored(&object.status).target;
+        assert_eq!(announced.as_ref().unwrap().uid, Uid::from("u"));
+        let offer = |reading| {
+            let offer = sources.offers(&object, announced.as_ref(), |_| reading).remove(0);
+            let Refusal { reason, message } = offer.refusal.unwrap();
+            (offer.uid, reason, message)
+        };
+        let (absent, unread) =
+            ("there is no LoadBalancer Service web", "lb-linker may not list the Services of namespace shop");
+        let (none, of_target) = (Uid::default(), Uid::from("u"));
+        let unpermitted = RefusalReason::RefNotPermitted;
+        assert_eq!(offer(Reading::Permitted), (none.clone(), unpermitted, absent.to_owned()));
+        assert_eq!(offer(Reading::Outdated), (none, unpermitted, format!("{absent}; {unread}")));
+        assert_eq!(offer(Reading::Refused), (of_target, RefusalReason::Forbidden, unread.to_owned()));
     }
 
     #[test]

@@ -69,7 +69,8 @@ impl CheckSettings {
 /// What a source offers at present.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
-    /// The uid of the Service; empty for fixed targets, and without a permitted Service.
+    /// The uid of the Service; empty for fixed targets, and without a permitted Service. While the Service can't be
+    /// listed, that of the announced target.
     pub uid: Uid,
     /// The target; `None` while the load balancer is pending, and without a permitted Service.
     pub target: Option<Target>,
