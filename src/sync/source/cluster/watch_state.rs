@@ -33,7 +33,7 @@ pub(super) struct WatchState {
     pub(super) rewound: bool,
     /// The resourceVersion of the last list or event, which a new term compares its first list with.
     pub(super) newest: Option<u64>,
-    /// The refusals by an authorizer since the last other answer.
+    /// The refusals by an authorizer since the last other answer, or, once they have lasted, since the last success.
     pub(super) refusal: LastingRefusal,
     /// Why the last list or watch was forbidden (403).
     pub(super) forbidden: Option<String>,
@@ -90,7 +90,8 @@ impl WatchState {
                 self.forbidden = None;
             }
             Err(error) => {
-                self.refusal.note(error.is_refusal_of_services());
+                // Another error doesn't show that the lists are permitted again.
+                self.refusal.note(error.is_refusal_of_services() || self.is_refused());
                 if error.code() == 403 {
                     self.forbidden = Some(explain_watch(error, self.watch_log.what(), WatchLog::READING));
                 }
@@ -171,5 +172,39 @@ impl PartialList {
         self.terminating.retain(|(terminating, _)| terminating != key);
         self.left_selection.retain(|(deleted, _)| deleted.key != *key);
         self.unselected.retain(|service| service.key != *key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kube::core::Status;
+
+    use super::*;
+    use crate::sync::k8s::watch::WatchError;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_an_answer_ends_a_refusal_that_has_lasted() {
+        let error = |code, message| {
+            let status = Status::failure(message, "").with_code(code);
+            WatchError::List(kube::Error::Api(Box::new(status)))
+        };
+        let refused =
+            "services is forbidden: User \"lb\" cannot list resource \"services\" in API group \"\"";
+        let mut scope = WatchState::new(None, ApiAvailability::default());
+        let mut note = |item| {
+            scope.note_refusal(&item);
+            scope.is_refused()
+        };
+        assert!(!note(Err(error(403, refused))));
+        tokio::time::advance(Duration::from_secs(59)).await;
+        assert!(!note(Err(error(500, "etcd has no leader"))));
+        tokio::time::advance(Duration::from_secs(59)).await;
+        assert!(!note(Err(error(403, refused))), "it begins anew");
+        tokio::time::advance(REFUSED_AFTER).await;
+        assert!(note(Err(error(403, refused))) && note(Err(error(500, "etcd has no leader"))));
+        assert!(note(Err(error(403, refused))) && note(Ok(Event::ListBegins)));
+        assert!(!note(Ok(Event::Resumed)));
     }
 }
