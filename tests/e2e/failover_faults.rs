@@ -425,11 +425,19 @@ async fn fail_over_from_a_refused_namespace(first: Value, second: Value, refused
     let linker = shop.linker(&["--watch-namespaces", "shop,shop-dr"]).await;
     // The leader keeps the target: without the permission it can't know whether the Service is deleted.
     assert_eq!(shop.condition("far", "Accepted", "False").await, "Forbidden");
+    let replaces_a_link = refused == "shop";
+    if replaces_a_link {
+        shop.create("web", json!({"sources": sources})).await;
+        assert_eq!(shop.condition("web", "Ready", "False").await, "Forbidden");
+    }
     answers(linker.dns, question, &format!("{}.", hosts[refused])).await;
     shop.upstream.kill(hosts[refused]);
     shop.wait_until_announced("far", other).await;
     wait_for_external_target(&shop.cluster, "external-targets", "far-shop-ext", other).await;
     answers(linker.dns, question, &format!("{other}.")).await;
+    if replaces_a_link {
+        answers(linker.dns, QUESTION, &format!("{}.", hosts[refused])).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -155,6 +155,7 @@ impl StableNameFixture {
             is_living: &|uid| self.offers.iter().any(|offer| offer.uid == *uid),
             denied: &|_| false,
             refusal: None,
+            is_first_target_held: false,
             is_failover_held: self.is_failover_held,
             now: self.now,
         });

@@ -45,6 +45,9 @@ pub struct Inputs<'a> {
     pub denied: &'a dyn Fn(&Target) -> bool,
     /// Why the StableName isn't accepted, apart from its sources.
     pub refusal: Option<&'a Refusal>,
+    /// Whether a first target has to wait, because the Service of the same name can't be listed: its link may be in
+    /// place.
+    pub is_first_target_held: bool,
     /// Whether a failover is held: [`super::mass_failure::MassFailureGuard::decide`] decides that.
     pub is_failover_held: bool,
     pub now: Timestamp,

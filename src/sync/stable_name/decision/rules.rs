@@ -104,6 +104,9 @@ impl Rules<'_> {
     /// Chooses a target while none is announced.
     fn first_target(&self) -> Choice {
         let facts = self.facts;
+        if facts.input.is_first_target_held {
+            return Choice::Stay;
+        }
         if let Some(pin) = &facts.input.spec.pin {
             let pinned = facts.position_of(pin).filter(|position| facts.offered(*position).is_some());
             return move_to(pinned, MoveReason::Pinned);

@@ -54,6 +54,7 @@ pub(super) struct Harness {
     pub(super) other_living_uids: Vec<Uid>,
     pub(super) denied: Vec<Target>,
     pub(super) refusal: Option<Refusal>,
+    pub(super) is_first_target_held: bool,
     pub(super) is_failover_held: bool,
     pub(super) now: Timestamp,
 }
@@ -89,6 +90,7 @@ impl Harness {
             other_living_uids: Vec::new(),
             denied: Vec::new(),
             refusal: None,
+            is_first_target_held: false,
             is_failover_held: false,
             now: at(0),
         }
@@ -160,6 +162,7 @@ impl Harness {
             },
             denied: &|target| self.denied.contains(target),
             refusal: self.refusal.as_ref(),
+            is_first_target_held: self.is_first_target_held,
             is_failover_held: self.is_failover_held,
             now: self.now,
         })

@@ -54,7 +54,7 @@ impl FailoverController {
             && overrides.covers(object.key.namespace(), epoch)
             && self.context.store.is_known(Input::Services)
             && self.context.store.is_known(Input::ExternalTargets)
-            && object.services().all(|service| may_use(&listed, epoch, object, &service))
+            && object.services().all(|service| may_use(&listed, epoch, service.namespace()))
     }
 
     pub(super) fn decide(&mut self, key: &ServiceKey) {
@@ -75,9 +75,8 @@ impl FailoverController {
         let link = self.context.store.get(key);
         let is_known = |uid: &Uid| sources.is_open_to(uid, key.namespace(), followed.services()).is_some();
         let present = present_target(link.as_deref(), is_known);
-        let former = from_stored(&object.status);
+        let (former, spec) = (from_stored(&object.status), object.failover_spec());
         let write = self.write_state(followed, link.as_deref(), former.target.as_ref(), now);
-        let spec = object.failover_spec();
         let leader = &mut self.leader;
         let state = leader.states.entry(key.clone()).or_insert_with(|| DecisionState::new(object));
         state.decided_at = Some(Instant::now());
@@ -108,6 +107,7 @@ impl FailoverController {
                 is_living: &is_living,
                 denied: &denied,
                 refusal: write.refusal.as_ref(),
+                is_first_target_held: may_replace(object, link.as_deref(), is_refused),
                 is_failover_held: false,
                 now,
             },
@@ -241,17 +241,16 @@ impl LeaderTerm {
     }
 }
 
-/// Returns whether a decision needn't wait for the list of the namespace of `service`, a source: the list is complete,
-/// or it is refused. A first target waits for the Service of the same name, whose link may still be in place.
-fn may_use(
-    listed: &CompletedLists,
-    epoch: ListEpoch,
-    object: &ObservedStableName,
-    service: &ServiceKey,
-) -> bool {
-    let namespace = service.namespace();
-    let may_replace = object.status.target.is_none() && *service == object.key;
-    listed.covers(namespace, epoch) || !may_replace && listed.is_refused(namespace, epoch)
+/// Returns whether a decision needn't wait for the list of the namespace of a source: the list is complete, or it is
+/// refused.
+fn may_use(listed: &CompletedLists, epoch: ListEpoch, namespace: &str) -> bool {
+    listed.covers(namespace, epoch) || listed.is_refused(namespace, epoch)
+}
+
+/// Returns whether a first target may replace the link of the Service of the same name, which can't be listed.
+fn may_replace(object: &ObservedStableName, link: Option<&Link>, is_refused: impl Fn(&str) -> bool) -> bool {
+    let is_overridden = link.is_some_and(|link| link.active_override().is_some());
+    !is_overridden && object.has_own_service() && is_refused(object.key.namespace())
 }
 
 /// Returns whether the Service of the announced target, which the watch lacks, may exist in a namespace whose lists are
@@ -335,10 +334,11 @@ fn write_progress(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::api::stable_name::StableName;
+    use crate::model::link_override::OverriddenLink;
 
     #[test]
     fn stored_status_counts_until_external_targets_are_known() {
@@ -370,31 +370,31 @@ mod tests {
         let mut listed = CompletedLists::new(&["a", "b"].map(ToOwned::to_owned).into(), None);
         listed.note(Some("a"), at, true);
         listed.note(Some("b"), at, false);
-        let object = |key: &ServiceKey, status: Value| {
+        assert!(may_use(&listed, at, "a"));
+        assert!(!may_use(&listed, at, "b"), "a single failure may be over soon");
+        listed.set_refused(Some("b"), true);
+        assert!(may_use(&listed, at, "b"));
+        let is_refused = |namespace: &str| listed.is_refused(namespace, at);
+        let of_link = |announced| {
+            let by = LinkOverride { announced, ..LinkOverride::default() };
+            OverriddenLink { by, service_link: None }.link(&b, None)
+        };
+        let [pending, withdrawn] = [Announcement::NotYet, Announcement::Withdrawn].map(of_link);
+        for (namespace, source, link, expected) in [
+            ("b", "web", None, true),
+            ("b", "web", Some(&pending), true),
+            ("b", "web", Some(&withdrawn), false),
+            ("b", "other", None, false),
+            ("a", "web", None, false),
+        ] {
             let object = json!({
                 "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
-                "metadata": {"namespace": key.namespace(), "name": key.name()},
-                "spec": {"sources": []}, "status": status,
+                "metadata": {"namespace": namespace, "name": "web"},
+                "spec": {"sources": [{"name": "own", "service": {"name": source}}]},
             });
-            ObservedStableName::new(serde_json::from_value(object).unwrap())
-        };
-        let announced = json!({"target": {"source": "a", "hostname": "a.example"}});
-        let may = |listed: &CompletedLists, key, status: &Value, service| {
-            may_use(listed, at, &object(key, status.clone()), service)
-        };
-        assert!(may(&listed, &a, &announced, &a));
-        assert!(!may(&listed, &a, &announced, &b), "a single failure may be over soon");
-        listed.set_refused(Some("b"), true);
-        let other = ServiceKey::new("b", "other");
-        for (key, status, service, expected) in [
-            (&a, &json!({}), &b, true),
-            (&b, &announced, &b, true),
-            (&b, &json!({}), &other, true),
-            (&b, &json!({}), &b, false),
-        ] {
-            assert_eq!(may(&listed, key, status, service), expected, "{key} {status} {service}");
+            let object = ObservedStableName::new(serde_json::from_value(object).unwrap());
+            assert_eq!(may_replace(&object, link, is_refused), expected, "{namespace} {source} {link:?}");
         }
-        let is_refused = |namespace: &str| listed.is_refused(namespace, at);
         let sources = || [a.clone(), b.clone()].into_iter();
         assert!(may_exist(Some(&b), sources(), is_refused) && !may_exist(Some(&a), sources(), is_refused));
         assert!(may_exist(None, sources(), is_refused) && !may_exist(None, sources().take(1), is_refused));

@@ -634,6 +634,40 @@ fn first_target_is_the_most_preferred_that_passes() {
 }
 
 #[test]
+fn held_first_target_says_why_it_waits() {
+    let mut harness = Harness::new(&[("own", ""), ("busan", "b.example")]);
+    harness.offer("own").refusal = refusal(RefusalReason::Forbidden);
+    harness.is_first_target_held = true;
+    harness.pass("b.example");
+    harness.decide();
+    harness.decide_at(301);
+    assert_eq!(harness.announced(), "");
+    assert_eq!(harness.condition(Accepted), (False, "Forbidden"));
+    assert_eq!(harness.condition(Ready), (False, "Forbidden"));
+    harness.is_first_target_held = false;
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+}
+
+#[test]
+fn target_of_an_unlisted_service_is_checked_by_tcp_as_before() {
+    let mut harness = Harness::settled(&[("seoul", "192.0.2.1"), ("busan", "192.0.2.2")]);
+    harness.edit(|spec| spec.check.tcp_port = Some(443));
+    harness.restart();
+    *harness.offer("seoul") =
+        Offer { uid: "seoul".into(), refusal: refusal(RefusalReason::Forbidden), ..Offer::default() };
+    let checks = harness.decide().checks;
+    assert!(
+        checks.iter().any(|check| check.target == target("192.0.2.1") && check.tcp_port == Some(443)),
+        "{checks:?}"
+    );
+    harness.fail_thrice("192.0.2.1");
+    harness.pass("192.0.2.2");
+    harness.decide();
+    assert_eq!(harness.announced(), "busan 192.0.2.2", "{:#?}", harness.status);
+}
+
+#[test]
 fn source_without_a_target_is_passed_over_after_30_s() {
     for refused in [None, refusal(RefusalReason::RefNotPermitted)] {
         let mut harness = Harness::new(&[("seoul", ""), ("busan", "b.example")]);
