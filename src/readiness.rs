@@ -17,16 +17,18 @@ pub struct ForbiddenLists {
 }
 
 impl ForbiddenLists {
-    /// Returns the lists with these namespaces and reasons, if there are any. The note has the first reason in full.
+    /// Returns the lists with these namespaces, reasons and effects, if there are any. The note has the first reason and
+    /// effect in full.
     #[must_use]
-    pub fn of<'a>(lists: impl Iterator<Item = (Option<&'a str>, &'a str)>, effect: &str) -> Option<Self> {
+    pub fn of<'a>(lists: impl Iterator<Item = (Option<&'a str>, &'a str, &'a str)>) -> Option<Self> {
         let lists: Vec<_> = lists.collect();
         let others = match lists.len() {
             0 | 1 => String::new(),
             number => format!(" (and in {} more namespaces)", number - 1),
         };
-        let note = format!("{}{others}; {effect}", lists.first()?.1);
-        let of_list = |(namespace, reason): (Option<&str>, &str)| {
+        let (_, reason, effect) = lists.first()?;
+        let note = format!("{reason}{others}; {effect}");
+        let of_list = |(namespace, reason, effect): (Option<&str>, &str, &str)| {
             (namespace.map(ToOwned::to_owned), format!("{reason}; {effect}").into())
         };
         Some(Self { note, lists: lists.into_iter().map(of_list).collect() })
@@ -85,5 +87,21 @@ impl Readiness {
         let number = self.unwritten.number();
         (number > 0)
             .then(|| format!("StableNames that don't move, because their status can't be written: {number}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn note_of_a_forbidden_list_has_its_own_effect() {
+        let lists = [(Some("a"), "no a", "nothing is written"), (Some("b"), "no b", "names stay")];
+        let forbidden = ForbiddenLists::of(lists.into_iter()).unwrap();
+        assert_eq!(forbidden.note, "no a (and in 1 more namespaces); nothing is written");
+        let note = |namespace| forbidden.note_for(&ServiceKey::new(namespace, "web")).map(|note| &**note);
+        assert_eq!(note("a"), Some("no a; nothing is written"));
+        assert_eq!(note("b"), Some("no b; names stay"));
+        assert_eq!(note("c"), None);
     }
 }

@@ -170,8 +170,8 @@ fn forbidden_lists(what: &str, namespaces: &[&str]) -> Arc<ForbiddenLists> {
     let lists: Vec<_> = watch_scopes(&namespaces)
         .map(|namespace| (namespace, format!("can't list {}", in_place(what, namespace))))
         .collect();
-    let lists = lists.iter().map(|(namespace, reason)| (*namespace, &**reason));
-    Arc::new(ForbiddenLists::of(lists, "names stay").unwrap())
+    let lists = lists.iter().map(|(namespace, reason)| (*namespace, &**reason, "names stay"));
+    Arc::new(ForbiddenLists::of(lists).unwrap())
 }
 
 #[test]

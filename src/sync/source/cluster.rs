@@ -243,17 +243,20 @@ impl ServiceWatcher {
         }
     }
 
-    /// Reports which lists and watches are forbidden after the first list: the first one in full.
+    /// Reports which lists and watches are forbidden after the first list: the first one in full, of those without a
+    /// complete list if there are any.
     fn report_forbidden(&self, scopes: &[WatchState]) {
-        let forbidden = || scopes.iter().filter(|scope| scope.forbidden.is_some());
-        let known = forbidden().filter(|_| self.store.is_known(Input::Services));
-        let lists = known.filter_map(|scope| Some((scope.namespace.as_deref(), scope.forbidden.as_deref()?)));
-        let effect = if forbidden().all(|scope| scope.listed) {
-            "DNS answers with the last targets of these Services"
-        } else {
-            "DNS answers with the last targets of these Services, and nothing is written for them before they can be listed"
-        };
-        let forbidden = ForbiddenLists::of(lists, effect).map(Arc::new);
+        let mut scopes: Vec<_> = scopes.iter().filter(|_| self.store.is_known(Input::Services)).collect();
+        scopes.sort_by_key(|scope| scope.listed);
+        let lists = scopes.iter().filter_map(|scope| {
+            let effect = if scope.listed {
+                "DNS answers with the last targets of these Services"
+            } else {
+                "DNS answers with the last targets of these Services, and nothing is written for them before they can be listed"
+            };
+            Some((scope.namespace.as_deref(), scope.forbidden.as_deref()?, effect))
+        });
+        let forbidden = ForbiddenLists::of(lists).map(Arc::new);
         self.link_reporter.findings.readiness.load_balancers.store(forbidden);
     }
 

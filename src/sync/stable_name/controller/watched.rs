@@ -512,15 +512,13 @@ impl FailoverController {
 
     /// Reports which lists are forbidden: the first one in full.
     fn report_forbidden(&self) {
+        let effect = "until the permission is granted, their external targets, and the Services that follow them, stay as \
+                      they are";
         let forbidden = self
             .scopes
             .iter()
-            .filter_map(|scope| Some((scope.namespace.as_deref(), &**scope.forbidden.as_ref()?)));
-        let forbidden = ForbiddenLists::of(
-            forbidden,
-            "until the permission is granted, their external targets, and the Services that follow them, stay as they \
-             are",
-        );
+            .filter_map(|scope| Some((scope.namespace.as_deref(), &**scope.forbidden.as_ref()?, effect)));
+        let forbidden = ForbiddenLists::of(forbidden);
         let note = forbidden.as_ref().map(|forbidden| forbidden.note.clone());
         let before = self.readiness().stable_names.swap(forbidden.map(Arc::new));
         match (before, note) {
