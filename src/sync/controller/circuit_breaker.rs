@@ -84,6 +84,11 @@ impl<C: Eq + Hash> CircuitBreakers<C> {
         self.0.contains_key(class)
     }
 
+    /// Returns whether the failure of a write of a class is that of a probe: the breaker was opened before the write.
+    pub(crate) fn is_probed(&self, class: &C) -> bool {
+        self.0.get(class).is_some_and(|breaker| breaker.due <= Instant::now())
+    }
+
     /// Ends the probes of a key, whatever the result: another key may probe.
     pub(crate) fn probe_ended(&mut self, key: &ServiceKey) {
         for breaker in self.0.values_mut() {

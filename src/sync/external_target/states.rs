@@ -13,6 +13,7 @@ use super::decision::{Actual, NextStep, Write};
 use super::desired::current_target;
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
+use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::object::Object;
 
 /// Capacity of the feed of changes. A subscriber that falls behind has to look at all links.
@@ -46,6 +47,8 @@ struct Entry {
     shown_from: Option<Instant>,
     /// Why the last write of the wanted target has failed, if one has since the external target isn't as it should be.
     failure: Option<String>,
+    /// Which part of the API server has refused such a write, as the last Event says.
+    reported: Option<Forbidden>,
 }
 
 #[derive(Debug)]
@@ -156,9 +159,9 @@ impl ExternalTargetStates {
         }
         let state = state.filter(|_| is_overridden || is_problem);
         let former = former.filter(|entry| is_problem && entry.wanted.as_ref() == wanted);
-        let failure = former.and_then(|entry| entry.failure);
+        let (failure, reported) = former.map_or((None, None), |entry| (entry.failure, entry.reported));
         let wanted = wanted.cloned();
-        let entry = state.map(|state| Entry { state, wanted, is_overridden, shown_from, failure });
+        let entry = state.map(|state| Entry { state, wanted, is_overridden, shown_from, failure, reported });
         let before = match entry.clone() {
             Some(entry) => self.states.insert(key.clone(), entry),
             None => self.states.remove(key).map(|(_, before)| before),
@@ -180,16 +183,14 @@ impl ExternalTargetStates {
     }
 
     /// Records why a write for a link has failed, if its external target isn't as it should be: users see it at once.
-    /// Returns whether the reason is news.
-    pub(crate) fn set_failure(&self, key: &ServiceKey, why: String) -> bool {
+    pub(crate) fn set_failure(&self, key: &ServiceKey, why: String) {
         let Some(mut entry) = self.states.get_mut(key).filter(|entry| entry.shown_from.is_some()) else {
-            return false;
+            return;
         };
         let before = entry.clone();
         entry.shown_from = entry.shown_from.min(Some(Instant::now()));
         entry.failure = Some(why);
         let (is_changed, is_overridden) = (*entry != before, entry.is_overridden);
-        let is_news = entry.failure != before.failure;
         drop(entry);
         if is_changed {
             self.version.fetch_add(1, Ordering::Release);
@@ -197,7 +198,13 @@ impl ExternalTargetStates {
         if is_changed && is_overridden {
             self.announce(key);
         }
-        is_news
+    }
+
+    /// Returns whether an Event is due about this refusal of a write for a link, and counts it as recorded. A refusal
+    /// with another text only isn't reported again.
+    pub(crate) fn report_refusal(&self, key: &ServiceKey, by: Forbidden) -> bool {
+        let entry = self.states.get_mut(key).filter(|entry| entry.shown_from.is_some());
+        entry.is_some_and(|mut entry| entry.reported.replace(by) != Some(by))
     }
 }
 

@@ -244,7 +244,7 @@ impl Reconciler {
             && error.is_refusal()
             && !is_superseded
         {
-            self.note_refusal(key, code, &error.to_string());
+            self.note_refusal(key, &write, error);
         }
         match result {
             Ok(after) => self.on_success(key, &write, (before, why), after),
@@ -255,11 +255,20 @@ impl Reconciler {
         self.report_lost_answer(&write.id());
     }
 
-    /// Shows users that the API server has refused a write for a link.
-    fn note_refusal(&self, key: &ServiceKey, code: u16, why: &str) {
-        let is_news = self.context.external_target_states.set_failure(key, why.to_owned());
-        if let Some(link) = self.context.store.get(key).filter(|_| is_news && code == 403) {
-            self.context.link_reporter.recorder.about(&link, Reason::Forbidden, why);
+    /// Shows users that a write for a link was refused. A single refusal by an authorizer is no Event: an API server that
+    /// has just started refuses everything.
+    fn note_refusal(&self, key: &ServiceKey, write: &Write, error: &WriteError) {
+        let (states, why) = (&self.context.external_target_states, error.to_string());
+        states.set_failure(key, why.clone());
+        let by = match error {
+            WriteError::WholeClass { code: 403, .. } if self.runtime.breakers.is_probed(&write.class()) => {
+                Forbidden::Authorizer
+            }
+            WriteError::Refused { by, .. } => *by,
+            _ => return,
+        };
+        if let Some(link) = self.context.store.get(key).filter(|_| states.report_refusal(key, by)) {
+            self.context.link_reporter.recorder.about(&link, Reason::Forbidden, &why);
         }
     }
 

@@ -348,6 +348,35 @@ async fn run_for(reconciler: &mut Reconciler, seconds: u64) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn missing_permission_is_an_event_at_the_second_attempt() {
+    let message = "services is forbidden: User \"lb\" cannot create resource \"services\" in API group \"\"";
+    for is_brief in [true, false] {
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&attempts);
+        let client = test_support::client(move |_| {
+            let attempt = counted.fetch_add(1, Ordering::Relaxed);
+            match attempt {
+                1.. if is_brief => test_support::status(500, "InternalError", "no"),
+                _ => test_support::status(403, "Forbidden", &format!("{message}, {attempt}")),
+            }
+        });
+        let recorder =
+            Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
+        let reporter = LinkReporter { recorder: recorder.clone(), ..test_support::link_reporter() };
+        let mut reconciler = reconciler_with(client, reporter);
+        load_balancer(&reconciler, "web");
+        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
+        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+        reconciler.queue_all();
+        run_for(&mut reconciler, 60).await;
+        let reasons: Vec<_> = recorder.take_queued().into_iter().map(|(reason, _)| reason).collect();
+        let forbidden = reasons.iter().filter(|reason| **reason == Reason::Forbidden).count();
+        assert_eq!(forbidden, usize::from(!is_brief), "{reasons:?}");
+        assert!(attempts.load(Ordering::Relaxed) > 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn deletion_seen_by_the_watch_needs_no_permission_to_list() {
     for (is_told, message, is_deleted) in [
         (true, NO_PERMISSION, true),
