@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use indexmap::IndexSet;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -270,9 +271,11 @@ pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String], needs_all: bool) 
 /// Returns a sentence for each line of the Corefiles whose plugin CoreDNS doesn't have.
 #[must_use]
 pub fn unknown_plugins(dns: &ClusterDns) -> Vec<String> {
-    let unknown = corefiles(dns).into_iter().flat_map(|corefile| corefile.unknown_plugins());
     let effect = "unless the image was built with one of this name, CoreDNS loads no change of its Corefile";
-    unknown.map(|error| format!("{error}; {effect}")).collect()
+    let unknown = corefiles(dns).into_iter().flat_map(|corefile| corefile.unknown_plugins());
+    // A snippet may be imported several times.
+    let warnings: IndexSet<String> = unknown.map(|error| format!("{error}; {effect}")).collect();
+    warnings.into_iter().collect()
 }
 
 /// Returns the Corefiles of CoreDNS and NodeLocal DNSCache, and the imported ones. What can't be parsed is reported where

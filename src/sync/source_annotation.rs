@@ -359,7 +359,9 @@ impl SourceAnnotationController {
         }
         // All annotated Services are queued again when the load balancers of that namespace have been listed.
         if !self.context.links_listed.borrow().covers(source.namespace(), self.lists) {
-            let why = format!("the load balancers of namespace {} aren't listed yet", source.namespace());
+            let is_refused = self.context.links_listed.borrow().is_refused(source.namespace(), self.lists);
+            let state = if is_refused { "may not be listed" } else { "aren't listed yet" };
+            let why = format!("the load balancers of namespace {} {state}", source.namespace());
             return self.show(&follower, FollowerState::Kept(why));
         }
         let store = &self.context.store;

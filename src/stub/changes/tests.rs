@@ -254,8 +254,16 @@ fn plugin_that_coredns_lacks_is_named_with_its_line() {
     let mut dns = recorded("kubeadm");
     let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
     *corefile = corefile.replace("cache 30 {", "clients\n    records {\n    }\n    cahce 30 {");
+    *corefile = format!(
+        "(shared) {{\n    minimal\n    lgo\n}}\n{corefile}a {{\n    import shared\n}}\nb {{\n    import shared\n}}\n"
+    );
     let warnings = unknown_plugins(&dns);
-    let starts = [r#""clients"; unless"#, r#""records"; unless"#, r#""cahce"; is it cache?; unless"#];
+    let starts = [
+        r#""clients"; unless"#,
+        r#""records"; unless"#,
+        r#""cahce"; is it cache?; unless"#,
+        r#""lgo"; is it log?; unless"#,
+    ];
     assert_eq!(warnings.len(), starts.len(), "{warnings:#?}");
     for (warning, start) in warnings.iter().zip(starts) {
         assert!(warning.starts_with("kube-system/coredns:Corefile:"), "{warning}");
