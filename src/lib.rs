@@ -13,6 +13,7 @@ pub mod app;
 pub mod cli;
 pub mod commands;
 pub mod dns;
+pub mod file_watcher;
 pub mod links;
 pub mod metrics;
 pub mod model;

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::dns::corefile::CorefileError;
+use crate::file_watcher::DirectoryError;
 use crate::sync::k8s::client::ClientError;
-use crate::sync::source::file_watcher::DirectoryError;
 
 /// Flags that are valid one by one, but not in combination, or whose file can't be used.
 #[derive(Debug, thiserror::Error)]

@@ -16,5 +16,5 @@ pub mod sections;
 pub mod upstream_reply;
 pub mod validity;
 pub mod wire;
-mod wire_name;
+pub(crate) mod wire_name;
 pub mod zone_set;

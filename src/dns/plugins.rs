@@ -19,7 +19,8 @@
 //!
 //! Plugins have a fixed order, whatever the order of the lines: root, cancel, timeouts, reload, nsid, bufsize, bind,
 //! debug, ready, health, prometheus, errors, log, local, any, chaos, loadbalance, rewrite, acl, clients, cache, tls,
-//! minimal, template, hosts, lb_linker, loop, forward, whoami.
+//! minimal, template, hosts, lb_linker, file, auto, loop, forward,
+//! whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -29,6 +30,7 @@ pub(crate) mod tests;
 
 mod acl;
 mod any;
+mod auto;
 mod bind;
 mod bufsize;
 pub(crate) mod cache;
@@ -37,6 +39,7 @@ mod chaos;
 mod clients;
 mod debug;
 mod errors;
+mod file;
 mod forward;
 mod health;
 mod hosts;
@@ -122,8 +125,8 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("k8s_external", None),
     ("lb_linker", Some(lb_linker::set_up)),
     ("kubernetes", None),
-    ("file", None),
-    ("auto", None),
+    ("file", Some(file::set_up)),
+    ("auto", Some(auto::set_up)),
     ("secondary", None),
     ("etcd", None),
     ("loop", Some(r#loop::set_up)),

@@ -1,7 +1,6 @@
 //! The sources of load balancers: the cluster, or files with manifests.
 
 pub mod cluster;
-pub mod file_watcher;
 pub mod first_list;
 pub(crate) mod kept_services;
 pub mod manifests;

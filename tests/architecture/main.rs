@@ -17,12 +17,13 @@ use proc_macro2::{TokenStream, TokenTree};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `commands`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 38] = [
+const FOLDERS: [&str; 40] = [
     "model",
     "api",
     "metrics",
     "object_log",
     "readiness",
+    "file_watcher",
     "store",
     "sync/k8s",
     "sync/removal",
@@ -41,6 +42,7 @@ const FOLDERS: [&str; 38] = [
     "dns/query_log",
     "dns/net",
     "dns/message",
+    "dns/zone",
     "dns/corefile",
     "dns/response_cache",
     "dns/chain",

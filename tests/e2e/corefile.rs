@@ -28,3 +28,4 @@ mod rewrite;
 mod small_plugins;
 mod stub_domains;
 mod template;
+mod zone_files;

@@ -8,5 +8,5 @@ pub use codes::{
     class_name, class_text, parse_class, parse_class_or_number, parse_rcode, parse_type,
     parse_type_or_number, rcode_name, rcode_text, type_name, type_text,
 };
-pub(crate) use names::unescape;
 pub use names::{lower_name_text, name_text, parse_name};
+pub(crate) use names::{unescape, write_name};

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ pub struct Validity {
     pub until: Option<Instant>,
     /// The links that the answer is made of, in their versions at the time of the answer.
     pub links: Vec<Arc<Link>>,
+    /// The flags of the zones that the answer is made of.
+    pub zones: Vec<OutdatedFlag>,
     /// The names that the answer rests on, beside those of its links.
     pub names: Option<NameDependency>,
     pub cache_entries: Vec<CacheEntryRef>,
@@ -39,6 +41,10 @@ pub struct Validity {
     /// The address family of the query: each reuse updates the time at which the links were last queried for it.
     pub family: Option<IpFamily>,
 }
+
+/// Whether another version has taken the place of what an answer is made of. Its copies share the state.
+#[derive(Clone, Debug, Default)]
+pub struct OutdatedFlag(Arc<AtomicBool>);
 
 /// The number of hits of a cache entry without a long gap between them, and the time of the last hit.
 #[derive(Debug)]
@@ -93,6 +99,17 @@ pub struct ClientScope(pub Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 impl fmt::Debug for ClientScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ClientScope")
+    }
+}
+
+impl OutdatedFlag {
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
     }
 }
 
@@ -186,6 +203,7 @@ impl Validity {
     pub fn add_dependencies(&mut self, other: &Self) {
         self.limit_until(other.until);
         self.links.extend(other.links.iter().cloned());
+        self.zones.extend(other.zones.iter().cloned());
         self.cache_entries.extend(other.cache_entries.iter().cloned());
         self.clients.extend(other.clients.iter().cloned());
         self.query_metrics.extend(other.query_metrics.iter().cloned());
@@ -249,10 +267,11 @@ impl Validity {
             && self.cache_entries.iter().all(CacheEntryRef::is_cached)
     }
 
-    /// Returns whether the links have changed since the answer, or names that it rests on.
+    /// Returns whether the links or the zones have changed since the answer, or names that it rests on.
     #[must_use]
     pub fn is_outdated(&self) -> bool {
         self.links.iter().any(|link| link.is_outdated())
+            || self.zones.iter().any(OutdatedFlag::is_set)
             || !self.names.as_ref().is_none_or(NameDependency::is_current)
     }
 }

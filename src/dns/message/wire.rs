@@ -5,6 +5,7 @@ mod decode;
 mod index;
 #[cfg(test)]
 mod tests;
+pub(crate) mod writer;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -177,14 +178,19 @@ impl WireMessage {
             self.rewrite(record, None, &mut writer, u16::MAX.into())?;
         }
         let counts = Section::ALL.map(|section| self.count(section));
+        let rewritten = Self::of_written(writer, counts, question)?;
+        let is_complete = rewritten.section_ends == self.section_ends;
+        let errors = self.extended_errors.clone();
+        is_complete.then_some(Self { metadata: self.metadata, extended_errors: errors, ..rewritten })
+    }
+
+    /// Returns the message of a writer that got this number of records for each section.
+    fn of_written(mut writer: CompressingWriter, counts: [usize; 3], question: &[u8]) -> Option<Self> {
         writer.bytes[5] = 1;
         for (field, count) in writer.bytes[6..HEADER].chunks_exact_mut(2).zip(counts) {
             field.copy_from_slice(&u16::try_from(count).ok()?.to_be_bytes());
         }
-        let (rewritten, _) = Self::index(&writer.bytes, question).ok()?;
-        let is_complete = rewritten.section_ends == self.section_ends;
-        let errors = self.extended_errors.clone();
-        is_complete.then_some(Self { metadata: self.metadata, extended_errors: errors, ..rewritten })
+        Some(Self::index(&writer.bytes, question).ok()?.0)
     }
 
     fn question_octets(&self) -> &[u8] {

@@ -6,7 +6,7 @@ use super::header::HEADER;
 use crate::model::names::{self, MAX_LABEL};
 
 /// The maximum length of a name in octets (RFC 1035 section 2.3.4).
-const MAX_NAME: usize = 255;
+pub(crate) const MAX_NAME: usize = 255;
 /// The maximum number of compression pointers in a name: it has at most 127 labels, so more pointers aren't needed.
 const MAX_POINTERS: usize = 127;
 /// The two bits that mark a compression pointer.
@@ -124,6 +124,27 @@ fn name_fields(rtype: u16) -> Option<NameFields> {
         35 => NameFields { before: 4, strings: 3, names: 1, may_compress: false }, // NAPTR
         _ => return None,
     })
+}
+
+/// Returns whether the names in rdata are well-formed and not compressed.
+pub(crate) fn has_whole_names(rtype: u16, rdata: &[u8]) -> bool {
+    // Only a name that is continued elsewhere has to be stable.
+    read_rdata(rdata, rtype, 0..rdata.len(), |_| false, |_| {}).is_ok()
+}
+
+/// Returns the first name in rdata without compression, in wire form; `None` if it has none.
+pub(crate) fn first_name(rtype: u16, rdata: &[u8]) -> Option<Vec<u8>> {
+    let (mut name, mut end) = (Vec::new(), None);
+    let part = |part: RdataPart<'_>| match part {
+        RdataPart::Label(label) if end.is_none() => names::push_label(label, &mut name),
+        RdataPart::EndOfName { .. } if end.is_none() => {
+            name.push(0);
+            end = Some(());
+        }
+        _ => {}
+    };
+    let _ = read_rdata(rdata, rtype, 0..rdata.len(), |_| true, part);
+    end.map(|()| name)
 }
 
 /// The form of a record's rdata.

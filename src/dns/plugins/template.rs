@@ -93,11 +93,8 @@
 //! ```
 
 mod answer;
-mod fields;
-mod record;
 mod setup;
 mod text;
-mod token;
 
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, Resource};
 
 use super::desired::IpTargets;
+use crate::file_watcher::DirectoryError;
 use crate::model::link::Target;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -18,7 +19,6 @@ use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{LOAD_BALANCER, MANAGED, Service};
 use crate::sync::k8s::watch::{RequestQuery, key_of, list_pages};
 use crate::sync::removal::facts::{Found, Membership, Which};
-use crate::sync::source::file_watcher::DirectoryError;
 use crate::sync::source::manifests;
 use crate::sync::source::selection::Selection;
 

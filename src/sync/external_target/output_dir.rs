@@ -12,12 +12,12 @@ use super::backend::ObjectEvent;
 use super::decision::Write;
 use super::desired::link_of_labels;
 use super::observed_object::ObservedObject;
+use crate::file_watcher::{DirectoryError, changes};
 use crate::sync::controller::write_error::WriteError;
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::object::{Object, ObjectKind};
 use crate::sync::k8s::service::Service;
-use crate::sync::source::file_watcher::{DirectoryError, changes};
 
 const EXTENSION: &str = "yaml";
 /// The extension of a file while it is being written.

@@ -23,12 +23,12 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use tracing::{info, warn};
 
 use super::cluster::EXTERNAL_TARGETS_LIST_TIMEOUT;
-use super::file_watcher::{DirectoryError, changes};
 use super::kept_services::KeptServices;
 use super::own_targets::own_hosts;
 use super::selection::Selection;
 use super::unselected::UnselectedServices;
 use crate::api::stable_name::StableName;
+use crate::file_watcher::{DirectoryError, changes};
 use crate::model::excerpt::{examples, located, value};
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use super::backoff::Backoff;
+use crate::file_watcher::DirectoryError;
 use crate::metrics::{MetricGroup, registered};
 
 /// How long writes under way may take to end when lb-linker is told to stop.
@@ -29,6 +30,12 @@ pub enum SyncError {
     /// The sync task, or a task that it started, panicked.
     #[error("{0}")]
     Panic(#[from] tokio::task::JoinError),
+}
+
+impl From<DirectoryError> for SyncError {
+    fn from(error: DirectoryError) -> Self {
+        Self::Source(error.into())
+    }
 }
 
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::compare::Group;
 use super::server::Program;
-use super::{blocks, cache, forward, hosts, rewrite, small_plugins, stub_domains, template};
+use super::{blocks, cache, forward, hosts, rewrite, small_plugins, stub_domains, template, zone_files};
 
 /// A reason for differences from CoreDNS, and the differences that it explains.
 pub struct Expected {
@@ -146,6 +146,46 @@ pub const EXPECTED: &[Expected] = &[
             "*deep.sub.example.org. DS",
             "flags answer authority additional",
         )],
+    },
+    Expected {
+        reason: "*file*: a denial is repeated for as long as the lesser of the TTL of the SOA record and its \
+                 MINIMUM field says (RFC 2308 section 3). CoreDNS gives the TTL of the SOA record.",
+        at: &[("file", "none.example.net. A", "ttl")],
+    },
+    Expected {
+        reason: "*file*: a CNAME whose target lacks the type is answered with the SOA record of the target's \
+                 zone (RFC 2308 section 2.2). CoreDNS adds its own NS records, or its own SOA record for a target \
+                 in another zone.",
+        at: &[
+            ("file", "www.example.org. TYPE999", "authority"),
+            ("file", "toempty.example.org. A", "authority"),
+            ("file", "none.away.example.org. A", "authority"),
+            ("file", "outnone.example.org. A", "authority"),
+            ("file", "outside.example.org. AAAA", "authority"),
+        ],
+    },
+    Expected {
+        reason: "*file*: a record that the file has twice is answered once (RFC 2181 section 5), and so is each \
+                 CNAME of a loop. CoreDNS repeats them.",
+        at: &[
+            ("file", "multi.example.org. A", "answer"),
+            ("file", "one.example.org. A", "answer"),
+            ("file", "self.example.org. A", "answer"),
+        ],
+    },
+    Expected {
+        reason: "*file*: a query for ANY gets the records of one type (RFC 8482 section 4.1), as if CoreDNS had \
+                 them all. CoreDNS says that there are none.",
+        at: &[
+            ("file", "example.org. ANY", "answer authority"),
+            ("file", "multi.example.org. ANY", "answer authority"),
+        ],
+    },
+    Expected {
+        reason: "*file*: a wildcard isn't used for a name that has names below it, nor below such a name (RFC 4592 \
+                 section 2.2.2), and NSEC records prove all of a denial (RFC 4035 section 3.1.3). CoreDNS uses the \
+                 wildcard, and leaves proofs out.",
+        at: &[("file", "y.wild.example.org. A", "answer authority")],
     },
     Expected {
         reason: "There are no metrics of Go's runtime (`go_*`).",
@@ -327,7 +367,7 @@ fn star_in_a_pattern_matches_any_text() {
 
 #[test]
 fn every_expected_difference_names_an_existing_group() {
-    let modules: [&[Group]; 8] = [
+    let modules: [&[Group]; 9] = [
         blocks::GROUPS,
         cache::GROUPS,
         forward::GROUPS,
@@ -336,6 +376,7 @@ fn every_expected_difference_names_an_existing_group() {
         rewrite::GROUPS,
         stub_domains::GROUPS,
         template::GROUPS,
+        zone_files::GROUPS,
     ];
     let groups: Vec<&str> = modules.iter().flat_map(|groups| groups.iter().map(|group| group.name)).collect();
     let names: BTreeSet<&str> = groups.iter().copied().chain(["metrics", "log"]).collect();

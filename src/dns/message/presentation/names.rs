@@ -2,6 +2,7 @@
 //! names.
 
 use hickory_proto::rr::Name;
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 /// The maximum length of a label in bytes (RFC 1035 section 2.3.4).
 const MAX_LABEL: usize = 63;
@@ -38,39 +39,47 @@ pub fn lower_name_text(name: &Name) -> String {
 /// Parses a name and keeps its case. The name is absolute, with or without the final dot.
 #[must_use]
 pub fn parse_name(text: &str) -> Option<Name> {
-    let mut name = Name::from_labels(labels(text)?).ok()?;
-    name.set_fqdn(true);
-    Some(name)
+    let mut wire = Vec::with_capacity(text.len() + 2);
+    write_name(text.as_bytes(), &[0], &mut wire)?;
+    Name::read(&mut BinDecoder::new(&wire)).ok()
 }
 
-/// Parses the labels of a name, and checks their lengths.
-fn labels(text: &str) -> Option<Vec<Vec<u8>>> {
-    if text == "." {
-        return Some(Vec::new());
+/// Appends a name in wire form, and keeps its case. A name without a dot at its end continues with `origin`, in wire
+/// form. Returns `None`, and leaves the rest undefined, if a label or the name has a length that isn't allowed, or if an
+/// escape isn't valid.
+pub(crate) fn write_name(text: &[u8], origin: &[u8], to: &mut Vec<u8>) -> Option<()> {
+    let start = to.len();
+    if text == b"." {
+        to.push(0);
+        return Some(());
     }
-    let mut labels = vec![Vec::new()];
-    let mut rest = text.as_bytes();
+    let (mut rest, mut label, mut is_absolute) = (text, start, false);
+    to.push(0);
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
-        let byte = match byte {
+        match byte {
             b'.' => {
-                // Empty labels are invalid; one dot may end the name.
-                if labels.last().is_none_or(Vec::is_empty) {
-                    return None;
-                }
-                if !rest.is_empty() {
-                    labels.push(Vec::new());
-                }
-                continue;
+                end_label(to, label)?;
+                is_absolute = rest.is_empty();
+                label = to.len();
+                to.push(0);
             }
-            b'\\' => unescape(&mut rest)?,
-            byte => *byte,
-        };
-        labels.last_mut()?.push(byte);
+            b'\\' => to.push(unescape(&mut rest)?),
+            byte => to.push(*byte),
+        }
     }
-    let length = 1 + labels.iter().map(|label| 1 + label.len()).sum::<usize>();
-    let fits = |label: &Vec<u8>| (1..=MAX_LABEL).contains(&label.len());
-    (length <= MAX_NAME && labels.iter().all(fits)).then_some(labels)
+    if !is_absolute {
+        end_label(to, label)?;
+        to.extend(origin);
+    }
+    (to.len() - start <= MAX_NAME).then_some(())
+}
+
+/// Sets the length octet at `label` to the number of octets after it.
+fn end_label(wire: &mut [u8], label: usize) -> Option<()> {
+    let length = wire.len() - label - 1;
+    wire[label] = u8::try_from(length).ok().filter(|_| (1..=MAX_LABEL).contains(&length))?;
+    Some(())
 }
 
 /// Parses an escape after the backslash: an octet in three decimal digits, or a character (RFC 1035 section 5.1).

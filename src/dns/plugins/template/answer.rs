@@ -10,7 +10,6 @@ use prometheus::{IntCounterVec, Opts, Registry};
 use regex::Regex;
 
 use super::NAME;
-use super::record;
 use super::text::{Data, Message, QuestionValue, Template};
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
@@ -18,6 +17,7 @@ use crate::dns::chain::server::Server;
 use crate::dns::message::presentation::{class_name, name_text, type_name};
 use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::ZoneSet;
+use crate::dns::zone::record;
 use crate::metrics::{MetricGroup, registered};
 
 #[derive(Debug)]

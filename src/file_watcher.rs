@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::sync::task::supervisor::SyncError;
 use futures::{Stream, StreamExt};
 use notify::event::ModifyKind;
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
@@ -60,12 +59,6 @@ fn explain_watch(error: &notify::Error) -> String {
             "the limit of watched files is reached: raise the sysctl fs.inotify.max_user_watches".to_owned()
         }
         _ => error.to_string(),
-    }
-}
-
-impl From<DirectoryError> for SyncError {
-    fn from(error: DirectoryError) -> Self {
-        Self::Source(error.into())
     }
 }
 

@@ -1,0 +1,159 @@
+//! # Name
+//!
+//! *file* - answers from zone files.
+//!
+//! # Description
+//!
+//! A zone file is one of RFC 1035, with `$ORIGIN`, `$TTL`, `$INCLUDE` (relative to the including file, 7 deep),
+//! `$GENERATE` (65536 records at most) and data of any type in the form of RFC 3597. It is read when the block is built;
+//! an error names file, line and column. A file that is missing then is a warning, its zone gets SERVFAIL, and it is read
+//! when it appears; with `reload 0s` it is an error.
+//!
+//! With DO, answers have the RRSIG, NSEC and DS records of the file; nothing is signed here. The target of a CNAME
+//! outside the zone is looked up in the block that is responsible for it, if a client asks for another type.
+//!
+//! Files are looked at once per `reload`, with all that they include. A changed zone is served if its serial differs; a
+//! file with an error is logged, and the zone before stays.
+//!
+//! Differences from CoreDNS: these are rejected, where CoreDNS serves them: a record outside the zone, a CNAME record
+//! beside others, a second SOA record, a TTL above 2^31-1, another class than IN, and more than 1000000 records, 256 MiB
+//! or 1000 files in a zone. [differences.md](differences.md) has the differences in answers.
+//!
+//! # Syntax
+//!
+//! Syntax: `file FILE [ZONES...]`; further lines have further zones. Options, which also count for the lines after:
+//!
+//! - `reload DURATION`: the interval, 1m by default; `0s` is never. `reload_by_mtime`: any change of the file counts,
+//!   also with the same serial.
+//! - `fallthrough [ZONES...]`, for all lines: names that don't exist go to the next plugin; with zones, only names in
+//!   these zones.
+//! - `upstream` is accepted, and has no effect.
+//!
+//! # Examples
+//!
+//! ```text
+//! example.org {
+//!     file /etc/coredns/db.example.org {
+//!         reload 30s
+//!     }
+//! }
+//! ```
+
+mod answer;
+pub(super) mod served;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::setup::Setup;
+use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
+use crate::dns::chain::request::Request;
+use crate::dns::corefile::arguments::zones_or_all;
+use crate::dns::corefile::{CorefileError, Directive};
+use crate::dns::message::zone_set::ZoneSet;
+pub(super) use answer::serve;
+use served::{ServedZone, ZoneMap};
+
+const NAME: &str = "file";
+pub(super) const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
+const OPTIONS: [&str; 4] = ["reload", "reload_by_mtime", "fallthrough", "upstream"];
+
+#[derive(Debug)]
+struct ZoneFiles {
+    zones: ZoneMap,
+    /// The zones in which names that don't exist fall through.
+    fallthrough: ZoneSet,
+}
+
+/// The options that count for a line and for those after it.
+struct Options {
+    reload: Duration,
+    by_mtime: bool,
+    fallthrough: ZoneSet,
+}
+
+pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
+    let mut options = Options { reload: RELOAD_INTERVAL, by_mtime: false, fallthrough: ZoneSet::default() };
+    let mut zones = ZoneMap::default();
+    for line in setup.lines {
+        read_options(line, &mut options)?;
+        let served = served_zones(setup, line, &options)?;
+        for zone in &served {
+            if let Some(known) = zones.insert(Arc::clone(zone)) {
+                let (origin, path) = (zone.origin(), known.path().display());
+                return Err(line.error(format!("the zone {origin} has the file {path} already")));
+            }
+        }
+        let (reload, by_mtime) = (options.reload, options.by_mtime);
+        if !reload.is_zero() {
+            setup.add_task(move |_, stop| served::watch(served, reload, by_mtime, stop));
+        }
+    }
+    setup.add_reusable(ZoneFiles { zones, fallthrough: options.fallthrough });
+    Ok(())
+}
+
+/// Returns the zones of a line. Their file has been read, unless it is missing.
+fn served_zones(
+    setup: &mut Setup<'_>,
+    line: &Directive,
+    options: &Options,
+) -> Result<Vec<Arc<ServedZone>>, CorefileError> {
+    let [word, names @ ..] = line.required_arguments("a file, such as db.example.org")? else {
+        return Ok(Vec::new());
+    };
+    let path = setup.path(&word.text);
+    let missing = File::open(&path).err();
+    if let Some(error) = &missing {
+        let text = format!("the zone file {} can't be read: {error}", path.display());
+        if options.reload.is_zero() {
+            return Err(word.error(text));
+        }
+        setup.builder.warnings.push(word.error(text + "; it is tried again"));
+    }
+    let mut served = Vec::new();
+    for origin in setup.zones_or_own(names)?.all() {
+        let zone = ServedZone::new(path.clone(), origin.clone());
+        if missing.is_none() {
+            zone.read().map_err(|error| word.error(error.to_string()))?;
+        }
+        served.push(Arc::new(zone));
+    }
+    Ok(served)
+}
+
+fn read_options(line: &Directive, options: &mut Options) -> Result<(), CorefileError> {
+    for option in line.options() {
+        option.no_block()?;
+        match option.name() {
+            "reload" => {
+                let duration = option.single_argument("a duration such as 30s, or 0s for never")?;
+                options.reload = duration.duration()?;
+            }
+            "reload_by_mtime" => {
+                option.no_arguments()?;
+                options.by_mtime = true;
+            }
+            "fallthrough" => options.fallthrough = zones_or_all(option.arguments())?,
+            "upstream" => {}
+            _ => return Err(option.unknown(NAME, &OPTIONS)),
+        }
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Plugin for ZoneFiles {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
+        serve(&self.zones, &self.fallthrough, NAME, request, next).await
+    }
+}

@@ -1,0 +1,119 @@
+//! Answers queries from zones.
+
+use std::sync::Arc;
+
+use hickory_proto::op::{Query, ResponseCode};
+use hickory_proto::rr::{DNSClass, Name, RecordType};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+
+use super::served::ZoneMap;
+use crate::dns::chain::plugin::{Next, PluginError, PluginResult};
+use crate::dns::chain::request::Request;
+use crate::dns::chain::server::Server;
+use crate::dns::message::query::wire_name;
+use crate::dns::message::records::Records;
+use crate::dns::message::reply::Reply;
+use crate::dns::message::validity::{OutdatedFlag, Section, Validity};
+use crate::dns::message::wire::writer::ReplyWriter;
+use crate::dns::message::zone_set::ZoneSet;
+use crate::dns::zone::{Found, Zone};
+
+/// Answers a request from the zone that is responsible for it. Names outside the zones go to the next plugin, and so do
+/// names in `fallthrough` that don't exist.
+pub(in crate::dns::plugins) async fn serve(
+    zones: &ZoneMap,
+    fallthrough: &ZoneSet,
+    plugin: &'static str,
+    request: &mut Request,
+    next: Next<'_>,
+) -> PluginResult {
+    let name = [&wire_name(request.query.name())[..], &[0]].concat();
+    let qtype = request.query.query_type();
+    let is_in = request.query.query_class() == DNSClass::IN;
+    // The parent's zone has the DS record (RFC 4035 section 3.1.4.1).
+    let above = (qtype == RecordType::DS).then(|| zones.closest_above(&name)).flatten();
+    let Some(served) = above.or_else(|| zones.closest(&name)).filter(|_| is_in) else {
+        return passed(next, request, zones.outdated()).await;
+    };
+    let Some(zone) = served.zone() else {
+        return Err(PluginError::servfail(format!("the zone {} has no valid file", served.origin())));
+    };
+    let found = zone.look_up(&name, qtype, request.dnssec_ok());
+    let is_unknown = found.rcode == ResponseCode::NXDomain && found.sections[0].is_empty();
+    if is_unknown && fallthrough.contains(request.query.name()) {
+        return passed(next, request, zone.outdated()).await;
+    }
+    let mut reply = answer(request, plugin, &name, &zone, &found).await?;
+    depend_on(&mut reply, zones.outdated());
+    Ok(reply)
+}
+
+/// Passes a request on. The answer holds until the flag is set, because then there may be one here.
+async fn passed(next: Next<'_>, request: &mut Request, flag: &OutdatedFlag) -> PluginResult {
+    let mut reply = next.serve(request).await?;
+    depend_on(&mut reply, flag);
+    Ok(reply)
+}
+
+fn depend_on(reply: &mut Reply, flag: &OutdatedFlag) {
+    if let Some(validity) = &mut reply.validity {
+        validity.zones.push(flag.clone());
+    }
+}
+
+/// Makes the reply of a zone's answer to a query for a name in wire form.
+async fn answer(
+    request: &Request,
+    plugin: &'static str,
+    name: &[u8],
+    zone: &Zone,
+    found: &Found<'_>,
+) -> PluginResult {
+    let mut reply = request.reply(plugin);
+    reply.metadata.authoritative = found.is_authoritative;
+    reply.metadata.response_code = found.rcode;
+    let mut writer = ReplyWriter::new(name, request.query.query_type());
+    for (section, parts) in Section::ALL.into_iter().zip(&found.sections) {
+        for part in parts {
+            part.for_each_data(|data| writer.add(section, &part.owner, part.rtype, part.ttl, data));
+        }
+    }
+    let message = writer.finish(&reply.metadata);
+    let message = message.ok_or_else(|| PluginError::servfail("the answer exceeds 64 KiB"))?;
+    reply.records = Records::of_wire(Arc::new(message), request.query.name());
+    match &found.outside {
+        Some(target) => add_target(&mut reply, request, target).await,
+        None => {
+            let validity = Validity { zones: vec![zone.outdated().clone()], ..Validity::default() };
+            reply.validity = Some(Box::new(validity));
+        }
+    }
+    Ok(reply)
+}
+
+/// Adds the answer for an alias's target, in wire form, outside the zone. The rcode is that of the last look-up (RFC 6604
+/// section 3).
+async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
+    let look_up = async {
+        let target = Name::read(&mut BinDecoder::new(target)).ok()?;
+        let mut query = Query::query(target, request.query.query_type());
+        query.set_query_class(DNSClass::IN);
+        Server::look_up_alias(request, query).await
+    };
+    let Some(mut found) = look_up.await else {
+        reply.is_cacheable = false;
+        reply.metadata.response_code = ResponseCode::ServFail;
+        return;
+    };
+    reply.is_cacheable &= found.is_cacheable;
+    reply.metadata.truncation |= found.metadata.truncation;
+    let rcode = found.metadata.response_code;
+    if matches!(rcode, ResponseCode::NXDomain | ResponseCode::ServFail) {
+        reply.metadata.response_code = rcode;
+    }
+    let is_denial = rcode == ResponseCode::NoError && found.records.answers.is_empty();
+    if is_denial || rcode == ResponseCode::NXDomain {
+        reply.records.authorities = std::mem::take(&mut found.records.authorities);
+    }
+    reply.records.answers.append(&mut found.records.answers);
+}

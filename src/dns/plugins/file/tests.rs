@@ -1,0 +1,216 @@
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::dns::plugins::tests::support::TestServer;
+
+const HEAD: &str = "$TTL 300\n@ SOA ns hostmaster (7 7200 3600 86400 60)\n@ NS ns\nns A 192.0.2.53\n";
+
+fn zone(lines: &str) -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("db"), format!("{HEAD}{lines}")).unwrap();
+    let path = directory.path().join("db").display().to_string();
+    (directory, path)
+}
+
+fn server(lines: &str) -> (tempfile::TempDir, TestServer) {
+    let (directory, path) = zone(lines);
+    let server = TestServer::block(&format!("file {path} example.org\nwhoami"));
+    (directory, server)
+}
+
+const NS: &str = "example.org. 300 IN NS ns.example.org.";
+const SOA: &str = "example.org. 60 IN SOA ns.example.org. hostmaster.example.org. 7 7200 3600 86400 60";
+
+#[tokio::test]
+async fn names_of_a_zone_are_answered() {
+    let lines = "
+a 60 A 192.0.2.1
+  60 A 192.0.2.2
+b CNAME a
+c CNAME b
+loop CNAME loop
+deep.empty A 192.0.2.3
+*.wild A 192.0.2.4
+x.y.wild A 192.0.2.5
+child NS ns.child
+child NS ns.example.net.
+ns.child A 192.0.2.6
+old DNAME new.example.org.
+x.new A 192.0.2.7
+mail MX 10 a
+";
+    let (_directory, server) = server(lines);
+    let soa = |rcode: &str| format!("{rcode} aa | | {SOA} |");
+    for (question, expected) in [
+        (
+            "a.example.org. A",
+            format!(
+                "NOERROR aa | a.example.org. 60 IN A 192.0.2.1, a.example.org. 60 IN A 192.0.2.2 | {NS} |"
+            ),
+        ),
+        ("a.example.org. AAAA", soa("NOERROR")),
+        ("none.example.org. A", soa("NXDOMAIN")),
+        ("empty.example.org. A", soa("NOERROR")),
+        ("z.empty.example.org. A", soa("NXDOMAIN")),
+        ("q.wild.example.org. A", format!("NOERROR aa | q.wild.example.org. 300 IN A 192.0.2.4 | {NS} |")),
+        ("q.wild.example.org. MX", soa("NOERROR")),
+        ("y.wild.example.org. A", soa("NOERROR")),
+        ("q.y.wild.example.org. A", soa("NXDOMAIN")),
+        ("a.example.net. A", "other".to_owned()),
+    ] {
+        let found = if expected == "other" {
+            server.reply(question).await.unwrap().plugin.replace("whoami", "other")
+        } else {
+            server.ask(question).await
+        };
+        assert_eq!(found, expected, "{question}");
+    }
+    let counts = async |question: &str| {
+        let reply = server.reply(question).await.unwrap();
+        (reply.metadata.authoritative, reply.records.counts())
+    };
+    assert_eq!(counts("c.example.org. A").await, (true, [4, 1, 0]), "two aliases, two addresses");
+    assert_eq!(counts("loop.example.org. A").await, (true, [1, 1, 0]));
+    assert_eq!(counts("x.child.example.org. A").await, (false, [0, 2, 1]), "a referral with glue");
+    assert_eq!(counts("child.example.org. DS").await, (true, [0, 1, 0]), "the parent's side");
+    assert_eq!(counts("x.old.example.org. A").await, (true, [3, 1, 0]), "DNAME, alias, address");
+    assert_eq!(counts("mail.example.org. MX").await, (true, [1, 1, 2]), "addresses of the exchanger");
+    assert_eq!(counts("example.org. NS").await, (true, [1, 0, 1]));
+}
+
+#[tokio::test]
+async fn unknown_names_fall_through_only_if_asked() {
+    let (_directory, path) = zone("a A 192.0.2.1\n");
+    let block = format!("file {path} example.org {{\nfallthrough\n}}\nwhoami");
+    let server = TestServer::block(&block);
+    assert_eq!(server.reply("none.example.org. A").await.unwrap().plugin, "whoami");
+    assert_eq!(server.reply("a.example.org. MX").await.unwrap().plugin, "file", "the name exists");
+}
+
+#[tokio::test]
+async fn alias_outside_the_zone_is_looked_up_in_its_block() {
+    let (directory, path) = zone("out CNAME a.other.\nnone CNAME none.other.\nlost CNAME a.nowhere.\n");
+    let other = directory.path().join("other");
+    fs::write(&other, "@ 60 SOA ns host 1 2 3 4 5\na 60 A 192.0.2.9\n").unwrap();
+    let corefile = format!("example.org {{\nfile {path}\n}}\nother {{\nfile {}\n}}\n", other.display());
+    let server = TestServer::corefile(&corefile);
+    let target = "a.other. 60 IN A 192.0.2.9";
+    for (question, expected) in [
+        ("out.example.org. A", format!("NOERROR aa | out.example.org. 300 IN CNAME a.other., {target} | {NS} |")),
+        ("none.example.org. A", "NXDOMAIN aa | none.example.org. 300 IN CNAME none.other. | other. 5 IN SOA ns.other. host.other. 1 2 3 4 5 |".to_owned()),
+        ("lost.example.org. A", format!("NOERROR aa | lost.example.org. 300 IN CNAME a.nowhere. | {NS} |")),
+    ] {
+        assert_eq!(server.ask(question).await, expected, "{question}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_file_is_served_if_its_serial_differs() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("db");
+    let lines = format!("file {} example.org", path.display());
+    let (server, stop, mut running) = TestServer::running(&lines);
+    let text = |serial: u32, last: u8| format!("@ 60 SOA ns host {serial} 2 3 4 5\na 60 A 192.0.2.{last}\n");
+    let address = async || server.ask("a.example.org. A").await;
+    let replace = |content: String| {
+        // As for a ConfigMap: another file is renamed.
+        fs::write(directory.path().join("new"), content).unwrap();
+        fs::rename(directory.path().join("new"), &path).unwrap();
+    };
+    let pause = || tokio::time::sleep(Duration::from_secs(61));
+    assert_eq!(address().await, "SERVFAIL | | |", "the file doesn't exist yet");
+    replace(text(1, 1));
+    pause().await;
+    assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.1 | |");
+    let kept = server.reply("a.example.org. A").await.unwrap().validity.unwrap();
+    assert!(!kept.is_outdated());
+    for (content, why) in
+        [(text(1, 2), "the same serial"), ("oops".to_owned(), "an error"), (text(1, 3), "the same serial")]
+    {
+        replace(content);
+        pause().await;
+        assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.1 | |", "{why}");
+    }
+    assert!(!kept.is_outdated());
+    replace(text(2, 4));
+    pause().await;
+    assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.4 | |");
+    assert!(kept.is_outdated(), "answers in the response cache aren't used any more");
+    fs::remove_file(&path).unwrap();
+    pause().await;
+    assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.4 | |", "the zone before stays");
+    stop.cancel();
+    while let Some(ended) = running.join_next().await {
+        ended.unwrap();
+    }
+}
+
+#[test]
+fn errors_name_file_line_and_column() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();
+    write("self", "$INCLUDE self\n");
+    write("inner", "a A 192.0.2.1 x\n");
+    let long = "x".repeat(64);
+    let path = directory.path().join("db");
+    let db = path.display().to_string();
+    let inner = directory.path().join("inner").display().to_string();
+    let nested = directory.path().join("self").display().to_string();
+    let folder = directory.path().display().to_string();
+    for (lines, expected) in [
+        ("a A 192.0.2.256\n", format!("{db}:5:5: \"192.0.2.256\" is no IPv4 address")),
+        ("a A\n", format!("{db}:5:1: its data is missing")),
+        ("a\tA ( 192.0.2.1\n\nb A 192.0.2.2\n", format!("{db}:5:5: a parenthesis isn't closed")),
+        ("a TXT \"x\nb A 192.0.2.2\n", format!("{db}:5:7: a quote isn't closed")),
+        ("a.example.net. A 192.0.2.1\n", format!("{db}:5:1: its owner is outside the zone")),
+        (
+            "a CNAME b\na A 192.0.2.1\n",
+            format!("{db}:6:1: a name with a CNAME record has no other records (RFC 1034 section 3.6.2)"),
+        ),
+        ("@ SOA a b 1 2 3 4 5\n", format!("{db}:5:1: the zone has an SOA record already")),
+        ("a CH TXT x\n", format!("{db}:5:1: a record of class CH; zones have class IN")),
+        (
+            "a 2147483648 A 192.0.2.1\n",
+            format!("{db}:5:1: a TTL of 2147483648 seconds; at most 2147483647 are allowed"),
+        ),
+        ("$INCLUDE inner\n", format!("{inner}:1:15: \"x\" is too much")),
+        ("$INCLUDE self\n", format!("{nested}:1:1: $INCLUDE can be nested 7 deep")),
+        ("$INCLUDE /dev/zero\n", format!("{db}:5:1: /dev/zero: it is no regular file")),
+        (
+            "$INCLUDE none\n",
+            format!("{db}:5:1: {folder}/none: can't be read: No such file or directory (os error 2)"),
+        ),
+        (
+            "$GENERATE 0-4294967295 a$ A 192.0.2.1\n",
+            format!("{db}:5:1: the range 0-4294967295 makes more than 65536 records"),
+        ),
+        (
+            "$GENERATE 1-300 a$ A 192.0.2.$\n",
+            format!("{db}:5:1: for 256: \"192.0.2.256\" is no IPv4 address"),
+        ),
+        ("$TTL\n", format!("{db}:5:1: $TTL needs one word")),
+        (&*format!("{long} A 192.0.2.1\n"), format!("{db}:5:1: \"{long}\" is no name")),
+    ] {
+        write("db", &format!("{HEAD}{lines}"));
+        let error = TestServer::error(&format!("file {db} example.org"));
+        assert_eq!(error, format!("Corefile:2:6: {expected}"), "{lines}");
+    }
+    write("db", "a 60 A 192.0.2.1\n");
+    let error = TestServer::error(&format!("file {db} example.org"));
+    assert_eq!(error, format!("Corefile:2:6: {db}: the zone has no SOA record at its origin"));
+    write("db", "  60 A 192.0.2.1\n");
+    let error = TestServer::error(&format!("file {db} example.org"));
+    assert_eq!(
+        error,
+        format!("Corefile:2:6: {db}:1:3: no owner precedes this line, which begins with a space")
+    );
+    let error = TestServer::error(&format!("file {folder} example.org"));
+    assert_eq!(error, format!("Corefile:2:6: {folder}: it is a directory"));
+    let error = TestServer::error("file /nonexistent example.org {\nreload 0s\n}");
+    assert!(
+        error.starts_with("Corefile:2:6: the zone file /nonexistent can't be read: No such file"),
+        "{error}"
+    );
+    assert!(Path::new(&db).exists());
+}
