@@ -18,6 +18,7 @@ mod blocks;
 mod cache;
 mod chains;
 mod forward;
+mod generated_zones;
 mod hosts;
 mod load;
 mod logs;

@@ -58,7 +58,7 @@ fn check(error: &CorefileError, text: &str) -> Result<(), String> {
 }
 
 fn has_path(lines: &[Directive]) -> bool {
-    let reads = |line: &Directive| ["hosts", "root"].contains(&line.name());
+    let reads = |line: &Directive| ["auto", "file", "hosts", "root"].contains(&line.name());
     let path = |line: &Directive| {
         line.tokens.iter().any(|word| word.text.contains(['/', '.']) && word.text.contains('/'))
     };

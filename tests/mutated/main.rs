@@ -1,6 +1,6 @@
 //! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated
-//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, manifests, answers of the API server, and
-//! snapshots.
+//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, manifests, answers of the API server,
+//! and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -24,6 +24,7 @@ mod seeds;
 mod snapshot;
 mod stream;
 mod watch;
+mod zone;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -46,6 +47,7 @@ const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000,
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
 const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 };
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
+const ZONES: Kind = Kind { name: "zone files", full: 1_000_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
 /// has buffers.
 const MEMORY_TOLERANCE_MIB: f64 = 8.0;
@@ -295,6 +297,20 @@ fn mutated_snapshots_are_restored_or_refused() {
     assert_mixed(&tally, SNAPSHOTS, &["no snapshot", "wrong line", "no links", "links"]);
 }
 
+#[test]
+fn mutated_zone_files_are_answered_or_refused() {
+    let zones = zone::Zones::start();
+    for (name, seed) in seeds::zones() {
+        assert_eq!(zones.try_zone(&seed), Ok("right"), "{name}");
+    }
+    let start = || {
+        let zones = zone::Zones::start();
+        move |text: &[u8], _: usize| zones.try_zone(text).map(str::to_owned)
+    };
+    let tally = try_all(seeds::zones(), ZONES, start);
+    assert_mixed(&tally, ZONES, &["wrong", "right"]);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -310,6 +326,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("snapshot", owned(object_seeds::snapshots())),
         ("stream", owned(seeds::streams())),
         ("watch", owned(object_seeds::watches())),
+        ("zone", owned(seeds::zones())),
     ];
     for (target, seeds) in all {
         let folder = fuzz.join(target);

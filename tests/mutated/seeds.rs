@@ -339,6 +339,37 @@ pub fn replies() -> Vec<Seed> {
 }
 
 /// Returns the Corefiles in fuzz/seeds/corefile: fuzzing starts with the same ones.
+pub fn zones() -> Vec<Seed> {
+    const HEAD: &str = "$TTL 1h\n@ SOA ns host (7 ; serial\n 2h 1h 4w 1m)\n NS ns\nns A 192.0.2.53\n";
+    let zone = |lines: &str| format!("{HEAD}{lines}").into_bytes();
+    vec![
+        (
+            "names",
+            zone(
+                "www CNAME b\nb A 192.0.2.1\n MX 10 b\n*.wild TXT \"a b\" c\\065\nchild NS ns.child\nns.child AAAA 2001:db8::1\nold DNAME new\nx.new CNAME www.example.net.\n",
+            ),
+        ),
+        (
+            "types",
+            zone(
+                "srv SRV 1 2 3 b\nb HTTPS 1 . alpn=h2 port=1\nl LOC 52 N 4 E 0m\na APL 1:10.0.0.0/8\nc CAA 0 issue \"x\"\nn NAPTR 1 2 \"s\" \"a\" \"\" b\nh HIP 2 2001 AAAA b\ne EUI48 00-00-5e-00-53-2a\nu TYPE65280 \\# 2 ab cd\n",
+            ),
+        ),
+        (
+            "directives",
+            zone(
+                "$ORIGIN sub.example.org.\n$TTL 5\n@ A 192.0.2.2\n$GENERATE 1-20/3 g${1,3,x} A 10.0.0.$\n$ORIGIN example.org.\nwww 30 IN A 192.0.2.3\n",
+            ),
+        ),
+        (
+            "signed",
+            zone(
+                "@ NSEC b NS SOA RRSIG NSEC\n@ RRSIG SOA 13 2 60 20300101000000 20200101000000 1 @ AAAA\nb MX 1 b\nb NSEC @ MX NSEC\nb RRSIG MX 13 3 60 20300101000000 20200101000000 1 @ AAAA\n@ DNSKEY 257 3 13 AAAA\n",
+            ),
+        ),
+    ]
+}
+
 pub fn corefiles() -> Vec<Vec<u8>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/corefile");
     let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -167,6 +167,12 @@ impl<'a> Next<'a> {
         }
     }
 
+    /// Returns whether no plugin follows.
+    #[must_use]
+    pub fn is_end(&self) -> bool {
+        self.at >= self.block.plugins.len()
+    }
+
     /// Returns whether a name lies in a zone of links that this block answers for.
     #[must_use]
     pub fn has_links_at(&self, name: &Name) -> bool {

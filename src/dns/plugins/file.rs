@@ -9,6 +9,8 @@
 //! an error names file, line and column. A file that is missing then is a warning, its zone gets SERVFAIL, and it is read
 //! when it appears; with `reload 0s` it is an error.
 //!
+//! Names outside the zones go to the next plugin; without one, they are refused.
+//!
 //! With DO, answers have the RRSIG, NSEC and DS records of the file; nothing is signed here. The target of a CNAME
 //! outside the zone is looked up in the block that is responsible for it, if a client asks for another type.
 //!

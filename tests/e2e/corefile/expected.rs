@@ -188,6 +188,15 @@ pub const EXPECTED: &[Expected] = &[
         at: &[("file", "y.wild.example.org. A", "answer authority")],
     },
     Expected {
+        reason: "*file*: a DNAME record that leads to itself is answered with the CNAME record that it makes; \
+                 CoreDNS answers SERVFAIL. A query for NSEC gets the record of a name with a CNAME record (RFC 4035 \
+                 section 2.5); CoreDNS follows the CNAME.",
+        at: &[
+            ("file", "x.round.example.org. A", "rcode flags answer authority"),
+            ("file", "signed.example.org. NSEC", "answer authority"),
+        ],
+    },
+    Expected {
         reason: "There are no metrics of Go's runtime (`go_*`).",
         at: &[("metrics", "go_*", "lacking")],
     },

@@ -58,6 +58,9 @@ old     DNAME new
 x.new   A   192.0.2.11
 y.new   CNAME x.new
 away    DNAME example.net.
+round   DNAME round
+signed  CNAME www
+        NSEC  svc CNAME RRSIG NSEC
 multi   A   192.0.2.12
 multi   A   192.0.2.13
 multi   A   192.0.2.12
@@ -186,6 +189,8 @@ pub const GROUPS: &[Group] = &[Group {
         z.old.example.org. A
         x.old.example.org. CNAME
         away.away.example.org. A
+        x.round.example.org. A
+        signed.example.org. NSEC
         none.away.example.org. A
         multi.example.org. A
         ptr.example.org. PTR

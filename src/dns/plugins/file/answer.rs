@@ -33,6 +33,10 @@ pub(in crate::dns::plugins) async fn serve(
     // The parent's zone has the DS record (RFC 4035 section 3.1.4.1).
     let above = (qtype == RecordType::DS).then(|| zones.closest_above(&name)).flatten();
     let Some(served) = above.or_else(|| zones.closest(&name)).filter(|_| is_in) else {
+        if next.is_end() {
+            // This server isn't responsible for the name.
+            return Err(PluginError::new(ResponseCode::Refused, ""));
+        }
         return passed(next, request, zones.outdated()).await;
     };
     let Some(zone) = served.zone() else {

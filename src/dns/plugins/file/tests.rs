@@ -99,6 +99,7 @@ async fn alias_outside_the_zone_is_looked_up_in_its_block() {
     for (question, expected) in [
         ("out.example.org. A", format!("NOERROR aa | out.example.org. 300 IN CNAME a.other., {target} | {NS} |")),
         ("none.example.org. A", "NXDOMAIN aa | none.example.org. 300 IN CNAME none.other. | other. 5 IN SOA ns.other. host.other. 1 2 3 4 5 |".to_owned()),
+        ("a.example.net. A", "REFUSED | | |".to_owned()),
         ("lost.example.org. A", format!("NOERROR aa | lost.example.org. 300 IN CNAME a.nowhere. | {NS} |")),
     ] {
         assert_eq!(server.ask(question).await, expected, "{question}");
