@@ -107,11 +107,16 @@ pub(super) fn data(rtype: RecordType, words: &[Word<'_>], origin: &[u8]) -> Resu
         // hickory parses the syntax of these types.
         RecordType::CERT | RecordType::HTTPS | RecordType::SVCB => {
             let text = source_text(rtype, words, origin).map_err(error)?;
-            let data = RData::try_from_str(rtype, &text).map_err(|problem| error(problem.to_string()))?;
+            let data = RData::try_from_str(rtype, &text).map_err(|problem| error(one_line(&problem)))?;
             data.to_bytes().map_err(|problem| error(problem.to_string()))
         }
         _ => write_fields(rtype, words, origin),
     }
+}
+
+/// Returns the text of an error without the control characters of the input.
+fn one_line(error: &impl ToString) -> String {
+    error.to_string().replace(char::is_control, "?")
 }
 
 /// Returns the text of data for hickory's parser, with the name of a service in full.

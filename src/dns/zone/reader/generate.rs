@@ -85,7 +85,7 @@ impl Range {
 
 impl Modifier {
     fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{{{text}}} isn't {{OFFSET,WIDTH,BASE}}, with a base of d, o, x or X");
+        let wrong = || format!("{text:?} isn't OFFSET,WIDTH,BASE, with a base of d, o, x or X");
         let mut parts = text.split(',');
         let offset = parts.next().and_then(|offset| offset.parse::<i32>().ok()).ok_or_else(wrong)?;
         let width: u8 = parts.next().unwrap_or("0").parse().map_err(|_| wrong())?;
