@@ -18,9 +18,8 @@
 //! addresses, `::ffff:192.0.2.0/120`, stand for their IPv4 networks; in CoreDNS they never match.
 //!
 //! Plugins have a fixed order, whatever the order of the lines: root, cancel, timeouts, reload, nsid, bufsize, bind,
-//! debug, ready, health, prometheus, errors, log, local, any, chaos, loadbalance, rewrite, acl, clients, cache, tls,
-//! minimal, template, hosts, lb_linker, file, auto, loop, forward,
-//! whoami.
+//! debug, ready, health, prometheus, errors, log, local, any, chaos, loadbalance, rewrite, acl, clients, cache, header,
+//! tls, minimal, template, hosts, lb_linker, file, auto, loop, forward, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -41,6 +40,7 @@ mod debug;
 mod errors;
 mod file;
 mod forward;
+mod header;
 mod health;
 mod hosts;
 mod import;
@@ -112,7 +112,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("acl", Some(acl::set_up)),
     ("clients", Some(clients::set_up)),
     ("cache", Some(cache::set_up)),
-    ("header", None),
+    ("header", Some(header::set_up)),
     ("dnssec", None),
     ("tls", Some(tls::set_up)),
     ("minimal", Some(minimal::set_up)),

@@ -24,6 +24,7 @@ use crate::store::{Input, OnGone, Store};
 
 /// The plugins of the root block: `acl`, `cache`, and templates for names with addresses, aliases that lead back into
 /// the zone, and names that don't exist.
+const HEADER: &str = "header {\nquery set rd\nresponse clear rd aa\nresponse set ra\n}";
 const ROOT_BLOCK: &str = "
     acl {
         allow net 10.0.0.0/8 2001:db8::/32
@@ -190,7 +191,8 @@ async fn cached_answer_equals_the_answer_of_the_full_handler() {
     let mut given = 0;
     for seed in 0..60 {
         let random = &mut StdRng::seed_from_u64(seed);
-        let mut served = CachedServer::new("errors", ROOT_BLOCK);
+        let first = ["errors", HEADER].choose(random).unwrap();
+        let mut served = CachedServer::new(first, ROOT_BLOCK);
         served.protocol = [Protocol::Udp, Protocol::Tcp][random.random_range(0..2)];
         let mut asked: Vec<(Vec<u8>, SocketAddr)> = Vec::new();
         for step in 0..250 {
@@ -236,8 +238,10 @@ async fn cached_answer_equals_the_answer_of_the_full_handler() {
 
 #[tokio::test(start_paused = true)]
 async fn common_queries_are_answered_from_the_cache() {
-    let mut served =
-        CachedServer::new("errors\nloadbalance", &format!("errors\nloop\nloadbalance\n{ROOT_BLOCK}"));
+    let mut served = CachedServer::new(
+        &format!("errors\nloadbalance\n{HEADER}"),
+        &format!("errors\nloop\nloadbalance\n{ROOT_BLOCK}"),
+    );
     served.store.apply(link("web", "a.example.", None));
     served.store.apply(link("other", "192.0.2.1", None));
     let from = client("10.0.0.1");

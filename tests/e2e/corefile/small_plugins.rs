@@ -199,6 +199,56 @@ pub const GROUPS: &[Group] = &[
             a.example.org. A",
     },
     Group {
+        name: "header",
+        corefile: "
+            .:{$PORT} {
+                bind 127.0.0.1
+                header {
+                    query clear rd
+                    response clear ra
+                    Response SET aa
+                }
+                forward . {$UPSTREAM}
+            }
+            cached.example.org:{$PORT} {
+                bind 127.0.0.1
+                cache
+                rewrite name suffix .cached.example.org .example.org answer auto
+                header {
+                    query set rd
+                    response clear aa ra rd
+                }
+                forward . {$UPSTREAM}
+            }
+            test:{$PORT} {
+                bind 127.0.0.1
+                header {
+                    query set aa ra rd
+                    response clear aa
+                    response set aa ra
+                }
+                template IN A a.test {
+                    answer \"{{ .Name }} 60 IN A 192.0.2.1\"
+                }
+                template IN TXT a.test {
+                    answer \"{{ .Name }} 60 IN TXT {{ .Message.Authoritative }}{{ .Message.RecursionAvailable }}\"
+                }
+            }",
+        files: &[],
+        questions: "
+            a.example.org. A each
+            a.example.org. A nord
+            nowhere.example.org. A
+            x.servfail.test. A nord
+            a.cached.example.org. A
+            a.cached.example.org. A
+            a.cached.example.org. A nord
+            a.test. A
+            a.test. A nord
+            a.test. TXT
+            b.test. A nord",
+    },
+    Group {
         name: "minimal",
         corefile: "
             .:{$PORT} {

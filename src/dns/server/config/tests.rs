@@ -63,7 +63,7 @@ fn invalid_configurations_are_refused_with_a_position() {
 
 #[test]
 fn unknown_plugin_error_lists_or_suggests_plugins() {
-    let supported = "acl, any, bind, bufsize, cache, cancel, chaos, clients, debug, errors, forward, health, hosts, \
+    let supported = "acl, any, bind, bufsize, cache, cancel, chaos, clients, debug, errors, forward, header, health, hosts, \
                      import, lb_linker, loadbalance, local, log, loop, minimal, nsid, prometheus, ready, reload, rewrite, \
                      root, template, timeouts, tls, whoami";
     assert_eq!(
