@@ -17,9 +17,9 @@
 //! the same address. On a dual-stack socket an IPv4 client is matched by its IPv4 address. Networks of IPv4-mapped
 //! addresses, `::ffff:192.0.2.0/120`, stand for their IPv4 networks; in CoreDNS they never match.
 //!
-//! Plugins have a fixed order, whatever the order of the lines: root, cancel, timeouts, reload, nsid, bufsize, bind,
-//! debug, ready, health, prometheus, errors, log, local, any, chaos, loadbalance, rewrite, acl, clients, cache, header,
-//! tls, minimal, template, hosts, lb_linker, file, auto, loop, forward, whoami.
+//! root, cancel, timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus,
+//! errors, log, local, any, chaos, loadbalance, rewrite, acl, clients, cache, header, tls, minimal, template, hosts,
+//! lb_linker, file, auto, loop, forward, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -50,6 +50,7 @@ mod log;
 mod r#loop;
 mod minimal;
 pub(crate) mod nets;
+mod no_effect;
 mod nsid;
 mod prometheus;
 mod ready;
@@ -86,7 +87,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("https", None),
     ("https3", None),
     ("timeouts", Some(timeouts::set_up)),
-    ("multisocket", None),
+    ("multisocket", Some(no_effect::multisocket)),
     ("reload", Some(reload::set_up)),
     ("nsid", Some(nsid::set_up)),
     ("bufsize", Some(bufsize::set_up)),
@@ -95,8 +96,8 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("trace", None),
     ("ready", Some(ready::set_up)),
     ("health", Some(health::set_up)),
-    ("pprof", None),
-    ("shed", None),
+    ("pprof", Some(no_effect::pprof)),
+    ("shed", Some(no_effect::shed)),
     ("prometheus", Some(prometheus::set_up)),
     ("errors", Some(errors::set_up)),
     ("log", Some(log::set_up)),

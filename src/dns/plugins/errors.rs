@@ -13,8 +13,7 @@
 //! and the whole line as `message`; a line for several errors has `errors` (their number), `pattern` and `seconds`
 //! instead. Logging never blocks a query: lines that standard output doesn't accept in time are dropped and counted.
 //!
-//! Differences from CoreDNS: most reasons are worded differently. `stacktrace` is rejected: a panic is logged with its
-//! source location, and `RUST_BACKTRACE=1` adds the backtrace. Lines of the level `debug` need *debug* in the same
+//! Differences from CoreDNS: most reasons are worded differently. Lines of the level `debug` need *debug* in the same
 //! block.
 //!
 //! # Syntax
@@ -64,7 +63,7 @@ use crate::dns::message::presentation::{lower_name_text, rcode_name, type_text};
 use crate::dns::query_log::{JsonField, Level, QueryLog};
 
 const NAME: &str = "errors";
-const OPTIONS: [&str; 1] = ["consolidate"];
+const OPTIONS: [&str; 2] = ["consolidate", "stacktrace"];
 const CONSOLIDATE: &str =
     "DURATION REGEXP [LEVEL] [show_first], such as: consolidate 5m \" i/o timeout$\" warning";
 const LEVELS: [(&str, Level); 4] =
@@ -104,8 +103,23 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     {
         return Err(place.unexpected("stdout: errors are logged nowhere else"));
     }
-    let patterns = line.options().iter().map(pattern).collect::<Result<Vec<_>, _>>()?;
+    let (mut patterns, mut warnings) = (Vec::new(), Vec::new());
+    for option in line.options() {
+        option.no_block()?;
+        match option.name() {
+            "consolidate" => patterns.push(pattern(option)?),
+            "stacktrace" => {
+                option.no_arguments()?;
+                warnings.push(option.error(
+                    "stacktrace has no effect here: a panic is logged with its place in the source, and \
+                     RUST_BACKTRACE=1 in the environment adds the backtrace",
+                ));
+            }
+            _ => return Err(option.unknown(NAME, &OPTIONS)),
+        }
+    }
     let patterns: Arc<[Pattern]> = patterns.into();
+    setup.builder.warnings.append(&mut warnings);
     let log = ErrorLog { lines: setup.context.query_log.clone(), debug: setup.builder.debug };
     if !patterns.is_empty() {
         let (patterns, log) = (Arc::clone(&patterns), log.clone());
@@ -118,17 +132,6 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
 }
 
 fn pattern(option: &Directive) -> Result<Pattern, CorefileError> {
-    option.no_block()?;
-    match option.name() {
-        "consolidate" => {}
-        "stacktrace" => {
-            return Err(option.error(
-                "CoreDNS's option \"stacktrace\" of errors isn't supported here: RUST_BACKTRACE=1 in the environment \
-                 does the same; errors has the option consolidate",
-            ));
-        }
-        _ => return Err(option.unknown(NAME, &OPTIONS)),
-    }
     let [period, expression, rest @ ..] = option.at_most(4)? else {
         return Err(option.missing_argument(CONSOLIDATE));
     };

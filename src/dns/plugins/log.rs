@@ -16,9 +16,9 @@
 //! each placeholder of the format, by its name: `"name":"example.org."`, `"id":1234`, `"do":false`,
 //! `"duration":0.000307024`. An IPv6 address has no brackets in JSON, and a missing value is `null`.
 //!
-//! Differences from CoreDNS: metadata aren't supported, so `{/label}` is rejected. The flag `tc` is shown if the client
-//! really gets less than the whole answer. If *forward* answers without *cache*, `{rsize}` doesn't include the
-//! upstream's OPT record. The reserved bit `z` of answers is never shown, because it is never sent.
+//! Differences from CoreDNS: the flag `tc` is shown if the client really gets less than the whole answer. If *forward*
+//! answers without *cache*, `{rsize}` doesn't include the upstream's OPT record. The reserved bit `z` of answers is
+//! never shown, because it is never sent.
 //!
 //! # Syntax
 //!
@@ -92,13 +92,14 @@ struct LogRule {
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let rules = setup.lines.iter().map(rule).collect::<Result<_, _>>()?;
+    let lines = setup.lines;
+    let rules = lines.iter().map(|line| rule(line, &mut setup.builder.warnings)).collect::<Result<_, _>>()?;
     let lines = setup.context.query_log.clone();
     setup.add(LogPlugin { rules, lines });
     Ok(())
 }
 
-fn rule(line: &Directive) -> Result<LogRule, CorefileError> {
+fn rule(line: &Directive, warnings: &mut Vec<CorefileError>) -> Result<LogRule, CorefileError> {
     let (names, format) = match line.arguments() {
         [only] if only.text.contains('{') => {
             return Err(only.error(format!("a format needs a name before it: log . {:?}", only.text)));
@@ -108,12 +109,13 @@ fn rule(line: &Directive) -> Result<LogRule, CorefileError> {
     };
     let format = match format {
         None => Format::common(),
-        Some(word) => Format::parse(&word.text).map_err(|label| {
-            word.error(format!(
-                "CoreDNS's placeholder {label} isn't supported here, for there are no metadata; supported are {}",
-                format::placeholders()
-            ))
-        })?,
+        Some(word) => {
+            let (format, label) = Format::parse(&word.text);
+            warnings.extend(label.map(|label| {
+                word.error(format!("{label} is always - here, as in CoreDNS without the plugin metadata"))
+            }));
+            format
+        }
     };
     Ok(LogRule { names: zones_or_all(names)?, format, classes: classes(line)? })
 }

@@ -12,7 +12,7 @@
 //! # Syntax
 //!
 //! Syntax: `prometheus [ADDRESS]`: an IP address or `localhost`, and a port; `localhost:9153` by default. In a Pod use
-//! `:9153`, which means all addresses. CoreDNS's option `runtime_metrics` isn't supported. Option:
+//! `:9153`, which means all addresses. Option:
 //!
 //! - `tls FILE` serves `/metrics` by HTTPS, to all clients or only to clients with a certificate. **FILE** is a web
 //!   configuration of Prometheus, in YAML, as Prometheus's exporters have it. Its path starts from the working
@@ -69,13 +69,13 @@ use crate::dns::corefile::CorefileError;
 
 const NAME: &str = "prometheus";
 const DEFAULT: &str = "localhost:9153";
-const OPTIONS: [&str; 1] = ["tls"];
+const OPTIONS: [&str; 2] = ["runtime_metrics", "tls"];
 
 #[derive(Debug)]
 struct Prometheus;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let mut file = None;
+    let (mut file, mut warnings) = (None, Vec::new());
     for option in setup.only_line()?.options() {
         option.no_block()?;
         match option.name() {
@@ -83,10 +83,17 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             "tls" => {
                 file = Some(option.single_argument("the file of a web configuration: tls FILE")?.clone())
             }
-            "runtime_metrics" => return Err(option.unsupported(NAME, &OPTIONS)),
+            "runtime_metrics" => {
+                option.no_arguments()?;
+                warnings.push(option.error(
+                    "runtime_metrics has no effect here: its metrics are those of Go's runtime; process_* and \
+                     lb_linker_* have the memory, the CPU time and the tasks",
+                ));
+            }
             _ => return Err(option.unknown(NAME, &OPTIONS)),
         }
     }
+    setup.builder.warnings.append(&mut warnings);
     let tls = file.map(|word| web_config::read(setup, &word)).transpose()?.flatten();
     setup.serve_http(HttpKind::Metrics, DEFAULT, tls)?;
     setup.add_reusable(Prometheus);
@@ -161,10 +168,13 @@ mod tests {
             ("prometheus {\ntls a {\n}\n}", "Corefile:3:1: tls takes no braces"),
             ("prometheus {\ntls a\ntls b\n}", "Corefile:4:1: tls can be there only once in prometheus"),
             (
-                "prometheus {\nruntime_metrics\n}",
-                "Corefile:3:1: CoreDNS's option \"runtime_metrics\" of prometheus isn't supported here; supported are tls",
+                "prometheus {\nruntime_metrics all\n}",
+                "Corefile:3:17: runtime_metrics takes no arguments, and here is \"all\"",
             ),
-            ("prometheus {\nssl a\n}", "Corefile:3:1: prometheus has no option \"ssl\"; it has tls"),
+            (
+                "prometheus {\nssl a\n}",
+                "Corefile:3:1: prometheus has no option \"ssl\"; it has runtime_metrics, tls",
+            ),
         ] {
             assert_eq!(TestServer::error(lines), expected);
         }

@@ -109,6 +109,11 @@ pub fn build_blocks(
         }
         let builder = build(&block.lines, &zones, context)?;
         for (address, word) in served {
+            if address.scheme == Scheme::Tls
+                && let Some(line) = block.lines.iter().find(|line| line.name() == "shed")
+            {
+                return Err(line.error("shed is about UDP, and tls:// blocks have none: leave it out"));
+            }
             if address.scheme == Scheme::Tls && builder.tls.is_none() {
                 return Err(word
                     .position

@@ -44,7 +44,7 @@ const COREFILE: &str = r#"
     }
     format.test:{$PORT} {
         bind 127.0.0.1
-        log . "{type} {class} {name} {proto} {remote} {local} {size} {rcode} {rsize} {>rflags} {>bufsize} {>do} {>id} {>opcode} {unknown} {>unknown} {type"
+        log . "{type} {class} {name} {proto} {remote} {local} {size} {rcode} {rsize} {>rflags} {>bufsize} {>do} {>id} {>opcode} {/a/label} {unknown} {>unknown} {type"
         template IN A format.test {
             answer "{{ .Name }} 60 IN A 192.0.2.1"
         }

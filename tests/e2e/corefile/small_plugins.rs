@@ -349,6 +349,28 @@ pub const GROUPS: &[Group] = &[
             x.words.test. A",
     },
     Group {
+        name: "no effect",
+        corefile: "
+            .:{$PORT} {
+                bind 127.0.0.1
+                multisocket 2
+                pprof 127.0.0.1:0 {
+                    block 1
+                }
+                shed
+                prometheus 127.0.0.1:0 {
+                    runtime_metrics
+                }
+                errors {
+                    stacktrace
+                }
+                whoami
+            }",
+        files: &[],
+        questions: "
+            a.example.org. A each",
+    },
+    Group {
         name: "all of them",
         corefile: "
             .:{$PORT} {

@@ -116,21 +116,22 @@ fn invalid_lines_are_rejected_with_their_position() {
                  consolidate 5m \" i/o timeout$\" warning";
     let consolidate = |rest: &str| format!("errors {{\nconsolidate {rest}\n}}");
     for (lines, error) in [
-        ("errors file.log".to_owned(), "2:8: \"file.log\" isn't stdout: errors are logged nowhere else".to_owned()),
+        (
+            "errors file.log".to_owned(),
+            "2:8: \"file.log\" isn't stdout: errors are logged nowhere else".to_owned(),
+        ),
         ("errors a b".to_owned(), "2:10: errors takes 1 argument at most, and here is \"b\"".to_owned()),
         (
             "errors\nerrors".to_owned(),
             "3:1: errors can be there only once in a block, and it is on line 2 already".to_owned(),
         ),
         (
-            "errors {\nstacktrace\n}".to_owned(),
-            "3:1: CoreDNS's option \"stacktrace\" of errors isn't supported here: RUST_BACKTRACE=1 in the environment \
-             does the same; errors has the option consolidate"
-                .to_owned(),
+            "errors {\nstacktrace on\n}".to_owned(),
+            "3:12: stacktrace takes no arguments, and here is \"on\"".to_owned(),
         ),
         (
             "errors {\nsummarize 5m\n}".to_owned(),
-            "3:1: errors has no option \"summarize\"; it has consolidate".to_owned(),
+            "3:1: errors has no option \"summarize\"; it has consolidate, stacktrace".to_owned(),
         ),
         (consolidate(""), format!("3:1: {needs}")),
         (consolidate("5m"), format!("3:1: {needs}")),
@@ -144,7 +145,10 @@ fn invalid_lines_are_rejected_with_their_position() {
             consolidate(&format!("5m {long}")),
             "3:16: a regular expression has 10000 bytes at most, and this has 10001".to_owned(),
         ),
-        (consolidate("5m x fatal"), "3:18: \"fatal\" isn't one of warning, error, info, debug, show_first".to_owned()),
+        (
+            consolidate("5m x fatal"),
+            "3:18: \"fatal\" isn't one of warning, error, info, debug, show_first".to_owned(),
+        ),
         (consolidate("5m x info error"), "3:23: consolidate has one level, and this is a second".to_owned()),
         (consolidate("5m x show_first info"), "3:29: the level has to stand before show_first".to_owned()),
     ] {

@@ -90,40 +90,33 @@ enum LogValue<'a> {
     Nothing,
 }
 
-pub(super) fn placeholders() -> String {
-    let mut all: Vec<&str> = LABELS.iter().map(|(placeholder, ..)| *placeholder).collect();
-    all.extend(["{common}", "{combined}"]);
-    all.join(", ")
-}
-
 // === impl Format ===
 
 impl Format {
     pub fn common() -> Self {
-        // The parser only rejects metadata placeholders, which `COMMON` doesn't contain.
-        Self::parse(COMMON).unwrap_or_else(|_| Self(Vec::new()))
+        Self::parse(COMMON).0
     }
 
-    /// Parses a format. Unknown placeholders are literal text.
-    ///
-    /// # Errors
-    /// Returns the first placeholder of metadata.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// Parses a format. Unknown placeholders are literal text. Also returns the first placeholder of metadata, which are
+    /// always missing.
+    pub fn parse(text: &str) -> (Self, Option<String>) {
         let combined = format!("{COMMON} \"{{>opcode}}\"");
         let text = text.replace("{common}", COMMON).replace("{combined}", &combined);
-        let (mut pieces, mut literal, mut rest) = (Vec::new(), String::new(), &*text);
+        let (mut pieces, mut literal, mut rest, mut metadata) = (Vec::new(), String::new(), &*text, None);
         // Pair a closing brace with the last opening brace before it, so that `{ {name} }` contains a placeholder.
         while let Some((before, behind)) = rest.split_once('}') {
             let start = before.rfind('{').unwrap_or(before.len());
             let placeholder = &rest[start..=before.len()];
-            if placeholder.starts_with("{/") {
-                return Err(placeholder.to_owned());
-            }
             match LABELS.iter().find(|(known, ..)| *known == placeholder) {
                 Some((_, name, label)) => {
                     literal.push_str(&before[..start]);
                     pieces.push(Piece::Literal(std::mem::take(&mut literal)));
                     pieces.push(Piece::Label(name, *label));
+                }
+                None if placeholder.starts_with("{/") => {
+                    literal.push_str(&before[..start]);
+                    literal.push('-');
+                    metadata.get_or_insert_with(|| placeholder.to_owned());
                 }
                 None => literal.push_str(&rest[..=before.len()]),
             }
@@ -131,7 +124,7 @@ impl Format {
         }
         literal.push_str(rest);
         pieces.push(Piece::Literal(literal));
-        Ok(Self(pieces))
+        (Self(pieces), metadata)
     }
 
     pub fn text(&self, entry: &LogEntry<'_>) -> String {
@@ -271,16 +264,17 @@ mod tests {
             ("} {x} {name}{", vec![literal("} {x} "), name.clone(), literal("{")]),
             ("{NAME} {>name} {{name}", vec![literal("{NAME} {>name} {"), name, literal("")]),
         ] {
-            assert_eq!(Format::parse(text), Ok(Format(pieces)), "{text}");
+            assert_eq!(Format::parse(text), (Format(pieces), None), "{text}");
         }
-        assert_eq!(Format::parse("{common}"), Ok(Format::common()));
-        assert_eq!(Format::parse("{name} {/log/class}"), Err("{/log/class}".to_owned()));
+        assert_eq!(Format::parse("{common}"), (Format::common(), None));
+        let (format, label) = Format::parse("a{/log/class} b{/c}");
+        assert_eq!((format, label.as_deref()), (Format(vec![literal("a- b-")]), Some("{/log/class}")));
     }
 
     #[test]
     fn every_placeholder_is_parsed_and_has_its_json_name() {
         for (placeholder, name, label) in LABELS {
-            assert_eq!(Format::parse(placeholder).unwrap().0[1], Piece::Label(name, label));
+            assert_eq!(Format::parse(placeholder).0.0[1], Piece::Label(name, label));
             assert_eq!(placeholder.trim_matches(['{', '>', '}']), name);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::dns::plugins::{ORDER, import};
+use crate::dns::plugins::{ORDER, import, no_effect};
 
 /// The headings of a manual, in order; the flag marks the mandatory headings. The page leaves them out;
 /// docs/reference.md has the metrics.
@@ -25,10 +25,11 @@ fn comment(name: &str) -> String {
     lines.map(|line| format!("{}\n", line.strip_prefix(' ').unwrap_or(line))).collect()
 }
 
-/// Returns the names of the supported plugins, sorted.
+/// Returns the names of the plugins with a manual, sorted.
 fn plugins() -> Vec<&'static str> {
     let supported = ORDER.iter().filter(|(_, set_up)| set_up.is_some()).map(|(name, _)| *name);
     let mut names: Vec<_> = supported.chain([import::NAME]).collect();
+    names.retain(|name| !no_effect::NAMES.contains(name));
     names.sort_unstable();
     names
 }

@@ -56,6 +56,10 @@ fn invalid_configurations_are_refused_with_a_position() {
             "tls://. {\nwhoami\n}",
             "Corefile:1:1: a tls:// block needs the plugin tls, with a certificate and its key",
         ),
+        (
+            ". {\nwhoami\n}\ntls://. {\nshed\n}",
+            "Corefile:5:1: shed is about UDP, and tls:// blocks have none: leave it out",
+        ),
     ] {
         assert_eq!(error(text), expected, "{text}");
     }
@@ -63,9 +67,9 @@ fn invalid_configurations_are_refused_with_a_position() {
 
 #[test]
 fn unknown_plugin_error_lists_or_suggests_plugins() {
-    let supported = "acl, any, bind, bufsize, cache, cancel, chaos, clients, debug, errors, forward, header, health, hosts, \
-                     import, lb_linker, loadbalance, local, log, loop, minimal, nsid, prometheus, ready, reload, rewrite, \
-                     root, template, timeouts, tls, whoami";
+    let supported = "acl, any, bind, bufsize, cache, cancel, chaos, clients, debug, errors, forward, header, health, \
+                     hosts, import, lb_linker, loadbalance, local, log, loop, minimal, multisocket, nsid, pprof, \
+                     prometheus, ready, reload, rewrite, root, shed, template, timeouts, tls, whoami";
     assert_eq!(
         error(". {\nwhoami\nkubernetes cluster.local\n}"),
         format!("Corefile:3:1: CoreDNS's plugin kubernetes isn't supported here; supported are {supported}")
