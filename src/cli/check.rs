@@ -34,8 +34,15 @@ const WITHOUT_STABLE_NAMES: &str = "StableNames aren't used, because their CRD i
 pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, InputError> {
     flags.validate()?;
     flags.upstreams()?;
-    let (zones, corefile, warnings) = &check_corefile(flags)?;
     let mut check_report = CheckReport::default();
+    let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
+    let ValidCorefile { zones, warnings } = &match check_corefile(flags, &corefile)? {
+        Ok(checked) => checked,
+        Err(errors) => {
+            check_report.input_errors.extend(errors.iter().map(ToString::to_string));
+            return Ok(check_report);
+        }
+    };
     check_report.input_errors.extend(mistyped_variables(corefile.variables()));
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
@@ -122,15 +129,35 @@ async fn check_cluster(check_report: &mut CheckReport, flags: &Flags) -> Result<
     Ok(())
 }
 
-/// Builds the configuration of the Corefile and discards it. Returns the Corefile's zones of links, the Corefile and
-/// its warnings.
-fn check_corefile(flags: &Flags) -> Result<(Vec<LinkZone>, LoadedCorefile, Vec<CorefileError>), InputError> {
-    let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
-    let zones = corefile.link_zones(&flags.hostname_policy.cluster_domain)?;
-    flags.check_zones(&zones)?;
-    let origins = zones.iter().map(|zone| &zone.origin);
+struct ValidCorefile {
+    /// The zones of links.
+    zones: Vec<LinkZone>,
+    warnings: Vec<CorefileError>,
+}
+
+/// Returns the zones of links and the warnings of the Corefile, or all its errors, in the order of their positions. Builds
+/// the configuration, and discards it.
+fn check_corefile(
+    flags: &Flags,
+    corefile: &LoadedCorefile,
+) -> Result<Result<ValidCorefile, Vec<CorefileError>>, InputError> {
+    let zones = corefile.link_zones(&flags.hostname_policy.cluster_domain);
+    let origins = zones.iter().flatten().map(|zone| &zone.origin);
     let context = ServerContext::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(origins)))?;
-    let configuration = corefile.configure(&context)?;
-    let warnings = configuration.blocks.into_iter().flat_map(|built| built.builder.warnings).collect();
-    Ok((zones, corefile, warnings))
+    let mut errors = match (zones, corefile.check(&context)) {
+        (Ok(zones), Ok(configuration)) => {
+            flags.check_zones(&zones)?;
+            let blocks = configuration.blocks.into_iter();
+            let warnings = blocks.flat_map(|built| built.builder.warnings).collect();
+            return Ok(Ok(ValidCorefile { zones, warnings }));
+        }
+        (zones, configuration) => {
+            configuration.err().into_iter().flatten().chain(zones.err()).collect::<Vec<_>>()
+        }
+    };
+    errors.sort_by_key(|CorefileError { position, .. }| {
+        (Arc::clone(&position.file), position.line, position.column)
+    });
+    errors.dedup();
+    Ok(Err(errors))
 }

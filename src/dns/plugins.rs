@@ -54,6 +54,7 @@ mod no_effect;
 mod nsid;
 mod prometheus;
 mod ready;
+mod refusals;
 mod reload;
 mod rewrite;
 mod root;
@@ -65,6 +66,8 @@ mod whoami;
 use hickory_proto::rr::Name;
 
 use super::corefile::{CorefileError, Directive};
+use refusals::refusal;
+pub use refusals::unknown_to_core_dns;
 use setup::{BlockBuilder, ServerContext, Setup};
 
 /// Parses the lines of a plugin and adds the result to the block.
@@ -144,69 +147,27 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
 /// Builds a server block for `zones` from its lines.
 ///
 /// # Errors
-/// Returns the error of the first line with an unknown or unsupported plugin. If all plugins are supported, returns the
-/// error of the first plugin in `ORDER` with an invalid line.
+/// Returns the errors of all lines with a plugin that isn't here, in the order of the lines, and then the first error of
+/// each other plugin, in the order of `ORDER`.
 pub fn build(
     lines: &[Directive],
     zones: &[Name],
     context: &ServerContext,
-) -> Result<BlockBuilder, CorefileError> {
-    for line in lines {
-        match ORDER.iter().find(|(name, _)| *name == line.name()) {
-            Some((_, Some(_))) => {}
-            Some((name, None)) => {
-                return Err(line.error(format!(
-                    "CoreDNS's plugin {name} isn't supported here; supported are {}",
-                    supported_list()
-                )));
-            }
-            None => {
-                return Err(line.error(format!(
-                    "there is no plugin {:?}; {}",
-                    line.name(),
-                    suggestion(line.name(), &names())
-                        .unwrap_or_else(|| format!("there are {}", supported_list()))
-                )));
-            }
-        }
-    }
+) -> Result<BlockBuilder, Vec<CorefileError>> {
+    let refused = |line: &Directive| refusal(line.name()).map(|why| line.error(why));
+    let mut errors: Vec<CorefileError> = lines.iter().filter_map(refused).collect();
     let mut builder = BlockBuilder::default();
     for (name, set_up) in ORDER {
         let own: Vec<Directive> = lines.iter().filter(|line| line.name() == *name).cloned().collect();
         if let (Some(set_up), false) = (set_up, own.is_empty()) {
-            set_up(&mut Setup { lines: &own, zones, builder: &mut builder, context })?;
+            errors.extend(set_up(&mut Setup { lines: &own, zones, builder: &mut builder, context }).err());
         }
     }
-    Ok(builder)
+    if errors.is_empty() { Ok(builder) } else { Err(errors) }
 }
 
-/// Returns a sentence about a line of a Corefile of CoreDNS whose plugin CoreDNS doesn't have; `None` if it has it.
-#[must_use]
-pub fn unknown_to_core_dns(line: &Directive) -> Option<String> {
-    let known = ORDER.iter().map(|(name, _)| *name).filter(|name| !OWN.contains(name));
-    let known: Vec<&str> = known.chain([import::NAME]).collect();
-    // The parser leaves the environment variables of CoreDNS in place.
-    if known.contains(&line.name()) || line.name().contains("{$") {
-        return None;
-    }
-    let hint = suggestion(line.name(), &known).map(|hint| format!("; {hint}")).unwrap_or_default();
-    Some(format!("CoreDNS has no plugin {:?}{hint}", line.name()))
-}
-
-/// Returns a hint for an unknown plugin: the closest of the known names, if one is close.
-fn suggestion(name: &str, known: &[&str]) -> Option<String> {
-    /// The maximum number of wrong, missing, extra and transposed letters.
-    const MAX_TYPOS: usize = 2;
-    let closest = known.iter().min_by_key(|known| strsim::osa_distance(known, name));
-    let is_close = |known: &&&str| strsim::osa_distance(known, name) <= MAX_TYPOS.min(name.len() / 2);
-    closest.filter(is_close).map(|meant| format!("is it {meant}?"))
-}
-
-fn supported_list() -> String {
-    names().join(", ")
-}
-
-fn names() -> Vec<&'static str> {
+/// Returns the names of all plugins that are here, sorted.
+pub(crate) fn names() -> Vec<&'static str> {
     let mut names: Vec<&str> =
         ORDER.iter().filter(|(_, set_up)| set_up.is_some()).map(|(name, _)| *name).collect();
     names.push(import::NAME);

@@ -248,6 +248,31 @@ fn corefile_error_is_reported_with_its_position() {
 }
 
 #[test]
+fn check_reports_all_errors_of_a_corefile() {
+    let directory = tempfile::tempdir().unwrap();
+    let corefile = directory.path().join("Corefile");
+    let (path, manifests) = (corefile.to_str().unwrap(), directory.path().to_str().unwrap());
+    let text = "lb.internal {\n    lb_linker {\n        ttl 5s\n    }\n    k8s_external\n}\n\
+                (twice) {\n    errors x\n}\na.example {\n    import twice\n}\n. {\n    import twice\n    whoami x\n}\n";
+    std::fs::write(&corefile, text).unwrap();
+    let sentences = [
+        "3:13: \"5s\" isn't a number",
+        "5:5: CoreDNS's plugin k8s_external isn't supported; lb_linker",
+        "8:12: \"x\" isn't stdout",
+        "15:12: whoami takes no arguments",
+    ];
+    for (command, number) in [("check", sentences.len()), ("run", 1)] {
+        let output = run_to_end([command, "--manifests", manifests, "--corefile", path]);
+        assert_eq!(output.status.code(), Some(2));
+        let said = stderr(&output);
+        assert_eq!(said.lines().count(), number, "{said}");
+        for (line, sentence) in said.lines().zip(sentences) {
+            assert!(line.starts_with(&format!("lb-linker: {path}:{sentence}")), "{said}");
+        }
+    }
+}
+
+#[test]
 fn wrong_value_of_a_variable_names_the_variable() {
     let variables = [("LB_LINKER_METRICS_LISTEN", "off")];
     let said = stderr(&run_to_end_with(&variables, ["check", "--upstream", "none"]));

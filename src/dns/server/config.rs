@@ -94,55 +94,33 @@ pub fn build_blocks(
     parsed: &[corefile::BlockSource],
     context: &ServerContext,
 ) -> Result<Configuration, CorefileError> {
-    let mut blocks: Vec<BuiltBlock> = Vec::new();
-    let mut listeners: Vec<Listener> = Vec::new();
+    build_all(file, parsed, context).map_err(|mut errors| errors.swap_remove(0))
+}
+
+/// Builds the blocks of a parsed Corefile, as [`build_blocks`] does.
+///
+/// # Errors
+/// Returns at least one error of each invalid block. There is at least one error.
+pub fn build_all(
+    file: &Path,
+    parsed: &[corefile::BlockSource],
+    context: &ServerContext,
+) -> Result<Configuration, Vec<CorefileError>> {
+    let mut configuration = Configuration { blocks: Vec::new(), listeners: Vec::new() };
+    let mut errors = Vec::new();
     for block in parsed {
-        let mut served: Vec<(Address, &Token)> = Vec::new();
-        for word in &block.addresses {
-            served.extend(addresses(word)?.into_iter().map(|address| (address, word)));
-        }
-        let mut zones: Vec<Name> = Vec::new();
-        for (address, _) in &served {
-            if !zones.contains(&address.zone) {
-                zones.push(address.zone.clone());
-            }
-        }
-        let builder = build(&block.lines, &zones, context)?;
-        for (address, word) in served {
-            if address.scheme == Scheme::Tls
-                && let Some(line) = block.lines.iter().find(|line| line.name() == "shed")
-            {
-                return Err(line.error("shed is about UDP, and tls:// blocks have none: leave it out"));
-            }
-            if address.scheme == Scheme::Tls && builder.tls.is_none() {
-                return Err(word
-                    .position
-                    .error("a tls:// block needs the plugin tls, with a certificate and its key"));
-            }
-            let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
-            for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
-                let at =
-                    ListenAddress { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
-                add_zone(&mut listeners, at, &address.zone, blocks.len(), &word.position)?;
-            }
-        }
-        let fingerprint = BlockFingerprint::new(&zones, &block.lines, &builder);
-        let block = ServerBlock {
-            zones,
-            plugins: builder.plugins.clone(),
-            access_rules: builder.access_rules.clone(),
-            link_zones: builder.link_zones.clone(),
-            debug: builder.debug,
-        };
-        blocks.push(BuiltBlock { block: Arc::new(block), fingerprint, builder });
+        errors.extend(configuration.add_block(block, context).err().unwrap_or_default());
     }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let Configuration { blocks, listeners } = &configuration;
     if blocks.is_empty() {
         let start = Position { file: file.into(), line: 1, column: 1 };
-        return Err(start.error("there is no server block; one begins with a line such as: .:53 {"));
+        return Err(vec![start.error("there is no server block; one begins with a line such as: .:53 {")]);
     }
-    check_upstreams(&blocks, &listeners)?;
-    check_http(&blocks)?;
-    Ok(Configuration { blocks, listeners })
+    check_upstreams(blocks, listeners).and_then(|()| check_http(blocks)).map_err(|error| vec![error])?;
+    Ok(configuration)
 }
 
 /// Returns whether packets for `upstream` arrive at `listen`.
@@ -254,6 +232,69 @@ pub fn first_handler(text: &str, context: &ServerContext) -> Result<Arc<Handler>
 }
 
 impl Configuration {
+    /// Builds a block and adds it.
+    ///
+    /// # Errors
+    /// Returns all errors of its plugins that can be found at once, or another error.
+    fn add_block(
+        &mut self,
+        block: &corefile::BlockSource,
+        context: &ServerContext,
+    ) -> Result<(), Vec<CorefileError>> {
+        let mut served: Vec<(Address, &Token)> = Vec::new();
+        for word in &block.addresses {
+            let found = addresses(word).map_err(|error| vec![error])?;
+            served.extend(found.into_iter().map(|address| (address, word)));
+        }
+        let mut zones: Vec<Name> = Vec::new();
+        for (address, _) in &served {
+            if !zones.contains(&address.zone) {
+                zones.push(address.zone.clone());
+            }
+        }
+        let builder = build(&block.lines, &zones, context)?;
+        for (address, word) in served {
+            self.add_address(&address, word, block, &builder).map_err(|error| vec![error])?;
+        }
+        let fingerprint = BlockFingerprint::new(&zones, &block.lines, &builder);
+        let block = ServerBlock {
+            zones,
+            plugins: builder.plugins.clone(),
+            access_rules: builder.access_rules.clone(),
+            link_zones: builder.link_zones.clone(),
+            debug: builder.debug,
+        };
+        self.blocks.push(BuiltBlock { block: Arc::new(block), fingerprint, builder });
+        Ok(())
+    }
+
+    /// Adds an address of the next block to the listeners.
+    fn add_address(
+        &mut self,
+        address: &Address,
+        word: &Token,
+        block: &corefile::BlockSource,
+        builder: &BlockBuilder,
+    ) -> Result<(), CorefileError> {
+        if address.scheme == Scheme::Tls {
+            if let Some(line) = block.lines.iter().find(|line| line.name() == "shed") {
+                return Err(line.error("shed is about UDP, and tls:// blocks have none: leave it out"));
+            }
+            if builder.tls.is_none() {
+                let position = &word.position;
+                return Err(
+                    position.error("a tls:// block needs the plugin tls, with a certificate and its key")
+                );
+            }
+        }
+        let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+        for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
+            let at = ListenAddress { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
+            add_zone(&mut self.listeners, at, &address.zone, self.blocks.len(), &word.position)?;
+        }
+        Ok(())
+    }
+
     /// Returns the connection settings of a listener: TLS from the first of its blocks that has TLS, limits from the
     /// last block that sets them.
     #[must_use]

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::dns::corefile::{BlockSource, CorefileError, FileSources, Position, parse};
 use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
 use crate::dns::plugins::setup::ServerContext;
-use crate::dns::server::config::{Configuration, build_blocks, text_of};
+use crate::dns::server::config::{Configuration, build_all, build_blocks, text_of};
 
 const BUILT_IN: &str = "(built-in Corefile)";
 
@@ -94,5 +94,10 @@ impl LoadedCorefile {
 
     pub(crate) fn configure(&self, context: &ServerContext) -> Result<Configuration, CorefileError> {
         build_blocks(&self.path, &self.blocks, context)
+    }
+
+    /// Builds the configuration, and returns all errors that can be found at once.
+    pub(crate) fn check(&self, context: &ServerContext) -> Result<Configuration, Vec<CorefileError>> {
+        build_all(&self.path, &self.blocks, context)
     }
 }

@@ -67,13 +67,7 @@ fn invalid_configurations_are_refused_with_a_position() {
 
 #[test]
 fn unknown_plugin_error_lists_or_suggests_plugins() {
-    let supported = "acl, any, bind, bufsize, cache, cancel, chaos, clients, debug, errors, forward, header, health, \
-                     hosts, import, lb_linker, loadbalance, local, log, loop, minimal, multisocket, nsid, pprof, \
-                     prometheus, ready, reload, rewrite, root, shed, template, timeouts, tls, whoami";
-    assert_eq!(
-        error(". {\nwhoami\nkubernetes cluster.local\n}"),
-        format!("Corefile:3:1: CoreDNS's plugin kubernetes isn't supported here; supported are {supported}")
-    );
+    let supported = crate::dns::plugins::names().join(", ");
     assert_eq!(
         error(". {\nresolver\n}"),
         format!("Corefile:2:1: there is no plugin \"resolver\"; there are {supported}")
@@ -86,6 +80,30 @@ fn unknown_plugin_error_lists_or_suggests_plugins() {
             format!("Corefile:2:1: there is no plugin {typo:?}; is it {meant}?")
         );
     }
+}
+
+#[test]
+fn all_errors_of_plugins_are_found_at_once() {
+    let text =
+        "grpc://. {\nwhoami\n}\na.example {\nforward\nroute53 x\nwhoami x\nalias\nwhoam\n}\n. {\nany x\n}";
+    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
+    let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
+    let errors = build_all(Path::new("Corefile"), &blocks, &context).unwrap_err();
+    let expected = [
+        "1:1: grpc:// isn't supported; the schemes are dns:// and tls://",
+        "6:1: CoreDNS's plugin route53 isn't supported; forward the zone to the VPC's resolver, 169.254.169.253",
+        "8:1: alias is an external plugin, which CoreDNS's own image lacks, too: forward its names to a CoreDNS that has \
+         it, or leave it out",
+        "9:1: there is no plugin \"whoam\"; is it whoami?",
+        "5:1: forward needs",
+        "7:8: whoami takes no arguments, and here is \"x\"",
+        "12:5: any takes no arguments, and here is \"x\"",
+    ];
+    assert_eq!(errors.len(), expected.len(), "{errors:?}");
+    for (error, expected) in errors.iter().zip(expected) {
+        assert!(error.to_string().starts_with(&format!("Corefile:{expected}")), "{error}");
+    }
+    assert_eq!(error(text), errors[0].to_string());
 }
 
 #[test]

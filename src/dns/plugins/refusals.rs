@@ -1,0 +1,127 @@
+//! The messages about plugins that lb-linker doesn't have.
+
+use super::{ORDER, OWN, import, names};
+use crate::dns::corefile::Directive;
+
+/// The plugins of CoreDNS that aren't here: why, and what to do instead.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("autopath", "isn't supported; let Pods set a lower ndots, or end names with a dot"),
+    ("azure", "isn't supported; forward the zone to Azure's resolver, 168.63.129.16"),
+    ("clouddns", "isn't supported; forward the zone to Google Cloud's resolver, 169.254.169.254"),
+    ("dns64", "isn't supported yet; forward to a resolver that has DNS64, such as BIND or Unbound"),
+    ("dnssec", "isn't supported; sign the zone's file, for example with ldns-signzone"),
+    ("dnstap", "isn't supported; log writes a line for each query, with --log-format json an object"),
+    ("erratic", "isn't supported; forward to a CoreDNS that has it"),
+    ("etcd", "isn't supported yet; forward the zone to a CoreDNS that has it"),
+    ("geoip", "isn't supported; it only sets metadata, which nothing here uses: leave it out"),
+    ("grpc", "isn't supported; forward by tls:// is encrypted, too"),
+    ("grpc_server", "isn't supported; put a CoreDNS that has it before this server"),
+    ("https", "isn't supported yet; serve tls://, or put a proxy such as dnsdist before this server"),
+    ("https3", "isn't supported yet; serve tls://, or put a proxy such as dnsdist before this server"),
+    ("k8s_external", "isn't supported; lb_linker answers for LoadBalancer Services in its place"),
+    ("kubernetes", "isn't supported yet; forward the cluster's domain to a CoreDNS that has it"),
+    ("metadata", "isn't supported; nothing here uses metadata: leave it out"),
+    ("nomad", "isn't supported yet; forward the zone to a CoreDNS that has it"),
+    ("on", "isn't supported; run the command beside lb-linker, for example in a container of its own"),
+    ("proxyproto", "isn't supported yet; let the load balancer keep the clients' addresses"),
+    ("quic", "isn't supported yet; serve tls://, or put a proxy such as dnsdist before this server"),
+    ("route53", "isn't supported; forward the zone to the VPC's resolver, 169.254.169.253"),
+    ("secondary", "isn't supported yet; forward the zone to its primary server"),
+    ("sign", "isn't supported; sign the zone's file outside, for example with ldns-signzone"),
+    ("trace", "isn't supported; log and prometheus show the duration of queries"),
+    ("transfer", "isn't supported yet; let secondary servers get the zone from a CoreDNS that has its file"),
+    ("tsig", "isn't supported yet; limit clients with acl, or by certificates with tls"),
+    ("view", "isn't supported yet; give each group of clients an address or a port, and a block for it"),
+];
+
+/// Plugins that others have written for CoreDNS, most of them listed on <https://coredns.io/explugins/>.
+const EXTERNAL: &str = "ads alias alternate amazondns blocker blocklist consul demo dnsredir docker dockerdiscovery dso dump \
+    dynapi ebpf ens example fallback fanout filter finalize firewall flatten forwardcrd gathersrv git \
+    gravwell gslb idetcd ipecho ipin json k8s_cache k8s_crd k8s_dns_chaos k8s_event k8s_gateway kubeforward \
+    kubenodes kubernetai lighthouse mdns meship meshname multicluster mysql mysql_extend netbox nodecache \
+    omada opa pdsql pocketbase proxy ratelimit rebind records recursor redirect redis redis_cache redisc \
+    responsefilter rrl split tailscale traefik umbrella unbound vcluster warnlist wgsd";
+
+/// Returns why a name isn't a plugin that can be used here; `None` if it is one.
+pub(super) fn refusal(name: &str) -> Option<String> {
+    match ORDER.iter().find(|(known, _)| *known == name) {
+        Some((_, Some(_))) => None,
+        Some((name, None)) => {
+            let known = UNSUPPORTED.iter().find(|(known, _)| known == name);
+            let (_, instead) = known.copied().unwrap_or((name, "isn't supported"));
+            Some(format!("CoreDNS's plugin {name} {instead}"))
+        }
+        None if EXTERNAL.split(' ').any(|external| external == name) => Some(format!(
+            "{name} is an external plugin, which CoreDNS's own image lacks, too: forward its names to a CoreDNS that has \
+             it, or leave it out"
+        )),
+        None => {
+            let known = names();
+            let hint = suggestion(name, &known).unwrap_or_else(|| format!("there are {}", known.join(", ")));
+            Some(format!("there is no plugin {name:?}; {hint}"))
+        }
+    }
+}
+
+/// Returns a sentence about a line of a Corefile of CoreDNS whose plugin CoreDNS doesn't have; `None` if it has it.
+#[must_use]
+pub fn unknown_to_core_dns(line: &Directive) -> Option<String> {
+    let known = ORDER.iter().map(|(name, _)| *name).filter(|name| !OWN.contains(name));
+    let known: Vec<&str> = known.chain([import::NAME]).collect();
+    // The parser leaves the environment variables of CoreDNS in place.
+    if known.contains(&line.name()) || line.name().contains("{$") {
+        return None;
+    }
+    let hint = suggestion(line.name(), &known).map(|hint| format!("; {hint}")).unwrap_or_default();
+    Some(format!("CoreDNS has no plugin {:?}{hint}", line.name()))
+}
+
+/// Returns a hint for an unknown plugin: the closest of the known names, if one is close.
+fn suggestion(name: &str, known: &[&str]) -> Option<String> {
+    /// The maximum number of wrong, missing, extra and transposed letters.
+    const MAX_TYPOS: usize = 2;
+    let closest = known.iter().min_by_key(|known| strsim::osa_distance(known, name));
+    let is_close = |known: &&&str| strsim::osa_distance(known, name) <= MAX_TYPOS.min(name.len() / 2);
+    closest.filter(is_close).map(|meant| format!("is it {meant}?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exactly_the_unsupported_plugins_have_a_remedy() {
+        let lacking = ORDER.iter().filter(|(_, set_up)| set_up.is_none()).map(|(name, _)| *name);
+        let mut lacking: Vec<&str> = lacking.collect();
+        lacking.sort_unstable();
+        assert_eq!(UNSUPPORTED.iter().map(|(name, _)| *name).collect::<Vec<_>>(), lacking);
+    }
+
+    #[test]
+    fn no_plugin_of_coredns_counts_as_external() {
+        let external: Vec<&str> = EXTERNAL.split(' ').collect();
+        assert!(external.is_sorted() && external.iter().all(|name| !name.is_empty()));
+        assert!(ORDER.iter().all(|(name, _)| !external.contains(name)));
+    }
+
+    #[test]
+    fn unsupported_external_and_unknown_plugins_are_told_apart() {
+        for (name, expected) in [
+            ("forward", None),
+            (
+                "view",
+                Some("CoreDNS's plugin view isn't supported yet; give each group of clients an address"),
+            ),
+            ("k8s_gateway", Some("k8s_gateway is an external plugin, which CoreDNS's own image lacks, too")),
+            ("forwrad", Some("there is no plugin \"forwrad\"; is it forward?")),
+            ("resolver", Some("there is no plugin \"resolver\"; there are acl, any,")),
+        ] {
+            let found = refusal(name);
+            assert!(
+                found.as_deref().zip(expected).is_some_and(|(found, start)| found.starts_with(start))
+                    || found.is_none() && expected.is_none(),
+                "{found:?}"
+            );
+        }
+    }
+}
