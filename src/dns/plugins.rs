@@ -19,7 +19,7 @@
 //!
 //! root, cancel, timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus,
 //! errors, log, local, any, chaos, loadbalance, rewrite, acl, clients, cache, header, tls, minimal, template, hosts,
-//! lb_linker, file, auto, loop, forward, whoami.
+//! lb_linker, file, auto, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -37,6 +37,7 @@ mod cancel;
 mod chaos;
 mod clients;
 mod debug;
+mod erratic;
 mod errors;
 mod file;
 mod forward;
@@ -136,7 +137,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("loop", Some(r#loop::set_up)),
     ("forward", Some(forward::set_up)),
     ("grpc", None),
-    ("erratic", None),
+    ("erratic", Some(erratic::set_up)),
     ("whoami", Some(whoami::set_up)),
     ("on", None),
     ("sign", None),

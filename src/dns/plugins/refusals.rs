@@ -11,7 +11,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("dns64", "isn't supported yet; forward to a resolver that has DNS64, such as BIND or Unbound"),
     ("dnssec", "isn't supported; sign the zone's file, for example with ldns-signzone"),
     ("dnstap", "isn't supported; log writes a line for each query, with --log-format json an object"),
-    ("erratic", "isn't supported; forward to a CoreDNS that has it"),
     ("etcd", "isn't supported yet; forward the zone to a CoreDNS that has it"),
     ("geoip", "isn't supported; it only sets metadata, which nothing here uses: leave it out"),
     ("grpc", "isn't supported; forward by tls:// is encrypted, too"),

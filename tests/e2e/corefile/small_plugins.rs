@@ -199,6 +199,48 @@ pub const GROUPS: &[Group] = &[
             a.example.org. A",
     },
     Group {
+        name: "erratic",
+        corefile: "
+            .:{$PORT} {
+                bind 127.0.0.1
+                erratic {
+                    drop 4
+                    delay 2 20ms
+                }
+            }
+            large.test:{$PORT} {
+                bind 127.0.0.1
+                erratic {
+                    drop 0
+                    large
+                }
+            }
+            default.test:{$PORT} {
+                bind 127.0.0.1
+                erratic
+            }
+            truncate.test:{$PORT} {
+                bind 127.0.0.1
+                erratic {
+                    truncate
+                }
+            }",
+        files: &[],
+        questions: "
+            example.org. A silent
+            example.org. A
+            example.org. AAAA tcp
+            Example.ORG. A case
+            example.org. A silent
+            example.org. TXT
+            x.large.test. A each
+            x.large.test. AAAA
+            x.default.test. A tcp silent
+            x.default.test. A
+            x.default.test. TXT silent
+            x.truncate.test. A",
+    },
+    Group {
         name: "header",
         corefile: "
             .:{$PORT} {
