@@ -17,9 +17,14 @@
 //! the same address. On a dual-stack socket an IPv4 client is matched by its IPv4 address. Networks of IPv4-mapped
 //! addresses, `::ffff:192.0.2.0/120`, stand for their IPv4 networks; in CoreDNS they never match.
 //!
-//! root, cancel, timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus,
-//! errors, log, local, any, chaos, loadbalance, rewrite, acl, clients, cache, header, tls, minimal, template, hosts,
-//! lb_linker, file, auto, loop, forward, erratic, whoami.
+//! What has no effect here is read as CoreDNS reads it, and causes a warning: the plugins `multisocket [NUMBER]`,
+//! `pprof [ADDRESS]` with the option `block [RATE]`, and `shed`; `stacktrace` of *errors*, `runtime_metrics` of
+//! *prometheus*, and `{/label}` of *log*, which stands for `-`.
+//!
+//! Plugins have a fixed order, whatever the order of the lines: root, cancel, timeouts, multisocket, reload, nsid,
+//! bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
+//! rewrite, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, file, auto, loop, forward,
+//! erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -37,6 +42,7 @@ mod cancel;
 mod chaos;
 mod clients;
 mod debug;
+mod dns64;
 mod erratic;
 mod errors;
 mod file;
@@ -107,7 +113,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("log", Some(log::set_up)),
     ("dnstap", None),
     ("local", Some(local::set_up)),
-    ("dns64", None),
+    ("dns64", Some(dns64::set_up)),
     ("any", Some(any::set_up)),
     ("chaos", Some(chaos::set_up)),
     ("loadbalance", Some(loadbalance::set_up)),

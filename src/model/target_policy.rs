@@ -154,12 +154,20 @@ impl TargetPolicy {
         let ip = ip.to_canonical();
         if !self.is_allowed(ip) {
             self.check_denied(ip)?;
-            if let Some(embedded) = embedded(ip).filter(|ip| !self.is_allowed(*ip)) {
-                self.check_denied(embedded)?;
+            if let Some(embedded) = embedded(ip) {
+                self.check_reachable(embedded)?;
             }
         }
         let allowed = self.nets.is_empty() || self.nets.iter().any(|net| net.contains(&ip));
         if allowed { Ok(()) } else { Err(Denied::Net) }
+    }
+
+    /// Checks an address that is reached through a translator or a tunnel, apart from `--target-nets`.
+    ///
+    /// # Errors
+    /// If the address is denied.
+    pub fn check_reachable(&self, ip: IpAddr) -> Result<(), Denied> {
+        if self.is_allowed(ip) { Ok(()) } else { self.check_denied(ip) }
     }
 
     fn is_allowed(&self, ip: IpAddr) -> bool {

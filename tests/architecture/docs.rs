@@ -114,7 +114,7 @@ fn reference_has_every_metric() {
     let names = rows.iter().filter_map(|row| code(&row[0])?.split('{').next());
     let documented: BTreeSet<String> = names.map(str::to_owned).collect();
     // A name with a variable part matches several metrics.
-    let registered = found_in_sources(r#""((?:lb_linker|coredns)_[a-z_{}]+)""#);
+    let registered = found_in_sources(r#""((?:lb_linker|coredns)_[a-z0-9_{}]+)""#);
     let patterns: Vec<Regex> = registered
         .iter()
         .map(|name| Regex::new(&format!("^{}$", Regex::new(r"\{\w*\}").unwrap().replace_all(name, "[a-z]+"))))

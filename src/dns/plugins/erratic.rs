@@ -1,18 +1,17 @@
 //! # Name
 //!
-//! *erratic* - answers erratically, for tests of clients: 192.0.2.53 to A, 2001:db8::53 to AAAA, with AA and the TTL 0,
-//! and SERVFAIL to other types. The block counts its queries from 0; an option applies to those whose number is a
-//! multiple of its `AMOUNT`, 2 by default, or to none with 0.
+//! *erratic* - answers erratically, for tests of clients: A with 192.0.2.53, AAAA with 2001:db8::53, the TTL 0 and AA
+//! set, other types with SERVFAIL. A block counts its queries from 0; an option applies to multiples of its `AMOUNT`, 2
+//! by default, or to none with 0.
 //!
-//! Differences from CoreDNS: `truncate` applies as CoreDNS's manual says, not to the queries that a mistake of it
-//! selects; `drop` without `AMOUNT` counts beside other options, too; transfers are refused, and the plugin is always
-//! ready.
+//! Differences from CoreDNS: `truncate` applies as its manual says, where it selects other queries by mistake, and so
+//! does `drop` without `AMOUNT` beside other options. Transfers are refused, and the plugin is always ready.
 //!
 //! # Syntax
 //!
 //! Syntax: `erratic`, with the options `drop [AMOUNT]`: no answer, the default without other options than `large`;
-//! `truncate [AMOUNT]`: TC is set; `delay [AMOUNT [DURATION]]`: the answer comes after **DURATION**, `100ms` by default;
-//! `large`: A is answered with the same record 30 times.
+//! `truncate [AMOUNT]`: TC is set; `delay [AMOUNT [DURATION]]`: after **DURATION**, by default `100ms`; `large`: 30 A
+//! records.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,9 +5,9 @@
 //! # Description
 //!
 //! Each error that a plugin after this one reports with a reason is a line on standard output, in CoreDNS's format:
-//! response code, name and type of the query, and the reason. Frequent errors can be consolidated: counted for a
-//! period, and then logged as a single line. What was counted when the block ends, by a reload or with the process, is
-//! logged then.
+//! `[ERROR] plugin/errors:`, response code, name and type of the query, and the reason. Frequent errors can be
+//! consolidated: counted for a period, and then logged as a single line. What was counted when the block ends, by a
+//! reload or with the process, is logged then.
 //!
 //! With `--log-format json` each line is an object with `time`, `level`, `rcode` (its name), `name`, `type`, `error`,
 //! and the whole line as `message`; a line for several errors has `errors` (their number), `pattern` and `seconds`
@@ -36,11 +36,6 @@
 //!     }
 //!     forward . 192.0.2.53
 //! }
-//! ```
-//!
-//! ```text
-//! [WARNING] plugin/errors: 2 example.org. A: read udp 10.0.0.1:53->192.0.2.53:53: i/o timeout
-//! [WARNING] plugin/errors: 17 errors like '.* i/o timeout$' occurred in last 5m0s
 //! ```
 
 use std::sync::Arc;

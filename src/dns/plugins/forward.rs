@@ -61,7 +61,6 @@
 //!   but NXDOMAIN and YXDOMAIN.
 //! - The scope of an IPv6 address (`fe80::1%eth0`) is used, also in a file. CoreDNS drops it.
 //! - An upstream that is the block's own listener is rejected; CoreDNS leaves that to *loop*.
-//!
 //! - The query `. NS` is answered within 0.5 s, if need be with SERVFAIL: a CoreDNS that forwards to lb-linker uses it
 //!   as a health check with a timeout of 1 s.
 //! - Upstreams by HTTPS (`https://`) aren't supported, nor is *doh_method*.

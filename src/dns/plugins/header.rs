@@ -2,8 +2,8 @@
 //!
 //! *header* - sets or clears flags in the headers of queries and answers. `query` changes the query for the plugins
 //! after this one, and the answer repeats the changed RD; `response` changes their answers, but not failures without an
-//! answer. Answers that *cache* gives from its memory aren't changed again: they have AA set, and RD as in the query. An
-//! upstream gets only RD of a query.
+//! answer. Answers that *cache* gives from its memory aren't changed again: they have AA set, and RD as in the query.
+//! An upstream gets only RD of a query.
 //!
 //! # Syntax
 //!

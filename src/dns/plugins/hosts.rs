@@ -37,21 +37,7 @@
 //! - `fallthrough_unsupported` needs `fallthrough`, and also passes queries for types other than A, AAAA and PTR, if it
 //!   applies to the name, even if the name has addresses.
 //!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     hosts /etc/blocked . {
-//!         192.0.2.10 gateway.example.org
-//!         192.0.2.11 *.apps.example.org
-//!         ttl 60
-//!         no_reverse
-//!         reload 1m
-//!         fallthrough
-//!     }
-//!     forward . /etc/resolv.conf
-//! }
-//! ```
+//! For example, `hosts /etc/blocked .` with `192.0.2.10 gateway.example.org`, `ttl 60` and `fallthrough`.
 
 mod file;
 mod map;

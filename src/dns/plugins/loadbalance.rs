@@ -32,17 +32,8 @@
 //! probability of its weight divided by the sum of the weights of all addresses in the answer: below `www.example.org`,
 //! with `192.0.2.1 3`, `192.0.2.2 1` and `192.0.2.3 2`, three of six answers begin with 192.0.2.1.
 //!
-//! # Examples
-//!
-//! ```text
-//! example.org {
-//!     loadbalance weighted /etc/lb-linker/weights {
-//!         reload 10s
-//!         prefer 10.9.20.0/24 192.168.1.0/24
-//!     }
-//!     forward . 192.0.2.53
-//! }
-//! ```
+//! For example, `loadbalance weighted /etc/lb-linker/weights` with `reload 10s` and `prefer 10.9.20.0/24
+//! 192.168.1.0/24`.
 
 #[cfg(test)]
 mod tests;

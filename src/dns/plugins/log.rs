@@ -44,16 +44,7 @@
 //! | `{common}`, the default | `{remote}:{port} - {>id} "{type} {class} {name} {proto} {size} {>do} {>bufsize}" {rcode} {>rflags} {rsize} {duration}` |
 //! | `{combined}` | the same, followed by `"{>opcode}"` |
 //!
-//! # Examples
-//!
-//! ```text
-//! . {
-//!     log example.org "{remote} {type} {name} {rcode} {duration}" {
-//!         class denial error
-//!     }
-//!     forward . /etc/resolv.conf
-//! }
-//! ```
+//! For example, `log example.org "{remote} {type} {name} {rcode} {duration}"` with `class denial error`.
 
 mod class;
 mod format;

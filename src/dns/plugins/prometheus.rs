@@ -42,18 +42,6 @@
 //! for each connection. Plugins with the same address, also in other blocks, need the same `tls`, or none; in CoreDNS
 //! the first one counts. `/metrics` is served by HTTP/1.1 only: `http2` in `http_server_config` has no effect. TLS 1.0
 //! and 1.1, `client_allowed_sans`, `headers` in `http_server_config`, `rate_limit` and `basic_auth_users` are rejected.
-//!
-//! # Examples
-//!
-//! A web configuration, for clients with a certificate of the company's CA:
-//!
-//! ```text
-//! tls_server_config:
-//!   cert_file: tls/tls.crt
-//!   key_file: tls/tls.key
-//!   client_auth_type: RequireAndVerifyClientCert
-//!   client_ca_file: tls/ca.crt
-//! ```
 
 mod web_config;
 

@@ -8,7 +8,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("autopath", "isn't supported; let Pods set a lower ndots, or end names with a dot"),
     ("azure", "isn't supported; forward the zone to Azure's resolver, 168.63.129.16"),
     ("clouddns", "isn't supported; forward the zone to Google Cloud's resolver, 169.254.169.254"),
-    ("dns64", "isn't supported yet; forward to a resolver that has DNS64, such as BIND or Unbound"),
     ("dnssec", "isn't supported; sign the zone's file, for example with ldns-signzone"),
     ("dnstap", "isn't supported; log writes a line for each query, with --log-format json an object"),
     ("etcd", "isn't supported yet; forward the zone to a CoreDNS that has it"),

@@ -191,8 +191,9 @@ async fn cached_answer_equals_the_answer_of_the_full_handler() {
     let mut given = 0;
     for seed in 0..60 {
         let random = &mut StdRng::seed_from_u64(seed);
-        let first = ["errors", HEADER].choose(random).unwrap();
-        let mut served = CachedServer::new(first, ROOT_BLOCK);
+        let dns64 = *["", "dns64", "dns64 {\nallow_ipv4\n}"].choose(random).unwrap();
+        let first = *["errors", HEADER, dns64].choose(random).unwrap();
+        let mut served = CachedServer::new(first, &format!("{dns64}\n{ROOT_BLOCK}"));
         served.protocol = [Protocol::Udp, Protocol::Tcp][random.random_range(0..2)];
         let mut asked: Vec<(Vec<u8>, SocketAddr)> = Vec::new();
         for step in 0..250 {

@@ -197,6 +197,16 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
+        reason: "An answer of *dns64* has the flags of the answer to the query for A, except AD. If that has no A \
+                 records, the answer for AAAA stays as it is, also an error; and so it does for clients with DO and CD \
+                 (RFC 6147 section 5.5). CoreDNS clears AA and RA, answers with NOERROR, and ignores CD.",
+        at: &[
+            ("dns64", "* AAAA*", "flags"),
+            ("dns64", "* AAAA edns do cd", "answer authority"),
+            ("dns64", "x.servfail.test. AAAA", "rcode"),
+        ],
+    },
+    Expected {
         reason: "There are no metrics of Go's runtime (`go_*`).",
         at: &[("metrics", "go_*", "lacking")],
     },

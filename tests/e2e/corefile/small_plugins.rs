@@ -199,6 +199,56 @@ pub const GROUPS: &[Group] = &[
             a.example.org. A",
     },
     Group {
+        name: "dns64",
+        corefile: "
+            .:{$PORT} {
+                bind 127.0.0.1
+                dns64 {
+                    allow_ipv4
+                }
+                forward . {$UPSTREAM}
+            }
+            example.org:{$PORT} test:{$PORT} {
+                bind 127.0.0.1
+                dns64 64:ff9b:1::/96
+                forward . {$UPSTREAM}
+            }
+            b.example.org:{$PORT} alias.example.org:{$PORT} {
+                bind 127.0.0.1
+                dns64 {
+                    prefix 2001:db8:64::/48
+                    translate_all
+                    allow_ipv4
+                }
+                forward . {$UPSTREAM}
+            }
+            long.test:{$PORT} mixed.test:{$PORT} servfail.test:{$PORT} {
+                bind 127.0.0.1
+                dns64 {
+                    allow_ipv4
+                }
+                cache
+                forward . {$UPSTREAM}
+            }",
+        files: &[],
+        questions: "
+            kubernetes.default.svc.cluster.local. AAAA each
+            kubernetes.default.svc.cluster.local. AAAA edns do cd
+            kubernetes.default.svc.cluster.local. A
+            nowhere.cluster.local. AAAA
+            cluster.local. AAAA
+            a.example.org. AAAA each
+            b.example.org. AAAA
+            b.example.org. AAAA tcp
+            b.example.org. HTTPS
+            alias.example.org. AAAA
+            x.long.test. AAAA
+            x.long.test. AAAA
+            x.long.test. A
+            x.mixed.test. AAAA
+            x.servfail.test. AAAA",
+    },
+    Group {
         name: "erratic",
         corefile: "
             .:{$PORT} {
