@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::sets::{NAMES, Question, ZONE, address, host, service, target};
+use crate::sets::{NAMES, Question, ZONE, address, host, numbered, service, target};
 
 /// Returns manifests of LoadBalancer Services for lb-linker.
 pub fn manifests() -> String {
@@ -26,8 +26,8 @@ status: {{loadBalancer: {{ingress: [{{hostname: {}}}]}}}}
     each.collect()
 }
 
-/// Returns the zone with all names, for authoritative servers and for the forwarders' upstream.
-pub fn zone() -> String {
+/// Returns the zone with all names, and with this number of names that only the zone has, for authoritative servers and for the forwarders' upstream.
+pub fn zone(numbers: usize) -> String {
     let mut zone = format!(
         "$ORIGIN {ZONE}.
 @ 3600 IN SOA ns admin 1 3600 600 86400 5
@@ -43,6 +43,9 @@ ns 3600 IN A 127.0.0.1
             "{name}.bench.lb 5 IN CNAME {target}.\n{target}. 60 IN A {address}\n{host}. 60 IN A {address}"
         );
         records.expect("writing to a string can't fail");
+    }
+    for i in 0..numbers {
+        writeln!(zone, "{}. 60 IN A {}", numbered(i), address(i)).expect("writing to a string can't fail");
     }
     zone
 }

@@ -61,7 +61,8 @@ impl Server {
             Set::Cached => &[Linker, Floor, ForwardCache, Dnsdist, Unbound, Dnsmasq],
             Set::Uncached => &[Linker, Forward, Dnsdist, Unbound, Dnsmasq],
             Set::Absent | Set::Mix => &[Linker, Floor, Knot, Nsd, File, Kubernetes, KubernetesCache],
-            Set::Tcp => &[Linker, Knot, Nsd, File],
+            Set::Tcp | Set::LargeZone => &[Linker, Knot, Nsd, File],
+            Set::Zone => &[Linker, Floor, Knot, Nsd, File],
         }
     }
 
@@ -216,8 +217,9 @@ impl Environment {
                 fs::create_dir_all(&manifests)?;
                 fs::rename(directory.join("services.yaml"), manifests.join("services.yaml"))?;
                 command.arg("--manifests").arg(manifests);
-                if set == Set::Uncached {
-                    write("Corefile", self.corefile(server, ports))?;
+                if set == Set::Uncached || set.is_zone() {
+                    write("zone", fixtures::zone(set.zone_names()))?;
+                    write("Corefile", self.corefile(server, set, ports))?;
                     command.arg("--corefile").arg(directory.join("Corefile"));
                 } else {
                     command.args(["--listen", &format!("{host}:{port}")]);
@@ -231,12 +233,12 @@ impl Environment {
                 command.args(["floor", &format!("{host}:{port}")]).arg(self.answers(set));
             }
             Server::Knot => {
-                write("zone", fixtures::zone())?;
+                write("zone", fixtures::zone(set.zone_names()))?;
                 write("knot.conf", fixtures::knot(files))?;
                 command.arg("-c").arg(directory.join("knot.conf"));
             }
             Server::Nsd => {
-                write("zone", fixtures::zone())?;
+                write("zone", fixtures::zone(set.zone_names()))?;
                 write("nsd.conf", fixtures::nsd(files))?;
                 command.arg("-d").arg("-c").arg(directory.join("nsd.conf"));
             }
@@ -268,8 +270,8 @@ impl Environment {
                 command.arg(format!("--server={}#{}", self.upstream.ip(), self.upstream.port()));
             }
             _ => {
-                write("zone", fixtures::zone())?;
-                write("Corefile", self.corefile(server, ports))?;
+                write("zone", fixtures::zone(set.zone_names()))?;
+                write("Corefile", self.corefile(server, set, ports))?;
                 command.arg("-conf").arg(directory.join("Corefile"));
             }
         }
@@ -278,7 +280,7 @@ impl Environment {
     }
 
     /// Returns a Corefile with one block, for CoreDNS and for lb-linker.
-    fn corefile(&self, server: Server, ports: &Ports) -> String {
+    fn corefile(&self, server: Server, set: Set, ports: &Ports) -> String {
         let forward = format!("forward . {}", self.upstream);
         let kubernetes = || {
             let kubeconfig = self.kubeconfig.as_deref().unwrap_or(Path::new(""));
@@ -286,6 +288,7 @@ impl Environment {
         };
         let plugins = match server {
             Server::File | Server::FileBare => format!("file zone {ZONE}"),
+            Server::Linker if set.is_zone() => format!("file zone {ZONE}"),
             Server::Kubernetes => kubernetes(),
             Server::KubernetesCache => format!("cache 30\n {}", kubernetes()),
             Server::ForwardCache => format!("cache 30\n {forward}"),
@@ -309,7 +312,7 @@ impl Environment {
 /// the forwarders'.
 pub fn start_upstream(program: &Path, directory: &Path, port: u16) -> io::Result<Process> {
     fs::create_dir_all(directory)?;
-    fs::write(directory.join("zone"), fixtures::zone())?;
+    fs::write(directory.join("zone"), fixtures::zone(0))?;
     fs::write(directory.join("knot.conf"), fixtures::knot(&ServerFiles { directory, port }))?;
     let mut command = Command::new(program);
     command.arg("-c").arg(directory.join("knot.conf"));

@@ -27,10 +27,12 @@ pub enum Set {
     Mix,
     MixAnywhere,
     Tcp,
+    Zone,
+    LargeZone,
 }
 
 impl Set {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Cname,
         Self::CnameAnywhere,
         Self::Chase,
@@ -40,6 +42,8 @@ impl Set {
         Self::Mix,
         Self::MixAnywhere,
         Self::Tcp,
+        Self::Zone,
+        Self::LargeZone,
     ];
 
     /// Returns the name of the set in BENCH_ONLY and in the tables.
@@ -54,12 +58,28 @@ impl Set {
             Self::Mix => "mix",
             Self::MixAnywhere => "mix-any",
             Self::Tcp => "tcp",
+            Self::Zone => "zone",
+            Self::LargeZone => "large-zone",
         }
     }
 
     /// Whether the servers listen on all addresses, `[::]`.
     pub const fn anywhere(self) -> bool {
         matches!(self, Self::CnameAnywhere | Self::MixAnywhere)
+    }
+
+    /// Whether lb-linker answers from a zone file.
+    pub const fn is_zone(self) -> bool {
+        matches!(self, Self::Zone | Self::LargeZone)
+    }
+
+    /// Returns the number of names that only the zone file has.
+    pub const fn zone_names(self) -> usize {
+        match self {
+            Self::Zone => NAMES,
+            Self::LargeZone => UNIQUE_NAMES,
+            _ => 0,
+        }
     }
 
     /// Returns the queries per second below saturation.
@@ -81,6 +101,10 @@ impl Set {
             Self::Uncached => (0..UNIQUE_NAMES)
                 .map(|i| Question::new(&format!("u-{i}.wild.{ZONE}"), RecordType::A))
                 .collect(),
+            Self::Zone => each(&|i| Question::new(&numbered(i), RecordType::A)),
+            Self::LargeZone => {
+                (0..UNIQUE_NAMES).map(|i| Question::new(&numbered(i), RecordType::A)).collect()
+            }
             Self::Absent => each(&|i| Question::new(&names.absent(i), RecordType::A)),
             Self::Mix | Self::MixAnywhere => each(&|i| Question::of_mix(i, names)),
         }
@@ -99,6 +123,8 @@ impl fmt::Display for Set {
             Self::Mix => "mix with EDNS, on 127.0.0.1",
             Self::MixAnywhere => "mix with EDNS, on [::]",
             Self::Tcp => "CNAME by TCP, persistent connections, pipelined",
+            Self::Zone => "A of 1,000 names of a zone file",
+            Self::LargeZone => "A of 100,000 names of a zone file, in turn",
         })
     }
 }
@@ -141,6 +167,11 @@ pub fn target(i: usize) -> String {
 /// Returns a name that is unrelated to load balancers.
 pub fn host(i: usize) -> String {
     format!("host-{i}.site.{ZONE}")
+}
+
+/// Returns a name that only the zone file has.
+pub fn numbered(i: usize) -> String {
+    format!("n-{i}.site.{ZONE}")
 }
 
 pub fn address(i: usize) -> Ipv4Addr {

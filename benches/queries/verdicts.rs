@@ -29,7 +29,7 @@ enum Limit {
     AtLeast(f64),
 }
 
-const BOUNDS: [Bound; 15] = {
+const BOUNDS: [Bound; 20] = {
     use Limit::{AtLeast, AtMost, Below};
     use Server::*;
     const fn bound(set: Set, server: Server, baseline: Server, limit: Limit) -> Bound {
@@ -51,6 +51,11 @@ const BOUNDS: [Bound; 15] = {
         bound(Set::Uncached, Forward, Linker, AtLeast(2.0)),
         bound(Set::Uncached, Linker, Dnsdist, AtMost(1.3)),
         bound(Set::Tcp, Linker, Knot, AtMost(1.0)),
+        bound(Set::Zone, Linker, Floor, AtMost(1.10)),
+        bound(Set::Zone, Linker, Knot, Below(1.0)),
+        bound(Set::Zone, Linker, Nsd, Below(1.0)),
+        bound(Set::LargeZone, Linker, Knot, AtMost(1.5)),
+        bound(Set::LargeZone, File, Linker, AtLeast(5.0)),
     ]
 };
 

@@ -18,7 +18,7 @@ use generate::Range;
 
 /// The maximum depth of `$INCLUDE`.
 const MAX_DEPTH: usize = 7;
-/// The maximum number of files of a zone. Each of them can be included more than once.
+/// The maximum number of files of a zone; an included file counts each time.
 const MAX_FILES: usize = 1000;
 /// The maximum size of all files of a zone in bytes; an included file counts each time.
 const MAX_BYTES: u64 = 256 << 20;
@@ -67,7 +67,9 @@ pub(super) struct FileRecord<'a> {
 pub(super) struct Reader<'s> {
     /// Takes a record, or returns the reason why it can't be in the zone.
     take: &'s mut dyn FnMut(FileRecord<'_>) -> Result<(), String>,
+    /// The files that were read; empty if one of them couldn't be read.
     pub(super) files: Vec<FileVersion>,
+    reads: usize,
     bytes: u64,
 }
 
@@ -115,7 +117,7 @@ impl FileVersion {
 
 impl<'s> Reader<'s> {
     pub(super) fn new(take: &'s mut dyn FnMut(FileRecord<'_>) -> Result<(), String>) -> Self {
-        Self { take, files: Vec::new(), bytes: 0 }
+        Self { take, files: Vec::new(), reads: 0, bytes: 0 }
     }
 
     /// Reads a zone file. `origin` is in wire form.
@@ -135,10 +137,18 @@ impl<'s> Reader<'s> {
         self.parse(path, &text, &mut context)
     }
 
-    /// Returns the content of a file.
     fn content(&mut self, path: &Path) -> Result<Vec<u8>, String> {
+        let content = self.read_content(path);
+        if content.is_err() {
+            self.files.clear();
+        }
+        content
+    }
+
+    fn read_content(&mut self, path: &Path) -> Result<Vec<u8>, String> {
         let unreadable = |error: std::io::Error| format!("can't be read: {error}");
-        if self.files.len() == MAX_FILES {
+        self.reads += 1;
+        if self.reads > MAX_FILES {
             return Err(format!("a zone has at most {MAX_FILES} files"));
         }
         let metadata = std::fs::metadata(path).map_err(unreadable)?;
@@ -150,11 +160,13 @@ impl<'s> Reader<'s> {
         let before = FileVersion::of(path, &file.metadata().map_err(unreadable)?);
         let room = MAX_BYTES - self.bytes;
         let mut content = Vec::new();
-        file.by_ref().take(room + 1).read_to_end(&mut content).map_err(unreadable)?;
-        self.bytes += content.len() as u64;
-        if self.bytes > MAX_BYTES {
+        if metadata.len() <= room {
+            file.by_ref().take(room + 1).read_to_end(&mut content).map_err(unreadable)?;
+        }
+        if metadata.len().max(content.len() as u64) > room {
             return Err(format!("the files of a zone have at most {MAX_BYTES} bytes in all"));
         }
+        self.bytes += content.len() as u64;
         if FileVersion::of(path, &file.metadata().map_err(unreadable)?) != before {
             return Err("it changed while it was read".to_owned());
         }

@@ -138,9 +138,15 @@ async fn changed_file_is_served_if_its_serial_differs() {
     pause().await;
     assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.4 | |");
     assert!(kept.is_outdated(), "answers in the response cache aren't used any more");
+    replace(text(3, 5) + "$INCLUDE more\n");
+    pause().await;
+    assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.4 | |", "a file is missing");
+    fs::write(directory.path().join("more"), "").unwrap();
+    pause().await;
+    assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.5 | |");
     fs::remove_file(&path).unwrap();
     pause().await;
-    assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.4 | |", "the zone before stays");
+    assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.5 | |", "the zone before stays");
     stop.cancel();
     while let Some(ended) = running.join_next().await {
         ended.unwrap();
@@ -197,6 +203,12 @@ fn errors_name_file_line_and_column() {
         let error = TestServer::error(&format!("file {db} example.org"));
         assert_eq!(error, format!("Corefile:2:6: {expected}"), "{lines}");
     }
+    fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+    let error = TestServer::error(&format!("file {db} example.org"));
+    assert_eq!(error, format!("Corefile:2:6: {db}: the files of a zone have at most 268435456 bytes in all"));
+    write("db", &format!("{HEAD}a TXT {}\n", "x ".repeat(600_000)));
+    let error = TestServer::error(&format!("file {db} example.org"));
+    assert_eq!(error, format!("Corefile:2:6: {db}:5:1: an entry has 1048576 bytes at most"));
     write("db", "a 60 A 192.0.2.1\n");
     let error = TestServer::error(&format!("file {db} example.org"));
     assert_eq!(error, format!("Corefile:2:6: {db}: the zone has no SOA record at its origin"));
