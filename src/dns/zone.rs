@@ -11,4 +11,4 @@ mod word;
 
 pub(super) use data::Zone;
 pub(super) use lookup::Found;
-pub(super) use reader::{FileVersion, ZoneError};
+pub(super) use reader::FileVersion;

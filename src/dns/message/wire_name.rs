@@ -126,10 +126,24 @@ fn name_fields(rtype: u16) -> Option<NameFields> {
     })
 }
 
-/// Returns whether the names in rdata are well-formed and not compressed.
+/// Returns whether the names in rdata are well-formed and not compressed, and nothing follows them that the type doesn't
+/// have.
 pub(crate) fn has_whole_names(rtype: u16, rdata: &[u8]) -> bool {
+    let mut after = 0;
+    let part = |part: RdataPart<'_>| {
+        after = match part {
+            RdataPart::Octets(octets) => octets.len(),
+            _ => 0,
+        };
+    };
     // Only a name that is continued elsewhere has to be stable.
-    read_rdata(rdata, rtype, 0..rdata.len(), |_| false, |_| {}).is_ok()
+    let is_read = read_rdata(rdata, rtype, 0..rdata.len(), |_| false, part).is_ok();
+    let fits = match rtype {
+        6 => after == 20,                    // SOA
+        24 | 30 | 46 | 47 | 64 | 65 => true, // SIG, NXT, RRSIG, NSEC, SVCB, HTTPS
+        _ => after == 0 || name_fields(rtype).is_none(),
+    };
+    is_read && fits
 }
 
 /// Returns the first name in rdata without compression, in wire form; `None` if it has none.

@@ -75,7 +75,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let (path, pattern, warning) =
         found.ok_or_else(|| line.error("auto needs the option directory, such as: directory /etc/zones"))?;
     setup.builder.warnings.extend(warning);
-    let directory = Arc::new(Directory::new(path, pattern, origins));
+    let directory = Arc::new(Directory::new(path, pattern, origins, setup.context.zones.clone()));
     let problems = directory.refresh().problems;
     setup.builder.warnings.extend(problems.into_iter().map(|problem| place.error(problem)));
     setup.add_reusable(Auto(Arc::clone(&directory)));

@@ -59,7 +59,8 @@ use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::zone_set::ZoneSet;
 pub(super) use answer::serve;
-use served::{ServedZone, ZoneMap};
+pub(super) use served::ZoneRegistry;
+use served::{ServedZone, Update, ZoneMap};
 
 const NAME: &str = "file";
 pub(super) const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
@@ -110,7 +111,11 @@ fn served_zones(
         return Ok(Vec::new());
     };
     let path = setup.path(&word.text);
-    let missing = File::open(&path).err();
+    // Opening a pipe would wait for its writer.
+    let missing = match std::fs::metadata(&path) {
+        Ok(metadata) => metadata.is_file().then(|| File::open(&path).err()).flatten(),
+        Err(error) => Some(error),
+    };
     if let Some(error) = &missing {
         let text = format!("the zone file {} can't be read: {error}", path.display());
         if options.reload.is_zero() {
@@ -120,11 +125,16 @@ fn served_zones(
     }
     let mut served = Vec::new();
     for origin in setup.zones_or_own(names)?.all() {
-        let zone = ServedZone::new(path.clone(), origin.clone());
-        if missing.is_none() {
-            zone.read().map_err(|error| word.error(error.to_string()))?;
+        let zone = setup.context.zones.zone(path.clone(), origin.clone());
+        if missing.is_none()
+            && let Update::Failed { error, .. } = zone.update(options.by_mtime)
+        {
+            if zone.zone().is_none() {
+                return Err(word.error(error));
+            }
+            setup.builder.warnings.push(word.error(format!("the zone before stays: {error}")));
         }
-        served.push(Arc::new(zone));
+        served.push(zone);
     }
     Ok(served)
 }

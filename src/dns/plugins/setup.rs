@@ -12,6 +12,7 @@ use rustls::ServerConfig;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use super::file::ZoneRegistry;
 use super::r#loop::LoopState;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
 use crate::dns::chain::server::{AccessRule, Server};
@@ -38,6 +39,7 @@ pub struct ServerContext {
     pub targets: Arc<TargetPolicy>,
     pub stale_caches: StaleCaches,
     pub upstream_sockets: Arc<SocketBudget>,
+    pub zones: ZoneRegistry,
     pub metrics: Arc<Metrics>,
     /// Returns the addresses at which clients reach this process if it listens on the given addresses; an empty slice
     /// means all addresses.
@@ -171,6 +173,7 @@ impl ServerContext {
                 targets: Arc::default(),
                 stale_caches: StaleCaches::default(),
                 upstream_sockets: Arc::default(),
+                zones: ZoneRegistry::default(),
                 metrics,
                 query_log: lines,
                 own_addresses: |_| Vec::new(),

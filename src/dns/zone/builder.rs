@@ -76,6 +76,11 @@ impl ZoneBuilder {
         }
         let node = self.node(record.owner);
         self.check_kind(node, record.rtype)?;
+        if record.rtype == RecordType::SIG && record.data.starts_with(&[0, 0]) {
+            return Err(
+                "a SIG record that covers no type belongs to a message (RFC 2931 section 3)".to_owned()
+            );
+        }
         let covered = match (record.rtype, record.data.first_chunk()) {
             (RecordType::RRSIG, Some(covered)) => u16::from_be_bytes(*covered),
             _ => 0,
@@ -100,6 +105,10 @@ impl ZoneBuilder {
             }
             RecordType::NSEC3 | RecordType::NSEC3PARAM => {
                 return Err("NSEC3 isn't supported; sign the zone with NSEC".to_owned());
+            }
+            // OPT, and what only queries and messages have (RFC 6895 section 3.1).
+            _ if matches!(u16::from(rtype), 0 | 41 | 128..=255) => {
+                return Err("no zone has records of this type".to_owned());
             }
             RecordType::CNAME if kinds.has_cname => return Err("a second CNAME record".to_owned()),
             RecordType::CNAME => kinds.has_cname = true,

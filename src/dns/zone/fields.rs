@@ -1,6 +1,7 @@
 //! Converts the words of record data to wire form, by the fields of each type.
 
 mod location;
+mod parameters;
 
 use hickory_proto::rr::RecordType;
 use jiff::civil::DateTime;
@@ -32,6 +33,12 @@ enum Field {
     Type,
     /// The number or the mnemonic of an algorithm (RFC 4034 appendix A.1).
     Algorithm,
+    /// The number or the mnemonic of a type of certificates (RFC 4398 section 2.1).
+    CertificateType,
+    /// One or two character-strings, as miekg/dns reads them: the first word, and all others.
+    HostInformation,
+    /// All remaining words as parameters of a service (RFC 9460 section 2.1).
+    Parameters,
     /// A character-string.
     Str,
     /// A character-string that may be missing.
@@ -61,8 +68,9 @@ enum Field {
 /// Returns the fields of a type, in the order in which miekg/dns parses them; `None` if the type isn't supported.
 fn fields(rtype: RecordType) -> Option<&'static [Field]> {
     use Field::{
-        Algorithm, Base64, Groups, Hex, HostIdentity, Hyphenated, IpsecGateway, Ipv4, Ipv6, Location, Name,
-        OptionalStr, Prefixes, Relay, Rest, Seconds, Str, Strings, Time, Type, Types, U8, U16, U32,
+        Algorithm, Base64, CertificateType, Groups, Hex, HostIdentity, HostInformation, Hyphenated,
+        IpsecGateway, Ipv4, Ipv6, Location, Name, OptionalStr, Parameters, Prefixes, Relay, Rest, Seconds,
+        Str, Strings, Time, Type, Types, U8, U16, U32,
     };
     Some(match type_name(rtype)? {
         "A" => &[Ipv4],
@@ -74,7 +82,9 @@ fn fields(rtype: RecordType) -> Option<&'static [Field]> {
         "SRV" => &[U16, U16, U16, Name],
         "SOA" => &[Name, Name, U32, Seconds, Seconds, Seconds, Seconds],
         "AVC" | "NINFO" | "RESINFO" | "SPF" | "TXT" => &[Strings],
-        "HINFO" => &[Str, Str],
+        "HINFO" => &[HostInformation],
+        "CERT" => &[CertificateType, U16, Algorithm, Base64],
+        "HTTPS" | "SVCB" => &[U16, Name, Parameters],
         "ISDN" => &[Str, OptionalStr],
         "UINFO" | "X25" => &[Str],
         "GPOS" => &[Str, Str, Str],
@@ -140,10 +150,13 @@ impl Field {
     /// Returns the number of words that the field has.
     fn words(self, words: &[Word<'_>]) -> usize {
         match self {
-            Self::Strings | Self::Hex | Self::Base64 | Self::HostIdentity | Self::Location => {
-                words.len().max(1)
-            }
-            Self::Types | Self::Prefixes => words.len(),
+            Self::Strings
+            | Self::Hex
+            | Self::Base64
+            | Self::HostIdentity
+            | Self::HostInformation
+            | Self::Location => words.len().max(1),
+            Self::Types | Self::Prefixes | Self::Parameters => words.len(),
             Self::OptionalStr => words.len().min(1),
             Self::IpsecGateway | Self::Relay => 3,
             _ => 1,
@@ -163,7 +176,9 @@ impl Field {
             Self::Hyphenated(_) => "an identifier such as 00-00-5e-00-53-2a",
             Self::Type | Self::Types => "a type of records",
             Self::Algorithm => "an algorithm",
-            Self::Str | Self::OptionalStr | Self::Strings | Self::Rest => "a string",
+            Self::CertificateType => "a type of certificates",
+            Self::Parameters => "a parameter such as alpn=h2",
+            Self::Str | Self::OptionalStr | Self::Strings | Self::Rest | Self::HostInformation => "a string",
             Self::Hex => "a string of hexadecimal digits",
             Self::Base64 => "a string of base64",
             Self::Prefixes => "a prefix such as 1:192.0.2.0/24",
@@ -203,7 +218,9 @@ impl Field {
                 write_gateway(kind, &words[2], origin, data)?;
             }
             Self::HostIdentity => write_host_identity(words, origin, data)?,
+            Self::HostInformation => write_host_information(words, data)?,
             Self::Location => data.extend(location::parse(words)?),
+            Self::Parameters => data.extend(parameters::parse(words)?),
             Self::OptionalStr if words.is_empty() => {}
             _ => self.write_word(&words[0], origin, data)?,
         }
@@ -228,14 +245,12 @@ impl Field {
                 let rtype = parse_type_or_number(&word.str().to_ascii_uppercase());
                 data.extend(u16::from(rtype.ok_or_else(mismatch)?).to_be_bytes());
             }
-            Self::Algorithm => data.push(algorithm(word).ok_or_else(mismatch)?),
-            Self::Rest => data.extend(word.octets()?),
-            _ => {
-                let octets = word.octets()?;
-                let length = u8::try_from(octets.len());
-                data.push(length.map_err(|_| "a string has more than 255 octets".to_owned())?);
-                data.extend(octets);
+            Self::Algorithm => data.push(number_of(ALGORITHMS, word).ok_or_else(mismatch)?),
+            Self::CertificateType => {
+                data.extend(number_of::<u16>(CERTIFICATE_TYPES, word).ok_or_else(mismatch)?.to_be_bytes());
             }
+            Self::Rest => data.extend(word.octets()?),
+            _ => write_string(&word.octets()?, data)?,
         }
         Ok(())
     }
@@ -245,6 +260,23 @@ impl Field {
         let what = description.strip_prefix("an").or_else(|| description.strip_prefix('a'));
         format!("{} is no{}", word.shown(), what.unwrap_or(description))
     }
+}
+
+fn write_string(octets: &[u8], data: &mut Vec<u8>) -> Result<(), String> {
+    data.push(u8::try_from(octets.len()).map_err(|_| "a string has more than 255 octets".to_owned())?);
+    data.extend(octets);
+    Ok(())
+}
+
+/// Writes the hardware and the system. A single word with a space in quotes is both.
+fn write_host_information(words: &[Word<'_>], data: &mut Vec<u8>) -> Result<(), String> {
+    let mut strings = words.iter().map(Word::octets).collect::<Result<Vec<_>, _>>()?;
+    if let [both] = &strings[..] {
+        strings = both.split(|octet| *octet == b' ').map(<[u8]>::to_vec).collect();
+    }
+    let (hardware, system) = strings.split_at(1);
+    write_string(&hardware.concat(), data)?;
+    write_string(&system.join(&b' '), data)
 }
 
 fn write_strings(octets: &[u8], data: &mut Vec<u8>) {
@@ -274,27 +306,42 @@ fn time(word: &Word<'_>) -> Option<u32> {
     u32::try_from(time.timestamp().as_second().rem_euclid(1 << 32)).ok()
 }
 
-fn algorithm(word: &Word<'_>) -> Option<u8> {
-    let number = match &*word.str().to_ascii_uppercase() {
-        "RSAMD5" => 1,
-        "DH" => 2,
-        "DSA" => 3,
-        "RSASHA1" => 5,
-        "DSA-NSEC3-SHA1" => 6,
-        "RSASHA1-NSEC3-SHA1" => 7,
-        "RSASHA256" => 8,
-        "RSASHA512" => 10,
-        "ECC-GOST" => 12,
-        "ECDSAP256SHA256" => 13,
-        "ECDSAP384SHA384" => 14,
-        "ED25519" => 15,
-        "ED448" => 16,
-        "INDIRECT" => 252,
-        "PRIVATEDNS" => 253,
-        "PRIVATEOID" => 254,
-        _ => return word.number(),
-    };
-    Some(number)
+/// The mnemonics of algorithms (RFC 4034 appendix A.1) and of types of certificates (RFC 4398 section 2.1).
+const ALGORITHMS: &[(&str, u16)] = &[
+    ("RSAMD5", 1),
+    ("DH", 2),
+    ("DSA", 3),
+    ("RSASHA1", 5),
+    ("DSA-NSEC3-SHA1", 6),
+    ("RSASHA1-NSEC3-SHA1", 7),
+    ("RSASHA256", 8),
+    ("RSASHA512", 10),
+    ("ECC-GOST", 12),
+    ("ECDSAP256SHA256", 13),
+    ("ECDSAP384SHA384", 14),
+    ("ED25519", 15),
+    ("ED448", 16),
+    ("INDIRECT", 252),
+    ("PRIVATEDNS", 253),
+    ("PRIVATEOID", 254),
+];
+const CERTIFICATE_TYPES: &[(&str, u16)] = &[
+    ("PKIX", 1),
+    ("SPKI", 2),
+    ("PGP", 3),
+    ("IPKIX", 4),
+    ("ISPKI", 5),
+    ("IPGP", 6),
+    ("ACPKIX", 7),
+    ("IACPKIX", 8),
+    ("URI", 253),
+    ("OID", 254),
+];
+
+/// Returns the number that a word is, or is the mnemonic of.
+fn number_of<T: std::str::FromStr + TryFrom<u16>>(mnemonics: &[(&str, u16)], word: &Word<'_>) -> Option<T> {
+    let known = mnemonics.iter().find(|(name, _)| name.eq_ignore_ascii_case(word.str()));
+    known.map_or_else(|| word.number(), |(_, number)| T::try_from(*number).ok())
 }
 
 fn write_types(words: &[Word<'_>], data: &mut Vec<u8>) -> Result<(), String> {

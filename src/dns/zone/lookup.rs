@@ -11,6 +11,9 @@ use crate::dns::message::wire_name::{MAX_NAME, first_name};
 /// The maximum number of aliases that are followed, as in CoreDNS.
 const MAX_ALIASES: usize = 8;
 
+/// The maximum number of names in an rrset whose addresses are added.
+const MAX_TARGETS: usize = 100;
+
 const A: u16 = 1;
 const NS: u16 = 2;
 const CNAME: u16 = 5;
@@ -34,7 +37,7 @@ pub(in crate::dns) struct Found<'z> {
     pub(in crate::dns) is_authoritative: bool,
     /// The records of the three sections of a message.
     pub(in crate::dns) sections: [Vec<Part<'z>>; 3],
-    /// The target of the last alias, if it isn't in the zone.
+    /// The target of the last alias, if the zone doesn't have it.
     pub(in crate::dns) outside: Option<Target>,
 }
 
@@ -79,11 +82,15 @@ struct Search<'z> {
 // === impl Part ===
 
 impl Part<'_> {
-    /// Passes the data of each record on.
-    pub(in crate::dns) fn for_each_data(&self, mut each: impl FnMut(&[u8])) {
+    /// Passes the data of each record on, until `take` returns false.
+    pub(in crate::dns) fn write_to(&self, mut take: impl FnMut(&[u8]) -> bool) {
         match &self.data {
-            PartData::Zone(octets, records) => records.iter().for_each(|at| each(data_at(octets, *at))),
-            PartData::Synthesized(data) => each(data),
+            PartData::Zone(octets, records) => {
+                let _ = records.iter().all(|at| take(data_at(octets, *at)));
+            }
+            PartData::Synthesized(data) => {
+                take(data);
+            }
         }
     }
 }
@@ -136,6 +143,13 @@ impl<'z> Search<'z> {
                 return;
             }
             names.push(lower);
+        }
+        // Another zone or plugin may have what this zone lacks below its origin (RFC 1034 section 4.3.2, step 3a).
+        if names.len() > 1 && self.found.rcode == ResponseCode::NXDomain {
+            self.found.rcode = ResponseCode::NoError;
+            self.found.sections[Section::Authority as usize].clear();
+            self.found.outside = names.pop().map(Into::into);
+            self.push_name_servers();
         }
     }
 
@@ -232,7 +246,8 @@ impl<'z> Search<'z> {
         let zone = self.zone;
         self.push_signed(Section::Answer, node, dname, node_owner(zone, node));
         let prefix = &name[..name.len() - zone.name(node).len()];
-        let target = [prefix, zone.data_of(dname).next().unwrap_or_default()].concat();
+        let data = zone.data_of(dname).next().unwrap_or_default();
+        let target = [prefix, &first_name(DNAME, data).unwrap_or_default()].concat();
         if target.len() > MAX_NAME {
             self.found.rcode = ResponseCode::YXDomain;
             return None;
@@ -269,7 +284,7 @@ impl<'z> Search<'z> {
         if !matches!(rtype, NS | MX | SRV | SVCB | HTTPS) {
             return;
         }
-        for data in zone.data_of(rrset) {
+        for data in zone.data_of(rrset).take(MAX_TARGETS) {
             let target = first_name(rtype, data).unwrap_or_default().to_ascii_lowercase();
             let Some(node) = zone.node(&target) else { continue };
             let is_foreign = rtype == NS && !is_below(&target, zone.name(owner));

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use hickory_proto::rr::{DNSClass, RecordType};
 
@@ -22,6 +23,8 @@ const MAX_DEPTH: usize = 7;
 const MAX_FILES: usize = 1000;
 /// The maximum size of all files of a zone in bytes; an included file counts each time.
 const MAX_BYTES: u64 = 256 << 20;
+/// The maximum number of records that `$GENERATE` makes in the files of a zone.
+const MAX_GENERATED: usize = 1_000_000;
 /// The maximum TTL in seconds (RFC 2181 section 8).
 const MAX_TTL: u32 = i32::MAX as u32;
 
@@ -71,6 +74,7 @@ pub(super) struct Reader<'s> {
     pub(super) files: Vec<FileVersion>,
     reads: usize,
     bytes: u64,
+    generated: usize,
 }
 
 /// What the lines before set.
@@ -107,6 +111,14 @@ impl FileVersion {
         Self { path: path.to_owned(), state: (metadata.dev(), metadata.ino(), size, seconds, nanos) }
     }
 
+    /// Returns whether the file hadn't been written to for some seconds at `now`: it may be in the middle of a copy.
+    pub(in crate::dns) fn is_settled(&self, now: SystemTime) -> bool {
+        const SETTLED: i64 = 5;
+        let (.., modified, _) = self.state;
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        i64::try_from(now).unwrap_or(i64::MAX).saturating_sub(modified) >= SETTLED
+    }
+
     /// Returns whether the file at this path is still the same, and unchanged.
     pub(in crate::dns) fn is_current(&self) -> bool {
         std::fs::metadata(&self.path).is_ok_and(|metadata| Self::of(&self.path, &metadata) == *self)
@@ -117,7 +129,7 @@ impl FileVersion {
 
 impl<'s> Reader<'s> {
     pub(super) fn new(take: &'s mut dyn FnMut(FileRecord<'_>) -> Result<(), String>) -> Self {
-        Self { take, files: Vec::new(), reads: 0, bytes: 0 }
+        Self { take, files: Vec::new(), reads: 0, bytes: 0, generated: 0 }
     }
 
     /// Reads a zone file. `origin` is in wire form.
@@ -273,6 +285,10 @@ impl<'s> Reader<'s> {
         let range = Range::parse(range.str()).map_err(error)?;
         let template = generate::template(template);
         for number in range.numbers() {
+            self.generated += 1;
+            if self.generated > MAX_GENERATED {
+                return Err(error(format!("$GENERATE makes at most {MAX_GENERATED} records in a zone")));
+            }
             let text = range.expand(&template, number).map_err(error)?;
             // As in miekg/dns, $TTL doesn't count.
             let mut inner = Context {

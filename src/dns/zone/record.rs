@@ -4,11 +4,11 @@
 //! differently.
 
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
-use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncodable, Restrict};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, Restrict};
 
 use super::fields::write_fields;
 use super::word::{Entries, Entry, Place, TextError, Word, hex};
-use crate::dns::message::presentation::{name_text, parse_class_or_number, parse_type_or_number, type_text};
+use crate::dns::message::presentation::{parse_class_or_number, parse_type_or_number, type_text};
 use crate::dns::message::wire_name::has_whole_names;
 
 /// The TTL of a record without one, if nothing else sets it, in seconds.
@@ -103,41 +103,7 @@ pub(super) fn data(rtype: RecordType, words: &[Word<'_>], origin: &[u8]) -> Resu
             .then_some(data)
             .ok_or_else(|| error(format!("these octets are no data of type {}", type_text(rtype))));
     }
-    match rtype {
-        // hickory parses the syntax of these types.
-        RecordType::CERT | RecordType::HTTPS | RecordType::SVCB => {
-            let text = source_text(rtype, words, origin).map_err(error)?;
-            let data = RData::try_from_str(rtype, &text).map_err(|problem| error(one_line(&problem)))?;
-            data.to_bytes().map_err(|problem| error(problem.to_string()))
-        }
-        _ => write_fields(rtype, words, origin),
-    }
-}
-
-/// Returns the text of an error without the control characters of the input.
-fn one_line(error: &impl ToString) -> String {
-    error.to_string().replace(char::is_control, "?")
-}
-
-/// Returns the text of data for hickory's parser, with the name of a service in full.
-fn source_text(rtype: RecordType, words: &[Word<'_>], origin: &[u8]) -> Result<String, String> {
-    let mut text = String::new();
-    for (number, word) in words.iter().enumerate() {
-        if number > 0 && !word.is_joined {
-            text.push(' ');
-        }
-        if number == 1 && rtype != RecordType::CERT {
-            let mut wire = Vec::new();
-            word.write_name(origin, &mut wire)?;
-            let name = hickory_proto::rr::Name::read(&mut BinDecoder::new(&wire));
-            text += &name_text(&name.map_err(|error| error.to_string())?);
-        } else if word.is_quoted {
-            text += &format!("\"{}\"", word.str());
-        } else {
-            text += word.str();
-        }
-    }
-    Ok(text)
+    write_fields(rtype, words, origin)
 }
 
 /// Parses data of any type (RFC 3597 section 5): its length and its octets.

@@ -47,6 +47,8 @@ _sip._tcp SRV 1 2 5060 mail
           SRV 1 2 5061 other.example.net.
 svc     HTTPS 1 mail alpn=h2,h3 port=8443 ipv4hint=192.0.2.8
 svcself HTTPS 0 www
+svcmix  SVCB 1 . ipv6hint=2001:db8::1 alpn="h2,h3" mandatory=port,alpn port=1 no-default-alpn key667="a\210 b"
+svcdoh  SVCB 1 mixed.case dohpath=/dns-query{?dns} ech=AEX+DQ==
 child   NS  ns.child
         NS  ns.other.example.
         DS  12345 8 2 49FD46E6C4B45C55D4AC49FD46E6C4B45C55D4AC49FD46E6C4B45C55D4AC0000
@@ -74,6 +76,9 @@ key     DNSKEY 256 3 8 AwEAAbOF
         RRSIG DNSKEY 8 3 3600 20300101000000 20200101000000 12345 example.org. AwEAAbOF
 uri     URI 10 1 "https://example.org/"
 hinfo   HINFO "PC" "Linux x"
+hinfo2  HINFO "PC Linux"
+hinfo3  HINFO PC
+hinfo4  HINFO PC Linux 6
 apl     APL 1:192.168.32.0/21 !1:192.168.38.0/28 2:2001:db8::/32
 eui     EUI48 00-00-5e-00-53-2a
 eui     EUI64 00-00-5e-ef-10-00-00-2a
@@ -85,6 +90,8 @@ x25     X25 311061700956
 isdn    ISDN 150862028003217 004
 gpos    GPOS -32.6882 116.8652 10.0
 cert    CERT 1 12345 8 AwEAAbOF
+cert2   CERT PKIX 0 RSASHA256 ( AwEAAbOF
+                 AwEAAbOF )
 dhcid   DHCID AAIBY2/AuCccgoJbsaxcQc9TUapptP69lOjxfNuVAA2kjEA=
 nid     NID 10 0014:4fff:ff20:ee64
 l32     L32 10 10.1.2.0
@@ -174,6 +181,12 @@ pub const GROUPS: &[Group] = &[Group {
         _sip._tcp.example.org. SRV
         svc.example.org. HTTPS
         svcself.example.org. HTTPS
+        svcmix.example.org. SVCB
+        svcdoh.example.org. SVCB
+        hinfo2.example.org. HINFO
+        hinfo3.example.org. HINFO
+        hinfo4.example.org. HINFO
+        cert2.example.org. CERT
         child.example.org. A
         child.example.org. NS
         child.example.org. DS

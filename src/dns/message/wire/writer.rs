@@ -24,17 +24,20 @@ impl ReplyWriter {
         Self { writer: CompressingWriter::new(&question), question, counts: [0; 3], is_cut: false }
     }
 
-    /// Adds a record of class IN. Owner and data have no compressed names. A record of another section than the answer is
-    /// left out if the message would exceed 64 KiB.
-    pub(crate) fn add(&mut self, section: Section, owner: &[u8], rtype: u16, ttl: u32, data: &[u8]) {
+    /// Adds a record of class IN. Owner and data have no compressed names. Returns false, and adds nothing, if the
+    /// message would exceed 64 KiB.
+    pub(crate) fn add(&mut self, section: Section, owner: &[u8], rtype: u16, ttl: u32, data: &[u8]) -> bool {
+        if self.is_cut {
+            return false;
+        }
         let mut fixed = [0; 8];
         fixed[..2].copy_from_slice(&rtype.to_be_bytes());
         fixed[2..4].copy_from_slice(&u16::from(DNSClass::IN).to_be_bytes());
         fixed[4..].copy_from_slice(&ttl.to_be_bytes());
-        match self.writer.record(owner, fixed, data, u16::MAX.into()) {
-            Some(_) => self.counts[section as usize] += 1,
-            None => self.is_cut |= section == Section::Answer,
-        }
+        let is_added = self.writer.record(owner, fixed, data, u16::MAX.into()).is_some();
+        self.counts[section as usize] += usize::from(is_added);
+        self.is_cut |= !is_added && section == Section::Answer;
+        is_added
     }
 
     /// Returns the reply; `None` if its answer section exceeds 64 KiB.

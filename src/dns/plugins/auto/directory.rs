@@ -1,15 +1,14 @@
 //! A directory with zone files, whose changes are followed.
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use arc_swap::ArcSwap;
 use futures::StreamExt as _;
-use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 use regex::Regex;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -18,7 +17,8 @@ use tracing::{error, info, warn};
 
 use crate::dns::message::presentation::{lower_name_text, parse_name};
 use crate::dns::message::zone_set::ZoneSet;
-use crate::dns::plugins::file::served::{ServedZone, ZoneMap};
+use crate::dns::plugins::file::ZoneRegistry;
+use crate::dns::plugins::file::served::{ServedZone, Update, ZoneMap};
 use crate::file_watcher::changes;
 
 /// The maximum number of zones, and of their records in all.
@@ -42,6 +42,7 @@ pub(super) struct Directory {
     path: PathBuf,
     pattern: Pattern,
     origins: ZoneSet,
+    registry: ZoneRegistry,
     zones: ArcSwap<ZoneMap>,
     known: Mutex<Known>,
 }
@@ -61,9 +62,9 @@ struct Known {
     /// By their origins; those without a valid file aren't served.
     files: BTreeMap<String, Arc<ServedZone>>,
     /// The origins of the zones that are served.
-    served: Vec<String>,
+    served: BTreeSet<String>,
     /// What kept files from being used.
-    problems: Vec<String>,
+    problems: BTreeSet<String>,
 }
 
 impl Default for Pattern {
@@ -103,8 +104,8 @@ impl Changes {
 }
 
 impl Directory {
-    pub(super) fn new(path: PathBuf, pattern: Pattern, origins: ZoneSet) -> Self {
-        Self { path, pattern, origins, zones: ArcSwap::default(), known: Mutex::default() }
+    pub(super) fn new(path: PathBuf, pattern: Pattern, origins: ZoneSet, registry: ZoneRegistry) -> Self {
+        Self { path, pattern, origins, registry, zones: ArcSwap::default(), known: Mutex::default() }
     }
 
     pub(super) fn zones(&self) -> Arc<ZoneMap> {
@@ -114,40 +115,38 @@ impl Directory {
     /// Reads the files that have changed, and serves their zones.
     pub(super) fn refresh(&self) -> Changes {
         let mut known = self.known.lock();
-        let mut problems = Vec::new();
-        let mut files = BTreeMap::new();
-        for (origin, path) in self.find(&mut problems) {
-            let text = lower_name_text(&origin);
-            let before = known.files.get(&text).filter(|before| before.path() == path);
-            let zone = before.map_or_else(|| Arc::new(ServedZone::new(path, origin)), Arc::clone);
-            files.insert(text, zone);
-        }
-        let mut records = 0;
-        let (mut map, mut served) = (ZoneMap::default(), Vec::new());
-        for (origin, zone) in &files {
-            if known.files.get(origin).is_some_and(|before| Arc::ptr_eq(before, zone)) {
-                zone.refresh(false);
-            } else if let Err(problem) = zone.read() {
-                problems.push(problem.to_string());
-            }
-            let Some(content) = zone.zone() else { continue };
-            records += content.number_of_records();
-            if records > MAX_RECORDS {
-                let path = zone.path().display();
-                problems
-                    .push(format!("{path}: left out: the zones have at most {MAX_RECORDS} records in all"));
-                records -= content.number_of_records();
+        let mut found = Found::default();
+        collect(&self.path, 0, &mut found);
+        let mut files = self.zones_of(&mut found, &known);
+        let (mut records, mut map) = (0, ZoneMap::default());
+        let mut served = BTreeSet::new();
+        for (origin, zone) in &mut files {
+            let shown = zone.path().display().to_string();
+            let left_out = format!("{shown}: left out: the zones have at most {MAX_RECORDS} records in all");
+            if records >= MAX_RECORDS {
+                found.problem(left_out);
                 continue;
             }
+            if known.files.get(origin).is_some_and(|before| Arc::ptr_eq(before, zone)) {
+                zone.refresh(false);
+            } else if let Update::Failed { error, .. } = zone.update(false) {
+                found.problem(error);
+            }
+            let Some(content) = zone.zone() else { continue };
+            if records + content.number_of_records() > MAX_RECORDS {
+                zone.forget();
+                found.problem(left_out);
+                continue;
+            }
+            records += content.number_of_records();
             map.insert(Arc::clone(zone));
-            served.push(origin.clone());
+            served.insert(origin.clone());
         }
-        let is_new = |problem: &&String| !known.problems.contains(problem);
-        let mut changes =
-            Changes { problems: problems.iter().filter(is_new).cloned().collect(), zones: Vec::new() };
-        let gone = known.served.iter().filter(|origin| !served.contains(origin));
+        let mut changes = Changes::default();
+        changes.problems.extend(found.problems.difference(&known.problems).cloned());
+        let gone = known.served.difference(&served);
         changes.zones.extend(gone.map(|origin| format!("zone {origin}: its file is gone")));
-        for origin in served.iter().filter(|origin| !known.served.contains(origin)) {
+        for origin in served.difference(&known.served) {
             let path = files.get(origin).map(|zone| zone.path().display().to_string()).unwrap_or_default();
             changes.zones.push(format!("zone {origin}: now served from {path}"));
         }
@@ -158,65 +157,88 @@ impl Directory {
         if known.served != served || !served.iter().all(is_same) {
             self.zones.swap(Arc::new(map)).outdated().set();
         }
-        *known = Known { files, served, problems };
+        *known = Known { files, served, problems: found.problems };
         changes
     }
 
-    /// Returns the zones of all matching files, in the order of their paths.
-    fn find(&self, problems: &mut Vec<String>) -> Vec<(Name, PathBuf)> {
-        let (mut paths, mut entries) = (Vec::new(), 0);
-        // The directory may be a symbolic link.
-        collect(&self.path, 0, &mut entries, &mut paths, problems);
-        let mut found: BTreeMap<String, (Name, PathBuf)> = BTreeMap::new();
-        for path in paths {
+    /// Returns the zones of all matching files. The first file of a zone by path counts. Files in a directory that can't
+    /// be read are still there.
+    fn zones_of(&self, found: &mut Found, known: &Known) -> BTreeMap<String, Arc<ServedZone>> {
+        let mut zones: BTreeMap<String, Arc<ServedZone>> = BTreeMap::new();
+        for path in std::mem::take(&mut found.paths) {
             let file = path.file_name().unwrap_or_default().to_string_lossy();
             let Some(text) = self.pattern.origin(&file) else { continue };
             let shown = path.display();
             let Some(origin) = parse_name(&text).map(|name| name.to_lowercase()) else {
-                problems.push(format!("{shown}: {text:?} is no zone"));
+                found.problem(format!("{shown}: {text:?} is no zone"));
                 continue;
             };
             if !self.origins.contains(&origin) {
                 continue;
             }
             let key = lower_name_text(&origin);
-            if let Some((_, first)) = found.get(&key) {
-                problems.push(format!("{shown}: left out: the zone {key} has the file {}", first.display()));
-            } else if found.len() == MAX_ZONES {
-                problems.push(format!("{shown} and others: left out: at most {MAX_ZONES} zones are served"));
+            if let Some(first) = zones.get(&key) {
+                let first = first.path().display();
+                found.problem(format!("{shown}: left out: the zone {key} has the file {first}"));
+            } else if zones.len() == MAX_ZONES {
+                found.problem(format!("{shown} and others: left out: at most {MAX_ZONES} zones are served"));
                 break;
             } else {
-                found.insert(key, (origin, path));
+                let before = known.files.get(&key).filter(|before| before.path() == path);
+                let zone = before.map_or_else(|| self.registry.zone(path, origin), Arc::clone);
+                zones.insert(key, zone);
             }
         }
-        found.into_values().collect()
+        let is_unreadable =
+            |path: &Path| found.unreadable.iter().any(|directory| path.starts_with(directory));
+        for (key, zone) in known.files.iter().filter(|(_, zone)| is_unreadable(zone.path())) {
+            zones.entry(key.clone()).or_insert_with(|| Arc::clone(zone));
+        }
+        zones
     }
 }
 
-/// Adds the files in a directory and below it, in the order of their paths.
-fn collect(
-    directory: &Path,
-    depth: usize,
-    entries: &mut usize,
-    paths: &mut Vec<PathBuf>,
-    problems: &mut Vec<String>,
-) {
+/// What was found in a directory.
+#[derive(Debug, Default)]
+struct Found {
+    /// The files, in the order of their paths.
+    paths: Vec<PathBuf>,
+    entries: usize,
+    /// The directories that exist and couldn't be read.
+    unreadable: Vec<PathBuf>,
+    problems: BTreeSet<String>,
+}
+
+impl Found {
+    /// Notes what keeps a file from being used.
+    fn problem(&mut self, problem: String) {
+        const MAX_PROBLEMS: usize = 1000;
+        if self.problems.len() < MAX_PROBLEMS {
+            self.problems.insert(problem);
+        }
+    }
+}
+
+/// Adds the files in a directory and below it.
+fn collect(directory: &Path, depth: usize, found: &mut Found) {
     let shown = directory.display();
-    let listed = match fs::read_dir(directory) {
+    let listed = fs::read_dir(directory).and_then(|listed| {
+        let room = MAX_ENTRIES - found.entries;
+        listed.take(room + 1).map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<_>>>()
+    });
+    let mut inside = match listed {
         Ok(listed) => listed,
-        Err(error) => return problems.push(format!("{shown}: can't be read: {error}")),
+        Err(error) => {
+            if error.kind() != io::ErrorKind::NotFound {
+                found.unreadable.push(directory.to_owned());
+            }
+            return found.problem(format!("{shown}: can't be read: {error}"));
+        }
     };
-    let mut inside: Vec<PathBuf> = Vec::new();
-    for entry in listed {
-        *entries += 1;
-        if *entries > MAX_ENTRIES {
-            problems.push(format!("{shown}: the rest is left out: there are more than {MAX_ENTRIES} files"));
-            break;
-        }
-        match entry {
-            Ok(entry) => inside.push(entry.path()),
-            Err(error) => problems.push(format!("{shown}: can't be read: {error}")),
-        }
+    found.entries += inside.len();
+    if found.entries > MAX_ENTRIES {
+        found.problem(format!("{shown}: the rest is left out: there are more than {MAX_ENTRIES} files"));
+        found.entries = MAX_ENTRIES;
     }
     inside.sort_unstable();
     for path in inside {
@@ -225,9 +247,9 @@ fn collect(
         if is_versioned {
             // A ConfigMap's files are links into this directory.
         } else if !is_directory {
-            paths.push(path);
+            found.paths.push(path);
         } else if depth < MAX_DEPTH {
-            collect(&path, depth + 1, entries, paths, problems);
+            collect(&path, depth + 1, found);
         }
     }
 }

@@ -6,7 +6,7 @@ use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
-use super::served::ZoneMap;
+use super::served::{ServedZone, ZoneMap};
 use crate::dns::chain::plugin::{Next, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
@@ -32,7 +32,12 @@ pub(in crate::dns::plugins) async fn serve(
     let is_in = request.query.query_class() == DNSClass::IN;
     // The parent's zone has the DS record (RFC 4035 section 3.1.4.1).
     let above = (qtype == RecordType::DS).then(|| zones.closest_above(&name)).flatten();
-    let Some(served) = above.or_else(|| zones.closest(&name)).filter(|_| is_in) else {
+    let own = above.or_else(|| zones.closest(&name)).filter(|_| is_in);
+    // Without the parent's zone, the next plugin may have the DS record of a zone's origin.
+    let is_above = |zone: &&Arc<ServedZone>| {
+        qtype == RecordType::DS && above.is_none() && zone.origin() == request.query.name() && !next.is_end()
+    };
+    let Some(served) = own.filter(|zone| !is_above(zone)) else {
         if next.is_end() {
             // This server isn't responsible for the name.
             return Err(PluginError::new(ResponseCode::Refused, ""));
@@ -79,7 +84,7 @@ async fn answer(
     let mut writer = ReplyWriter::new(name, request.query.query_type());
     for (section, parts) in Section::ALL.into_iter().zip(&found.sections) {
         for part in parts {
-            part.for_each_data(|data| writer.add(section, &part.owner, part.rtype, part.ttl, data));
+            part.write_to(|data| writer.add(section, &part.owner, part.rtype, part.ttl, data));
         }
     }
     let message = writer.finish(&reply.metadata);

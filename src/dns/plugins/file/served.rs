@@ -1,9 +1,10 @@
 //! A zone that is served from a file, and read again when the file changes.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwapOption;
 use hickory_proto::rr::Name;
@@ -14,7 +15,7 @@ use tracing::{error, info, warn};
 
 use crate::dns::message::query::wire_name;
 use crate::dns::message::validity::OutdatedFlag;
-use crate::dns::zone::{FileVersion, Zone, ZoneError};
+use crate::dns::zone::{FileVersion, Zone};
 
 /// Zones that are served, by their origins in wire form.
 #[derive(Debug, Default)]
@@ -38,8 +39,55 @@ pub(in crate::dns::plugins) struct ServedZone {
 struct LastRead {
     /// The files that were read; empty if one of them couldn't be read.
     files: Vec<FileVersion>,
+    /// Whether no file had been written to shortly before: only then its serial tells whether it has changed.
+    is_settled: bool,
     /// The text of the error.
     error: Option<String>,
+}
+
+/// What became of an attempt to read a zone.
+#[derive(Debug)]
+pub(in crate::dns::plugins) enum Update {
+    Unchanged,
+    /// The zone is served; the numbers are the serial before, the serial and the number of records.
+    Served(Option<u32>, u32, usize),
+    /// The file has changed, but not the serial of its zone: the zone before stays.
+    SameSerial(u32),
+    /// The zone before stays, if there is one.
+    Failed {
+        error: String,
+        is_new: bool,
+    },
+}
+
+/// The zones that blocks serve, by their files and origins: a block that is built again serves the same zones.
+#[derive(Clone, Debug, Default)]
+pub struct ZoneRegistry(Arc<Mutex<HashMap<(PathBuf, Name), Weak<ServedZone>>>>);
+
+impl ZoneRegistry {
+    /// Returns the zone of a file, whose file isn't read yet if no block has it.
+    pub(in crate::dns::plugins) fn zone(&self, path: PathBuf, origin: Name) -> Arc<ServedZone> {
+        let mut zones = self.0.lock();
+        if zones.len() == zones.capacity() {
+            zones.retain(|_, zone| zone.strong_count() > 0);
+        }
+        let known = zones.entry((path, origin));
+        let zone = match &known {
+            Entry::Occupied(known) => known.get().upgrade(),
+            Entry::Vacant(_) => None,
+        };
+        zone.unwrap_or_else(|| {
+            let (path, origin) = known.key().clone();
+            let zone = Arc::new(ServedZone {
+                path,
+                origin,
+                zone: ArcSwapOption::default(),
+                last_read: Mutex::default(),
+            });
+            known.insert_entry(Arc::downgrade(&zone));
+            zone
+        })
+    }
 }
 
 // === impl ZoneMap ===
@@ -83,11 +131,6 @@ fn wire_origin(origin: &Name) -> Vec<u8> {
 // === impl ServedZone ===
 
 impl ServedZone {
-    /// Returns a zone whose file isn't read yet.
-    pub(in crate::dns::plugins) fn new(path: PathBuf, origin: Name) -> Self {
-        Self { path, origin, zone: ArcSwapOption::default(), last_read: Mutex::default() }
-    }
-
     pub(in crate::dns::plugins) fn origin(&self) -> &Name {
         &self.origin
     }
@@ -100,50 +143,60 @@ impl ServedZone {
         self.zone.load_full()
     }
 
-    /// Reads the file, and serves its zone.
-    ///
-    /// # Errors
-    /// If the file can't be read, or isn't valid; the zone before stays.
-    pub(in crate::dns::plugins) fn read(&self) -> Result<(), ZoneError> {
-        let mut last = self.last_read.lock();
-        let (zone, files) = self.read_file();
-        *last = LastRead { files, error: zone.as_ref().err().map(ToString::to_string) };
-        self.serve(zone?);
-        Ok(())
+    /// Stops serving the zone, until its file changes.
+    pub(in crate::dns::plugins) fn forget(&self) {
+        if let Some(before) = self.zone.swap(None) {
+            before.outdated().set();
+        }
     }
 
-    fn read_file(&self) -> (Result<Zone, ZoneError>, Vec<FileVersion>) {
-        Zone::read(&self.path, &wire_origin(&self.origin))
-    }
-
-    /// Reads the file if it has changed. A zone with the serial of the one before is served only with `by_mtime`.
-    pub(in crate::dns::plugins) fn refresh(&self, by_mtime: bool) {
+    /// Reads the file if it has changed, and serves its zone. One with the serial of the zone before is served only with
+    /// `by_mtime`, or if the file was read while it was written.
+    pub(in crate::dns::plugins) fn update(&self, by_mtime: bool) -> Update {
         let mut last = self.last_read.lock();
         if !last.files.is_empty() && last.files.iter().all(FileVersion::is_current) {
-            return;
+            let failed = |error: &String| Update::Failed { error: error.clone(), is_new: false };
+            return last.error.as_ref().map_or(Update::Unchanged, failed);
         }
-        let (read, files) = self.read_file();
+        let (now, was_settled) = (SystemTime::now(), last.is_settled);
+        let (read, files) = Zone::read(&self.path, &wire_origin(&self.origin));
+        last.is_settled = files.iter().all(|file| file.is_settled(now));
         last.files = files;
-        let (origin, path) = (&self.origin, self.path.display());
         let error = read.as_ref().err().map(ToString::to_string);
+        let is_new = last.error != error;
+        last.error.clone_from(&error);
         match (read, self.zone()) {
-            (Err(_), _) if last.error == error => {}
-            (Err(problem), Some(_)) => error!("zone {origin}: the zone before stays: {problem}"),
-            (Err(problem), None) => error!("zone {origin}: {problem}"),
-            (Ok(zone), Some(before)) if zone.serial() == before.serial() && !by_mtime => {
-                let serial = zone.serial();
+            (Err(_), _) => Update::Failed { error: error.unwrap_or_default(), is_new },
+            (Ok(zone), Some(before)) if zone.serial() == before.serial() && was_settled && !by_mtime => {
+                Update::SameSerial(zone.serial())
+            }
+            (Ok(zone), before) => {
+                let (serial, records) = (zone.serial(), zone.number_of_records());
+                self.serve(zone);
+                Update::Served(before.map(|before| before.serial()), serial, records)
+            }
+        }
+    }
+
+    /// Updates the zone, and logs what became of it.
+    pub(in crate::dns::plugins) fn refresh(&self, by_mtime: bool) {
+        let (origin, path) = (&self.origin, self.path.display());
+        match self.update(by_mtime) {
+            Update::Unchanged | Update::Failed { is_new: false, .. } => {}
+            Update::Failed { error, .. } if self.zone().is_some() => {
+                error!("zone {origin}: the zone before stays: {error}");
+            }
+            Update::Failed { error, .. } => error!("zone {origin}: {error}"),
+            Update::SameSerial(serial) => {
                 warn!(
                     "zone {origin}: the zone before stays: {path} has changed, but its serial is still {serial}"
                 );
             }
-            (Ok(zone), before) => {
-                let (records, serial) = (zone.number_of_records(), zone.serial());
-                let before = before.map_or("none".to_owned(), |before| before.serial().to_string());
+            Update::Served(before, serial, records) => {
+                let before = before.map_or("none".to_owned(), |before| before.to_string());
                 info!("zone {origin}: serial {before} → {serial}, {records} records from {path}");
-                self.serve(zone);
             }
         }
-        last.error = error;
     }
 
     fn serve(&self, zone: Zone) {

@@ -1,8 +1,10 @@
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use crate::dns::corefile::FileSources;
 use crate::dns::plugins::tests::support::TestServer;
+use crate::dns::server::config::configure;
 
 const HEAD: &str = "$TTL 300\n@ SOA ns hostmaster (7 7200 3600 86400 60)\n@ NS ns\nns A 192.0.2.53\n";
 
@@ -106,6 +108,62 @@ async fn alias_outside_the_zone_is_looked_up_in_its_block() {
     }
 }
 
+/// Makes a file look as if it hadn't been written to for a minute.
+fn settle(file: &Path) {
+    let before = SystemTime::now() - Duration::from_secs(60);
+    fs::File::options().write(true).open(file).unwrap().set_modified(before).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn file_read_during_a_copy_is_read_again() {
+    let (directory, path) = zone("a A 192.0.2.1\n");
+    let (server, stop, mut running) = TestServer::running(&format!("file {path} example.org"));
+    let answer = |last: u8| format!("NOERROR aa | a.example.org. 300 IN A 192.0.2.{last} | {NS} |");
+    assert_eq!(server.ask("a.example.org. A").await, answer(1));
+    // The rest of the copy has the same serial.
+    fs::write(directory.path().join("db"), format!("{HEAD}a A 192.0.2.12\n")).unwrap();
+    settle(Path::new(&path));
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(server.ask("a.example.org. A").await, answer(12));
+    stop.cancel();
+    while let Some(ended) = running.join_next().await {
+        ended.unwrap();
+    }
+}
+
+#[test]
+fn zone_stays_if_its_file_is_broken_when_a_block_is_built_anew() {
+    let (directory, path) = zone("a A 192.0.2.1\n");
+    let lines = format!("file {path} example.org");
+    let (server, _) = TestServer::with_tasks(&lines);
+    fs::write(directory.path().join("db"), "oops\n").unwrap();
+    let again = configure(
+        Path::new("Corefile"),
+        &format!(". {{\n{lines}\n}}\n"),
+        &FileSources::SYSTEM,
+        &server.shared,
+    );
+    let warnings = again.unwrap().blocks.remove(0).builder.warnings;
+    let expected =
+        format!("Corefile:2:6: the zone before stays: {path}:1:1: the type of the record is missing");
+    assert_eq!(warnings.iter().map(ToString::to_string).collect::<Vec<_>>(), [expected]);
+}
+
+#[tokio::test]
+async fn alias_may_lead_to_a_longer_zone_or_to_the_next_plugin() {
+    let (directory, path) = zone("www CNAME a.sub\nnone CNAME b.sub\n");
+    let sub = directory.path().join("sub");
+    fs::write(&sub, "@ 60 SOA ns host 1 2 3 4 5\na 60 A 192.0.2.9\n").unwrap();
+    let lines = format!("file {path} example.org\nfile {} sub.example.org", sub.display());
+    let server = TestServer::block(&lines);
+    for (question, expected) in [
+        ("www.example.org. A", format!("NOERROR aa | www.example.org. 300 IN CNAME a.sub.example.org., a.sub.example.org. 60 IN A 192.0.2.9 | {NS} |")),
+        ("none.example.org. A", "NXDOMAIN aa | none.example.org. 300 IN CNAME b.sub.example.org. | sub.example.org. 5 IN SOA ns.sub.example.org. host.sub.example.org. 1 2 3 4 5 |".to_owned()),
+    ] {
+        assert_eq!(server.ask(question).await, expected, "{question}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn changed_file_is_served_if_its_serial_differs() {
     let directory = tempfile::tempdir().unwrap();
@@ -117,6 +175,7 @@ async fn changed_file_is_served_if_its_serial_differs() {
     let replace = |content: String| {
         // As for a ConfigMap: another file is renamed.
         fs::write(directory.path().join("new"), content).unwrap();
+        settle(&directory.path().join("new"));
         fs::rename(directory.path().join("new"), &path).unwrap();
     };
     let pause = || tokio::time::sleep(Duration::from_secs(61));
@@ -142,6 +201,7 @@ async fn changed_file_is_served_if_its_serial_differs() {
     pause().await;
     assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.4 | |", "a file is missing");
     fs::write(directory.path().join("more"), "").unwrap();
+    settle(&directory.path().join("more"));
     pause().await;
     assert_eq!(address().await, "NOERROR aa | a.example.org. 60 IN A 192.0.2.5 | |");
     fs::remove_file(&path).unwrap();
@@ -195,6 +255,13 @@ fn errors_name_file_line_and_column() {
         (
             "$GENERATE 1-300 a$ A 192.0.2.$\n",
             format!("{db}:5:1: for 256: \"192.0.2.256\" is no IPv4 address"),
+        ),
+        ("old DNAME \\# 4 01610055\n", format!("{db}:5:11: these octets are no data of type DNAME")),
+        ("a TYPE41 \\# 0\n", format!("{db}:5:1: no zone has records of this type")),
+        ("a HTTPS 1 . alpn=h2 alpn=h3\n", format!("{db}:5:21: the parameter alpn is there twice")),
+        (
+            "a HTTPS 1 . port=x\n",
+            format!("{db}:5:13: \"port=x\" is no parameter such as alpn=h2 or key667=x"),
         ),
         ("$TTL\n", format!("{db}:5:1: $TTL needs one word")),
         (&*format!("{long} A 192.0.2.1\n"), format!("{db}:5:1: \"{long}\" is no name")),

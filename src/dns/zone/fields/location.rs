@@ -15,7 +15,7 @@ pub(super) fn parse(words: &[Word<'_>]) -> Result<Vec<u8>, String> {
     let longitude = coordinate(&mut words, 180, ["E", "W"])?;
     let altitude = words.next().ok_or("the altitude is missing")?;
     let altitude = centimeters(altitude.str())
-        .and_then(|height| u32::try_from(SEA_LEVEL + height).ok())
+        .and_then(|height| u32::try_from(SEA_LEVEL.checked_add(height)?).ok())
         .ok_or_else(|| format!("{} is no altitude in meters", altitude.shown()))?;
     let mut sizes = DEFAULTS;
     for (size, word) in sizes.iter_mut().zip(words.by_ref()) {
