@@ -283,7 +283,8 @@ impl Reconciler {
         if self.may_write() {
             self.resume_writing();
         } else if self.context.policy.sync != SyncMode::Off {
-            self.look_up_left_out();
+            self.check_external_targets(true);
+            self.queue_all();
         }
     }
 
@@ -385,7 +386,7 @@ impl Reconciler {
         self.runtime.queue.stop_timer(key);
         let (now, is_news) = (Instant::now(), !self.initial_pass.remove(key));
         let found = self.context.store.get(key);
-        self.start_check.settle(key, found.as_deref(), &self.context.metrics);
+        self.start_check.settle(key, found.as_ref(), &self.context.metrics);
         if found.as_ref().is_none_or(|link| link.service_gone_since().is_none()) {
             self.unreported_services.remove(key);
             self.refused_look_ups.remove(key);

@@ -151,8 +151,9 @@ pub fn insert_from_snapshot(store: &Store, saved: &Link) -> Option<LinkChange> {
 
 /// Records that the Service of a link in [`LinkState::LeftOut`] is gone since the given time.
 pub fn delete_left_out(store: &Store, key: &ServiceKey, since: Instant) -> Option<LinkChange> {
-    let service = service_link(store, key).filter(|link| link.is_left_out())?;
-    store.gone(key, &service.uid.to_string(), None, since)
+    change_service(store, key, |service| {
+        service.filter(|link| link.is_left_out()).map(|link| link.to_gone(since))
+    })
 }
 
 /// Records that our finalizer was added to the Service of a link, or removed from it.

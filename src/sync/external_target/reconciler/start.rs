@@ -31,7 +31,9 @@ use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::source::relist_guard::is_suspicious_removal;
 use crate::sync::source::selection::Selection;
-use crate::sync::source::service_links::{delete_left_out, insert_gone, insert_left_out, is_present};
+use crate::sync::source::service_links::{
+    delete_left_out, insert_gone, insert_left_out, is_present, service_link,
+};
 use crate::sync::task::backoff::Backoff;
 
 /// The first and the longest pause before the next look-up of Services.
@@ -197,22 +199,6 @@ impl Reconciler {
         }
     }
 
-    /// Looks up the left-out Services of the namespaces that are listed: such a namespace may have been refused before,
-    /// and a Service that was deleted meanwhile isn't in the list.
-    pub(super) fn look_up_left_out(&mut self) {
-        let is_due = |link: &&Arc<Link>| {
-            let namespace = link.key.namespace();
-            link.is_left_out()
-                && self.context.selection.watches(namespace)
-                && self.are_links_listed(namespace)
-                && !self.start_check.left_out.contains_key(&link.key)
-        };
-        let links = self.context.store.links();
-        let due: Vec<ServiceKey> = links.iter().filter(is_due).map(|link| link.key.clone()).collect();
-        self.start_check.unconfirmed.extend(due);
-        self.look_up();
-    }
-
     /// Looks up which of the unconfirmed Services exist.
     fn look_up(&mut self) {
         let ReconcilerContext { service_lookup, selection, backend, .. } = &self.context;
@@ -238,11 +224,8 @@ impl Reconciler {
         let (mut left_out, mut gone, mut unknown) = (BTreeMap::new(), Vec::new(), HashSet::new());
         for key in std::mem::take(&mut self.start_check.unconfirmed) {
             let ReconcilerContext { store, selection, .. } = &self.context;
-            let Some(link) = store.get(&key).filter(|link| link.is_left_out() || link.is_gone()) else {
-                // A watch has reported the Service meanwhile.
-                continue;
-            };
-            let (now, found) = (Instant::now(), existing.found(&key, &self.recorded_uid(&key)));
+            let Some((link, uid)) = self.unreported(&key) else { continue };
+            let (now, found) = (Instant::now(), existing.found(&key, &uid));
             let check = if protects { StartCheck::LeftOut } else { StartCheck::Passed };
             let facts = self.start_check.kept.facts(&key, "", found);
             match may_remove(&Facts { check, ..facts }, now) {
@@ -290,6 +273,17 @@ impl Reconciler {
         self.look_up();
     }
 
+    /// Returns the link of a looked-up Service, and the uid that the Service had; `None` if a watch has reported the
+    /// Service meanwhile.
+    fn unreported(&self, key: &ServiceKey) -> Option<(Arc<Link>, Uid)> {
+        let link = self.context.store.get(key)?;
+        let service = link.service_link().filter(|service| service.is_left_out() || link.is_gone())?;
+        // The external target of an overridden link may record another Service.
+        let is_overridden = link.overridden.is_some();
+        let uid = if is_overridden { service.uid.clone() } else { self.recorded_uid(key) };
+        Some((Arc::clone(service), uid))
+    }
+
     /// Keeps the left-out link of an existing Service for `--delete-delay`.
     fn keep_for_delay(&mut self, key: &ServiceKey) {
         let kept = &mut self.start_check.kept;
@@ -302,7 +296,7 @@ impl Reconciler {
     pub(super) fn end_kept(&mut self) {
         for (key, _, since) in self.start_check.kept.take_expired(Instant::now()) {
             self.start_check.left_out.remove(&key);
-            if self.context.store.get(&key).is_some_and(|link| link.is_left_out()) {
+            if service_link(&self.context.store, &key).is_some_and(|link| link.is_left_out()) {
                 self.end_link(&key, since, RemovalReason::NotSelected);
             }
             self.runtime.queue.add(&key);
@@ -332,12 +326,21 @@ impl Reconciler {
     }
 
     /// Updates a left-out link from its external target, or forgets the link if the external target is gone. In a
-    /// namespace that can't be listed, the link may be from a snapshot, and stays.
+    /// namespace that can't be listed, the link may be from a snapshot, and stays. Once it is listed, the Service is
+    /// looked up: the list lacks a Service that was deleted meanwhile.
     pub(super) fn follow_recorded(&mut self, link: &Link) {
         let services = self.objects.of_link(&link.key).into_iter();
         let is_there = services.filter(|object| object.id.kind == ObjectKind::Service).count() > 0;
         if is_there {
             self.keep_left_out(&link.key);
+            let is_known = self.start_check.left_out.contains_key(&link.key);
+            if !is_known
+                && self.context.policy.sync != SyncMode::Off
+                && self.are_links_listed(link.key.namespace())
+                && self.start_check.unconfirmed.insert(link.key.clone())
+            {
+                self.look_up();
+            }
         } else if !self.are_links_unlisted(link.key.namespace())
             && let Some(change) = self.context.store.forget(&link.key)
         {
@@ -348,7 +351,7 @@ impl Reconciler {
     /// Records an Event on each Service that a flag leaves out. Only the leader sends Events.
     pub(super) fn record_left_out_events(&self) {
         for (key, flag) in &self.start_check.left_out {
-            if let (Some(link), Some(flag)) = (self.context.store.get(key), flag) {
+            if let (Some(link), Some(flag)) = (service_link(&self.context.store, key), flag) {
                 let effect = match self.start_check.kept.contains(key) {
                     true => "it counts as deleted after --delete-delay",
                     false => "its external target stays until --max-deletes is given",

@@ -2,6 +2,7 @@
 //! term, how many external targets would be removed, and which of their Services exist.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -52,8 +53,8 @@ impl CheckedTargets {
     }
 
     /// Updates the state of a link. `link` is `None` if the store has forgotten the link.
-    pub(super) fn settle(&mut self, key: &ServiceKey, link: Option<&Link>, metrics: &ReconcilerMetrics) {
-        let is_alive = |link: &Link| link.service_gone_since().is_none() && !link.is_left_out();
+    pub(super) fn settle(&mut self, key: &ServiceKey, link: Option<&Arc<Link>>, metrics: &ReconcilerMetrics) {
+        let is_alive = |link: &Arc<Link>| link.service_gone_since().is_none() && !link.is_left_out();
         if link.is_none_or(is_alive) {
             self.postponed.remove(key);
         }
@@ -64,7 +65,9 @@ impl CheckedTargets {
             return;
         }
         let is_kept = || self.of(key) == StartCheck::LeftOut;
-        let stays = link.is_some_and(|link| link.is_left_out() || is_kept() && !link.is_gone());
+        // A StableName that overrides the link may go before the Service.
+        let is_left_out = link.and_then(Link::service_link).is_some_and(|service| service.is_left_out());
+        let stays = is_left_out || link.is_some_and(|link| is_kept() && !link.is_gone());
         if !stays {
             self.left_out.remove(key);
             self.kept.forget(key);

@@ -1,0 +1,144 @@
+//! Tests of the external targets whose Services `--service-selector` leaves out.
+
+use kube::core::Selector;
+
+use super::*;
+use crate::sync::source::service_links::{end_override, service_link};
+
+/// The namespaces of a test: each Service is in `shop`.
+const NAMESPACES: [&str; 2] = ["open", "shop"];
+
+/// Returns a reconciler after its first check, and the lists of load balancers. It has external targets of the existing
+/// Services `shop/<name>`; those in `selected` match `--service-selector`. `shop` may be refused.
+fn left_out(
+    names: &[&str],
+    selected: &[&str],
+    delay: Duration,
+    is_refused: bool,
+) -> (Reconciler, watch::Sender<CompletedLists>) {
+    let metadata = |name: &&str| json!({"metadata": {"namespace": "shop", "name": name, "uid": name}});
+    let items: Vec<Value> = names.iter().map(metadata).collect();
+    let client = test_support::client(move |request| match request.method().as_str() {
+        "GET" => (200, json!({"metadata": {"resourceVersion": "9"}, "items": items})),
+        _ => test_support::status(422, "Invalid", "no"),
+    });
+    let mut reconciler = reconciler(client);
+    let objects = names.iter().map(|name| ObservedObject::of(&external_target_of(&reconciler, name, "1")));
+    let objects = objects.collect();
+    reconciler.context.store = Arc::new(Store::new(OnGone::Kept));
+    reconciler.context.store.set_known(Input::Services);
+    reconciler.context.policy.max_deletes = MaxDeletes::Share;
+    reconciler.context.policy.delete_delay = delay;
+    reconciler.context.policy.prune = true;
+    reconciler.start_check = CheckedTargets::new(delay);
+    let namespaces: BTreeSet<String> = NAMESPACES.map(ToOwned::to_owned).into();
+    let mut listed = CompletedLists::new(&namespaces, None);
+    for namespace in NAMESPACES {
+        listed.note(Some(namespace), reconciler.lists(), !is_refused || namespace == "open");
+    }
+    let lists = watch::Sender::new(listed);
+    reconciler.context.links_listed = lists.subscribe();
+    let labels = Selector::from_iter([("tier".to_owned(), "web".to_owned())]);
+    reconciler.context.selection = Arc::new(Selection { namespaces, labels, ..Selection::default() });
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, objects));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+    for name in selected {
+        load_balancer(&reconciler, name);
+    }
+    reconciler.resume_writing();
+    (reconciler, lists)
+}
+
+fn key(name: &str) -> ServiceKey {
+    ServiceKey::new("shop", name)
+}
+
+/// Processes the result of the look-up.
+async fn look_up(reconciler: &mut Reconciler) {
+    let existing = reconciler.start_check.look_ups.join_next().await.unwrap().unwrap();
+    reconciler.on_look_up_end(&existing);
+}
+
+/// Returns the links that stay until `--max-deletes` is given.
+fn protected(reconciler: &Reconciler) -> Vec<String> {
+    let CheckedTargets { left_out, kept, .. } = &reconciler.start_check;
+    left_out.keys().filter(|key| !kept.contains(key)).map(ToString::to_string).collect()
+}
+
+fn announce(reconciler: &mut Reconciler, key: &ServiceKey) {
+    let target = Target::Addresses(["192.0.2.9".parse().unwrap()].into());
+    let announced = Announcement::Target(target);
+    let by = LinkOverride { uid: "s".into(), announced, ..LinkOverride::default() };
+    set_override(&reconciler.context.store, key, by, None).unwrap();
+    reconciler.reconcile(key);
+    assert!(!reconciler.context.store.get(key).unwrap().is_left_out());
+}
+
+/// Ends the override and the delay of a left-out Service.
+fn end(reconciler: &mut Reconciler, key: &ServiceKey, delay: Duration) -> Arc<Link> {
+    end_override(&reconciler.context.store, key, None, Instant::now()).unwrap();
+    reconciler.reconcile(key);
+    std::thread::sleep(delay);
+    reconciler.end_kept();
+    reconciler.context.store.get(key).unwrap()
+}
+
+#[tokio::test]
+async fn left_out_link_ends_although_a_stable_name_came_and_went() {
+    let (delay, key) = (Duration::from_millis(30), key("web"));
+    let (mut reconciler, _lists) = left_out(&["web"], &[], delay, false);
+    look_up(&mut reconciler).await;
+    announce(&mut reconciler, &key);
+    assert!(end(&mut reconciler, &key, delay).is_gone());
+
+    // The StableName comes before the end of the look-up.
+    let (mut reconciler, _lists) = left_out(&["web"], &[], delay, false);
+    announce(&mut reconciler, &key);
+    look_up(&mut reconciler).await;
+    assert!(end(&mut reconciler, &key, delay).is_gone());
+
+    // The delay ends first.
+    let (mut reconciler, _lists) = left_out(&["web"], &[], delay, false);
+    look_up(&mut reconciler).await;
+    announce(&mut reconciler, &key);
+    std::thread::sleep(delay);
+    reconciler.end_kept();
+    assert!(service_link(&reconciler.context.store, &key).unwrap().is_gone());
+    assert!(end(&mut reconciler, &key, Duration::ZERO).is_gone());
+}
+
+#[tokio::test]
+async fn left_out_link_behind_a_stable_name_at_the_start_ends() {
+    let (delay, key) = (Duration::from_millis(30), key("web"));
+    let (mut reconciler, lists) = left_out(&["web"], &[], delay, true);
+    insert_left_out(&reconciler.context.store, &key, "web".into(), None, Vec::new()).unwrap();
+    reconciler.reconcile(&key);
+    announce(&mut reconciler, &key);
+    let at = reconciler.lists();
+    lists.send_modify(|lists| assert!(lists.note(Some("shop"), at, true)));
+    reconciler.on_links_listed();
+    assert!(reconciler.start_check.unconfirmed.is_empty());
+    end_override(&reconciler.context.store, &key, None, Instant::now()).unwrap();
+    reconciler.reconcile(&key);
+    look_up(&mut reconciler).await;
+    std::thread::sleep(delay);
+    reconciler.end_kept();
+    assert!(reconciler.context.store.get(&key).unwrap().is_gone());
+}
+
+#[tokio::test]
+async fn follower_protects_most_targets_of_a_namespace_listed_late() {
+    let (mut reconciler, lists) = left_out(&["api", "web"], &[], Duration::from_secs(60), true);
+    for name in ["api", "web"] {
+        insert_left_out(&reconciler.context.store, &key(name), name.into(), None, Vec::new()).unwrap();
+    }
+    // Nothing is written without these lists, as without the lease.
+    reconciler.context.overrides_listed =
+        watch::Sender::new(CompletedLists::new(&BTreeSet::new(), None)).subscribe();
+    assert!(reconciler.start_check.unconfirmed.is_empty() && !reconciler.may_write());
+    let at = reconciler.lists();
+    lists.send_modify(|lists| assert!(lists.note(Some("shop"), at, true)));
+    reconciler.on_links_listed();
+    look_up(&mut reconciler).await;
+    assert_eq!(protected(&reconciler), ["shop/api", "shop/web"]);
+}
