@@ -8,7 +8,7 @@ use super::reconciler::Reconciler;
 use super::reconciler::context::ReconcilerContext;
 use super::write::removal_of;
 use crate::model::hostname_policy::{HOSTNAME, recorded_hostnames};
-use crate::model::link::{LinkChange, LinkState, Target};
+use crate::model::link::{Link, LinkChange, LinkState, Target};
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -65,12 +65,12 @@ impl Reconciler {
         }
     }
 
-    /// Counts the removal of the external target of a gone Service, perhaps by an earlier leader.
+    /// Counts the removal of the external target of a gone Service, perhaps by an earlier leader. A Service that a flag
+    /// leaves out may count as gone earlier there.
     fn count_observed_removal(&mut self, id: &ObjectId, uid: &str) {
         let holder = self.objects.get(id).and_then(|object| self.objects.owner_of(object));
-        let is_service_gone = |key: &ServiceKey| {
-            self.context.store.get(key).is_some_and(|link| link.service_gone_since().is_some())
-        };
+        let may_be_gone = |link: Arc<Link>| link.service_gone_since().is_some() || link.is_left_out();
+        let is_service_gone = |key: &ServiceKey| self.context.store.get(key).is_some_and(may_be_gone);
         if id.kind == ObjectKind::Service
             && !self.unwanted.contains(uid)
             && let Some(key) = holder.filter(is_service_gone)

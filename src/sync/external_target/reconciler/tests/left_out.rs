@@ -142,3 +142,15 @@ async fn follower_protects_most_targets_of_a_namespace_listed_late() {
     look_up(&mut reconciler).await;
     assert_eq!(protected(&reconciler), ["shop/api", "shop/web"]);
 }
+
+#[tokio::test]
+async fn removal_of_a_left_out_target_uses_the_deletion_budget() {
+    let (mut reconciler, _lists) = left_out(&["web"], &[], Duration::from_secs(60), false);
+    look_up(&mut reconciler).await;
+    // The delay of the leader has ended first.
+    let id = reconciler.objects.of_link(&key("web"))[0].id.clone();
+    reconciler.on_object_event(ObjectEvent::Deleted { id, uid: "o".to_owned() });
+    let mut budget = reconciler.deletion_budget.lock();
+    let now = Instant::now();
+    assert!(budget.allows(MaxDeletes::Number(1), "shop", "another", 1, now).is_err());
+}
