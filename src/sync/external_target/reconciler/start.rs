@@ -74,8 +74,10 @@ impl Reconciler {
             present -= before - going.len();
         }
         let going = unlisted.len() + outlived.len() + not_shown.len();
-        if begins {
-            self.start_check.most = is_limited && is_suspicious_removal(going, present);
+        let most = is_limited && is_suspicious_removal(going, present);
+        // The result of a look-up that is under way may depend on an earlier check.
+        if begins && (most || self.start_check.unconfirmed.is_empty()) {
+            self.start_check.most = most;
             self.start_check.counted = (going, present);
         }
         for key in unlisted {
@@ -108,7 +110,11 @@ impl Reconciler {
             return;
         }
         if self.start_check.left_out.contains_key(&key) {
-            return;
+            if !self.protects_left_out() || !self.start_check.kept.contains(&key) {
+                return;
+            }
+            self.start_check.kept.forget(&key);
+            self.start_check.left_out.remove(&key);
         }
         match link {
             Some(link) if link.is_left_out() => {}
@@ -314,7 +320,10 @@ impl Reconciler {
             change => change.iter().for_each(|change| log_change(link_reporter, change)),
         }
         self.start_check.postponed.remove(key);
-        self.start_check.ended.insert(key.clone());
+        // A flag may turn out to be wrong at a later check.
+        if !is_watched || reason != RemovalReason::NotSelected {
+            self.start_check.ended.insert(key.clone());
+        }
     }
 
     /// Returns the uid of the Service that the external target of a link was written for, or an empty uid if none is

@@ -30,9 +30,10 @@ pub(super) struct CheckedTargets {
     /// The look-up of the links in `look_up_keys`: at most one task.
     pub(super) look_ups: JoinSet<LookupResult>,
     pub(super) look_up_keys: HashSet<ServiceKey>,
-    /// Whether most external targets would have been removed at the last check, and `--max-deletes unlimited` isn't set.
+    /// Whether most external targets would have been removed at the last check, or at one before it whose look-up hasn't
+    /// ended, and `--max-deletes unlimited` isn't set.
     pub(super) most: bool,
-    /// The number of external targets that would be removed, and the number of all, at the last check.
+    /// The number of external targets that would be removed, and the number of all, at that check.
     pub(super) counted: (usize, usize),
 }
 

@@ -154,3 +154,30 @@ async fn removal_of_a_left_out_target_uses_the_deletion_budget() {
     let now = Instant::now();
     assert!(budget.allows(MaxDeletes::Number(1), "shop", "another", 1, now).is_err());
 }
+
+#[tokio::test]
+async fn next_term_protects_links_left_out_at_the_start() {
+    // The link is kept for the delay, or has ended.
+    for (delay, is_kept) in [(Duration::from_secs(60), true), (Duration::ZERO, false)] {
+        let (mut reconciler, _lists) = left_out(&["api", "db", "web"], &["api", "db"], delay, false);
+        look_up(&mut reconciler).await;
+        reconciler.end_kept();
+        assert_eq!(reconciler.start_check.kept.contains(&key("web")), is_kept);
+        assert_eq!(reconciler.context.store.get(&key("web")).unwrap().is_gone(), !is_kept);
+        reconciler.context.store.gone(&key("db"), "db", None, Instant::now()).unwrap();
+        reconciler.resume_writing();
+        look_up(&mut reconciler).await;
+        assert_eq!(protected(&reconciler), ["shop/web"]);
+        assert!(reconciler.context.store.get(&key("web")).unwrap().is_left_out());
+        assert_eq!(reconciler.start_check.postponed, [key("db")].into());
+    }
+}
+
+#[tokio::test]
+async fn later_check_doesnt_end_a_protection_under_way() {
+    let (mut reconciler, _lists) = left_out(&["api", "web"], &[], Duration::from_secs(60), false);
+    load_balancer(&reconciler, "api");
+    reconciler.resume_writing();
+    look_up(&mut reconciler).await;
+    assert_eq!(protected(&reconciler), ["shop/web"]);
+}
