@@ -115,8 +115,8 @@ pub enum ViewState {
     Refused,
     /// The status names no allowed target any more; DNS answers with the last allowed target.
     Kept,
-    /// The Service hasn't been listed since the start, because a flag leaves it out, or because its namespace can't be
-    /// listed. The external target is kept, perhaps only for `--delete-delay`.
+    /// The Service hasn't been listed since the start, because a flag leaves it out, because its namespace can't be
+    /// listed, or because it doesn't exist. The external target is kept, perhaps only for `--delete-delay`.
     LeftOut,
     /// The Service or the StableName is gone; `--on-delete` decides what happens to its external target.
     Gone,
@@ -226,8 +226,8 @@ fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
 
 /// Returns the state of a link, and why it isn't `Ready`.
 pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
-    const LEFT_OUT: &str = "a flag leaves the Service out, or lb-linker may not list its namespace; its external target is \
-                            kept";
+    const LEFT_OUT: &str = "a flag leaves the Service out, lb-linker may not list its namespace, or whether it exists \
+                            isn't known yet; its external target is kept, perhaps only for --delete-delay";
     const REFUSED: &str = "the Service's status names a target that isn't allowed";
     match link.state {
         // A link has no uid if it was that of a StableName alone, or of a Service that was gone before the start.
