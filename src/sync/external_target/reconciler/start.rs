@@ -292,9 +292,19 @@ impl Reconciler {
 
     /// Keeps the left-out link of an existing Service for `--delete-delay`.
     fn keep_for_delay(&mut self, key: &ServiceKey) {
-        let kept = &mut self.start_check.kept;
-        if kept.keep(key, "") {
-            self.context.link_reporter.log.info(key, kept.notice(key));
+        let (kept, ReconcilerContext { selection, policy, link_reporter, .. }) =
+            (&mut self.start_check.kept, &self.context);
+        if !kept.keep(key, "") {
+            return;
+        }
+        if selection.watches(key.namespace()) {
+            link_reporter.log.info(key, kept.notice(key));
+        } else {
+            let (delay, why) = (policy.delete_delay, RemovalReason::NotWatched);
+            let line = format_args!(
+                "link {key}: its namespace isn't watched; its names end after {delay:?}, its external target stays ({why})"
+            );
+            link_reporter.log.info(key, line);
         }
     }
 
@@ -361,9 +371,14 @@ impl Reconciler {
     pub(super) fn record_left_out_events(&self) {
         for (key, flag) in &self.start_check.left_out {
             if let (Some(link), Some(flag)) = (service_link(&self.context.store, key), flag) {
-                let effect = match self.start_check.kept.contains(key) {
-                    true => "it counts as deleted after --delete-delay",
-                    false => "its external target stays until --max-deletes is given",
+                let effect = match (flag, self.start_check.kept.contains(key)) {
+                    // Nothing is removed there, and a narrower flag is usually meant.
+                    (Flag::WatchNamespaces, true) => continue,
+                    (Flag::WatchNamespaces, false) => {
+                        "its names stay until --max-deletes is given, its external target also after that"
+                    }
+                    (_, true) => "it counts as deleted after --delete-delay",
+                    (_, false) => "its external target stays until --max-deletes is given",
                 };
                 let note = format!("{flag} leaves it out; {effect}");
                 self.context.link_reporter.recorder.about(&link, Reason::LeftOut, &note);
@@ -379,12 +394,17 @@ impl Reconciler {
             if keys.is_empty() {
                 continue;
             }
-            // lb-linker may lack the permission to look up Services in namespaces that it doesn't watch.
-            let exist = if flag == Flag::WatchNamespaces { "exist or can't be looked up" } else { "exist" };
+            let (exist, them) = match flag {
+                // lb-linker may lack the permission to look up Services in namespaces that it doesn't watch.
+                Flag::WatchNamespaces => {
+                    ("exist or can't be looked up", "their names go, but not the targets")
+                }
+                _ => ("exist", "them go"),
+            };
             warn!(
                 "{going} of {present} external targets would go; {} of them because {flag} leaves out their load \
                  balancers, which {exist}: {}; DNS goes on answering with the last targets, and nothing is \
-                 removed; correct {flag}, or give --max-deletes to let them go ({})",
+                 removed; correct {flag}, or give --max-deletes to let {them} ({})",
                 keys.len(),
                 examples(&keys),
                 RemovalReason::LeftOut

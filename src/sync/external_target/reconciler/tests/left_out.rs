@@ -3,6 +3,7 @@
 use kube::core::Selector;
 
 use super::*;
+use crate::sync::external_target::left_out::Flag;
 use crate::sync::source::service_links::{end_override, service_link};
 
 /// The namespaces of a test: each Service is in `shop`.
@@ -180,4 +181,32 @@ async fn later_check_doesnt_end_a_protection_under_way() {
     reconciler.resume_writing();
     look_up(&mut reconciler).await;
     assert_eq!(protected(&reconciler), ["shop/web"]);
+}
+
+#[tokio::test]
+async fn unwatched_external_targets_have_events_of_their_own() {
+    let (mut reconciler, _lists) = left_out(&["web"], &[], Duration::from_secs(60), false);
+    look_up(&mut reconciler).await;
+    let recorder = Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
+    reconciler.context.link_reporter.recorder = recorder.clone();
+    let mut note = |flag, is_kept: bool| {
+        reconciler.start_check.left_out.insert(key("web"), Some(flag));
+        if !is_kept {
+            reconciler.start_check.kept.forget(&key("web"));
+        }
+        reconciler.record_left_out_events();
+        recorder.take_queued().into_iter().map(|(_, note)| note.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        note(Flag::ServiceSelector, true),
+        ["--service-selector leaves it out; it counts as deleted after --delete-delay"]
+    );
+    assert_eq!(note(Flag::WatchNamespaces, true), [""; 0], "this isn't an error");
+    assert_eq!(
+        note(Flag::WatchNamespaces, false),
+        [
+            "--watch-namespaces leaves it out; its names stay until --max-deletes is given, its external target also \
+          after that"
+        ]
+    );
 }
