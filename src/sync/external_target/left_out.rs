@@ -79,6 +79,8 @@ pub struct LookupResult {
     forbidden: BTreeSet<String>,
     /// Watched namespaces that an authorizer has refused to list.
     refused: BTreeSet<String>,
+    /// Watched namespaces that were listed one by one.
+    listed: BTreeSet<String>,
 }
 
 impl LookupResult {
@@ -167,7 +169,8 @@ impl ServiceLookup {
     /// Looks up which of the `wanted` load balancers exist, regardless of the flags, by a single list of the metadata
     /// of all load balancers. If this list is forbidden and `--watch-namespaces` is set, lists each watched namespace
     /// of `wanted`; the namespaces that aren't watched count as `LookupResult::forbidden`. If an authorizer refuses the
-    /// list of a watched namespace, the look-up continues with the next namespace.
+    /// list of a watched namespace, the look-up continues with the next namespace. After an error, another call with the
+    /// same `existing` doesn't list the namespaces again that are listed already.
     ///
     /// # Errors
     /// If a list fails for another reason, or the directory can't be read.
@@ -175,8 +178,9 @@ impl ServiceLookup {
         &self,
         wanted: &HashSet<ServiceKey>,
         selection: &Selection,
-    ) -> Result<LookupResult, LookupError> {
-        let mut existing = LookupResult::default();
+        existing: &mut LookupResult,
+    ) -> Result<(), LookupError> {
+        let mut all = LookupResult::default();
         let client = match self {
             Self::Cluster(client) => client,
             Self::Manifests(directory) => {
@@ -184,30 +188,40 @@ impl ServiceLookup {
                 let read =
                     tokio::task::spawn_blocking(move || manifests::load_balancers(&directory)).await??;
                 for service in &read {
-                    existing.add(wanted, service.key(), &service.metadata, selection);
+                    all.add(wanted, service.key(), &service.metadata, selection);
                 }
-                return Ok(existing);
+                *existing = all;
+                return Ok(());
             }
         };
-        let forbidden = match list(client, None, wanted, selection, &mut existing).await {
+        let forbidden = match list(client, None, wanted, selection, &mut all).await {
             Err(error) if error.code() == 403 && !selection.namespaces.is_empty() => error,
-            listed => return Ok(listed.map(|()| existing)?),
+            listed => return Ok(listed.map(|()| *existing = all)?),
         };
+        existing.refused.clear();
         let namespaces: BTreeSet<&str> = wanted.iter().map(ServiceKey::namespace).collect();
         for namespace in namespaces {
+            if existing.listed.contains(namespace) {
+                continue;
+            }
             if !selection.watches(namespace) {
                 existing.forbidden.insert(namespace.to_owned());
                 continue;
             }
-            match list(client, Some(namespace), wanted, selection, &mut existing).await {
+            let mut found = LookupResult::default();
+            match list(client, Some(namespace), wanted, selection, &mut found).await {
                 Err(error) if Forbidden::lists_services(&error.source) => {
                     existing.refused.insert(namespace.to_owned());
                 }
-                listed => listed?,
+                listed => {
+                    listed?;
+                    existing.services.extend(found.services);
+                    existing.listed.insert(namespace.to_owned());
+                }
             }
         }
         tracing::debug!("only the watched namespaces are looked at: {forbidden}");
-        Ok(existing)
+        Ok(())
     }
 }
 
@@ -252,7 +266,10 @@ pub fn allows_external_target(target: &Target, how: IpTargets) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use kube::core::Selector;
+    use parking_lot::Mutex;
     use serde_json::json;
 
     use super::*;
@@ -341,11 +358,40 @@ mod tests {
         let key = |namespace| ServiceKey::new(namespace, "web");
         let wanted = ["closed", "open", "unwatched"].map(key).into();
         let selection = selection(&[], false, &["closed", "open"]);
-        let existing = ServiceLookup::Cluster(client).look_up(&wanted, &selection).await.unwrap();
+        let mut existing = LookupResult::default();
+        ServiceLookup::Cluster(client).look_up(&wanted, &selection, &mut existing).await.unwrap();
         assert!(existing.is_incomplete());
         let found = |namespace| existing.found(&key(namespace), &Uid::default());
         assert_eq!((found("closed"), found("open")), (Found::Refused { is_lasting: false }, Found::Absent));
         assert_eq!(found("unwatched"), Found::same(Membership::NotSelected));
         assert_eq!(existing.flag(&key("unwatched")), Some(Flag::WatchNamespaces));
+    }
+
+    #[tokio::test]
+    async fn look_up_after_an_error_continues_with_the_failed_namespace() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&asked);
+        let client = test_support::client(move |request| {
+            let namespace = request.uri().path().split('/').nth(4).unwrap_or_default().to_owned();
+            let mut asked = log.lock();
+            asked.push(namespace.clone());
+            let item = json!({"metadata": {"namespace": namespace, "name": "web", "uid": "u"}});
+            match &*namespace {
+                "services" | "" => test_support::status(403, "Forbidden", "no"),
+                "b" if asked.iter().filter(|asked| *asked == "b").count() == 1 => {
+                    test_support::status(500, "InternalError", "no")
+                }
+                _ => (200, json!({"metadata": {"resourceVersion": "5"}, "items": [item]})),
+            }
+        });
+        let key = |namespace| ServiceKey::new(namespace, "web");
+        let (wanted, selection) = (["a", "b", "c"].map(key).into(), selection(&[], false, &["a", "b", "c"]));
+        let (look_up, mut existing) = (ServiceLookup::Cluster(client), LookupResult::default());
+        assert!(look_up.look_up(&wanted, &selection, &mut existing).await.is_err());
+        look_up.look_up(&wanted, &selection, &mut existing).await.unwrap();
+        assert_eq!(*asked.lock(), ["", "a", "b", "", "b", "c"]);
+        for namespace in ["a", "b", "c"] {
+            assert_eq!(existing.uid(&key(namespace)), Some("u".into()), "{namespace}");
+        }
     }
 }

@@ -438,12 +438,14 @@ async fn look_up_with_retries(
     let mut pauses = Backoff::new(RETRY_BACKOFF);
     let mut logged_codes = BTreeSet::new();
     let mut refusal = LastingRefusal::default();
+    let mut existing = LookupResult::default();
     loop {
-        let found = service_lookup.look_up(&wanted, selection).await;
-        refusal.note(found.as_ref().is_ok_and(LookupResult::is_incomplete));
-        match found {
-            Ok(existing) if existing.is_incomplete() && !refusal.has_lasted(REFUSED_AFTER) => {}
-            Ok(existing) => return existing,
+        let ended = service_lookup.look_up(&wanted, selection, &mut existing).await;
+        let is_incomplete = ended.is_ok() && existing.is_incomplete();
+        refusal.note(is_incomplete);
+        match ended {
+            Ok(()) if is_incomplete && !refusal.has_lasted(REFUSED_AFTER) => {}
+            Ok(()) => return existing,
             Err(LookupError::List(error)) if error.code() == 0 => {
                 availability.iter().for_each(|availability| availability.report(&root_cause(&error)));
             }
