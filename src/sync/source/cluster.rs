@@ -557,7 +557,7 @@ impl ServiceWatcher {
     /// Returns whether the link of a Service is from an external target or a snapshot, and this process has never
     /// observed the Service as selected.
     fn is_left_out(&self, key: &ServiceKey) -> bool {
-        self.store.get(key).is_some_and(|link| link.is_left_out())
+        service_link(&self.store, key).is_some_and(|link| link.is_left_out())
     }
 
     /// Returns whether a Service has a link that isn't gone.
