@@ -22,7 +22,7 @@ pub struct Validity {
     pub until: Option<Instant>,
     /// The links that the answer is made of, in their versions at the time of the answer.
     pub links: Vec<Arc<Link>>,
-    /// The flags of the zones that the answer is made of.
+    /// The flags of the zones, and of the sets of zones, that the answer depends on.
     pub zones: Vec<OutdatedFlag>,
     /// The names that the answer rests on, beside those of its links.
     pub names: Option<NameDependency>,
@@ -42,7 +42,7 @@ pub struct Validity {
     pub family: Option<IpFamily>,
 }
 
-/// Whether another version has taken the place of what an answer is made of. Its copies share the state.
+/// Whether what an answer depends on was replaced, or isn't served any more. Copies of the flag share the state.
 #[derive(Clone, Debug, Default)]
 pub struct OutdatedFlag(Arc<AtomicBool>);
 
@@ -103,6 +103,7 @@ impl fmt::Debug for ClientScope {
 }
 
 impl OutdatedFlag {
+    /// Makes all answers outdated that depend on the flag.
     pub fn set(&self) {
         self.0.store(true, Ordering::Release);
     }

@@ -5,17 +5,17 @@
 //! # Description
 //!
 //! A zone file is one of RFC 1035, with `$ORIGIN`, `$TTL`, `$INCLUDE` (relative to the including file, 7 deep),
-//! `$GENERATE` (65536 records at most) and data of any type in the form of RFC 3597. It is read when the block is built;
-//! an error names file, line and column. A file that is missing then is a warning, its zone gets SERVFAIL, and it is read
-//! when it appears; with `reload 0s` it is an error.
+//! `$GENERATE` (65536 records a line at most) and data of any type in the form of RFC 3597. It is read when the block is built;
+//! an error names file, line and column. A file that can't be opened then is a warning, its zone gets SERVFAIL, and it is
+//! read when it appears; with `reload 0s` it is an error, and so is an included file that is missing.
 //!
 //! Names outside the zones go to the next plugin; without one, they are refused.
 //!
 //! With DO, answers have the RRSIG, NSEC and DS records of the file; nothing is signed here. The target of a CNAME
-//! outside the zone is looked up in the block that is responsible for it, if a client asks for another type.
+//! that the zone doesn't have is looked up in the block that is responsible for it, unless the query is for CNAME.
 //!
-//! Files are looked at once per `reload`, with all that they include. A changed zone is served if its serial differs; a
-//! file with an error is logged, and the zone before stays.
+//! Files are looked at once per `reload`, with all that they include. A changed zone is served if its serial differs, or
+//! if the file before was read within 5 seconds of a write; a file with an error is logged, and the zone before stays.
 //!
 //! Differences from CoreDNS: these are rejected, where CoreDNS serves them: a record outside the zone, a CNAME record
 //! beside others, a second SOA record, a TTL above 2^31-1, another class than IN, and more than 1000000 records, 256 MiB
@@ -60,7 +60,7 @@ use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::zone_set::ZoneSet;
 pub(super) use answer::serve;
 pub(super) use served::ZoneRegistry;
-use served::{ServedZone, Update, ZoneMap};
+use served::{FileZone, Update, ZoneMap};
 
 const NAME: &str = "file";
 pub(super) const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
@@ -106,7 +106,7 @@ fn served_zones(
     setup: &mut Setup<'_>,
     line: &Directive,
     options: &Options,
-) -> Result<Vec<Arc<ServedZone>>, CorefileError> {
+) -> Result<Vec<Arc<FileZone>>, CorefileError> {
     let [word, names @ ..] = line.required_arguments("a file, such as db.example.org")? else {
         return Ok(Vec::new());
     };

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rules_for_answers_change_their_flags_in_order() {
+    async fn rules_change_the_flags_in_order() {
         for (rules, expected) in [
             ("query clear rd", [true, false, false]),
             ("query set ra aa", [true, false, true]),

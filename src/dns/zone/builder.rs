@@ -86,7 +86,8 @@ impl ZoneBuilder {
             _ => 0,
         };
         let data = self.offset();
-        let length = u16::try_from(record.data.len()).map_err(|_| "its data is too long".to_owned())?;
+        let length =
+            u16::try_from(record.data.len()).map_err(|_| "its data has more than 65535 octets".to_owned())?;
         self.octets.extend(length.to_be_bytes());
         self.octets.extend(record.data);
         if self.octets.len() > MAX_OCTETS {
@@ -110,7 +111,9 @@ impl ZoneBuilder {
             _ if matches!(u16::from(rtype), 0 | 41 | 128..=255) => {
                 return Err("no zone has records of this type".to_owned());
             }
-            RecordType::CNAME if kinds.has_cname => return Err("a second CNAME record".to_owned()),
+            RecordType::CNAME if kinds.has_cname => {
+                return Err("the name has a CNAME record already".to_owned());
+            }
             RecordType::CNAME => kinds.has_cname = true,
             // RFC 4034 section 3, RFC 4035 section 2.5.
             RecordType::RRSIG | RecordType::NSEC | RecordType::KEY => {}

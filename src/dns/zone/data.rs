@@ -33,7 +33,7 @@ pub(in crate::dns) struct Zone {
     pub(super) hasher: RandomState,
     /// The nodes with an NSEC record, in canonical order (RFC 4034 section 6.1).
     pub(super) nsec_nodes: Vec<NodeId>,
-    /// Set when another zone takes its place.
+    /// Set when the zone is replaced, or isn't served any more.
     pub(super) outdated: OutdatedFlag,
 }
 
@@ -62,8 +62,8 @@ pub(super) struct Rrset {
 }
 
 impl Zone {
-    /// Reads a zone from a file. `origin` is in wire form, in lower case. Also returns the versions of all files that
-    /// were read, also after an error.
+    /// Reads a zone from a file. `origin` is in wire form, in lower case. Also returns the versions of the files that
+    /// were read; none if one of them couldn't be read.
     pub(in crate::dns) fn read(file: &Path, origin: &[u8]) -> (Result<Self, ZoneError>, Vec<FileVersion>) {
         let mut builder = ZoneBuilder::new(origin);
         let mut take = |record: FileRecord<'_>| builder.add(&record);

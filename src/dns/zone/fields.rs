@@ -138,7 +138,8 @@ pub(super) fn write_fields(
         };
         words = rest;
         last = these.last().map_or(last, |word| word.place);
-        field.write(these, origin, &mut data).map_err(|message| TextError::new(last, message))?;
+        let first = these.first().map_or(last, |word| word.place);
+        field.write(these, origin, &mut data).map_err(|message| TextError::new(first, message))?;
     }
     match words.first() {
         Some(word) => Err(TextError::new(word.place, format!("{} is too much", word.shown()))),
@@ -212,8 +213,10 @@ impl Field {
                 write_gateway(kind.unwrap_or_default(), &words[2], origin, data)?;
             }
             Self::Relay => {
-                let optional: u8 = words[0].number().filter(|bit| *bit <= 1).ok_or("the bit is 0 or 1")?;
-                let kind: u8 = words[1].number().filter(|kind| *kind <= 3).ok_or("the type is 0 to 3")?;
+                let optional: u8 =
+                    words[0].number().filter(|bit| *bit <= 1).ok_or("the discovery bit is 0 or 1")?;
+                let kind: u8 =
+                    words[1].number().filter(|kind| *kind <= 3).ok_or("the type of a relay is 0 to 3")?;
                 data.push(optional << 7 | kind);
                 write_gateway(kind, &words[2], origin, data)?;
             }

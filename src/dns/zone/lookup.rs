@@ -6,6 +6,7 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
 use super::data::{APEX, NodeId, Rrset, Zone, data_at, is_below, parent};
+use crate::dns::message::validity::Section;
 use crate::dns::message::wire_name::{MAX_NAME, first_name};
 
 /// The maximum number of aliases that are followed, as in CoreDNS.
@@ -58,13 +59,6 @@ enum PartData<'z> {
     /// The zone's octets, and the offsets of the data.
     Zone(&'z [u8], &'z [u32]),
     Synthesized(Box<[u8]>),
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Section {
-    Answer,
-    Authority,
-    Additional,
 }
 
 /// A look-up in progress.
@@ -131,9 +125,11 @@ impl Zone {
 impl<'z> Search<'z> {
     fn run(&mut self, name: Vec<u8>) {
         let mut names = vec![name];
+        let mut proofs = 0;
         while let Some(name) = names.last().cloned()
             && let Some(target) = self.step(&name)
         {
+            proofs = self.found.sections[Section::Authority as usize].len();
             let mut lower = target.clone();
             lower.make_ascii_lowercase();
             let is_outside = !is_below(&lower, &self.zone.origin);
@@ -147,7 +143,8 @@ impl<'z> Search<'z> {
         // Another zone or plugin may have what this zone lacks below its origin (RFC 1034 section 4.3.2, step 3a).
         if names.len() > 1 && self.found.rcode == ResponseCode::NXDomain {
             self.found.rcode = ResponseCode::NoError;
-            self.found.sections[Section::Authority as usize].clear();
+            // What proves the wildcards of the aliases stays (RFC 4035 section 3.1.3.3).
+            self.found.sections[Section::Authority as usize].truncate(proofs);
             self.found.outside = names.pop().map(Into::into);
             self.push_name_servers();
         }

@@ -225,7 +225,7 @@ impl<'s> Reader<'s> {
         };
         let (Head { ttl, class, rtype }, rest) = head(place, words)?;
         if let Some(class) = class.filter(|class| *class != DNSClass::IN) {
-            return Err(error(format!("a record of class {}; zones have class IN", class_text(class))));
+            return Err(error(format!("the class is {}, and a zone has only class IN", class_text(class))));
         }
         if let Some(ttl) = ttl {
             check_ttl(ttl).map_err(error)?;
@@ -236,13 +236,7 @@ impl<'s> Reader<'s> {
         let ttl = ttl.or(context.ttl).ok_or_else(|| {
             error("the TTL is missing, and neither $TTL nor a record with a TTL precedes it".to_owned())
         })?;
-        let data = match data(rtype, rest, &context.origin) {
-            Err(missing) if rest.is_empty() => return Err(error(missing.message)),
-            data => data?,
-        };
-        if data.len() > usize::from(u16::MAX) {
-            return Err(error("its data has more than 65535 octets".to_owned()));
-        }
+        let data = data(rtype, place, rest, &context.origin)?;
         (self.take)(FileRecord { owner: &context.owner, rtype, ttl, data: &data }).map_err(error)
     }
 
@@ -255,7 +249,7 @@ impl<'s> Reader<'s> {
             _ => return Err(error("$INCLUDE needs a file, and may have an origin".to_owned())),
         };
         if context.depth == MAX_DEPTH {
-            return Err(error(format!("$INCLUDE can be nested {MAX_DEPTH} deep")));
+            return Err(error(format!("$INCLUDE can be nested at most {MAX_DEPTH} deep")));
         }
         let octets = name.octets().map_err(error)?;
         let name: &Path = Path::new(std::ffi::OsStr::new(

@@ -50,7 +50,7 @@ fn record_of(entry: &Entry<'_>) -> Result<Record, TextError> {
     let mut wire = Vec::new();
     owner.write_name(ROOT, &mut wire).map_err(error)?;
     let (Head { ttl, class, rtype }, words) = head(owner.place, rest)?;
-    let data = data(rtype, words, ROOT)?;
+    let data = data(rtype, owner.place, words, ROOT)?;
     let length = u16::try_from(data.len()).map_err(|_| error("its data is too long".to_owned()))?;
     wire.extend(u16::from(rtype).to_be_bytes());
     wire.extend(u16::from(class.unwrap_or(DNSClass::IN)).to_be_bytes());
@@ -91,11 +91,15 @@ pub(super) fn head<'a, 'w>(
     }
 }
 
-/// Converts record data to wire form. Names without a dot at their end continue with `origin`, in wire form.
-pub(super) fn data(rtype: RecordType, words: &[Word<'_>], origin: &[u8]) -> Result<Vec<u8>, TextError> {
-    let Some(first) = words.first() else {
-        return Err(TextError::new(Place::default(), "its data is missing"));
-    };
+/// Converts record data to wire form. Names without a dot at their end continue with `origin`, in wire form. `place` is
+/// that of the record.
+pub(super) fn data(
+    rtype: RecordType,
+    place: Place,
+    words: &[Word<'_>],
+    origin: &[u8],
+) -> Result<Vec<u8>, TextError> {
+    let Some(first) = words.first() else { return Err(TextError::new(place, "its data is missing")) };
     let error = |message: String| TextError::new(first.place, message);
     if first.text == b"\\#" && !first.is_quoted {
         let data = unknown(&words[1..]).map_err(error)?;

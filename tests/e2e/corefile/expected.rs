@@ -148,8 +148,8 @@ pub const EXPECTED: &[Expected] = &[
         )],
     },
     Expected {
-        reason: "*file*: a denial is repeated for as long as the lesser of the TTL of the SOA record and its \
-                 MINIMUM field says (RFC 2308 section 3). CoreDNS gives the TTL of the SOA record.",
+        reason: "*file*: the SOA record of a denial has the lesser of its TTL and its MINIMUM field as TTL (RFC 2308 \
+                 section 3). CoreDNS gives the TTL of the SOA record.",
         at: &[("file", "none.example.net. A", "ttl")],
     },
     Expected {
@@ -174,8 +174,8 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "*file*: a query for ANY gets the records of one type (RFC 8482 section 4.1), as if CoreDNS had \
-                 them all. CoreDNS says that there are none.",
+        reason: "*file*: a query for ANY gets the records of one type (RFC 8482 section 4.1). CoreDNS answers that \
+                 there are none.",
         at: &[
             ("file", "example.org. ANY", "answer authority"),
             ("file", "multi.example.org. ANY", "answer authority"),
@@ -184,7 +184,7 @@ pub const EXPECTED: &[Expected] = &[
     Expected {
         reason: "*file*: a wildcard isn't used for a name that has names below it, nor below such a name (RFC 4592 \
                  section 2.2.2), and NSEC records prove all of a denial (RFC 4035 section 3.1.3). CoreDNS uses the \
-                 wildcard, and leaves proofs out.",
+                 wildcard, leaves proofs out, and gives the signature of a synthesized CNAME the wildcard's owner.",
         at: &[("file", "y.wild.example.org. A", "answer authority")],
     },
     Expected {

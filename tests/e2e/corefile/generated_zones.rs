@@ -1,5 +1,5 @@
 //! Generated zone files, in lb-linker and in CoreDNS: each answer is the same, or differs for a reason of
-//! [`super::expected`]'s entries about *file*.
+//! [`explanation`].
 //!
 //! `LB_LINKER_ZONES` sets the number of zones (20), `LB_LINKER_ZONE_SEED` the seed. With the paths of knotd and nsd in
 //! `LB_LINKER_KNOT` and `LB_LINKER_NSD`, an answer that differs from CoreDNS's must be Knot's or NSD's instead.

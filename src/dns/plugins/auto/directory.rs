@@ -18,7 +18,7 @@ use tracing::{error, info, warn};
 use crate::dns::message::presentation::{lower_name_text, parse_name};
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::file::ZoneRegistry;
-use crate::dns::plugins::file::served::{ServedZone, Update, ZoneMap};
+use crate::dns::plugins::file::served::{FileZone, Update, ZoneMap};
 use crate::file_watcher::changes;
 
 /// The maximum number of zones, and of their records in all.
@@ -28,14 +28,10 @@ const MAX_RECORDS: usize = 1_000_000;
 const MAX_ENTRIES: usize = 200_000;
 const MAX_DEPTH: usize = 16;
 
-/// How the name of a file leads to a zone.
-#[derive(Debug)]
-pub(super) struct Pattern {
-    /// `None` for `db\.(.*)`.
-    regex: Option<Regex>,
-    /// In the syntax of [`regex::Captures::expand`].
-    template: String,
-}
+/// How the name of a file leads to a zone: an expression, and a template in the syntax of
+/// [`regex::Captures::expand`]. `None` stands for `db\.(.*)` and its first group.
+#[derive(Debug, Default)]
+pub(super) struct Pattern(Option<(Regex, String)>);
 
 #[derive(Debug)]
 pub(super) struct Directory {
@@ -60,32 +56,26 @@ pub(super) struct Changes {
 #[derive(Debug, Default)]
 struct Known {
     /// By their origins; those without a valid file aren't served.
-    files: BTreeMap<String, Arc<ServedZone>>,
+    files: BTreeMap<String, Arc<FileZone>>,
     /// The origins of the zones that are served.
     served: BTreeSet<String>,
     /// What kept files from being used.
     problems: BTreeSet<String>,
 }
 
-impl Default for Pattern {
-    fn default() -> Self {
-        Self { regex: None, template: "${1}".to_owned() }
-    }
-}
-
 impl Pattern {
     /// In `template`, `{1}` stands for the first group, as in CoreDNS.
     pub(super) fn new(regex: Regex, template: &str) -> Self {
-        Self { regex: Some(regex), template: template.replace('{', "${") }
+        Self(Some((regex, template.replace('{', "${"))))
     }
 
     /// Returns the origin for a file's name as a text.
     fn origin(&self, file: &str) -> Option<String> {
-        let Some(regex) = &self.regex else {
+        let Some((regex, template)) = &self.0 else {
             return file.split_once("db.").map(|(_, origin)| origin.to_owned());
         };
         let mut origin = String::new();
-        regex.captures(file)?.expand(&self.template, &mut origin);
+        regex.captures(file)?.expand(template, &mut origin);
         Some(origin)
     }
 }
@@ -115,16 +105,17 @@ impl Directory {
     /// Reads the files that have changed, and serves their zones.
     pub(super) fn refresh(&self) -> Changes {
         let mut known = self.known.lock();
-        let mut found = Found::default();
+        let mut found = Listing::default();
         collect(&self.path, 0, &mut found);
         let mut files = self.zones_of(&mut found, &known);
         let (mut records, mut map) = (0, ZoneMap::default());
         let mut served = BTreeSet::new();
         for (origin, zone) in &mut files {
             let shown = zone.path().display().to_string();
-            let left_out = format!("{shown}: left out: the zones have at most {MAX_RECORDS} records in all");
+            let left_out =
+                || format!("{shown}: left out: the zones have at most {MAX_RECORDS} records in all");
             if records >= MAX_RECORDS {
-                found.problem(left_out);
+                found.problem(left_out());
                 continue;
             }
             if known.files.get(origin).is_some_and(|before| Arc::ptr_eq(before, zone)) {
@@ -135,7 +126,7 @@ impl Directory {
             let Some(content) = zone.zone() else { continue };
             if records + content.number_of_records() > MAX_RECORDS {
                 zone.forget();
-                found.problem(left_out);
+                found.problem(left_out());
                 continue;
             }
             records += content.number_of_records();
@@ -163,8 +154,8 @@ impl Directory {
 
     /// Returns the zones of all matching files. The first file of a zone by path counts. Files in a directory that can't
     /// be read are still there.
-    fn zones_of(&self, found: &mut Found, known: &Known) -> BTreeMap<String, Arc<ServedZone>> {
-        let mut zones: BTreeMap<String, Arc<ServedZone>> = BTreeMap::new();
+    fn zones_of(&self, found: &mut Listing, known: &Known) -> BTreeMap<String, Arc<FileZone>> {
+        let mut zones: BTreeMap<String, Arc<FileZone>> = BTreeMap::new();
         for path in std::mem::take(&mut found.paths) {
             let file = path.file_name().unwrap_or_default().to_string_lossy();
             let Some(text) = self.pattern.origin(&file) else { continue };
@@ -200,7 +191,7 @@ impl Directory {
 
 /// What was found in a directory.
 #[derive(Debug, Default)]
-struct Found {
+struct Listing {
     /// The files, in the order of their paths.
     paths: Vec<PathBuf>,
     entries: usize,
@@ -209,7 +200,7 @@ struct Found {
     problems: BTreeSet<String>,
 }
 
-impl Found {
+impl Listing {
     /// Notes what keeps a file from being used.
     fn problem(&mut self, problem: String) {
         const MAX_PROBLEMS: usize = 1000;
@@ -220,7 +211,7 @@ impl Found {
 }
 
 /// Adds the files in a directory and below it.
-fn collect(directory: &Path, depth: usize, found: &mut Found) {
+fn collect(directory: &Path, depth: usize, found: &mut Listing) {
     let shown = directory.display();
     let listed = fs::read_dir(directory).and_then(|listed| {
         let room = MAX_ENTRIES - found.entries;
@@ -250,6 +241,8 @@ fn collect(directory: &Path, depth: usize, found: &mut Found) {
             found.paths.push(path);
         } else if depth < MAX_DEPTH {
             collect(&path, depth + 1, found);
+        } else {
+            found.problem(format!("{}: left out: directories are read {MAX_DEPTH} deep", path.display()));
         }
     }
 }
@@ -258,9 +251,16 @@ fn collect(directory: &Path, depth: usize, found: &mut Found) {
 pub(super) async fn watch(directory: Arc<Directory>, every: Duration, stop: CancellationToken) {
     let mut ticks = interval_at(Instant::now() + every, every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last_problem = None;
     loop {
         // A directory that doesn't exist, or can't be watched, is looked at in each interval.
-        let mut notices = pin!(futures::stream::iter(changes(&directory.path).ok()).flatten());
+        let watched = changes(&directory.path);
+        let problem = watched.as_ref().err().map(ToString::to_string);
+        if let Some(problem) = problem.as_ref().filter(|_| problem != last_problem) {
+            warn!("{problem}; it is looked at every {} s", every.as_secs_f64());
+        }
+        last_problem = problem;
+        let mut notices = pin!(futures::stream::iter(watched.ok()).flatten());
         let mut has_ended = false;
         while !has_ended {
             tokio::select! {

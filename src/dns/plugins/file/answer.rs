@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use hickory_proto::op::{Query, ResponseCode};
-use hickory_proto::rr::{DNSClass, Name, RecordType};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
-use super::served::{ServedZone, ZoneMap};
+use super::served::{FileZone, ZoneMap};
 use crate::dns::chain::plugin::{Next, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
@@ -34,10 +34,10 @@ pub(in crate::dns::plugins) async fn serve(
     let above = (qtype == RecordType::DS).then(|| zones.closest_above(&name)).flatten();
     let own = above.or_else(|| zones.closest(&name)).filter(|_| is_in);
     // Without the parent's zone, the next plugin may have the DS record of a zone's origin.
-    let is_above = |zone: &&Arc<ServedZone>| {
+    let next_has_ds = |zone: &&Arc<FileZone>| {
         qtype == RecordType::DS && above.is_none() && zone.origin() == request.query.name() && !next.is_end()
     };
-    let Some(served) = own.filter(|zone| !is_above(zone)) else {
+    let Some(served) = own.filter(|zone| !next_has_ds(zone)) else {
         if next.is_end() {
             // This server isn't responsible for the name.
             return Err(PluginError::new(ResponseCode::Refused, ""));
@@ -48,7 +48,8 @@ pub(in crate::dns::plugins) async fn serve(
         return Err(PluginError::servfail(format!("the zone {} has no valid file", served.origin())));
     };
     let found = zone.look_up(&name, qtype, request.dnssec_ok());
-    let is_unknown = found.rcode == ResponseCode::NXDomain && found.sections[0].is_empty();
+    let is_unknown =
+        found.rcode == ResponseCode::NXDomain && found.sections[Section::Answer as usize].is_empty();
     if is_unknown && fallthrough.contains(request.query.name()) {
         return passed(next, request, zone.outdated()).await;
     }
@@ -57,7 +58,7 @@ pub(in crate::dns::plugins) async fn serve(
     Ok(reply)
 }
 
-/// Passes a request on. The answer holds until the flag is set, because then there may be one here.
+/// Passes a request on. The answer holds until the flag is set, because the zone may have the name afterwards.
 async fn passed(next: Next<'_>, request: &mut Request, flag: &OutdatedFlag) -> PluginResult {
     let mut reply = next.serve(request).await?;
     depend_on(&mut reply, flag);
@@ -122,7 +123,19 @@ async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
     }
     let is_denial = rcode == ResponseCode::NoError && found.records.answers.is_empty();
     if is_denial || rcode == ResponseCode::NXDomain {
-        reply.records.authorities = std::mem::take(&mut found.records.authorities);
+        // The NS records go; what proves the wildcards of the aliases stays (RFC 4035 section 3.1.3.3).
+        reply.records.authorities.retain(is_proof);
+        reply.records.authorities.append(&mut found.records.authorities);
     }
     reply.records.answers.append(&mut found.records.answers);
+}
+
+/// Returns whether a record is an NSEC record or the signature of one.
+fn is_proof(record: &Record) -> bool {
+    match &record.data {
+        RData::Unknown { code: RecordType::RRSIG, rdata } => {
+            rdata.anything.starts_with(&u16::from(RecordType::NSEC).to_be_bytes())
+        }
+        data => data.record_type() == RecordType::NSEC,
+    }
 }

@@ -20,13 +20,13 @@ use crate::dns::zone::{FileVersion, Zone};
 /// Zones that are served, by their origins in wire form.
 #[derive(Debug, Default)]
 pub(in crate::dns::plugins) struct ZoneMap {
-    zones: HashMap<Box<[u8]>, Arc<ServedZone>>,
+    zones: HashMap<Box<[u8]>, Arc<FileZone>>,
     /// Set when another map takes its place.
     outdated: OutdatedFlag,
 }
 
 #[derive(Debug)]
-pub(in crate::dns::plugins) struct ServedZone {
+pub(in crate::dns::plugins) struct FileZone {
     path: PathBuf,
     origin: Name,
     /// `None` until the file was read without an error.
@@ -39,7 +39,8 @@ pub(in crate::dns::plugins) struct ServedZone {
 struct LastRead {
     /// The files that were read; empty if one of them couldn't be read.
     files: Vec<FileVersion>,
-    /// Whether no file had been written to shortly before: only then its serial tells whether it has changed.
+    /// Whether the files of the served zone hadn't been written to shortly before they were read: only then its serial
+    /// tells whether it has changed.
     is_settled: bool,
     /// The text of the error.
     error: Option<String>,
@@ -49,8 +50,12 @@ struct LastRead {
 #[derive(Debug)]
 pub(in crate::dns::plugins) enum Update {
     Unchanged,
-    /// The zone is served; the numbers are the serial before, the serial and the number of records.
-    Served(Option<u32>, u32, usize),
+    /// The zone is served now, with this serial and number of records.
+    Served {
+        before: Option<u32>,
+        serial: u32,
+        records: usize,
+    },
     /// The file has changed, but not the serial of its zone: the zone before stays.
     SameSerial(u32),
     /// The zone before stays, if there is one.
@@ -62,11 +67,11 @@ pub(in crate::dns::plugins) enum Update {
 
 /// The zones that blocks serve, by their files and origins: a block that is built again serves the same zones.
 #[derive(Clone, Debug, Default)]
-pub struct ZoneRegistry(Arc<Mutex<HashMap<(PathBuf, Name), Weak<ServedZone>>>>);
+pub struct ZoneRegistry(Arc<Mutex<HashMap<(PathBuf, Name), Weak<FileZone>>>>);
 
 impl ZoneRegistry {
     /// Returns the zone of a file, whose file isn't read yet if no block has it.
-    pub(in crate::dns::plugins) fn zone(&self, path: PathBuf, origin: Name) -> Arc<ServedZone> {
+    pub(in crate::dns::plugins) fn zone(&self, path: PathBuf, origin: Name) -> Arc<FileZone> {
         let mut zones = self.0.lock();
         if zones.len() == zones.capacity() {
             zones.retain(|_, zone| zone.strong_count() > 0);
@@ -78,7 +83,7 @@ impl ZoneRegistry {
         };
         zone.unwrap_or_else(|| {
             let (path, origin) = known.key().clone();
-            let zone = Arc::new(ServedZone {
+            let zone = Arc::new(FileZone {
                 path,
                 origin,
                 zone: ArcSwapOption::default(),
@@ -94,12 +99,12 @@ impl ZoneRegistry {
 
 impl ZoneMap {
     /// Adds a zone, and returns the one with the same origin that it replaces.
-    pub(in crate::dns::plugins) fn insert(&mut self, zone: Arc<ServedZone>) -> Option<Arc<ServedZone>> {
+    pub(in crate::dns::plugins) fn insert(&mut self, zone: Arc<FileZone>) -> Option<Arc<FileZone>> {
         self.zones.insert(wire_origin(&zone.origin).into(), zone)
     }
 
     /// Returns the longest zone that contains a name, in wire form and in lower case.
-    pub(super) fn closest(&self, mut name: &[u8]) -> Option<&Arc<ServedZone>> {
+    pub(super) fn closest(&self, mut name: &[u8]) -> Option<&Arc<FileZone>> {
         loop {
             if let Some(zone) = self.zones.get(name) {
                 return Some(zone);
@@ -109,7 +114,7 @@ impl ZoneMap {
     }
 
     /// Returns the longest zone that contains the parent of a name.
-    pub(super) fn closest_above(&self, name: &[u8]) -> Option<&Arc<ServedZone>> {
+    pub(super) fn closest_above(&self, name: &[u8]) -> Option<&Arc<FileZone>> {
         self.closest(above(name)?)
     }
 
@@ -128,9 +133,9 @@ fn wire_origin(origin: &Name) -> Vec<u8> {
     [&wire_name(origin)[..], &[0]].concat()
 }
 
-// === impl ServedZone ===
+// === impl FileZone ===
 
-impl ServedZone {
+impl FileZone {
     pub(in crate::dns::plugins) fn origin(&self) -> &Name {
         &self.origin
     }
@@ -143,37 +148,39 @@ impl ServedZone {
         self.zone.load_full()
     }
 
-    /// Stops serving the zone, until its file changes.
+    /// Stops serving the zone. The next update reads its file again.
     pub(in crate::dns::plugins) fn forget(&self) {
+        self.last_read.lock().files.clear();
         if let Some(before) = self.zone.swap(None) {
             before.outdated().set();
         }
     }
 
     /// Reads the file if it has changed, and serves its zone. One with the serial of the zone before is served only with
-    /// `by_mtime`, or if the file was read while it was written.
+    /// `by_mtime`, or if the zone before was read shortly after a write, perhaps in the middle of a copy.
     pub(in crate::dns::plugins) fn update(&self, by_mtime: bool) -> Update {
         let mut last = self.last_read.lock();
         if !last.files.is_empty() && last.files.iter().all(FileVersion::is_current) {
             let failed = |error: &String| Update::Failed { error: error.clone(), is_new: false };
             return last.error.as_ref().map_or(Update::Unchanged, failed);
         }
-        let (now, was_settled) = (SystemTime::now(), last.is_settled);
+        let now = SystemTime::now();
         let (read, files) = Zone::read(&self.path, &wire_origin(&self.origin));
-        last.is_settled = files.iter().all(|file| file.is_settled(now));
+        let is_settled = files.iter().all(|file| file.is_settled(now));
         last.files = files;
         let error = read.as_ref().err().map(ToString::to_string);
         let is_new = last.error != error;
         last.error.clone_from(&error);
         match (read, self.zone()) {
             (Err(_), _) => Update::Failed { error: error.unwrap_or_default(), is_new },
-            (Ok(zone), Some(before)) if zone.serial() == before.serial() && was_settled && !by_mtime => {
+            (Ok(zone), Some(before)) if zone.serial() == before.serial() && last.is_settled && !by_mtime => {
                 Update::SameSerial(zone.serial())
             }
             (Ok(zone), before) => {
                 let (serial, records) = (zone.serial(), zone.number_of_records());
                 self.serve(zone);
-                Update::Served(before.map(|before| before.serial()), serial, records)
+                last.is_settled = is_settled;
+                Update::Served { before: before.map(|before| before.serial()), serial, records }
             }
         }
     }
@@ -192,7 +199,7 @@ impl ServedZone {
                     "zone {origin}: the zone before stays: {path} has changed, but its serial is still {serial}"
                 );
             }
-            Update::Served(before, serial, records) => {
+            Update::Served { before, serial, records } => {
                 let before = before.map_or("none".to_owned(), |before| before.to_string());
                 info!("zone {origin}: serial {before} → {serial}, {records} records from {path}");
             }
@@ -208,7 +215,7 @@ impl ServedZone {
 
 /// Looks for changes of the files at this interval, until `stop` is cancelled.
 pub(super) async fn watch(
-    zones: Vec<Arc<ServedZone>>,
+    zones: Vec<Arc<FileZone>>,
     every: Duration,
     by_mtime: bool,
     stop: CancellationToken,

@@ -2,6 +2,10 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use hickory_proto::op::{Edns, ResponseCode};
+use hickory_proto::rr::RecordType;
+
+use crate::dns::chain::server::Server;
 use crate::dns::corefile::FileSources;
 use crate::dns::plugins::tests::support::TestServer;
 use crate::dns::server::config::configure;
@@ -112,6 +116,26 @@ async fn alias_outside_the_zone_is_looked_up_in_its_block() {
 fn settle(file: &Path) {
     let before = SystemTime::now() - Duration::from_secs(60);
     fs::File::options().write(true).open(file).unwrap().set_modified(before).unwrap();
+}
+
+#[tokio::test]
+async fn proof_of_a_wildcard_alias_stays_with_a_denial() {
+    let lines = "*.w CNAME none\nw NSEC x TXT NSEC\n@ NSEC w SOA NS NSEC\nx NSEC @ NSEC\n";
+    let (_directory, server) = server(lines);
+    let mut request = server.request("a.w.example.org. A");
+    let mut edns = Edns::new();
+    edns.set_dnssec_ok(true);
+    request.edns = Some(edns);
+    let reply = Server::serve(&mut request).await.unwrap();
+    assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain);
+    let owners: Vec<String> = reply
+        .records
+        .authorities
+        .iter()
+        .filter(|record| record.record_type() == RecordType::NSEC)
+        .map(|record| record.name.to_string())
+        .collect();
+    assert_eq!(owners, ["w.example.org.", "example.org."], "no closer name, and no target");
 }
 
 #[tokio::test(start_paused = true)]
@@ -236,13 +260,13 @@ fn errors_name_file_line_and_column() {
             format!("{db}:6:1: a name with a CNAME record has no other records (RFC 1034 section 3.6.2)"),
         ),
         ("@ SOA a b 1 2 3 4 5\n", format!("{db}:5:1: the zone has an SOA record already")),
-        ("a CH TXT x\n", format!("{db}:5:1: a record of class CH; zones have class IN")),
+        ("a CH TXT x\n", format!("{db}:5:1: the class is CH, and a zone has only class IN")),
         (
             "a 2147483648 A 192.0.2.1\n",
             format!("{db}:5:1: a TTL of 2147483648 seconds; at most 2147483647 are allowed"),
         ),
         ("$INCLUDE inner\n", format!("{inner}:1:15: \"x\" is too much")),
-        ("$INCLUDE self\n", format!("{nested}:1:1: $INCLUDE can be nested 7 deep")),
+        ("$INCLUDE self\n", format!("{nested}:1:1: $INCLUDE can be nested at most 7 deep")),
         ("$INCLUDE /dev/zero\n", format!("{db}:5:1: /dev/zero: it is no regular file")),
         (
             "$INCLUDE none\n",
@@ -258,10 +282,10 @@ fn errors_name_file_line_and_column() {
         ),
         ("old DNAME \\# 4 01610055\n", format!("{db}:5:11: these octets are no data of type DNAME")),
         ("a TYPE41 \\# 0\n", format!("{db}:5:1: no zone has records of this type")),
-        ("a HTTPS 1 . alpn=h2 alpn=h3\n", format!("{db}:5:21: the parameter alpn is there twice")),
+        ("a HTTPS 1 . alpn=h2 alpn=h3\n", format!("{db}:5:13: the parameter alpn is there twice")),
         (
             "a HTTPS 1 . port=x\n",
-            format!("{db}:5:13: \"port=x\" is no parameter such as alpn=h2 or key667=x"),
+            format!("{db}:5:13: \"port=x\" isn't a valid parameter, such as alpn=h2, port=443 or key667=x"),
         ),
         ("$TTL\n", format!("{db}:5:1: $TTL needs one word")),
         (&*format!("{long} A 192.0.2.1\n"), format!("{db}:5:1: \"{long}\" is no name")),

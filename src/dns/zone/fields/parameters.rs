@@ -13,7 +13,8 @@ pub(super) fn parse(words: &[Word<'_>]) -> Result<Vec<u8>, String> {
     let mut all: BTreeMap<u16, Vec<u8>> = BTreeMap::new();
     let mut words = words.iter().peekable();
     while let Some(word) = words.next() {
-        let wrong = || format!("{} is no parameter such as alpn=h2 or key667=x", word.shown());
+        let wrong =
+            || format!("{} isn't a valid parameter, such as alpn=h2, port=443 or key667=x", word.shown());
         let (name, value) = match word.text.iter().position(|byte| *byte == b'=') {
             Some(at) => (&word.text[..at], Some(&word.text[at + 1..])),
             None => (word.text, None),
