@@ -33,12 +33,13 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 ];
 
 /// Plugins that others have written for CoreDNS, most of them listed on <https://coredns.io/explugins/>.
-const EXTERNAL: &str = "ads alias alternate amazondns blocker blocklist consul demo dnsredir docker dockerdiscovery dso dump \
-    dynapi ebpf ens example fallback fanout filter finalize firewall flatten forwardcrd gathersrv git \
-    gravwell gslb idetcd ipecho ipin json k8s_cache k8s_crd k8s_dns_chaos k8s_event k8s_gateway kubeforward \
-    kubenodes kubernetai lighthouse mdns meship meshname multicluster mysql mysql_extend netbox nodecache \
-    omada opa pdsql pocketbase proxy ratelimit rebind records recursor redirect redis redis_cache redisc \
-    responsefilter rrl split tailscale traefik umbrella unbound vcluster warnlist wgsd";
+const EXTERNAL: &str = "ads alias alternate amazondns blocker blocklist consul demo dnsredir docker \
+    dockerdiscovery dso dump dynamicforward dynapi ebpf ens example fallback fanout filter filterlist \
+    finalize firewall flatten forwardcrd gathersrv git gravwell gslb idetcd ipecho ipin json k8s_cache \
+    k8s_crd k8s_dns_chaos k8s_event k8s_gateway kubeforward kubenodes kubernetai lighthouse mdns meship \
+    meshname multicluster mysql mysql_extend netbox nodecache omada opa pdsql pocketbase proxy ratelimit \
+    rebind records recursor redirect redis redis_cache redisc responsefilter rrl slog split tailscale \
+    traefik umbrella unbound vcluster warnlist wgsd";
 
 /// Returns why a name isn't a plugin that can be used here; `None` if it is one.
 pub(super) fn refusal(name: &str) -> Option<String> {
