@@ -17,6 +17,7 @@ mod upstreams;
 mod blocks;
 mod cache;
 mod chains;
+mod corpus;
 mod forward;
 mod generated_zones;
 mod hosts;
