@@ -8,9 +8,9 @@
 //!
 //! Syntax: `bind ADDRESS|IFACE...`, with the option `except ADDRESS|IFACE...`, which excludes addresses from this line.
 //! An interface stands for its addresses when the Corefile is read, without IPv6 link-local ones. For example,
-//! `bind lo eth0` with `except 127.0.0.1`.
+//! `bind lo eth0` with `except 127.0.0.1`. `::` includes IPv4; `0.0.0.0` is IPv4 only, and in CoreDNS also IPv6.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Directive, Token};
@@ -32,6 +32,10 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
                 all.push(ip);
             }
         }
+    }
+    // A socket of :: also takes IPv4, and 0.0.0.0 can't be bound beside it.
+    if all.contains(&Ipv6Addr::UNSPECIFIED.into()) {
+        all.retain(|ip| *ip != Ipv4Addr::UNSPECIFIED);
     }
     if all.is_empty() {
         return Err(setup.lines[0].error("bind leaves no address to listen on"));
@@ -67,6 +71,7 @@ fn interface_addresses(word: &Token) -> Result<Vec<IpAddr>, CorefileError> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::support::TestServer;
+    use super::*;
 
     #[test]
     fn invalid_addresses_are_rejected() {
@@ -80,6 +85,14 @@ mod tests {
             ("bind 127.0.0.1 {\nexcept 127.0.0.1\n}", "Corefile:2:1: bind leaves no address to listen on"),
         ] {
             assert_eq!(TestServer::error(lines), expected);
+        }
+    }
+
+    #[test]
+    fn wildcard_address_of_ipv6_includes_that_of_ipv4() {
+        for lines in ["bind 0.0.0.0 ::", "bind ::\nbind 0.0.0.0"] {
+            let builder = TestServer::builder(lines);
+            assert_eq!(builder.bind, ["::".parse::<IpAddr>().unwrap()], "{lines}");
         }
     }
 

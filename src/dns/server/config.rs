@@ -114,6 +114,7 @@ pub fn build_all(
     if !errors.is_empty() {
         return Err(errors);
     }
+    share_wildcards(&mut configuration.blocks);
     let Configuration { blocks, listeners } = &configuration;
     if blocks.is_empty() {
         let start = Position { file: file.into(), line: 1, column: 1 };
@@ -152,6 +153,21 @@ fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// Moves HTTP endpoints from `0.0.0.0` to `[::]` where another one has the same port there: a socket of `[::]` also
+/// takes IPv4, and both can't be bound.
+fn share_wildcards(blocks: &mut [BuiltBlock]) {
+    let [v4, v6] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    let at = |ip: IpAddr| move |endpoint: &HttpEndpoint| endpoint.address.ip() == ip;
+    let all = blocks.iter().flat_map(|built| &built.builder.endpoints);
+    let ports: Vec<u16> =
+        all.filter(|it| at(v6)(it) && it.address.port() != 0).map(|it| it.address.port()).collect();
+    for endpoint in blocks.iter_mut().flat_map(|built| &mut built.builder.endpoints) {
+        if at(v4)(endpoint) && ports.contains(&endpoint.address.port()) {
+            endpoint.address.set_ip(v6);
+        }
+    }
 }
 
 /// Checks that HTTP endpoints with the same address have the same TLS configuration, or none.
@@ -202,6 +218,12 @@ fn add_zone(
             return Err(position.error(format!(
                 "line {line} has {} on that port already: where one block of a port has bind, all need it",
                 other.at
+            )));
+        }
+        if at.address.ip().is_unspecified() && other.at.address != at.address {
+            return Err(position.error(format!(
+                "line {line} has {} already, which overlaps with {}: both blocks need the same bind",
+                other.at.address, at.address
             )));
         }
         if other.at == at && other.zones.iter().any(|(known, _)| known == zone) {

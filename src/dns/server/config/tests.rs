@@ -47,6 +47,10 @@ fn invalid_configurations_are_refused_with_a_position() {
             ". {\nwhoami\n}\nexample.org {\nbind 127.0.0.1\nwhoami\n}",
             "Corefile:4:1: line 1 has dns://:53 on that port already: where one block of a port has bind, all need it",
         ),
+        (
+            ". {\nwhoami\n}\nexample.org {\nbind 0.0.0.0\nwhoami\n}",
+            "Corefile:4:1: line 1 has [::]:53 already, which overlaps with 0.0.0.0:53: both blocks need the same bind",
+        ),
         ("grpc://. {\nwhoami\n}", "Corefile:1:1: grpc:// isn't supported; the schemes are dns:// and tls://"),
         (
             ".:1053 {\nforward . 192.0.2.1 127.0.0.1:1053\n}",
@@ -62,6 +66,21 @@ fn invalid_configurations_are_refused_with_a_position() {
         ),
     ] {
         assert_eq!(error(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn http_endpoints_of_all_addresses_share_a_port() {
+    for (first, second, expected) in [
+        ("0.0.0.0:9153", ":9153", ["[::]:9153", "[::]:9153"]),
+        (":9153", "0.0.0.0:9153", ["[::]:9153", "[::]:9153"]),
+        ("0.0.0.0:9153", ":9154", ["0.0.0.0:9153", "[::]:9154"]),
+        ("0.0.0.0:0", ":0", ["0.0.0.0:0", "[::]:0"]),
+    ] {
+        let text = format!("a.example {{\nprometheus {first}\n}}\nb.example {{\nprometheus {second}\n}}");
+        let blocks = configured(&text).unwrap().blocks;
+        let address = |built: &BuiltBlock| built.builder.endpoints[0].address.to_string();
+        assert_eq!(blocks.iter().map(address).collect::<Vec<_>>(), expected, "{text}");
     }
 }
 
