@@ -67,7 +67,9 @@ pub(in crate::dns::plugins) enum Update {
 
 /// The zones that blocks serve, by their files and origins: a block that is built again serves the same zones.
 #[derive(Clone, Debug, Default)]
-pub struct ZoneRegistry(Arc<Mutex<HashMap<(PathBuf, Name), Weak<FileZone>>>>);
+pub struct ZoneRegistry(Arc<Mutex<ZonesByFile>>);
+
+type ZonesByFile = HashMap<(PathBuf, Name), Weak<FileZone>>;
 
 impl ZoneRegistry {
     /// Returns the zone of a file, whose file isn't read yet if no block has it.
