@@ -4,6 +4,7 @@
 //! is `stand-alone`, or `other` for the Corefiles of clusters and for external plugins. A line `# asks: NAME TYPE ->
 //! DATA` is a question that is answered without an upstream. `/etc/coredns` stands for `tests/corefiles/files`.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -143,7 +144,9 @@ async fn corefiles_in_the_wild_load_or_say_why_not() {
     }
     let stand_alone = |kinds: &[&str]| kinds.iter().filter(|kind| **kind == KINDS[0]).count();
     let all: Vec<&str> = corpus.iter().map(|corefile| corefile.kind).collect();
-    println!(
+    // Not by a macro, whose output the test harness keeps.
+    let _ = writeln!(
+        std::io::stderr(),
         "corpus: {} of {} Corefiles load ({} of {} stand-alone)",
         loaded.len(),
         all.len(),
