@@ -88,12 +88,13 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     }
     match (action, forwarding) {
         // lb-linker's Service may be gone already.
-        (StubAction::Remove { ask }, _) => write_steps(&connection, to_remove(&dns, &zones), ask).await,
+        (StubAction::Remove { ask }, _) => write_steps(&connection, &dns, to_remove(&dns, &zones), ask).await,
         (_, Err(error)) => exit_with_error(&error.to_string(), FAILED),
-        (StubAction::Print(resolver), Ok(forwarding)) => print_report(&dns, &forwarding, resolver),
+        (StubAction::Print(resolver), Ok(forwarding)) => {
+            print_report(&dns, &forwarding, resolver, is_complete)
+        }
         (StubAction::Apply { ask }, Ok(forwarding)) => {
-            unknown_plugins(&dns).iter().for_each(|warning| print_problem(warning));
-            write_steps(&connection, to_apply(&dns, &forwarding), ask).await
+            write_steps(&connection, &dns, to_apply(&dns, &forwarding), ask).await
         }
         (StubAction::Verify, Ok(forwarding)) => verify_zones(flags, &dns, &forwarding, is_complete).await,
     }
@@ -119,14 +120,27 @@ fn print(line: &str) {
     let _ = writeln!(std::io::stdout(), "{}", printable(line, &['\t']));
 }
 
-fn print_report(dns: &ClusterDns, forwarding: &Forwarding, resolver: Option<Resolver>) -> ExitCode {
+/// Prints what has to forward the zones. `is_complete`: whether all objects of the cluster DNS could be read.
+fn print_report(
+    dns: &ClusterDns,
+    forwarding: &Forwarding,
+    resolver: Option<Resolver>,
+    is_complete: bool,
+) -> ExitCode {
     unknown_plugins(dns).iter().for_each(|warning| print_problem(warning));
-    report(dns, forwarding, resolver).iter().for_each(|line| print(line));
+    report(dns, forwarding, resolver, is_complete).iter().for_each(|line| print(line));
     ExitCode::SUCCESS
 }
 
 /// Prints the changes as differences, asks for a confirmation if `ask` is true, and writes the changes.
-async fn write_steps(connection: &ClientConnection, steps: Vec<PlannedChange>, ask: bool) -> ExitCode {
+async fn write_steps(
+    connection: &ClientConnection,
+    dns: &ClusterDns,
+    steps: Vec<PlannedChange>,
+    ask: bool,
+) -> ExitCode {
+    let unloadable = unknown_plugins(dns);
+    unloadable.iter().for_each(|warning| print_problem(warning));
     let mut changes = Vec::new();
     let mut code = ExitCode::SUCCESS;
     for step in steps {
@@ -160,6 +174,11 @@ async fn write_steps(connection: &ClientConnection, steps: Vec<PlannedChange>, a
     for change in &changes {
         let name = format!("{KUBE_SYSTEM}/{}", change.config_map);
         match write(&connection.client, change).await {
+            Ok(()) if !unloadable.is_empty() => {
+                print(&format!(
+                    "ConfigMap {name} is changed, but CoreDNS loads it only without the errors above"
+                ));
+            }
             Ok(()) => print(&match &change.restart {
                 None => format!("ConfigMap {name} is changed; its Pods read it within about two minutes"),
                 Some(restart) => {

@@ -104,7 +104,9 @@ impl LinkFacts {
         let Findings { readiness, held_removals, .. } = &self.findings;
         let manifests = readiness.manifests.load_full().map(|note| note.to_string());
         let of_view = manifests.or_else(|| self.notice_of_age());
-        let of_view = of_view.map_or_else(|| readiness.of_cluster(), |note| vec![note]);
+        let election = readiness.election.load_full().map(|note| note.to_string());
+        let of_view = of_view.map(|note| [Some(note), election].into_iter().flatten().collect());
+        let of_view: Vec<String> = of_view.unwrap_or_else(|| readiness.of_cluster());
         let held = held_removals.number();
         let of_removals = (held > 0).then(|| {
             format!(

@@ -14,9 +14,15 @@ use super::zone_blocks::{OPERATOR_SERVER, is_own_server, operator_zones, texts, 
 /// The maximum width of text in columns.
 const WIDTH: usize = 100;
 
-/// Returns the lines about one resolver, or about all parts of the cluster's DNS.
+/// Returns the lines about one resolver, or about all parts of the cluster's DNS. `is_complete`: whether all objects of the
+/// cluster's DNS could be read.
 #[must_use]
-pub fn report(dns: &ClusterDns, forwarding: &Forwarding, wanted: Option<Resolver>) -> Vec<String> {
+pub fn report(
+    dns: &ClusterDns,
+    forwarding: &Forwarding,
+    wanted: Option<Resolver>,
+    is_complete: bool,
+) -> Vec<String> {
     let mut report = vec![format!(
         "The cluster DNS has to forward {} to {}, the address of Service {}.",
         forwarding.zones.join(", "),
@@ -26,11 +32,15 @@ pub fn report(dns: &ClusterDns, forwarding: &Forwarding, wanted: Option<Resolver
     let parts = wanted.map_or_else(|| dns.parts(), |resolver| vec![DnsComponent::Resolver(resolver)]);
     if parts.is_empty() {
         report.push(String::new());
-        report.push(
-            "No known cluster DNS was found. If it is a CoreDNS, its Corefile needs this block; if Helm has installed it, \
+        let found = if is_complete {
+            "No known cluster DNS was found."
+        } else {
+            "Which DNS the cluster has can't be read."
+        };
+        report.push(format!(
+            "{found} If it is a CoreDNS, its Corefile needs this block; if Helm has installed it, \
              as in RKE2, the chart's values. `lb-linker stub --help` lists the resolvers that can be named."
-                .to_owned(),
-        );
+        ));
         report.push(String::new());
         report.extend(indented(&default_lines(forwarding, false)));
     }

@@ -405,6 +405,21 @@ async fn second_zone_is_applied_beside_the_first() {
 }
 
 #[tokio::test]
+async fn no_restart_is_advised_for_a_corefile_with_a_wrong_line() {
+    let plane = ControlPlane::lend();
+    plane.apply(&config_map("coredns", json!({"Corefile": ".:53 {\n    cahce 30\n}\n"})).to_string());
+    service_address(&plane);
+    for (action, done) in [("--apply", true), ("--remove", true), ("--remove", false)] {
+        let (code, out, err) = text(&stub(&plane.admin_kubeconfig(), &[action, "--yes"]));
+        assert_eq!(code, Some(0), "{out}{err}");
+        assert!(err.contains("Corefile:2:5: CoreDNS has no plugin \"cahce\""), "{action}: {err}");
+        let changed = "is changed, but CoreDNS loads it only without the errors above\n";
+        assert_eq!(out.ends_with(changed), done, "{action}: {out}");
+        assert!(!out.contains("rollout restart"), "{action}: {out}");
+    }
+}
+
+#[tokio::test]
 async fn coredns_starts_with_a_block_made_by_hand() {
     let plane = ControlPlane::lend();
     let directory = tempfile::tempdir().unwrap();

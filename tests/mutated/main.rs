@@ -47,7 +47,7 @@ const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000,
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
 const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 };
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
-const ZONES: Kind = Kind { name: "zone files", full: 1_000_000, short: 10_000 };
+const ZONES: Kind = Kind { name: "zone files", full: 2_000_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
 /// has buffers.
 const MEMORY_TOLERANCE_MIB: f64 = 8.0;

@@ -286,6 +286,15 @@ fn old_view_has_a_notice_with_its_age() {
 }
 
 #[test]
+fn notice_of_manifests_hides_no_missing_leader() {
+    let facts = facts(&[("web", "a.example.")]);
+    let readiness = &facts.findings.readiness;
+    readiness.manifests.store(Some(Arc::new("links.yaml can't be used".to_owned())));
+    readiness.election.store(Some(Arc::new("no replica leads".to_owned())));
+    assert_eq!(facts.notice().as_deref(), Some("links.yaml can't be used; no replica leads"));
+}
+
+#[test]
 fn held_removals_are_a_notice_with_their_number() {
     let facts = facts(&[("web", "a.example.")]);
     let version = facts.version();

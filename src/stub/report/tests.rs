@@ -45,6 +45,17 @@ fn with_output(page: &str) -> (String, Vec<String>) {
     (text + rest, names)
 }
 
+/// The report of a cluster's DNS that could be read.
+fn report(dns: &ClusterDns, forwarding: &Forwarding, wanted: Option<Resolver>) -> Vec<String> {
+    super::report(dns, forwarding, wanted, true)
+}
+
+#[test]
+fn dns_that_cant_be_read_isnt_called_unknown() {
+    let printed = super::report(&ClusterDns::default(), &forwarding(), None, false).join(" ");
+    assert!(printed.contains("Which DNS the cluster has can't be read. If it is a CoreDNS,"), "{printed}");
+}
+
 #[test]
 fn stub_page_has_the_printed_report_of_each_platform() {
     let found = std::fs::read_to_string(page()).unwrap();
