@@ -99,6 +99,8 @@ impl ZoneError {
     }
 
     fn at(file: &Path, TextError { place, message }: TextError) -> Self {
+        // The message may repeat a part of the file, and is a line of a log.
+        let message = message.replace(char::is_control, "?");
         Self { file: file.to_owned(), place: Some(place), message }
     }
 }

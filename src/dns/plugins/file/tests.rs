@@ -281,6 +281,7 @@ fn errors_name_file_line_and_column() {
             format!("{db}:5:1: for 256: \"192.0.2.256\" is no IPv4 address"),
         ),
         ("old DNAME \\# 4 01610055\n", format!("{db}:5:11: these octets are no data of type DNAME")),
+        ("a TYPE999 \\# 2\u{1} ab\n", format!("{db}:5:11: after \\# 2? there are 1 octets")),
         ("a TYPE41 \\# 0\n", format!("{db}:5:1: no zone has records of this type")),
         ("a HTTPS 1 . alpn=h2 alpn=h3\n", format!("{db}:5:13: the parameter alpn is there twice")),
         (
