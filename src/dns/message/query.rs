@@ -151,6 +151,12 @@ pub fn is_transfer(qtype: RecordType) -> bool {
     matches!(qtype, RecordType::AXFR | RecordType::IXFR)
 }
 
+/// Returns a name in wire form with the root octet, in lower case.
+#[must_use]
+pub(crate) fn whole_wire_name(name: &Name) -> Vec<u8> {
+    [&wire_name(name)[..], &[0]].concat()
+}
+
 /// Returns a name in wire form without the root octet, in lower case.
 #[must_use]
 pub fn wire_name(name: &Name) -> Box<[u8]> {

@@ -130,14 +130,9 @@ impl ZoneBuilder {
         u32::try_from(self.octets.len()).unwrap_or(u32::MAX)
     }
 
-    fn name(&self, node: NodeId) -> &[u8] {
-        let Node { name, name_length, .. } = self.nodes[node.0 as usize];
-        &self.octets[name as usize..][..name_length.into()]
-    }
-
     /// Returns the node of a name at or below the origin. Adds it, and its ancestors, if they are missing.
     fn node(&mut self, name: &[u8]) -> NodeId {
-        if self.name(self.last) == name {
+        if self.nodes[self.last.0 as usize].name_in(&self.octets) == name {
             return self.last;
         }
         let (mut ancestor, mut node) = (name, None);
@@ -154,10 +149,7 @@ impl ZoneBuilder {
     /// Returns the node of a name, and whether it is new.
     fn add_node(&mut self, name: &[u8]) -> (NodeId, bool) {
         let Self { octets, nodes, by_name, hasher, .. } = self;
-        let own = |node: u32| {
-            let Node { name, name_length, .. } = nodes[node as usize];
-            &octets[name as usize..][..name_length.into()]
-        };
+        let own = |node: u32| nodes[node as usize].name_in(octets);
         let entry = by_name.entry(
             hasher.hash_one(name),
             |node| own(*node) == name,

@@ -61,6 +61,13 @@ pub(super) struct Rrset {
     pub(super) first_record: u32,
 }
 
+impl Node {
+    /// Returns the name, from the octets of the zone.
+    pub(super) fn name_in(self, octets: &[u8]) -> &[u8] {
+        &octets[self.name as usize..][..self.name_length.into()]
+    }
+}
+
 impl Zone {
     /// Reads a zone from a file. `origin` is in wire form, in lower case. Also returns the versions of the files that
     /// were read; none if one of them couldn't be read.
@@ -110,8 +117,7 @@ impl Zone {
     }
 
     pub(super) fn name(&self, node: NodeId) -> &[u8] {
-        let Node { name, name_length, .. } = self.nodes[node.0 as usize];
-        &self.octets[name as usize..][..name_length.into()]
+        self.nodes[node.0 as usize].name_in(&self.octets)
     }
 
     /// Returns the indices of a node's rrsets.

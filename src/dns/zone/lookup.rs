@@ -194,15 +194,13 @@ impl<'z> Search<'z> {
             self.deny(name, node, is_wildcard);
             return None;
         };
-        match qtype {
-            // A subset of the records is enough (RFC 8482 section 4.1).
-            ANY => self.push_signed(Section::Answer, node, first, owner),
-            RRSIG => {
-                for signatures in std::iter::once(first).chain(asked) {
-                    self.push(Section::Answer, zone.part(signatures, owner.clone()));
-                }
+        if qtype == RRSIG {
+            for signatures in std::iter::once(first).chain(asked) {
+                self.push(Section::Answer, zone.part(signatures, owner.clone()));
             }
-            _ => self.push_signed(Section::Answer, node, first, owner),
+        } else {
+            // For ANY, a subset of the records is enough (RFC 8482 section 4.1).
+            self.push_signed(Section::Answer, node, first, owner);
         }
         self.add_addresses(node, first);
         if !(node == APEX && matches!(qtype, NS | ANY)) {
@@ -230,9 +228,7 @@ impl<'z> Search<'z> {
     /// Denies that a name has records of the queried type.
     fn deny(&mut self, name: &[u8], node: NodeId, is_wildcard: bool) {
         self.push_soa();
-        if self.zone.rrset(node, NSEC).is_some() {
-            self.push_nsec(node);
-        }
+        self.push_nsec(node);
         if is_wildcard || self.zone.rrset(node, NSEC).is_none() {
             self.prove(name);
         }

@@ -56,7 +56,7 @@ pub struct Desired {
 
 impl Desired {
     /// Returns the desired objects of a link with this target. `in_use` is the present `spec`: of several addresses an
-    /// ExternalName keeps the one that it has, and ports stay while those of the Service in use aren't known.
+    /// ExternalName keeps the one that it has, and ports stay while the ports of the Service in use aren't known.
     #[must_use]
     pub fn of(link: &Link, target: &Target, ip_targets: IpTargets, in_use: Option<&Spec>) -> Self {
         let lacks_ports = link.active_override().is_some_and(LinkOverride::lacks_ports);

@@ -107,10 +107,10 @@ impl Directory {
         let mut known = self.known.lock();
         let mut found = Listing::default();
         collect(&self.path, 0, &mut found);
-        let mut files = self.zones_of(&mut found, &known);
+        let files = self.zones_of(&mut found, &known);
         let (mut records, mut map) = (0, ZoneMap::default());
         let mut served = BTreeSet::new();
-        for (origin, zone) in &mut files {
+        for (origin, zone) in &files {
             let shown = zone.path().display().to_string();
             let left_out =
                 || format!("{shown}: left out: the zones have at most {MAX_RECORDS} records in all");

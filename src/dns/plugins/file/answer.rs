@@ -10,7 +10,7 @@ use super::served::{FileZone, ZoneMap};
 use crate::dns::chain::plugin::{Next, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
-use crate::dns::message::query::wire_name;
+use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::records::Records;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::{OutdatedFlag, Section, Validity};
@@ -27,7 +27,7 @@ pub(in crate::dns::plugins) async fn serve(
     request: &mut Request,
     next: Next<'_>,
 ) -> PluginResult {
-    let name = [&wire_name(request.query.name())[..], &[0]].concat();
+    let name = whole_wire_name(request.query.name());
     let qtype = request.query.query_type();
     let is_in = request.query.query_class() == DNSClass::IN;
     // The parent's zone has the DS record (RFC 4035 section 3.1.4.1).

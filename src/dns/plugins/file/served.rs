@@ -13,7 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::dns::message::query::wire_name;
+use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::validity::OutdatedFlag;
 use crate::dns::zone::{FileVersion, Zone};
 
@@ -102,7 +102,7 @@ impl ZoneRegistry {
 impl ZoneMap {
     /// Adds a zone, and returns the one with the same origin that it replaces.
     pub(in crate::dns::plugins) fn insert(&mut self, zone: Arc<FileZone>) -> Option<Arc<FileZone>> {
-        self.zones.insert(wire_origin(&zone.origin).into(), zone)
+        self.zones.insert(whole_wire_name(&zone.origin).into(), zone)
     }
 
     /// Returns the longest zone that contains a name, in wire form and in lower case.
@@ -129,10 +129,6 @@ impl ZoneMap {
 fn above(name: &[u8]) -> Option<&[u8]> {
     let (length, rest) = name.split_first().filter(|(length, _)| **length > 0)?;
     rest.get(usize::from(*length)..)
-}
-
-fn wire_origin(origin: &Name) -> Vec<u8> {
-    [&wire_name(origin)[..], &[0]].concat()
 }
 
 // === impl FileZone ===
@@ -167,7 +163,7 @@ impl FileZone {
             return last.error.as_ref().map_or(Update::Unchanged, failed);
         }
         let now = SystemTime::now();
-        let (read, files) = Zone::read(&self.path, &wire_origin(&self.origin));
+        let (read, files) = Zone::read(&self.path, &whole_wire_name(&self.origin));
         let is_settled = files.iter().all(|file| file.is_settled(now));
         last.files = files;
         let error = read.as_ref().err().map(ToString::to_string);
