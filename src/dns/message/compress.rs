@@ -2,7 +2,10 @@
 //!
 //! hickory-proto stops compressing after some hundred names, so a long reply that it encodes could exceed 64 KiB.
 
-use std::collections::HashMap;
+use std::hash::BuildHasher;
+
+use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::header::HEADER;
 use super::wire_name::{RdataPart, read_rdata};
@@ -28,15 +31,29 @@ pub struct RecordOffset {
 /// A message to which records are added.
 pub(super) struct CompressingWriter {
     pub(super) bytes: Vec<u8>,
-    /// The offsets of the names written so far, and of their suffixes, by wire form.
-    offsets: HashMap<Vec<u8>, u16>,
+    /// The names written so far, and their suffixes.
+    names: HashTable<WrittenName>,
+    hasher: DefaultHashBuilder,
+}
+
+/// A name in a message.
+#[derive(Clone, Copy)]
+struct WrittenName {
+    hash: u64,
+    offset: u16,
 }
 
 impl CompressingWriter {
     /// Returns a writer that continues a message after its question.
     pub(super) fn new(question: &[u8]) -> Self {
+        /// Enough for most messages.
+        const BYTES: usize = 512;
+        const NAMES: usize = 14;
         let name = question.len() - 4;
-        let mut writer = Self { bytes: vec![0; HEADER], offsets: HashMap::new() };
+        let mut bytes = Vec::with_capacity(BYTES);
+        bytes.resize(HEADER, 0);
+        let names = HashTable::with_capacity(NAMES);
+        let mut writer = Self { bytes, names, hasher: DefaultHashBuilder::default() };
         writer.name(&question[..name], true);
         writer.bytes.extend(&question[name..]);
         writer
@@ -82,7 +99,7 @@ impl CompressingWriter {
         let length = u16::try_from(end - data).ok().filter(|_| end <= room);
         let Some(length) = length else {
             self.bytes.truncate(start);
-            self.offsets.retain(|_, offset| usize::from(*offset) < start);
+            self.names.retain(|name| usize::from(name.offset) < start);
             return None;
         };
         self.bytes[data - 2..data].copy_from_slice(&length.to_be_bytes());
@@ -91,19 +108,42 @@ impl CompressingWriter {
 
     /// Writes a name, given in wire form.
     fn name(&mut self, mut name: &[u8], may_compress: bool) {
+        let Self { bytes, names, hasher } = self;
         while name.len() > 1 {
-            if may_compress && let Some(offset) = self.offsets.get(name) {
-                self.bytes.extend((POINTER_FLAG | offset).to_be_bytes());
-                return;
-            }
-            let offset = u16::try_from(self.bytes.len()).ok().filter(|offset| *offset <= MAX_POINTER_OFFSET);
-            if let Some(offset) = offset {
-                self.offsets.entry(name.to_vec()).or_insert(offset);
+            let hash = hasher.hash_one(name);
+            let is_same =
+                |other: &WrittenName| other.hash == hash && is_name_at(bytes, other.offset.into(), name);
+            let offset = u16::try_from(bytes.len()).ok().filter(|offset| *offset <= MAX_POINTER_OFFSET);
+            match (names.entry(hash, is_same, |other| other.hash), offset) {
+                (Entry::Occupied(written), _) if may_compress => {
+                    bytes.extend((POINTER_FLAG | written.get().offset).to_be_bytes());
+                    return;
+                }
+                (Entry::Vacant(free), Some(offset)) => _ = free.insert(WrittenName { hash, offset }),
+                _ => {}
             }
             let (label, rest) = name.split_at(1 + usize::from(name[0]));
-            self.bytes.extend(label);
+            bytes.extend(label);
             name = rest;
         }
-        self.bytes.push(0);
+        bytes.push(0);
+    }
+}
+
+/// Returns whether a message has this name, given in wire form, at an offset. Case matters.
+fn is_name_at(message: &[u8], mut at: usize, mut name: &[u8]) -> bool {
+    loop {
+        match message.get(at..) {
+            Some([high, low, ..]) if u16::from_be_bytes([*high, *low]) >= POINTER_FLAG => {
+                at = (u16::from_be_bytes([*high, *low]) & MAX_POINTER_OFFSET).into();
+            }
+            Some([0, ..]) => return name == [0],
+            Some([length, rest @ ..]) if rest.len() >= usize::from(*length) => {
+                let label = &message[at..=at + usize::from(*length)];
+                let Some(after) = name.strip_prefix(label) else { return false };
+                (name, at) = (after, at + label.len());
+            }
+            _ => return false,
+        }
     }
 }

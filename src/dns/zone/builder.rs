@@ -1,9 +1,9 @@
 //! Makes a zone of the records of its files.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 
-use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashTable};
 use hickory_proto::rr::RecordType;
 
 use super::data::{APEX, Node, NodeId, Rrset, Zone, canonical_order, data_at, is_below, parent};
@@ -24,7 +24,7 @@ pub(super) struct ZoneBuilder {
     /// Which kinds of records a node has, by the index of the node.
     kinds: Vec<Kinds>,
     by_name: HashTable<u32>,
-    hasher: RandomState,
+    hasher: DefaultHashBuilder,
     records: Vec<Record>,
     /// The owner of the last record.
     last: NodeId,
@@ -55,7 +55,7 @@ impl ZoneBuilder {
             nodes: Vec::new(),
             kinds: Vec::new(),
             by_name: HashTable::new(),
-            hasher: RandomState::new(),
+            hasher: DefaultHashBuilder::default(),
             records: Vec::new(),
             last: APEX,
         };

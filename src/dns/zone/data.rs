@@ -1,10 +1,10 @@
 //! A zone in memory, in a form without pointers: a record takes some 60 bytes beside its data.
 
 use std::cmp::Ordering;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::path::Path;
 
-use hashbrown::HashTable;
+use hashbrown::{DefaultHashBuilder, HashTable};
 use hickory_proto::rr::RecordType;
 use smallvec::SmallVec;
 
@@ -30,7 +30,7 @@ pub(in crate::dns) struct Zone {
     /// The offset of the data of each record in `octets`, in the order of `rrsets`.
     pub(super) records: Vec<u32>,
     pub(super) by_name: HashTable<u32>,
-    pub(super) hasher: RandomState,
+    pub(super) hasher: DefaultHashBuilder,
     /// The nodes with an NSEC record, in canonical order (RFC 4034 section 6.1).
     pub(super) nsec_nodes: Vec<NodeId>,
     /// Set when the zone is replaced, or isn't served any more.
