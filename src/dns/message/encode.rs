@@ -23,9 +23,9 @@ pub use typed::RecordOffsets;
 /// Encodes a response in at most `limit` bytes, but always with the header, the question and OPT. Also returns the
 /// offsets of the records.
 ///
-/// Sets TC if records of the answer section don't fit, or records of the authority section of a reply without answers.
-/// Other records may be left out without TC (RFC 2181 section 9). If answers are left out, aliases come first. The texts
-/// of extended errors are left out if records don't fit beside them (RFC 8914 section 3).
+/// Sets TC if records of the answer section don't fit, or records of the authority section of a reply without answers, or
+/// additional records of a referral. Other records may be left out without TC (RFC 2181 section 9). If answers are left out,
+/// aliases come first. The texts of extended errors are left out if records don't fit beside them (RFC 8914 section 3).
 ///
 /// # Errors
 /// If a record's data can't be encoded. Data of more than 64 KiB is no error: the record doesn't fit.
@@ -146,7 +146,7 @@ mod tests {
 
     use hickory_proto::op::{Message, MessageType, Metadata, OpCode};
     use hickory_proto::rr::RecordType;
-    use hickory_proto::rr::rdata::{A, NULL};
+    use hickory_proto::rr::rdata::{A, NS, NULL};
 
     use super::*;
     use crate::dns::message::records::Records;
@@ -180,6 +180,16 @@ mod tests {
         let message = decode(&glue, None, 512);
         assert!(!message.metadata.truncation, "TC isn't for additional records");
         assert_eq!(message.additionals.len(), 30);
+
+        let name_server = Record::from_rdata(name.clone(), 5, RData::NS(NS(name.clone())));
+        let additionals = (0..100).map(address).collect();
+        let mut referral =
+            reply(Sections { authorities: vec![name_server], additionals, ..Sections::default() });
+        for authoritative in [false, true] {
+            referral.metadata.authoritative = authoritative;
+            let message = decode(&referral, None, 512);
+            assert_eq!(message.metadata.truncation, !authoritative, "only glue needs TC");
+        }
     }
 
     #[test]

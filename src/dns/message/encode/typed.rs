@@ -110,6 +110,9 @@ pub(super) fn finish_message(
     let mut metadata = *metadata;
     // RFC 2181 section 9: authority records that accompany an answer may be left out without TC.
     metadata.truncation |= written[0] < totals[0] || written[0] == 0 && written[1] < totals[1];
+    // A referral needs the addresses of its name servers (RFC 9471 section 3.1).
+    let is_referral = totals[0] == 0 && totals[1] > 0 && !metadata.authoritative;
+    metadata.truncation |= is_referral && written[2] < totals[2];
     #[expect(clippy::cast_possible_truncation, reason = "64 KiB have fewer records")]
     let mut counts = written.map(|count| count as u16);
     counts[2] += u16::from(!opt.is_empty());
