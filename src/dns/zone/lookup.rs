@@ -181,9 +181,11 @@ impl<'z> Search<'z> {
         let zone = self.zone;
         let is_wildcard = *owner != *zone.name(node);
         let qtype = self.qtype;
-        let mut asked =
-            zone.rrsets_of(node).filter(|rrset| qtype == ANY || zone.rrsets[*rrset].rtype == qtype);
-        let Some(first) = asked.next() else {
+        let mut asked = zone.rrsets_of(node).filter(|rrset| zone.rrsets[*rrset].rtype == qtype);
+        let is_proof = |rrset: &usize| matches!(zone.rrsets[*rrset].rtype, RRSIG | NSEC);
+        // For ANY, a subset of the records is enough (RFC 8482 section 4.1).
+        let first = if qtype == ANY { zone.rrsets_of(node).min_by_key(is_proof) } else { asked.next() };
+        let Some(first) = first else {
             if let Some(cname) = zone.rrset(node, CNAME) {
                 self.push_signed(Section::Answer, node, cname, owner);
                 if is_wildcard {
@@ -199,7 +201,6 @@ impl<'z> Search<'z> {
                 self.push(Section::Answer, zone.part(signatures, owner.clone()));
             }
         } else {
-            // For ANY, a subset of the records is enough (RFC 8482 section 4.1).
             self.push_signed(Section::Answer, node, first, owner);
         }
         self.add_addresses(node, first);

@@ -25,6 +25,7 @@ fn server(lines: &str) -> (tempfile::TempDir, TestServer) {
     (directory, server)
 }
 
+const URI: &str = "signed.example.org. 300 IN Unknown AAEAAWh0dHBzOi8vYQ==";
 const NS: &str = "example.org. 300 IN NS ns.example.org.";
 const SOA: &str = "example.org. 60 IN SOA ns.example.org. hostmaster.example.org. 7 7200 3600 86400 60";
 
@@ -45,6 +46,8 @@ ns.child A 192.0.2.6
 old DNAME new.example.org.
 x.new A 192.0.2.7
 mail MX 10 a
+signed NSEC a URI RRSIG NSEC
+signed URI 1 1 \"https://a\"
 ";
     let (_directory, server) = server(lines);
     let soa = |rcode: &str| format!("{rcode} aa | | {SOA} |");
@@ -57,6 +60,7 @@ mail MX 10 a
         ),
         ("a.example.org. AAAA", soa("NOERROR")),
         ("none.example.org. A", soa("NXDOMAIN")),
+        ("signed.example.org. ANY", format!("NOERROR aa | {URI} | {NS} |")),
         ("empty.example.org. A", soa("NOERROR")),
         ("z.empty.example.org. A", soa("NXDOMAIN")),
         ("q.wild.example.org. A", format!("NOERROR aa | q.wild.example.org. 300 IN A 192.0.2.4 | {NS} |")),
