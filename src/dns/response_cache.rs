@@ -66,6 +66,11 @@ pub struct ResponseCache {
     max_bytes: usize,
     hasher: RandomState,
     key: WireKey,
+    /// Tags of the last queries without an answer here, by hash: an answer is kept from the second query on. A flood of
+    /// names thus costs less, and evicts nothing.
+    asked: Box<[u16]>,
+    /// Whether the answer to the last query is worth keeping.
+    is_asked_again: bool,
     random: SmallRng,
     bytes: usize,
     /// The CLOCK hand: the set that is searched next for evictable answers.
@@ -118,6 +123,8 @@ impl ResponseCache {
             max_bytes: capacity.bytes,
             hasher: RandomState::new(),
             key: WireKey::default(),
+            asked: std::iter::repeat_n(0, capacity.sets * WAYS).collect(),
+            is_asked_again: false,
             random: SmallRng::from_rng(&mut rand::rng()),
             bytes: 0,
             clock_hand: 0,
@@ -126,10 +133,11 @@ impl ResponseCache {
         }
     }
 
-    /// Returns the key of the last query; `None` if its answer must not be cached.
+    /// Returns the key under which the answer to the last query should be kept; `None` if the answer must not be kept, or
+    /// if the query is asked for the first time.
     #[must_use]
-    pub fn last_key(&self) -> Option<&[u8]> {
-        (!self.key.as_bytes().is_empty()).then(|| self.key.as_bytes())
+    pub fn key_to_keep(&self) -> Option<&[u8]> {
+        (self.is_asked_again && !self.key.as_bytes().is_empty()).then(|| self.key.as_bytes())
     }
 
     /// Writes the cached answer to a query, if it is valid for that client. Returns its length in bytes. Several
@@ -149,10 +157,15 @@ impl ResponseCache {
             return Err(Miss::NotCached);
         }
         let key = self.key.as_bytes();
-        let set = &mut self.sets[set_index(&self.hasher, key, self.sets.len())];
+        let hash = self.hasher.hash_one(key);
+        let set = &mut self.sets[set_index(hash, self.sets.len())];
         let is_it =
             |place: &&mut Option<Box<CacheSlot>>| place.as_ref().is_some_and(|e| e.is_of(key, server));
-        let place = set.iter_mut().find(is_it).ok_or(Miss::NotCached)?;
+        let Some(place) = set.iter_mut().find(is_it) else {
+            self.is_asked_again = note_query(&mut self.asked, hash);
+            return Err(Miss::NotCached);
+        };
+        self.is_asked_again = true;
         let entry = place.as_deref_mut().ok_or(Miss::NotCached)?;
         if !entry.wire_response.is_case_independent && !self.key.is_lower_case(query) {
             return Err(Miss::NotCached);
@@ -196,7 +209,7 @@ impl ResponseCache {
         };
         let weight = entry.weight();
         self.make_room(weight, now);
-        let place = set_index(&self.hasher, &entry.key, self.sets.len());
+        let place = set_index(self.hasher.hash_one(&entry.key), self.sets.len());
         let set = &mut self.sets[place];
         let is_same = |other: &CacheSlot| other.is_of(&entry.key, entry.wire_response.server);
         let same = set.iter().position(|place| place.as_deref().is_some_and(is_same));
@@ -264,8 +277,16 @@ impl ResponseCache {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
-fn set_index(hasher: &RandomState, key: &[u8], sets: usize) -> usize {
-    hasher.hash_one(key) as usize & (sets - 1)
+fn set_index(hash: u64, sets: usize) -> usize {
+    hash as usize & (sets - 1)
+}
+
+/// Notes a query, and returns whether it was among the last ones already.
+fn note_query(asked: &mut [u16], hash: u64) -> bool {
+    let [.., a, b, c, d, e, f] = hash.to_be_bytes();
+    let tag = u16::from_be_bytes([a, b]);
+    let place = u32::from_be_bytes([c, d, e, f]) as usize & (asked.len() - 1);
+    std::mem::replace(&mut asked[place], tag) == tag
 }
 
 impl CacheSlot {

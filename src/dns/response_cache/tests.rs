@@ -415,6 +415,22 @@ async fn flood_of_names_evicts_no_used_answer() {
     assert_eq!(served.response_cache.bytes, counted);
 }
 
+#[test]
+fn answer_is_kept_from_its_second_query_on() {
+    let mut cache = ResponseCache::new(CAPACITY);
+    let mut is_kept = |number: usize| {
+        let query = question(7, &format!("x{number}.lb.internal."), RecordType::A, None, 0);
+        let client = [10, 0, 0, 1].into();
+        assert_eq!(cache.answer(&query, client, 1, Instant::now(), &mut []), Err(Miss::NotCached));
+        cache.key_to_keep().is_some()
+    };
+    assert_eq!([0, 0, 0].map(&mut is_kept), [false, true, true]);
+    // Each name is asked again after as many other names as the cache has room for, ten times over.
+    let flood = 10 * CAPACITY.sets * WAYS;
+    let kept = (0..2 * flood).filter(|number| is_kept(1 + number % flood)).count();
+    assert!(kept < flood / 100, "{kept} of {flood}");
+}
+
 #[tokio::test]
 async fn new_answers_are_cached_after_a_flood() {
     let mut served = CachedServer::new("", "");

@@ -263,7 +263,7 @@ impl Session {
                         answered += 1;
                     }
                     Err(_) => {
-                        let key = response_cache.last_key().map(Box::from);
+                        let key = response_cache.key_to_keep().map(Box::from);
                         unanswered = Some(Unanswered { message: message.to_vec(), key });
                     }
                 }

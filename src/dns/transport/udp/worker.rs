@@ -251,7 +251,7 @@ impl Worker {
                     }
                     Err(Miss::NotCached) => {
                         computed += 1;
-                        let key = response_cache.last_key().map(Box::from);
+                        let key = response_cache.key_to_keep().map(Box::from);
                         let is_about_links = server.asks_about_links(question);
                         self.enqueue(
                             backlog,
@@ -290,7 +290,7 @@ impl Worker {
         backlog: &mut Backlog,
         out: &mut [u8],
     ) -> Option<usize> {
-        let key: Option<Box<[u8]>> = response_cache.last_key().map(Box::from);
+        let key: Option<Box<[u8]>> = response_cache.key_to_keep().map(Box::from);
         let (handler, message) = (Arc::clone(&self.handler), question.to_vec());
         let answering = async move { handler.answer(message, peer.address, peer.local, Protocol::Udp).await };
         let mut answering = answering.boxed();
