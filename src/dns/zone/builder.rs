@@ -1,6 +1,7 @@
 //! Makes a zone of the records of its files.
 
 use std::hash::BuildHasher;
+use std::num::NonZeroU32;
 
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -26,13 +27,16 @@ pub(super) struct ZoneBuilder {
     by_name: HashTable<u32>,
     hasher: DefaultHashBuilder,
     records: Vec<Record>,
+    /// The data of the SOA record.
+    soa: Option<u32>,
     /// The owner of the last record.
     last: NodeId,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Kinds {
-    has_cname: bool,
+    /// The data of the CNAME record. A name precedes all data.
+    cname: Option<NonZeroU32>,
     /// Whether there are records that can't stand beside a CNAME.
     has_other: bool,
 }
@@ -57,6 +61,7 @@ impl ZoneBuilder {
             by_name: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
             records: Vec::new(),
+            soa: None,
             last: APEX,
         };
         builder.add_node(origin);
@@ -75,7 +80,20 @@ impl ZoneBuilder {
             return Err(format!("a zone has at most {MAX_RECORDS} records"));
         }
         let node = self.node(record.owner);
-        self.check_kind(node, record.rtype)?;
+        let single = match record.rtype {
+            // A zone in the form of a transfer ends with its SOA record again (RFC 5936 section 2.2).
+            RecordType::SOA if node == APEX => self.soa.map(|soa| data_at(&self.octets, soa) == record.data),
+            RecordType::CNAME => self.kinds[node.0 as usize]
+                .cname
+                .map(|cname| data_at(&self.octets, cname.get()).eq_ignore_ascii_case(record.data)),
+            _ => None,
+        };
+        if let Some(is_same) = single {
+            let other = format!("the name has another {} record already", record.rtype);
+            return if is_same { Ok(()) } else { Err(other) };
+        }
+        let data = self.offset();
+        self.check_kind(node, record.rtype, data)?;
         if record.rtype == RecordType::SIG && record.data.starts_with(&[0, 0]) {
             return Err(
                 "a SIG record that covers no type belongs to a message (RFC 2931 section 3)".to_owned()
@@ -85,7 +103,9 @@ impl ZoneBuilder {
             (RecordType::RRSIG, Some(covered)) => u16::from_be_bytes(*covered),
             _ => 0,
         };
-        let data = self.offset();
+        if record.rtype == RecordType::SOA {
+            self.soa = Some(data);
+        }
         let length =
             u16::try_from(record.data.len()).map_err(|_| "its data has more than 65535 octets".to_owned())?;
         self.octets.extend(length.to_be_bytes());
@@ -97,13 +117,10 @@ impl ZoneBuilder {
         Ok(())
     }
 
-    fn check_kind(&mut self, node: NodeId, rtype: RecordType) -> Result<(), String> {
+    fn check_kind(&mut self, node: NodeId, rtype: RecordType, data: u32) -> Result<(), String> {
         let kinds = &mut self.kinds[node.0 as usize];
         match rtype {
             RecordType::SOA if node != APEX => return Err("only the origin has an SOA record".to_owned()),
-            RecordType::SOA if self.records.iter().any(|record| record.rtype == u16::from(rtype)) => {
-                return Err("the zone has an SOA record already".to_owned());
-            }
             RecordType::NSEC3 | RecordType::NSEC3PARAM => {
                 return Err("NSEC3 isn't supported; sign the zone with NSEC".to_owned());
             }
@@ -111,15 +128,12 @@ impl ZoneBuilder {
             _ if matches!(u16::from(rtype), 0 | 41 | 128..=255) => {
                 return Err("no zone has records of this type".to_owned());
             }
-            RecordType::CNAME if kinds.has_cname => {
-                return Err("the name has a CNAME record already".to_owned());
-            }
-            RecordType::CNAME => kinds.has_cname = true,
+            RecordType::CNAME => kinds.cname = NonZeroU32::new(data),
             // RFC 4034 section 3, RFC 4035 section 2.5.
             RecordType::RRSIG | RecordType::NSEC | RecordType::KEY => {}
             _ => kinds.has_other = true,
         }
-        if kinds.has_cname && kinds.has_other {
+        if kinds.cname.is_some() && kinds.has_other {
             return Err("a name with a CNAME record has no other records (RFC 1034 section 3.6.2)".to_owned());
         }
         Ok(())

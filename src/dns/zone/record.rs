@@ -99,7 +99,11 @@ pub(super) fn data(
     words: &[Word<'_>],
     origin: &[u8],
 ) -> Result<Vec<u8>, TextError> {
-    let Some(first) = words.first() else { return Err(TextError::new(place, "its data is missing")) };
+    let Some(first) = words.first() else {
+        // RFC 3123 section 4: a list of no addresses.
+        let is_apl = u16::from(rtype) == 42;
+        return if is_apl { Ok(Vec::new()) } else { Err(TextError::new(place, "its data is missing")) };
+    };
     let error = |message: String| TextError::new(first.place, message);
     if first.text == b"\\#" && !first.is_quoted {
         let data = unknown(&words[1..]).map_err(error)?;

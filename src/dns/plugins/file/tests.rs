@@ -34,7 +34,9 @@ async fn names_of_a_zone_are_answered() {
     let lines = "
 a 60 A 192.0.2.1
   60 A 192.0.2.2
+@ SOA ns hostmaster 7 7200 3600 86400 60
 b CNAME a
+B CNAME A
 c CNAME b
 loop CNAME loop
 deep.empty A 192.0.2.3
@@ -263,7 +265,7 @@ fn errors_name_file_line_and_column() {
             "a CNAME b\na A 192.0.2.1\n",
             format!("{db}:6:1: a name with a CNAME record has no other records (RFC 1034 section 3.6.2)"),
         ),
-        ("@ SOA a b 1 2 3 4 5\n", format!("{db}:5:1: the zone has an SOA record already")),
+        ("@ SOA a b 1 2 3 4 5\n", format!("{db}:5:1: the name has another SOA record already")),
         ("a CH TXT x\n", format!("{db}:5:1: the class is CH, and a zone has only class IN")),
         (
             "a 2147483648 A 192.0.2.1\n",
