@@ -50,11 +50,11 @@ impl Judge {
             )
         };
         for zone in zones {
-            let origin = &zone.origin;
+            let GeneratedZone { origin, file, .. } = zone;
             let _ = if name == "Knot" {
-                writeln!(config, "  - domain: {origin}\n    file: {origin}")
+                writeln!(config, "  - domain: {origin}.\n    file: {file}")
             } else {
-                writeln!(config, "zone:\n  name: {origin}\n  zonefile: {origin}")
+                writeln!(config, "zone:\n  name: {origin}.\n  zonefile: {file}")
             };
         }
         let path = directory.join(name).join("conf");

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
 
 use hickory_proto::rr::{Name, RecordType};
 use rand::RngExt;
@@ -17,6 +19,7 @@ const OUTSIDE: &str = "a.nowhere.";
 pub struct GeneratedZone {
     /// Without the final dot.
     pub origin: String,
+    pub file: String,
     pub text: String,
     /// The absolute names of all records.
     pub names: Vec<String>,
@@ -48,7 +51,26 @@ impl GeneratedZone {
         records.retain(|_, own| !own.is_empty());
         let is_signed = random.random_bool(0.5);
         let text = text(&origin, &records, is_signed);
-        Self { origin, text, names: records.into_keys().collect() }
+        Self { file: origin.clone(), origin, text, names: records.into_keys().collect() }
+    }
+
+    /// Returns the zones of the files in a directory, which are named as their origins; `root` is the root zone.
+    pub fn of_files(directory: &Path) -> Vec<Self> {
+        let mut files: Vec<_> =
+            fs::read_dir(directory).expect("a directory").map(|file| file.unwrap()).collect();
+        files.sort_by_key(fs::DirEntry::file_name);
+        let zone = |file: &fs::DirEntry| {
+            let name = file.file_name().into_string().expect("the name is UTF-8");
+            let text = fs::read_to_string(file.path()).unwrap();
+            let origin = if name == "root" { String::new() } else { name.clone() };
+            Self { names: owners(&text, &origin), origin, file: name, text }
+        };
+        files.iter().filter(|file| file.file_name() != "README.md").map(zone).collect()
+    }
+
+    pub fn origin_name(&self) -> Name {
+        Name::from_labels(self.origin.split('.').filter(|label| !label.is_empty()).map(str::as_bytes))
+            .unwrap()
     }
 
     /// Returns whether the zone has names below a name.
@@ -56,6 +78,22 @@ impl GeneratedZone {
         let suffix = format!(".{}", name.to_lowercase());
         self.names.iter().any(|own| own.ends_with(&suffix))
     }
+}
+
+/// Returns the absolute names of the records in a zone file, without the ones that `$GENERATE` makes.
+fn owners(text: &str, origin: &str) -> Vec<String> {
+    let mut origin = format!("{origin}.");
+    let mut names = vec![origin.clone()];
+    for line in text.lines().filter(|line| !line.starts_with([' ', '\t', ';', ')'])) {
+        match line.split_whitespace().collect::<Vec<_>>()[..] {
+            ["$ORIGIN", name, ..] => name.clone_into(&mut origin),
+            [name, ..] if name.ends_with('.') => names.push(name.to_owned()),
+            [name, ..] if !name.starts_with(['$', '@']) => names.push(format!("{name}.{origin}")),
+            _ => {}
+        }
+    }
+    names.dedup();
+    names
 }
 
 fn owner(origin: &str, random: &mut StdRng) -> String {
