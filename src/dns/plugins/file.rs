@@ -18,7 +18,7 @@
 //! if the file before was read within 5 seconds of a write; a file with an error is logged, and the zone before stays.
 //!
 //! Differences from CoreDNS: these are rejected, where CoreDNS serves them: a record outside the zone, a CNAME record
-//! beside others, a second SOA record, a TTL above 2^31-1, another class than IN, and more than 1000000 records, 256 MiB
+//! beside others, another SOA record, a TTL above 2^31-1, another class than IN, and more than 1000000 records, 256 MiB
 //! or 1000 files in a zone. [differences.md](differences.md) has the differences in answers.
 //!
 //! # Syntax

@@ -166,11 +166,12 @@ pub const EXPECTED: &[Expected] = &[
     },
     Expected {
         reason: "*file*: a record that the file has twice is answered once (RFC 2181 section 5), and so is each \
-                 CNAME of a loop. CoreDNS repeats them.",
+                 alias of a loop. CoreDNS repeats them.",
         at: &[
             ("file", "multi.example.org. A", "answer"),
             ("file", "one.example.org. A", "answer"),
             ("file", "self.example.org. A", "answer"),
+            ("file", "x.trip.example.org. A", "answer"),
         ],
     },
     Expected {
@@ -188,11 +189,16 @@ pub const EXPECTED: &[Expected] = &[
         at: &[("file", "y.wild.example.org. A", "answer authority")],
     },
     Expected {
-        reason: "*file*: a DNAME record that leads to itself is answered with the CNAME record that it makes; \
+        reason: "*file*: the origin of a zone exists, also if there are no other names; CoreDNS answers that it doesn't.",
+        at: &[("file", "lone.test. A", "rcode")],
+    },
+    Expected {
+        reason: "*file*: DNAME records that lead in a circle are answered with the CNAME records that they make; \
                  CoreDNS answers SERVFAIL. A query for NSEC gets the record of a name with a CNAME record (RFC 4035 \
                  section 2.5); CoreDNS follows the CNAME.",
         at: &[
             ("file", "x.round.example.org. A", "rcode flags answer authority"),
+            ("file", "x.trip.example.org. A", "rcode"),
             ("file", "signed.example.org. NSEC", "answer authority"),
         ],
     },

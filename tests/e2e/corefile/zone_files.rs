@@ -61,6 +61,8 @@ x.new   A   192.0.2.11
 y.new   CNAME x.new
 away    DNAME example.net.
 round   DNAME round
+trip    DNAME trap
+trap    DNAME trip
 signed  CNAME www
         NSEC  svc CNAME RRSIG NSEC
 multi   A   192.0.2.12
@@ -126,8 +128,16 @@ pub const GROUPS: &[Group] = &[Group {
             file net {
                 reload 0
             }
+        }
+        lone.test:{$PORT} {
+            bind 127.0.0.1
+            file lone
         }",
-    files: &[("db.example.org", ZONE), ("zones/net", NET)],
+    files: &[
+        ("db.example.org", ZONE),
+        ("zones/net", NET),
+        ("lone", "@ 5 SOA ns.example.net. host 1 2 3 4 5\n@ 60 NS ns.example.net.\n"),
+    ],
     questions: "
         example.org. SOA each
         example.org. NS
@@ -203,6 +213,7 @@ pub const GROUPS: &[Group] = &[Group {
         x.old.example.org. CNAME
         away.away.example.org. A
         x.round.example.org. A
+        x.trip.example.org. A
         signed.example.org. NSEC
         none.away.example.org. A
         multi.example.org. A
@@ -248,7 +259,10 @@ pub const GROUPS: &[Group] = &[Group {
         org. A
         target.example.net. A
         none.example.net. A
-        example.net. SOA",
+        example.net. SOA
+        lone.test. A
+        lone.test. NS
+        a.lone.test. A",
 }];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
