@@ -802,7 +802,7 @@ async fn ask_handler(handler: &Handler, question: &str) -> Message {
 async fn ask_handler_by(protocol: Protocol, handler: &Handler, question: &str) -> Message {
     let asked = query(question).to_vec().unwrap();
     let client = "127.0.0.1:5353".parse().unwrap();
-    let answer = handler.answer(asked, client, None, protocol).await.unwrap();
+    let answer = handler.answer(asked, client, None, protocol, true).await.unwrap();
     Message::from_vec(&answer.bytes).unwrap()
 }
 

@@ -42,7 +42,8 @@ impl Server {
     pub fn try_message(&self, message: &[u8], which: usize) -> Result<Option<u16>, String> {
         let protocol = PROTOCOLS[which % PROTOCOLS.len()];
         let client: SocketAddr = CLIENTS[which / PROTOCOLS.len() % CLIENTS.len()].parse().unwrap();
-        let answer = self.runtime.block_on(self.handler.answer(message.to_vec(), client, None, protocol));
+        let answer =
+            self.runtime.block_on(self.handler.answer(message.to_vec(), client, None, protocol, true));
         let outcome = if self.handler.server_metrics.panics.get() > 0 {
             Err("the handler panicked".to_owned())
         } else {

@@ -62,7 +62,7 @@ impl Rules {
         let bytes = message.to_vec().map_err(|error| error.to_string())?;
         let client: SocketAddr = ([192, 0, 2, 9], 53).into();
         // By TCP, so that no answer is truncated.
-        let answer = self.runtime.block_on(handler.answer(bytes, client, None, Protocol::Tcp));
+        let answer = self.runtime.block_on(handler.answer(bytes, client, None, Protocol::Tcp, true));
         if handler.server_metrics.panics.get() > 0 {
             return Err("the handler panicked".to_owned());
         }

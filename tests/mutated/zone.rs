@@ -80,7 +80,7 @@ impl Zones {
             message.set_edns(edns);
             let bytes = message.to_vec().map_err(|error| error.to_string())?;
             let client: SocketAddr = ([192, 0, 2, 9], 53).into();
-            let answer = self.runtime.block_on(handler.answer(bytes, client, None, Protocol::Udp));
+            let answer = self.runtime.block_on(handler.answer(bytes, client, None, Protocol::Udp, true));
             if handler.server_metrics.panics.get() > 0 {
                 return Err("the handler panicked".to_owned());
             }

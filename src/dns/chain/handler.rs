@@ -51,20 +51,22 @@ impl EncodedReply {
 
 impl Handler {
     /// Answers a client's message. `local` is the address that the message was sent to; `None` means the address of the
-    /// listener. Returns `None` if the message gets no reply.
+    /// listener. `keep` asks for the reply in a form for the response cache, too. Returns `None` if the message gets no
+    /// reply.
     pub async fn answer(
         &self,
         message: Vec<u8>,
         client: SocketAddr,
         local: Option<IpAddr>,
         protocol: Protocol,
+        keep: bool,
     ) -> Option<EncodedReply> {
         let local = SocketAddr::new(local.unwrap_or(self.bound.ip()), self.bound.port());
         let server = self.server.load_full();
         let debug = server.aborts_on_panic();
         // A panic in lb-linker or in the decoder must not end the listener.
         let ends = (unmapped(client), unmapped(local));
-        let answering = check_and_answer(server, &message, &ends, protocol);
+        let answering = check_and_answer(server, &message, &ends, protocol, keep);
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|_| {
             let (length, first) = (message.len(), &message[..message.len().min(MAX_LOGGED_BYTES)]);
             error!(
@@ -85,6 +87,7 @@ async fn check_and_answer(
     message: &[u8],
     ends: &(SocketAddr, SocketAddr),
     protocol: Protocol,
+    keep: bool,
 ) -> Option<EncodedReply> {
     match check_header(message) {
         HeaderCheck::Drop => return None,
@@ -109,7 +112,7 @@ async fn check_and_answer(
     // replies.
     let is_size_independent = request.max_udp <= MAX_UDP
         || bytes.len() <= usize::from(MAX_UDP) && offsets.is_whole(reply.records.counts());
-    if !is_size_independent {
+    if !keep || !is_size_independent {
         return Some(EncodedReply::not_reusable(bytes));
     }
     let wire_response = WireResponse::new(reply, &query, (&bytes, &offsets), request.server.number());

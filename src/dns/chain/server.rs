@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use hashbrown::DefaultHashBuilder;
 use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 
@@ -39,7 +40,7 @@ pub struct Server {
     /// The same text for all servers with the same blocks: these servers may share cached answers of upstreams.
     pub view: String,
     /// Keyed by zone, in wire form without the root octet, in lower case.
-    blocks: HashMap<Box<[u8]>, ServedZone>,
+    blocks: HashMap<Box<[u8]>, ServedZone, DefaultHashBuilder>,
     /// The length of the longest key of `blocks`.
     longest: usize,
     /// The zones of links of all blocks, in the form of the keys of `blocks`.
@@ -172,7 +173,7 @@ impl Server {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let unrouted_metrics = metrics.zone_metrics(&label, "dropped");
-        let blocks: HashMap<Box<[u8]>, ServedZone> = blocks.iter().map(serve).collect();
+        let blocks: HashMap<Box<[u8]>, ServedZone, _> = blocks.iter().map(serve).collect();
         let longest = blocks.keys().map(|zone| zone.len()).max().unwrap_or_default();
         let link_zones = blocks.values().flat_map(|served| served.block.link_zones.all()).map(wire_name);
         let mut link_zones: Vec<Box<[u8]>> = link_zones.collect();

@@ -178,19 +178,14 @@ impl WireMessage {
             self.rewrite(record, None, &mut writer, u16::MAX.into())?;
         }
         let counts = Section::ALL.map(|section| self.count(section));
-        let rewritten = Self::of_written(writer, counts, question)?;
-        let is_complete = rewritten.section_ends == self.section_ends;
-        let errors = self.extended_errors.clone();
-        is_complete.then_some(Self { metadata: self.metadata, extended_errors: errors, ..rewritten })
-    }
-
-    /// Returns the message of a writer that got this number of records for each section.
-    fn of_written(mut writer: CompressingWriter, counts: [usize; 3], question: &[u8]) -> Option<Self> {
         writer.bytes[5] = 1;
         for (field, count) in writer.bytes[6..HEADER].chunks_exact_mut(2).zip(counts) {
             field.copy_from_slice(&u16::try_from(count).ok()?.to_be_bytes());
         }
-        Some(Self::index(&writer.bytes, question).ok()?.0)
+        let (rewritten, _) = Self::index(&writer.bytes, question).ok()?;
+        let is_complete = rewritten.section_ends == self.section_ends;
+        let errors = self.extended_errors.clone();
+        is_complete.then_some(Self { metadata: self.metadata, extended_errors: errors, ..rewritten })
     }
 
     fn question_octets(&self) -> &[u8] {
@@ -508,6 +503,12 @@ impl WireMessage {
 }
 
 impl WireRecord {
+    /// Returns the offsets in 6 bytes; `None` if they exceed 64 KiB.
+    fn of(RecordOffset { start, ttl, end }: RecordOffset) -> Option<Self> {
+        let [start, ttl, end] = [start, ttl, end].map(u16::try_from);
+        Some(Self { start: start.ok()?, ttl: ttl.ok()?, end: end.ok()? })
+    }
+
     /// Returns the offset of the fixed fields: type, class, TTL and length of the data.
     fn fixed_start(self) -> usize {
         usize::from(self.ttl) - 4

@@ -82,7 +82,7 @@ impl CachedServer {
 
     /// Returns the answer of the full handler, and caches it if it is reusable.
     async fn fresh_answer(&mut self, question: &[u8], client: SocketAddr) -> Vec<u8> {
-        let answer = self.handler.answer(question.to_vec(), client, None, self.protocol).await.unwrap();
+        let answer = self.handler.answer(question.to_vec(), client, None, self.protocol, true).await.unwrap();
         let mut key = WireKey::default();
         if let (Some(wire_response), true) = (answer.wire_response, key.read(question, client.is_ipv6())) {
             self.response_cache.insert(key.as_bytes().into(), client.ip(), *wire_response, Instant::now());

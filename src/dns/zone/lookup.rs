@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
+use smallvec::SmallVec;
 
 use super::data::{APEX, NodeId, Rrset, Zone, data_at, is_below, parent};
 use crate::dns::message::validity::Section;
@@ -153,7 +154,7 @@ impl<'z> Search<'z> {
     /// Adds what there is at a name. Returns the target of an alias that has to be followed.
     fn step(&mut self, name: &[u8]) -> Option<Vec<u8>> {
         let zone = self.zone;
-        let mut names = Vec::new();
+        let mut names = SmallVec::<[&[u8]; 8]>::new();
         let mut rest = name;
         while rest.len() > zone.origin.len() {
             names.push(rest);

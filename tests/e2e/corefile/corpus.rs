@@ -117,7 +117,7 @@ async fn ask(configuration: &Configuration, context: &ServerContext, question: &
     let handler = configuration.handler(listener, listener.at, context, &metrics);
     let client = SocketAddr::new([127, 0, 0, 1].into(), 5353);
     let message = query(question).to_vec().unwrap();
-    let answer = handler.answer(message, client, None, Protocol::Udp).await.unwrap();
+    let answer = handler.answer(message, client, None, Protocol::Udp, true).await.unwrap();
     data(&Message::from_vec(&answer.bytes).unwrap())
 }
 

@@ -9,7 +9,7 @@ use super::{
     Missing, OPT, Rewrite, SIG, TSIG, WireError, WireMessage, WireRecord, has_name, never_changes, rtype_at,
 };
 use crate::dns::message::alias::is_alias_type;
-use crate::dns::message::compress::FIXED;
+use crate::dns::message::compress::{FIXED, RecordOffset};
 use crate::dns::message::ede::extended_errors;
 use crate::dns::message::header::{HEADER, QUESTION_NAME};
 use crate::dns::message::validity::Section;
@@ -23,6 +23,8 @@ impl WireMessage {
     pub(super) fn index(message: &[u8], question: &[u8]) -> Result<(Self, Rewrite), WireError> {
         let Header { metadata, counts } =
             Header::read(&mut BinDecoder::new(message)).map_err(|_| WireError::Question)?;
+        let number =
+            usize::from(counts.answers) + usize::from(counts.authorities) + usize::from(counts.additionals);
         let name = question.get(..question.len().saturating_sub(4)).unwrap_or_default();
         let question_end = HEADER + question.len();
         let mut index = Index {
@@ -33,7 +35,8 @@ impl WireMessage {
             metadata,
             extended_errors: Box::default(),
             opt_start: None,
-            records: Vec::new(),
+            // A record has at least a pointer and its fixed fields.
+            records: Vec::with_capacity(number.min(message.len() / (2 + FIXED))),
             length: question_end,
             rewrite: Rewrite::None,
             missing: Missing::Nothing,
@@ -109,9 +112,8 @@ impl Index<'_> {
             self.leave_out(section, rtype);
             return Ok(end);
         };
-        let offset = |at: usize| u16::try_from(at).map_err(|_| WireError::Cut);
-        let ttl = owner.end + 4;
-        self.records.push(WireRecord { start: offset(start)?, ttl: offset(ttl)?, end: offset(end)? });
+        let record = WireRecord::of(RecordOffset { start, ttl: owner.end + 4, end });
+        self.records.push(record.ok_or(WireError::Cut)?);
         let is_stable = |range| never_changes(message, &self.records, question_end, range);
         let form = match wire_name::read_rdata(message, rtype, data..end, is_stable, |_| {}) {
             Ok(form) => form,

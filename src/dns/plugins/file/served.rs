@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwapOption;
+use hashbrown::DefaultHashBuilder;
 use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -20,7 +21,7 @@ use crate::dns::zone::{FileVersion, Zone};
 /// Zones that are served, by their origins in wire form.
 #[derive(Debug, Default)]
 pub(in crate::dns::plugins) struct ZoneMap {
-    zones: HashMap<Box<[u8]>, Arc<FileZone>>,
+    zones: HashMap<Box<[u8]>, Arc<FileZone>, DefaultHashBuilder>,
     /// Set when another map takes its place.
     outdated: OutdatedFlag,
 }

@@ -204,7 +204,8 @@ impl Session {
             let (handler, protocol) = (Arc::clone(handler), self.protocol);
             let limiter = Arc::clone(self.connection.permit.limiter());
             let mut answering = Box::pin(async move {
-                let Some(answer) = handler.answer(message, client, local, protocol).await else {
+                let Some(answer) = handler.answer(message, client, local, protocol, key.is_some()).await
+                else {
                     return Ok(None);
                 };
                 if let (Some(key), Some(wire_response)) = (key, answer.wire_response) {

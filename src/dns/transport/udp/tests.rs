@@ -349,7 +349,7 @@ async fn look_up_without_clients_goes_on_after_the_end_of_its_thread() {
     stop.cancel();
     timeout(REPLY_TIMEOUT, serving).await.expect("the end of the thread's service").unwrap().unwrap();
     let mut joined =
-        Box::pin(handler.answer(question(NAME), client.local_addr().unwrap(), None, Protocol::Tcp));
+        Box::pin(handler.answer(question(NAME), client.local_addr().unwrap(), None, Protocol::Tcp, true));
     assert!(futures::poll!(joined.as_mut()).is_pending(), "the look-up is under way");
     let query = Message::from_vec(&asked[..length]).unwrap();
     let mut reply = query.clone().into_response();

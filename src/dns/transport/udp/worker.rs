@@ -291,8 +291,9 @@ impl Worker {
         out: &mut [u8],
     ) -> Option<usize> {
         let key: Option<Box<[u8]>> = response_cache.key_to_keep().map(Box::from);
-        let (handler, message) = (Arc::clone(&self.handler), question.to_vec());
-        let answering = async move { handler.answer(message, peer.address, peer.local, Protocol::Udp).await };
+        let (handler, message, keep) = (Arc::clone(&self.handler), question.to_vec(), key.is_some());
+        let answering =
+            async move { handler.answer(message, peer.address, peer.local, Protocol::Udp, keep).await };
         let mut answering = answering.boxed();
         // `now_or_never` registers no waker: the backlog polls the future again.
         let Some(answer) = answering.as_mut().now_or_never() else {
@@ -335,7 +336,7 @@ impl Worker {
         let client = unmapped(address).ip();
         let mut answering = pin!(match progress {
             QueryProgress::Message(message) => {
-                Either::Left(self.handler.answer(message, address, asked, Protocol::Udp))
+                Either::Left(self.handler.answer(message, address, asked, Protocol::Udp, key.is_some()))
             }
             QueryProgress::UnderWay(answering) => Either::Right(answering),
         });

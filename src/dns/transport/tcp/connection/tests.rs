@@ -105,7 +105,7 @@ async fn cached_answer_is_reused_and_counts_as_a_query() {
     let (web, www) = ("web.default.lb.internal.", "www.default.lb.internal.");
     let asked = framed_question(web, 0)[2..].to_vec();
     let wire_response =
-        handler.answer(asked, CLIENT, None, Protocol::Tcp).await.unwrap().wire_response.unwrap();
+        handler.answer(asked, CLIENT, None, Protocol::Tcp, true).await.unwrap().wire_response.unwrap();
     let mut key = WireKey::default();
     assert!(key.read(&framed_question(www, 0)[2..], false));
     with_thread_cache(|cache| {
