@@ -1,6 +1,15 @@
 //! The small plugins: acl, any, bufsize, chaos, loadbalance, local, minimal, nsid, whoami.
 
+use std::net::Ipv6Addr;
+
+use hickory_proto::op::{Message, Query};
+use hickory_proto::rr::{Name, RecordType};
+use tokio::net::UdpSocket;
+use tokio::time::timeout;
+
 use super::compare::{Group, compare};
+use super::server::{CorefileDir, Program, Server};
+use crate::harness::EVENT_TIMEOUT;
 
 pub const GROUPS: &[Group] = &[
     Group {
@@ -515,4 +524,32 @@ pub const GROUPS: &[Group] = &[
 #[tokio::test]
 async fn small_plugins_answer_as_coredns_does() {
     compare(GROUPS).await;
+}
+
+#[tokio::test]
+async fn dns64_translates_for_a_client_with_ipv6() {
+    let site = CorefileDir::new(
+        ".:{$PORT} {
+            bind ::1
+            dns64
+            template IN A . {
+                answer \"{{ .Name }} 60 IN A 192.0.2.1\"
+            }
+            template IN AAAA . {
+                rcode NOERROR
+            }
+        }",
+        &[],
+    );
+    let server = Server::start(Program::subject(), &site).await;
+    let socket = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).await.unwrap();
+    socket.connect((Ipv6Addr::LOCALHOST, server.dns().port())).await.unwrap();
+    let mut query = Message::query();
+    query.add_query(Query::query(Name::from_ascii("a.example.").unwrap(), RecordType::AAAA));
+    socket.send(&query.to_vec().unwrap()).await.unwrap();
+    let mut reply = [0; 512];
+    let length = timeout(EVENT_TIMEOUT, socket.recv(&mut reply)).await.expect("an answer").unwrap();
+    let reply = Message::from_vec(&reply[..length]).unwrap();
+    let data: Vec<String> = reply.answers.iter().map(|record| record.data.to_string()).collect();
+    assert_eq!(data, ["64:ff9b::c000:201"]);
 }
