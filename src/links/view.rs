@@ -102,8 +102,8 @@ pub enum ViewState {
     /// DNS answers with the target, but the external target is missing or points elsewhere, the StableName is
     /// Degraded or not Ready, or something that the Service asks for is denied or ignored.
     Degraded,
-    /// The last look-up of the target's addresses has failed: clients get SERVFAIL or NXDOMAIN, or the last known
-    /// addresses. Only a process that answers DNS knows it.
+    /// The last look-up of the target's addresses has failed, or brought only denied ones: clients get SERVFAIL or
+    /// NXDOMAIN, the last known addresses, or none. Only a process that answers DNS knows it.
     Unresolved,
     /// Ready, but another link has one of the link's names, or the external target belongs to another object or
     /// instance.

@@ -148,7 +148,11 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         policy: Arc::clone(&context.targets),
         denials,
         prohibited,
-        targets: TargetResolvers::new(Arc::clone(&context.stale_caches), &metrics.targets_failing),
+        targets: TargetResolvers::new(
+            Arc::clone(&context.stale_caches),
+            &metrics.targets_failing,
+            Arc::clone(&context.targets),
+        ),
         stale_answers: metrics.stale_answers.clone(),
     });
     setup.builder.link_zones = ZoneSet::new(plugin.zones.iter().map(|zone| zone.origin().clone()));

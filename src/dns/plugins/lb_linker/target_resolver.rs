@@ -1,6 +1,7 @@
 //! Resolves the targets of links through the server's own blocks. Concurrent queries share a look-up, and the last good
 //! answers are kept for upstream outages.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,7 +23,10 @@ use crate::dns::plugins::lb_linker::chase::{ChainEnd, ChainStep, CnameChain, fol
 use crate::dns::plugins::lb_linker::failed_targets::{FailedTargets, FailedTargetsGauge};
 use crate::dns::upstream::singleflight::{Call, Group};
 use crate::dns::upstream::stale_cache::{STALE_TTL, StaleCache, StaleCaches, StaleEntry};
+use crate::model::excerpt::examples;
+use crate::model::hostname::to_presentation;
 use crate::model::service_key::ServiceKey;
+use crate::model::target_policy::TargetPolicy;
 
 /// How long a query waits for the look-ups of targets before the client gets a stale answer or an error: the client
 /// response timer of RFC 8767 section 5. A CoreDNS that forwards to lb-linker gives up after 2 s.
@@ -35,6 +39,7 @@ pub(super) struct TargetResolvers {
     resolvers: DashMap<String, Arc<TargetResolver>>,
     stale_caches: StaleCaches,
     failing: Arc<FailedTargets>,
+    policy: Arc<TargetPolicy>,
 }
 
 /// The look-ups in flight and the last known answers in one view.
@@ -43,6 +48,7 @@ pub(super) struct TargetResolver {
     look_ups: Group<TargetRoute, (IpAddr, LookupResult)>,
     stale_cache: Arc<StaleCache>,
     failing: Arc<FailedTargets>,
+    policy: Arc<TargetPolicy>,
 }
 
 /// The singleflight key. With an address, the look-up is for this client alone.
@@ -71,18 +77,22 @@ pub(super) struct ResolveOptions<'a> {
 }
 
 impl TargetResolvers {
-    pub(super) fn new(stale_caches: StaleCaches, targets_failing: &FailedTargetsGauge) -> Self {
+    pub(super) fn new(
+        stale_caches: StaleCaches,
+        targets_failing: &FailedTargetsGauge,
+        policy: Arc<TargetPolicy>,
+    ) -> Self {
         let failing = targets_failing.new_set();
-        Self { resolvers: DashMap::new(), stale_caches, failing }
+        Self { resolvers: DashMap::new(), stale_caches, failing, policy }
     }
 
     pub(super) fn of(&self, server: &Server) -> Arc<TargetResolver> {
         if let Some(targets) = self.resolvers.get(&server.view) {
             return Arc::clone(&targets);
         }
-        let failing = Arc::clone(&self.failing);
+        let (failing, policy) = (Arc::clone(&self.failing), Arc::clone(&self.policy));
         let stale_cache = Arc::clone(&self.stale_caches.entry(server.view.clone()).or_default());
-        let new = || Arc::new(TargetResolver { look_ups: Group::default(), stale_cache, failing });
+        let new = || Arc::new(TargetResolver { look_ups: Group::default(), stale_cache, failing, policy });
         Arc::clone(&self.resolvers.entry(server.view.clone()).or_insert_with(new))
     }
 
@@ -245,7 +255,7 @@ impl TargetResolver {
     ) -> impl FnOnce(&LookupResult) + Send + 'static {
         let (stale_cache, failing) = (Arc::clone(&self.stale_cache), Arc::clone(&self.failing));
         let (link, key, question) = (link.cloned(), key.clone(), question.clone());
-        let server = Arc::clone(&request.server);
+        let (server, policy) = (Arc::clone(&request.server), Arc::clone(&self.policy));
         move |result| {
             let good = result.as_deref().is_some_and(replaces_stale);
             // Only an uncached answer within the quota shows the present state of the upstreams.
@@ -254,7 +264,12 @@ impl TargetResolver {
                 let link = link.as_ref();
                 match result.as_deref() {
                     Some(reply) if good && !is_absent(reply, &question, &server) => {
-                        failing.mark_resolved(&key, &question)
+                        match denial(reply, &question, &policy) {
+                            Some(why) if !has_other_family(&stale_cache, &question, &policy) => {
+                                failing.mark_failed(link, &key, &question, why);
+                            }
+                            _ => failing.mark_resolved(&key, &question),
+                        }
                     }
                     Some(reply) => failing.mark_failed(link, &key, &question, failure_reason(reply)),
                     None => failing.mark_failed(link, &key, &question, Ede::NO_UPSTREAM.text),
@@ -317,6 +332,41 @@ pub(super) fn unresolved(answer: &Reply) -> TargetOutcome {
 pub(super) fn only_denied(addresses: &[IpAddr]) -> TargetOutcome {
     let denied: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     TargetOutcome::Failed(format!("only denied addresses: {}", denied.join(", ")))
+}
+
+/// Returns why the policy leaves nothing of an answer for any client; `None` if it leaves something.
+fn denial(reply: &Reply, question: &UpstreamQuery, policy: &TargetPolicy) -> Option<String> {
+    let mut denied = None;
+    let step = |name: &Name| match policy.check_name(name) {
+        Ok(()) => ChainStep::InAnswer,
+        Err(why) => {
+            denied = Some(format!("leads to {}: {why}", to_presentation(name)));
+            ChainStep::Denied
+        }
+    };
+    let chain = follow(reply, question.query.name(), question.query.query_type(), 0, step);
+    // Upstreams rotate addresses: the reason stays the same.
+    let addresses: BTreeSet<IpAddr> =
+        chain.answers.iter().filter_map(|record| record.data.ip_addr()).collect();
+    let is_empty = || !addresses.is_empty() && addresses.iter().all(|ip| policy.check_address(*ip).is_err());
+    denied.or_else(|| is_empty().then(|| format!("only denied addresses: {}", examples(addresses.iter()))))
+}
+
+/// Returns whether the last answer for the other address family has an allowed address: clients reach the target then.
+fn has_other_family(stale_cache: &StaleCache, question: &UpstreamQuery, policy: &TargetPolicy) -> bool {
+    let other = match question.query.query_type() {
+        RecordType::A => RecordType::AAAA,
+        RecordType::AAAA => RecordType::A,
+        _ => return false,
+    };
+    let mut question = question.clone();
+    question.query.set_query_type(other);
+    let known = stale_cache.get(&question);
+    known.is_some_and(|known| {
+        let has_address =
+            chain_of(&known.reply, &question).answers.iter().any(|it| it.data.ip_addr().is_some());
+        has_address && denial(&known.reply, &question, policy).is_none()
+    })
 }
 
 /// Returns whether our own limits refused the query.
@@ -387,7 +437,7 @@ mod tests {
         let context =
             TestServer::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
         let gauge = FailedTargetsGauge::new(prometheus::IntGauge::new("failing", "-").unwrap());
-        let targets = TargetResolvers::new(Arc::default(), &gauge).of(&context.server);
+        let targets = TargetResolvers::new(Arc::default(), &gauge, Arc::default()).of(&context.server);
         for (client, is_answered) in [("10.0.0.1", false), ("10.0.0.2", true)] {
             let request = context.clone().from(client).request("t.example. A");
             let mut refused = request.reply("forward");

@@ -4,6 +4,7 @@ use super::name;
 use crate::dns::chain::request::Purpose;
 use crate::dns::chain::server::Server;
 use crate::dns::message::reply::Reply;
+use crate::dns::plugins::lb_linker::failed_targets;
 use crate::dns::plugins::tests::support::{TestServer, link};
 use crate::model::link::{Annotations, ObservedService, Port};
 use crate::model::service_key::ServiceKey;
@@ -530,6 +531,34 @@ async fn denied_addresses_are_left_out_and_counted() {
     let answer = ask(&context, "web.default.lb.internal. A").await;
     assert_eq!(answer, "NoError t.example. 192.0.2.1 127.0.0.1 EDE 17");
     assert_eq!(denied(&context, "address"), ["lb_linker_dns_targets_denied_total{reason=\"address\"} 1"]);
+}
+
+#[tokio::test]
+async fn target_with_only_denied_addresses_is_failing() {
+    let answer = |records: &str| {
+        format!("lb.internal {{\nlb_linker\n}}\n. {{\ntemplate ANY ANY {{\n{records}\n}}\n}}\n")
+    };
+    let denied_a = "answer \"{{ .Name }} 60 IN A 127.0.0.1\"";
+    for (records, why) in [
+        (denied_a.to_owned(), "A: only denied addresses: 127.0.0.1"),
+        (format!("{denied_a}\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\""), ""),
+        (format!("{denied_a}\nanswer \"{{{{ .Name }}}} 60 IN AAAA 2001:db8::1\""), ""),
+        (
+            "answer \"{{ .Name }} 60 IN CNAME x.localhost.\"".to_owned(),
+            "A, AAAA: leads to x.localhost: localhost would be the client's own host",
+        ),
+    ] {
+        let context = TestServer::with_targets(&answer(&records), TargetPolicy::default());
+        context.shared.store.set_zones([&name("lb.internal.")]);
+        context.shared.store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
+        context.shared.store.set_known(Input::Services);
+        for qtype in ["AAAA", "A"] {
+            ask(&context, &format!("web.default.lb.internal. {qtype}")).await;
+        }
+        let unresolved = failed_targets(&context.shared.metrics).unwrap().unresolved();
+        let shown = unresolved.of(&name("t.example.")).map(|failure| failure.why);
+        assert_eq!(shown.unwrap_or_default(), why, "{records}");
+    }
 }
 
 /// A name in our zones that a chain leads to is looked up unchanged in the store, but a client's query for the name
