@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
+use jiff::Timestamp;
 
 use crate::model::object_texts::ObjectTexts;
 use crate::model::service_key::ServiceKey;
@@ -44,6 +45,13 @@ impl ForbiddenLists {
     }
 }
 
+/// The absence of a leader, as far as this replica knows.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LeaderAbsence {
+    pub note: String,
+    pub since: Timestamp,
+}
+
 /// The notes of sync, each a clause or a sentence.
 #[derive(Debug, Default)]
 pub struct Readiness {
@@ -57,8 +65,8 @@ pub struct Readiness {
     pub stable_names: ArcSwapOption<ForbiddenLists>,
     /// Why the last targets of StableNames stay: they went with their CRD.
     pub crd: ArcSwapOption<String>,
-    /// Why this replica takes part in an election and knows no leader.
-    pub election: ArcSwapOption<String>,
+    /// That this replica takes part in an election and knows no leader.
+    pub election: ArcSwapOption<LeaderAbsence>,
     /// What keeps external targets from being written.
     pub writes: ArcSwapOption<String>,
     /// Why statuses of StableNames can't be written; only the leader knows it.
@@ -72,7 +80,7 @@ impl Readiness {
         let text = |note: &ArcSwapOption<String>| note.load_full().map(|note| note.to_string());
         let forbidden = |lists: &ArcSwapOption<ForbiddenLists>| Some(lists.load_full()?.note.clone());
         let notes = [
-            text(&self.election),
+            self.election.load_full().map(|absence| absence.note.clone()),
             forbidden(&self.load_balancers),
             text(&self.crd),
             forbidden(&self.stable_names),

@@ -104,7 +104,7 @@ impl LinkFacts {
         let Findings { readiness, held_removals, .. } = &self.findings;
         let manifests = readiness.manifests.load_full().map(|note| note.to_string());
         let of_view = manifests.or_else(|| self.notice_of_age());
-        let election = readiness.election.load_full().map(|note| note.to_string());
+        let election = readiness.election.load_full().map(|absence| absence.note.clone());
         let of_view = of_view.map(|note| [Some(note), election].into_iter().flatten().collect());
         let of_view: Vec<String> = of_view.unwrap_or_else(|| readiness.of_cluster());
         let held = held_removals.number();
@@ -145,6 +145,9 @@ impl LinkFacts {
             }
             reasons.push(why.into());
         }
+        if shown.overridden_by.is_some() {
+            reasons.extend(self.unchecked().map(Cow::Owned));
+        }
         if link.active_override().is_some_and(|by| by.is_provisional) {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
@@ -181,6 +184,18 @@ impl LinkFacts {
         }
         shown.reason = (!reasons.is_empty()).then(|| reasons.join("; ").into());
         shown
+    }
+
+    /// Returns why no StableName moves at present, as far as this replica knows.
+    fn unchecked(&self) -> Option<String> {
+        if let Some(absence) = self.findings.readiness.election.load_full() {
+            return Some(format!(
+                "not checked: since {:.0} no replica leads, as far as this one knows",
+                absence.since
+            ));
+        }
+        let since = self.availability.unreachable_since().filter(|_| self.notice_of_age().is_some())?;
+        Some(format!("this replica has seen no move since {since:.0}: the API server can't be reached"))
     }
 
     fn external_target_problem(&self, link: &Link) -> Option<(ViewState, String)> {

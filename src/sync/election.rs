@@ -32,7 +32,7 @@ use super::k8s::labels::FIELD_MANAGER;
 use super::task::backoff::Backoff;
 use super::task::supervisor::SyncError;
 use crate::metrics::{MetricGroup, registered};
-use crate::readiness::Readiness;
+use crate::readiness::{LeaderAbsence, Readiness};
 use crate::sync::k8s::metrics::ApiMetrics;
 use clock::{BootInstant, Clock};
 use elector::{ElectionStep, Elector, LeaderEvent, Pod};
@@ -198,8 +198,10 @@ impl Election {
             )
         });
         let shown = &self.readiness.election;
-        if shown.load().as_deref() != note.as_ref() {
-            shown.store(note.map(Arc::new));
+        let before = shown.load_full();
+        if before.as_ref().map(|before| &before.note) != note.as_ref() {
+            let since = before.map_or_else(Timestamp::now, |before| before.since);
+            shown.store(note.map(|note| Arc::new(LeaderAbsence { note, since })));
         }
     }
 

@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use hickory_proto::rr::{Name, RecordType};
+use jiff::Timestamp;
 use prometheus::IntGauge;
 
 use super::*;
@@ -8,6 +9,7 @@ use crate::dns::message::query::UpstreamQuery;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
+use crate::readiness::LeaderAbsence;
 use crate::store::OnGone;
 use crate::sync::external_target::states::WRITE_LAG;
 use crate::sync::k8s::errors::{in_place, watch_scopes};
@@ -54,6 +56,11 @@ fn set_external_target(facts: &LinkFacts, state: ExternalTargetState) {
     facts.external_targets.set(&key(), Some(state), Some(&target("a.example.")), false);
 }
 
+fn set_leaderless(facts: &LinkFacts, note: &str) {
+    let absence = LeaderAbsence { note: note.to_owned(), since: Timestamp::UNIX_EPOCH };
+    facts.findings.readiness.election.store(Some(Arc::new(absence)));
+}
+
 /// Returns the state and the reason of the first link.
 fn shown(facts: &LinkFacts) -> (ViewState, String) {
     let link = facts.views(&LinkFilter::default()).remove(0);
@@ -90,7 +97,7 @@ async fn link_stays_ready_while_its_change_is_written() {
     tokio::time::advance(WRITE_LAG).await;
     assert_eq!(shown(&facts), (ViewState::Degraded, "its external target doesn't exist".to_owned()));
     assert_ne!(facts.version(), version, "watched lists are read again");
-    facts.findings.readiness.election.store(Some(Arc::default()));
+    set_leaderless(&facts, "no replica leads");
     let why = "its external target doesn't exist: no replica leads";
     assert_eq!(shown(&facts), (ViewState::Degraded, why.to_owned()));
 }
@@ -111,11 +118,7 @@ async fn refused_writes_are_seen_at_once_and_have_a_reason() {
     assert_eq!(shown(&facts), degraded("doesn't exist: there is no namespace"));
     refuse(None);
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "it is being written");
-    facts
-        .findings
-        .readiness
-        .election
-        .store(Some(Arc::new("no replica leads: nothing is written".to_owned())));
+    set_leaderless(&facts, "no replica leads: nothing is written");
     refuse(Some("there is no namespace"));
     assert_eq!(shown(&facts), degraded("doesn't exist: there is no namespace"), "it is more precise");
     refuse(None);
@@ -162,6 +165,31 @@ fn overridden_link_has_the_condition_of_its_stable_name() {
     assert_eq!(shown(&facts), (ViewState::Degraded, expected.to_owned()));
     facts.findings.services.set(&key(), Some("about the Service"));
     assert_eq!(shown(&facts), (ViewState::Degraded, format!("{expected}; about the Service")));
+}
+
+#[test]
+fn stable_name_that_is_not_checked_is_degraded() {
+    let facts = facts(&[("api", "a.example."), ("web", "a.example.")]);
+    let announced = Announcement::Target(target("b.example."));
+    set_override(&facts.store, &key(), LinkOverride { announced, ..LinkOverride::default() }, None);
+    let states = || -> Vec<_> {
+        facts.views(&LinkFilter::default()).into_iter().map(|it| (it.state, it.reason)).collect()
+    };
+    let degraded =
+        |why: &str| vec![(ViewState::Ready, None), (ViewState::Degraded, Some(Cow::from(why.to_owned())))];
+    set_leaderless(&facts, "no replica leads");
+    let why = "not checked: since 1970-01-01T00:00:00Z no replica leads, as far as this one knows";
+    assert_eq!(states(), degraded(why), "a Service needs no checks");
+    facts.findings.readiness.election.store(None);
+    let activity = facts.staleness.watch(OF_TARGETS[0]);
+    facts.availability.report("Connection refused");
+    assert_eq!(states(), vec![(ViewState::Ready, None); 2], "an API server may restart");
+    activity.age_by(Duration::from_secs(NOTICE_STEP));
+    let since = facts.availability.unreachable_since().unwrap();
+    let why = format!("this replica has seen no move since {since:.0}: the API server can't be reached");
+    assert_eq!(states(), degraded(&why));
+    facts.availability.report_available();
+    assert_eq!(states(), vec![(ViewState::Ready, None); 2]);
 }
 
 /// Returns the refused lists of `what` in these namespaces; none: in all.
@@ -290,7 +318,7 @@ fn notice_of_manifests_hides_no_missing_leader() {
     let facts = facts(&[("web", "a.example.")]);
     let readiness = &facts.findings.readiness;
     readiness.manifests.store(Some(Arc::new("links.yaml can't be used".to_owned())));
-    readiness.election.store(Some(Arc::new("no replica leads".to_owned())));
+    set_leaderless(&facts, "no replica leads");
     assert_eq!(facts.notice().as_deref(), Some("links.yaml can't be used; no replica leads"));
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper_util::client::legacy::Error as ClientError;
+use jiff::Timestamp;
 use kube::client::AuthError;
 use parking_lot::{Mutex, MutexGuard};
 use tracing::{debug, info, warn};
@@ -313,7 +314,7 @@ pub struct ApiAvailability(Arc<Mutex<Reachability>>);
 struct Reachability {
     log: ThrottledLog,
     /// The first request without an answer since the last answer.
-    unreachable_since: Option<Instant>,
+    unreachable_since: Option<Timestamp>,
     server: Option<ServerUrl>,
 }
 
@@ -337,7 +338,7 @@ impl ApiAvailability {
     /// Logs that a request had no answer.
     pub fn report(&self, cause: &str) {
         let mut reachability = self.lock();
-        reachability.unreachable_since.get_or_insert_with(Instant::now);
+        reachability.unreachable_since.get_or_insert_with(Timestamp::now);
         let url = reachability.server.as_ref().map(|server| format!("{}: ", excerpt::sentence(&server.0())));
         let url = url.unwrap_or_default();
         reachability.log.report(0, &format!("the API server can't be reached: {url}{cause}"));
@@ -352,7 +353,7 @@ impl ApiAvailability {
 
     /// Returns since when requests have had no answer; `None` if the last one had an answer.
     #[must_use]
-    pub fn unreachable_since(&self) -> Option<Instant> {
+    pub fn unreachable_since(&self) -> Option<Timestamp> {
         self.lock().unreachable_since
     }
 
