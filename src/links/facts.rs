@@ -123,8 +123,11 @@ impl LinkFacts {
     #[must_use]
     pub fn notice_of_age(&self) -> Option<String> {
         let is_refused = self.findings.readiness.load_balancers.load().is_some();
-        let seen = self.staleness.least_recent(&OF_TARGETS)?;
         let is_unreachable = self.availability.unreachable_since().is_some();
+        let seen = match is_unreachable {
+            true => self.staleness.least_recently_connected(&OF_TARGETS)?,
+            false => self.staleness.least_recent(&OF_TARGETS)?,
+        };
         // An API server that refuses a watch isn't silent.
         notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
     }
@@ -254,9 +257,9 @@ fn notice(age_of_view: Duration, is_unreachable: bool) -> Option<String> {
         true if seconds >= NOTICE_STEP => {
             Some(format!("this view is {shown} old: the API server can't be reached"))
         }
-        false if age_of_view > MAX_SILENCE => {
-            Some(format!("this view is {shown} old: the API server has sent nothing since"))
-        }
+        false if age_of_view > MAX_SILENCE => Some(format!(
+            "this view may be {shown} old: its watch has brought no event and no bookmark since"
+        )),
         _ => None,
     }
 }

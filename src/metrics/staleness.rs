@@ -18,19 +18,29 @@ use super::{MetricGroup, registered};
 #[derive(Debug)]
 pub struct LastActivity {
     at: Mutex<Instant>,
+    /// The last time at which the connection of the watch was known to work. A watch of a state that was restored from a
+    /// backup may be silent on a connection that works.
+    connected: Mutex<Instant>,
     /// Whether the API server refuses the watch because lb-linker lacks a permission.
     is_refused: AtomicBool,
 }
 
 impl LastActivity {
     fn new() -> Self {
-        Self { at: Mutex::new(Instant::now()), is_refused: AtomicBool::new(false) }
+        let now = Instant::now();
+        Self { at: Mutex::new(now), connected: Mutex::new(now), is_refused: AtomicBool::new(false) }
     }
 
     /// Records an event, a bookmark or a complete list.
     pub fn note(&self) {
         *self.at.lock() = Instant::now();
+        self.note_connection();
         self.set_refused(false);
+    }
+
+    /// Records that the API server has begun to answer the watch, or that the watch has ended.
+    pub fn note_connection(&self) {
+        *self.connected.lock() = Instant::now();
     }
 
     /// Records whether the API server refuses the watch because lb-linker lacks a permission.
@@ -41,6 +51,7 @@ impl LastActivity {
     #[cfg(test)]
     pub(crate) fn age_by(&self, time: Duration) {
         *self.at.lock() -= time;
+        *self.connected.lock() -= time;
     }
 
     fn age(&self) -> f64 {
@@ -94,6 +105,16 @@ impl Staleness {
     /// names; `None` if there is no such watch. A refused watch counts only if all watches of its name are refused.
     #[must_use]
     pub fn least_recent(&self, names: &[&str]) -> Option<Instant> {
+        self.earliest(names, |sign| *sign.at.lock())
+    }
+
+    /// As [`Self::least_recent`], for the last time at which the connections of the watches were known to work.
+    #[must_use]
+    pub fn least_recently_connected(&self, names: &[&str]) -> Option<Instant> {
+        self.earliest(names, |sign| *sign.connected.lock())
+    }
+
+    fn earliest(&self, names: &[&str], time: impl Fn(&LastActivity) -> Instant) -> Option<Instant> {
         let watches = self.watches.lock();
         let earliest = |name: &&str| {
             let is_one = |watch: &str| watch.split('/').next() == Some(*name);
@@ -102,7 +123,7 @@ impl Staleness {
             let (refused, followed): (Vec<_>, Vec<_>) =
                 signs.iter().partition(|sign| sign.is_refused.load(Ordering::Relaxed));
             let counting = if followed.is_empty() { refused } else { followed };
-            counting.into_iter().map(|sign| *sign.at.lock()).min()
+            counting.into_iter().map(|sign| time(sign)).min()
         };
         names.iter().filter_map(earliest).min()
     }

@@ -256,7 +256,13 @@ fn forbidden_watch_is_not_silent() {
     let facts = facts(&[]);
     let activity = facts.staleness.watch(OF_TARGETS[0]);
     activity.age_by(MAX_SILENCE + Duration::from_secs(2));
-    assert!(facts.notice().unwrap().contains("has sent nothing since"));
+    assert!(facts.notice().unwrap().contains("no event and no bookmark since"));
+    facts.availability.report("Connection refused");
+    assert!(facts.notice().unwrap().starts_with("this view is 3m"), "{:?}", facts.notice());
+    activity.note_connection();
+    assert_eq!(facts.notice(), None, "the outage has just begun");
+    facts.availability.report_available();
+    activity.age_by(MAX_SILENCE);
     facts.findings.readiness.load_balancers.store(Some(forbidden_lists("Services", &[])));
     assert_eq!(facts.notice().as_deref(), Some("can't list Services in all namespaces; names stay"));
     facts.availability.report("Connection refused");
@@ -308,7 +314,7 @@ fn old_view_has_a_notice_with_its_age() {
     assert_eq!((after(9, true), after(179, false)), (None, None));
     let outage = "this view is 30s old: the API server can't be reached";
     assert_eq!((after(35, true).as_deref(), after(39, true).as_deref()), (Some(outage), Some(outage)));
-    let silence = "this view is 5m10s old: the API server has sent nothing since";
+    let silence = "this view may be 5m10s old: its watch has brought no event and no bookmark since";
     assert_eq!(after(312, false).as_deref(), Some(silence));
     assert_eq!(facts(&[]).notice(), None, "manifests have no watch");
 }

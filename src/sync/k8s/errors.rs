@@ -467,19 +467,35 @@ impl WatchLog {
 /// the connection at once. New attempts burden no API server.
 #[must_use]
 pub fn is_unreachable(error: &kube::Error) -> bool {
-    let (mut connecting, mut closed) = (false, false);
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    let mut connecting = false;
     while let Some(error) = cause {
         connecting |= error.downcast_ref().is_some_and(ClientError::is_connect);
+        cause = error.source();
+    }
+    connecting && has_io_error(error, is_closed)
+}
+
+/// Returns whether a connection has broken because the network carries nothing, rather than by its other end.
+pub(super) fn is_lost(error: &io::Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    has_io_error(error, |kind| matches!(kind, HostUnreachable | NetworkUnreachable | TimedOut))
+}
+
+fn has_io_error(error: &(dyn std::error::Error + 'static), is_one: impl Fn(io::ErrorKind) -> bool) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
         let mut io_error: Option<&io::Error> = error.downcast_ref();
         // `source` of an I/O error returns the source of the wrapped error, and skips the wrapped error itself.
         while let Some(error) = io_error {
-            closed |= is_closed(error.kind());
+            if is_one(error.kind()) {
+                return true;
+            }
             io_error = error.get_ref().and_then(|inner| inner.downcast_ref());
         }
         cause = error.source();
     }
-    connecting && closed
+    false
 }
 
 fn is_closed(kind: io::ErrorKind) -> bool {

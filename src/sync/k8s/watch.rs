@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::deserialize_guard::RawDeserializeGuard;
-use super::errors::{ApiAvailability, ObjectErrors, is_unreachable, retry_after};
+use super::errors::{ApiAvailability, ObjectErrors, is_lost, is_unreachable, retry_after};
 use crate::metrics::staleness::LastActivity;
 use crate::model::service_key::ServiceKey;
 pub use find::list_pages;
@@ -387,6 +387,7 @@ where
         match open(self.client.clone(), request).await {
             Ok(events) => {
                 self.availability.report_available();
+                self.activity.note_connection();
                 self.progress.take(WatchInput::WatchBegan, Instant::now());
                 self.state = ListWatchState::Watch { events, ends_at: Instant::now() + WATCH_TIMEOUT };
                 match std::mem::take(&mut self.has_failed) {
@@ -410,8 +411,14 @@ where
         };
         match sent {
             Ok(Some(sent)) => self.sent(sent),
-            Ok(None) => self.on_input(WatchInput::WatchEnded),
+            Ok(None) => {
+                self.activity.note_connection();
+                self.on_input(WatchInput::WatchEnded)
+            }
             Err(error) => {
+                if !is_lost(&error) {
+                    self.activity.note_connection();
+                }
                 self.fail(WatchInput::WatchFailed(0), WatchError::Watch(kube::Error::ReadEvents(error)))
             }
         }
