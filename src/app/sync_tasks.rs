@@ -169,6 +169,7 @@ impl SyncSource {
             findings: Findings::new(readiness),
             external_targets: Arc::default(),
             needs_external_targets: flags.sync_mode() != SyncMode::Off,
+            only_plans: flags.sync_mode() == SyncMode::Plan,
             reads_followers: false,
             followers: Arc::clone(&metrics.followers),
             failed_targets: None,

@@ -32,6 +32,8 @@ const NOTICE_STEP: u64 = 10;
 /// The maximum number of links that a chain of targets is followed through.
 const MAX_CHAIN: usize = 16;
 
+const PLANNED: &str = "--sync plan writes nothing";
+
 #[derive(Clone)]
 pub struct LinkFacts {
     pub store: Arc<Store>,
@@ -41,6 +43,8 @@ pub struct LinkFacts {
     pub external_targets: Arc<ExternalTargetStates>,
     /// Whether a missing external target is wrong: not with `--sync off`.
     pub needs_external_targets: bool,
+    /// Whether writes are only logged (`--sync plan`).
+    pub only_plans: bool,
     /// Whether the Services that follow are read with `--sync off`, too.
     pub reads_followers: bool,
     pub followers: Arc<Followers>,
@@ -98,7 +102,7 @@ impl LinkFacts {
     }
 
     /// Returns a line about the age of the views, if the API server can't be reached or is silent, about manifests that
-    /// can't be used, about what can't be read or written, and about removals that are held back.
+    /// can't be used, about what can't be read or written, about removals that are held back, and about `--sync plan`.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
         let Findings { readiness, held_removals, .. } = &self.findings;
@@ -114,8 +118,9 @@ impl LinkFacts {
                  were meant to go, they follow, at once with --max-deletes unlimited"
             )
         });
+        let planned = self.only_plans.then(|| format!("{PLANNED}: the log says what would be written"));
         let notices: Vec<String> =
-            of_view.into_iter().chain(readiness.of_statuses()).chain(of_removals).collect();
+            of_view.into_iter().chain(readiness.of_statuses()).chain(of_removals).chain(planned).collect();
         (!notices.is_empty()).then(|| notices.join("; "))
     }
 
@@ -226,7 +231,8 @@ impl LinkFacts {
         };
         let leaderless =
             self.findings.readiness.election.load().is_some().then(|| "no replica leads".to_owned());
-        let why = failure.or_else(|| refused.map(|refused| refused.to_string())).or(leaderless);
+        let planned = self.only_plans.then(|| PLANNED.to_owned());
+        let why = failure.or_else(|| refused.map(|refused| refused.to_string())).or(planned).or(leaderless);
         let why = why.map(|why| format!(": {}", paragraph(&why))).unwrap_or_default();
         Some((ViewState::Degraded, what + &why))
     }
@@ -276,6 +282,7 @@ impl LinkFacts {
             findings,
             external_targets,
             needs_external_targets: true,
+            only_plans: false,
             reads_followers: false,
             followers: crate::sync::test_support::metrics(),
             failed_targets: None,

@@ -127,6 +127,17 @@ async fn refused_writes_are_seen_at_once_and_have_a_reason() {
 }
 
 #[test]
+fn plan_is_a_notice_and_the_reason_of_missing_targets() {
+    let facts = LinkFacts { only_plans: true, ..facts(&[("web", "a.example.")]) };
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
+    set_external_target(&facts, ExternalTargetState::Missing);
+    let why = "its external target doesn't exist: --sync plan writes nothing";
+    assert_eq!(shown(&facts), (ViewState::Degraded, why.to_owned()));
+    let notice = "--sync plan writes nothing: the log says what would be written";
+    assert_eq!(facts.notice().as_deref(), Some(notice));
+}
+
+#[test]
 fn external_target_of_another_instance_is_a_conflict() {
     let facts = facts(&[("web", "a.example.")]);
     let why = "it belongs to instance other/lb-linker".to_owned();
