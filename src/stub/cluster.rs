@@ -136,10 +136,24 @@ impl Reader<'_> {
     /// permissions.
     fn into_notices(mut self) -> Vec<String> {
         let sentences =
-            self.forbidden.iter().map(|(hint, all, error)| describe(error, &all.join(", "), hint));
+            self.forbidden.iter().map(|(hint, all, error)| describe(error, &without_repetition(all), hint));
         self.notices.extend(sentences);
         self.notices
     }
+}
+
+/// Returns `read ConfigMap a, b, list nodes`: consecutive parts that differ only in the last word share the words before.
+fn without_repetition(parts: &[String]) -> String {
+    let mut text = String::new();
+    let mut known = "";
+    for part in parts {
+        let (doing, object) = part.rsplit_once(' ').unwrap_or(("", part));
+        let separator = if text.is_empty() { "" } else { ", " };
+        text += separator;
+        text += if !known.is_empty() && doing == known { object } else { part };
+        known = doing;
+    }
+    text
 }
 
 #[cfg(test)]
@@ -163,8 +177,9 @@ mod tests {
         });
         let (_, notices) = read(&client, false).await.unwrap();
         assert_eq!(notices.len(), 2, "{notices:#?}");
-        let first = "can't read ConfigMap kube-system/coredns, read ConfigMap kube-system/coredns-custom, ";
+        let first = "can't read ConfigMap kube-system/coredns, kube-system/coredns-custom, ";
         assert!(notices[0].starts_with(first), "{notices:#?}");
+        assert_eq!(notices[0].matches("ConfigMap").count(), 1, "{notices:#?}");
         assert!(notices[0].ends_with("; the user of the kubeconfig lacks this permission"), "{notices:#?}");
     }
 }
