@@ -59,7 +59,7 @@ pub(crate) struct ReloadSummary {
 impl fmt::Display for ReloadSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { blocks, new, gone } = self;
-        write!(f, "{} of {blocks} blocks as before, {new} new, {gone} gone", blocks - new)
+        write!(f, "{} of {blocks} server blocks unchanged, {new} new, {gone} gone", blocks - new)
     }
 }
 

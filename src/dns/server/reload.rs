@@ -167,7 +167,7 @@ impl Reloader {
                     *known = zones;
                     changed
                 });
-                info!("the {} is in force again: {summary}", self.source.log_name());
+                info!("the {} was read again and is in force: {summary}", self.source.log_name());
                 self.metrics.version.reset();
                 self.metrics.version.with_label_values(&["sha512", &hash]).set(1);
                 self.last = Ok(hash);

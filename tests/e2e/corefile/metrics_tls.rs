@@ -174,7 +174,7 @@ async fn reload_renews_the_certificate_and_keeps_the_block() {
         eventually("the renewed certificate", || async { trusts(&second).await.then_some(()) }).await;
         assert!(!trusts(&first).await);
         let kept = || async {
-            server.log().iter().any(|line| line.contains("1 of 1 blocks as before")).then_some(())
+            server.log().iter().any(|line| line.contains("1 of 1 server blocks unchanged")).then_some(())
         };
         eventually("the kept block", kept).await;
 
