@@ -247,6 +247,9 @@ impl<'a> Transition<'a> {
         if !new.verified && reason != MoveReason::Announced {
             note += if self.facts.has_failed(&new.target) { ", which fails its checks" } else { UNVERIFIED };
         }
+        if reason == MoveReason::Pinned {
+            note += "; pinned by spec.pin";
+        }
         let failed = self.current.as_ref().filter(|_| reason == MoveReason::FailedOver);
         if let Some(why) = failed.and_then(|failed| self.facts.tally(&failed.target).message) {
             note = format!("{note}: {why}");

@@ -248,7 +248,7 @@ fn pin_to_a_failed_target_is_reported_with_the_move() {
     harness.edit(|spec| spec.pin = Some("busan".to_owned()));
     let decision = harness.decide();
     assert_eq!(reasons(&decision), [EventReason::TargetChanged, EventReason::NoHealthySource]);
-    let moved = "seoul a.example → busan b.example, which fails its checks";
+    let moved = "seoul a.example → busan b.example, which fails its checks; pinned by spec.pin";
     assert_eq!(decision.events[0].message(), moved);
     assert_eq!(reasons(&harness.decide()), []);
 }
@@ -941,6 +941,8 @@ fn pin_moves_at_once_and_ends_automatic_moves() {
     let decision = harness.decide();
     assert_eq!(harness.announced(), "busan b.example");
     assert_eq!(decision.moved, Some(MoveReason::Pinned));
+    let message = "seoul a.example → busan b.example, which fails its checks; pinned by spec.pin";
+    assert_eq!(decision.events[0].message(), message);
     assert!(!harness.status.target.as_ref().unwrap().verified);
     for second in (20..2000).step_by(20) {
         harness.now = at(second);
