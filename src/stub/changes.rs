@@ -272,7 +272,16 @@ pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String], needs_all: bool) 
 #[must_use]
 pub fn unknown_plugins(dns: &ClusterDns) -> Vec<String> {
     let effect = "unless the image was built with one of this name, CoreDNS loads no change of its Corefile";
-    let unknown = corefiles(dns).into_iter().flat_map(|corefile| corefile.unknown_plugins());
+    let main = dns.config_map(COREDNS).and_then(parsed).filter(Corefile::imports_overrides);
+    let of_main = |main: &Corefile<'_>| -> Vec<CorefileError> {
+        let of_file = |(key, text): (&String, &String)| {
+            main.unknown_plugins_of_override(&format!("{KUBE_SYSTEM}/{COREDNS_CUSTOM}:{key}"), text)
+        };
+        overrides(dns).flat_map(of_file).collect()
+    };
+    let of_overrides = main.iter().flat_map(of_main);
+    let unknown =
+        corefiles(dns).into_iter().flat_map(|corefile| corefile.unknown_plugins()).chain(of_overrides);
     // A snippet may be imported several times.
     let warnings: IndexSet<String> = unknown.map(|error| format!("{error}; {effect}")).collect();
     warnings.into_iter().collect()
@@ -281,16 +290,19 @@ pub fn unknown_plugins(dns: &ClusterDns) -> Vec<String> {
 /// Returns the Corefiles of CoreDNS and NodeLocal DNSCache, and the imported ones. What can't be parsed is reported where
 /// it would be changed.
 fn corefiles(dns: &ClusterDns) -> Vec<Corefile<'_>> {
-    let parse = |map| Corefile::parse(&file_name(map, COREFILE), value(map, COREFILE)?).ok();
-    let main = dns.config_map(COREDNS).and_then(parse);
+    let main = dns.config_map(COREDNS).and_then(parsed);
     // The imported files may use snippets of the main one.
     let of_imported = |(file, text): (String, _)| match &main {
         Some(main) => main.parse_imported(&file, text).ok(),
         None => Corefile::parse(&file, text).ok(),
     };
     let others: Vec<_> =
-        dns.node_local().and_then(parse).into_iter().chain(imported(dns).filter_map(of_imported)).collect();
+        dns.node_local().and_then(parsed).into_iter().chain(imported(dns).filter_map(of_imported)).collect();
     main.into_iter().chain(others).collect()
+}
+
+fn parsed(map: &ConfigMap) -> Option<Corefile<'_>> {
+    Corefile::parse(&file_name(map, COREFILE), value(map, COREFILE)?).ok()
 }
 
 /// Returns the lines of a change as `diff` prints them, below the name of the key and above a note about the backup.
@@ -333,11 +345,15 @@ fn parse_imported<'a>(
     imported(dns).map(|(file, text)| Ok((file.clone(), corefile.parse_imported(&file, text)?))).collect()
 }
 
+/// Returns the keys of [`COREDNS_CUSTOM`] whose lines blocks of CoreDNS may import.
+fn overrides(dns: &ClusterDns) -> impl Iterator<Item = (&String, &String)> {
+    let data = dns.config_map(COREDNS_CUSTOM).and_then(|map| map.data.as_ref());
+    data.into_iter().flatten().filter(|(key, _)| key.ends_with(".override"))
+}
+
 /// Returns a sentence about a `bind` that the blocks of a Corefile import, or about an import that may have one; it can't
 /// be told for which blocks it is.
 fn bind_of_override(dns: &ClusterDns, corefile: &Corefile<'_>) -> Option<String> {
-    let data = dns.config_map(COREDNS_CUSTOM).and_then(|map| map.data.as_ref());
-    let mut overrides = data.into_iter().flatten().filter(|(key, _)| key.ends_with(".override"));
     let what = |text: &str| {
         text.lines().find_map(|line| match line.split_whitespace().next() {
             Some("bind") => Some("a bind"),
@@ -345,7 +361,7 @@ fn bind_of_override(dns: &ClusterDns, corefile: &Corefile<'_>) -> Option<String>
             _ => None,
         })
     };
-    let (key, what) = overrides.find_map(|(key, text)| Some((key, what(text)?)))?;
+    let (key, what) = overrides(dns).find_map(|(key, text)| Some((key, what(text)?)))?;
     corefile.imports_overrides().then(|| {
         format!(
             "{KUBE_SYSTEM}/{COREDNS_CUSTOM}:{key} has {what} for blocks that import it, and lb-linker doesn't know for \

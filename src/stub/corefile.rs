@@ -264,6 +264,17 @@ impl<'a> Corefile<'a> {
         unknown.collect()
     }
 
+    /// As [`Self::unknown_plugins`], for a file that blocks of this Corefile import.
+    #[must_use]
+    pub fn unknown_plugins_of_override(&self, name: &str, text: &str) -> Vec<CorefileError> {
+        let block = format!(". {{\n{text}\n}}\n");
+        let unknown = self.parse_imported(name, &block).map(|block| block.unknown_plugins());
+        let mut unknown = unknown.unwrap_or_default();
+        // The file lacks the line above.
+        unknown.iter_mut().for_each(|error| error.position.line -= 1);
+        unknown
+    }
+
     /// Returns the zones that the plugin *kubernetes* has.
     #[must_use]
     pub fn kubernetes_zones(&self) -> Vec<KubernetesZone> {

@@ -272,6 +272,18 @@ fn plugin_that_coredns_lacks_is_named_with_its_line() {
 }
 
 #[test]
+fn plugin_that_coredns_lacks_is_named_in_overrides() {
+    let mut dns = recorded("k3s");
+    let mut custom = config_map(COREDNS_CUSTOM);
+    custom.data = Some([("a.override".to_owned(), "log\nlgo\n".to_owned())].into());
+    dns.config_maps.retain(|map| name(map) != COREDNS_CUSTOM);
+    dns.config_maps.push(custom);
+    let warnings = unknown_plugins(&dns);
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    assert!(warnings[0].starts_with("kube-system/coredns-custom:a.override:2:1: "), "{warnings:#?}");
+}
+
+#[test]
 fn value_that_an_earlier_version_replaced_is_restored() {
     let mut dns = recorded("aks");
     let former = "a:53 {\n}\n";
