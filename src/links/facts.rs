@@ -22,7 +22,7 @@ use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetSt
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::watch::OF_TARGETS;
 use crate::sync::source::unselected::UnselectedServices;
-use crate::sync::source_annotation::followers::Followers;
+use crate::sync::source_annotation::followers::{Follower, Followers};
 
 /// The age from which a view without an outage has a notice. The API server sends a bookmark about once a minute.
 const MAX_SILENCE: Duration = Duration::from_secs(180);
@@ -79,7 +79,13 @@ impl LinkFacts {
     #[must_use]
     pub fn followers(&self, filter: &LinkFilter) -> Option<Vec<FollowerView>> {
         let followers = self.followers.list()?.into_iter();
-        Some(followers.filter(|(key, _)| filter.selects(key)).map(follower_view).collect())
+        let selected = followers.filter(|(key, _)| filter.selects(key));
+        let view = |(key, follower): (ServiceKey, Follower)| {
+            let source = follower.source.as_ref();
+            let of_source = source.and_then(|source| self.findings.stable_names.get(source));
+            follower_view(&key, follower, of_source.as_deref())
+        };
+        Some(selected.map(view).collect())
     }
 
     /// Returns a line about the namespaces whose Services that follow can't be read.

@@ -51,7 +51,9 @@ struct FollowerList<'a> {
     items: &'a [FollowerView],
 }
 
-pub(super) fn follower_view((key, follower): (ServiceKey, Follower)) -> FollowerView {
+/// Returns what users see of a Service that follows; `of_source` is what is wrong with the StableName that it follows.
+pub(super) fn follower_view(key: &ServiceKey, follower: Follower, of_source: Option<&str>) -> FollowerView {
+    let of_source = of_source.map(|why| format!("; its StableName: {why}")).unwrap_or_default();
     let (state, reason) = match follower.state {
         FollowerState::Follows => (FollowerViewState::Ready, None),
         FollowerState::Outdated { name, failure } => {
@@ -59,8 +61,8 @@ pub(super) fn follower_view((key, follower): (ServiceKey, Follower)) -> Follower
             let why = format!("it has to point at {name}, which isn't written yet{failure}");
             (FollowerViewState::Degraded, Some(why))
         }
-        FollowerState::Kept(why) => (FollowerViewState::Kept, Some(why)),
-        FollowerState::Refused(why) => (FollowerViewState::Refused, Some(why)),
+        FollowerState::Kept(why) => (FollowerViewState::Kept, Some(why + &of_source)),
+        FollowerState::Refused(why) => (FollowerViewState::Refused, Some(why + &of_source)),
     };
     let (namespace, service) = key.parts();
     FollowerView {
@@ -123,7 +125,7 @@ mod tests {
     fn view(state: FollowerState) -> FollowerView {
         let follower =
             Follower { source: Some(ServiceKey::new("shop", "web")), name: "a.example".to_owned(), state };
-        follower_view((ServiceKey::new("app", "db"), follower))
+        follower_view(&ServiceKey::new("app", "db"), follower, None)
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::store::OnGone;
 use crate::sync::external_target::states::WRITE_LAG;
 use crate::sync::k8s::errors::{in_place, watch_scopes};
 use crate::sync::source::service_links::set_override;
+use crate::sync::source_annotation::followers::FollowerState;
 
 fn hostname(name: &str) -> Hostname {
     Hostname::from(&Name::from_ascii(name).unwrap())
@@ -201,6 +202,19 @@ fn stable_name_that_is_not_checked_is_degraded() {
     assert_eq!(states(), degraded(&why));
     facts.availability.report_available();
     assert_eq!(states(), vec![(ViewState::Ready, None); 2]);
+}
+
+#[test]
+fn follower_without_a_target_names_the_fault_of_its_stable_name() {
+    let facts = facts(&[]);
+    let state = FollowerState::Kept("it has no target".to_owned());
+    let follower = Follower { source: Some(key()), name: String::new(), state };
+    facts.followers.set_unread(Some(Vec::new()));
+    facts.followers.set(&ServiceKey::new("app", "db"), Some(follower));
+    facts.findings.stable_names.set(&key(), Some("NotAllowed: a policy denies it"));
+    let shown = facts.followers(&LinkFilter::default()).unwrap().remove(0);
+    let why = "it has no target; its StableName: NotAllowed: a policy denies it";
+    assert_eq!(shown.reason.as_deref(), Some(why));
 }
 
 /// Returns the refused lists of `what` in these namespaces; none: in all.

@@ -155,7 +155,7 @@ impl Followers {
         }
     }
 
-    pub(super) fn set(&self, key: &ServiceKey, mut follower: Option<Follower>) {
+    pub(crate) fn set(&self, key: &ServiceKey, mut follower: Option<Follower>) {
         let mut followers = self.followers.lock();
         if let Some(FollowerState::Outdated { name, failure }) = follower.as_mut().map(|it| &mut it.state)
             && let Some(FollowerState::Outdated { name: before, failure: last }) =
