@@ -25,9 +25,12 @@ use prometheus::{IntGauge, Registry};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
-use super::k8s::errors::{ApiAvailability, ThrottledLog, describe, is_unreachable, retry_after, root_cause};
+use super::k8s::errors::{
+    ApiAvailability, ThrottledLog, WARN_OF_REFUSAL_AFTER, describe, is_unreachable, retry_after, root_cause,
+};
+use super::k8s::forbidden::LastingRefusal;
 use super::k8s::labels::FIELD_MANAGER;
 use super::task::backoff::Backoff;
 use super::task::supervisor::SyncError;
@@ -248,6 +251,8 @@ struct LeaseClient<'a> {
     leases: Api<Lease>,
     pods: Api<Pod>,
     error_log: ThrottledLog,
+    /// The refusals (403) since the last other answer.
+    refusal: LastingRefusal,
     pauses: Backoff,
     /// Why a request of the present round has failed.
     failure: Option<String>,
@@ -267,6 +272,7 @@ impl<'a> LeaseClient<'a> {
                 &ApiResource::erase::<v1::Pod>(&()),
             ),
             error_log: ThrottledLog::default(),
+            refusal: LastingRefusal::default(),
             pauses: Backoff::new(RETRY_BACKOFF),
             failure: None,
             waited: false,
@@ -425,6 +431,7 @@ impl<'a> LeaseClient<'a> {
 
     fn succeeded(&mut self) {
         let ElectionConfig { namespace, lease, .. } = &self.election.election_config;
+        self.refusal.note(false);
         self.error_log.recovered(&format!("Lease {namespace}/{lease} can be used again"));
         self.pauses = Backoff::new(RETRY_BACKOFF);
     }
@@ -447,6 +454,7 @@ impl<'a> LeaseClient<'a> {
             }
         };
         let sentence = failure.sentence(doing, hint);
+        self.refusal.note(failure.code() == 403);
         match failure {
             RequestFailure::Unanswered => self.error_log.report(0, &sentence),
             RequestFailure::Kube(error) if failure.code() == 0 => {
@@ -454,7 +462,11 @@ impl<'a> LeaseClient<'a> {
             }
             RequestFailure::Kube(_) => {
                 self.election.availability.report_available();
-                self.error_log.report(failure.code(), &sentence);
+                if failure.code() == 403 && !self.refusal.has_lasted(WARN_OF_REFUSAL_AFTER) {
+                    debug!("{sentence}");
+                } else {
+                    self.error_log.report(failure.code(), &sentence);
+                }
             }
         }
         self.failure = Some(sentence);

@@ -366,9 +366,9 @@ impl ApiAvailability {
 /// was logged just before.
 const WAITING_CODE_OFFSET: u16 = 1000;
 
-/// How long a watch has to be forbidden before a warning: an API server that has just started forbids everything until
+/// How long a watch, or a Lease, has to be forbidden before a warning: an API server that has just started forbids everything until
 /// it has read the roles.
-const WARN_OF_REFUSAL_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const WARN_OF_REFUSAL_AFTER: Duration = Duration::from_secs(1);
 
 /// Logs the failures of a watch and their end, with the work that waits for the next list.
 #[derive(Debug)]
