@@ -461,7 +461,7 @@ impl<'a> LeaseClient<'a> {
                 self.election.availability.report(&root_cause(error))
             }
             RequestFailure::Kube(_) => {
-                self.election.availability.report_available();
+                self.election.availability.report_code(failure.code());
                 if failure.code() == 403 && !self.refusal.has_lasted(WARN_OF_REFUSAL_AFTER) {
                     debug!("{sentence}");
                 } else {

@@ -12,7 +12,7 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::readiness::LeaderAbsence;
 use crate::store::OnGone;
 use crate::sync::external_target::states::WRITE_LAG;
-use crate::sync::k8s::errors::{in_place, watch_scopes};
+use crate::sync::k8s::errors::{SETTLED_AFTER, in_place, watch_scopes};
 use crate::sync::source::service_links::set_override;
 use crate::sync::source_annotation::followers::FollowerState;
 
@@ -179,8 +179,8 @@ fn overridden_link_has_the_condition_of_its_stable_name() {
     assert_eq!(shown(&facts), (ViewState::Degraded, format!("{expected}; about the Service")));
 }
 
-#[test]
-fn stable_name_that_is_not_checked_is_degraded() {
+#[tokio::test(start_paused = true)]
+async fn stable_name_that_is_not_checked_is_degraded() {
     let facts = facts(&[("api", "a.example."), ("web", "a.example.")]);
     let announced = Announcement::Target(target("b.example."));
     set_override(&facts.store, &key(), LinkOverride { announced, ..LinkOverride::default() }, None);
@@ -201,6 +201,7 @@ fn stable_name_that_is_not_checked_is_degraded() {
     let why = format!("this replica has seen no move since {since:.0}: the API server can't be reached");
     assert_eq!(states(), degraded(&why));
     facts.availability.report_available();
+    tokio::time::advance(SETTLED_AFTER).await;
     assert_eq!(states(), vec![(ViewState::Ready, None); 2]);
 }
 
@@ -276,8 +277,8 @@ fn link_of_an_unreadable_service_is_degraded() {
     assert!(degraded(&["blog"]).is_empty(), "they can be read");
 }
 
-#[test]
-fn forbidden_watch_is_not_silent() {
+#[tokio::test(start_paused = true)]
+async fn forbidden_watch_is_not_silent() {
     let facts = facts(&[]);
     let activity = facts.staleness.watch(OF_TARGETS[0]);
     activity.age_by(MAX_SILENCE + Duration::from_secs(2));
@@ -287,6 +288,7 @@ fn forbidden_watch_is_not_silent() {
     activity.note_connection();
     assert_eq!(facts.notice(), None, "the outage has just begun");
     facts.availability.report_available();
+    tokio::time::advance(SETTLED_AFTER).await;
     activity.age_by(MAX_SILENCE);
     facts.findings.readiness.load_balancers.store(Some(forbidden_lists("Services", &[])));
     assert_eq!(facts.notice().as_deref(), Some("can't list Services in all namespaces; names stay"));

@@ -108,7 +108,7 @@ pub(crate) fn failed<T>(
         availability.report(&root_cause(&error));
         return (0, Err(WriteError::Unanswered));
     }
-    availability.report_available();
+    availability.report_code(code);
     (code, Err(classify_api_error(error, write_request)))
 }
 

@@ -313,10 +313,24 @@ pub struct ApiAvailability(Arc<Mutex<Reachability>>);
 #[derive(Debug, Default)]
 struct Reachability {
     log: ThrottledLog,
-    /// The first request without an answer since the last answer.
-    unreachable_since: Option<Timestamp>,
+    /// The first and the last request without an answer; `None` if the API server can be reached.
+    unanswered: Option<(Timestamp, tokio::time::Instant)>,
+    /// Whether a later request had an answer.
+    is_answered: bool,
     server: Option<ServerUrl>,
 }
+
+impl Reachability {
+    fn unreachable_since(&mut self) -> Option<Timestamp> {
+        let is_answered = self.is_answered;
+        self.unanswered.take_if(|(_, last)| is_answered && last.elapsed() >= SETTLED_AFTER);
+        self.unanswered.map(|(first, _)| first)
+    }
+}
+
+/// How long no request may have failed before an answer ends an outage: an API server that shuts down goes on answering
+/// on connections that it has, and refuses new ones, which watches try at least every 2 s.
+pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(3);
 
 /// Returns the URL of the API server, which may change.
 struct ServerUrl(Box<dyn Fn() -> String + Send>);
@@ -338,23 +352,36 @@ impl ApiAvailability {
     /// Logs that a request had no answer.
     pub fn report(&self, cause: &str) {
         let mut reachability = self.lock();
-        reachability.unreachable_since.get_or_insert_with(Timestamp::now);
+        let first = reachability.unreachable_since().unwrap_or_else(Timestamp::now);
+        (reachability.unanswered, reachability.is_answered) =
+            (Some((first, tokio::time::Instant::now())), false);
         let url = reachability.server.as_ref().map(|server| format!("{}: ", excerpt::sentence(&server.0())));
         let url = url.unwrap_or_default();
         reachability.log.report(0, &format!("the API server can't be reached: {url}{cause}"));
     }
 
-    /// Logs that the API server answers again, if the last logged line said that it can't be reached.
+    /// Records an answer. Logs that the API server answers again, if the last logged line said that it can't be reached,
+    /// and no request has failed for [`SETTLED_AFTER`].
     pub fn report_available(&self) {
         let mut reachability = self.lock();
-        reachability.unreachable_since = None;
-        reachability.log.recovered("the API server answers again");
+        reachability.is_answered = true;
+        if reachability.unreachable_since().is_none() {
+            reachability.log.recovered("the API server answers again");
+        }
     }
 
-    /// Returns since when requests have had no answer; `None` if the last one had an answer.
+    /// Records an answer with this HTTP code. With 429 or 503 an API server starts or shuts down.
+    pub fn report_code(&self, code: u16) {
+        if !matches!(code, 429 | 503) {
+            self.report_available();
+        }
+    }
+
+    /// Returns since when requests have had no answer; `None` if there was an answer, and no request has failed for
+    /// [`SETTLED_AFTER`].
     #[must_use]
     pub fn unreachable_since(&self) -> Option<Timestamp> {
-        self.lock().unreachable_since
+        self.lock().unreachable_since()
     }
 
     fn lock(&self) -> MutexGuard<'_, Reachability> {
@@ -446,7 +473,7 @@ impl WatchLog {
                         debug!("{}", explain_watch(error, &self.what, self.hint));
                     }
                     (_, code) => {
-                        self.availability.report_available();
+                        self.availability.report_code(code);
                         let sentence = explain_watch(&error, &self.what, self.hint);
                         match &self.waiting {
                             Some(waiting) => self.error_log.report(

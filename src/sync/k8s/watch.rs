@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::deserialize_guard::RawDeserializeGuard;
-use super::errors::{ApiAvailability, ObjectErrors, is_lost, is_unreachable, retry_after};
+use super::errors::{ApiAvailability, ObjectErrors, SETTLED_AFTER, is_lost, is_unreachable, retry_after};
 use crate::metrics::staleness::LastActivity;
 use crate::model::service_key::ServiceKey;
 pub use find::list_pages;
@@ -68,6 +68,7 @@ where
         streams: Streams::default(),
         state: ListWatchState::Rest { until: now, step: WatchStep::List(0) },
         has_failed: false,
+        settles_at: None,
         pending: VecDeque::new(),
     };
     let items = futures::stream::unfold(list_watch, |mut list_watch| async move {
@@ -112,6 +113,8 @@ struct ListWatch<K> {
     state: ListWatchState<K>,
     /// Whether the last request or the last watch has failed.
     has_failed: bool,
+    /// When the present watch shows that the API server can be reached, unless that is known.
+    settles_at: Option<Instant>,
     /// Items to return before the next step.
     pending: VecDeque<WatchItem<K>>,
 }
@@ -289,6 +292,7 @@ where
                     return StepResult::Quiet;
                 };
                 self.state = ListWatchState::Watch { events, ends_at };
+                self.settles_at = Some(Instant::now() + SETTLED_AFTER);
                 let item = self.listed(&version, &count);
                 self.pending.extend(deleted.into_iter().map(|object| Ok(Event::Deleted(object))));
                 item
@@ -390,6 +394,7 @@ where
                 self.activity.note_connection();
                 self.progress.take(WatchInput::WatchBegan, Instant::now());
                 self.state = ListWatchState::Watch { events, ends_at: Instant::now() + WATCH_TIMEOUT };
+                self.settles_at = Some(Instant::now() + SETTLED_AFTER);
                 match std::mem::take(&mut self.has_failed) {
                     true => StepResult::Item(Ok(Event::Resumed)),
                     false => StepResult::Quiet,
@@ -408,6 +413,11 @@ where
             sent = events.next() => sent,
             () = sleep_until(deadline) => return self.on_input(WatchInput::Silence),
             () = sleep_until(*ends_at) => return self.on_input(WatchInput::WatchEnded),
+            () = sleep_until_opt(self.settles_at) => {
+                self.settles_at = None;
+                self.availability.report_available();
+                return StepResult::Quiet;
+            }
         };
         match sent {
             Ok(Some(sent)) => self.sent(sent),

@@ -112,19 +112,41 @@ fn failures_of_an_ended_error_dont_count_for_the_next() {
     }
 }
 
-#[test]
-fn events_of_an_old_connection_do_not_end_an_outage() {
+#[tokio::test(start_paused = true)]
+async fn events_of_an_old_connection_do_not_end_an_outage() {
     let availability = ApiAvailability::default();
     let mut log = WatchLog::new(availability.clone(), "Services".to_owned(), "");
     let event = || Ok(Event::ListEnds { version: None, rewound: false });
     availability.report("connection refused");
+    tokio::time::advance(SETTLED_AFTER).await;
     assert!(log.log_failure::<Service>(event()).is_some());
     assert!(availability.unreachable_since().is_some(), "another client's connection was refused");
     let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
     let error = WatchError::Watch(kube::Error::Service(Box::new(refused)));
     assert!(log.log_failure::<Service>(Err(error)).is_none());
     log.log_failure::<Service>(event());
+    tokio::time::advance(SETTLED_AFTER).await;
     assert!(availability.unreachable_since().is_none(), "the watch has a new connection");
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_between_failures_does_not_end_an_outage() {
+    let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
+    let availability = ApiAvailability::default();
+    for _ in 0..3 {
+        availability.report("connection refused");
+        availability.report_available();
+        tokio::time::advance(SETTLED_AFTER / 2).await;
+    }
+    tokio::time::advance(SETTLED_AFTER).await;
+    availability.report("connection refused");
+    tokio::time::advance(SETTLED_AFTER).await;
+    availability.report_code(503);
+    assert!(availability.unreachable_since().is_some());
+    assert!(!log_text.text().contains("answers again"), "{}", log_text.text());
+    availability.report_code(404);
+    assert!(availability.unreachable_since().is_none());
+    assert!(log_text.text().contains("answers again"), "{}", log_text.text());
 }
 
 #[test]
