@@ -34,7 +34,7 @@ impl Ede {
     pub const SNAPSHOT: Self =
         Self { code: 3, text: "from a snapshot: the load balancers can't be read yet" };
     /// The target policy denies the target's addresses (RFC 8914 section 4.18).
-    pub const FILTERED: Self = Self { code: 17, text: "the target has addresses that aren't followed" };
+    pub const FILTERED: Self = Self { code: 17, text: "the target policy denies addresses of the target" };
     /// A plugin denies a name that a CNAME or a record of the target leads to (RFC 8914 section 4.16).
     pub const BLOCKED: Self = Self { code: 15, text: "the target leads to a name that is denied" };
     /// The client may not ask for names outside the zones (RFC 8914 section 4.19).
