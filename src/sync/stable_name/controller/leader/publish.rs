@@ -70,7 +70,7 @@ impl FailoverController {
             return;
         }
         if self.context.policy.sync == SyncMode::Plan {
-            return plan(key, state, after, &self.context.link_reporter.log.about("StableName"));
+            return plan(key, state, (&before, after), &self.context.link_reporter.log.about("StableName"));
         }
         let version = object.version.clone();
         let moved = status.target.as_ref().filter(|_| is_ready).map(|target| target.since);
@@ -199,11 +199,16 @@ impl FailoverController {
     }
 }
 
-fn plan(key: &ServiceKey, state: &mut DecisionState, after: StableNameStatus, log: &ObjectLog) {
+fn plan(
+    key: &ServiceKey,
+    state: &mut DecisionState,
+    (before, after): (&StableNameStatus, StableNameStatus),
+    log: &ObjectLog,
+) {
     let shown = |status: &StableNameStatus| {
         status.target.as_ref().map(|target| (target.source.clone(), target.display.clone()))
     };
-    if state.sent.as_ref().map(shown) != Some(shown(&after)) {
+    if shown(state.sent.as_ref().unwrap_or(before)) != shown(&after) {
         let target = after.target.as_ref().map_or("none", |target| &*target.display);
         log.info(key, format_args!("plan for StableName {key}: status.target → {target}"));
         state.sent = Some(after);

@@ -10,6 +10,7 @@ use super::super::check_queue::CheckKey;
 use super::super::tests::context;
 use super::*;
 use crate::api::stable_name::StableName;
+use crate::captured_log::CapturedLog;
 use crate::model::link::Target;
 use crate::sync::events::{Reason, Recorder};
 use crate::sync::external_target::states::ExternalTargetState;
@@ -257,6 +258,22 @@ async fn failed_write_of_a_deleted_object_leaves_no_note() {
     shop.controller.forget(&shop.key);
     shop.run().await;
     assert_eq!(shop.unwritten(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn plan_with_the_present_target_is_not_logged() {
+    let mut shop = Shop::open(web()).await;
+    shop.controller.context.policy.sync = SyncMode::Plan;
+    shop.controller.leader.states.get_mut(&shop.key).unwrap().sent = None;
+    let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
+    shop.check("busan", "NXDOMAIN");
+    shop.decide().await;
+    assert!(!log_text.text().contains("plan for"), "{}", log_text.text());
+    shop.check("busan", "");
+    shop.check("seoul", "NXDOMAIN");
+    shop.decide().await;
+    let line = "plan for StableName shop/web: status.target → busan.example";
+    assert!(log_text.text().contains(line), "{}", log_text.text());
 }
 
 #[tokio::test(start_paused = true)]
