@@ -348,8 +348,10 @@ fn denial(reply: &Reply, question: &UpstreamQuery, policy: &TargetPolicy) -> Opt
     // Upstreams rotate addresses: the reason stays the same.
     let addresses: BTreeSet<IpAddr> =
         chain.answers.iter().filter_map(|record| record.data.ip_addr()).collect();
-    let is_empty = || !addresses.is_empty() && addresses.iter().all(|ip| policy.check_address(*ip).is_err());
-    denied.or_else(|| is_empty().then(|| format!("only denied addresses: {}", examples(addresses.iter()))))
+    let denials: Vec<_> = addresses.iter().filter_map(|ip| policy.check_address(*ip).err()).collect();
+    let first = denials.first().filter(|_| denials.len() == addresses.len());
+    denied
+        .or_else(|| first.map(|why| format!("only denied addresses: {}: {why}", examples(addresses.iter()))))
 }
 
 /// Returns whether the last answer for the other address family has an allowed address: clients reach the target then.

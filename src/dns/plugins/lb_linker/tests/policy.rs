@@ -540,7 +540,10 @@ async fn target_with_only_denied_addresses_is_failing() {
     };
     let denied_a = "answer \"{{ .Name }} 60 IN A 127.0.0.1\"";
     for (records, why) in [
-        (denied_a.to_owned(), "A: only denied addresses: 127.0.0.1"),
+        (
+            denied_a.to_owned(),
+            "A: only denied addresses: 127.0.0.1: loopback addresses are denied unless --allowed-nets lists them",
+        ),
         (format!("{denied_a}\nanswer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\""), ""),
         (format!("{denied_a}\nanswer \"{{{{ .Name }}}} 60 IN AAAA 2001:db8::1\""), ""),
         (
