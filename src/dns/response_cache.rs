@@ -19,7 +19,8 @@
 //!    out answers of more than 1,232 bytes, or incomplete ones, if `bufsize` allows more.
 //! 4. `src/dns/response_cache/key.rs`: only queries with one question, and without options that change the answer.
 //!    `src/dns/response_cache/wire_response.rs`: not more than 4,096 bytes, and not with a name in mixed case. A
-//!    thread's cache has a fixed capacity, and a query from another port may go to another thread.
+//!    thread's cache has a fixed capacity, and a query from another port may go to another thread. The answer to the first
+//!    query of a thread isn't kept (`key_to_keep` in this file).
 //!
 //! In the plugin *cache*: `src/dns/plugins/cache/state.rs` (`Reply::is_cacheable`, 64 KiB, `disable`, a change of the
 //! target), `is_storable` and `classify` in `src/dns/plugins/cache/store.rs` (truncated, TTL 0, transfers, no RD,
@@ -284,7 +285,8 @@ fn set_index(hash: u64, sets: usize) -> usize {
 /// Notes a query, and returns whether it was among the last ones already.
 fn note_query(asked: &mut [u16], hash: u64) -> bool {
     let [.., a, b, c, d, e, f] = hash.to_be_bytes();
-    let tag = u16::from_be_bytes([a, b]);
+    // 0 stands for no query.
+    let tag = u16::from_be_bytes([a, b]).max(1);
     let place = u32::from_be_bytes([c, d, e, f]) as usize & (asked.len() - 1);
     std::mem::replace(&mut asked[place], tag) == tag
 }

@@ -19,7 +19,7 @@ use crate::readiness::ForbiddenLists;
 use crate::store::Store;
 use crate::sync::events::findings::Findings;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
-use crate::sync::k8s::errors::ApiAvailability;
+use crate::sync::k8s::errors::{ApiAvailability, Outage};
 use crate::sync::k8s::watch::OF_TARGETS;
 use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::source_annotation::followers::{Follower, Followers};
@@ -134,7 +134,7 @@ impl LinkFacts {
     #[must_use]
     pub fn notice_of_age(&self) -> Option<String> {
         let is_refused = self.findings.readiness.load_balancers.load().is_some();
-        let is_unreachable = self.availability.unreachable_since().is_some();
+        let is_unreachable = self.lasting_outage().is_some();
         let seen = match is_unreachable {
             true => self.staleness.least_recently_connected(&OF_TARGETS)?,
             false => self.staleness.least_recent(&OF_TARGETS)?,
@@ -208,8 +208,13 @@ impl LinkFacts {
                 absence.since
             ));
         }
-        let since = self.availability.unreachable_since().filter(|_| self.notice_of_age().is_some())?;
-        Some(format!("this replica has seen no move since {since:.0}: the API server can't be reached"))
+        let since = self.lasting_outage()?.since;
+        Some(format!("a move may not be seen: since {since:.0} the API server can't be reached"))
+    }
+
+    /// Returns the present outage of the API server, if it has lasted for some seconds.
+    fn lasting_outage(&self) -> Option<Outage> {
+        self.availability.outage().filter(|outage| outage.duration().as_secs() >= NOTICE_STEP)
     }
 
     fn external_target_problem(&self, link: &Link) -> Option<(ViewState, String)> {

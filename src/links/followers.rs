@@ -62,7 +62,7 @@ pub(super) fn follower_view(key: &ServiceKey, follower: Follower, of_source: Opt
             (FollowerViewState::Degraded, Some(why))
         }
         FollowerState::Kept(why) => (FollowerViewState::Kept, Some(why + &of_source)),
-        FollowerState::Refused(why) => (FollowerViewState::Refused, Some(why + &of_source)),
+        FollowerState::Refused(why) => (FollowerViewState::Refused, Some(why)),
     };
     let (namespace, service) = key.parts();
     FollowerView {

@@ -270,8 +270,9 @@ impl<'a> Corefile<'a> {
         let block = format!(". {{\n{text}\n}}\n");
         let unknown = self.parse_imported(name, &block).map(|block| block.unknown_plugins());
         let mut unknown = unknown.unwrap_or_default();
-        // The file lacks the line above.
-        unknown.iter_mut().for_each(|error| error.position.line -= 1);
+        // The file lacks the line above; a snippet of the Corefile keeps its place.
+        let own = unknown.iter_mut().filter(|error| *error.position.file == *Path::new(name));
+        own.for_each(|error| error.position.line -= 1);
         unknown
     }
 

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use crate::harness::dns::{query, send_udp, show};
 use crate::harness::eventually;
+use crate::harness::has_ipv6;
 use crate::harness::linker::Linker;
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -56,10 +57,6 @@ async fn answers_leave_from_the_address_that_was_asked() {
             query_connected(SocketAddr::new(ip.parse().unwrap(), port)).await;
         }
     }
-}
-
-fn has_ipv6() -> bool {
-    std::net::UdpSocket::bind("[::1]:0").is_ok()
 }
 
 #[tokio::test]

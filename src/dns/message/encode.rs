@@ -16,16 +16,17 @@ use super::records::WireRecords;
 use super::sections::Sections;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Section;
-use typed::{encode_sections, finish_message, write_header_and_question};
+use typed::{encode_sections, finish_message, is_referral, write_header_and_question};
 
 pub use typed::RecordOffsets;
 
 /// Encodes a response in at most `limit` bytes, but always with the header, the question and OPT. Also returns the
 /// offsets of the records.
 ///
-/// Sets TC if records of the answer section don't fit, or records of the authority section of a reply without answers, or
-/// additional records of a referral. Other records may be left out without TC (RFC 2181 section 9). If answers are left out,
-/// aliases come first. The texts of extended errors are left out if records don't fit beside them (RFC 8914 section 3).
+/// Sets TC if records of the answer section don't fit, or records of the authority section of a reply without answers,
+/// or additional records of a referral. Other records may be left out without TC (RFC 2181 section 9). If answers are
+/// left out, aliases come first. The texts of extended errors are left out if records don't fit beside them (RFC 8914
+/// section 3).
 ///
 /// # Errors
 /// If a record's data can't be encoded. Data of more than 64 KiB is no error: the record doesn't fit.
@@ -88,7 +89,8 @@ fn encode_wire(
         let answers = wire.message.write_aliases_first(&mut bytes, wire.ttl, room);
         offsets = RecordOffsets { sections: [answers, Vec::new(), Vec::new()], is_reordered: true };
     }
-    finish_message(&mut bytes, metadata, totals, &offsets, opt);
+    let is_referral = is_referral(metadata, totals[0], wire.message.types(Section::Authority));
+    finish_message(&mut bytes, metadata, totals, &offsets, opt, is_referral);
     (bytes, offsets)
 }
 
@@ -146,7 +148,7 @@ mod tests {
 
     use hickory_proto::op::{Message, MessageType, Metadata, OpCode};
     use hickory_proto::rr::RecordType;
-    use hickory_proto::rr::rdata::{A, NS, NULL};
+    use hickory_proto::rr::rdata::{A, NS, NULL, SOA};
 
     use super::*;
     use crate::dns::message::records::Records;
@@ -190,6 +192,10 @@ mod tests {
             let message = decode(&referral, None, 512);
             assert_eq!(message.metadata.truncation, !authoritative, "only glue needs TC");
         }
+        referral.metadata.authoritative = false;
+        let soa = SOA::new(name.clone(), name.clone(), 1, 2, 3, 4, 5);
+        referral.records.authorities.push(Record::from_rdata(name.clone(), 5, RData::SOA(soa)));
+        assert!(!decode(&referral, None, 512).metadata.truncation, "a denial");
     }
 
     #[test]

@@ -197,8 +197,10 @@ async fn stable_name_that_is_not_checked_is_degraded() {
     facts.availability.report("Connection refused");
     assert_eq!(states(), vec![(ViewState::Ready, None); 2], "an API server may restart");
     activity.age_by(Duration::from_secs(NOTICE_STEP));
-    let since = facts.availability.unreachable_since().unwrap();
-    let why = format!("this replica has seen no move since {since:.0}: the API server can't be reached");
+    assert_eq!(facts.notice(), None, "one request without an answer");
+    tokio::time::advance(Duration::from_secs(NOTICE_STEP)).await;
+    let since = facts.availability.outage().unwrap().since;
+    let why = format!("a move may not be seen: since {since:.0} the API server can't be reached");
     assert_eq!(states(), degraded(&why));
     facts.availability.report_available();
     tokio::time::advance(SETTLED_AFTER).await;
@@ -284,6 +286,7 @@ async fn forbidden_watch_is_not_silent() {
     activity.age_by(MAX_SILENCE + Duration::from_secs(2));
     assert!(facts.notice().unwrap().contains("no event and no bookmark since"));
     facts.availability.report("Connection refused");
+    tokio::time::advance(Duration::from_secs(NOTICE_STEP)).await;
     assert!(facts.notice().unwrap().starts_with("this view is 3m"), "{:?}", facts.notice());
     activity.note_connection();
     assert_eq!(facts.notice(), None, "the outage has just begun");
@@ -293,6 +296,7 @@ async fn forbidden_watch_is_not_silent() {
     facts.findings.readiness.load_balancers.store(Some(forbidden_lists("Services", &[])));
     assert_eq!(facts.notice().as_deref(), Some("can't list Services in all namespaces; names stay"));
     facts.availability.report("Connection refused");
+    tokio::time::advance(Duration::from_secs(NOTICE_STEP)).await;
     assert!(facts.notice().unwrap().ends_with("the API server can't be reached"));
 }
 

@@ -313,23 +313,46 @@ pub struct ApiAvailability(Arc<Mutex<Reachability>>);
 #[derive(Debug, Default)]
 struct Reachability {
     log: ThrottledLog,
-    /// The first and the last request without an answer; `None` if the API server can be reached.
-    unanswered: Option<(Timestamp, tokio::time::Instant)>,
+    /// `None` if the API server can be reached.
+    outage: Option<Outage>,
     /// Whether a later request had an answer.
     is_answered: bool,
     server: Option<ServerUrl>,
 }
 
+/// A time in which requests have no answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Outage {
+    /// The time of the first request without an answer.
+    pub since: Timestamp,
+    begun: tokio::time::Instant,
+    /// The time of the last request without an answer.
+    last: tokio::time::Instant,
+}
+
+impl Outage {
+    fn begin() -> Self {
+        let now = tokio::time::Instant::now();
+        Self { since: Timestamp::now(), begun: now, last: now }
+    }
+
+    /// Returns the time since the first request without an answer.
+    #[must_use]
+    pub fn duration(&self) -> Duration {
+        self.begun.elapsed()
+    }
+}
+
 impl Reachability {
-    fn unreachable_since(&mut self) -> Option<Timestamp> {
+    fn outage(&mut self) -> Option<Outage> {
         let is_answered = self.is_answered;
-        self.unanswered.take_if(|(_, last)| is_answered && last.elapsed() >= SETTLED_AFTER);
-        self.unanswered.map(|(first, _)| first)
+        self.outage.take_if(|outage| is_answered && outage.last.elapsed() >= SETTLED_AFTER);
+        self.outage
     }
 }
 
 /// How long no request may have failed before an answer ends an outage: an API server that shuts down goes on answering
-/// on connections that it has, and refuses new ones, which watches try at least every 2 s.
+/// on connections that it has, and refuses new ones, which a watch tries again within 2 s.
 pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(3);
 
 /// Returns the URL of the API server, which may change.
@@ -352,9 +375,9 @@ impl ApiAvailability {
     /// Logs that a request had no answer.
     pub fn report(&self, cause: &str) {
         let mut reachability = self.lock();
-        let first = reachability.unreachable_since().unwrap_or_else(Timestamp::now);
-        (reachability.unanswered, reachability.is_answered) =
-            (Some((first, tokio::time::Instant::now())), false);
+        let known = reachability.outage().unwrap_or_else(Outage::begin);
+        let outage = Outage { last: tokio::time::Instant::now(), ..known };
+        (reachability.outage, reachability.is_answered) = (Some(outage), false);
         let url = reachability.server.as_ref().map(|server| format!("{}: ", excerpt::sentence(&server.0())));
         let url = url.unwrap_or_default();
         reachability.log.report(0, &format!("the API server can't be reached: {url}{cause}"));
@@ -365,7 +388,7 @@ impl ApiAvailability {
     pub fn report_available(&self) {
         let mut reachability = self.lock();
         reachability.is_answered = true;
-        if reachability.unreachable_since().is_none() {
+        if reachability.outage().is_none() {
             reachability.log.recovered("the API server answers again");
         }
     }
@@ -377,11 +400,10 @@ impl ApiAvailability {
         }
     }
 
-    /// Returns since when requests have had no answer; `None` if there was an answer, and no request has failed for
-    /// [`SETTLED_AFTER`].
+    /// Returns the present outage; `None` if there was an answer, and no request has failed for [`SETTLED_AFTER`].
     #[must_use]
-    pub fn unreachable_since(&self) -> Option<Timestamp> {
-        self.lock().unreachable_since()
+    pub fn outage(&self) -> Option<Outage> {
+        self.lock().outage()
     }
 
     fn lock(&self) -> MutexGuard<'_, Reachability> {
@@ -393,8 +415,8 @@ impl ApiAvailability {
 /// was logged just before.
 const WAITING_CODE_OFFSET: u16 = 1000;
 
-/// How long a watch, or a Lease, has to be forbidden before a warning: an API server that has just started forbids everything until
-/// it has read the roles.
+/// How long a watch, or a Lease, has to be forbidden before a warning: an API server that has just started forbids
+/// everything until it has read the roles.
 pub(crate) const WARN_OF_REFUSAL_AFTER: Duration = Duration::from_secs(1);
 
 /// Logs the failures of a watch and their end, with the work that waits for the next list.

@@ -1,9 +1,10 @@
 //! Generated zone files, and the zone files of `tests/zones`, in lb-linker and in CoreDNS: each answer is the same, or
 //! differs for a reason of [`explanation`].
 //!
-//! `LB_LINKER_ZONES` sets the number of generated zones (20), `LB_LINKER_ZONE_SEED` the seed, and `LB_LINKER_ZONE_FILES`
-//! another directory in place of `tests/zones`; `LB_LINKER_ZONE_QUESTIONS` is the number of questions for each zone (170). With the paths of knotd and nsd in
-//! `LB_LINKER_KNOT` and `LB_LINKER_NSD`, an answer that differs from CoreDNS's must be Knot's or NSD's instead.
+//! `LB_LINKER_ZONES` sets the number of generated zones (20), `LB_LINKER_ZONE_SEED` the seed, `LB_LINKER_ZONE_FILES`
+//! another directory in place of `tests/zones` (the file `root` is the root zone), and `LB_LINKER_ZONE_QUESTIONS` the
+//! number of questions for each zone (170). With the paths of knotd and nsd in `LB_LINKER_KNOT` and `LB_LINKER_NSD`, an
+//! answer that differs from CoreDNS's must be Knot's or NSD's instead.
 
 mod judges;
 mod zone;
@@ -154,7 +155,8 @@ fn explanation(
     let has_more_proofs = ours.sections[1].is_superset(&theirs.sections[1]) && has(ours, 1, "NSEC");
     let reasons = [
         (
-            question.name.to_lowercase() == zone.origin_name() && theirs.rcode == "Non-Existent Domain",
+            question.name.to_lowercase() == zone.origin_name()
+                && (&*theirs.rcode, &*ours.rcode) == ("Non-Existent Domain", "No Error"),
             "the origin of a zone with no other names exists",
         ),
         (is_at_discretion(question, ours), "a long chain of aliases, or a query for NSEC"),
@@ -166,7 +168,8 @@ fn explanation(
         (
             zone.has_names_below(&question.name)
                 && ours.sections[0].is_empty()
-                && (theirs.rcode == ours.rcode || theirs.rcode == "Server Failure"),
+                && ours.rcode == "No Error"
+                && ["No Error", "Server Failure"].contains(&&*theirs.rcode),
             "a wildcard isn't used for an empty non-terminal",
         ),
         (

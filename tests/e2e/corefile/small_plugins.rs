@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use super::compare::{Group, compare};
 use super::server::{CorefileDir, Program, Server};
 use crate::harness::EVENT_TIMEOUT;
+use crate::harness::has_ipv6;
 
 pub const GROUPS: &[Group] = &[
     Group {
@@ -528,6 +529,9 @@ async fn small_plugins_answer_as_coredns_does() {
 
 #[tokio::test]
 async fn dns64_translates_for_a_client_with_ipv6() {
+    if !has_ipv6() {
+        return;
+    }
     let site = CorefileDir::new(
         ".:{$PORT} {
             bind ::1

@@ -180,3 +180,8 @@ pub fn grant(plane: &ControlPlane, target_namespace: &str) {
     let of_the_target: Vec<&str> = of_the_target.collect();
     plane.apply(&of_the_target.join("---\n").replace("external-targets", target_namespace));
 }
+
+/// Returns whether the loopback interface has an IPv6 address.
+pub fn has_ipv6() -> bool {
+    std::net::UdpSocket::bind("[::1]:0").is_ok()
+}

@@ -1,8 +1,8 @@
 //! Encodes decoded records.
 
 use hickory_proto::ProtoError;
-use hickory_proto::op::{Metadata, Query};
-use hickory_proto::rr::{Name, RData, Record};
+use hickory_proto::op::{Metadata, Query, ResponseCode};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
 
 use crate::dns::message::compress::{CompressingWriter, FIXED, RecordOffset};
@@ -60,8 +60,31 @@ pub(in crate::dns::message) fn encode_sections(
         }
     }
     let mut bytes = writer.bytes;
-    finish_message(&mut bytes, metadata, sections.counts(), &offsets, opt);
+    let is_referral =
+        is_referral(metadata, sections.answers.len(), sections.authorities.iter().map(Record::record_type));
+    finish_message(&mut bytes, metadata, sections.counts(), &offsets, opt, is_referral);
     Ok((bytes, offsets))
+}
+
+/// Returns whether a reply with this number of answers, and these types in its authority section, is a referral (RFC 2308
+/// section 2.1.1).
+pub(super) fn is_referral(
+    metadata: &Metadata,
+    answers: usize,
+    authorities: impl IntoIterator<Item = RecordType>,
+) -> bool {
+    if answers > 0 || metadata.authoritative || metadata.response_code != ResponseCode::NoError {
+        return false;
+    }
+    let mut has_ns = false;
+    for rtype in authorities {
+        match rtype {
+            RecordType::SOA => return false,
+            RecordType::NS => has_ns = true,
+            _ => {}
+        }
+    }
+    has_ns
 }
 
 /// Returns type, class and TTL of a record.
@@ -98,20 +121,20 @@ pub(super) fn write_header_and_question(question: &Query) -> Vec<u8> {
 }
 
 /// Writes the header of a message with these records, and appends the OPT record. `totals` are the numbers of records in
-/// the whole reply.
+/// the whole reply; `is_referral` says whether it leads to other name servers.
 pub(super) fn finish_message(
     bytes: &mut Vec<u8>,
     metadata: &Metadata,
     totals: [usize; 3],
     offsets: &RecordOffsets,
     opt: &[u8],
+    is_referral: bool,
 ) {
     let written = offsets.counts();
     let mut metadata = *metadata;
     // RFC 2181 section 9: authority records that accompany an answer may be left out without TC.
     metadata.truncation |= written[0] < totals[0] || written[0] == 0 && written[1] < totals[1];
     // A referral needs the addresses of its name servers (RFC 9471 section 3.1).
-    let is_referral = totals[0] == 0 && totals[1] > 0 && !metadata.authoritative;
     metadata.truncation |= is_referral && written[2] < totals[2];
     #[expect(clippy::cast_possible_truncation, reason = "64 KiB have fewer records")]
     let mut counts = written.map(|count| count as u16);

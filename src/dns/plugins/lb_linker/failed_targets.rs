@@ -155,6 +155,8 @@ struct FailingTarget {
     seen: Instant,
     /// The reason of that failure.
     why: Box<str>,
+    /// Whether there is an answer, and the target policy denies all of it.
+    is_denied: bool,
     log: Logged,
 }
 
@@ -178,6 +180,27 @@ impl FailedTargets {
         question: &UpstreamQuery,
         why: impl Display,
     ) {
+        self.mark(link, key, question, (&why, false));
+    }
+
+    /// As [`Self::mark_failed`], for an answer of which the target policy leaves nothing.
+    pub(crate) fn mark_denied(
+        &self,
+        link: Option<&ServiceKey>,
+        key: &QueryKey,
+        question: &UpstreamQuery,
+        why: &str,
+    ) {
+        self.mark(link, key, question, (&why, true));
+    }
+
+    fn mark(
+        &self,
+        link: Option<&ServiceKey>,
+        key: &QueryKey,
+        question: &UpstreamQuery,
+        (why, is_denied): (&dyn Display, bool),
+    ) {
         if !key.is_plain_address_query() {
             return;
         }
@@ -189,14 +212,15 @@ impl FailedTargets {
             if matches!(&target.log, Logged::NotWithin(other) if other.as_ref() != link) {
                 target.log = self.log_failure(link, question, &why);
             }
-            if *target.why != *why {
-                target.why = why.into();
+            // The addresses of a denied target may be others in each answer: the first reason stays.
+            if *target.why != *why && !(is_denied && target.is_denied) {
+                (target.why, target.is_denied) = (why.into(), is_denied);
                 self.version.fetch_add(1, Ordering::Release);
             }
         } else if state.failing.len() < MAX_FAILED_TARGETS {
             let why = why.to_string();
             let log = self.log_failure(link, question, &why);
-            state.failing.insert(key.clone(), FailingTarget { seen: now, why: why.into(), log });
+            state.failing.insert(key.clone(), FailingTarget { seen: now, why: why.into(), is_denied, log });
             self.count(&mut state);
         }
         self.forget_old(&mut state, now);
@@ -223,6 +247,22 @@ impl FailedTargets {
             && self.may_log(link.as_ref())
         {
             info!("target {}: it can be resolved again", name_of(question));
+        }
+    }
+
+    /// Records that a look-up has brought an allowed address: that the answer for the other address family is denied is no
+    /// failure any more.
+    pub(crate) fn mark_reachable(&self, question: &UpstreamQuery) {
+        let other = match question.query.query_type() {
+            RecordType::A => RecordType::AAAA,
+            RecordType::AAAA => RecordType::A,
+            _ => return,
+        };
+        let mut question = question.clone();
+        question.query.set_query_type(other);
+        let key = question.key();
+        if self.state.lock().failing.get(&key).is_some_and(|target| target.is_denied) {
+            self.mark_resolved(&key, &question);
         }
     }
 

@@ -264,11 +264,16 @@ impl TargetResolver {
                 let link = link.as_ref();
                 match result.as_deref() {
                     Some(reply) if good && !is_absent(reply, &question, &server) => {
-                        match denial(reply, &question, &policy) {
-                            Some(why) if !has_other_family(&stale_cache, &question, &policy) => {
-                                failing.mark_failed(link, &key, &question, why);
+                        match denial(reply, &question, &policy, &server) {
+                            Some(why) if !has_other_family(&stale_cache, &question, &policy, &server) => {
+                                failing.mark_denied(link, &key, &question, &why);
                             }
-                            _ => failing.mark_resolved(&key, &question),
+                            denied => {
+                                failing.mark_resolved(&key, &question);
+                                if denied.is_none() && has_address(reply, &question) {
+                                    failing.mark_reachable(&question);
+                                }
+                            }
                         }
                     }
                     Some(reply) => failing.mark_failed(link, &key, &question, failure_reason(reply)),
@@ -335,9 +340,11 @@ pub(super) fn only_denied(addresses: &[IpAddr]) -> TargetOutcome {
 }
 
 /// Returns why the policy leaves nothing of an answer for any client; `None` if it leaves something.
-fn denial(reply: &Reply, question: &UpstreamQuery, policy: &TargetPolicy) -> Option<String> {
+fn denial(reply: &Reply, question: &UpstreamQuery, policy: &TargetPolicy, server: &Server) -> Option<String> {
     let mut denied = None;
     let step = |name: &Name| match policy.check_name(name) {
+        // The store answers for these, not the upstream.
+        Ok(()) if server.is_link_name(name) => ChainStep::LinkZone,
         Ok(()) => ChainStep::InAnswer,
         Err(why) => {
             denied = Some(format!("leads to {}: {why}", to_presentation(name)));
@@ -345,7 +352,6 @@ fn denial(reply: &Reply, question: &UpstreamQuery, policy: &TargetPolicy) -> Opt
         }
     };
     let chain = follow(reply, question.query.name(), question.query.query_type(), 0, step);
-    // Upstreams rotate addresses: the reason stays the same.
     let addresses: BTreeSet<IpAddr> =
         chain.answers.iter().filter_map(|record| record.data.ip_addr()).collect();
     let denials: Vec<_> = addresses.iter().filter_map(|ip| policy.check_address(*ip).err()).collect();
@@ -355,7 +361,12 @@ fn denial(reply: &Reply, question: &UpstreamQuery, policy: &TargetPolicy) -> Opt
 }
 
 /// Returns whether the last answer for the other address family has an allowed address: clients reach the target then.
-fn has_other_family(stale_cache: &StaleCache, question: &UpstreamQuery, policy: &TargetPolicy) -> bool {
+fn has_other_family(
+    stale_cache: &StaleCache,
+    question: &UpstreamQuery,
+    policy: &TargetPolicy,
+    server: &Server,
+) -> bool {
     let other = match question.query.query_type() {
         RecordType::A => RecordType::AAAA,
         RecordType::AAAA => RecordType::A,
@@ -365,9 +376,7 @@ fn has_other_family(stale_cache: &StaleCache, question: &UpstreamQuery, policy: 
     question.query.set_query_type(other);
     let known = stale_cache.get(&question);
     known.is_some_and(|known| {
-        let has_address =
-            chain_of(&known.reply, &question).answers.iter().any(|it| it.data.ip_addr().is_some());
-        has_address && denial(&known.reply, &question, policy).is_none()
+        has_address(&known.reply, &question) && denial(&known.reply, &question, policy, server).is_none()
     })
 }
 
@@ -381,6 +390,10 @@ fn replaces_stale(reply: &Reply) -> bool {
     let metadata = &reply.metadata;
     matches!(metadata.response_code, ResponseCode::NoError | ResponseCode::NXDomain)
         && !(metadata.truncation && reply.records.answers.is_empty())
+}
+
+fn has_address(reply: &Reply, question: &UpstreamQuery) -> bool {
+    chain_of(reply, question).answers.iter().any(|record| record.data.ip_addr().is_some())
 }
 
 /// Returns whether an upstream answers that the name at the end of the chain doesn't exist. It doesn't know the names in

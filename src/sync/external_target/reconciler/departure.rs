@@ -77,7 +77,8 @@ impl GoneCheck {
         query.metadata_only = true;
         let answer = find_in_etcd::<Service>(self.client.clone(), &query).await;
         match &answer {
-            Ok(_) | Err(kube::Error::Api(_)) => self.availability.report_available(),
+            Ok(_) => self.availability.report_available(),
+            Err(kube::Error::Api(status)) => self.availability.report_code(status.code),
             Err(error) => self.availability.report(&root_cause(error)),
         }
         let failed = |found, error| LookUp { found, version: String::new(), error };

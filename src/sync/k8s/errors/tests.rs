@@ -120,13 +120,13 @@ async fn events_of_an_old_connection_do_not_end_an_outage() {
     availability.report("connection refused");
     tokio::time::advance(SETTLED_AFTER).await;
     assert!(log.log_failure::<Service>(event()).is_some());
-    assert!(availability.unreachable_since().is_some(), "another client's connection was refused");
+    assert!(availability.outage().is_some(), "another client's connection was refused");
     let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
     let error = WatchError::Watch(kube::Error::Service(Box::new(refused)));
     assert!(log.log_failure::<Service>(Err(error)).is_none());
     log.log_failure::<Service>(event());
     tokio::time::advance(SETTLED_AFTER).await;
-    assert!(availability.unreachable_since().is_none(), "the watch has a new connection");
+    assert!(availability.outage().is_none(), "the watch has a new connection");
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,10 +142,10 @@ async fn answer_between_failures_does_not_end_an_outage() {
     availability.report("connection refused");
     tokio::time::advance(SETTLED_AFTER).await;
     availability.report_code(503);
-    assert!(availability.unreachable_since().is_some());
+    assert!(availability.outage().is_some());
     assert!(!log_text.text().contains("answers again"), "{}", log_text.text());
     availability.report_code(404);
-    assert!(availability.unreachable_since().is_none());
+    assert!(availability.outage().is_none());
     assert!(log_text.text().contains("answers again"), "{}", log_text.text());
 }
 

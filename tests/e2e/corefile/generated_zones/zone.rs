@@ -80,7 +80,7 @@ impl GeneratedZone {
     }
 }
 
-/// Returns the absolute names of the records in a zone file, without the ones that `$GENERATE` makes.
+/// Returns the absolute names of the records in a zone file, without those of `$GENERATE`.
 fn owners(text: &str, origin: &str) -> Vec<String> {
     let mut origin = format!("{origin}.");
     let mut names = vec![origin.clone()];

@@ -62,14 +62,18 @@ impl FailoverController {
             let place = in_use.and_then(|in_use| status.place_of(&in_use.source));
             self.context.metrics.set(key, is_ready && (state.is_written_target_working || !is_moving), place);
         }
+        let is_plan = self.context.policy.sync == SyncMode::Plan;
         if before == after {
+            if is_plan {
+                state.sent = None;
+            }
             // No write is needed any more, whatever became of the last one.
             self.leader.runtime.queue.succeeded(key);
             self.clear_failure(key);
             self.report_changes(key, &before);
             return;
         }
-        if self.context.policy.sync == SyncMode::Plan {
+        if is_plan {
             return plan(key, state, (&before, after), &self.context.link_reporter.log.about("StableName"));
         }
         let version = object.version.clone();
@@ -208,7 +212,9 @@ fn plan(
     let shown = |status: &StableNameStatus| {
         status.target.as_ref().map(|target| (target.source.clone(), target.display.clone()))
     };
-    if shown(state.sent.as_ref().unwrap_or(before)) != shown(&after) {
+    if shown(before) == shown(&after) {
+        state.sent = None;
+    } else if state.sent.as_ref().is_none_or(|sent| shown(sent) != shown(&after)) {
         let target = after.target.as_ref().map_or("none", |target| &*target.display);
         log.info(key, format_args!("plan for StableName {key}: status.target → {target}"));
         state.sent = Some(after);
