@@ -4,6 +4,7 @@ pub mod interfaces;
 pub(crate) mod readable;
 pub(crate) mod shared_runtime;
 pub(crate) mod thread_tasks;
+pub(crate) mod turn_waker;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

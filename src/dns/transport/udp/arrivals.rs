@@ -16,6 +16,7 @@ use tracing::debug;
 use super::batch::{BATCH_SIZE, DatagramBatch};
 use super::worker::POLL_INTERVAL;
 use crate::dns::net::readable::for_reading;
+use crate::dns::net::turn_waker::{PartWaker, TurnWaker};
 
 /// A timer that is always registered while work is under way, so that no timer of a look-up becomes the earliest one: for a
 /// new earliest timer the runtime wakes itself, which costs two system calls. Shorter than the timers of a look-up.
@@ -58,7 +59,7 @@ impl Arrivals {
 
     /// Waits until something wakes the thread: a datagram, a task, or a query under way. The last two have been polled in
     /// this turn, and have registered their wakers.
-    pub(super) async fn event(&mut self) {
+    pub(super) async fn event(&mut self, turn: &TurnWaker, parts: [&PartWaker; 2]) {
         let watched = match self.watched.take().map_or_else(|| for_reading(Arc::clone(&self.socket)), Ok) {
             Ok(watched) => self.watched.insert(watched),
             Err(error) => {
@@ -66,15 +67,13 @@ impl Arrivals {
                 return sleep(POLL_INTERVAL).await;
             }
         };
-        // A second poll means that something has woken the thread.
-        let (tick, mut is_first) = (&mut self.tick, true);
-        poll_fn(|context| {
+        let tick = &mut self.tick;
+        turn.event(parts, |context| {
             if tick.as_mut().poll(context).is_ready() {
                 tick.as_mut().reset(Instant::now() + TICK);
                 let _ = tick.as_mut().poll(context);
             }
-            let is_over = !std::mem::take(&mut is_first) || watched.poll_read_ready(context).is_ready();
-            if is_over { Poll::Ready(()) } else { Poll::Pending }
+            watched.poll_read_ready(context).map(drop)
         })
         .await;
     }

@@ -30,6 +30,7 @@ use super::{BACKLOG_CAPACITY, DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
 use crate::dns::chain::handler::{EncodedReply, Handler};
 use crate::dns::net::shared_runtime::set_shared_runtime;
 use crate::dns::net::thread_tasks;
+use crate::dns::net::turn_waker::{PartWaker, TurnWaker};
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_out_of_resources, unmapped};
 use crate::dns::response_cache::wire_response::WireResponse;
 use crate::dns::response_cache::{Capacity, Miss, ResponseCache};
@@ -139,6 +140,8 @@ impl Worker {
     async fn serve(&self, state: &mut WorkerState, tasks: &mut Tasks) -> io::Result<()> {
         let mut arrivals = Arrivals::new(self.socket.udp());
         let mut under_way = FuturesUnordered::new();
+        let turn = TurnWaker::default();
+        let (task_waker, query_waker) = (turn.part(), turn.part());
         let mut drain: Option<Drain> = None;
         loop {
             if drain.is_none() && self.is_stopped() {
@@ -164,12 +167,12 @@ impl Worker {
             if number > 0 {
                 self.process_batch(state, number);
             }
-            run_tasks(tasks).await;
+            task_waker.poll(|context| poll_tasks(tasks, context));
             let starts = if number == BATCH_SIZE { MAX_STARTS_IN_A_FLOOD } else { MAX_STARTS };
             under_way.extend(state.backlog.take(starts).map(|query| self.answer(query)));
-            let finished = self.finish(state, &mut under_way).await;
+            let finished = self.finish(state, &mut under_way, &query_waker);
             // The queries of the look-ups that have begun are sent.
-            run_tasks(tasks).await;
+            task_waker.poll(|context| poll_tasks(tasks, context));
             let is_drained = drain.as_mut().is_some_and(|drain| {
                 drain.received += number;
                 let is_empty = number == 0 && pause.is_none() || drain.received >= MAX_DRAIN_QUERIES;
@@ -178,25 +181,28 @@ impl Worker {
             if is_drained {
                 return Ok(());
             }
-            if number == BATCH_SIZE || finished == BATCH_SIZE || state.backlog.len() > 0 {
+            // Also what a poll has interrupted itself goes on only after the runtime's turn.
+            let can_go_on = task_waker.can_go_on() || query_waker.can_go_on();
+            if number == BATCH_SIZE || finished == BATCH_SIZE || state.backlog.len() > 0 || can_go_on {
                 yield_now().await;
             } else if let Some(pause) = pause.or(drain.is_some().then_some(POLL_INTERVAL)) {
                 // A stopped socket always counts as readable, and the queries of another thread may end meanwhile.
                 sleep(pause).await;
             } else if has_work || !under_way.is_empty() {
-                arrivals.event().await;
+                arrivals.event(&turn, [&task_waker, &query_waker]).await;
             }
         }
     }
 
     /// Sends the answers that are finished, at most [`BATCH_SIZE`]; returns the number of queries that have ended.
-    async fn finish(
+    fn finish(
         &self,
         state: &mut WorkerState,
         under_way: &mut (impl Stream<Item = Finished> + Unpin),
+        waker: &Arc<PartWaker>,
     ) -> usize {
         let (mut answers, mut number) = (Vec::new(), 0);
-        poll_fn(|context| {
+        waker.poll(|context| {
             while number < BATCH_SIZE
                 && let Poll::Ready(Some(Finished { answer, insert })) = under_way.poll_next_unpin(context)
             {
@@ -206,9 +212,7 @@ impl Worker {
                     state.response_cache.insert(key, client, *wire_response, Instant::now());
                 }
             }
-            Poll::Ready(())
-        })
-        .await;
+        });
         send_all(&self.socket, &mut answers);
         number
     }
@@ -364,14 +368,6 @@ impl Worker {
 }
 
 /// Polls the tasks of this thread that can go on, and the tasks that they start.
-async fn run_tasks(tasks: &mut Tasks) {
-    poll_fn(|context| {
-        poll_tasks(tasks, context);
-        Poll::Ready(())
-    })
-    .await;
-}
-
 fn poll_tasks(tasks: &mut Tasks, context: &mut Context<'_>) {
     loop {
         let new = thread_tasks::take();
