@@ -1,6 +1,8 @@
-//! Protocols, limits of open files, errors of sockets, network interfaces, and the runtime and tasks of a UDP thread.
+//! Protocols, limits of open files, errors of sockets, network interfaces, and the runtime, tasks and timers of a
+//! UDP thread.
 
 pub mod interfaces;
+pub(crate) mod late_timer;
 pub(crate) mod readable;
 pub(crate) mod shared_runtime;
 pub(crate) mod thread_tasks;

@@ -12,7 +12,7 @@ use futures::future::select_ok;
 use hickory_proto::op::ResponseCode;
 use smallvec::SmallVec;
 use tokio::net::TcpSocket;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::either::Either;
 use tracing::debug;
 
@@ -26,6 +26,7 @@ use crate::dns::message::query::QueryKey;
 use crate::dns::message::upstream_reply::UpstreamReply;
 use crate::dns::message::validity::Section;
 use crate::dns::message::wire::WireMessage;
+use crate::dns::net::late_timer::LateTimer;
 use crate::dns::net::shared_runtime::on_shared_runtime;
 use crate::dns::upstream::endpoint::Transport;
 use crate::model::tls_error;
@@ -73,7 +74,7 @@ pub(crate) async fn exchange(
     let answer = tokio::select! {
         biased;
         answer = &mut attempt => answer,
-        () = sleep_until(times.begun + SILENT_AFTER) => {
+        () = LateTimer::new(times.begun, times.begun + SILENT_AFTER) => {
             upstream.start_health_checks();
             attempt.await
         }
@@ -279,7 +280,7 @@ impl Attempt<'_> {
             self.progress.begin_unless_current(reading, now);
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
-            while let Ok(Some((reply, was_open))) = timeout_at(repeat, tries.next()).await {
+            while let Some(Some((reply, was_open))) = LateTimer::new(now, repeat).limit(tries.next()).await {
                 // If a socket fails, other sockets may still receive an answer. If a socket that was open fails, the query
                 // is sent again from another socket.
                 if reply.is_ok() || tries.is_empty() && !was_open {

@@ -3,15 +3,15 @@
 
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures::FutureExt;
 use hickory_proto::op::ResponseCode;
 use smallvec::SmallVec;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::dns::chain::query_rate::QueryRate;
 use crate::dns::chain::request::CHECK_ADDRESS;
@@ -19,6 +19,7 @@ use crate::dns::chain::target_check::{TargetCheck, Wait};
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::validity::Section;
 use crate::dns::message::wire::WireMessage;
+use crate::dns::net::late_timer::LateTimer;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::upstream::attempts::{AttemptSchedule, InFlight};
 use crate::dns::upstream::config::ForwardOptions;
@@ -134,7 +135,8 @@ impl UpstreamGroup {
         let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
         let mut schedule = AttemptSchedule::new(upstreams, attempts, begun);
         let mut tries = SmallFutureSet::new();
-        let mut timer = pin!(sleep_until(deadline));
+        // Usually the first attempt is late then.
+        let mut timer = LateTimer::new(begun, begun + self.options.read_timeout);
         let mut fallback: Option<WireMessage> = None;
         // The clock is read only after waiting, because reading it takes time.
         let mut now = begun;
@@ -169,9 +171,9 @@ impl UpstreamGroup {
                     let late_at = schedule.due().unwrap_or(deadline);
                     let due = next.map_or(late_at, |next| next.at.min(late_at));
                     if timer.deadline() != due {
-                        timer.as_mut().reset(due);
+                        timer = LateTimer::new(Instant::now(), due);
                     }
-                    timer.as_mut().poll(context)
+                    timer.poll_unpin(context)
                 }) => {
                     now = Instant::now();
                     schedule.give_up_on_late(now);
@@ -299,6 +301,7 @@ mod tests {
     use crate::dns::upstream::endpoint::Transport;
     use hickory_proto::rr::{Name, RecordType};
     use tokio::net::UdpSocket;
+    use tokio::time::sleep_until;
 
     use super::*;
     use crate::dns::message::query::UpstreamQuery;

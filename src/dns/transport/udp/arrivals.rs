@@ -4,13 +4,11 @@ use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::sleep;
 use tracing::debug;
 
 use super::batch::{BATCH_SIZE, DatagramBatch};
@@ -18,9 +16,6 @@ use super::worker::POLL_INTERVAL;
 use crate::dns::net::readable::for_reading;
 use crate::dns::net::turn_waker::{PartWaker, TurnWaker};
 
-/// A timer that is always registered while work is under way, so that no timer of a look-up becomes the earliest one: for a
-/// new earliest timer the runtime wakes itself, which costs two system calls. Shorter than the timers of a look-up.
-const TICK: Duration = Duration::from_millis(100);
 /// The number of turns without work under way after which the runtime no longer watches the socket: the kernel does more
 /// for each datagram of a socket that is watched.
 const MAX_TURNS_WITHOUT_WORK: u32 = 1000;
@@ -30,12 +25,11 @@ pub(super) struct Arrivals {
     /// The socket as the runtime watches it; `None` until the thread first waits for other events, too.
     watched: Option<AsyncFd<Arc<UdpSocket>>>,
     turns_without_work: u32,
-    tick: Pin<Box<Sleep>>,
 }
 
 impl Arrivals {
     pub(super) fn new(socket: Arc<UdpSocket>) -> Self {
-        Self { socket, watched: None, turns_without_work: 0, tick: Box::pin(sleep(TICK)) }
+        Self { socket, watched: None, turns_without_work: 0 }
     }
 
     /// Receives a batch: with work under way, of the datagrams that are there; else blocks until there is one.
@@ -67,15 +61,7 @@ impl Arrivals {
                 return sleep(POLL_INTERVAL).await;
             }
         };
-        let tick = &mut self.tick;
-        turn.event(parts, |context| {
-            if tick.as_mut().poll(context).is_ready() {
-                tick.as_mut().reset(Instant::now() + TICK);
-                let _ = tick.as_mut().poll(context);
-            }
-            watched.poll_read_ready(context).map(drop)
-        })
-        .await;
+        turn.event(parts, |context| watched.poll_read_ready(context).map(drop)).await;
     }
 }
 

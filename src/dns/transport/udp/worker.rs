@@ -28,6 +28,7 @@ use super::batch::{BATCH_SIZE, DatagramBatch, OutgoingDatagram, send_all};
 use super::pending::{Backlog, InFlightGuard, Peer, PendingQuery, QueryProgress};
 use super::{BACKLOG_CAPACITY, DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
 use crate::dns::chain::handler::{EncodedReply, Handler};
+use crate::dns::net::late_timer::Ticker;
 use crate::dns::net::shared_runtime::set_shared_runtime;
 use crate::dns::net::thread_tasks;
 use crate::dns::net::turn_waker::{PartWaker, TurnWaker};
@@ -139,6 +140,7 @@ impl Worker {
     /// the tasks again, which send the new queries. Each step is bounded.
     async fn serve(&self, state: &mut WorkerState, tasks: &mut Tasks) -> io::Result<()> {
         let mut arrivals = Arrivals::new(self.socket.udp());
+        let mut ticker = Ticker::new();
         let mut under_way = FuturesUnordered::new();
         let turn = TurnWaker::default();
         let (task_waker, query_waker) = (turn.part(), turn.part());
@@ -181,6 +183,10 @@ impl Worker {
             if is_drained {
                 return Ok(());
             }
+            let is_busy = has_work || !under_way.is_empty();
+            if is_busy {
+                ticker.tick().await;
+            }
             // Also what a poll has interrupted itself goes on only after the runtime's turn.
             let can_go_on = task_waker.can_go_on() || query_waker.can_go_on();
             if number == BATCH_SIZE || finished == BATCH_SIZE || state.backlog.len() > 0 || can_go_on {
@@ -188,7 +194,7 @@ impl Worker {
             } else if let Some(pause) = pause.or(drain.is_some().then_some(POLL_INTERVAL)) {
                 // A stopped socket always counts as readable, and the queries of another thread may end meanwhile.
                 sleep(pause).await;
-            } else if has_work || !under_way.is_empty() {
+            } else if is_busy {
                 arrivals.event(&turn, [&task_waker, &query_waker]).await;
             }
         }
