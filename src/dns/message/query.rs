@@ -80,15 +80,13 @@ impl UpstreamQuery {
 }
 
 impl QueryKey {
-    /// Returns the query as a message for an upstream, with a random id (RFC 5452 section 9.2). The client's EDNS
-    /// options aren't forwarded: cookies, keepalive and padding are hop-by-hop (RFC 7873 section 5, RFC 7828 section
-    /// 3.2.1, RFC 7830 section 3).
+    /// Returns the query as a message for an upstream; the socket sets its id. The client's EDNS options aren't forwarded:
+    /// cookies, keepalive and padding are hop-by-hop (RFC 7873 section 5, RFC 7828 section 3.2.1, RFC 7830 section 3).
     pub(crate) fn encode(&self, with_edns: bool) -> Vec<u8> {
         const AUTHENTIC_DATA: u8 = 0x20;
         let checking_disabled = u8::from(self.has(CHECKING_DISABLED)) << 4;
         let mut message = Vec::with_capacity(HEADER + self.0.len() + OPT_LENGTH);
-        message.extend(rand::random::<[u8; 2]>());
-        message.push(u8::from(self.has(RECURSION_DESIRED)));
+        message.extend([0, 0, u8::from(self.has(RECURSION_DESIRED))]);
         message.push(AUTHENTIC_DATA | checking_disabled);
         message.extend([0, 1, 0, 0, 0, 0, 0, u8::from(with_edns)]);
         message.extend(self.name());

@@ -262,7 +262,10 @@ impl WireMessage {
         let fixed = usize::from(self.question_end) - 4;
         let numbers = [question.query_type().into(), question.query_class().into()].map(u16::to_be_bytes);
         self.bytes[fixed..fixed + 4] == *numbers.as_flattened()
-            && has_labels(&self.bytes[HEADER..fixed], question.name(), <[u8]>::eq_ignore_ascii_case)
+            && has_labels(&self.bytes[HEADER..fixed], question.name(), |own, label| {
+                // Mostly the case is the same, which is faster to see.
+                own == label || own.eq_ignore_ascii_case(label)
+            })
     }
 
     /// Returns whether the question has exactly the spelling of a name.

@@ -109,13 +109,13 @@ pub(crate) async fn ping(
     let quota = &upstream.budget.check_quota();
     let rate = &QueryRate::default();
     let attempt = Attempt { upstream, question, by_tcp, times, progress, quota, rate };
-    let bytes = question.encode(false);
     // Each check opens a new socket, because an open one may be the problem. This isn't counted as a miss of the pool.
     let (reply, network, local) = if by_tcp {
-        let (reply, local) = attempt.reply_by_new_connection(&bytes, quota.take(), true).await?;
+        let (reply, local) =
+            attempt.reply_by_new_connection(&question.encode(false), quota.take(), true).await?;
         (reply, "tcp", local)
     } else {
-        (attempt.by_udp(&bytes, true, now).await?, "udp", None)
+        (attempt.by_udp(false, true, now).await?, "udp", None)
     };
     match reply {
         UpstreamReply::Mismatch => Err(attempt.refused(network, local, MISMATCH)),
@@ -195,25 +195,20 @@ impl Attempt<'_> {
     }
 
     async fn ask_once(&self, edns: bool, now: Instant) -> Result<WireMessage, ExchangeError> {
-        let bytes = self.question.encode(edns);
         // Boxed only when needed: the future of a stream is large and seldom used. A connection outlives the thread that
         // has opened it.
-        let by_stream = || on_shared_runtime(Box::pin(self.by_stream(&bytes)));
+        let by_stream = || on_shared_runtime(Box::pin(self.by_stream(edns)));
         if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
             return by_stream().await;
         }
         let now = self.turn("udp", now).await?;
-        match self.by_udp(&bytes, false, now).await? {
-            UpstreamReply::Answer(answer) => Ok(*answer),
+        match self.by_udp(edns, false, now).await? {
             UpstreamReply::Truncated(cut) => {
                 // Not longer than a reply may take: the attempt would count as failed, and the truncated answer be lost.
                 let whole = timeout(STREAM_TIMEOUT.min(self.upstream.reply_timeout), by_stream()).await;
                 Ok(self.best_of(*cut, whole.unwrap_or_else(|_| Err(self.late()))))
             }
-            UpstreamReply::Malformed(error) => {
-                Err(self.refused("udp", None, format!("the reply isn't accepted: {error}")))
-            }
-            UpstreamReply::Mismatch => Err(self.refused("udp", None, MISMATCH)),
+            reply => self.accepted("udp", (reply, None)),
         }
     }
 
@@ -263,7 +258,7 @@ impl Attempt<'_> {
     /// more, but an answer is accepted until the deadline. The caller has waited for the turn of the first datagram.
     async fn by_udp(
         &self,
-        bytes: &[u8],
+        edns: bool,
         is_alone: bool,
         mut now: Instant,
     ) -> Result<UpstreamReply, ExchangeError> {
@@ -273,7 +268,7 @@ impl Attempt<'_> {
         let mut may_send = true;
         loop {
             if may_send {
-                let sent = self.send(bytes, is_alone, &mut tries, now);
+                let sent = self.send(edns, is_alone, &mut tries, now);
                 sent.map_err(|error| self.upstream.dialing("udp").failed(error))?;
             }
             let reading = Operation::read("udp", tries.local, self.upstream.endpoint.address);
@@ -308,7 +303,7 @@ impl Attempt<'_> {
     ///
     /// # Errors
     /// If there is no socket, and no query of this attempt is under way.
-    fn send(&self, bytes: &[u8], is_alone: bool, tries: &mut UdpTries, now: Instant) -> io::Result<()> {
+    fn send(&self, edns: bool, is_alone: bool, tries: &mut UdpTries, now: Instant) -> io::Result<()> {
         let (upstream, is_first) = (self.upstream, tries.is_empty());
         let count = |was_open| {
             if is_first && !is_alone {
@@ -317,20 +312,20 @@ impl Attempt<'_> {
         };
         if let Some(socket) = upstream.sockets.find(now, tries.last_sent).filter(|_| !is_alone) {
             count(true);
-            tries.push(socket.ask(bytes.to_vec(), now), true);
+            tries.push(socket.ask(self.question.encode(edns), now), true);
             return Ok(());
         }
         let permit = if is_first { self.quota.take() } else { self.quota.take_spare() };
         match permit.and_then(|permit| upstream.open_udp(permit)) {
             Ok(socket) => {
                 count(false);
-                tries.push(socket.ask(bytes.to_vec(), now), false);
+                tries.push(socket.ask(self.question.encode(edns), now), false);
                 if is_alone { socket.retire() } else { upstream.sockets.add(&socket) }
             }
             Err(error) if is_first => {
                 let crowded = upstream.sockets.find_crowded(now).filter(|_| !is_alone).ok_or(error)?;
                 count(true);
-                tries.push(crowded.ask(bytes.to_vec(), now), true);
+                tries.push(crowded.ask(self.question.encode(edns), now), true);
             }
             // Without a spare socket the query is sent again from a socket that waits, because it may be lost.
             Err(_) => tries.send_again(),
@@ -341,7 +336,8 @@ impl Attempt<'_> {
     /// Sends the query over an open connection if there is one, else over a new one. If the open connection fails, the query
     /// is sent once more over a new one; if it is silent for [`POOLED_STREAM_TIMEOUT`], also over a new one, and the first
     /// answer counts.
-    async fn by_stream(&self, bytes: &[u8]) -> Result<WireMessage, ExchangeError> {
+    async fn by_stream(&self, edns: bool) -> Result<WireMessage, ExchangeError> {
+        let bytes = &self.question.encode(edns);
         let connections = &self.upstream.connections;
         let begun = self.turn("tcp", Instant::now()).await?;
         let asked = connections.ask(bytes, self.quota, begun);
@@ -351,7 +347,7 @@ impl Attempt<'_> {
         };
         self.upstream.count_socket(true, true);
         let socket = Arc::clone(&query.socket);
-        let mut old = Box::pin(async { self.accepted(self.reply_by_connection(query).await?) });
+        let mut old = Box::pin(async { self.accepted("tcp", self.reply_by_connection(query).await?) });
         match timeout(POOLED_STREAM_TIMEOUT, &mut old).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) if error.is_timeout() => Err(error),
@@ -391,7 +387,7 @@ impl Attempt<'_> {
         permit: io::Result<SocketPermit>,
     ) -> Result<WireMessage, ExchangeError> {
         let permit = permit.inspect(|_| self.upstream.count_socket(false, true));
-        self.accepted(self.reply_by_new_connection(bytes, permit, false).await?)
+        self.accepted("tcp", self.reply_by_new_connection(bytes, permit, false).await?)
     }
 
     /// Sends the query over a new connection, with `is_alone` over one of its own. Returns the reply, and the local address
@@ -426,20 +422,21 @@ impl Attempt<'_> {
         }
     }
 
-    /// Returns the answer in a reply by TCP or TLS.
+    /// Returns the answer in a reply.
     ///
     /// # Errors
     /// If the reply isn't accepted as an answer.
     fn accepted(
         &self,
+        network: &'static str,
         (reply, local): (UpstreamReply, Option<SocketAddr>),
     ) -> Result<WireMessage, ExchangeError> {
         match reply {
             UpstreamReply::Answer(answer) | UpstreamReply::Truncated(answer) => Ok(*answer),
             UpstreamReply::Malformed(error) => {
-                Err(self.refused("tcp", local, format!("the reply isn't accepted: {error}")))
+                Err(self.refused(network, local, format!("the reply isn't accepted: {error}")))
             }
-            UpstreamReply::Mismatch => Err(self.refused("tcp", local, MISMATCH)),
+            UpstreamReply::Mismatch => Err(self.refused(network, local, MISMATCH)),
         }
     }
 }

@@ -123,7 +123,8 @@ pub(crate) struct UpstreamCounters {
     to: String,
     /// Counters of reused and of new UDP sockets.
     udp: OnceLock<[IntCounter; 2]>,
-    noerror_duration: OnceLock<Histogram>,
+    /// Of NOERROR, FORMERR, SERVFAIL and NXDOMAIN.
+    durations: [OnceLock<Histogram>; 4],
 }
 
 impl fmt::Debug for UpstreamCounters {
@@ -134,7 +135,7 @@ impl fmt::Debug for UpstreamCounters {
 
 impl UpstreamCounters {
     pub(crate) fn new(all: Arc<ForwardMetrics>, to: SocketAddr) -> Self {
-        Self { all, to: to.to_string(), udp: OnceLock::new(), noerror_duration: OnceLock::new() }
+        Self { all, to: to.to_string(), udp: OnceLock::new(), durations: Default::default() }
     }
 
     pub(crate) fn record_answer(&self, rcode: ResponseCode, after: Duration) {
@@ -143,9 +144,9 @@ impl UpstreamCounters {
             self.all.duration.with_label_values(&[PROXY, &self.to, &rcode])
         };
         let after = after.as_secs_f64();
-        match rcode {
-            ResponseCode::NoError => self.noerror_duration.get_or_init(histogram).observe(after),
-            _ => histogram().observe(after),
+        match self.durations.get(usize::from(u16::from(rcode))) {
+            Some(duration) => duration.get_or_init(histogram).observe(after),
+            None => histogram().observe(after),
         }
     }
 

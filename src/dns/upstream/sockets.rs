@@ -1,7 +1,7 @@
 //! The sockets to an upstream. Each serves several queries at a time; a task sends them and receives the replies.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,7 +28,8 @@ pub(crate) struct UpstreamSocket {
 
 #[derive(Debug)]
 struct Queries {
-    waiting: HashMap<u16, WaitingQuery>,
+    /// By id. A tree, because usually there are few queries: the search is then faster than hashing an id.
+    waiting: BTreeMap<u16, WaitingQuery>,
     /// One bit for each id that the socket has used.
     used: Box<[u64; 1024]>,
     /// The number of queries that the socket has had.
@@ -74,7 +75,7 @@ impl UpstreamSocket {
         connection: Option<stream::ConnectionState>,
     ) -> Arc<Self> {
         let queries = Queries {
-            waiting: HashMap::new(),
+            waiting: BTreeMap::new(),
             used: Box::new([0; 1024]),
             number: 0,
             max_number,

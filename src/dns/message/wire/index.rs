@@ -4,6 +4,7 @@ use hickory_proto::op::{Header, Metadata, ResponseCode};
 use hickory_proto::rr::RecordType;
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+use smallvec::SmallVec;
 
 use super::{
     Missing, OPT, Rewrite, SIG, TSIG, WireError, WireMessage, WireRecord, has_name, never_changes, rtype_at,
@@ -23,8 +24,6 @@ impl WireMessage {
     pub(super) fn index(message: &[u8], question: &[u8]) -> Result<(Self, Rewrite), WireError> {
         let Header { metadata, counts } =
             Header::read(&mut BinDecoder::new(message)).map_err(|_| WireError::Question)?;
-        let number =
-            usize::from(counts.answers) + usize::from(counts.authorities) + usize::from(counts.additionals);
         let name = question.get(..question.len().saturating_sub(4)).unwrap_or_default();
         let question_end = HEADER + question.len();
         let mut index = Index {
@@ -35,8 +34,7 @@ impl WireMessage {
             metadata,
             extended_errors: Box::default(),
             opt_start: None,
-            // A record has at least a pointer and its fixed fields.
-            records: Vec::with_capacity(number.min(message.len() / (2 + FIXED))),
+            records: SmallVec::new(),
             length: question_end,
             rewrite: Rewrite::None,
             missing: Missing::Nothing,
@@ -69,7 +67,7 @@ struct Index<'a> {
     metadata: Metadata,
     extended_errors: Box<[EdnsOption]>,
     opt_start: Option<usize>,
-    records: Vec<WireRecord>,
+    records: SmallVec<[WireRecord; 16]>,
     /// The size without name compression.
     length: usize,
     rewrite: Rewrite,
@@ -190,7 +188,7 @@ impl Index<'_> {
             metadata: self.metadata,
             extended_errors: self.extended_errors,
             bytes,
-            records: self.records.into(),
+            records: self.records.as_slice().into(),
             section_ends,
             question_end: u16::try_from(self.question_end).map_err(|_| WireError::Question)?,
             uncompressed,

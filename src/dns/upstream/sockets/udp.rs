@@ -7,7 +7,7 @@
 //! found it open are sent again from another one.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -265,7 +265,7 @@ impl Drop for Task {
 }
 
 /// Sends the first of these queries, and as many others as the kernel takes; returns their number.
-fn send_together(udp: &UdpSocket, waiting: &HashMap<u16, WaitingQuery>, ids: &[u16]) -> io::Result<usize> {
+fn send_together(udp: &UdpSocket, waiting: &BTreeMap<u16, WaitingQuery>, ids: &[u16]) -> io::Result<usize> {
     let bytes = ids.iter().filter_map(|id| Some(&waiting.get(id)?.bytes[..]));
     if let [_] = ids {
         return bytes.map(|bytes| udp.send(bytes)).next().transpose().map(|_| 1);
