@@ -1,11 +1,13 @@
 //! Counters that several threads increment without sharing a cache line.
 
 use std::collections::HashMap;
+use std::hash::RandomState;
 use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
+use hashbrown::Equivalent;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
@@ -119,7 +121,17 @@ pub struct ShardedCounterVec(Arc<VecState>);
 #[derive(Debug)]
 struct VecState {
     desc: Desc,
-    counters: RwLock<HashMap<Vec<String>, Arc<ShardedCounters>>>,
+    counters: RwLock<hashbrown::HashMap<Vec<String>, Arc<ShardedCounters>, RandomState>>,
+}
+
+/// Borrowed values of labels, with the hash of owned ones.
+#[derive(Hash)]
+struct LabelValues<'a>(&'a [&'a str]);
+
+impl Equivalent<Vec<String>> for LabelValues<'_> {
+    fn equivalent(&self, values: &Vec<String>) -> bool {
+        values == self.0
+    }
 }
 
 impl ShardedCounterVec {
@@ -141,10 +153,10 @@ impl ShardedCounterVec {
 
     #[must_use]
     pub fn with(&self, values: &[&str]) -> Arc<ShardedCounters> {
-        let values: Vec<String> = values.iter().map(ToString::to_string).collect();
-        if let Some(counter) = self.0.counters.read().get(&values) {
+        if let Some(counter) = self.0.counters.read().get(&LabelValues(values)) {
             return Arc::clone(counter);
         }
+        let values = values.iter().map(ToString::to_string).collect();
         let mut counters = self.0.counters.write();
         Arc::clone(counters.entry(values).or_insert_with(|| Arc::new(ShardedCounters::new(1))))
     }
