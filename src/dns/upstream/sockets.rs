@@ -40,6 +40,8 @@ struct Queries {
     unanswered: usize,
     /// When the last reply came, if any.
     heard: Option<Instant>,
+    /// Whether a datagram has come that is certainly forged: with an id that the socket hasn't used, or another question.
+    is_attacked: bool,
     /// The ids of the queries to send.
     outgoing: Vec<u16>,
     /// The socket gets no further queries, and is closed after the last reply.
@@ -81,6 +83,7 @@ impl UpstreamSocket {
             max_number,
             unanswered: 0,
             heard: None,
+            is_attacked: false,
             outgoing: Vec::new(),
             is_retired: false,
             is_closed: false,

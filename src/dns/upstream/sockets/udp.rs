@@ -3,7 +3,7 @@
 //! A socket for each query would cost more than the rest of the query. An attacker that forges a reply has to guess the
 //! port and the id of a query (RFC 5452 section 9.2): the kernel chooses a random port for each socket, ids are random and
 //! not used twice on a socket, and a socket takes new queries for at most a second. A datagram that answers no query is
-//! counted and has no other effect. An ICMP error with the right port ends the queries of the socket; queries that
+//! counted, and ends no query. An ICMP error with the right port ends the queries of the socket; queries that
 //! found it open are sent again from another one.
 
 use std::cell::RefCell;
@@ -130,14 +130,25 @@ impl UpstreamSocket {
     }
 
     /// Gives the datagram to the query that it answers; returns whether there is one.
+    ///
+    /// Replies have to repeat the question (RFC 5452 section 9.1), but a server that doesn't know EDNS may answer FORMERR
+    /// without it (RFC 6891 section 7). Such an error fits every query that waits on the socket: an attacker who knows the
+    /// port needs no name, and with 32 ids that fit a 32nd of the guesses. So it is accepted only as long as no guess was
+    /// wrong; after that the query is repeated from another port.
     fn accept(&self, datagram: &[u8], is_cut: bool, now: Instant) -> bool {
-        let Some(id) = datagram.first_chunk() else { return false };
-        let mut queries = self.queries.lock();
-        let waiting = queries.waiting.get_mut(&u16::from_be_bytes(*id));
+        let Some(id) = datagram.first_chunk().map(|id| u16::from_be_bytes(*id)) else { return false };
+        let queries = &mut *self.queries.lock();
+        queries.is_attacked |= !queries.has_used(id);
+        let waiting = queries.waiting.get_mut(&id);
         let Some(query) = waiting.filter(|query| query.reply.is_none()) else { return false };
+        let has_question = datagram.get(4..6) != Some(&[0, 0]);
         match parse_datagram(&query.bytes, datagram, is_cut) {
             // It may be forged: the real answer may still come.
-            UpstreamReply::Mismatch => false,
+            UpstreamReply::Mismatch => {
+                queries.is_attacked = true;
+                false
+            }
+            _ if queries.is_attacked && !has_question => false,
             reply => {
                 query.end(Ok(reply));
                 queries.unanswered -= 1;

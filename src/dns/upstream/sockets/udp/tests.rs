@@ -2,6 +2,7 @@ use std::collections::HashSet;
 use std::future::poll_fn;
 
 use futures::future::join_all;
+use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{Name, RecordType};
 use tokio::net::UdpSocket;
 use tokio::time::{advance, timeout};
@@ -88,6 +89,36 @@ async fn datagrams_that_answer_no_query_change_nothing() {
     let again = socket.ask(query, Instant::now());
     assert_eq!(received(&upstream).await.1, from, "the socket stays in use");
     drop(again);
+}
+
+#[tokio::test]
+async fn error_without_question_counts_until_a_wrong_guess() {
+    let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let wrong_id =
+        |real: &[u8]| (0..=u16::MAX).find(|id| id.to_be_bytes() != real[..2]).unwrap().to_be_bytes();
+    for (is_guessed, is_late) in [(false, false), (false, true), (true, false)] {
+        let socket = open(&upstream);
+        if is_late {
+            let given_up = socket.ask(query("b.example."), Instant::now());
+            let (query, from) = received(&upstream).await;
+            drop(given_up);
+            upstream.send_to(&answer(query), from).await.unwrap();
+        }
+        let asked = socket.ask(query("a.example."), Instant::now());
+        let (query, from) = received(&upstream).await;
+        let real = answer(query);
+        // FORMERR.
+        let mut error = real[..12].to_vec();
+        (error[3], error[5]) = (1, 0);
+        if is_guessed {
+            upstream.send_to(&[&wrong_id(&error), &error[2..]].concat(), from).await.unwrap();
+        }
+        upstream.send_to(&error, from).await.unwrap();
+        upstream.send_to(&real, from).await.unwrap();
+        let Ok(UpstreamReply::Answer(answer)) = reply(&asked).await else { panic!() };
+        let is_error = answer.metadata.response_code == ResponseCode::FormErr;
+        assert_eq!(is_error, !is_guessed, "late reply before it: {is_late}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
