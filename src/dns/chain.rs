@@ -3,7 +3,7 @@
 pub mod handler;
 pub mod metrics;
 pub mod plugin;
-pub(crate) mod query_rate;
+pub(crate) mod query_limiter;
 pub(crate) mod request;
 pub mod server;
 pub mod target_check;

@@ -3,10 +3,10 @@
 
 pub mod interfaces;
 pub(crate) mod late_timer;
+pub(crate) mod part_waker;
 pub(crate) mod readable;
 pub(crate) mod shared_runtime;
 pub(crate) mod thread_tasks;
-pub(crate) mod turn_waker;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -147,7 +147,7 @@ fn decode(
         purpose: Purpose::Client,
         depth: 0,
         alias_look_up_tries: OnceLock::new(),
-        query_rate: None,
+        query_limiter: None,
         max_udp: MAX_UDP,
     })
 }

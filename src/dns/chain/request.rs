@@ -9,7 +9,7 @@ use hickory_proto::op::{Edns, Metadata, Query};
 use hickory_proto::rr::Name;
 
 use crate::dns::chain::metrics::{RequestStats, ZoneMetrics};
-use crate::dns::chain::query_rate::QueryRate;
+use crate::dns::chain::query_limiter::QueryLimiter;
 use crate::dns::chain::server::Server;
 use crate::dns::chain::target_check::TargetCheck;
 use crate::dns::message::ede::Ede;
@@ -48,7 +48,7 @@ pub struct Request {
     /// first call.
     pub alias_look_up_tries: OnceLock<Arc<AtomicUsize>>,
     /// The limit of the queries to one upstream, from the first look-up at upstreams on.
-    pub(crate) query_rate: Option<Arc<QueryRate>>,
+    pub(crate) query_limiter: Option<Arc<QueryLimiter>>,
 }
 
 #[derive(Clone, Debug)]

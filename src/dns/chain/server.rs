@@ -240,7 +240,7 @@ impl Server {
         inner.query = query;
         inner.purpose = purpose;
         inner.depth += 1;
-        inner.query_rate = None;
+        inner.query_limiter = None;
         // Boxed, because the call is recursive.
         Box::pin(Self::serve(&mut inner)).await
     }
@@ -296,7 +296,7 @@ impl Server {
             purpose: Purpose::Client,
             depth: 0,
             alias_look_up_tries: OnceLock::new(),
-            query_rate: None,
+            query_limiter: None,
         }
     }
 

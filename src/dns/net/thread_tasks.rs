@@ -1,4 +1,4 @@
-//! Tasks that the thread of a UDP socket polls itself, in its turns: a wake-up of another task of its runtime would cost
+//! Tasks that the thread of a UDP socket polls itself, in its rounds: a wake-up of another task of its runtime would cost
 //! a system call.
 
 use std::cell::RefCell;

@@ -146,10 +146,10 @@ use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 use crate::dns::upstream::bootstrap::{UpstreamAddr, known, resolve};
 use crate::dns::upstream::error::ForwardError;
-use crate::dns::upstream::flights::SharedLookups;
 use crate::dns::upstream::group::{UpstreamGroup, is_good};
 use crate::dns::upstream::lookup_origin::LookupOrigin;
 use crate::dns::upstream::metrics::ForwardMetrics;
+use crate::dns::upstream::shared_lookups::SharedLookups;
 use options::{ParsedOptions, parse};
 
 const NAME: &str = "forward";
@@ -252,17 +252,17 @@ impl Forward {
     async fn look_up(&self, request: &mut Request) -> Result<Arc<WireMessage>, ForwardError> {
         let (key, client) = (request.upstream_query().key(), request.quota_client());
         // The next line may name the same upstreams.
-        let rate = request.query_rate.get_or_insert_default();
+        let limiter = request.query_limiter.get_or_insert_default();
         let origin = match (&request.purpose, request.protocol) {
             (Purpose::Target { .. } | Purpose::Check(_), _) => {
                 // `lb_linker` already lets clients share the look-up of a target.
                 let _quota = self.upstreams.admit(LookupOrigin::Target, key.is_address_or_https(), client)?;
-                return self.upstreams.ask(&key, LookupOrigin::Target, client, rate).await.map(Arc::new);
+                return self.upstreams.ask(&key, LookupOrigin::Target, client, limiter).await.map(Arc::new);
             }
             (Purpose::Client, Protocol::Udp) => LookupOrigin::Forward,
             (Purpose::Client, _) => LookupOrigin::ForwardByTcp,
         };
-        let answer = self.look_ups.look_up(&self.upstreams, key, origin, client, rate);
+        let answer = self.look_ups.look_up(&self.upstreams, key, origin, client, limiter);
         let query = &request.query;
         if query.name().is_root() && query.query_type() == RecordType::NS {
             return timeout(HEALTH_CHECK_TIMEOUT, answer).await.unwrap_or(Err(ForwardError::Late));
@@ -284,8 +284,8 @@ impl Forward {
         let is_checked = upstream.is_some();
         let answer = match upstream {
             Some(upstream) => {
-                let rate = request.query_rate.get_or_insert_default();
-                self.upstreams.ask_one(upstream, &key, check, rate).await.map(Arc::new)
+                let limiter = request.query_limiter.get_or_insert_default();
+                self.upstreams.ask_one(upstream, &key, check, limiter).await.map(Arc::new)
             }
             None if is_first => {
                 check.end(TargetOutcome::Inconclusive("the upstream isn't used any more".to_owned()));

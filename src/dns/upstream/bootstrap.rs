@@ -19,7 +19,7 @@ use super::group::UpstreamGroup;
 use super::lookup_origin::LookupOrigin;
 use super::policy::SelectionPolicy;
 use super::socket_budget::SocketBudget;
-use crate::dns::chain::query_rate::QueryRate;
+use crate::dns::chain::query_limiter::QueryLimiter;
 use crate::dns::chain::request::INTERNAL_ADDRESS;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::query::UpstreamQuery;
@@ -161,7 +161,8 @@ async fn addresses(
     let mut ips = Vec::new();
     for qtype in [RecordType::A, RecordType::AAAA] {
         let question = UpstreamQuery::recursive(name.clone(), qtype).key();
-        match resolver.ask(&question, LookupOrigin::Target, INTERNAL_ADDRESS, &QueryRate::default()).await {
+        match resolver.ask(&question, LookupOrigin::Target, INTERNAL_ADDRESS, &QueryLimiter::default()).await
+        {
             Ok(answer) => {
                 ips.extend(answer.decode(None).answers.iter().filter_map(|record| match &record.data {
                     RData::A(ip) => Some(IpAddr::V4(ip.0)),

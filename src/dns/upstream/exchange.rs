@@ -21,7 +21,7 @@ use super::health::Upstream;
 use super::socket_budget::{SocketPermit, SocketQuota};
 use super::sockets::stream::{MISMATCH, Stream};
 use super::sockets::{SentQuery, UpstreamSocket};
-use crate::dns::chain::query_rate::QueryRate;
+use crate::dns::chain::query_limiter::QueryLimiter;
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::upstream_reply::UpstreamReply;
 use crate::dns::message::validity::Section;
@@ -42,7 +42,7 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadlines {
+pub(crate) struct ExchangeTimes {
     pub(crate) begun: Instant,
     pub(crate) deadline: Instant,
 }
@@ -51,10 +51,10 @@ struct Attempt<'a> {
     upstream: &'a Upstream,
     question: &'a QueryKey,
     by_tcp: bool,
-    times: Deadlines,
+    times: ExchangeTimes,
     progress: &'a ExchangeProgress,
     quota: &'a SocketQuota,
-    rate: &'a QueryRate,
+    limiter: &'a QueryLimiter,
 }
 
 /// Sends a query to an upstream, repeatedly if necessary and within the rate of the look-up, and waits for the reply until
@@ -64,12 +64,13 @@ pub(crate) async fn exchange(
     upstream: Arc<Upstream>,
     question: &QueryKey,
     by_tcp: bool,
-    times: Deadlines,
+    times: ExchangeTimes,
     progress: Arc<ExchangeProgress>,
     quota: &SocketQuota,
-    rate: &QueryRate,
+    limiter: &QueryLimiter,
 ) -> (Instant, Result<WireMessage, ExchangeError>) {
-    let attempt = Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota, rate };
+    let attempt =
+        Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota, limiter };
     let mut attempt = pin!(attempt.ask());
     let answer = tokio::select! {
         biased;
@@ -105,10 +106,10 @@ pub(crate) async fn ping(
     let by_tcp = !matches!(upstream.endpoint.transport, Transport::Udp);
     let now = Instant::now();
     let progress = &upstream.progress(now);
-    let times = Deadlines { begun: now, deadline };
+    let times = ExchangeTimes { begun: now, deadline };
     let quota = &upstream.budget.check_quota();
-    let rate = &QueryRate::default();
-    let attempt = Attempt { upstream, question, by_tcp, times, progress, quota, rate };
+    let limiter = &QueryLimiter::default();
+    let attempt = Attempt { upstream, question, by_tcp, times, progress, quota, limiter };
     // Each check opens a new socket, because an open one may be the problem. This isn't counted as a miss of the pool.
     let (reply, network, local) = if by_tcp {
         let (reply, local) =
@@ -201,7 +202,7 @@ impl Attempt<'_> {
         if self.by_tcp || !matches!(self.upstream.endpoint.transport, Transport::Udp) {
             return by_stream().await;
         }
-        let now = self.turn("udp", now).await?;
+        let now = self.wait_to_send("udp", now).await?;
         match self.by_udp(edns, false, now).await? {
             UpstreamReply::Truncated(cut) => {
                 // Not longer than a reply may take: the attempt would count as failed, and the truncated answer be lost.
@@ -226,14 +227,14 @@ impl Attempt<'_> {
     }
 
     /// Waits until the look-up may send another query to the upstream. Returns the time.
-    async fn turn(&self, network: &'static str, now: Instant) -> Result<Instant, ExchangeError> {
+    async fn wait_to_send(&self, network: &'static str, now: Instant) -> Result<Instant, ExchangeError> {
         let to = self.upstream.endpoint.address;
-        if self.rate.take(to, now).is_ok() {
+        if self.limiter.take(to, now).is_ok() {
             return Ok(now);
         }
         self.progress.begin(self.upstream.dialing(network), now);
         // Boxed, because it is seldom needed.
-        let waited = Box::pin(timeout_at(self.times.deadline, self.rate.wait(to))).await;
+        let waited = Box::pin(timeout_at(self.times.deadline, self.limiter.wait(to))).await;
         waited.map(|()| Instant::now()).map_err(|_| self.late())
     }
 
@@ -255,7 +256,7 @@ impl Attempt<'_> {
     /// Sends the query by UDP, from a socket of its own or from one that has room, and repeats it until an answer comes. If
     /// there is another socket, a repetition has another port and another id: several servers may share an address, and
     /// the network maps each port to one of them, which may be dead. After `reply_timeout` the query isn't repeated any
-    /// more, but an answer is accepted until the deadline. The caller has waited for the turn of the first datagram.
+    /// more, but an answer is accepted until the deadline. The caller has waited until the first datagram may be sent.
     async fn by_udp(
         &self,
         edns: bool,
@@ -289,11 +290,11 @@ impl Attempt<'_> {
             }
             // The query that is sent at once after a socket has failed isn't a retransmission.
             if tries.is_empty() {
-                now = self.turn("udp", now).await?;
+                now = self.wait_to_send("udp", now).await?;
                 may_send = true;
             } else {
                 pause *= 2;
-                may_send = self.rate.take(self.upstream.endpoint.address, now).is_ok();
+                may_send = self.limiter.take(self.upstream.endpoint.address, now).is_ok();
             }
         }
     }
@@ -339,7 +340,7 @@ impl Attempt<'_> {
     async fn by_stream(&self, edns: bool) -> Result<WireMessage, ExchangeError> {
         let bytes = &self.question.encode(edns);
         let connections = &self.upstream.connections;
-        let begun = self.turn("tcp", Instant::now()).await?;
+        let begun = self.wait_to_send("tcp", Instant::now()).await?;
         let asked = connections.ask(bytes, self.quota, begun);
         let asked = asked.map_err(|error| self.upstream.dialing("tcp").failed(error))?;
         let Some((query, is_shared)) = asked else {
@@ -358,7 +359,7 @@ impl Attempt<'_> {
                 if !is_shared {
                     connections.close_idle_since(begun);
                 }
-                self.turn("tcp", Instant::now()).await?;
+                self.wait_to_send("tcp", Instant::now()).await?;
                 self.answer_by_new_connection(bytes, self.quota.take()).await
             }
             // Either the other end is gone, or the answer is slow. If the old connection then answers first, the idle
@@ -368,7 +369,7 @@ impl Attempt<'_> {
                     connections.doubt(&socket, begun);
                 }
                 let new = Box::pin(async {
-                    self.turn("tcp", Instant::now()).await?;
+                    self.wait_to_send("tcp", Instant::now()).await?;
                     let outcome = self.answer_by_new_connection(bytes, self.quota.take_spare()).await;
                     // A query that shares a connection may have waited for another query.
                     if outcome.is_ok() && !is_shared {

@@ -13,7 +13,7 @@ use hickory_proto::op::ResponseCode;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::dns::chain::query_rate::QueryRate;
+use crate::dns::chain::query_limiter::QueryLimiter;
 use crate::dns::chain::request::CHECK_ADDRESS;
 use crate::dns::chain::target_check::{TargetCheck, Wait};
 use crate::dns::message::query::QueryKey;
@@ -25,7 +25,7 @@ use crate::dns::upstream::attempts::{AttemptSchedule, InFlight};
 use crate::dns::upstream::config::ForwardOptions;
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
-use crate::dns::upstream::exchange::{Deadlines, exchange, is_about_the_name};
+use crate::dns::upstream::exchange::{ExchangeTimes, exchange, is_about_the_name};
 use crate::dns::upstream::health::Upstream;
 use crate::dns::upstream::lookup_origin::LookupOrigin;
 use crate::dns::upstream::metrics::LookupLimit;
@@ -126,7 +126,7 @@ impl UpstreamGroup {
         question: &QueryKey,
         origin: LookupOrigin,
         client: IpAddr,
-        rate: &QueryRate,
+        limiter: &QueryLimiter,
     ) -> Result<WireMessage, ForwardError> {
         let (upstreams, attempts) = self.order()?;
         let quota = &self.options.sockets.quota_for(origin, client);
@@ -148,11 +148,11 @@ impl UpstreamGroup {
             if let Some(next) = next.filter(|next| next.at <= now) {
                 let InFlight { number, upstream, progress, .. } = schedule.record_start(next, now);
                 let (number, upstream, progress) = (*number, Arc::clone(upstream), Arc::clone(progress));
-                let times = Deadlines { begun: now, deadline };
+                let times = ExchangeTimes { begun: now, deadline };
                 // Created inside the block: a future that is moved into a future that awaits it occupies its space
                 // twice.
                 tries.push(async move {
-                    (number, exchange(upstream, question, by_tcp, times, progress, quota, rate).await)
+                    (number, exchange(upstream, question, by_tcp, times, progress, quota, limiter).await)
                 });
                 continue;
             }
@@ -200,16 +200,16 @@ impl UpstreamGroup {
         upstream: Arc<Upstream>,
         question: &QueryKey,
         check: &TargetCheck,
-        rate: &QueryRate,
+        limiter: &QueryLimiter,
     ) -> Result<WireMessage, ForwardError> {
-        let turns = Arc::clone(&upstream.target_checks);
+        let permits = Arc::clone(&upstream.target_checks);
         // The semaphore is never closed.
-        let _turn = check.wait_for(Wait::Turn, turns.acquire()).await;
+        let _permit = check.wait_for(Wait::Turn, permits.acquire()).await;
         let quota = &self.options.sockets.quota_for(LookupOrigin::Target, CHECK_ADDRESS);
         let begun = Instant::now();
         let progress = Arc::new(upstream.progress(begun));
-        let times = Deadlines { begun, deadline: check.deadline };
-        let answer = exchange(upstream, question, false, times, progress, quota, rate);
+        let times = ExchangeTimes { begun, deadline: check.deadline };
+        let answer = exchange(upstream, question, false, times, progress, quota, limiter);
         check.wait_for(Wait::Upstream, answer).await.1.map_err(|error| {
             if error.is_shortage() {
                 ForwardError::NoSocket
@@ -317,9 +317,9 @@ mod tests {
         let options = ForwardOptions { policy: SelectionPolicy::Sequential, ..ForwardOptions::default() };
         let forward = UpstreamGroup::new(vec![endpoint(&silent), endpoint(&next)], options);
         let question = UpstreamQuery::recursive(Name::from_ascii("a.example.").unwrap(), RecordType::A).key();
-        let (mut message, begun, rate) = ([0; 512], Instant::now(), QueryRate::default());
+        let (mut message, begun, limiter) = ([0; 512], Instant::now(), QueryLimiter::default());
         tokio::select! {
-            answer = forward.ask(&question, LookupOrigin::Forward, INTERNAL_ADDRESS, &rate) => panic!("{answer:?}"),
+            answer = forward.ask(&question, LookupOrigin::Forward, INTERNAL_ADDRESS, &limiter) => panic!("{answer:?}"),
             asked = next.recv(&mut message) => assert!(asked.is_ok()),
             () = sleep_until(begun + LOOKUP_TIMEOUT) => panic!("the second upstream got no query"),
         }

@@ -220,10 +220,10 @@ mod tests {
         let (end, ended) = oneshot::channel();
         let (taken, took) = oneshot::channel();
         let look_up = || Ok::<_, Infallible>(async move { ended.await.unwrap_or_default() });
-        let Ok(flight) = lookups_in_flight.join_or_start(&1, look_up, |result| _ = taken.send(*result));
+        let Ok(call) = lookups_in_flight.join_or_start(&1, look_up, |result| _ = taken.send(*result));
         let joined = lookups_in_flight.in_flight(&1).unwrap();
         assert_eq!(joined.wait().now_or_never(), None);
-        assert_eq!(flight.wait().now_or_never(), None);
+        assert_eq!(call.wait().now_or_never(), None);
         end.send(7).unwrap();
         assert_eq!(took.await, Ok(7));
         assert_eq!(lookups_in_flight.keys(), [0; 0]);
@@ -256,8 +256,8 @@ mod tests {
         let lookups_in_flight = Group::<u8, u8>::default();
         let fly = |look_up: fn() -> u8, take: fn(&u8)| {
             let look_up = || Ok::<_, Infallible>(async move { look_up() });
-            let Ok(flight) = lookups_in_flight.join_or_start(&1, look_up, take);
-            flight.wait()
+            let Ok(call) = lookups_in_flight.join_or_start(&1, look_up, take);
+            call.wait()
         };
         type LookUp = fn() -> u8;
         type Take = fn(&u8);
@@ -279,8 +279,8 @@ mod tests {
             }
         }
         let lookups_in_flight = Group::<u8, Only>::default();
-        let Ok(flight) = lookups_in_flight.join_or_start(&1, || Ok::<_, Infallible>(async { Only }), |_| {});
-        assert!(flight.wait().await.is_some());
+        let Ok(call) = lookups_in_flight.join_or_start(&1, || Ok::<_, Infallible>(async { Only }), |_| {});
+        assert!(call.wait().await.is_some());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -291,8 +291,8 @@ mod tests {
                 yield_now().await;
                 7
             };
-            let Ok(flight) = lookups_in_flight.join_or_start(&1, || Ok::<_, Infallible>(look_up), |_| {});
-            flight.wait().await
+            let Ok(call) = lookups_in_flight.join_or_start(&1, || Ok::<_, Infallible>(look_up), |_| {});
+            call.wait().await
         };
         let all: JoinSet<_> = (0..20_000).map(|_| fly(Arc::clone(&lookups_in_flight))).collect();
         let told = timeout(CALL_TIMEOUT, all.join_all()).await.expect("every waiting task gets the result");

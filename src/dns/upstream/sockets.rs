@@ -29,7 +29,7 @@ pub(crate) struct UpstreamSocket {
 #[derive(Debug)]
 struct Queries {
     /// By id. A tree, because usually there are few queries: the search is then faster than hashing an id.
-    waiting: BTreeMap<u16, WaitingQuery>,
+    by_id: BTreeMap<u16, WaitingQuery>,
     /// One bit for each id that the socket has used.
     used: Box<[u64; 1024]>,
     /// The number of queries that the socket has had.
@@ -77,7 +77,7 @@ impl UpstreamSocket {
         connection: Option<stream::ConnectionState>,
     ) -> Arc<Self> {
         let queries = Queries {
-            waiting: BTreeMap::new(),
+            by_id: BTreeMap::new(),
             used: Box::new([0; 1024]),
             number: 0,
             max_number,
@@ -106,7 +106,7 @@ impl UpstreamSocket {
         let reply = queries.is_closed.then(|| Err(closed()));
         queries.unanswered += usize::from(reply.is_none());
         let query = WaitingQuery { bytes, number: queries.number, sent: now, reply, waker: None };
-        queries.waiting.insert(id, query);
+        queries.by_id.insert(id, query);
         self.queue(queries, id);
         SentQuery { socket: Arc::clone(self), id, sent: now }
     }
@@ -147,7 +147,7 @@ impl UpstreamSocket {
 impl Queries {
     fn fail(&mut self, error: impl Fn() -> io::Error) {
         (self.is_retired, self.unanswered) = (true, 0);
-        for query in self.waiting.values_mut().filter(|query| query.reply.is_none()) {
+        for query in self.by_id.values_mut().filter(|query| query.reply.is_none()) {
             query.end(Err(error()));
         }
     }
@@ -189,7 +189,7 @@ impl SentQuery {
     /// # Errors
     /// If the socket is broken or closed, or the kernel reports that the UDP port is closed (ICMP).
     pub(crate) fn poll_reply(&self, context: &mut Context<'_>) -> Poll<io::Result<UpstreamReply>> {
-        let waiting = &mut self.socket.queries.lock().waiting;
+        let waiting = &mut self.socket.queries.lock().by_id;
         let Entry::Occupied(mut query) = waiting.entry(self.id) else { return Poll::Ready(Err(closed())) };
         if let Some(reply) = query.get_mut().reply.take() {
             query.remove();
@@ -220,7 +220,7 @@ impl SentQuery {
 impl Drop for SentQuery {
     fn drop(&mut self) {
         let queries = &mut *self.socket.queries.lock();
-        if queries.waiting.remove(&self.id).is_none_or(|query| query.reply.is_some()) {
+        if queries.by_id.remove(&self.id).is_none_or(|query| query.reply.is_some()) {
             return;
         }
         queries.unanswered -= 1;

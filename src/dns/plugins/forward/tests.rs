@@ -10,7 +10,7 @@ use tokio::time::{Duration, Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{LookupOrigin, UpstreamGroup};
-use crate::dns::chain::query_rate::QueryRate;
+use crate::dns::chain::query_limiter::QueryLimiter;
 use crate::dns::chain::request::{INTERNAL_ADDRESS, Purpose};
 use crate::dns::chain::server::Server;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
@@ -180,7 +180,7 @@ async fn target_gets_the_best_answer_of_the_upstreams() {
         .to_vec();
     let options = ForwardOptions { policy: SelectionPolicy::Sequential, ..ForwardOptions::default() };
     let answer = UpstreamGroup::new(endpoints, options)
-        .ask(&plain("x."), LookupOrigin::Target, INTERNAL_ADDRESS, &QueryRate::default())
+        .ask(&plain("x."), LookupOrigin::Target, INTERNAL_ADDRESS, &QueryLimiter::default())
         .await
         .unwrap();
     assert_eq!(answer.count(Section::Answer), 1);
@@ -297,7 +297,7 @@ async fn error_names_the_silent_upstream_as_in_coredns() {
     };
     for (origin, network) in [(LookupOrigin::Forward, "udp"), (LookupOrigin::ForwardByTcp, "tcp")] {
         let why = client(&silent, options.clone())
-            .ask(&plain("x."), origin, INTERNAL_ADDRESS, &QueryRate::default())
+            .ask(&plain("x."), origin, INTERNAL_ADDRESS, &QueryLimiter::default())
             .await
             .unwrap_err()
             .to_string();
@@ -308,7 +308,7 @@ async fn error_names_the_silent_upstream_as_in_coredns() {
     let dead = held.local();
     let endpoint = UpstreamEndpoint { address: dead, transport: Transport::Tcp };
     let why = UpstreamGroup::new(vec![endpoint], options)
-        .ask(&plain("x."), LookupOrigin::Forward, INTERNAL_ADDRESS, &QueryRate::default())
+        .ask(&plain("x."), LookupOrigin::Forward, INTERNAL_ADDRESS, &QueryLimiter::default())
         .await;
     assert_eq!(why.unwrap_err().to_string(), format!("dial tcp {dead}: connect: connection refused"));
     let context = TestServer::block(&format!("forward . {dead}"));

@@ -123,11 +123,11 @@ impl TargetResolver {
         wanted: ResolveOptions<'_>,
     ) -> Result<Resolved, Ede> {
         let question = UpstreamQuery { query: query.clone(), ..request.upstream_query() };
-        let flight = match self.start(request, &question, wanted, None) {
+        let call = match self.start(request, &question, wanted, None) {
             LookupStart::Completed(result) => return self.choose_answer(&question, result),
-            LookupStart::InFlight(flight) => flight,
+            LookupStart::InFlight(call) => call,
         };
-        let mut outcome = self.wait(&question, wanted, flight).await;
+        let mut outcome = self.wait(&question, wanted, call).await;
         // If another client has exceeded its quota, the result doesn't apply to this client: start a look-up for this
         // client alone.
         if let Some(Some((begun_for, Some(reply)))) = &outcome
@@ -136,7 +136,7 @@ impl TargetResolver {
         {
             outcome = match self.start(request, &question, wanted, Some(request.quota_client())) {
                 LookupStart::Completed(result) => return self.choose_answer(&question, result),
-                LookupStart::InFlight(flight) => self.wait(&question, wanted, flight).await,
+                LookupStart::InFlight(call) => self.wait(&question, wanted, call).await,
             };
         }
         match outcome {
@@ -153,20 +153,20 @@ impl TargetResolver {
         &self,
         question: &UpstreamQuery,
         wanted: ResolveOptions<'_>,
-        flight: Call<(IpAddr, LookupResult)>,
+        call: Call<(IpAddr, LookupResult)>,
     ) -> Option<Option<(IpAddr, LookupResult)>> {
         let last = self.stale_cache.get(question);
         let until = match &last {
             // The previous look-up failed: serve the stale answer at once unless this look-up has already ended.
             Some(StaleEntry { failing: true, .. }) => Instant::now(),
             // With a stale answer available, each client waits only for the rest of the look-up's time limit.
-            Some(_) => wanted.deadline.min(Instant::now() + CLIENT_TIMEOUT.saturating_sub(flight.age())),
+            Some(_) => wanted.deadline.min(Instant::now() + CLIENT_TIMEOUT.saturating_sub(call.age())),
             None => wanted.deadline,
         };
         if until <= Instant::now() {
-            flight.wait().now_or_never()
+            call.wait().now_or_never()
         } else {
-            timeout_at(until, flight.wait()).await.ok()
+            timeout_at(until, call.wait()).await.ok()
         }
     }
 
@@ -204,9 +204,9 @@ impl TargetResolver {
             max_negative_age,
             accepts_cached: true,
         };
-        if let LookupStart::InFlight(flight) = self.start(request, &question, wanted, None) {
+        if let LookupStart::InFlight(call) = self.start(request, &question, wanted, None) {
             // If the prefetch fails, the next query of a client repeats the look-up.
-            let _ = flight.wait().await;
+            let _ = call.wait().await;
         }
     }
 
@@ -220,8 +220,8 @@ impl TargetResolver {
         only_for: Option<IpAddr>,
     ) -> LookupStart {
         let route = (question.key(), only_for);
-        if let Some(flight) = self.look_ups.in_flight(&route) {
-            return LookupStart::InFlight(flight);
+        if let Some(call) = self.look_ups.in_flight(&route) {
+            return LookupStart::InFlight(call);
         }
         let account = request.quota_client();
         let (mut outer_request, query) = (request.clone(), question.query.clone());
@@ -240,7 +240,7 @@ impl TargetResolver {
         }
         let look_up = || Ok::<_, std::convert::Infallible>(future.map(move |result| (account, result)));
         match self.look_ups.join_or_start(&route, look_up, |(_, result)| record_outcome(result)) {
-            Ok(flight) => LookupStart::InFlight(flight),
+            Ok(call) => LookupStart::InFlight(call),
             Err(never) => match never {},
         }
     }

@@ -13,23 +13,23 @@ use tracing::debug;
 
 use super::batch::{BATCH_SIZE, DatagramBatch};
 use super::worker::POLL_INTERVAL;
+use crate::dns::net::part_waker::{PartWaker, ThreadWaker};
 use crate::dns::net::readable::for_reading;
-use crate::dns::net::turn_waker::{PartWaker, TurnWaker};
 
-/// The number of turns without work under way after which the runtime no longer watches the socket: the kernel does more
+/// The number of rounds without work under way after which the runtime no longer watches the socket: the kernel does more
 /// for each datagram of a socket that is watched.
-const MAX_TURNS_WITHOUT_WORK: u32 = 1000;
+const MAX_ROUNDS_WITHOUT_WORK: u32 = 1000;
 
 pub(super) struct Arrivals {
     socket: Arc<UdpSocket>,
     /// The socket as the runtime watches it; `None` until the thread first waits for other events, too.
     watched: Option<AsyncFd<Arc<UdpSocket>>>,
-    turns_without_work: u32,
+    rounds_without_work: u32,
 }
 
 impl Arrivals {
     pub(super) fn new(socket: Arc<UdpSocket>) -> Self {
-        Self { socket, watched: None, turns_without_work: 0 }
+        Self { socket, watched: None, rounds_without_work: 0 }
     }
 
     /// Receives a batch: with work under way, of the datagrams that are there; else blocks until there is one.
@@ -38,13 +38,13 @@ impl Arrivals {
     /// `WouldBlock` if there is none; or an error that the kernel reports for the socket.
     pub(super) async fn receive(&mut self, batch: &mut DatagramBatch, has_work: bool) -> io::Result<usize> {
         if !has_work {
-            self.turns_without_work += 1;
-            if self.turns_without_work >= MAX_TURNS_WITHOUT_WORK {
-                (self.watched, self.turns_without_work) = (None, 0);
+            self.rounds_without_work += 1;
+            if self.rounds_without_work >= MAX_ROUNDS_WITHOUT_WORK {
+                (self.watched, self.rounds_without_work) = (None, 0);
             }
             return batch.receive(self.socket.as_fd(), true);
         }
-        self.turns_without_work = 0;
+        self.rounds_without_work = 0;
         match &self.watched {
             Some(watched) => poll_fn(|context| Poll::Ready(receive_arrived(watched, batch, context))).await,
             None => batch.receive(self.socket.as_fd(), false),
@@ -52,8 +52,8 @@ impl Arrivals {
     }
 
     /// Waits until something wakes the thread: a datagram, a task, or a query under way. The last two have been polled in
-    /// this turn, and have registered their wakers.
-    pub(super) async fn event(&mut self, turn: &TurnWaker, parts: [&PartWaker; 2]) {
+    /// this round, and have registered their wakers.
+    pub(super) async fn event(&mut self, thread: &ThreadWaker, parts: [&PartWaker; 2]) {
         let watched = match self.watched.take().map_or_else(|| for_reading(Arc::clone(&self.socket)), Ok) {
             Ok(watched) => self.watched.insert(watched),
             Err(error) => {
@@ -61,7 +61,7 @@ impl Arrivals {
                 return sleep(POLL_INTERVAL).await;
             }
         };
-        turn.event(parts, |context| watched.poll_read_ready(context).map(drop)).await;
+        thread.event(parts, |context| watched.poll_read_ready(context).map(drop)).await;
     }
 }
 

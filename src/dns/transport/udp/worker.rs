@@ -29,9 +29,9 @@ use super::pending::{Backlog, InFlightGuard, Peer, PendingQuery, QueryProgress};
 use super::{BACKLOG_CAPACITY, DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
 use crate::dns::chain::handler::{EncodedReply, Handler};
 use crate::dns::net::late_timer::Ticker;
+use crate::dns::net::part_waker::{PartWaker, ThreadWaker};
 use crate::dns::net::shared_runtime::set_shared_runtime;
 use crate::dns::net::thread_tasks;
-use crate::dns::net::turn_waker::{PartWaker, TurnWaker};
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, is_fatal, is_out_of_resources, unmapped};
 use crate::dns::response_cache::wire_response::WireResponse;
 use crate::dns::response_cache::{Capacity, Miss, ResponseCache};
@@ -44,8 +44,8 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The number of queries between two checks of the send buffer, and the number while the buffer is filling up.
 const CHECK_EVERY: usize = 64;
 const CHECK_SOON: usize = 8;
-/// The maximum number of queries in a turn that the full handler begins, and the number while more datagrams wait than a
-/// turn receives: a flood of look-ups delays no answer from the response cache.
+/// The maximum number of queries in a round that the full handler begins, and the number while more datagrams wait than a
+/// round receives: a flood of look-ups delays no answer from the response cache.
 const MAX_STARTS: usize = BATCH_SIZE;
 const MAX_STARTS_IN_A_FLOOD: usize = BATCH_SIZE / 4;
 
@@ -135,15 +135,15 @@ impl Worker {
         }));
     }
 
-    /// Serves in turns: receives a batch, answers it from the response cache, runs the tasks of the upstream sockets, which
+    /// Serves in rounds: receives a batch, answers it from the response cache, runs the tasks of the upstream sockets, which
     /// receive replies, begins queries of the backlog, sends the answers of the full handler that are finished, and runs
     /// the tasks again, which send the new queries. Each step is bounded.
     async fn serve(&self, state: &mut WorkerState, tasks: &mut Tasks) -> io::Result<()> {
         let mut arrivals = Arrivals::new(self.socket.udp());
         let mut ticker = Ticker::new();
         let mut under_way = FuturesUnordered::new();
-        let turn = TurnWaker::default();
-        let (task_waker, query_waker) = (turn.part(), turn.part());
+        let thread_waker = ThreadWaker::default();
+        let (task_waker, query_waker) = (thread_waker.part(), thread_waker.part());
         let mut drain: Option<Drain> = None;
         loop {
             if drain.is_none() && self.is_stopped() {
@@ -187,7 +187,7 @@ impl Worker {
             if is_busy {
                 ticker.tick().await;
             }
-            // Also what a poll has interrupted itself goes on only after the runtime's turn.
+            // Also what a poll has interrupted itself goes on only after the runtime has run.
             let can_go_on = task_waker.can_go_on() || query_waker.can_go_on();
             if number == BATCH_SIZE || finished == BATCH_SIZE || state.backlog.len() > 0 || can_go_on {
                 yield_now().await;
@@ -195,7 +195,7 @@ impl Worker {
                 // A stopped socket always counts as readable, and the queries of another thread may end meanwhile.
                 sleep(pause).await;
             } else if is_busy {
-                arrivals.event(&turn, [&task_waker, &query_waker]).await;
+                arrivals.event(&thread_waker, [&task_waker, &query_waker]).await;
             }
         }
     }

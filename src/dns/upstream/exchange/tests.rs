@@ -23,11 +23,11 @@ fn upstream(address: SocketAddr, transport: Transport) -> Arc<Upstream> {
 /// Sends one query to an upstream, and returns the answer.
 async fn ask(upstream: &Arc<Upstream>, quota: &SocketQuota) -> Result<WireMessage, ExchangeError> {
     let begun = Instant::now();
-    let times = Deadlines { begun, deadline: begun + Duration::from_secs(30) };
+    let times = ExchangeTimes { begun, deadline: begun + Duration::from_secs(30) };
     let progress = Arc::new(upstream.progress(begun));
-    let (question, rate) = (question(), QueryRate::default());
+    let (question, limiter) = (question(), QueryLimiter::default());
     let by_tcp = matches!(upstream.endpoint.transport, Transport::Tcp);
-    exchange(Arc::clone(upstream), &question, by_tcp, times, progress, quota, &rate).await.1
+    exchange(Arc::clone(upstream), &question, by_tcp, times, progress, quota, &limiter).await.1
 }
 
 #[tokio::test]
@@ -178,7 +178,7 @@ impl RawUpstream {
     async fn ask(&self, origin: LookupOrigin) -> Result<WireMessage, ForwardError> {
         let options = ForwardOptions { max_fails: 0, max_attempts: Some(0), ..ForwardOptions::default() };
         let group = UpstreamGroup::new(vec![self.endpoint()], options);
-        group.ask(&question(), origin, [10, 0, 0, 1].into(), &QueryRate::default()).await
+        group.ask(&question(), origin, [10, 0, 0, 1].into(), &QueryLimiter::default()).await
     }
 }
 
@@ -268,8 +268,8 @@ async fn truncated_reply_isnt_lost_if_the_read_timeout_is_short() {
         ..ForwardOptions::default()
     };
     let group = UpstreamGroup::new(vec![upstream.endpoint()], options);
-    let (client, rate) = ([10, 0, 0, 1].into(), QueryRate::default());
-    let answer = group.ask(&question(), LookupOrigin::Forward, client, &rate).await.unwrap();
+    let (client, limiter) = ([10, 0, 0, 1].into(), QueryLimiter::default());
+    let answer = group.ask(&question(), LookupOrigin::Forward, client, &limiter).await.unwrap();
     assert_eq!((answer.count(Section::Answer), answer.metadata.truncation), (2, true));
 }
 
@@ -278,8 +278,8 @@ async fn cut_reply_to_another_question_is_ignored() {
     let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let endpoint = UpstreamEndpoint { address: udp.local_addr().unwrap(), transport: Transport::Udp };
     let group = UpstreamGroup::new(vec![endpoint], ForwardOptions::default());
-    let (asked, rate) = (question(), QueryRate::default());
-    let asking = group.ask(&asked, LookupOrigin::Forward, [10, 0, 0, 1].into(), &rate);
+    let (asked, limiter) = (question(), QueryLimiter::default());
+    let asking = group.ask(&asked, LookupOrigin::Forward, [10, 0, 0, 1].into(), &limiter);
     let answering = async {
         let mut query = [0; 512];
         let (length, from) = udp.recv_from(&mut query).await.unwrap();

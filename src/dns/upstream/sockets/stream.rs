@@ -246,12 +246,12 @@ impl UpstreamSocket {
         !queries.is_retired
             && queries.unanswered > 0
             && queries.unanswered + given_up < MAX_SHARING
-            && queries.waiting.values().filter(|query| query.reply.is_none()).all(is_lively)
+            && queries.by_id.values().filter(|query| query.reply.is_none()).all(is_lively)
     }
 
     fn has_one_slow_query(&self, now: Instant) -> bool {
         let queries = self.queries.lock();
-        let mut waiting = queries.waiting.values();
+        let mut waiting = queries.by_id.values();
         let is_slow = |query: &WaitingQuery| now.duration_since(query.sent) >= SLOW;
         !queries.is_retired
             && queries.unanswered == 1
@@ -275,7 +275,7 @@ impl UpstreamSocket {
         let queries = &mut *self.queries.lock();
         for id in queries.outgoing.drain(..) {
             // A query may have been given up meanwhile.
-            if let Some(bytes) = queries.waiting.get(&id).map(|query| &query.bytes)
+            if let Some(bytes) = queries.by_id.get(&id).map(|query| &query.bytes)
                 && let Ok(length) = u16::try_from(bytes.len())
             {
                 output.extend(length.to_be_bytes());
@@ -308,7 +308,7 @@ impl UpstreamSocket {
             let queries = &mut *self.queries.lock();
             let id = id.filter(|id| queries.has_used(*id)).ok_or_else(|| io::Error::other(MISMATCH))?;
             queries.heard = Some(Instant::now());
-            match queries.waiting.get(&id) {
+            match queries.by_id.get(&id) {
                 Some(query) => query.bytes.clone(),
                 None => {
                     let given_up = queries.connection.as_mut().map(|state| &mut state.given_up);
@@ -322,7 +322,7 @@ impl UpstreamSocket {
         let is_accepted = matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(_));
         let queries = &mut *self.queries.lock();
         queries.is_retired |= !is_accepted;
-        let waiting = id.and_then(|id| queries.waiting.get_mut(&id));
+        let waiting = id.and_then(|id| queries.by_id.get_mut(&id));
         let (Some(query), Some(state)) = (waiting, &mut queries.connection) else { return Ok(false) };
         if !query.end(Ok(reply)) {
             return Ok(false);

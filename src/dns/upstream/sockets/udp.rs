@@ -43,7 +43,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 const MAX_DATAGRAM: usize = 4096;
 /// The maximum number of datagrams per system call.
 const BATCH_SIZE: usize = 32;
-const BATCHES_PER_TURN: u32 = 4;
+const BATCHES_BEFORE_YIELD: u32 = 4;
 
 thread_local! {
     /// Received datagrams, and the structures for the kernel.
@@ -126,7 +126,7 @@ impl UpstreamSocket {
     }
 
     fn has_room(&self, max_waiting: usize) -> bool {
-        self.queries.lock().waiting.len() < max_waiting
+        self.queries.lock().by_id.len() < max_waiting
     }
 
     /// Gives the datagram to the query that it answers; returns whether there is one.
@@ -139,7 +139,7 @@ impl UpstreamSocket {
         let Some(id) = datagram.first_chunk().map(|id| u16::from_be_bytes(*id)) else { return false };
         let queries = &mut *self.queries.lock();
         queries.is_attacked |= !queries.has_used(id);
-        let waiting = queries.waiting.get_mut(&id);
+        let waiting = queries.by_id.get_mut(&id);
         let Some(query) = waiting.filter(|query| query.reply.is_none()) else { return false };
         let has_question = datagram.get(4..6) != Some(&[0, 0]);
         match parse_datagram(&query.bytes, datagram, is_cut) {
@@ -185,8 +185,8 @@ impl Task {
                     }
                     Ok(_) => {
                         batches += 1;
-                        // A flood of datagrams leaves turns for the rest of the thread.
-                        if batches.is_multiple_of(BATCHES_PER_TURN) {
+                        // A flood of datagrams leaves time for the rest of the thread.
+                        if batches.is_multiple_of(BATCHES_BEFORE_YIELD) {
                             yield_now().await;
                         }
                         self.receive()
@@ -212,7 +212,7 @@ impl Task {
     /// # Errors
     /// If the kernel reports that the port is closed (ICMP), which concerns all queries.
     fn send(&self) -> io::Result<()> {
-        let Queries { waiting, outgoing, unanswered, .. } = &mut *self.socket.queries.lock();
+        let Queries { by_id: waiting, outgoing, unanswered, .. } = &mut *self.socket.queries.lock();
         // A query may have been given up meanwhile.
         outgoing.retain(|id| waiting.contains_key(id));
         let mut done = 0;

@@ -1,5 +1,5 @@
-//! Wakers for the parts of a thread's work: during a turn they only note that a part can go on. A wake-up of the runtime by
-//! its own thread would cost a system call, and another turn.
+//! Wakers for the parts of a thread's work: while it works they only note that a part can go on. A wake-up of the runtime by
+//! its own thread would cost a system call, and another round.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use futures::task::AtomicWaker;
 
 /// Has the waker of the thread while it waits for an event.
 #[derive(Debug, Default)]
-pub(crate) struct TurnWaker(Arc<AtomicWaker>);
+pub(crate) struct ThreadWaker(Arc<AtomicWaker>);
 
 /// The waker of one part.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct PartWaker {
     thread: Arc<AtomicWaker>,
 }
 
-impl TurnWaker {
+impl ThreadWaker {
     pub(crate) fn part(&self) -> Arc<PartWaker> {
         Arc::new(PartWaker { can_go_on: AtomicBool::new(false), thread: Arc::clone(&self.0) })
     }
@@ -85,15 +85,15 @@ mod tests {
 
     #[test]
     fn part_wakes_the_thread_only_while_it_waits() {
-        let (turn, count) = (TurnWaker::default(), Arc::new(Count::default()));
-        let (one, other) = (turn.part(), turn.part());
+        let (thread, count) = (ThreadWaker::default(), Arc::new(Count::default()));
+        let (one, other) = (thread.part(), thread.part());
         let (runtime, mut waker) = (Waker::from(Arc::clone(&count)), None);
         let mut context = Context::from_waker(&runtime);
         one.poll(|context| waker = Some(context.waker().clone()));
         let waker = waker.unwrap();
         waker.wake_by_ref();
         assert!(one.can_go_on() && !other.can_go_on() && count.0.load(Ordering::SeqCst) == 0);
-        let wait = || Box::pin(turn.event([&one, &other], |_| Poll::Pending));
+        let wait = || Box::pin(thread.event([&one, &other], |_| Poll::Pending));
         assert!(wait().as_mut().poll(&mut context).is_ready(), "a part can go on already");
         one.poll(|_| {});
         let mut waiting = wait();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::error::ForwardError;
 use super::group::UpstreamGroup;
 use super::lookup_origin::LookupOrigin;
-use crate::dns::chain::query_rate::QueryRate;
+use crate::dns::chain::query_limiter::QueryLimiter;
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::upstream::singleflight;
@@ -19,12 +19,12 @@ type ForwardRoute = (QueryKey, LookupOrigin, Option<IpAddr>);
 
 /// All look-ups under way.
 #[derive(Debug, Default)]
-pub struct SharedLookups(singleflight::Group<ForwardRoute, (IpAddr, Arc<QueryRate>, ForwardResult)>);
+pub struct SharedLookups(singleflight::Group<ForwardRoute, (IpAddr, Arc<QueryLimiter>, ForwardResult)>);
 
 impl SharedLookups {
     /// Starts a look-up at the upstreams, or joins an equal one. A look-up for which no client waits any more
     /// continues, so that a client that retries can join it. Until its end a look-up uses the quota of the client that
-    /// started it. The queries that a joined look-up has sent count in `rate`.
+    /// started it. The queries that a joined look-up has sent count in `limiter`.
     ///
     /// # Errors
     /// If there is no answer, or this client may not start another look-up.
@@ -34,13 +34,13 @@ impl SharedLookups {
         question: QueryKey,
         origin: LookupOrigin,
         client: IpAddr,
-        rate: &Arc<QueryRate>,
+        limiter: &Arc<QueryLimiter>,
     ) -> ForwardResult {
         let (begun_for, result) =
-            self.join_or_start(forward, (question.clone(), origin, None), client, rate).await?;
+            self.join_or_start(forward, (question.clone(), origin, None), client, limiter).await?;
         // If another client started the look-up and had no socket left, this client may still have sockets.
         if matches!(result, Err(ForwardError::NoSocket)) && begun_for != client {
-            return self.join_or_start(forward, (question, origin, Some(client)), client, rate).await?.1;
+            return self.join_or_start(forward, (question, origin, Some(client)), client, limiter).await?.1;
         }
         result
     }
@@ -51,24 +51,24 @@ impl SharedLookups {
         forward: &Arc<UpstreamGroup>,
         route: ForwardRoute,
         client: IpAddr,
-        rate: &Arc<QueryRate>,
+        limiter: &Arc<QueryLimiter>,
     ) -> Result<(IpAddr, ForwardResult), ForwardError> {
         let look_up = || {
             let (question, origin, _) = &route;
             let share = forward.admit(*origin, question.is_address_or_https(), client)?;
-            let (forward, rate) = (Arc::clone(forward), Arc::clone(rate));
+            let (forward, limiter) = (Arc::clone(forward), Arc::clone(limiter));
             let (question, origin) = (question.clone(), *origin);
             Ok(async move {
-                let result = forward.ask(&question, origin, client, &rate).await.map(Arc::new);
+                let result = forward.ask(&question, origin, client, &limiter).await.map(Arc::new);
                 drop(share);
-                (client, rate, result)
+                (client, limiter, result)
             })
         };
-        let flight = self.0.join_or_start(&route, look_up, |_| {})?;
+        let call = self.0.join_or_start(&route, look_up, |_| {})?;
         let defect = || ForwardError::no_answer("the look-up has failed because of a bug in lb-linker");
-        let (begun_for, joined, result) = flight.wait().await.ok_or_else(defect)?;
-        if !Arc::ptr_eq(rate, &joined) {
-            rate.add(&joined);
+        let (begun_for, joined, result) = call.wait().await.ok_or_else(defect)?;
+        if !Arc::ptr_eq(limiter, &joined) {
+            limiter.add(&joined);
         }
         Ok((begun_for, result))
     }
@@ -171,9 +171,9 @@ mod tests {
         let look_up = async |name: &str, origin| {
             let question = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A).key();
             let (lookups_in_flight, forward) = (Arc::clone(&lookups_in_flight), Arc::clone(&forward));
-            let rate = Arc::default();
+            let limiter = Arc::default();
             tokio::spawn(async move {
-                lookups_in_flight.look_up(&forward, question, origin, CLIENT, &rate).await
+                lookups_in_flight.look_up(&forward, question, origin, CLIENT, &limiter).await
             });
             yield_now().await;
         };

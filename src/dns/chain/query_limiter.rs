@@ -15,9 +15,9 @@ const WINDOW: Duration = Duration::from_millis(1100);
 
 /// The upstreams that a look-up has queried within [`WINDOW`], with the times.
 #[derive(Debug, Default)]
-pub struct QueryRate(Mutex<SmallVec<[(SocketAddr, Instant); 2]>>);
+pub struct QueryLimiter(Mutex<SmallVec<[(SocketAddr, Instant); 2]>>);
 
-impl QueryRate {
+impl QueryLimiter {
     /// Counts what another look-up has sent, too.
     pub(crate) fn add(&self, other: &Self) {
         let sent = other.0.lock().clone();
@@ -57,12 +57,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn upstream_gets_four_queries_in_each_second() {
-        let rate = QueryRate::default();
+        let limiter = QueryLimiter::default();
         let (one, other) = (([192, 0, 2, 1], 53).into(), ([192, 0, 2, 2], 53).into());
         let begun = Instant::now();
         let mut sent = Vec::new();
         for _ in 0..40 {
-            rate.wait(one).await;
+            limiter.wait(one).await;
             sent.push(Instant::now());
             advance(Duration::from_millis(30)).await;
         }
@@ -71,6 +71,6 @@ mod tests {
             assert!(*fifth - *first > Duration::from_secs(1), "{:?}", *fifth - *first);
         }
         assert!(sent[39] - begun < Duration::from_secs(11), "no query waits longer than it has to");
-        assert!(rate.take(other, Instant::now()).is_ok(), "each upstream has its own limit");
+        assert!(limiter.take(other, Instant::now()).is_ok(), "each upstream has its own limit");
     }
 }
