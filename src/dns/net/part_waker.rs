@@ -45,10 +45,16 @@ impl ThreadWaker {
 }
 
 impl PartWaker {
-    /// Polls the part.
-    pub(crate) fn poll<R>(self: &Arc<Self>, poll: impl FnOnce(&mut Context<'_>) -> R) -> R {
-        self.can_go_on.store(false, Ordering::SeqCst);
-        poll(&mut Context::from_waker(&Waker::from(Arc::clone(self))))
+    /// Polls the part, twice if it is woken meanwhile: `FuturesUnordered` wakes itself when it has polled all its futures.
+    pub(crate) fn poll(self: &Arc<Self>, mut poll: impl FnMut(&mut Context<'_>)) {
+        let waker = Waker::from(Arc::clone(self));
+        for _ in 0..2 {
+            self.can_go_on.store(false, Ordering::SeqCst);
+            poll(&mut Context::from_waker(&waker));
+            if !self.can_go_on() {
+                return;
+            }
+        }
     }
 
     /// Returns whether the part was woken since it was polled.
@@ -70,7 +76,11 @@ impl Wake for PartWaker {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
     use std::sync::atomic::AtomicUsize;
+
+    use futures::StreamExt;
+    use futures::stream::FuturesUnordered;
 
     use super::*;
 
@@ -103,5 +113,8 @@ mod tests {
         assert!(waiting.as_mut().poll(&mut context).is_ready());
         waker.wake();
         assert_eq!(count.0.load(Ordering::SeqCst), 1, "the thread works again");
+        let mut futures: FuturesUnordered<_> = [pending::<()>()].into_iter().collect();
+        one.poll(|context| assert!(futures.poll_next_unpin(context).is_pending()));
+        assert!(!one.can_go_on(), "no future can go on");
     }
 }
