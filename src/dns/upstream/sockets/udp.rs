@@ -43,6 +43,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 const MAX_DATAGRAM: usize = 4096;
 /// The maximum number of datagrams per system call.
 const BATCH_SIZE: usize = 32;
+/// The number of full batches after which the other tasks of the thread go on.
 const BATCHES_BEFORE_YIELD: u32 = 4;
 
 thread_local! {
@@ -173,7 +174,7 @@ impl Task {
     async fn run(self) {
         let socket = &self.socket;
         let mut too_old = pin!(sleep_until(socket.opened + MAX_AGE));
-        let (mut is_old, mut batches) = (false, 0_u32);
+        let (mut is_old, mut full_batches) = (false, 0);
         while !socket.is_done() {
             let outcome = tokio::select! {
                 biased;
@@ -184,12 +185,12 @@ impl Task {
                         self.udp.get_ref().take_error().and_then(|error| error.map_or(Ok(()), Err))
                     }
                     Ok(_) => {
-                        batches += 1;
                         // A flood of datagrams leaves time for the rest of the thread.
-                        if batches.is_multiple_of(BATCHES_BEFORE_YIELD) {
+                        if full_batches == BATCHES_BEFORE_YIELD {
+                            full_batches = 0;
                             yield_now().await;
                         }
-                        self.receive()
+                        self.receive().map(|is_full| full_batches += u32::from(is_full))
                     }
                     Err(error) => Err(error),
                 },
@@ -236,16 +237,16 @@ impl Task {
         Ok(())
     }
 
-    /// Receives a batch of the datagrams that are there.
-    fn receive(&self) -> io::Result<()> {
+    /// Receives a batch of the datagrams that are there; returns whether it is full.
+    fn receive(&self) -> io::Result<bool> {
         let receive = |udp: &Arc<UdpSocket>| {
             let is_full = self.receive_batch(udp)? == BATCH_SIZE;
             // Less than a batch was there: the readiness ends without another system call.
-            if is_full { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+            if is_full { Ok(true) } else { Err(io::ErrorKind::WouldBlock.into()) }
         };
         match self.udp.try_io(Interest::READABLE, receive) {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            _ => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            outcome => outcome,
         }
     }
 
