@@ -64,9 +64,7 @@ impl FailoverController {
         }
         let is_plan = self.context.policy.sync == SyncMode::Plan;
         if before == after {
-            if is_plan {
-                state.sent = None;
-            }
+            state.sent.take_if(|_| is_plan);
             // No write is needed any more, whatever became of the last one.
             self.leader.runtime.queue.succeeded(key);
             self.clear_failure(key);
