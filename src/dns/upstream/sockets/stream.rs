@@ -114,12 +114,11 @@ impl Connections {
         query
     }
 
-    /// Sends a query over a connection that other queries use, or over an idle one, which takes a permit of `quota`. So does
-    /// a shared one if there is a permit: else a client could keep the connections of another one in use. Returns the query,
-    /// and whether the connection is shared; `None` if there is no connection.
+    /// Sends a query over a connection that other queries use, or over an idle one, which takes a permit of `quota`. Returns
+    /// the query, and whether the connection is shared; `None` if there is no connection.
     ///
     /// # Errors
-    /// If `quota` has no permit for an idle connection.
+    /// If `quota` has no permit.
     pub(crate) fn ask(
         &self,
         bytes: &[u8],
@@ -128,7 +127,6 @@ impl Connections {
     ) -> io::Result<Option<(SentQuery, bool)>> {
         let pool = &mut *self.pool.lock();
         if let Some(shared) = pool.shared(now, &self.pool_config) {
-            quota.take().into_iter().for_each(|permit| shared.resume(permit));
             return Ok(Some((shared.ask(bytes.to_vec(), now), true)));
         }
         pool.idle.retain(|connection| connection.stays_usable(now, &self.pool_config));
@@ -263,7 +261,7 @@ impl UpstreamSocket {
         self.queries.lock().heard.unwrap_or(self.opened)
     }
 
-    /// Gives a connection the permit of a look-up.
+    /// Gives an idle connection the permit of a look-up.
     fn resume(&self, permit: SocketPermit) {
         if let Some(state) = &mut self.queries.lock().connection {
             (state.permit, state.idle_since) = (permit, None);

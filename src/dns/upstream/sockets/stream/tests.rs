@@ -1,5 +1,4 @@
 use std::future::poll_fn;
-use std::net::IpAddr;
 
 use hickory_proto::rr::{Name, RecordType};
 use tokio::net::TcpListener;
@@ -8,7 +7,6 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::dns::message::query::UpstreamQuery;
-use crate::dns::transport::client_quota::ClientQuota;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -147,25 +145,6 @@ async fn queries_share_a_connection_once_answers_are_out_of_order() {
     let begun = waiting.sent + Duration::from_secs(1);
     pair.connections.doubt(&waiting.socket, begun);
     assert!(pair.ask_at(waiting.sent).is_none(), "the upstream may answer in order by now");
-}
-
-#[tokio::test]
-async fn newest_query_takes_over_the_permit_of_a_connection() {
-    let pair = Pair::new(PoolConfig::default()).await;
-    let _end = answer_out_of_order(&pair).await;
-    let sockets = ClientQuota::new(3);
-    let client = |last| IpAddr::from([10, 0, 0, last]);
-    let ask = |sockets: &Arc<ClientQuota>, last| {
-        let quota = SocketQuota::Client(Arc::clone(sockets), client(last));
-        pair.connections.ask(&query(), &quota, Instant::now()).unwrap().expect("a connection")
-    };
-    let held = || [1, 2, 3].map(|last| sockets.held_by(client(last)));
-    let (_first, is_shared) = ask(&sockets, 1);
-    assert!(!is_shared && held() == [1, 0, 0]);
-    let (_second, is_shared) = ask(&sockets, 2);
-    assert!(is_shared && held() == [0, 1, 0], "{:?}", held());
-    let (_third, is_shared) = ask(&ClientQuota::new(0), 3);
-    assert!(is_shared && held() == [0, 1, 0], "a client without a permit only shares");
 }
 
 #[tokio::test]
