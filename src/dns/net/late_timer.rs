@@ -41,7 +41,7 @@ pub(crate) struct LateTimer {
 
 #[derive(Debug)]
 enum State {
-    New { is_late: bool },
+    New { may_queue: bool },
     Queued(Arc<Mutex<Queue>>, u64),
     Registered(Pin<Box<Sleep>>),
 }
@@ -119,7 +119,7 @@ impl Queue {
 impl LateTimer {
     /// Returns a timer; `now` is at most a few milliseconds ago.
     pub(crate) fn new(now: Instant, deadline: Instant) -> Self {
-        Self { deadline, state: State::New { is_late: deadline >= now + MIN_DELAY } }
+        Self { deadline, state: State::New { may_queue: deadline >= now + MIN_DELAY } }
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -127,11 +127,11 @@ impl LateTimer {
     }
 
     /// Waits for a future; `None` if the time comes first.
-    pub(crate) async fn limit<F: Future>(mut self, future: F) -> Option<F::Output> {
+    pub(crate) async fn limit<F: Future>(&mut self, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
         poll_fn(|context| match future.as_mut().poll(context) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending => Pin::new(&mut self).poll(context).map(|()| None),
+            Poll::Pending => Pin::new(&mut *self).poll(context).map(|()| None),
         })
         .await
     }
@@ -144,8 +144,8 @@ impl Future for LateTimer {
         loop {
             let deadline = self.deadline;
             match &mut self.state {
-                State::New { is_late } => {
-                    let queue = if *is_late { QUEUE.with_borrow(Clone::clone) } else { None };
+                State::New { may_queue } => {
+                    let queue = if *may_queue { QUEUE.with_borrow(Clone::clone) } else { None };
                     let Some(queue) = queue else {
                         self.state = State::Registered(Box::pin(sleep_until(deadline)));
                         continue;
@@ -159,7 +159,7 @@ impl Future for LateTimer {
                         waker.clone_from(context.waker());
                         return Poll::Pending;
                     }
-                    self.state = State::New { is_late: false };
+                    self.state = State::New { may_queue: false };
                 }
                 State::Registered(timer) => return timer.as_mut().poll(context),
             }
@@ -219,7 +219,8 @@ mod tests {
     async fn end_of_the_queue_wakes_all_its_timers() {
         let ticker = Ticker::new();
         let now = Instant::now();
-        let waiting = tokio::spawn(LateTimer::new(now, now + TICK * 5).limit(pending::<()>()));
+        let waiting =
+            tokio::spawn(async move { LateTimer::new(now, now + TICK * 5).limit(pending::<()>()).await });
         yield_now().await;
         assert_eq!(queued(), 1);
         drop(ticker);

@@ -36,7 +36,8 @@
 //! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text in
 //!   all. A reply with two OPT records, or signed with TSIG or SIG(0), counts as a failure of the upstream.
 //! - A UDP socket is used for at most 1000 queries and one second, with a random id for each query, and a retransmission
-//!   uses a newer socket, which makes forging harder (RFC 5452). A datagram that answers no query is only counted.
+//!   uses a newer socket, which makes forging harder (RFC 5452). A datagram that answers no query is counted, and
+//!   ends none; after one that is probably forged, the socket accepts no error without a question.
 //!   CoreDNS uses a socket for one query at a time, until it was idle for *expire*.
 //! - A client, which is an address, may have at most half of the look-ups that other clients leave free: a single one
 //!   500 of `max_concurrent 1000`. Further ones are refused. A look-up counts for the client that it was started for

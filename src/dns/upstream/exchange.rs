@@ -276,7 +276,8 @@ impl Attempt<'_> {
             self.progress.begin_unless_current(reading, now);
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
-            while let Some(Some((reply, was_open))) = LateTimer::new(now, repeat).limit(tries.next()).await {
+            let mut timer = LateTimer::new(now, repeat);
+            while let Some(Some((reply, was_open))) = timer.limit(tries.next()).await {
                 // If a socket fails, other sockets may still receive an answer. If a socket that was open fails, the query
                 // is sent again from another socket.
                 if reply.is_ok() || tries.is_empty() && !was_open {

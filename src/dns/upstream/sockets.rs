@@ -40,7 +40,8 @@ struct Queries {
     unanswered: usize,
     /// When the last reply came, if any.
     heard: Option<Instant>,
-    /// Whether a datagram has come that is certainly forged: with an id that the socket hasn't used, or another question.
+    /// Whether a datagram has come that is probably forged: with an id that the socket hasn't used, or one that doesn't
+    /// match its query.
     is_attacked: bool,
     /// The ids of the queries to send.
     outgoing: Vec<u16>,

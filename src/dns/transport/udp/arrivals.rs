@@ -51,8 +51,8 @@ impl Arrivals {
         }
     }
 
-    /// Waits until something wakes the thread: a datagram, a task, or a query under way. The last two have been polled in
-    /// this round, and have registered their wakers.
+    /// Waits until something wakes the thread: a datagram, the ticker, a task, or a query under way. All but datagrams have
+    /// been polled in this round, and have registered their wakers.
     pub(super) async fn event(&mut self, thread: &ThreadWaker, parts: [&PartWaker; 2]) {
         let watched = match self.watched.take().map_or_else(|| for_reading(Arc::clone(&self.socket)), Ok) {
             Ok(watched) => self.watched.insert(watched),

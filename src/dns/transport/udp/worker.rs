@@ -121,6 +121,8 @@ impl Worker {
                 Err(_) => {
                     error!("answering a message by UDP panicked");
                     self.handler.server_metrics.panics.inc();
+                    // The look-ups of the queries that were under way.
+                    tasks.extend(thread_tasks::take());
                 }
             }
         };

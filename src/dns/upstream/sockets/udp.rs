@@ -133,9 +133,10 @@ impl UpstreamSocket {
     /// Gives the datagram to the query that it answers; returns whether there is one.
     ///
     /// Replies have to repeat the question (RFC 5452 section 9.1), but a server that doesn't know EDNS may answer FORMERR
-    /// without it (RFC 6891 section 7). Such an error fits every query that waits on the socket: an attacker who knows the
-    /// port needs no name, and with 32 ids that fit a 32nd of the guesses. So it is accepted only as long as no guess was
-    /// wrong; after that the query is repeated from another port.
+    /// without it (RFC 6891 section 7). Such an error fits every query that waits on the socket: an attacker that knows the
+    /// port needs no name, and with 32 ids that fit, or more without free sockets, a 32nd of the guesses. So it is accepted
+    /// only as long as no guess was wrong; after that the socket gets no further queries, and the query is repeated from
+    /// another port, if a socket is free.
     fn accept(&self, datagram: &[u8], is_cut: bool, now: Instant) -> bool {
         let Some(id) = datagram.first_chunk().map(|id| u16::from_be_bytes(*id)) else { return false };
         let queries = &mut *self.queries.lock();
@@ -149,7 +150,10 @@ impl UpstreamSocket {
                 queries.is_attacked = true;
                 false
             }
-            _ if queries.is_attacked && !has_question => false,
+            _ if queries.is_attacked && !has_question => {
+                queries.is_retired = true;
+                false
+            }
             reply => {
                 query.end(Ok(reply));
                 queries.unanswered -= 1;

@@ -66,7 +66,7 @@ async fn replies_in_any_order_reach_their_queries() {
 }
 
 #[tokio::test]
-async fn datagrams_that_answer_no_query_change_nothing() {
+async fn datagrams_that_answer_no_query_end_none() {
     let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let socket = open(&upstream);
     let asked = socket.ask(query("a.example."), Instant::now());
@@ -96,7 +96,7 @@ async fn error_without_question_counts_until_a_wrong_guess() {
     let upstream = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let wrong_id =
         |real: &[u8]| (0..=u16::MAX).find(|id| id.to_be_bytes() != real[..2]).unwrap().to_be_bytes();
-    for (is_guessed, is_late) in [(false, false), (false, true), (true, false)] {
+    for (guess, is_late) in [(None, false), (None, true), (Some("id"), false), (Some("question"), false)] {
         let socket = open(&upstream);
         if is_late {
             let given_up = socket.ask(query("b.example."), Instant::now());
@@ -110,14 +110,23 @@ async fn error_without_question_counts_until_a_wrong_guess() {
         // FORMERR.
         let mut error = real[..12].to_vec();
         (error[3], error[5]) = (1, 0);
-        if is_guessed {
-            upstream.send_to(&[&wrong_id(&error), &error[2..]].concat(), from).await.unwrap();
+        match guess {
+            Some("id") => {
+                _ = upstream.send_to(&[&wrong_id(&error), &error[2..]].concat(), from).await.unwrap()
+            }
+            Some(_) => {
+                let mut other = real.clone();
+                other[13] = b'c';
+                upstream.send_to(&other, from).await.unwrap();
+            }
+            None => {}
         }
         upstream.send_to(&error, from).await.unwrap();
         upstream.send_to(&real, from).await.unwrap();
         let Ok(UpstreamReply::Answer(answer)) = reply(&asked).await else { panic!() };
         let is_error = answer.metadata.response_code == ResponseCode::FormErr;
-        assert_eq!(is_error, !is_guessed, "late reply before it: {is_late}");
+        assert_eq!(is_error, guess.is_none(), "late reply before it: {is_late}");
+        assert_eq!(socket.is_over(Instant::now()), guess.is_some(), "{guess:?}");
     }
 }
 
