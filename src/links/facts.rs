@@ -208,8 +208,7 @@ impl LinkFacts {
                 absence.since
             ));
         }
-        let since = self.lasting_outage()?.since;
-        Some(format!("a move may not be seen: since {since:.0} the API server can't be reached"))
+        self.lasting_outage().map(|_| "a move may not be seen: the API server can't be reached".to_owned())
     }
 
     /// Returns the present outage of the API server, if it has lasted for some seconds.
@@ -222,7 +221,7 @@ impl LinkFacts {
         let problem = self.external_targets.problem(&link.key, refused.is_some());
         let (what, failure) = match problem {
             Some((ExternalTargetState::Conflict { why, at }, _)) => {
-                let at = at.map(|at| format!(", and points at {at}")).unwrap_or_default();
+                let at = at.map(|at| format!("; it points at {at}")).unwrap_or_default();
                 let why = format!("its external target is left alone: {}{at}", paragraph(&why));
                 return Some((ViewState::Conflict, why));
             }

@@ -118,6 +118,6 @@ async fn sighup_is_ignored_as_in_coredns() {
     linker.signal(Signal::SIGHUP);
     // SIGUSR1, which is sent later, is handled later than SIGHUP.
     linker.signal(Signal::SIGUSR1);
-    linker.line("in force again").await;
+    linker.line("is in force").await;
     assert!(linker.stop().success());
 }

@@ -102,8 +102,9 @@ pub(super) fn needed<'a>(
         // RBAC can limit get, update and delete to the Lease's name, but not create: when a creation is authorized, the
         // name isn't known yet.
         let lease = |permission| RequiredPermission { name: Some(&*election_config.lease), ..permission };
-        permissions.extend(["create"].iter().map(permission(LEASES, own, default)));
-        permissions.extend(["get", "update"].iter().map(permission(LEASES, own, default)).map(lease));
+        let of_instance = Requirement::Always("deploy/, for the Lease in the namespace of --instance");
+        permissions.extend(["create"].iter().map(permission(LEASES, own, of_instance)));
+        permissions.extend(["get", "update"].iter().map(permission(LEASES, own, of_instance)).map(lease));
         if election_config.pod.is_some() {
             let life = Requirement::Always("deploy/life/, for --leader-election life");
             permissions.extend(["delete"].iter().map(permission(LEASES, own, life)).map(lease));

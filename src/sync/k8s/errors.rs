@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper_util::client::legacy::Error as ClientError;
-use jiff::Timestamp;
 use kube::client::AuthError;
 use parking_lot::{Mutex, MutexGuard};
 use tracing::{debug, info, warn};
@@ -324,7 +323,6 @@ struct Reachability {
 #[derive(Clone, Copy, Debug)]
 pub struct Outage {
     /// The time of the first request without an answer.
-    pub since: Timestamp,
     begun: tokio::time::Instant,
     /// The time of the last request without an answer.
     last: tokio::time::Instant,
@@ -333,7 +331,7 @@ pub struct Outage {
 impl Outage {
     fn begin() -> Self {
         let now = tokio::time::Instant::now();
-        Self { since: Timestamp::now(), begun: now, last: now }
+        Self { begun: now, last: now }
     }
 
     /// Returns the time since the first request without an answer.

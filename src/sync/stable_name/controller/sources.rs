@@ -180,6 +180,12 @@ impl Sources<'_> {
 
     /// Returns a message about a Service that the namespace can't use.
     fn absent(&self, key: &ServiceKey, namespace: &str) -> String {
+        if !self.selection.watches(key.namespace()) {
+            return format!(
+                "--watch-namespaces leaves out namespace {}, so its Services aren't known",
+                key.namespace()
+            );
+        }
         if key.namespace() != namespace {
             return format!("no LoadBalancer Service {key} lets namespace {namespace} follow it");
         }
@@ -348,6 +354,24 @@ mod tests {
         assert_eq!(offer(Reading::Permitted), (none.clone(), unpermitted, absent.to_owned()));
         assert_eq!(offer(Reading::Outdated), (none, unpermitted, format!("{absent}; {unread}")));
         assert_eq!(offer(Reading::Refused), (of_target, RefusalReason::Forbidden, unread.to_owned()));
+    }
+
+    #[test]
+    fn source_outside_of_the_watched_namespaces_names_the_flag() {
+        let (store, policy) = (Store::new(OnGone::Kept), HostnamePolicy::default());
+        let sources = Sources {
+            store: &store,
+            policy: &policy,
+            selection: &Selection { namespaces: ["shop".to_owned()].into(), ..Selection::default() },
+            unselected: &UnselectedServices::default(),
+            tcp_check_namespaces: &BTreeSet::new(),
+        };
+        for (namespace, why) in [
+            ("shop", "there is no LoadBalancer Service web"),
+            ("far", "--watch-namespaces leaves out namespace far, so its Services aren't known"),
+        ] {
+            assert_eq!(sources.absent(&ServiceKey::new(namespace, "web"), "shop"), why);
+        }
     }
 
     #[test]
