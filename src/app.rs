@@ -3,6 +3,7 @@
 //! DNS outlives sync: the DNS listeners open before the first load balancer is known, a failed sync task is restarted,
 //! and only a dead DNS listener ends the process.
 
+mod cluster_dns;
 pub mod error;
 pub mod link_reader;
 pub mod link_source;
@@ -42,10 +43,13 @@ use crate::links::history::History;
 use crate::metrics::tasks::TaskMetrics;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
+use crate::object_log::ObjectLog;
 use crate::snapshot;
 use crate::snapshot::context::SnapshotContext;
 use crate::store::Store;
+use crate::sync::k8s::client::connect_before_credentials;
 use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
+use cluster_dns::{ClusterDns, of_connection};
 use error::RunError;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;
@@ -67,7 +71,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let mistyped = mistyped_variables(corefile.variables());
     raise_file_limit();
     let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
-    let source = if flags.reads_links(&zones) {
+    let source = if flags.reads_links(&zones, corefile.has_plugin("kubernetes")) {
         let flags = flags.clone();
         // A program for credentials may take a minute.
         tokio::select! {
@@ -81,7 +85,10 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let (mut context, queue) = ServerContext::new(Arc::clone(&store), flags.log_format.into())?;
     context.targets = Arc::new(hostname_policy.targets.clone());
     context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
+    context.has_own_cluster = flags.manifests.is_none();
     let readiness = Arc::clone(&context.readiness);
+    let clusters = context.clusters.clone();
+    let staleness = context.metrics.group()?;
     let supervisor = context.metrics.group()?;
     let runtimes = vec![("dns", Handle::current()), ("sync", sync.runtime().clone())];
     context.metrics.register(TaskMetrics::new(runtimes)?)?;
@@ -105,6 +112,21 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let mut background =
         Background { tasks: JoinSet::new(), sync: sync.runtime().clone(), stop: stop.clone(), supervisor };
     background.start_invalidation(Arc::clone(&store), &reloader);
+    let mut own = source.as_ref().and_then(|(source, ..)| source.connection());
+    if own.is_none() && clusters.has_own() {
+        let (kubeconfig, context) = (flags.kubeconfig.clone(), flags.context.clone());
+        let connected = async { Ok(of_connection(connect_before_credentials(kubeconfig, context).await?)) };
+        own = Some(sync.run(connected).await?);
+    }
+    background.start_cluster_dns(ClusterDns {
+        served: clusters.served(),
+        own,
+        kubeconfig: flags.kubeconfig.clone(),
+        context: flags.context.clone(),
+        staleness,
+        supervisor: Arc::clone(&background.supervisor),
+        log: ObjectLog::default(),
+    });
     if let Some((source, metrics, failed_targets)) = source {
         let facts = source.facts(&flags, &store, readiness, &metrics);
         let facts = LinkFacts { failed_targets: Some(failed_targets), ..facts };
@@ -145,6 +167,12 @@ impl Background {
             invalidation::run(Arc::clone(&store), servers.clone(), dns.clone(), until.clone(), is_restart)
                 .map(Ok)
         });
+    }
+
+    /// Starts what reads the objects of the plugin *kubernetes*, as long as the Corefile has it.
+    fn start_cluster_dns(&mut self, cluster_dns: ClusterDns) {
+        let until = self.stop.clone();
+        self.spawn("the cluster's DNS", move || cluster_dns.clone().run(until.clone()));
     }
 
     /// Starts what reads links, and what shows and keeps them.

@@ -13,7 +13,6 @@ pub mod mistyped_variables;
 pub(crate) mod parsers;
 pub(crate) mod policy_flags;
 pub mod replaced_flags;
-pub(crate) mod selector;
 pub(crate) mod upstream_flag;
 mod upstreams;
 mod values;

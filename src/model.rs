@@ -10,6 +10,7 @@ pub mod link_override;
 pub mod names;
 pub mod object_texts;
 mod observed_service;
+pub mod outdated;
 pub mod owner;
 pub mod persisted_target;
 pub mod rejection;

@@ -4,6 +4,7 @@
 //! what is behind it. `sync` writes the store, `dns` reads it, and the two modules meet nowhere else. The store does no
 //! I/O. A reader locks the owners, or the index of names, while it copies a reference. Writers are serialized.
 
+pub mod cluster;
 pub mod fallback;
 mod index;
 pub mod metrics;
@@ -96,7 +97,7 @@ pub struct Store {
     unreadable: DashSet<ServiceKey>,
     /// The namespaces whose Services aren't known although the load balancers are.
     unknown_namespaces: ArcSwapOption<BTreeSet<Box<str>>>,
-    serial: AtomicU64,
+    serial: Arc<AtomicU64>,
     /// Whether the serial follows resourceVersions instead of the clock.
     has_versions: AtomicBool,
     on_gone: OnGone,
@@ -118,7 +119,7 @@ impl Store {
             known: Known::default(),
             unreadable: DashSet::new(),
             unknown_namespaces: ArcSwapOption::default(),
-            serial: AtomicU64::new(0),
+            serial: Arc::default(),
             has_versions: AtomicBool::new(false),
             on_gone: policy,
             zones: RwLock::default(),
@@ -393,6 +394,10 @@ impl Store {
     #[must_use]
     pub fn serial(&self) -> u64 {
         self.serial.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn current_serial(&self) -> &Arc<AtomicU64> {
+        &self.serial
     }
 }
 

@@ -116,6 +116,14 @@ impl SyncSource {
         }
     }
 
+    /// Returns the connection to the cluster; `None` for manifests.
+    pub(super) fn connection(&self) -> Option<(Client, ApiAvailability)> {
+        match self {
+            Self::Cluster { client, availability, .. } => Some((client.clone(), availability.clone())),
+            Self::Manifests { .. } => None,
+        }
+    }
+
     /// Returns the client of the cluster; `None` for manifests.
     pub(super) fn client(&self) -> Option<&Client> {
         match self {

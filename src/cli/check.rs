@@ -50,7 +50,8 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     if let Some(path) = &flags.snapshot {
         check_report.input_errors.extend(check_path(path).err().map(|error| format!("--snapshot {error}")));
     }
-    let reads_links = flags.reads_links(zones);
+    let has_cluster_dns = corefile.has_plugin("kubernetes");
+    let reads_links = flags.reads_links(zones, has_cluster_dns);
     let notice = if reads_links { flags.sync_notice() } else { Some(WITHOUT_LINKS) };
     let notices = notice.into_iter().chain(flags.upstream_notice().filter(|_| reads_links));
     check_report.lines.extend(notices.map(ToOwned::to_owned));
@@ -72,8 +73,10 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         if let Some(output) = &flags.output {
             output_dir::check(output).map_err(|source| InputError::Directory { flag: "output", source })?;
         }
-    } else if !reads_links {
+    } else if !reads_links && !has_cluster_dns {
         // Without links no permission is needed.
+    } else if !reads_links && ask_cluster {
+        check_report.lines.push("the permissions that kubernetes needs aren't checked".to_owned());
     } else if ask_cluster {
         check_cluster(&mut check_report, flags).await?;
     } else {
@@ -143,7 +146,8 @@ fn check_corefile(
 ) -> Result<Result<ValidCorefile, Vec<CorefileError>>, InputError> {
     let zones = corefile.link_zones(&flags.hostname_policy.cluster_domain);
     let origins = zones.iter().flatten().map(|zone| &zone.origin);
-    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(origins)))?;
+    let mut context = ServerContext::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(origins)))?;
+    context.has_own_cluster = flags.manifests.is_none();
     let mut errors = match (zones, corefile.check(&context)) {
         (Ok(zones), Ok(configuration)) => {
             flags.check_zones(&zones)?;

@@ -15,8 +15,8 @@ use crate::cli::error::ConfigError;
 use crate::cli::http_listen::{HttpListen, http_listen, loopback_http_listen};
 use crate::cli::parsers::{delay, dns_label, instance, listen, max_deletes, zone};
 use crate::cli::policy_flags::HostnamePolicyFlags;
-use crate::cli::selector::selector;
 use crate::cli::upstream_flag::UpstreamSpec;
+use crate::dns::corefile::selector::selector;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::query_log::LineFormat;
 use crate::model::cluster_domain::conflict;
@@ -424,13 +424,13 @@ impl Flags {
         Ok(())
     }
 
-    /// Returns whether load balancers are read: for the zones of links that DNS answers, or because a flag names a
-    /// cluster or manifests, or is about load balancers or external targets.
+    /// Returns whether load balancers are read: for the zones of links that DNS answers, or because a flag names
+    /// manifests, or is about load balancers or external targets. A flag that names a cluster counts, too, unless the
+    /// plugin *kubernetes* needs it.
     #[must_use]
-    pub fn reads_links(&self, zones: &[LinkZone]) -> bool {
+    pub fn reads_links(&self, zones: &[LinkZone], has_cluster_dns: bool) -> bool {
         !zones.is_empty()
-            || self.kubeconfig.is_some()
-            || self.context.is_some()
+            || !has_cluster_dns && (self.kubeconfig.is_some() || self.context.is_some())
             || self.manifests.is_some()
             || self.election.leader_election.is_some()
             || self.sync.is_some_and(|mode| mode != SyncMode::Off)

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use jiff::SignedDuration;
 use jiff::fmt::friendly::{Spacing, SpanPrinter};
 
-use super::selector::is_label_key;
+use crate::dns::corefile::selector::is_label_key;
 use crate::dns::plugins::nets::unmapped;
 use crate::model::names;
 use crate::sync::external_target::deletion_budget::MaxDeletes;

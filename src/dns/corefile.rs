@@ -10,6 +10,7 @@ mod env;
 mod os_sources;
 mod parser;
 pub mod resolv_conf;
+pub(crate) mod selector;
 mod tokens;
 
 use std::fmt;

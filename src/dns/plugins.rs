@@ -23,7 +23,7 @@
 //!
 //! Plugins have a fixed order, whatever the order of the lines: root, cancel, timeouts, multisocket, reload, nsid,
 //! bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
-//! rewrite, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, file, auto, loop, forward,
+//! rewrite, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, kubernetes, file, auto, loop, forward,
 //! erratic, whoami.
 
 pub mod lb_linker;
@@ -51,6 +51,7 @@ mod header;
 mod health;
 mod hosts;
 mod import;
+mod kubernetes;
 mod loadbalance;
 mod local;
 mod log;
@@ -135,7 +136,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("clouddns", None),
     ("k8s_external", None),
     ("lb_linker", Some(lb_linker::set_up)),
-    ("kubernetes", None),
+    ("kubernetes", Some(kubernetes::set_up)),
     ("file", Some(file::set_up)),
     ("auto", Some(auto::set_up)),
     ("secondary", None),

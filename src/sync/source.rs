@@ -1,6 +1,7 @@
 //! The sources of load balancers: the cluster, or files with manifests.
 
 pub mod cluster;
+pub mod cluster_dns;
 pub mod first_list;
 pub(crate) mod kept_services;
 pub mod manifests;

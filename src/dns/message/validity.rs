@@ -5,7 +5,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use tokio::time::Instant;
 
 use crate::metrics::sharded::ShardedCounters;
 use crate::model::link::{IpFamily, Link};
-use crate::store::{NameDependency, Store};
+pub use crate::model::outdated::OutdatedFlag;
+use crate::store::NameDependency;
 
 /// What an answer depends on, and the side effects of reusing it.
 #[derive(Clone, Debug, Default)]
@@ -22,7 +23,7 @@ pub struct Validity {
     pub until: Option<Instant>,
     /// The links that the answer is made of, in their versions at the time of the answer.
     pub links: Vec<Arc<Link>>,
-    /// The flags of the zones, and of the sets of zones, that the answer depends on.
+    /// The flags of the zones, the sets of zones, and the objects of a cluster that the answer depends on.
     pub zones: Vec<OutdatedFlag>,
     /// The names that the answer rests on, beside those of its links.
     pub names: Option<NameDependency>,
@@ -41,10 +42,6 @@ pub struct Validity {
     /// The address family of the query: each reuse updates the time at which the links were last queried for it.
     pub family: Option<IpFamily>,
 }
-
-/// Whether what an answer depends on was replaced, or isn't served any more. Copies of the flag share the state.
-#[derive(Clone, Debug, Default)]
-pub struct OutdatedFlag(Arc<AtomicBool>);
 
 /// The number of hits of a cache entry without a long gap between them, and the time of the last hit.
 #[derive(Debug)]
@@ -84,12 +81,12 @@ pub struct TtlCountdown {
     pub cap: u32,
 }
 
-/// The position of the SOA record of a zone of links, and the store that has its current serial.
+/// The position of the SOA record of a zone, and its current serial, of which DNS has the low 32 bits.
 #[derive(Clone, Debug)]
 pub struct Serial {
     pub section: Section,
     pub record: usize,
-    pub store: Arc<Store>,
+    pub current: Arc<AtomicU64>,
 }
 
 /// The clients that may get an answer, as a predicate on addresses.
@@ -99,18 +96,6 @@ pub struct ClientScope(pub Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 impl fmt::Debug for ClientScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ClientScope")
-    }
-}
-
-impl OutdatedFlag {
-    /// Makes all answers outdated that depend on the flag.
-    pub fn set(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    #[must_use]
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
     }
 }
 

@@ -49,6 +49,7 @@ pub mod zone;
 use std::any::Any;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -441,7 +442,7 @@ impl LbLinker {
         if answer.snapshot.is_some() {
             return None;
         }
-        soa_position(&self.store, start, &answer.answers, &answer.authorities)
+        soa_position(self.store.current_serial(), start, &answer.answers, &answer.authorities)
     }
 
     /// Adds a target's records; returns the next name if the chain leads back to a name in our zones. The response code
@@ -681,8 +682,8 @@ fn add_target_dependencies(
     let cap = negative_ttl(&chain.authorities, chase.negative_ttl);
     validity.replace_authority(chain.authorities.len(), countdown, cap);
     // The target is a name in a zone of links of another server block.
-    if let Some(Serial { store, .. }) = &target_validity.serial {
-        validity.serial = soa_position(store, start, &chain.answers, &chain.authorities);
+    if let Some(Serial { current, .. }) = &target_validity.serial {
+        validity.serial = soa_position(current, start, &chain.answers, &chain.authorities);
     }
 }
 
@@ -696,7 +697,7 @@ fn fail(reply: &mut Reply, ede: Ede) {
 /// Returns where the SOA record of our zone will be in the reply: `answers` are appended after `start` records, and
 /// `authorities` replace the authority section.
 fn soa_position(
-    store: &Arc<Store>,
+    serial: &Arc<AtomicU64>,
     start: usize,
     answers: &[Record],
     authorities: &[Record],
@@ -704,7 +705,7 @@ fn soa_position(
     let soa = |records: &[Record]| records.iter().position(|record| record.record_type() == RecordType::SOA);
     let authority = soa(authorities).map(|at| (Section::Authority, at));
     let (section, record) = authority.or_else(|| soa(answers).map(|at| (Section::Answer, start + at)))?;
-    Some(Serial { section, record, store: Arc::clone(store) })
+    Some(Serial { section, record, current: Arc::clone(serial) })
 }
 
 struct TargetAnswer {

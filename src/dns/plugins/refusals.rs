@@ -17,7 +17,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("https", "isn't supported yet; serve tls://, or put a proxy such as dnsdist before this server"),
     ("https3", "isn't supported yet; serve tls://, or put a proxy such as dnsdist before this server"),
     ("k8s_external", "isn't supported; lb_linker answers for LoadBalancer Services in its place"),
-    ("kubernetes", "isn't supported yet; forward the cluster's domain to a CoreDNS that has it"),
     ("metadata", "isn't supported; nothing here uses metadata: leave it out"),
     ("nomad", "isn't supported yet; forward the zone to a CoreDNS that has it"),
     ("on", "isn't supported; run the command beside lb-linker, for example in a container of its own"),

@@ -27,6 +27,7 @@ use crate::metrics::{MetricGroup, Metrics};
 use crate::model::target_policy::TargetPolicy;
 use crate::readiness::Readiness;
 use crate::store::Store;
+use crate::store::cluster::registry::ClusterRegistry;
 use crate::store::metrics::LinkMetrics;
 
 /// The state that all blocks share.
@@ -40,6 +41,9 @@ pub struct ServerContext {
     pub stale_caches: StaleCaches,
     pub upstream_sockets: Arc<SocketBudget>,
     pub zones: ZoneRegistry,
+    pub clusters: ClusterRegistry,
+    /// Whether lb-linker itself reads a cluster, not manifests.
+    pub has_own_cluster: bool,
     pub metrics: Arc<Metrics>,
     /// Returns the addresses at which clients reach this process if it listens on the given addresses; an empty slice
     /// means all addresses.
@@ -174,6 +178,8 @@ impl ServerContext {
                 stale_caches: StaleCaches::default(),
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
+                clusters: ClusterRegistry::default(),
+                has_own_cluster: true,
                 metrics,
                 query_log: lines,
                 own_addresses: |_| Vec::new(),

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hickory_proto::op::Query;
 use hickory_proto::rr::rdata::CNAME;
@@ -15,7 +16,6 @@ use crate::dns::message::header::HEADER;
 use crate::dns::message::presentation::names::same_spelling;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::{Section, Validity};
-use crate::store::Store;
 
 pub const MAX_RESPONSE_BYTES: usize = 4096;
 
@@ -31,8 +31,8 @@ pub struct WireResponse {
     /// is only valid for the name in lower case.
     pub is_case_independent: bool,
     ttls: Box<[TtlGroup]>,
-    /// The offset of the SOA serial to replace by the serial of the store.
-    serial: Option<(usize, Arc<Store>)>,
+    /// The offset of the SOA serial to replace by the current one.
+    serial: Option<(usize, Arc<AtomicU64>)>,
     addresses: Option<AddressRange>,
 }
 
@@ -85,7 +85,7 @@ impl WireResponse {
         let serial = validity.serial.take().and_then(|serial| {
             let record = of_section(serial.section).get(serial.record)?;
             // RFC 1035 section 3.3.13: an SOA record ends with five 32-bit numbers, of which the serial is the first.
-            Some((record.end - 20, serial.store))
+            Some((record.end - 20, serial.current))
         });
         // The full handler shuffles before it truncates; a reuse could only shuffle the records that fit.
         if validity.shuffled && offsets.sections[0].len() < reply.records.count(Section::Answer) {
@@ -142,8 +142,9 @@ impl WireResponse {
                 out.get_mut(offset..offset + 4)?.copy_from_slice(&left.to_be_bytes());
             }
         }
-        if let Some((offset, store)) = &self.serial {
-            out.get_mut(*offset..*offset + 4)?.copy_from_slice(&store.serial().to_be_bytes()[4..]);
+        if let Some((offset, serial)) = &self.serial {
+            let serial = serial.load(Ordering::Relaxed).to_be_bytes();
+            out.get_mut(*offset..*offset + 4)?.copy_from_slice(&serial[4..]);
         }
         if let Some(addresses) = &self.addresses {
             addresses.shuffle(out, random)?;

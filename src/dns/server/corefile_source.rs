@@ -87,6 +87,11 @@ impl LoadedCorefile {
         text_of(&self.blocks)
     }
 
+    /// Returns whether a block has a plugin.
+    pub(crate) fn has_plugin(&self, name: &str) -> bool {
+        self.blocks.iter().flat_map(|block| &block.lines).any(|line| line.name() == name)
+    }
+
     /// Returns the zones of links. None of them may have names of `cluster_domain`.
     pub(crate) fn link_zones(&self, cluster_domain: &Name) -> Result<Vec<LinkZone>, CorefileError> {
         link_zones(&self.blocks, cluster_domain)

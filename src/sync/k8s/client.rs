@@ -2,6 +2,7 @@
 
 mod credential_program;
 mod kubeconfig;
+pub(crate) mod limits;
 mod reloading;
 
 use std::cell::Cell;
@@ -20,10 +21,11 @@ use tokio::sync::watch;
 
 use self::credential_program::ProgramError;
 pub use self::credential_program::kill_credential_programs;
-use self::kubeconfig::{of_default_kubeconfig, of_kubeconfig_file};
+use self::kubeconfig::{of_default_kubeconfig, of_endpoint, of_kubeconfig_file};
 use self::reloading::reloading_client;
 use crate::model::excerpt::{sentence, value};
 use crate::model::names;
+use crate::store::cluster::registry::ClientTls;
 use crate::sync::k8s::errors::credential_failure;
 use tower::Service;
 use tower::layer::layer_fn;
@@ -182,6 +184,11 @@ enum ConfigSource {
         path: PathBuf,
         context: Option<String>,
     },
+    /// The URL of the API server, and the files of a connection by TLS.
+    Endpoint {
+        url: String,
+        tls: Option<ClientTls>,
+    },
     InCluster,
     /// The kubeconfig of kubectl: `$KUBECONFIG` or `~/.kube/config`.
     Default {
@@ -212,6 +219,7 @@ impl ConfigSource {
     async fn load(&self) -> Result<LoadedConfig, ClientError> {
         match self {
             Self::Kubeconfig { path, context } => of_kubeconfig_file(path, context.clone()).await,
+            Self::Endpoint { url, tls } => of_endpoint(url, tls.as_ref()).await,
             Self::InCluster => {
                 let config = Config::incluster()?;
                 let server = ApiServer::of(&config, None);
@@ -254,6 +262,15 @@ pub async fn connect_before_credentials(
     context: Option<String>,
 ) -> Result<ClientConnection, ClientError> {
     reloading_client(ConfigSource::new(kubeconfig, context), false).await
+}
+
+/// Returns a client for the API server at this URL. Doesn't connect yet. The client reads the files again when they
+/// change.
+///
+/// # Errors
+/// If the URL or a file can't be used.
+pub async fn connect_to(url: &str, tls: Option<&ClientTls>) -> Result<ClientConnection, ClientError> {
+    reloading_client(ConfigSource::Endpoint { url: url.to_owned(), tls: tls.cloned() }, false).await
 }
 
 /// Returns a client for this configuration. The client never reads the configuration again.

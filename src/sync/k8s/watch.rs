@@ -496,11 +496,12 @@ where
     }
 }
 
-/// Returns the resourceVersion of an object, if the object has a namespace, a name and a resourceVersion.
-fn identified<K: Resource>(object: &RawDeserializeGuard<K>) -> Option<&str> {
+/// Returns the resourceVersion of an object, if the object has a namespace, unless it is one, a name and a
+/// resourceVersion.
+fn identified<K: Resource<DynamicType = ()>>(object: &RawDeserializeGuard<K>) -> Option<&str> {
     let meta = object.meta();
     let text = |text: &'_ Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
-    let is_named = text(&meta.namespace) && text(&meta.name);
+    let is_named = text(&meta.name) && (text(&meta.namespace) || K::plural(&()) == "namespaces");
     meta.resource_version.as_deref().filter(|version| is_named && !version.is_empty())
 }
 

@@ -5,10 +5,14 @@ use std::path::{Path, PathBuf};
 
 use axum::http::Uri;
 use kube::Config;
-use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError};
+use kube::config::{
+    AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError, NamedAuthInfo,
+    NamedCluster, NamedContext,
+};
 
 use super::{ApiServer, ClientError, LoadedConfig};
 use crate::model::excerpt::{MAX_LINES, located, value};
+use crate::store::cluster::registry::ClientTls;
 
 /// The maximum length of the URL of an API server in bytes. kube panics at URLs of requests of more than 65,534 bytes.
 const MAX_SERVER_LENGTH: usize = 2048;
@@ -24,6 +28,37 @@ pub(super) async fn of_kubeconfig_file(
     let place = path.display().to_string();
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| wrong(&place, error))?;
     of_context(kubeconfig, context, vec![path.to_owned()], place).await
+}
+
+/// Returns the configuration for the API server at a URL.
+///
+/// # Errors
+/// If the URL or a file can't be used.
+pub(super) async fn of_endpoint(url: &str, tls: Option<&ClientTls>) -> Result<LoadedConfig, ClientError> {
+    const NAME: &str = "endpoint";
+    let text = |path: &Path| Some(path.to_string_lossy().into_owned());
+    let cluster = Cluster {
+        server: Some(url.to_owned()),
+        certificate_authority: tls.and_then(|tls| text(&tls.authority)),
+        ..Cluster::default()
+    };
+    let user = AuthInfo {
+        client_certificate: tls.and_then(|tls| text(&tls.certificate)),
+        client_key: tls.and_then(|tls| text(&tls.key)),
+        ..AuthInfo::default()
+    };
+    let context = Context { cluster: NAME.to_owned(), user: Some(NAME.to_owned()), ..Context::default() };
+    let kubeconfig = Kubeconfig {
+        clusters: vec![NamedCluster { name: NAME.to_owned(), cluster: Some(cluster), ..Default::default() }],
+        auth_infos: vec![NamedAuthInfo {
+            name: NAME.to_owned(),
+            auth_info: Some(user),
+            ..Default::default()
+        }],
+        contexts: vec![NamedContext { name: NAME.to_owned(), context: Some(context), ..Default::default() }],
+        ..Kubeconfig::default()
+    };
+    of_context(kubeconfig, Some(NAME.to_owned()), Vec::new(), "the Corefile".to_owned()).await
 }
 
 /// Returns the configuration of a context of kubectl's kubeconfig: `$KUBECONFIG`, or `~/.kube/config`.

@@ -1,0 +1,119 @@
+//! Starts and stops the watches of the objects that the plugin *kubernetes* answers for, as the Corefile demands.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::metrics::staleness::Staleness;
+use crate::object_log::ObjectLog;
+use crate::store::cluster::Cluster;
+use crate::store::cluster::registry::Connection;
+use crate::sync::k8s::client::limits::limited;
+use crate::sync::k8s::client::{ClientConnection, ClientError, connect_before_credentials, connect_to};
+use crate::sync::k8s::errors::ApiAvailability;
+use crate::sync::source::cluster_dns::ClusterWatcher;
+use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
+
+/// How long the objects of a block that isn't served any more are kept: a reload may replace it by one that needs them.
+const LINGER: Duration = Duration::from_secs(1);
+
+#[derive(Clone)]
+pub(super) struct ClusterDns {
+    pub(super) served: watch::Receiver<Vec<Arc<Cluster>>>,
+    /// lb-linker's own connection, if it has one already.
+    pub(super) own: Option<(Client, ApiAvailability)>,
+    pub(super) kubeconfig: Option<PathBuf>,
+    pub(super) context: Option<String>,
+    pub(super) staleness: Arc<Staleness>,
+    pub(super) supervisor: Arc<SupervisorMetrics>,
+    pub(super) log: ObjectLog,
+}
+
+/// The watches of a cluster. Dropping this value ends them.
+struct RunningWatches {
+    cluster: Arc<Cluster>,
+    end: CancellationToken,
+}
+
+impl Drop for RunningWatches {
+    fn drop(&mut self) {
+        self.end.cancel();
+    }
+}
+
+impl ClusterDns {
+    /// Keeps the objects of all served clusters up to date until `stop` is cancelled.
+    ///
+    /// # Errors
+    /// If the server of blocks has ended, which should never happen before.
+    pub(super) async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
+        let mut served = self.served.clone();
+        let (mut running, mut tasks): (Vec<RunningWatches>, JoinSet<()>) = (Vec::new(), JoinSet::new());
+        loop {
+            let wanted = served.borrow_and_update().clone();
+            for cluster in &wanted {
+                if !running.iter().any(|known| Arc::ptr_eq(&known.cluster, cluster)) {
+                    running.push(self.start(cluster, &mut tasks));
+                }
+            }
+            let is_wanted =
+                |known: &RunningWatches| wanted.iter().any(|cluster| Arc::ptr_eq(&known.cluster, cluster));
+            let has_unwanted = !running.iter().all(is_wanted);
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = sleep(LINGER), if has_unwanted => running.retain(is_wanted),
+                changed = served.changed() => changed.map_err(|_| SyncError::WatchEnded)?,
+                Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+            }
+        }
+        drop(running);
+        while tasks.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    fn start(&self, cluster: &Arc<Cluster>, tasks: &mut JoinSet<()>) -> RunningWatches {
+        let end = CancellationToken::new();
+        let (parts, watched, until) = (self.clone(), Arc::clone(cluster), end.clone());
+        let watches = move || {
+            let (parts, cluster, until) = (parts.clone(), Arc::clone(&watched), until.clone());
+            async move {
+                let Some(watcher) = until.run_until_cancelled(parts.watcher(cluster)).await else {
+                    return Ok(());
+                };
+                watcher.map_err(|error| SyncError::Source(error.into()))?.run(until).await
+            }
+        };
+        let supervisor = Arc::clone(&self.supervisor);
+        tasks.spawn(supervise("the watches for kubernetes", end.clone(), supervisor, watches));
+        RunningWatches { cluster: Arc::clone(cluster), end }
+    }
+
+    async fn watcher(self, cluster: Arc<Cluster>) -> Result<ClusterWatcher, ClientError> {
+        let Self { own, kubeconfig, context, staleness, log, .. } = self;
+        let spec = cluster.spec();
+        let (client, availability) = match (&spec.connection, own) {
+            (Connection::Own, Some(own)) => own,
+            (Connection::Own, None) => of_connection(connect_before_credentials(kubeconfig, context).await?),
+            (Connection::Kubeconfig { path, context }, _) => {
+                of_connection(connect_before_credentials(Some(path.clone()), context.clone()).await?)
+            }
+            (Connection::Endpoint { url, tls }, _) => of_connection(connect_to(url, tls.as_ref()).await?),
+        };
+        let client = limited(client, &spec.limits);
+        Ok(ClusterWatcher { cluster, client, availability, staleness, log })
+    }
+}
+
+pub(super) fn of_connection(
+    ClientConnection { client, server, identity }: ClientConnection,
+) -> (Client, ApiAvailability) {
+    info!("kubernetes: API server {server}");
+    (client, ApiAvailability::of(move || identity.borrow().server.clone()))
+}

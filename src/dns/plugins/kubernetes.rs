@@ -1,0 +1,185 @@
+//! # Name
+//!
+//! *kubernetes* - answers for the cluster's own names, as the DNS specification of Kubernetes defines them: Services,
+//! their endpoints and, if wanted, Pods.
+//!
+//! # Description
+//!
+//! The objects come from the API server, and the answers are CoreDNS's. `/ready` waits until all of them are listed.
+//! Until then, and for at most `startup_timeout`, up to 1,000 questions wait; after that time names that are known are
+//! answered, and all others get SERVFAIL with the extended error 14. Without the API server the answers stay as they are.
+//! A list that lacks more than ten objects, or a fifth if that is more, counts when a second list, 30 s later, confirms
+//! it; Pods go at once.
+//!
+//! Differences from CoreDNS:
+//!
+//! - An ExternalName is a CNAME for each type, with the records behind it, which are looked up through the server block of
+//!   the same listener that is responsible for it. The response code is that of the end of the chain, SERVFAIL if no
+//!   upstream answers or the names lead in a circle. CoreDNS answers NOERROR, with the bare CNAME or with nothing.
+//! - A name that has only records of other types, or has names below it, is NODATA: `dns.<zone>`, `dns-version` for A, the
+//!   zone for TXT, `_tcp.<service>`, an address with a PTR record for A. CoreDNS answers NXDOMAIN, and NOERROR for the SOA
+//!   record of a name that doesn't exist.
+//! - `namespace_labels` hides PTR records, too. Each address of a Pod counts. EndpointSlices with names instead of
+//!   addresses (FQDN), and without the label of a Service, are left out.
+//! - *cache* keeps no names of these zones, only what ExternalNames lead to, so TTLs don't count down. Kept answers
+//!   ([answers in wire form](performance.md)) end when an object changes that they rest on.
+//! - Before the first lists are complete, `fallthrough` passes on nothing.
+//! - The name servers are the Services in front of the addresses in `POD_IPS`, if that is set.
+//!
+//! # Syntax
+//!
+//! Syntax: `kubernetes [ZONES...]`; it can be there once in a block, and needs a zone that isn't a reverse zone. The first
+//! such zone is that of the targets of PTR records. Options:
+//!
+//! - `kubeconfig FILE [CONTEXT]`, or else `endpoint URL` with `tls CERT KEY CACERT`: the API server. Without either it is
+//!   that of lb-linker. Files are read again when they change.
+//! - `apiserver_qps NUMBER`, `apiserver_burst NUMBER`, `apiserver_max_inflight NUMBER`: limits on the requests to the API
+//!   server; 0, the default, means none. In CoreDNS 1.14 they have no effect.
+//! - `namespaces NAME...`, or `namespace_labels SELECTOR`: only these namespaces have names. `labels SELECTOR`: only
+//!   Services, EndpointSlices and Pods with these labels count.
+//! - `pods disabled|insecure|verified`: whether `10-0-0-1.<namespace>.pod.<zone>` doesn't exist (the default), exists for
+//!   each address, or only if a Pod of the namespace has the address. `verified` watches Pods.
+//! - `endpoint_pod_names`: an endpoint without a hostname has the name of its Pod instead of its dashed address.
+//! - `ttl SECONDS`: 0 to 3600, 5 by default. `startup_timeout DURATION`: 5s by default.
+//! - `noendpoints`: endpoints aren't watched; headless Services and endpoints don't exist.
+//! - `ignore empty_service`: a Service with a cluster IP and no ready endpoint doesn't exist.
+//! - `fallthrough [ZONES...]` passes names that don't exist to the next plugin; with **ZONES**, only names in these.
+//!
+//! `multicluster` and `zonal` aren't supported yet.
+
+mod options;
+mod reply;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::DNSClass;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
+
+use super::setup::Setup;
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
+use crate::dns::chain::request::Request;
+use crate::dns::corefile::CorefileError;
+use crate::dns::message::ede::Ede;
+use crate::dns::message::query::whole_wire_name;
+use crate::dns::message::zone_set::ZoneSet;
+use crate::store::cluster::Cluster;
+use crate::store::cluster::answer::{Answer, Outcome, Rules};
+
+const NAME: &str = "kubernetes";
+/// Maximum number of questions that wait for the first lists.
+const MAX_WAITING: usize = 1000;
+
+#[derive(Debug)]
+struct Kubernetes {
+    cluster: Arc<Cluster>,
+    rules: Rules,
+    fallthrough: Option<ZoneSet>,
+    startup: Arc<Startup>,
+}
+
+/// How questions wait for the first lists.
+#[derive(Debug)]
+struct Startup {
+    timeout: Duration,
+    /// When the block began to serve.
+    began: OnceLock<Instant>,
+    places: Semaphore,
+}
+
+pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
+    let options::Options { spec, rules, fallthrough, startup_timeout } = options::parse(setup)?;
+    let registry = setup.context.clusters.clone();
+    let cluster = registry.cluster(spec);
+    let startup = Arc::new(Startup {
+        timeout: startup_timeout,
+        began: OnceLock::new(),
+        places: Semaphore::new(MAX_WAITING),
+    });
+    let (served, began) = (Arc::clone(&cluster), Arc::clone(&startup));
+    setup.add_task(move |_, stop| async move {
+        began.began();
+        let _served = registry.serve(served);
+        stop.cancelled().await;
+    });
+    setup.add_reusable(Kubernetes { cluster, rules, fallthrough, startup });
+    Ok(())
+}
+
+impl Startup {
+    fn began(&self) -> Instant {
+        *self.began.get_or_init(Instant::now)
+    }
+
+    /// Waits until all objects are listed, or the time for that is over.
+    async fn wait(&self, cluster: &Cluster) {
+        let until = self.began().checked_add(self.timeout);
+        let until = until.filter(|until| *until > Instant::now() && !cluster.is_listed());
+        if let (Some(until), Ok(_place)) = (until, self.places.try_acquire()) {
+            // The caller looks what has come.
+            let _ = timeout_at(until, cluster.listed()).await;
+        }
+    }
+}
+
+#[async_trait]
+impl Plugin for Kubernetes {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
+        let name = whole_wire_name(request.query.name());
+        let Some(zone) = self.rules.zone_of(&name) else { return next.serve(request).await };
+        if request.query.query_class() != DNSClass::IN {
+            return Err(PluginError::new(ResponseCode::Refused, ""));
+        }
+        if !self.cluster.is_listed() {
+            self.startup.wait(&self.cluster).await;
+        }
+        // What is found after this was listed, or is there already.
+        let is_listed = self.cluster.is_listed();
+        let answer = self.cluster.answer(&self.rules, zone, &name, request.query.query_type().into());
+        if !is_listed && matches!(answer.outcome, Outcome::Absent | Outcome::Empty) {
+            let mut reply = request.reply(NAME);
+            reply.is_cacheable = false;
+            reply.metadata.response_code = ResponseCode::ServFail;
+            reply.ede = Some(Ede::CLUSTER_NOT_READY);
+            return Ok(reply);
+        }
+        if answer.outcome == Outcome::Absent
+            && self.fallthrough.as_ref().is_some_and(|zones| zones.contains(request.query.name()))
+        {
+            return passed(answer, request, next).await;
+        }
+        let mut reply = self.reply(request, zone, &name, answer).await?;
+        if !is_listed {
+            reply.validity = None;
+        }
+        Ok(reply)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.cluster.is_listed()
+    }
+
+    fn note(&self) -> Option<String> {
+        self.cluster.failure()
+    }
+}
+
+/// Passes a name on that doesn't exist. It may exist at any time.
+async fn passed(answer: Answer, request: &mut Request, next: Next<'_>) -> PluginResult {
+    let mut reply = next.serve(request).await?;
+    reply.is_cacheable = false;
+    if let Some(validity) = &mut reply.validity {
+        validity.zones.extend(answer.flags);
+        validity.add_names(answer.names);
+    }
+    Ok(reply)
+}

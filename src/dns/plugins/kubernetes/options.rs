@@ -1,0 +1,290 @@
+//! Parses the line of `kubernetes`.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use hickory_proto::rr::Name;
+use kube::config::{Kubeconfig, KubeconfigError};
+
+use super::NAME;
+use crate::dns::corefile::arguments::zones_or_all;
+use crate::dns::corefile::selector::selector;
+use crate::dns::corefile::{CorefileError, Directive, Token};
+use crate::dns::message::query::whole_wire_name;
+use crate::dns::message::zone_set::ZoneSet;
+use crate::dns::plugins::setup::Setup;
+use crate::model::excerpt::{examples, sentence};
+use crate::store::cluster::answer::{PodMode, Rules, is_reverse};
+use crate::store::cluster::registry::{ApiLimits, ClientTls, ClusterSpec, Connection};
+
+const KNOWN: [&str; 16] = [
+    "apiserver_burst",
+    "apiserver_max_inflight",
+    "apiserver_qps",
+    "endpoint",
+    "endpoint_pod_names",
+    "fallthrough",
+    "ignore",
+    "kubeconfig",
+    "labels",
+    "namespace_labels",
+    "namespaces",
+    "noendpoints",
+    "pods",
+    "startup_timeout",
+    "tls",
+    "ttl",
+];
+/// The TTL of records, and its maximum, in seconds.
+const TTL: u32 = 5;
+const MAX_TTL: u32 = 3600;
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(super) struct Options {
+    pub(super) spec: ClusterSpec,
+    pub(super) rules: Rules,
+    pub(super) fallthrough: Option<ZoneSet>,
+    pub(super) startup_timeout: Duration,
+}
+
+/// The options as they are read.
+struct Parsed<'a> {
+    ttl: u32,
+    pods: PodMode,
+    by_pods: bool,
+    has_endpoints: bool,
+    ignores_empty: bool,
+    namespaces: Option<BTreeSet<Box<str>>>,
+    labels: String,
+    namespace_labels: Option<(&'a Directive, String)>,
+    fallthrough: Option<ZoneSet>,
+    startup_timeout: Duration,
+    endpoint: Option<&'a Directive>,
+    tls: Option<&'a Directive>,
+    kubeconfig: Option<&'a Directive>,
+    limits: ApiLimits,
+}
+
+pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
+    let line = setup.only_line()?.clone();
+    let zones = setup.zones_or_own(line.arguments())?;
+    let wire: Vec<Box<[u8]>> = zones.all().iter().map(|zone| whole_wire_name(zone).into()).collect();
+    let Some(primary) = wire.iter().find(|zone| !is_reverse(zone)).cloned() else {
+        return Err(line.missing_argument("a zone that isn't a reverse zone, such as cluster.local"));
+    };
+    let is_link_zone = |zone: &&Name| setup.builder.link_zones.all().contains(zone);
+    if let Some(zone) = zones.all().iter().find(is_link_zone) {
+        return Err(line.error(format!("lb_linker answers for the zone {zone} already")));
+    }
+    let mut parsed = Parsed::default();
+    for option in line.options() {
+        option.no_block()?;
+        parsed.read(option)?;
+    }
+    if let (Some((option, _)), Some(_)) = (&parsed.namespace_labels, &parsed.namespaces) {
+        return Err(option.error("namespaces and namespace_labels can't both be there"));
+    }
+    let connection = connection(setup, &line, &parsed)?;
+    let own_addresses = (setup.context.own_addresses)(&setup.builder.bind);
+    let rules = Rules {
+        zones: wire,
+        primary,
+        pods: parsed.pods,
+        ttl: parsed.ttl,
+        ignores_empty: parsed.ignores_empty,
+        selects_namespaces: parsed.namespaces.is_some() || parsed.namespace_labels.is_some(),
+        namespaces: parsed.namespaces,
+        // A loopback address is that of each client itself.
+        own_addresses: own_addresses.into_iter().filter(|ip| !ip.is_loopback()).collect(),
+    };
+    let spec = ClusterSpec {
+        connection,
+        limits: parsed.limits,
+        labels: parsed.labels,
+        namespace_labels: parsed.namespace_labels.map(|(_, labels)| labels).unwrap_or_default(),
+        has_endpoints: parsed.has_endpoints,
+        has_pods: parsed.pods == PodMode::Verified,
+        names_endpoints_by_pods: parsed.by_pods,
+    };
+    let (fallthrough, startup_timeout) = (parsed.fallthrough, parsed.startup_timeout);
+    Ok(Options { spec, rules, fallthrough, startup_timeout })
+}
+
+impl Default for Parsed<'_> {
+    fn default() -> Self {
+        Self {
+            ttl: TTL,
+            pods: PodMode::default(),
+            by_pods: false,
+            has_endpoints: true,
+            ignores_empty: false,
+            namespaces: None,
+            labels: String::new(),
+            namespace_labels: None,
+            fallthrough: None,
+            startup_timeout: STARTUP_TIMEOUT,
+            endpoint: None,
+            tls: None,
+            kubeconfig: None,
+            limits: ApiLimits::default(),
+        }
+    }
+}
+
+impl<'a> Parsed<'a> {
+    fn read(&mut self, option: &'a Directive) -> Result<(), CorefileError> {
+        match option.name() {
+            "endpoint" => self.endpoint = Some(option),
+            "tls" => self.tls = Some(option),
+            "kubeconfig" => self.kubeconfig = Some(option),
+            "namespaces" => {
+                let names = option.required_arguments("names of namespaces")?;
+                self.namespaces
+                    .get_or_insert_default()
+                    .extend(names.iter().map(|name| name.text.as_str().into()));
+            }
+            "labels" => self.labels = labels(option)?,
+            "namespace_labels" => self.namespace_labels = Some((option, labels(option)?)),
+            "pods" => self.pods = pod_mode(option)?,
+            "endpoint_pod_names" => {
+                option.no_arguments()?;
+                self.by_pods = true;
+            }
+            "noendpoints" => {
+                option.no_arguments()?;
+                self.has_endpoints = false;
+            }
+            "ttl" => {
+                let what = "a number of seconds from 0 to 3600";
+                self.ttl = option.single_argument(what)?.parse_in_range(0..=MAX_TTL, what)?;
+            }
+            "fallthrough" => self.fallthrough = Some(zones_or_all(option.arguments())?),
+            "ignore" => {
+                let word = option.single_argument("empty_service")?;
+                if word.text != "empty_service" {
+                    return Err(word.unexpected("empty_service"));
+                }
+                self.ignores_empty = true;
+            }
+            "startup_timeout" => {
+                self.startup_timeout = option.single_argument("a duration such as 5s")?.duration()?;
+            }
+            "apiserver_qps" => self.limits.qps = limit(option, |qps: &f64| *qps >= 0.0 && qps.is_finite())?,
+            "apiserver_burst" => self.limits.burst = limit(option, |_| true)?,
+            "apiserver_max_inflight" => self.limits.max_inflight = limit(option, |_| true)?,
+            name @ ("multicluster" | "zonal") => {
+                return Err(option.error(format!(
+                    "kubernetes's option {name} isn't supported yet; forward these names to a CoreDNS that has it"
+                )));
+            }
+            name @ ("upstream" | "resyncperiod" | "transfer") => {
+                return Err(option.error(format!(
+                    "CoreDNS doesn't have kubernetes's option {name} any more, and it did nothing at last: delete it"
+                )));
+            }
+            _ => return Err(option.unknown(NAME, &KNOWN)),
+        }
+        Ok(())
+    }
+}
+
+fn limit<T: FromStr>(option: &Directive, is_valid: impl Fn(&T) -> bool) -> Result<T, CorefileError> {
+    let what = "a number that isn't negative";
+    let word = option.single_argument(what)?;
+    word.text.parse().ok().filter(is_valid).ok_or_else(|| word.unexpected(what))
+}
+
+/// Returns a label selector in the form that the API server reads.
+fn labels(option: &Directive) -> Result<String, CorefileError> {
+    let words = option.required_arguments("a label selector such as app=web")?;
+    let text: Vec<&str> = words.iter().map(|word| &*word.text).collect();
+    let text = text.join(" ");
+    let selector = selector(&text).map_err(|why| option.error(format!("{text:?} is {why}")))?;
+    Ok(selector.to_string())
+}
+
+fn pod_mode(option: &Directive) -> Result<PodMode, CorefileError> {
+    let what = "disabled, insecure or verified";
+    let word = option.single_argument(what)?;
+    match word.text.as_str() {
+        "disabled" => Ok(PodMode::Disabled),
+        "insecure" => Ok(PodMode::Insecure),
+        "verified" => Ok(PodMode::Verified),
+        _ => Err(word.unexpected(what)),
+    }
+}
+
+/// Returns the API server to read from: that of `kubeconfig`, else of `endpoint`, else lb-linker's own.
+fn connection(
+    setup: &mut Setup<'_>,
+    line: &Directive,
+    parsed: &Parsed<'_>,
+) -> Result<Connection, CorefileError> {
+    let tls = parsed.tls.map(|option| tls(setup, option)).transpose()?;
+    if let Some(option) = parsed.kubeconfig {
+        let words = option.at_most(2)?;
+        let [path, context @ ..] = words else {
+            return Err(option.missing_argument("a kubeconfig file, and perhaps a context"));
+        };
+        let file = setup.path(&path.text);
+        check_kubeconfig(path, &file, context.first())?;
+        let context = context.first().map(|word| word.text.clone());
+        return Ok(Connection::Kubeconfig { path: file, context });
+    }
+    if let Some(option) = parsed.endpoint {
+        let words = option.required_arguments("the URL of an API server")?;
+        if let [url, further, ..] = words {
+            let warning = format!("only the first URL has an effect, as in CoreDNS: {}", url.text);
+            setup.builder.warnings.push(further.error(warning));
+        }
+        return Ok(Connection::Endpoint { url: words[0].text.clone(), tls });
+    }
+    if let Some(option) = parsed.tls {
+        setup.builder.warnings.push(option.error("tls has no effect without endpoint"));
+    }
+    if !setup.context.has_own_cluster {
+        return Err(line.error(
+            "kubernetes reads an API server, and with --manifests there is none: name one with the option kubeconfig, or with \
+             endpoint",
+        ));
+    }
+    Ok(Connection::Own)
+}
+
+fn tls(setup: &Setup<'_>, option: &Directive) -> Result<ClientTls, CorefileError> {
+    let what = "three files: a certificate, its key, and the certificate of the authority";
+    let [certificate, key, authority] = option.at_most(3)? else { return Err(option.missing_argument(what)) };
+    let file = |word: &Token| -> Result<PathBuf, CorefileError> {
+        let path = setup.path(&word.text);
+        match std::fs::File::open(&path) {
+            Ok(_) => Ok(path),
+            Err(error) => Err(word.error(format!("{}: can't be read: {error}", path.display()))),
+        }
+    };
+    Ok(ClientTls { certificate: file(certificate)?, key: file(key)?, authority: file(authority)? })
+}
+
+/// Checks that a kubeconfig can be read and has the context.
+fn check_kubeconfig(
+    word: &Token,
+    path: &std::path::Path,
+    context: Option<&Token>,
+) -> Result<(), CorefileError> {
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| {
+        let why = match error {
+            KubeconfigError::ReadConfig(error, _) => error.to_string(),
+            error => sentence(&error.to_string()).to_string(),
+        };
+        word.error(format!("{}: can't be read: {why}", path.display()))
+    })?;
+    let names = || kubeconfig.contexts.iter().map(|context| &*context.name);
+    match context {
+        Some(context) if !names().any(|name| name == context.text) => {
+            let known = sentence(&examples(names())).to_string();
+            Err(context.error(format!("the kubeconfig has no context {:?}; it has {known}", context.text)))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,178 @@
+//! Makes replies of what the cluster's objects say.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use hickory_proto::op::{Metadata, Query, ResponseCode};
+use hickory_proto::rr::{DNSClass, Name, RecordType};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+
+use super::{Kubernetes, NAME};
+use crate::dns::chain::plugin::{PluginError, PluginResult};
+use crate::dns::chain::request::Request;
+use crate::dns::chain::server::Server;
+use crate::dns::message::ede::Ede;
+use crate::dns::message::records::Records;
+use crate::dns::message::reply::Reply;
+use crate::dns::message::validity::{Section, Serial, TtlCountdown, Validity};
+use crate::dns::message::wire::WireMessage;
+use crate::dns::message::wire::writer::ReplyWriter;
+use crate::store::cluster::answer::{Answer, Outcome, Record};
+
+/// The timers of the SOA record, in seconds: refresh, retry and expire.
+const SOA_TIMERS: [u32; 3] = [7200, 1800, 86400];
+/// The maximum TTL of the SOA record, in seconds.
+const MAX_SOA_TTL: u32 = 300;
+
+/// The records of a reply.
+struct Parts<'a> {
+    answers: &'a [Record],
+    /// The section of the SOA record, if there is one, and its TTL and data.
+    soa: Option<(Section, u32, Vec<u8>)>,
+}
+
+impl Kubernetes {
+    /// Makes the reply to a question for a name in a zone, both in wire form.
+    pub(super) async fn reply(
+        &self,
+        request: &Request,
+        zone: &[u8],
+        name: &[u8],
+        Answer { outcome, flags, names }: Answer,
+    ) -> PluginResult {
+        let mut reply = request.reply(NAME);
+        reply.is_cacheable = false;
+        reply.metadata.authoritative = true;
+        let soa = |section| Some((section, self.rules.ttl.min(MAX_SOA_TTL), self.soa(zone)));
+        let alias;
+        let parts = match &outcome {
+            Outcome::Absent => {
+                reply.metadata.response_code = ResponseCode::NXDomain;
+                Parts { answers: &[], soa: soa(Section::Authority) }
+            }
+            Outcome::Empty => Parts { answers: &[], soa: soa(Section::Authority) },
+            Outcome::Soa => Parts { answers: &[], soa: soa(Section::Answer) },
+            Outcome::Records { records, is_cut } => {
+                reply.metadata.truncation = *is_cut;
+                Parts { answers: records, soa: None }
+            }
+            Outcome::Alias(target) => {
+                alias = [Record {
+                    is_additional: false,
+                    owner: name.into(),
+                    rtype: RecordType::CNAME.into(),
+                    ttl: self.rules.ttl,
+                    data: (&**target).into(),
+                }];
+                Parts { answers: &alias, soa: None }
+            }
+        };
+        let serial = parts.soa.as_ref().map(|(section, ..)| Serial {
+            section: *section,
+            record: 0,
+            current: Arc::clone(self.cluster.serial()),
+        });
+        let message = parts.message(&mut reply.metadata, name, zone, request.query.query_type());
+        let message = message.ok_or_else(|| PluginError::servfail("the answer exceeds 64 KiB"))?;
+        reply.records = Records::of_wire(Arc::new(message), request.query.name());
+        reply.validity = Some(Box::new(Validity { zones: flags, names, serial, ..Validity::default() }));
+        if let Outcome::Alias(target) = &outcome
+            && !matches!(request.query.query_type(), RecordType::CNAME | RecordType::ANY)
+        {
+            add_target(&mut reply, request, target).await;
+        }
+        Ok(reply)
+    }
+
+    /// Returns the data of the SOA record of a zone.
+    fn soa(&self, zone: &[u8]) -> Vec<u8> {
+        let mut data = [b"\x02ns\x03dns".as_slice(), zone, b"\x0ahostmaster", zone].concat();
+        let serial = self.cluster.serial().load(Ordering::Relaxed).to_be_bytes();
+        data.extend_from_slice(&serial[4..]);
+        for timer in SOA_TIMERS.into_iter().chain([self.rules.ttl]) {
+            data.extend_from_slice(&timer.to_be_bytes());
+        }
+        data
+    }
+}
+
+impl Parts<'_> {
+    /// Returns the message. Answers that don't fit into 64 KiB are left out, and TC is set.
+    fn message(
+        &self,
+        metadata: &mut Metadata,
+        name: &[u8],
+        zone: &[u8],
+        qtype: RecordType,
+    ) -> Option<WireMessage> {
+        let in_section = |is_additional| {
+            let records = self.answers.iter().filter(move |record| record.is_additional == is_additional);
+            records.collect::<Vec<_>>()
+        };
+        let (answers, additionals) = (in_section(false), in_section(true));
+        let mut number = answers.len();
+        loop {
+            let mut writer = ReplyWriter::new(name, qtype);
+            for record in &answers[..number] {
+                writer.add(Section::Answer, &record.owner, record.rtype, record.ttl, &record.data);
+            }
+            if let Some((section, ttl, data)) = &self.soa {
+                writer.add(*section, zone, RecordType::SOA.into(), *ttl, data);
+            }
+            for record in &additionals {
+                writer.add(Section::Additional, &record.owner, record.rtype, record.ttl, &record.data);
+            }
+            match writer.finish(metadata) {
+                None if number > 0 => {
+                    number -= number.div_ceil(8);
+                    metadata.truncation = true;
+                }
+                message => return message,
+            }
+        }
+    }
+}
+
+/// Adds the answer for an alias's target, in wire form. The rcode is that of the last look-up (RFC 6604 section 3).
+async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
+    let look_up = async {
+        let target = Name::read(&mut BinDecoder::new(target)).ok()?;
+        let mut query = Query::query(target, request.query.query_type());
+        query.set_query_class(DNSClass::IN);
+        Server::look_up_alias(request, query).await
+    };
+    let Some(mut found) = look_up.await else {
+        reply.metadata.response_code = ResponseCode::ServFail;
+        reply.ede = Some(Ede::LOOP);
+        reply.validity = None;
+        return;
+    };
+    add_dependencies(reply, &mut found);
+    reply.metadata.truncation |= found.metadata.truncation;
+    reply.ede = reply.ede.or(found.ede);
+    let rcode = found.metadata.response_code;
+    if matches!(rcode, ResponseCode::NXDomain | ResponseCode::ServFail) {
+        reply.metadata.response_code = rcode;
+    }
+    let is_denial = rcode == ResponseCode::NoError && found.records.answers.is_empty();
+    if is_denial || rcode == ResponseCode::NXDomain {
+        reply.records.authorities = std::mem::take(&mut found.records.authorities);
+    }
+    reply.records.answers.append(&mut found.records.answers);
+}
+
+/// Adds what the answer for the target rests on, before its records are added after the alias. An answer that can't be
+/// reused makes the whole one so.
+fn add_dependencies(reply: &mut Reply, found: &mut Reply) {
+    let (Some(mut validity), Some(other)) = (reply.validity.take(), found.validity.take()) else { return };
+    let Some(countdown) = other.common_countdown() else { return };
+    validity.add_dependencies(&other);
+    if let Some((since, ttl)) = countdown {
+        let [answers, authorities, _] = found.records.counts();
+        let of = |section, records| TtlCountdown { section, records, since, ttl, cap: u32::MAX };
+        validity.countdown.push(of(Section::Answer, 1..1 + answers));
+        validity.countdown.push(of(Section::Authority, 0..authorities));
+    }
+    validity.serial = other.serial.filter(|serial| serial.section == Section::Authority);
+    reply.validity = Some(validity);
+}

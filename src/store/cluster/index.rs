@@ -1,0 +1,326 @@
+//! The packed objects, by the names and addresses that DNS looks up.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+
+use smallvec::SmallVec;
+
+use super::endpoints::Endpoint;
+use super::objects::{Addressing, Kind, Service, Slice};
+use crate::model::outdated::OutdatedFlag;
+use crate::model::service_key::ServiceKey;
+use crate::store::name_slots::NameSlots;
+
+/// `<service>.<namespace>`, which is unique: neither part has a dot.
+type EntryKey = Arc<str>;
+/// `<namespace>/<name>`.
+type ObjectKey = Arc<str>;
+
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    namespaces: HashMap<Box<str>, LazyFlag>,
+    entries: HashMap<EntryKey, Entry>,
+    /// The Service of each slice.
+    slices: HashMap<Box<str>, EntryKey>,
+    /// The Services with an address, as cluster IP or of an endpoint.
+    addresses: HashMap<IpAddr, SmallVec<[EntryKey; 1]>>,
+    pods: HashMap<ObjectKey, SmallVec<[IpAddr; 1]>>,
+    pod_addresses: HashMap<IpAddr, SmallVec<[ObjectKey; 1]>>,
+}
+
+/// A Service with its slices. Slices may come without their Service.
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    pub(super) service: Option<Service>,
+    /// By their names.
+    pub(super) slices: Vec<Slice>,
+    flag: LazyFlag,
+}
+
+/// A flag that exists from the first answer on that rests on it, and is set when its object changes or goes.
+#[derive(Debug, Default)]
+pub(super) struct LazyFlag(OnceLock<OutdatedFlag>);
+
+impl LazyFlag {
+    pub(super) fn get(&self) -> OutdatedFlag {
+        self.0.get_or_init(OutdatedFlag::default).clone()
+    }
+
+    fn set(&mut self) {
+        if let Some(flag) = self.0.take() {
+            flag.set();
+        }
+    }
+}
+
+impl Drop for LazyFlag {
+    fn drop(&mut self) {
+        self.set();
+    }
+}
+
+/// What may begin or cease to exist; each has slots of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Tree {
+    Service,
+    Namespace,
+    /// The Services with an address, and the names of their endpoints there.
+    Address,
+    /// The Pods with an address.
+    Pod,
+}
+
+/// The slots of what a change affects.
+pub(super) struct Touched<'a> {
+    names: &'a NameSlots,
+    slots: Vec<u16>,
+}
+
+impl<'a> Touched<'a> {
+    pub(super) fn new(names: &'a NameSlots) -> Self {
+        Self { names, slots: Vec::new() }
+    }
+
+    pub(super) fn add(&mut self, tree: Tree, name: &[u8]) {
+        let slot = self.names.slot_of(tree as u8, name);
+        if !self.slots.contains(&slot) {
+            self.slots.push(slot);
+        }
+    }
+
+    pub(super) fn add_address(&mut self, tree: Tree, ip: IpAddr) {
+        match ip {
+            IpAddr::V4(ip) => self.add(tree, &ip.octets()),
+            IpAddr::V6(ip) => self.add(tree, &ip.octets()),
+        }
+    }
+
+    pub(super) fn into_slots(self) -> Vec<u16> {
+        self.slots
+    }
+}
+
+impl Entry {
+    pub(super) fn flag(&self) -> OutdatedFlag {
+        self.flag.get()
+    }
+
+    pub(super) fn cluster_ips(&self) -> &[IpAddr] {
+        self.service.as_ref().map(cluster_ips).unwrap_or_default()
+    }
+
+    fn has(&self, ip: IpAddr) -> bool {
+        self.cluster_ips().contains(&ip) || self.slices.iter().any(|slice| slice.has(ip))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.service.is_none() && self.slices.is_empty()
+    }
+}
+
+fn cluster_ips(service: &Service) -> &[IpAddr] {
+    match &service.addressing {
+        Addressing::ClusterIps(ips) => ips,
+        Addressing::Headless | Addressing::Alias(_) | Addressing::Unusable => &[],
+    }
+}
+
+/// Returns the addresses and names that only one of two versions has.
+fn difference(before: Vec<Endpoint<'_>>, after: Vec<Endpoint<'_>>) -> Vec<IpAddr> {
+    let (before, after): (HashSet<_>, HashSet<_>) =
+        (before.into_iter().collect(), after.into_iter().collect());
+    before.symmetric_difference(&after).map(|endpoint| endpoint.ip).collect()
+}
+
+fn endpoints(slice: Option<&Slice>) -> Vec<Endpoint<'_>> {
+    slice.into_iter().flat_map(Slice::endpoints).collect()
+}
+
+fn add_key(keys: &mut SmallVec<[Arc<str>; 1]>, key: &Arc<str>) {
+    if !keys.contains(key) {
+        keys.push(Arc::clone(key));
+    }
+}
+
+impl Index {
+    // === changes ===
+
+    pub(super) fn set_service(
+        &mut self,
+        key: &str,
+        service: Option<Service>,
+        touched: &mut Touched<'_>,
+    ) -> bool {
+        let before = self.entries.get(key).and_then(|entry| entry.service.as_ref());
+        if before == service.as_ref() {
+            return false;
+        }
+        let ips = |service: Option<&Service>| {
+            let ips = service.map(cluster_ips).unwrap_or_default();
+            ips.iter().map(|ip| Endpoint { ip: *ip, name: None }).collect()
+        };
+        let changed = difference(ips(before), ips(service.as_ref()));
+        self.change_entry(key, &changed, touched, |entry| entry.service = service);
+        true
+    }
+
+    /// `slice` is the new slice, and the key of its Service.
+    pub(super) fn set_slice(
+        &mut self,
+        id: &str,
+        slice: Option<(String, Slice)>,
+        touched: &mut Touched<'_>,
+    ) -> bool {
+        let name = id.split_once('/').map_or(id, |(_, name)| name);
+        let former = self.slices.get(id).cloned();
+        let former = former.filter(|former| slice.as_ref().is_none_or(|(key, _)| **former != **key));
+        if let Some(former) = &former {
+            self.slices.remove(id);
+            self.replace_slice(former, name, None, touched);
+        }
+        let Some((key, slice)) = slice else { return former.is_some() };
+        let is_changed = self.replace_slice(&key, name, Some(slice), touched);
+        if !self.slices.contains_key(id)
+            && let Some((key, _)) = self.entries.get_key_value(&*key)
+        {
+            self.slices.insert(id.into(), Arc::clone(key));
+        }
+        is_changed || former.is_some()
+    }
+
+    fn replace_slice(
+        &mut self,
+        key: &str,
+        name: &str,
+        slice: Option<Slice>,
+        touched: &mut Touched<'_>,
+    ) -> bool {
+        let known = self.entries.get(key).map(|entry| &*entry.slices).unwrap_or_default();
+        let place = known.binary_search_by(|slice| (*slice.name).cmp(name));
+        let before = place.ok().map(|at| &known[at]);
+        if before == slice.as_ref() {
+            return false;
+        }
+        let changed = difference(endpoints(before), endpoints(slice.as_ref()));
+        self.change_entry(key, &changed, touched, |entry| match (place, slice) {
+            (Ok(at), Some(slice)) => entry.slices[at] = slice,
+            (Ok(at), None) => drop(entry.slices.remove(at)),
+            (Err(at), Some(slice)) => entry.slices.insert(at, slice),
+            (Err(_), None) => {}
+        });
+        true
+    }
+
+    /// Changes an entry, which begins to exist if needed, and ends without a Service and slices. `addresses` are those
+    /// that come, go, or get another name.
+    fn change_entry(
+        &mut self,
+        key: &str,
+        addresses: &[IpAddr],
+        touched: &mut Touched<'_>,
+        change: impl FnOnce(&mut Entry),
+    ) {
+        let (key, mut entry) = self.entries.remove_entry(key).unwrap_or_else(|| {
+            touched.add(Tree::Service, key.as_bytes());
+            (key.into(), Entry::default())
+        });
+        change(&mut entry);
+        entry.flag.set();
+        for ip in addresses {
+            touched.add_address(Tree::Address, *ip);
+            if entry.has(*ip) {
+                add_key(self.addresses.entry(*ip).or_default(), &key);
+            } else if let Some(keys) = self.addresses.get_mut(ip) {
+                keys.retain(|known| *known != key);
+                if keys.is_empty() {
+                    self.addresses.remove(ip);
+                }
+            }
+        }
+        if !entry.is_empty() {
+            self.entries.insert(key, entry);
+        }
+    }
+
+    pub(super) fn set_namespace(&mut self, name: &str, exists: bool, touched: &mut Touched<'_>) -> bool {
+        if !exists {
+            return self.namespaces.remove(name).is_some();
+        }
+        if self.namespaces.contains_key(name) {
+            return false;
+        }
+        self.namespaces.insert(name.into(), LazyFlag::default());
+        touched.add(Tree::Namespace, name.as_bytes());
+        true
+    }
+
+    pub(super) fn set_pod(&mut self, id: &str, addresses: &[IpAddr], touched: &mut Touched<'_>) -> bool {
+        let known = self.pods.remove_entry(id);
+        let (id, before) = known.unwrap_or_else(|| (id.into(), SmallVec::new()));
+        for ip in before.iter().filter(|ip| !addresses.contains(ip)) {
+            touched.add_address(Tree::Pod, *ip);
+            if let Some(pods) = self.pod_addresses.get_mut(ip) {
+                pods.retain(|pod| *pod != id);
+                if pods.is_empty() {
+                    self.pod_addresses.remove(ip);
+                }
+            }
+        }
+        for ip in addresses.iter().filter(|ip| !before.contains(ip)) {
+            touched.add_address(Tree::Pod, *ip);
+            add_key(self.pod_addresses.entry(*ip).or_default(), &id);
+        }
+        let is_changed = *before != *addresses;
+        if !addresses.is_empty() {
+            self.pods.insert(id, addresses.into());
+        }
+        is_changed
+    }
+
+    // === look-ups ===
+
+    pub(super) fn namespace(&self, name: &str) -> Option<&LazyFlag> {
+        self.namespaces.get(name)
+    }
+
+    pub(super) fn entry(&self, key: &str) -> Option<&Entry> {
+        self.entries.get(key)
+    }
+
+    /// Returns the Services with an address, as cluster IP or of an endpoint, with their keys.
+    pub(super) fn at(&self, ip: IpAddr) -> impl Iterator<Item = (&EntryKey, &Entry)> {
+        let keys = self.addresses.get(&ip).map(|keys| &**keys).unwrap_or_default();
+        keys.iter().filter_map(|key| Some((key, self.entries.get(key)?)))
+    }
+
+    /// Returns how many Pods of a namespace have an address.
+    pub(super) fn pods_at(&self, ip: IpAddr, namespace: &str) -> usize {
+        let pods = self.pod_addresses.get(&ip).map(|pods| &**pods).unwrap_or_default();
+        pods.iter().filter(|pod| pod.split_once('/').is_some_and(|(of, _)| of == namespace)).count()
+    }
+
+    pub(super) fn number(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Services => self.entries.values().filter(|entry| entry.service.is_some()).count(),
+            Kind::Slices => self.slices.len(),
+            Kind::Namespaces => self.namespaces.len(),
+            Kind::Pods => self.pods.len(),
+        }
+    }
+
+    pub(super) fn keys(&self, kind: Kind) -> HashSet<ServiceKey> {
+        let of_id = |id: &str| id.split_once('/').map(|(namespace, name)| ServiceKey::new(namespace, name));
+        let of_entry =
+            |key: &str| key.split_once('.').map(|(name, namespace)| ServiceKey::new(namespace, name));
+        match kind {
+            Kind::Services => {
+                let services = self.entries.iter().filter(|(_, entry)| entry.service.is_some());
+                services.filter_map(|(key, _)| of_entry(key)).collect()
+            }
+            Kind::Slices => self.slices.keys().filter_map(|id| of_id(id)).collect(),
+            Kind::Namespaces => self.namespaces.keys().map(|name| ServiceKey::new("", name)).collect(),
+            Kind::Pods => self.pods.keys().filter_map(|id| of_id(id)).collect(),
+        }
+    }
+}

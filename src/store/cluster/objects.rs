@@ -1,0 +1,92 @@
+//! Objects as DNS needs them.
+
+use std::net::IpAddr;
+
+/// A kind of objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Services,
+    Slices,
+    Namespaces,
+    Pods,
+}
+
+impl Kind {
+    pub const ALL: [Self; 4] = [Self::Services, Self::Slices, Self::Namespaces, Self::Pods];
+
+    /// Returns the name of the resource.
+    #[must_use]
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::Services => "services",
+            Self::Slices => "endpointslices",
+            Self::Namespaces => "namespaces",
+            Self::Pods => "pods",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub addressing: Addressing,
+    pub ports: Box<[Port]>,
+}
+
+/// What the name of a Service leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Addressing {
+    ClusterIps(Box<[IpAddr]>),
+    /// The addresses of its endpoints.
+    Headless,
+    /// An ExternalName, in wire form with the root octet, in lower case.
+    Alias(Box<[u8]>),
+    /// An ExternalName that no CNAME can hold, such as an IP address: the name doesn't exist.
+    Unusable,
+}
+
+/// A port of a Service, or of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// In lower case; may be empty.
+    pub name: Box<str>,
+    pub protocol: Protocol,
+    /// `None` if any port may be meant: there is no SRV record.
+    pub number: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+    Other,
+}
+
+impl Protocol {
+    /// Returns the protocol with a name in any case.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        let all = [Self::Tcp, Self::Udp, Self::Sctp];
+        all.into_iter().find(|one| one.label().eq_ignore_ascii_case(name)).unwrap_or(Self::Other)
+    }
+
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+            Self::Other => "",
+        }
+    }
+}
+
+/// The ready endpoints of an EndpointSlice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The name of the object.
+    pub name: Box<str>,
+    pub ports: Box<[Port]>,
+    pub addresses: Box<[IpAddr]>,
+    /// The names of endpoints other than their dashed addresses, by their place in `addresses`, ascending.
+    pub names: Box<[(u32, Box<str>)]>,
+}

@@ -1,0 +1,199 @@
+//! Watches the objects that a cluster's own DNS is about, for the plugin *kubernetes*.
+
+mod kinds;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::Client;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::relist_guard::{CONFIRM_AFTER, RelistGuard};
+use crate::metrics::staleness::{LastActivity, Staleness};
+use crate::model::excerpt::examples;
+use crate::model::service_key::ServiceKey;
+use crate::object_log::ObjectLog;
+use crate::store::cluster::Cluster;
+use crate::store::cluster::objects::Kind;
+use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
+use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog, explain_watch, in_place};
+use crate::sync::k8s::watch::item::WatchError;
+use crate::sync::k8s::watch::{
+    Event, RequestQuery, WatchItem, WatchStream, key_of, list_watch, readable, sleep_until_opt,
+};
+use crate::sync::task::supervisor::SyncError;
+use kinds::{ClusterNamespace, ClusterObject, ClusterPod, ClusterService, ClusterSlice};
+
+/// The longest pause before the first list is requested again: no name is known without it.
+const FIRST_LIST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Keeps the objects of a cluster up to date.
+#[derive(Clone)]
+pub struct ClusterWatcher {
+    pub cluster: Arc<Cluster>,
+    pub client: Client,
+    pub availability: ApiAvailability,
+    pub staleness: Arc<Staleness>,
+    pub log: ObjectLog,
+}
+
+impl ClusterWatcher {
+    /// Watches until `stop` is cancelled.
+    ///
+    /// # Errors
+    /// If a watch ends, which should never happen.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
+        let (has_slices, has_pods) =
+            (self.cluster.spec().has(Kind::Slices), self.cluster.spec().has(Kind::Pods));
+        let watches = async {
+            tokio::select! {
+                () = self.follow::<ClusterService>() => {}
+                () = self.follow::<ClusterNamespace>() => {}
+                () = self.follow::<ClusterSlice>(), if has_slices => {}
+                () = self.follow::<ClusterPod>(), if has_pods => {}
+            }
+            Err(SyncError::WatchEnded)
+        };
+        stop.run_until_cancelled(watches).await.unwrap_or(Ok(()))
+    }
+
+    async fn follow<K: ClusterObject>(&self) {
+        let mut watch = KindWatch::<K>::new(self);
+        let mut events = watch.begin();
+        loop {
+            tokio::select! {
+                item = events.next() => match item {
+                    Some(item) => watch.on_item(item),
+                    None => return,
+                },
+                () = sleep_until_opt(watch.confirm_at) => {
+                    watch.confirm_at = None;
+                    events = watch.begin();
+                }
+            }
+        }
+    }
+}
+
+/// The watch of one kind.
+struct KindWatch<'a, K> {
+    watcher: &'a ClusterWatcher,
+    activity: Arc<LastActivity>,
+    log: WatchLog,
+    object_errors: ObjectErrors,
+    /// The objects of the list that has begun.
+    seen: HashSet<ServiceKey>,
+    guard: RelistGuard,
+    /// When a suspicious list has to be confirmed by another one.
+    confirm_at: Option<Instant>,
+    kind: std::marker::PhantomData<fn() -> K>,
+}
+
+impl<'a, K: ClusterObject> KindWatch<'a, K> {
+    fn new(watcher: &'a ClusterWatcher) -> Self {
+        Self {
+            watcher,
+            activity: watcher.staleness.watch(K::WATCH),
+            log: WatchLog::new(watcher.availability.clone(), in_place(K::WHAT, None), K::HINT),
+            object_errors: ObjectErrors::of_kind(K::NAME, watcher.log.clone()),
+            seen: HashSet::new(),
+            guard: RelistGuard::default(),
+            confirm_at: None,
+            kind: std::marker::PhantomData,
+        }
+    }
+
+    /// Begins with a list.
+    fn begin(&self) -> WatchStream<K> {
+        let spec = self.watcher.cluster.spec();
+        let labels = if K::KIND == Kind::Namespaces { &spec.namespace_labels } else { &spec.labels };
+        let query = RequestQuery {
+            fields: K::FIELDS.to_owned(),
+            labels: labels.clone(),
+            first_list_pause: Some(FIRST_LIST_PAUSE),
+            ..RequestQuery::default()
+        };
+        let (client, availability) = (self.watcher.client.clone(), self.watcher.availability.clone());
+        list_watch(client, query, Arc::clone(&self.activity), availability)
+    }
+
+    fn on_item(&mut self, item: WatchItem<K>) {
+        if let Err(error) = &item {
+            self.note_failure(error);
+        }
+        let Some(event) = self.log.log_failure(item) else { return };
+        match event {
+            Event::ListBegins => self.seen.clear(),
+            Event::Listed(object) => {
+                self.seen.insert(key_of(&object));
+                self.apply(object);
+            }
+            Event::ListEnds { .. } => self.on_list_end(),
+            Event::Resumed => self.watcher.cluster.set_failure(K::KIND, None),
+            Event::Applied(object) => self.apply(object),
+            Event::Deleted(object) => self.remove(&key_of(&object)),
+        }
+    }
+
+    fn note_failure(&self, error: &WatchError) {
+        let why = match error.code() {
+            // The state before stays as it is, and a new list follows.
+            410 => return,
+            0 => format!("the {} can't be read: the API server doesn't answer", K::WHAT),
+            _ => explain_watch(error, &in_place(K::WHAT, None), K::HINT),
+        };
+        self.activity.set_refused(error.code() == 403);
+        self.watcher.cluster.set_failure(K::KIND, Some(&why));
+    }
+
+    fn apply(&mut self, object: RawDeserializeGuard<K>) {
+        let key = key_of(&object);
+        if let Some(object) = readable(object, &mut self.object_errors) {
+            let wrong = object.apply(&key, &self.watcher.cluster);
+            self.object_errors.set_parts(&key, &wrong);
+        }
+    }
+
+    fn remove(&mut self, key: &ServiceKey) {
+        self.object_errors.set(key, None);
+        self.watcher.cluster.remove(K::KIND, key);
+    }
+
+    /// Removes what the list lacks, unless that is suspiciously much.
+    fn on_list_end(&mut self) {
+        let cluster = Arc::clone(&self.watcher.cluster);
+        let known = cluster.keys(K::KIND);
+        let seen = std::mem::take(&mut self.seen);
+        let missing: HashSet<ServiceKey> = known.difference(&seen).cloned().collect();
+        let kept = match K::IS_GUARDED {
+            true => self.guard.keeps(known.len(), &missing, |_| true, Instant::now().into_std()),
+            false => HashSet::new(),
+        };
+        for key in missing.difference(&kept) {
+            self.remove(key);
+        }
+        self.confirm_at = (!kept.is_empty()).then(|| Instant::now() + CONFIRM_AFTER);
+        if kept.is_empty() {
+            // Objects that are in no index have errors, too.
+            self.object_errors.retain(|key| seen.contains(key));
+        } else {
+            warn!(
+                "the list of {} lacks suspiciously many that were there: {}; DNS answers as before until a second list, in \
+                 {} s, confirms it",
+                K::WHAT,
+                examples(kept.iter()),
+                CONFIRM_AFTER.as_secs()
+            );
+        }
+        if !cluster.is_listed() {
+            info!("{} for DNS: {}", K::WHAT, cluster.number(K::KIND));
+        }
+        cluster.set_listed(K::KIND);
+    }
+}

@@ -1,0 +1,427 @@
+//! The kinds of objects that a cluster's own DNS is about, with only the fields that it needs.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
+use kube::Resource;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+
+use crate::model::names;
+use crate::model::service_key::ServiceKey;
+use crate::store::cluster::Cluster;
+use crate::store::cluster::objects::{Addressing, Kind, Port, Protocol, Service, Slice};
+use crate::sync::k8s::service::{EXTERNAL_NAME, host_name, null_is_default};
+
+/// Maximum number of ports of a Service or an EndpointSlice that count.
+const MAX_PORTS: usize = 1000;
+/// Maximum number of addresses of an EndpointSlice that count: the API allows 1,000 endpoints.
+const MAX_ADDRESSES: usize = 10_000;
+/// Maximum number of addresses of a Pod, and of cluster IPs of a Service, that count.
+const MAX_IPS: usize = 16;
+/// `clusterIP` of a headless Service.
+const NONE: &str = "None";
+
+/// A kind of watched objects.
+pub(super) trait ClusterObject:
+    Resource<DynamicType = ()> + DeserializeOwned + Send + 'static
+{
+    const KIND: Kind;
+    /// The kind in log lines.
+    const NAME: &'static str;
+    /// The name of the watch in metrics.
+    const WATCH: &'static str;
+    /// The objects in sentences.
+    const WHAT: &'static str;
+    /// How a missing permission is granted.
+    const HINT: &'static str;
+    const FIELDS: &'static str = "";
+    /// Whether a list that lacks many objects has to be confirmed.
+    const IS_GUARDED: bool = true;
+
+    /// Puts the object in the place of its former version. Returns what is wrong with it, as clauses.
+    fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String>;
+}
+
+macro_rules! resource {
+    ($object:ty, $scope:ty, $kind:literal, $group:literal, $plural:literal) => {
+        impl Resource for $object {
+            type DynamicType = ();
+            type Scope = $scope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                $group.into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                "v1".into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(ClusterService, NamespaceResourceScope, "Service", "", "services");
+resource!(ClusterSlice, NamespaceResourceScope, "EndpointSlice", "discovery.k8s.io", "endpointslices");
+resource!(ClusterNamespace, ClusterResourceScope, "Namespace", "", "namespaces");
+resource!(ClusterPod, NamespaceResourceScope, "Pod", "", "pods");
+
+// === Services ===
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ClusterService {
+    #[serde(default, deserialize_with = "bare_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "null_is_default")]
+    spec: ServiceSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct ServiceSpec {
+    #[serde(rename = "type")]
+    type_: Option<String>,
+    #[serde(rename = "externalName")]
+    external_name: Option<String>,
+    #[serde(rename = "clusterIP")]
+    cluster_ip: Option<String>,
+    #[serde(rename = "clusterIPs", default, deserialize_with = "null_is_default")]
+    cluster_ips: Vec<String>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    ports: Vec<ObjectPort>,
+}
+
+/// A port of a Service or of an EndpointSlice.
+#[derive(Debug, Deserialize)]
+struct ObjectPort {
+    name: Option<String>,
+    protocol: Option<String>,
+    port: Option<i32>,
+}
+
+impl ClusterObject for ClusterService {
+    const KIND: Kind = Kind::Services;
+    const NAME: &'static str = "Service";
+    const WATCH: &'static str = "cluster-services";
+    const WHAT: &'static str = "Services";
+    const HINT: &'static str = "the plugin kubernetes has to be allowed to list and watch services";
+
+    fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
+        if !names::is_label(key.name()) {
+            cluster.set_service(key, None);
+            return vec!["DNS leaves it out: its name isn't a DNS label".to_owned()];
+        }
+        let mut wrong = Vec::new();
+        let ports = ports_of(&self.spec.ports, &mut wrong);
+        let addressing = self.spec.addressing(&mut wrong);
+        cluster.set_service(key, Some(Service { addressing, ports }));
+        wrong
+    }
+}
+
+impl ServiceSpec {
+    fn addressing(&self, wrong: &mut Vec<String>) -> Addressing {
+        if self.type_.as_deref() == Some(EXTERNAL_NAME) {
+            return self.alias(wrong);
+        }
+        let ips: Vec<&str> = match &*self.cluster_ips {
+            [] => self.cluster_ip.iter().map(String::as_str).collect(),
+            ips => ips.iter().map(String::as_str).collect(),
+        };
+        if ips.first() == Some(&NONE) {
+            return Addressing::Headless;
+        }
+        Addressing::ClusterIps(addresses(ips.into_iter(), MAX_IPS, "cluster IPs", wrong).into())
+    }
+
+    fn alias(&self, wrong: &mut Vec<String>) -> Addressing {
+        let host = self.external_name.as_deref().unwrap_or_default();
+        if host.parse::<IpAddr>().is_ok() {
+            wrong.push("its name doesn't exist in DNS: an IP address can't be an externalName".to_owned());
+            return Addressing::Unusable;
+        }
+        let name = host_name(host).map(|name| names::wire(name.iter()));
+        match name {
+            Ok(Some(mut wire)) => {
+                wire.push(0);
+                Addressing::Alias(wire.into())
+            }
+            Ok(None) => Addressing::Unusable,
+            Err(why) => {
+                wrong.push(format!("its name doesn't exist in DNS: its externalName is {why}"));
+                Addressing::Unusable
+            }
+        }
+    }
+}
+
+/// Returns the addresses among texts; others, and those beyond the limit, are reported.
+fn addresses<'a>(
+    texts: impl Iterator<Item = &'a str>,
+    most: usize,
+    what: &str,
+    wrong: &mut Vec<String>,
+) -> Vec<IpAddr> {
+    let (mut found, mut invalid, mut excess) = (Vec::new(), 0_usize, 0_usize);
+    for text in texts.filter(|text| !text.is_empty()) {
+        match text.parse::<IpAddr>() {
+            Err(_) => invalid += 1,
+            Ok(_) if found.len() >= most => excess += 1,
+            Ok(ip) => found.push(ip.to_canonical()),
+        }
+    }
+    report(invalid, &format!("{what} that aren't addresses"), wrong);
+    report(excess, &format!("{what} beyond the first {most}"), wrong);
+    found
+}
+
+fn report(number: usize, what: &str, wrong: &mut Vec<String>) {
+    if number > 0 {
+        wrong.push(format!("DNS leaves out {number} {what}"));
+    }
+}
+
+fn ports_of(ports: &[ObjectPort], wrong: &mut Vec<String>) -> Box<[Port]> {
+    report(ports.len().saturating_sub(MAX_PORTS), &format!("ports beyond the first {MAX_PORTS}"), wrong);
+    let port = |port: &ObjectPort| Port {
+        name: port.name.as_deref().unwrap_or_default().to_ascii_lowercase().into(),
+        protocol: Protocol::of(port.protocol.as_deref().unwrap_or_default()),
+        number: port.port.and_then(|number| u16::try_from(number).ok()),
+    };
+    ports.iter().take(MAX_PORTS).map(port).collect()
+}
+
+// === EndpointSlices ===
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ClusterSlice {
+    #[serde(default, deserialize_with = "slice_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "null_is_default")]
+    address_type: String,
+    #[serde(default, deserialize_with = "null_is_default")]
+    endpoints: Vec<SliceEndpoint>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    ports: Vec<ObjectPort>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SliceEndpoint {
+    #[serde(default, deserialize_with = "null_is_default")]
+    addresses: Vec<String>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    conditions: Conditions,
+    hostname: Option<String>,
+    target_ref: Option<TargetRef>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Conditions {
+    ready: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TargetRef {
+    name: Option<String>,
+}
+
+/// The label with the name of a slice's Service.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The `addressType` of slices with names, which DNS leaves out.
+const FQDN: &str = "FQDN";
+
+impl ClusterObject for ClusterSlice {
+    const KIND: Kind = Kind::Slices;
+    const NAME: &'static str = "EndpointSlice";
+    const WATCH: &'static str = "cluster-endpointslices";
+    const WHAT: &'static str = "EndpointSlices";
+    const HINT: &'static str =
+        "the plugin kubernetes has to be allowed to list and watch endpointslices of discovery.k8s.io";
+
+    fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
+        let service = self.metadata.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME));
+        let Some(service) =
+            service.filter(|name| names::is_label(name)).filter(|_| self.address_type != FQDN)
+        else {
+            cluster.set_slice(key, None);
+            return Vec::new();
+        };
+        let mut wrong = Vec::new();
+        let slice = self.packed(key.name(), cluster.spec().names_endpoints_by_pods, &mut wrong);
+        cluster.set_slice(key, Some((service, slice)));
+        wrong
+    }
+}
+
+impl ClusterSlice {
+    fn packed(&self, name: &str, by_pods: bool, wrong: &mut Vec<String>) -> Slice {
+        let mut names: Vec<(u32, Box<str>)> = Vec::new();
+        let mut found: Vec<IpAddr> = Vec::with_capacity(self.endpoints.len().min(MAX_ADDRESSES));
+        let (mut invalid, mut excess) = (0, 0);
+        // A readiness that isn't known counts as ready, as the API says.
+        let ready = self.endpoints.iter().filter(|endpoint| endpoint.conditions.ready != Some(false));
+        for endpoint in ready {
+            let name = endpoint.name(by_pods);
+            for text in &endpoint.addresses {
+                match text.parse::<IpAddr>() {
+                    Err(_) => invalid += 1,
+                    Ok(_) if found.len() >= MAX_ADDRESSES => excess += 1,
+                    Ok(ip) => {
+                        let place = u32::try_from(found.len()).unwrap_or(u32::MAX);
+                        names.extend(name.map(|name| (place, name.into())));
+                        found.push(ip.to_canonical());
+                    }
+                }
+            }
+        }
+        report(invalid, "endpoints that aren't addresses", wrong);
+        report(excess, &format!("endpoints beyond the first {MAX_ADDRESSES}"), wrong);
+        Slice {
+            name: name.into(),
+            ports: ports_of(&self.ports, wrong),
+            addresses: found.into(),
+            names: names.into(),
+        }
+    }
+}
+
+impl SliceEndpoint {
+    /// Returns the name that the endpoint has instead of its dashed address.
+    fn name(&self, by_pods: bool) -> Option<&str> {
+        let hostname = self.hostname.as_deref().filter(|name| names::is_label(&name.to_ascii_lowercase()));
+        let pod = || self.target_ref.as_ref()?.name.as_deref();
+        let usable = |name: &&str| (1..=names::MAX_LABEL).contains(&name.len());
+        hostname.or_else(|| pod().filter(|_| by_pods).filter(usable))
+    }
+}
+
+// === Namespaces ===
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ClusterNamespace {
+    #[serde(default, deserialize_with = "bare_metadata")]
+    metadata: ObjectMeta,
+}
+
+impl ClusterObject for ClusterNamespace {
+    const KIND: Kind = Kind::Namespaces;
+    const NAME: &'static str = "Namespace";
+    const WATCH: &'static str = "cluster-namespaces";
+    const WHAT: &'static str = "Namespaces";
+    const HINT: &'static str = "the plugin kubernetes has to be allowed to list and watch namespaces";
+
+    fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
+        cluster.set_namespace(key.name(), true);
+        Vec::new()
+    }
+}
+
+// === Pods ===
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ClusterPod {
+    #[serde(default, deserialize_with = "bare_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "null_is_default")]
+    status: PodStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct PodStatus {
+    #[serde(rename = "podIP")]
+    pod_ip: Option<String>,
+    #[serde(rename = "podIPs", default, deserialize_with = "null_is_default")]
+    pod_ips: Vec<PodIp>,
+}
+
+#[derive(Debug, Deserialize)]
+struct PodIp {
+    ip: Option<String>,
+}
+
+impl ClusterObject for ClusterPod {
+    const KIND: Kind = Kind::Pods;
+    const NAME: &'static str = "Pod";
+    const WATCH: &'static str = "cluster-pods";
+    const WHAT: &'static str = "Pods";
+    const HINT: &'static str =
+        "the plugin kubernetes with `pods verified` has to be allowed to list and watch pods";
+    // As CoreDNS selects them.
+    const FIELDS: &'static str = "status.phase!=Succeeded,status.phase!=Failed,status.phase!=Unknown";
+    const IS_GUARDED: bool = false;
+
+    fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
+        // A Pod that terminates keeps the addresses that it had.
+        if self.metadata.deletion_timestamp.is_some() {
+            return Vec::new();
+        }
+        let all = self.status.pod_ips.iter().filter_map(|ip| ip.ip.as_deref());
+        let mut wrong = Vec::new();
+        let mut ips = addresses(all.chain(self.status.pod_ip.as_deref()), MAX_IPS, "Pod IPs", &mut wrong);
+        ips.sort_unstable();
+        ips.dedup();
+        cluster.set_pod(key, &ips);
+        wrong
+    }
+}
+
+// === metadata ===
+
+/// Reads what identifies an object, and whether it terminates.
+fn bare_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Bare {
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        deletion_timestamp: Option<Time>,
+    }
+
+    let Bare { name, namespace, uid, resource_version, deletion_timestamp } =
+        Bare::deserialize(deserializer)?;
+    Ok(ObjectMeta { name, namespace, uid, resource_version, deletion_timestamp, ..ObjectMeta::default() })
+}
+
+/// As [`bare_metadata`], with the label that names the Service.
+fn slice_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Default, Deserialize)]
+    struct Labels {
+        #[serde(rename = "kubernetes.io/service-name")]
+        service: Option<String>,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct OfSlice {
+        name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        #[serde(default, deserialize_with = "null_is_default")]
+        labels: Labels,
+    }
+
+    let OfSlice { name, namespace, uid, resource_version, labels } = OfSlice::deserialize(deserializer)?;
+    let labels = labels.service.map(|service| [(SERVICE_NAME.to_owned(), service)].into());
+    Ok(ObjectMeta { name, namespace, uid, resource_version, labels, ..ObjectMeta::default() })
+}
