@@ -7,6 +7,7 @@
 pub mod answer;
 mod endpoints;
 mod index;
+pub mod metrics;
 pub mod objects;
 mod question;
 mod records;

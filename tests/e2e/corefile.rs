@@ -17,6 +17,8 @@ mod upstreams;
 mod blocks;
 mod cache;
 mod chains;
+mod cluster_changes;
+mod cluster_names;
 mod corpus;
 mod forward;
 mod generated_zones;

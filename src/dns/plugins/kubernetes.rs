@@ -21,8 +21,9 @@
 //!   record of a name that doesn't exist.
 //! - `namespace_labels` hides PTR records, too. Each address of a Pod counts. EndpointSlices with names instead of
 //!   addresses (FQDN), and without the label of a Service, are left out.
-//! - *cache* keeps no names of these zones, only what ExternalNames lead to, so TTLs don't count down. Kept answers
-//!   ([answers in wire form](performance.md)) end when an object changes that they rest on.
+//! - *cache* keeps no names of these zones, only what ExternalNames lead to, so TTLs don't count down. An answer is
+//!   reused until an object changes that it rests on.
+//! - A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels before an IPv6 address.
 //! - Before the first lists are complete, `fallthrough` passes on nothing.
 //! - The name servers are the Services in front of the addresses in `POD_IPS`, if that is set.
 //!

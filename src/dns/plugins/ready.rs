@@ -2,8 +2,9 @@
 //!
 //! *ready* - serves `/ready`, which reports whether this instance can answer. `/ready` answers 200 and "OK" when all
 //! plugins are ready, else 503 with the names of the other ones, and why. Only `lb_linker` has to become ready, when
-//! the load balancers are first known. It then stays ready, also without the API server. While it answers from a
-//! [snapshot](operations.md#start-without-the-api-server), manifests or StableNames can't be read, no replica leads, or
+//! the load balancers are first known, and `kubernetes`, when its objects are. They then stay ready, also without the API
+//! server. While `lb_linker` answers from a
+//! [snapshot](operations.md#start-without-the-api-server), objects can't be read, no replica leads, or
 //! external targets or statuses of StableNames can't be written, `/ready` is 200 with a note instead of "OK".
 //!
 //! One line applies to all blocks. CoreDNS checks only the plugins of the blocks that have *ready*; but a Pod is ready

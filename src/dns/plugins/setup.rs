@@ -27,6 +27,7 @@ use crate::metrics::{MetricGroup, Metrics};
 use crate::model::target_policy::TargetPolicy;
 use crate::readiness::Readiness;
 use crate::store::Store;
+use crate::store::cluster::metrics::ClusterMetrics;
 use crate::store::cluster::registry::ClusterRegistry;
 use crate::store::metrics::LinkMetrics;
 
@@ -169,6 +170,8 @@ impl ServerContext {
     pub fn new(store: Arc<Store>, format: LineFormat) -> Result<(Self, LineQueue), prometheus::Error> {
         let metrics = Arc::new(Metrics::new()?);
         metrics.register(LinkMetrics::new(Arc::clone(&store))?)?;
+        let clusters = ClusterRegistry::default();
+        metrics.register(ClusterMetrics::new(clusters.clone())?)?;
         let (lines, queue) = QueryLog::new(format, &metrics)?;
         Ok((
             Self {
@@ -178,7 +181,7 @@ impl ServerContext {
                 stale_caches: StaleCaches::default(),
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
-                clusters: ClusterRegistry::default(),
+                clusters,
                 has_own_cluster: true,
                 metrics,
                 query_log: lines,

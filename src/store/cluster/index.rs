@@ -12,6 +12,9 @@ use crate::model::outdated::OutdatedFlag;
 use crate::model::service_key::ServiceKey;
 use crate::store::name_slots::NameSlots;
 
+/// Up to this number, addresses are looked for one by one.
+const FEW: usize = 16;
+
 /// `<service>.<namespace>`, which is unique: neither part has a dot.
 type EntryKey = Arc<str>;
 /// `<namespace>/<name>`.
@@ -83,10 +86,7 @@ impl<'a> Touched<'a> {
     }
 
     pub(super) fn add(&mut self, tree: Tree, name: &[u8]) {
-        let slot = self.names.slot_of(tree as u8, name);
-        if !self.slots.contains(&slot) {
-            self.slots.push(slot);
-        }
+        self.slots.push(self.names.slot_of(tree as u8, name));
     }
 
     pub(super) fn add_address(&mut self, tree: Tree, ip: IpAddr) {
@@ -96,7 +96,10 @@ impl<'a> Touched<'a> {
         }
     }
 
-    pub(super) fn into_slots(self) -> Vec<u16> {
+    /// Returns the slots, each once.
+    pub(super) fn into_slots(mut self) -> Vec<u16> {
+        self.slots.sort_unstable();
+        self.slots.dedup();
         self.slots
     }
 }
@@ -112,6 +115,11 @@ impl Entry {
 
     fn has(&self, ip: IpAddr) -> bool {
         self.cluster_ips().contains(&ip) || self.slices.iter().any(|slice| slice.has(ip))
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let of_slices = self.slices.iter().flat_map(|slice| &slice.addresses);
+        self.cluster_ips().iter().chain(of_slices).copied()
     }
 
     fn is_empty(&self) -> bool {
@@ -227,9 +235,10 @@ impl Index {
         });
         change(&mut entry);
         entry.flag.set();
+        let all: Option<HashSet<IpAddr>> = (addresses.len() > FEW).then(|| entry.addresses().collect());
         for ip in addresses {
             touched.add_address(Tree::Address, *ip);
-            if entry.has(*ip) {
+            if all.as_ref().map_or_else(|| entry.has(*ip), |all| all.contains(ip)) {
                 add_key(self.addresses.entry(*ip).or_default(), &key);
             } else if let Some(keys) = self.addresses.get_mut(ip) {
                 keys.retain(|known| *known != key);
@@ -298,6 +307,13 @@ impl Index {
     pub(super) fn pods_at(&self, ip: IpAddr, namespace: &str) -> usize {
         let pods = self.pod_addresses.get(&ip).map(|pods| &**pods).unwrap_or_default();
         pods.iter().filter(|pod| pod.split_once('/').is_some_and(|(of, _)| of == namespace)).count()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let Self { namespaces, entries, slices, addresses, pods, pod_addresses } = self;
+        [namespaces.len(), entries.len(), slices.len(), addresses.len(), pods.len(), pod_addresses.len()]
+            == [0; 6]
     }
 
     pub(super) fn number(&self, kind: Kind) -> usize {

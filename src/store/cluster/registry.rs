@@ -102,9 +102,12 @@ impl ClusterRegistry {
     /// Returns whether a cluster is read by lb-linker's own connection.
     #[must_use]
     pub fn has_own(&self) -> bool {
-        let known = self.0.known.lock();
-        let mut clusters = known.iter().filter_map(Weak::upgrade);
-        clusters.any(|cluster| cluster.spec().connection == Connection::Own)
+        self.known().iter().any(|cluster| cluster.spec().connection == Connection::Own)
+    }
+
+    /// Returns all clusters.
+    pub(super) fn known(&self) -> Vec<Arc<Cluster>> {
+        self.0.known.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Keeps a cluster's objects up to date as long as the returned value lives.

@@ -1,1 +1,213 @@
+use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::time::{Instant, sleep};
+
+use crate::dns::message::presentation::rcode_text;
+use crate::dns::plugins::tests::support::TestServer;
+use crate::model::names;
+use crate::model::service_key::ServiceKey;
+use crate::store::cluster::Cluster;
+use crate::store::cluster::objects::{Addressing, Kind, Service};
+use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
+
+/// Returns a server with these lines in a block, which has the plugin with the options of a default selection, and its
+/// objects.
+fn server(lines: &str) -> (TestServer, Arc<Cluster>) {
+    let server = TestServer::block(lines);
+    let spec = ClusterSpec {
+        connection: Connection::Own,
+        limits: ApiLimits::default(),
+        labels: String::new(),
+        namespace_labels: String::new(),
+        has_endpoints: true,
+        has_pods: false,
+        names_endpoints_by_pods: false,
+    };
+    let cluster = server.shared.clusters.cluster(spec);
+    assert_eq!(Arc::strong_count(&cluster), 2, "the plugin has it, too");
+    cluster.set_namespace("a", true);
+    set(&cluster, "web", Addressing::ClusterIps([[10, 0, 0, 1].into()].into()));
+    (server, cluster)
+}
+
+fn set(cluster: &Cluster, name: &str, addressing: Addressing) {
+    cluster.set_service(&ServiceKey::new("a", name), Some(Service { addressing, ports: [].into() }));
+}
+
+fn alias(cluster: &Cluster, name: &str, target: &str) {
+    let wire = [&*names::wire_of(target).unwrap(), &[0]].concat();
+    set(cluster, name, Addressing::Alias(wire.into()));
+}
+
+fn list(cluster: &Cluster) {
+    Kind::ALL.into_iter().for_each(|kind| cluster.set_listed(kind));
+}
+
+const WEB: &str = "web.a.svc.cluster.local.";
+
+/// Replaces the serial of the SOA record, a Unix time.
+fn without_serial(cluster: &Cluster, text: &str) -> String {
+    let serial = cluster.serial().load(std::sync::atomic::Ordering::Relaxed);
+    text.replace(&format!(" {serial} "), " SERIAL ")
+}
+
+#[tokio::test]
+async fn names_are_answered_with_an_soa_record_where_none_is_found() {
+    let (server, cluster) = server("kubernetes cluster.local {\nttl 400\n}\nwhoami");
+    list(&cluster);
+    let soa = "cluster.local. 300 IN SOA ns.dns.cluster.local. hostmaster.cluster.local. SERIAL 7200 1800 86400 400";
+    for (question, expected) in [
+        (format!("{WEB} A"), format!("NOERROR aa | {WEB} 400 IN A 10.0.0.1 | |")),
+        (format!("{WEB} AAAA"), format!("NOERROR aa | | {soa} |")),
+        ("none.a.svc.cluster.local. A".to_owned(), format!("NXDOMAIN aa | | {soa} |")),
+        ("cluster.local. SOA".to_owned(), format!("NOERROR aa | {soa} | |")),
+    ] {
+        let found = without_serial(&cluster, &server.ask(&question).await);
+        assert_eq!(found, expected, "{question}");
+        let reply = server.reply(&question).await.unwrap();
+        assert!(!reply.is_cacheable && reply.validity.is_some(), "{question}");
+    }
+    assert!(server.ask("example.org. A").await.contains("_udp."), "the next plugin answers");
+}
+
+#[tokio::test]
+async fn unlisted_names_are_servfail_and_known_ones_are_answered() {
+    let (server, cluster) = server("kubernetes cluster.local {\nstartup_timeout 0s\nfallthrough\n}\nwhoami");
+    assert!(server.ask(&format!("{WEB} A")).await.contains("10.0.0.1"));
+    assert!(server.reply(&format!("{WEB} A")).await.unwrap().validity.is_none(), "it isn't kept");
+    let unknown = server.edns(1232);
+    let reply = unknown.reply("none.a.svc.cluster.local. A").await.unwrap();
+    assert_eq!((&*rcode_text(reply.metadata.response_code), reply.ede.unwrap().code), ("SERVFAIL", 14));
+    list(&cluster);
+    assert!(unknown.ask("none.a.svc.cluster.local. A").await.contains("_udp."));
+}
+
+#[tokio::test(start_paused = true)]
+async fn questions_wait_for_the_first_lists() {
+    let (server, cluster) = server("kubernetes cluster.local");
+    let listing = Arc::clone(&cluster);
+    tokio::spawn(async move {
+        sleep(Duration::from_secs(3)).await;
+        list(&listing);
+    });
+    let began = Instant::now();
+    assert!(server.ask("none.a.svc.cluster.local. A").await.starts_with("NXDOMAIN"));
+    assert_eq!(began.elapsed().as_secs(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_ends_at_startup_timeout() {
+    let (server, _cluster) = server("kubernetes cluster.local {\nstartup_timeout 2s\n}");
+    let began = Instant::now();
+    for _ in 0..2 {
+        assert!(server.ask("none.a.svc.cluster.local. A").await.starts_with("SERVFAIL"));
+        assert_eq!(began.elapsed().as_secs(), 2);
+    }
+}
+
+#[tokio::test]
+async fn kept_answers_end_with_what_they_rest_on() {
+    let (server, cluster) = server("kubernetes cluster.local");
+    list(&cluster);
+    let names = [WEB, "none.a.svc.cluster.local.", "one.b.svc.cluster.local."];
+    let mut kept = Vec::new();
+    for name in names {
+        kept.push(server.reply(&format!("{name} A")).await.unwrap().validity.unwrap());
+    }
+    set(&cluster, "none", Addressing::Headless);
+    assert_eq!(kept.iter().map(|kept| kept.is_outdated()).collect::<Vec<_>>(), [false, true, false]);
+    cluster.remove(Kind::Services, &ServiceKey::new("a", "web"));
+    cluster.set_namespace("b", true);
+    assert!(kept.iter().all(|kept| kept.is_outdated()));
+}
+
+#[tokio::test]
+async fn external_names_are_chased_through_the_blocks() {
+    let (server, cluster) = server(
+        "kubernetes cluster.local\nhosts /dev/null example.org {\n192.0.2.1 www.example.org\n}\ntemplate ANY ANY bad.test {\n\
+         rcode SERVFAIL\n}\ntemplate ANY ANY none.test {\nrcode NXDOMAIN\n}",
+    );
+    list(&cluster);
+    alias(&cluster, "out", "www.example.org");
+    alias(&cluster, "in", "web.a.svc.cluster.local");
+    alias(&cluster, "gone", "absent.a.svc.cluster.local");
+    alias(&cluster, "one", "two.a.svc.cluster.local");
+    alias(&cluster, "two", "one.a.svc.cluster.local");
+    alias(&cluster, "bad", "x.bad.test");
+    alias(&cluster, "none", "x.none.test");
+    for (question, rcode, records) in [
+        ("out A", "NOERROR", 2),
+        ("out CNAME", "NOERROR", 1),
+        ("out ANY", "NOERROR", 1),
+        ("in A", "NOERROR", 2),
+        ("in TXT", "NOERROR", 1),
+        ("gone A", "NXDOMAIN", 1),
+        ("one A", "SERVFAIL", 8),
+        ("bad A", "SERVFAIL", 1),
+        ("none MX", "NXDOMAIN", 1),
+    ] {
+        let (name, qtype) = question.split_once(' ').unwrap();
+        let reply = server.reply(&format!("{name}.a.svc.cluster.local. {qtype}")).await.unwrap();
+        let found = (rcode_text(reply.metadata.response_code), reply.records.answers.len());
+        assert_eq!((&*found.0, found.1), (rcode, records), "{question}");
+    }
+    let inside = server.reply("in.a.svc.cluster.local. A").await.unwrap();
+    assert!(!inside.validity.as_ref().unwrap().is_outdated());
+    set(&cluster, "web", Addressing::Headless);
+    assert!(inside.validity.unwrap().is_outdated(), "it rests on the Service behind it");
+}
+
+#[test]
+fn invalid_lines_are_rejected_with_their_position() {
+    for (lines, expected) in [
+        (
+            "kubernetes in-addr.arpa",
+            "Corefile:2:1: kubernetes needs a zone that isn't a reverse zone, such as",
+        ),
+        ("kubernetes a.b\nkubernetes b.c", "Corefile:3:1: kubernetes can be there only once in a block"),
+        ("lb_linker a.b\nkubernetes a.b", "Corefile:3:1: lb_linker answers for the zone a.b. already"),
+        ("kubernetes a.b {\npods all\n}", "Corefile:3:6: \"all\" isn't disabled, insecure or verified"),
+        ("kubernetes a.b {\nttl 3601\n}", "Corefile:3:5: \"3601\" isn't a number of seconds from 0 to 3600"),
+        ("kubernetes a.b {\nlabels a in (\n}", "Corefile:3:1: \"a in (\" is not a label selector such as"),
+        (
+            "kubernetes a.b {\nnamespaces c\nnamespace_labels d=e\n}",
+            "Corefile:4:1: namespaces and namespace_labels can't both be there",
+        ),
+        ("kubernetes a.b {\nkubeconfig /none\n}", "Corefile:3:12: /none: can't be read: No such file"),
+        (
+            "kubernetes a.b {\nendpoint x\ntls /none /none /none\n}",
+            "Corefile:4:5: /none: can't be read: No such",
+        ),
+        ("kubernetes a.b {\ntls a b\n}", "Corefile:3:1: tls needs three files: a certificate, its key"),
+        ("kubernetes a.b {\nignore all\n}", "Corefile:3:8: \"all\" isn't empty_service"),
+        ("kubernetes a.b {\napiserver_qps -1\n}", "Corefile:3:15: \"-1\" isn't a number that isn't negative"),
+        ("kubernetes a.b {\nzonal\n}", "Corefile:3:1: kubernetes's option zonal isn't supported yet"),
+        (
+            "kubernetes a.b {\nmulticluster b.c\n}",
+            "Corefile:3:1: kubernetes's option multicluster isn't supported",
+        ),
+        (
+            "kubernetes a.b {\nupstream\n}",
+            "Corefile:3:1: CoreDNS doesn't have kubernetes's option upstream any more",
+        ),
+        (
+            "kubernetes a.b {\nserve x\n}",
+            "Corefile:3:1: kubernetes has no option \"serve\"; it has apiserver_burst,",
+        ),
+    ] {
+        let error = TestServer::error(lines);
+        assert!(error.starts_with(expected), "{lines}: {error}");
+    }
+}
+
+#[test]
+fn kubeconfig_has_to_have_the_context() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = "contexts:\n- name: one\n  context: {cluster: c}\n- name: two\n  context: {cluster: c}\n";
+    std::fs::write(file.path(), text).unwrap();
+    let path = file.path().display();
+    let error = TestServer::error(&format!("kubernetes a.b {{\nkubeconfig {path} three\n}}"));
+    assert!(error.ends_with("the kubeconfig has no context \"three\"; it has one, two"), "{error}");
+    TestServer::block(&format!("kubernetes a.b {{\nkubeconfig {path} two\n}}"));
+}

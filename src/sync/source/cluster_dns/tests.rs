@@ -1,1 +1,224 @@
+//! Tests with an API server stub.
 
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::http::Response;
+use hickory_proto::rr::RecordType;
+use kube::client::Body as Sent;
+use prometheus::Registry;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::*;
+use crate::metrics::MetricGroup;
+use crate::model::names;
+use crate::store::cluster::answer::{Outcome, PodMode, Rules};
+use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
+
+fn event(kind: &str, object: &Value) -> String {
+    format!("{}\n", json!({ "type": kind, "object": object }))
+}
+
+/// Returns the events of a streamed list.
+fn list(objects: &[Value]) -> String {
+    let end = json!({ "metadata": { "resourceVersion": "900", "annotations": { "k8s.io/initial-events-end": "true" } } });
+    objects.iter().map(|object| event("ADDED", object)).chain([event("BOOKMARK", &end)]).collect()
+}
+
+/// Watches an API server that answers the list of each resource with these events, once.
+fn watch(streams: Vec<(&'static str, String)>) -> (Arc<Cluster>, CancellationToken) {
+    let streams = parking_lot::Mutex::new(streams);
+    let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
+        let path = request.uri().path();
+        let mut streams = streams.lock();
+        let found = streams.iter().position(|(resource, _)| path.ends_with(resource));
+        let text = found.map(|at| streams.remove(at).1).unwrap_or_default();
+        let lines = futures::stream::iter([Ok::<_, Infallible>(text)]).chain(futures::stream::pending());
+        std::future::ready(Ok::<_, Infallible>(Response::new(Body::from_stream(lines))))
+    });
+    let spec = ClusterSpec {
+        connection: Connection::Own,
+        limits: ApiLimits::default(),
+        labels: String::new(),
+        namespace_labels: String::new(),
+        has_endpoints: true,
+        has_pods: true,
+        names_endpoints_by_pods: false,
+    };
+    let (cluster, stop) = (Arc::new(Cluster::new(spec)), CancellationToken::new());
+    let watcher = ClusterWatcher {
+        cluster: Arc::clone(&cluster),
+        client: Client::new(service, "default"),
+        availability: ApiAvailability::default(),
+        staleness: Arc::new(Staleness::register(&Registry::new()).unwrap()),
+        log: ObjectLog::default(),
+    };
+    tokio::spawn(watcher.run(stop.clone()));
+    (cluster, stop)
+}
+
+fn object(namespace: &str, name: &str, rest: Value) -> Value {
+    let mut object = json!({ "metadata": { "namespace": namespace, "name": name, "resourceVersion": "7" } });
+    for (field, value) in rest.as_object().unwrap() {
+        match (field.as_str(), value.as_object()) {
+            ("metadata", Some(more)) => object["metadata"].as_object_mut().unwrap().extend(more.clone()),
+            _ => object[field] = value.clone(),
+        }
+    }
+    object
+}
+
+fn rules() -> Rules {
+    Rules {
+        zones: vec![wire("cluster.local")],
+        primary: wire("cluster.local"),
+        pods: PodMode::Verified,
+        ttl: 5,
+        ignores_empty: false,
+        namespaces: None,
+        selects_namespaces: false,
+        own_addresses: Vec::new(),
+    }
+}
+
+fn wire(name: &str) -> Box<[u8]> {
+    [&*names::wire_of(name).unwrap(), &[0]].concat().into()
+}
+
+/// Returns the number of A records of a name; `None` if it doesn't exist.
+fn addresses(cluster: &Cluster, name: &str) -> Option<usize> {
+    let name = wire(&format!("{name}.cluster.local"));
+    match cluster.answer(&rules(), &wire("cluster.local"), &name, RecordType::A.into()).outcome {
+        Outcome::Absent => None,
+        Outcome::Records { records, .. } => Some(records.len()),
+        _ => Some(0),
+    }
+}
+
+fn namespace() -> (&'static str, String) {
+    let mut namespace = object("", "a", json!({}));
+    namespace["metadata"].as_object_mut().unwrap().remove("namespace");
+    ("namespaces", list(&[namespace]))
+}
+
+#[tokio::test(start_paused = true)]
+async fn hostile_objects_stop_no_other_ones() {
+    let headless = |name: &str| object("a", name, json!({ "spec": { "clusterIP": "None" } }));
+    let many: Vec<Value> =
+        (0..12_000).map(|i| json!({ "addresses": [format!("10.1.{}.{}", i / 250, i % 250)] })).collect();
+    let slice = |name: &str, service: &str, endpoints: Value| {
+        let metadata = json!({ "labels": { "kubernetes.io/service-name": service, "x": 5 } });
+        object(
+            "a",
+            name,
+            json!({ "metadata": metadata, "addressType": "IPv4", "endpoints": endpoints, "ports": null }),
+        )
+    };
+    let odd = json!([
+        { "addresses": ["nonsense", "10.0.0.1"], "conditions": { "ready": null } },
+        { "addresses": null }, { "addresses": ["10.0.0.2"], "conditions": { "ready": false } },
+        { "addresses": ["::ffff:10.0.0.3"], "hostname": "no label", "targetRef": { "name": null } },
+    ]);
+    let streams = vec![
+        namespace(),
+        (
+            "/services",
+            list(&[
+                object("a", "broken", json!({ "spec": 5 })),
+                object("a", "no.label", json!({ "spec": { "clusterIP": "10.0.0.9" } })),
+                object("a", "ip", json!({ "spec": { "type": "ExternalName", "externalName": "192.0.2.1" } })),
+                object(
+                    "a",
+                    "long",
+                    json!({ "spec": { "type": "ExternalName", "externalName": "x".repeat(3000) } }),
+                ),
+                object(
+                    "a",
+                    "ports",
+                    json!({ "spec": { "clusterIPs": ["10.0.0.8", "x"], "ports": vec![json!({ "port": -7 }); 2000] } }),
+                ),
+                headless("odd"),
+                headless("many"),
+                headless("names"),
+            ]),
+        ),
+        (
+            "/endpointslices",
+            list(&[
+                slice("odd-1", "odd", odd),
+                slice("many-1", "many", json!(many)),
+                slice("bad", "odd", json!("x")),
+                object(
+                    "a",
+                    "fqdn",
+                    json!({ "metadata": { "labels": { "kubernetes.io/service-name": "names" } },
+                "addressType": "FQDN", "endpoints": [{ "addresses": ["10.0.0.7"] }] }),
+                ),
+                object(
+                    "a",
+                    "free",
+                    json!({ "addressType": "IPv4", "endpoints": [{ "addresses": ["10.0.0.7"] }] }),
+                ),
+            ]),
+        ),
+        (
+            "/pods",
+            list(&[
+                object(
+                    "a",
+                    "p",
+                    json!({ "status": { "podIP": "10.2.0.1", "podIPs": [{ "ip": "10.2.0.2" }, {}] } }),
+                ),
+                object(
+                    "a",
+                    "q",
+                    json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" }, "status": { "podIP": "10.2.0.3" } }),
+                ),
+            ]),
+        ),
+    ];
+    let (cluster, _stop) = watch(streams);
+    cluster.listed().await;
+    for (name, expected) in [
+        ("broken.a.svc", None),
+        ("ip.a.svc", None),
+        ("long.a.svc", None),
+        ("ports.a.svc", Some(1)),
+        ("odd.a.svc", Some(2)),
+        ("many.a.svc", Some(4096)),
+        ("names.a.svc", None),
+        ("10-2-0-1.a.pod", Some(1)),
+        ("10-2-0-2.a.pod", Some(1)),
+        ("10-2-0-3.a.pod", None),
+        ("absent.a.svc", None),
+    ] {
+        assert_eq!(addresses(&cluster, name), expected, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_that_lacks_most_services_needs_a_second_one() {
+    let service =
+        |i: usize| object("a", &format!("s{i}"), json!({ "spec": { "clusterIP": format!("10.0.0.{i}") } }));
+    let all: Vec<Value> = (0..50).map(service).collect();
+    let deleted = object("a", "s7", json!({ "metadata": { "resourceVersion": "901" } }));
+    let deleted = event("DELETED", &deleted);
+    let gone =
+        event("ERROR", &json!({ "kind": "Status", "code": 410, "message": "too old", "reason": "Expired" }));
+    let streams = vec![
+        namespace(),
+        ("/services", format!("{}{deleted}{gone}", list(&all))),
+        ("/services", list(&all[..5])),
+        ("/services", list(&all[..5])),
+        ("/endpointslices", list(&[])),
+        ("/pods", list(&[])),
+    ];
+    let (cluster, _stop) = watch(streams);
+    cluster.listed().await;
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(cluster.number(Kind::Services), 49, "the second list is doubted");
+    assert_eq!((addresses(&cluster, "s7.a.svc"), addresses(&cluster, "s49.a.svc")), (None, Some(1)));
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(cluster.number(Kind::Services), 5, "the third one confirms it");
+}

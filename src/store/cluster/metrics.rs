@@ -1,0 +1,39 @@
+//! Metrics of clusters' objects, computed at each scrape.
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntGaugeVec, Opts};
+
+use super::objects::Kind;
+use super::registry::ClusterRegistry;
+
+pub struct ClusterMetrics {
+    clusters: ClusterRegistry,
+    objects: IntGaugeVec,
+}
+
+impl ClusterMetrics {
+    /// # Errors
+    /// If the name of a metric is invalid, which only a bug in lb-linker can cause.
+    pub fn new(clusters: ClusterRegistry) -> Result<Self, prometheus::Error> {
+        let opts = Opts::new("lb_linker_cluster_objects", "Objects that the plugin kubernetes answers from.");
+        Ok(Self { clusters, objects: IntGaugeVec::new(opts, &["kind"])? })
+    }
+}
+
+impl Collector for ClusterMetrics {
+    fn desc(&self) -> Vec<&Desc> {
+        self.objects.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let clusters = self.clusters.known();
+        self.objects.reset();
+        for kind in Kind::ALL.into_iter().filter(|kind| clusters.iter().any(|it| it.spec().has(*kind))) {
+            let number: usize = clusters.iter().map(|cluster| cluster.number(kind)).sum();
+            let number = i64::try_from(number).unwrap_or(i64::MAX);
+            self.objects.with_label_values(&[kind.resource()]).set(number);
+        }
+        self.objects.collect()
+    }
+}

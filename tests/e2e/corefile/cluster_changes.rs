@@ -1,0 +1,162 @@
+//! The plugin *kubernetes* over time: changes, reloads, outages of the API server, and missing permissions.
+
+use std::time::Duration;
+
+use hickory_proto::op::ResponseCode;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::Api;
+use kube::api::PostParams;
+use nix::sys::signal::Signal;
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::server::{CorefileDir, Program, Server, check};
+use crate::harness::cluster::Cluster;
+use crate::harness::control_plane::{ControlPlane, Options};
+use crate::harness::dns::{ask_udp, query, short};
+use crate::harness::{eventually, linker};
+
+const COREFILE: &str = "
+    cluster.local:{$PORT} {
+        bind 127.0.0.1
+        errors
+        ready 127.0.0.1:{$READY}
+        prometheus 127.0.0.1:{$METRICS}
+        OPTIONS
+    }";
+
+fn corefile(options: &str) -> String {
+    COREFILE.replace("OPTIONS", options)
+}
+
+async fn start(plane: &ControlPlane, options: &str) -> (CorefileDir, Server) {
+    let kubeconfig = plane.admin_kubeconfig();
+    let site = CorefileDir::new(&corefile(options), &[]).with("LB_LINKER_KUBECONFIG", kubeconfig.display());
+    let server = Server::start(Program::Linker, &site).await;
+    (site, server)
+}
+
+async fn create(cluster: &Cluster, name: &str) {
+    let service = json!({ "metadata": { "name": name }, "spec": { "ports": [{ "port": 80 }] } });
+    cluster.create_service("default", service).await;
+}
+
+async fn rcode(server: &Server, name: &str) -> ResponseCode {
+    let question = query(&format!("{name}.default.svc.cluster.local. A"));
+    ask_udp(server.dns(), &question).await.metadata.response_code
+}
+
+/// Waits until a name has this response code.
+async fn has(server: &Server, name: &str, expected: ResponseCode) {
+    let look = || async { (rcode(server, name).await == expected).then_some(()) };
+    eventually(&format!("{expected} of {name}"), look).await;
+}
+
+fn is_ready(server: &Server) -> (u16, String) {
+    linker::get(server.address("READY"), "/ready")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kubernetes_alone_reads_no_load_balancers_and_reloads() {
+    let plane = ControlPlane::start(Options::default());
+    let cluster = plane.cluster().await;
+    create(&cluster, "web").await;
+    let (site, mut server) = start(&plane, "kubernetes").await;
+    has(&server, "web", ResponseCode::NoError).await;
+    assert_eq!(is_ready(&server).0, 200);
+    assert!(server.metric("lb_linker_cluster_objects{kind=\"services\"}").unwrap() >= 2.0);
+    assert!(server.metrics().contains("lb_linker_watch_staleness_seconds{watch=\"cluster-services\"}"));
+    let requests = || plane.audit_events_with("\"lb-linker/");
+    let seen = eventually("the requests", || async { Some(requests()).filter(|seen| seen.len() >= 3) }).await;
+    let is_expected = |resource: &str| ["services", "namespaces", "endpointslices"].contains(&resource);
+    for request in &seen {
+        assert!(is_expected(&request.resource) && !request.uri.contains("LoadBalancer"), "{}", request.uri);
+    }
+    for (options, expected) in [
+        ("whoami", ResponseCode::NoError),
+        ("kubernetes {\nnamespaces other\n}", ResponseCode::NXDomain),
+        ("kubernetes", ResponseCode::NoError),
+    ] {
+        site.write("Corefile", &corefile(options));
+        server.signal(Signal::SIGUSR1);
+        has(&server, "web", expected).await;
+        let counted = server.metrics().contains("lb_linker_cluster_objects{");
+        if options == "whoami" {
+            let is_gone = || async { (!server.metrics().contains("cluster-services")).then_some(()) };
+            eventually("the end of the watches", is_gone).await;
+        } else {
+            assert!(counted, "{options}");
+        }
+    }
+    create(&cluster, "later").await;
+    has(&server, "later", ResponseCode::NoError).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_stay_without_the_api_server_and_follow_it_again() {
+    let plane = ControlPlane::start(Options::default());
+    let cluster = plane.cluster().await;
+    create(&cluster, "web").await;
+    let (_site, server) = start(&plane, "kubernetes").await;
+    has(&server, "web", ResponseCode::NoError).await;
+    let before = short(server.dns(), "web.default.svc.cluster.local. A").await;
+    plane.kill_apiserver();
+    for _ in 0..50 {
+        assert_eq!(short(server.dns(), "web.default.svc.cluster.local. A").await, before);
+        assert_eq!(rcode(&server, "none").await, ResponseCode::NXDomain);
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(is_ready(&server).0, 200, "it stays ready");
+    plane.start_apiserver();
+    create(&cluster, "later").await;
+    has(&server, "later", ResponseCode::NoError).await;
+    cluster.delete_service("default", "web").await;
+    has(&server, "web", ResponseCode::NXDomain).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_right_to_pods_leaves_services() {
+    let plane = ControlPlane::start(Options::default());
+    let cluster = plane.cluster().await;
+    create(&cluster, "web").await;
+    let account = json!({ "metadata": { "name": "dns" } });
+    let accounts =
+        Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(cluster.client.clone(), "default");
+    accounts.create(&PostParams::default(), &serde_json::from_value(account).unwrap()).await.unwrap();
+    let role = json!({ "metadata": { "name": "dns" }, "rules": [
+        { "apiGroups": [""], "resources": ["services", "namespaces"], "verbs": ["list", "watch"] },
+        { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"] },
+    ] });
+    let binding = json!({ "metadata": { "name": "dns" },
+        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "dns" },
+        "subjects": [{ "kind": "ServiceAccount", "name": "dns", "namespace": "default" }] });
+    let roles = Api::<ClusterRole>::all(cluster.client.clone());
+    roles.create(&PostParams::default(), &serde_json::from_value(role).unwrap()).await.unwrap();
+    let bindings = Api::<ClusterRoleBinding>::all(cluster.client.clone());
+    bindings.create(&PostParams::default(), &serde_json::from_value(binding).unwrap()).await.unwrap();
+    let kubeconfig = plane.kubeconfig_for_service_account("default", "dns");
+    let options =
+        format!("kubernetes {{\nkubeconfig {}\npods verified\nstartup_timeout 1s\n}}", kubeconfig.display());
+    let site = CorefileDir::new(&corefile(&options), &[]);
+    let server = Server::start(Program::Linker, &site).await;
+    has(&server, "web", ResponseCode::NoError).await;
+    assert_eq!(rcode(&server, "none").await, ResponseCode::ServFail);
+    let why = eventually("the note", || async {
+        let (code, page) = is_ready(&server);
+        assert_eq!(code, 503);
+        page.contains("pods is forbidden").then_some(page)
+    });
+    let page = why.await;
+    assert!(page.contains("`pods verified` has to be allowed to list and watch pods"), "{page}");
+}
+
+#[test]
+fn kubernetes_with_manifests_needs_an_api_server_of_its_own() {
+    let output = check(&CorefileDir::new(&corefile("kubernetes"), &[]));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let expected =
+        ":7:9: kubernetes reads an API server, and with --manifests there is none: name one with the option";
+    assert!(!output.status.success() && errors.contains(expected), "{output:?}");
+    let output = check(&CorefileDir::new(&corefile("kubernetes {\nendpoint 192.0.2.1:6443\n}"), &[]));
+    assert!(output.status.success(), "{output:?}");
+}
