@@ -33,6 +33,7 @@ use crate::cli::mistyped_variables::mistyped_variables;
 use crate::dns::net::{RECOMMENDED_FILE_LIMIT, max_files};
 use crate::dns::plugins::lb_linker::{LinkZone, failed_targets};
 use crate::dns::plugins::setup::ServerContext;
+use crate::dns::query_log::LineQueue;
 use crate::dns::server::corefile_source::CorefileSource;
 use crate::dns::server::instance::SetDebug;
 use crate::dns::server::invalidation;
@@ -43,13 +44,11 @@ use crate::links::history::History;
 use crate::metrics::tasks::TaskMetrics;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::object_log::ObjectLog;
 use crate::snapshot;
 use crate::snapshot::context::SnapshotContext;
 use crate::store::Store;
-use crate::sync::k8s::client::connect_before_credentials;
 use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
-use cluster_dns::{ClusterDns, of_connection};
+use cluster_dns::ClusterDns;
 use error::RunError;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;
@@ -82,13 +81,9 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
         None
     };
     let store = Arc::new(store_for(&zones, source.as_ref()));
-    let (mut context, queue) = ServerContext::new(Arc::clone(&store), flags.log_format.into())?;
-    context.targets = Arc::new(hostname_policy.targets.clone());
-    context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
-    context.has_own_cluster = flags.manifests.is_none();
+    let (context, queue) = server_context(&flags, &store, &hostname_policy)?;
     let readiness = Arc::clone(&context.readiness);
-    let clusters = context.clusters.clone();
-    let staleness = context.metrics.group()?;
+    let cluster_dns = ClusterDns::new(&flags, &context)?;
     let supervisor = context.metrics.group()?;
     let runtimes = vec![("dns", Handle::current()), ("sync", sync.runtime().clone())];
     context.metrics.register(TaskMetrics::new(runtimes)?)?;
@@ -112,21 +107,8 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let mut background =
         Background { tasks: JoinSet::new(), sync: sync.runtime().clone(), stop: stop.clone(), supervisor };
     background.start_invalidation(Arc::clone(&store), &reloader);
-    let mut own = source.as_ref().and_then(|(source, ..)| source.connection());
-    if own.is_none() && clusters.has_own() {
-        let (kubeconfig, context) = (flags.kubeconfig.clone(), flags.context.clone());
-        let connected = async { Ok(of_connection(connect_before_credentials(kubeconfig, context).await?)) };
-        own = Some(sync.run(connected).await?);
-    }
-    background.start_cluster_dns(ClusterDns {
-        served: clusters.served(),
-        own,
-        kubeconfig: flags.kubeconfig.clone(),
-        context: flags.context.clone(),
-        staleness,
-        supervisor: Arc::clone(&background.supervisor),
-        log: ObjectLog::default(),
-    });
+    let own = source.as_ref().and_then(|(source, ..)| source.connection());
+    background.start_cluster_dns(cluster_dns.with_own(own, &sync).await?);
     if let Some((source, metrics, failed_targets)) = source {
         let facts = source.facts(&flags, &store, readiness, &metrics);
         let facts = LinkFacts { failed_targets: Some(failed_targets), ..facts };
@@ -138,6 +120,19 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     outcome?;
     info!("stopped");
     Ok(())
+}
+
+/// Returns the state that all blocks share, and the queue of the lines that they log.
+fn server_context(
+    flags: &Flags,
+    store: &Arc<Store>,
+    hostname_policy: &HostnamePolicy,
+) -> Result<(ServerContext, LineQueue), RunError> {
+    let (mut context, queue) = ServerContext::new(Arc::clone(store), flags.log_format.into())?;
+    context.targets = Arc::new(hostname_policy.targets.clone());
+    context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
+    context.has_own_cluster = flags.manifests.is_none();
+    Ok((context, queue))
 }
 
 /// The tasks beside the DNS listeners.

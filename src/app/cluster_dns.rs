@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use super::error::RunError;
+use super::sync_runtime::SyncRuntime;
+use crate::cli::flags::Flags;
+use crate::dns::plugins::setup::ServerContext;
 use crate::metrics::staleness::Staleness;
 use crate::object_log::ObjectLog;
 use crate::store::cluster::Cluster;
-use crate::store::cluster::registry::Connection;
+use crate::store::cluster::registry::{ClusterRegistry, Connection};
 use crate::sync::k8s::client::limits::limited;
 use crate::sync::k8s::client::{ClientConnection, ClientError, connect_before_credentials, connect_to};
 use crate::sync::k8s::errors::ApiAvailability;
@@ -26,14 +29,14 @@ const LINGER: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 pub(super) struct ClusterDns {
-    pub(super) served: watch::Receiver<Vec<Arc<Cluster>>>,
+    clusters: ClusterRegistry,
     /// lb-linker's own connection, if it has one already.
-    pub(super) own: Option<(Client, ApiAvailability)>,
-    pub(super) kubeconfig: Option<PathBuf>,
-    pub(super) context: Option<String>,
-    pub(super) staleness: Arc<Staleness>,
-    pub(super) supervisor: Arc<SupervisorMetrics>,
-    pub(super) log: ObjectLog,
+    own: Option<(Client, ApiAvailability)>,
+    kubeconfig: Option<PathBuf>,
+    context: Option<String>,
+    staleness: Arc<Staleness>,
+    supervisor: Arc<SupervisorMetrics>,
+    log: ObjectLog,
 }
 
 /// The watches of a cluster. Dropping this value ends them.
@@ -49,12 +52,43 @@ impl Drop for RunningWatches {
 }
 
 impl ClusterDns {
+    /// # Errors
+    /// If two metrics have the same name.
+    pub(super) fn new(flags: &Flags, context: &ServerContext) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            clusters: context.clusters.clone(),
+            own: None,
+            kubeconfig: flags.kubeconfig.clone(),
+            context: flags.context.clone(),
+            staleness: context.metrics.group()?,
+            supervisor: context.metrics.group()?,
+            log: ObjectLog::default(),
+        })
+    }
+
+    /// Sets lb-linker's own connection. Without one, makes one if a block needs it.
+    ///
+    /// # Errors
+    /// If no client for the cluster can be made.
+    pub(super) async fn with_own(
+        self,
+        own: Option<(Client, ApiAvailability)>,
+        sync: &SyncRuntime,
+    ) -> Result<Self, RunError> {
+        if own.is_some() || !self.clusters.has_own() {
+            return Ok(Self { own, ..self });
+        }
+        let (kubeconfig, context) = (self.kubeconfig.clone(), self.context.clone());
+        let connect = async { Ok(of_connection(connect_before_credentials(kubeconfig, context).await?)) };
+        Ok(Self { own: Some(sync.run(connect).await?), ..self })
+    }
+
     /// Keeps the objects of all served clusters up to date until `stop` is cancelled.
     ///
     /// # Errors
     /// If the server of blocks has ended, which should never happen before.
     pub(super) async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
-        let mut served = self.served.clone();
+        let mut served = self.clusters.served();
         let (mut running, mut tasks): (Vec<RunningWatches>, JoinSet<()>) = (Vec::new(), JoinSet::new());
         loop {
             let wanted = served.borrow_and_update().clone();
@@ -111,7 +145,7 @@ impl ClusterDns {
     }
 }
 
-pub(super) fn of_connection(
+fn of_connection(
     ClientConnection { client, server, identity }: ClientConnection,
 ) -> (Client, ApiAvailability) {
     info!("kubernetes: API server {server}");

@@ -1,7 +1,7 @@
 //! The packed objects, by the names and addresses that DNS looks up.
 
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
@@ -27,9 +27,59 @@ pub(super) struct Index {
     /// The Service of each slice.
     slices: HashMap<Box<str>, EntryKey>,
     /// The Services with an address, as cluster IP or of an endpoint.
-    addresses: HashMap<IpAddr, SmallVec<[EntryKey; 1]>>,
+    addresses: KeysByAddress,
     pods: HashMap<ObjectKey, SmallVec<[IpAddr; 1]>>,
-    pod_addresses: HashMap<IpAddr, SmallVec<[ObjectKey; 1]>>,
+    pod_addresses: KeysByAddress,
+}
+
+/// The keys of what has an address; an IPv4 address stands as an IPv4-mapped one.
+#[derive(Debug, Default)]
+struct KeysByAddress(HashMap<Ipv6Addr, Keys>);
+
+/// One or more keys. Nearly all addresses have one.
+#[derive(Debug)]
+enum Keys {
+    One(Arc<str>),
+    More(Box<SmallVec<[Arc<str>; 2]>>),
+}
+
+impl KeysByAddress {
+    fn get(&self, ip: IpAddr) -> &[Arc<str>] {
+        match self.0.get(&mapped(ip)) {
+            None => &[],
+            Some(Keys::One(key)) => std::slice::from_ref(key),
+            Some(Keys::More(keys)) => keys,
+        }
+    }
+
+    fn add(&mut self, ip: IpAddr, key: &Arc<str>) {
+        let known = self.get(ip);
+        if known.contains(key) {
+            return;
+        }
+        let keys = match known {
+            [] => Keys::One(Arc::clone(key)),
+            known => Keys::More(Box::new(known.iter().chain([key]).cloned().collect())),
+        };
+        self.0.insert(mapped(ip), keys);
+    }
+
+    fn remove(&mut self, ip: IpAddr, key: &Arc<str>) {
+        let left: SmallVec<[Arc<str>; 2]> =
+            self.get(ip).iter().filter(|known| *known != key).cloned().collect();
+        match &left[..] {
+            [] => drop(self.0.remove(&mapped(ip))),
+            [one] => drop(self.0.insert(mapped(ip), Keys::One(Arc::clone(one)))),
+            _ => drop(self.0.insert(mapped(ip), Keys::More(Box::new(left)))),
+        }
+    }
+}
+
+fn mapped(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
 }
 
 /// A Service with its slices. Slices may come without their Service.
@@ -37,7 +87,7 @@ pub(super) struct Index {
 pub(super) struct Entry {
     pub(super) service: Option<Service>,
     /// By their names.
-    pub(super) slices: Vec<Slice>,
+    pub(super) slices: SmallVec<[Slice; 1]>,
     flag: LazyFlag,
 }
 
@@ -145,12 +195,6 @@ fn endpoints(slice: Option<&Slice>) -> Vec<Endpoint<'_>> {
     slice.into_iter().flat_map(Slice::endpoints).collect()
 }
 
-fn add_key(keys: &mut SmallVec<[Arc<str>; 1]>, key: &Arc<str>) {
-    if !keys.contains(key) {
-        keys.push(Arc::clone(key));
-    }
-}
-
 impl Index {
     // === changes ===
 
@@ -239,12 +283,9 @@ impl Index {
         for ip in addresses {
             touched.add_address(Tree::Address, *ip);
             if all.as_ref().map_or_else(|| entry.has(*ip), |all| all.contains(ip)) {
-                add_key(self.addresses.entry(*ip).or_default(), &key);
-            } else if let Some(keys) = self.addresses.get_mut(ip) {
-                keys.retain(|known| *known != key);
-                if keys.is_empty() {
-                    self.addresses.remove(ip);
-                }
+                self.addresses.add(*ip, &key);
+            } else {
+                self.addresses.remove(*ip, &key);
             }
         }
         if !entry.is_empty() {
@@ -269,16 +310,11 @@ impl Index {
         let (id, before) = known.unwrap_or_else(|| (id.into(), SmallVec::new()));
         for ip in before.iter().filter(|ip| !addresses.contains(ip)) {
             touched.add_address(Tree::Pod, *ip);
-            if let Some(pods) = self.pod_addresses.get_mut(ip) {
-                pods.retain(|pod| *pod != id);
-                if pods.is_empty() {
-                    self.pod_addresses.remove(ip);
-                }
-            }
+            self.pod_addresses.remove(*ip, &id);
         }
         for ip in addresses.iter().filter(|ip| !before.contains(ip)) {
             touched.add_address(Tree::Pod, *ip);
-            add_key(self.pod_addresses.entry(*ip).or_default(), &id);
+            self.pod_addresses.add(*ip, &id);
         }
         let is_changed = *before != *addresses;
         if !addresses.is_empty() {
@@ -299,20 +335,22 @@ impl Index {
 
     /// Returns the Services with an address, as cluster IP or of an endpoint, with their keys.
     pub(super) fn at(&self, ip: IpAddr) -> impl Iterator<Item = (&EntryKey, &Entry)> {
-        let keys = self.addresses.get(&ip).map(|keys| &**keys).unwrap_or_default();
-        keys.iter().filter_map(|key| Some((key, self.entries.get(key)?)))
+        self.addresses.get(ip).iter().filter_map(|key| Some((key, self.entries.get(key)?)))
     }
 
     /// Returns how many Pods of a namespace have an address.
     pub(super) fn pods_at(&self, ip: IpAddr, namespace: &str) -> usize {
-        let pods = self.pod_addresses.get(&ip).map(|pods| &**pods).unwrap_or_default();
-        pods.iter().filter(|pod| pod.split_once('/').is_some_and(|(of, _)| of == namespace)).count()
+        self.pod_addresses
+            .get(ip)
+            .iter()
+            .filter(|pod| pod.split_once('/').is_some_and(|(of, _)| of == namespace))
+            .count()
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         let Self { namespaces, entries, slices, addresses, pods, pod_addresses } = self;
-        [namespaces.len(), entries.len(), slices.len(), addresses.len(), pods.len(), pod_addresses.len()]
+        [namespaces.len(), entries.len(), slices.len(), addresses.0.len(), pods.len(), pod_addresses.0.len()]
             == [0; 6]
     }
 

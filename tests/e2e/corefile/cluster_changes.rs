@@ -11,9 +11,9 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::server::{CorefileDir, Program, Server, check};
-use crate::harness::cluster::Cluster;
+use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
-use crate::harness::dns::{ask_udp, query, short};
+use crate::harness::dns::{answers, ask_udp, query, short};
 use crate::harness::{eventually, linker};
 
 const COREFILE: &str = "
@@ -159,4 +159,50 @@ fn kubernetes_with_manifests_needs_an_api_server_of_its_own() {
     assert!(!output.status.success() && errors.contains(expected), "{output:?}");
     let output = check(&CorefileDir::new(&corefile("kubernetes {\nendpoint 192.0.2.1:6443\n}"), &[]));
     assert!(output.status.success(), "{output:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kept_answers_are_used_until_their_objects_change() {
+    const TIMES: usize = 300;
+    let plane = ControlPlane::start(Options::default());
+    let cluster = plane.cluster().await;
+    create(&cluster, "web").await;
+    let (_site, server) = start(&plane, "kubernetes").await;
+    has(&server, "web", ResponseCode::NoError).await;
+    let computed = || server.metric("lb_linker_dns_udp_computed_total").unwrap();
+    for round in 0..3 {
+        let before = computed();
+        for number in 0..TIMES {
+            let (name, expected) = match number % 2 {
+                0 => ("web", ResponseCode::NoError),
+                _ => ("none", ResponseCode::NXDomain),
+            };
+            assert_eq!(rcode(&server, name).await, expected);
+        }
+        // Each thread keeps its own answers.
+        let new = computed() - before;
+        assert!(new <= 40.0, "{new} of {TIMES} answers were made anew in round {round}");
+        create(&cluster, &format!("other{round}")).await;
+        has(&server, &format!("other{round}"), ResponseCode::NoError).await;
+    }
+    cluster.delete_service("default", "web").await;
+    create(&cluster, "none").await;
+    has(&server, "web", ResponseCode::NXDomain).await;
+    has(&server, "none", ResponseCode::NoError).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn links_and_names_of_the_cluster_are_answered_by_one_process() {
+    let plane = ControlPlane::start(Options::default());
+    let cluster = plane.cluster().await;
+    cluster.create_load_balancer("default", "lb").await;
+    cluster.set_ingress("default", "lb", &[Ingress::Ip("192.0.2.7")]).await;
+    let text = format!("{}\nlb.internal:{{$PORT}} {{\nbind 127.0.0.1\nlb_linker\n}}", corefile("kubernetes"));
+    let kubeconfig = plane.admin_kubeconfig();
+    let site = CorefileDir::new(&text, &[]).with("LB_LINKER_KUBECONFIG", kubeconfig.display());
+    let server = Server::start(Program::Linker, &site.with("LB_LINKER_SYNC", "off")).await;
+    has(&server, "lb", ResponseCode::NoError).await;
+    answers(server.dns(), "lb-default.lb.internal. A", "192.0.2.7").await;
+    let ready = || async { (is_ready(&server).0 == 200).then_some(()) };
+    eventually("the end of both first lists", ready).await;
 }

@@ -30,6 +30,8 @@ pub(super) struct World {
     pub(super) below: BTreeSet<String>,
     pub(super) addresses: BTreeSet<IpAddr>,
     pub(super) pods: BTreeSet<(String, IpAddr)>,
+    /// Whether `namespace_labels` is an option of the servers.
+    pub(super) hides_pointers: bool,
     number: usize,
 }
 
