@@ -6,6 +6,7 @@
 
 pub mod answer;
 mod endpoints;
+pub mod first_lists;
 mod index;
 pub mod metrics;
 pub mod objects;

@@ -7,7 +7,8 @@
 //!
 //! The objects come from the API server, and the answers are CoreDNS's. `/ready` waits until all of them are listed.
 //! Until then, and for at most `startup_timeout`, up to 1,000 questions wait; after that time names that are known are
-//! answered, and all others get SERVFAIL with the extended error 14. Without the API server the answers stay as they are.
+//! answered, and all others get SERVFAIL with the extended error 14. A reload waits as long, and the blocks before it
+//! answer meanwhile. Without the API server the answers stay as they are.
 //! A list that lacks more than ten objects, or a fifth if that is more, counts when a second list, 30 s later, confirms
 //! it; Pods go at once.
 //!
@@ -53,14 +54,11 @@ mod reply;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::DNSClass;
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
 
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
@@ -71,61 +69,32 @@ use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::store::cluster::Cluster;
 use crate::store::cluster::answer::{Answer, Outcome, Rules};
+use crate::store::cluster::first_lists::FirstLists;
 
 const NAME: &str = "kubernetes";
-/// Maximum number of questions that wait for the first lists.
-const MAX_WAITING: usize = 1000;
 
 #[derive(Debug)]
 struct Kubernetes {
     cluster: Arc<Cluster>,
     rules: Rules,
     fallthrough: Option<ZoneSet>,
-    startup: Arc<Startup>,
-}
-
-/// How questions wait for the first lists.
-#[derive(Debug)]
-struct Startup {
-    timeout: Duration,
-    /// When the block began to serve.
-    began: OnceLock<Instant>,
-    places: Semaphore,
+    first_lists: Arc<FirstLists>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let options::Options { spec, rules, fallthrough, startup_timeout } = options::parse(setup)?;
     let registry = setup.context.clusters.clone();
     let cluster = registry.cluster(spec);
-    let startup = Arc::new(Startup {
-        timeout: startup_timeout,
-        began: OnceLock::new(),
-        places: Semaphore::new(MAX_WAITING),
-    });
-    let (served, began) = (Arc::clone(&cluster), Arc::clone(&startup));
+    let first_lists = Arc::new(FirstLists::new(Arc::clone(&cluster), startup_timeout));
+    setup.builder.first_lists.push(Arc::clone(&first_lists));
+    let served = Arc::clone(&first_lists);
     setup.add_task(move |_, stop| async move {
-        began.began();
-        let _served = registry.serve(served);
+        served.begin();
+        let _served = registry.serve(Arc::clone(served.cluster()));
         stop.cancelled().await;
     });
-    setup.add_reusable(Kubernetes { cluster, rules, fallthrough, startup });
+    setup.add_reusable(Kubernetes { cluster, rules, fallthrough, first_lists });
     Ok(())
-}
-
-impl Startup {
-    fn began(&self) -> Instant {
-        *self.began.get_or_init(Instant::now)
-    }
-
-    /// Waits until all objects are listed, or the time for that is over.
-    async fn wait(&self, cluster: &Cluster) {
-        let until = self.began().checked_add(self.timeout);
-        let until = until.filter(|until| *until > Instant::now() && !cluster.is_listed());
-        if let (Some(until), Ok(_place)) = (until, self.places.try_acquire()) {
-            // The caller looks what has come.
-            let _ = timeout_at(until, cluster.listed()).await;
-        }
-    }
 }
 
 #[async_trait]
@@ -141,7 +110,7 @@ impl Plugin for Kubernetes {
             return Err(PluginError::new(ResponseCode::Refused, ""));
         }
         if !self.cluster.is_listed() {
-            self.startup.wait(&self.cluster).await;
+            self.first_lists.wait_in_queue().await;
         }
         // What is found after this was listed, or is there already.
         let is_listed = self.cluster.is_listed();

@@ -27,6 +27,7 @@ use crate::metrics::{MetricGroup, Metrics};
 use crate::model::target_policy::TargetPolicy;
 use crate::readiness::Readiness;
 use crate::store::Store;
+use crate::store::cluster::first_lists::FirstLists;
 use crate::store::cluster::metrics::ClusterMetrics;
 use crate::store::cluster::registry::ClusterRegistry;
 use crate::store::metrics::LinkMetrics;
@@ -83,6 +84,8 @@ pub struct BlockBuilder {
     pub endpoints: Vec<HttpEndpoint>,
     pub tasks: Vec<Task>,
     pub reload: Option<Reload>,
+    /// What a reload waits for, while the blocks before answer.
+    pub first_lists: Vec<Arc<FirstLists>>,
     /// The upstreams that the Corefile names by address, with their positions: none of them may be a listener of this
     /// block.
     pub upstreams: Vec<(SocketAddr, Position)>,

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
 use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};
 use rand::RngExt;
 use sha2::{Digest, Sha512};
@@ -23,6 +24,8 @@ use crate::dns::server::config::Configuration;
 use crate::dns::server::error::ServerError;
 use crate::dns::server::instance::SetDebug;
 use crate::metrics::MetricGroup;
+use crate::store::cluster::first_lists::FirstLists;
+use crate::store::cluster::registry::{ClusterRegistry, ServedCluster};
 
 struct ReloadMetrics {
     failed: IntCounter,
@@ -155,6 +158,10 @@ impl Reloader {
         let outcome = match loaded {
             Ok(LoadedConfig { configuration: None, .. }) => return,
             Ok(LoadedConfig { hash, zones, configuration: Some(configuration) }) => {
+                let awaited = configuration.blocks.iter().flat_map(|built| built.builder.first_lists.clone());
+                let listed = first_lists(awaited.collect(), &self.context.clusters);
+                // Kept until the blocks keep the objects up to date themselves.
+                let Some(_served) = stop.run_until_cancelled(listed).await else { return };
                 let applied = self.instance.apply(configuration);
                 applied.map(|summary| (hash, zones, summary)).map_err(ReloadError::from)
             }
@@ -214,6 +221,14 @@ impl Reloader {
         })
         .await?
     }
+}
+
+/// Waits until the objects that new blocks answer from are listed, or the time for that is over. The objects are kept up
+/// to date as long as the returned values live.
+async fn first_lists(awaited: Vec<Arc<FirstLists>>, clusters: &ClusterRegistry) -> Vec<ServedCluster> {
+    let served = awaited.iter().map(|lists| clusters.serve(Arc::clone(lists.cluster()))).collect();
+    join_all(awaited.iter().map(|lists| lists.wait())).await;
+    served
 }
 
 /// Returns the pause before the next check, with jitter so that replicas don't reload at the same time.

