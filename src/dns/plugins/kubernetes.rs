@@ -135,7 +135,7 @@ impl Plugin for Kubernetes {
     }
 
     fn is_ready(&self) -> bool {
-        self.cluster.is_listed()
+        self.first_lists.is_ready()
     }
 
     fn note(&self) -> Option<String> {

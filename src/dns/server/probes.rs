@@ -68,6 +68,11 @@ pub fn ready(servers: watch::Receiver<Servers>) -> Router {
     Router::new().route("/ready", get(answer))
 }
 
+/// Returns whether all plugins are ready.
+pub(super) fn is_ready(servers: &[Arc<Server>]) -> bool {
+    plugins(servers).all(|plugin| plugin.is_ready())
+}
+
 fn not_ready(servers: &[Arc<Server>]) -> String {
     let waiting = plugins(servers).filter(|plugin| !plugin.is_ready());
     let mut names: Vec<_> = waiting.map(|plugin| plugin.name()).collect();

@@ -17,6 +17,7 @@ use tracing::{error, info};
 
 use super::corefile_source::{CorefileSource, LoadedCorefile};
 use super::instance::Instance;
+use super::probes::is_ready;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::{Reload, ServerContext};
@@ -158,8 +159,12 @@ impl Reloader {
         let outcome = match loaded {
             Ok(LoadedConfig { configuration: None, .. }) => return,
             Ok(LoadedConfig { hash, zones, configuration: Some(configuration) }) => {
-                let awaited = configuration.blocks.iter().flat_map(|built| built.builder.first_lists.clone());
-                let listed = first_lists(awaited.collect(), &self.context.clusters);
+                let all = configuration.blocks.iter().flat_map(|built| built.builder.first_lists.clone());
+                let all: Vec<Arc<FirstLists>> = all.collect();
+                if is_ready(&self.instance.servers().borrow()) {
+                    all.iter().for_each(|lists| lists.set_optional());
+                }
+                let listed = first_lists(all, &self.context.clusters);
                 // Kept until the blocks keep the objects up to date themselves.
                 let Some(_served) = stop.run_until_cancelled(listed).await else { return };
                 let applied = self.instance.apply(configuration);
@@ -223,9 +228,11 @@ impl Reloader {
     }
 }
 
-/// Waits until the objects that new blocks answer from are listed, or the time for that is over. The objects are kept up
-/// to date as long as the returned values live.
-async fn first_lists(awaited: Vec<Arc<FirstLists>>, clusters: &ClusterRegistry) -> Vec<ServedCluster> {
+/// Waits until the objects that only new blocks answer from are listed, or the time for that is over. The objects are
+/// kept up to date as long as the returned values live.
+async fn first_lists(mut awaited: Vec<Arc<FirstLists>>, clusters: &ClusterRegistry) -> Vec<ServedCluster> {
+    let known = clusters.served().borrow().clone();
+    awaited.retain(|lists| !known.iter().any(|cluster| Arc::ptr_eq(cluster, lists.cluster())));
     let served = awaited.iter().map(|lists| clusters.serve(Arc::clone(lists.cluster()))).collect();
     join_all(awaited.iter().map(|lists| lists.wait())).await;
     served

@@ -8,7 +8,9 @@ use super::endpoints::{Endpoint, WantedEndpoint, address_text};
 use super::index::{Entry, Index, Touched, Tree};
 use super::objects::{Addressing, Port, Service};
 use super::question::{Below, Branch, Question, address_of};
-use super::records::{A, AAAA, Group, NS, PTR, RecordSet, SOA, SRV, TXT, address, name_below, pointer};
+use super::records::{
+    A, AAAA, Group, MAX_RECORDS, NS, PTR, RecordSet, SOA, SRV, TXT, address, name_below, pointer,
+};
 use crate::model::outdated::OutdatedFlag;
 use crate::store::NameDependency;
 use crate::store::name_slots::NameSlots;
@@ -269,6 +271,10 @@ impl<'a> LookUp<'a> {
             let endpoints = entry.slices.iter().flat_map(|slice| slice.endpoints());
             for endpoint in endpoints.filter(|endpoint| endpoint.ip == ip) {
                 let Some(target) = name_below([&*endpoint.label(), &**key, "svc"], primary) else { continue };
+                if set.records.len() == MAX_RECORDS {
+                    set.is_cut = true;
+                    return set;
+                }
                 if seen.insert(Arc::clone(&target)) {
                     set.records.push(pointer(owner, PTR, &target, ttl));
                 }

@@ -1,5 +1,6 @@
 //! Waiting for the first lists of a cluster's objects.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -18,17 +19,30 @@ pub struct FirstLists {
     longest: Duration,
     began: OnceLock<Instant>,
     places: Semaphore,
+    is_optional: AtomicBool,
 }
 
 impl FirstLists {
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, longest: Duration) -> Self {
-        Self { cluster, longest, began: OnceLock::new(), places: Semaphore::new(MAX_WAITING) }
+        let (began, places) = (OnceLock::new(), Semaphore::new(MAX_WAITING));
+        Self { cluster, longest, began, places, is_optional: AtomicBool::new(false) }
     }
 
     #[must_use]
     pub fn cluster(&self) -> &Arc<Cluster> {
         &self.cluster
+    }
+
+    /// Makes the block count as ready without the lists: it came by a reload, and the process was ready before.
+    pub fn set_optional(&self) {
+        self.is_optional.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the block counts as ready.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.cluster.is_listed() || self.is_optional.load(Ordering::Relaxed)
     }
 
     /// Begins the time for waiting, if it hasn't begun, and returns when it began.

@@ -53,24 +53,32 @@ impl KeysByAddress {
     }
 
     fn add(&mut self, ip: IpAddr, key: &Arc<str>) {
-        let known = self.get(ip);
-        if known.contains(key) {
+        if self.get(ip).contains(key) {
             return;
         }
-        let keys = match known {
-            [] => Keys::One(Arc::clone(key)),
-            known => Keys::More(Box::new(known.iter().chain([key]).cloned().collect())),
-        };
-        self.0.insert(mapped(ip), keys);
+        match self.0.get_mut(&mapped(ip)) {
+            None => drop(self.0.insert(mapped(ip), Keys::One(Arc::clone(key)))),
+            Some(Keys::More(keys)) => keys.push(Arc::clone(key)),
+            Some(one) => {
+                let known = std::mem::replace(one, Keys::More(Box::default()));
+                if let (Keys::More(keys), Keys::One(known)) = (one, known) {
+                    keys.extend([known, Arc::clone(key)]);
+                }
+            }
+        }
     }
 
     fn remove(&mut self, ip: IpAddr, key: &Arc<str>) {
-        let left: SmallVec<[Arc<str>; 2]> =
-            self.get(ip).iter().filter(|known| *known != key).cloned().collect();
-        match &left[..] {
-            [] => drop(self.0.remove(&mapped(ip))),
-            [one] => drop(self.0.insert(mapped(ip), Keys::One(Arc::clone(one)))),
-            _ => drop(self.0.insert(mapped(ip), Keys::More(Box::new(left)))),
+        let Some(keys) = self.0.get_mut(&mapped(ip)) else { return };
+        match keys {
+            Keys::More(more) => {
+                more.retain(|known| *known != *key);
+                if let [one] = &more[..] {
+                    *keys = Keys::One(Arc::clone(one));
+                }
+            }
+            Keys::One(one) if *one == *key => drop(self.0.remove(&mapped(ip))),
+            Keys::One(_) => {}
         }
     }
 }

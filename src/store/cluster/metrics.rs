@@ -1,5 +1,6 @@
 //! Metrics of clusters' objects, computed at each scrape.
 
+use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntGaugeVec, Opts};
@@ -10,6 +11,7 @@ use super::registry::ClusterRegistry;
 pub struct ClusterMetrics {
     clusters: ClusterRegistry,
     objects: IntGaugeVec,
+    collecting: Mutex<()>,
 }
 
 impl ClusterMetrics {
@@ -17,7 +19,7 @@ impl ClusterMetrics {
     /// If the name of a metric is invalid, which only a bug in lb-linker can cause.
     pub fn new(clusters: ClusterRegistry) -> Result<Self, prometheus::Error> {
         let opts = Opts::new("lb_linker_cluster_objects", "Objects that the plugin kubernetes answers from.");
-        Ok(Self { clusters, objects: IntGaugeVec::new(opts, &["kind"])? })
+        Ok(Self { clusters, objects: IntGaugeVec::new(opts, &["kind"])?, collecting: Mutex::default() })
     }
 }
 
@@ -28,6 +30,8 @@ impl Collector for ClusterMetrics {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let clusters = self.clusters.known();
+        // Scrapes may coincide.
+        let _alone = self.collecting.lock();
         self.objects.reset();
         for kind in Kind::ALL.into_iter().filter(|kind| clusters.iter().any(|it| it.spec().has(*kind))) {
             let number: usize = clusters.iter().map(|cluster| cluster.number(kind)).sum();

@@ -13,7 +13,7 @@ use crate::model::names;
 const MAX_NAME: usize = 255;
 const MAX_LABEL: usize = 63;
 /// Maximum number of records of a section: no more fit into 64 KiB.
-const MAX_RECORDS: usize = 4096;
+pub(super) const MAX_RECORDS: usize = 4096;
 
 pub const A: u16 = 1;
 pub const NS: u16 = 2;

@@ -470,31 +470,3 @@ fn blocks_with_the_same_selection_share_a_cluster() {
     drop((other, labelled));
     assert!(!registry.has_own());
 }
-
-#[test]
-#[ignore = "it measures the memory of the whole process: run it alone"]
-fn large_cluster_takes_little_memory() {
-    let resident = || -> usize {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse().unwrap()
-    };
-    let before = resident();
-    let cluster = example();
-    for number in 0..10_000_u32 {
-        let key = ServiceKey::new(&format!("namespace-{}", number % 50), &format!("service-{number}"));
-        let [.., a, b] = number.to_be_bytes();
-        let ip = format!("10.0.{a}.{b}");
-        let service = if number % 10 == 0 { headless() } else { cluster_ip(&[&ip], &["http/tcp/80"]) };
-        cluster.set_service(&key, service);
-        let endpoints: Vec<String> = (0..10).map(|at| format!("10.{}.{a}.{b}", 10 + at)).collect();
-        let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
-        let slice = slice(&format!("service-{number}-x7k2p"), &endpoints, &["http/tcp/8080"]);
-        let slice_key = ServiceKey::new(key.namespace(), &slice.name);
-        cluster.set_slice(&slice_key, Some((key.name(), slice)));
-    }
-    let used = resident() - before;
-    // With what the allocator of tests leaves unused.
-    assert!(used < 30_000, "{used} KiB");
-    println!("{used} KiB");
-}

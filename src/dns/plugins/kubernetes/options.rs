@@ -235,9 +235,8 @@ fn connection(
     }
     if let Some(option) = parsed.endpoint {
         let words = option.required_arguments("the URL of an API server")?;
-        if let [url, further, ..] = words {
-            let warning = format!("only the first URL has an effect, as in CoreDNS: {}", url.text);
-            setup.builder.warnings.push(further.error(warning));
+        if let [_, further, ..] = words {
+            setup.builder.warnings.push(further.error("only the first URL has an effect, as in CoreDNS"));
         }
         return Ok(Connection::Endpoint { url: words[0].text.clone(), tls });
     }

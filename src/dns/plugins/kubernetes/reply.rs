@@ -151,9 +151,10 @@ async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
     reply.metadata.truncation |= found.metadata.truncation;
     reply.ede = reply.ede.or(found.ede);
     let rcode = found.metadata.response_code;
-    if matches!(rcode, ResponseCode::NXDomain | ResponseCode::ServFail) {
-        reply.metadata.response_code = rcode;
-    }
+    reply.metadata.response_code = match rcode {
+        ResponseCode::NoError | ResponseCode::NXDomain => rcode,
+        _ => ResponseCode::ServFail,
+    };
     let is_denial = rcode == ResponseCode::NoError && found.records.answers.is_empty();
     if is_denial || rcode == ResponseCode::NXDomain {
         reply.records.authorities = std::mem::take(&mut found.records.authorities);
