@@ -227,3 +227,17 @@ async fn old_blocks_answer_until_a_reload_has_listed_or_waited() {
     plane.signal_apiserver(Signal::SIGCONT);
     has(&server, "web", ResponseCode::NoError).await;
 }
+
+#[tokio::test]
+async fn process_stays_ready_if_a_reload_adds_what_cant_be_listed() {
+    let site = CorefileDir::new(&corefile("whoami"), &[]);
+    let mut server = Server::start(Program::Linker, &site).await;
+    assert_eq!(is_ready(&server).0, 200);
+    let options = "kubernetes {\n endpoint http://127.0.0.1:1\n startup_timeout 10ms\n }";
+    site.write("Corefile", &corefile(options));
+    server.signal(Signal::SIGUSR1);
+    has(&server, "web", ResponseCode::ServFail).await;
+    assert_eq!(is_ready(&server).0, 200, "{:?}", is_ready(&server));
+    let server = Server::start(Program::Linker, &site).await;
+    assert_eq!(is_ready(&server).0, 503, "a process that begins so isn't ready");
+}
