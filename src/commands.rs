@@ -1,5 +1,6 @@
 //! The command line of lb-linker.
 
+mod compare;
 mod json_log;
 mod leading_flags;
 mod links;
@@ -8,6 +9,7 @@ mod scan;
 mod stub;
 
 use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -21,6 +23,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, reload};
 
+use self::compare::{compare, server};
 use self::json_log::JsonLines;
 use self::leading_flags::arguments;
 use self::links::{links, list_followers};
@@ -167,6 +170,32 @@ enum Command {
         #[command(flatten)]
         flags: Box<Flags>,
     },
+    /// Ask two DNS servers for all names of the cluster, and print where their answers differ
+    ///
+    /// For a change from CoreDNS to lb-linker, before any client is moved. Reads Services, EndpointSlices, Namespaces and
+    /// Pods, and asks both servers for their names in --cluster-domain, for the PTR records of their addresses, and for as
+    /// many names that don't exist: A, AAAA, SRV, PTR, TXT, CNAME, HTTPS and SOA. What differs is asked again; differences
+    /// that the manual of the plugin kubernetes explains are only counted. Exit code 1 if answers differ, 2 if the servers
+    /// can't be compared.
+    #[command(
+        mut_args = |arg| { let hide = !for_compare(arg.get_id().as_str()); arg.hide(hide) },
+        after_help = "Example: lb-linker compare --server 10.96.0.10 --server 10.96.0.53"
+    )]
+    Compare {
+        /// A server; the flag is given twice. Port 53 by default
+        #[arg(long = "server", value_name = "ADDRESS[:PORT]", required = true, value_parser = server)]
+        servers: Vec<SocketAddr>,
+        /// Questions per second to each server
+        #[arg(
+            long,
+            value_name = "NUMBER",
+            default_value_t = 500,
+            value_parser = clap::value_parser!(u32).range(1..=10_000)
+        )]
+        rate: u32,
+        #[command(flatten)]
+        flags: Box<Flags>,
+    },
     /// Print the completions for a shell
     ///
     /// For bash: `source <(lb-linker completion bash)`. For zsh and fish, write them to a file: docs/reference.md.
@@ -247,6 +276,11 @@ fn for_stub(flag: &str) -> bool {
     own || for_links(flag)
         && !["namespace", "all_namespaces", "output_format", "watch", "admin_listen", "manifests"]
             .contains(&flag)
+}
+
+/// Returns whether `compare` uses a flag. `compare` accepts all other flags of `run`, too.
+fn for_compare(flag: &str) -> bool {
+    ["servers", "rate", "kubeconfig", "context", "cluster_domain"].contains(&flag)
 }
 
 /// Reads the command line and the environment. Ends the process if they are wrong, or ask for help.
@@ -330,6 +364,7 @@ fn execute(cli: Cli, runtime: &Runtime) -> ExitCode {
             };
             runtime.block_on(stub(*flags, service.as_deref(), action))
         }
+        Some(Command::Compare { servers, rate, flags }) => runtime.block_on(compare(&flags, &servers, rate)),
         Some(Command::Completion { shell }) => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "lb-linker", &mut script);

@@ -12,6 +12,7 @@ pub mod api;
 pub mod app;
 pub mod cli;
 pub mod commands;
+pub mod compare;
 pub mod dns;
 pub mod file_watcher;
 pub mod links;

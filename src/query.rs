@@ -170,6 +170,19 @@ impl Question {
         Ok(Answer { question: self, message, transport, took: asked.elapsed() })
     }
 
+    /// Sends the question by TCP.
+    ///
+    /// # Errors
+    /// If there is no valid answer within 3 s.
+    pub async fn ask_by_tcp(self) -> Result<Answer, QueryError> {
+        let server = self.server;
+        let query = self.query().map_err(|source| QueryError::Io { server, source })?;
+        let asked = Instant::now();
+        let received = timeout(TIMEOUT, by_tcp(server, &query)).await;
+        let message = received.unwrap_or(Err(QueryError::Timeout { server }))?;
+        Ok(Answer { question: self, message, transport: AnswerTransport::Tcp, took: asked.elapsed() })
+    }
+
     fn query(&self) -> io::Result<Vec<u8>> {
         let mut query = Message::query();
         query.metadata.recursion_desired = true;
@@ -199,6 +212,27 @@ impl Answer {
         }
     }
 
+    #[must_use]
+    pub fn is_by_tcp(&self) -> bool {
+        matches!(self.transport, AnswerTransport::Tcp)
+    }
+
+    /// Returns the names of the flags that are set.
+    #[must_use]
+    pub fn flags(&self) -> Vec<&'static str> {
+        let metadata = &self.message.metadata;
+        [
+            (metadata.authoritative, "aa"),
+            (metadata.truncation, "tc"),
+            (metadata.recursion_desired, "rd"),
+            (metadata.recursion_available, "ra"),
+            (metadata.authentic_data, "ad"),
+        ]
+        .into_iter()
+        .filter_map(|(set, flag)| set.then_some(flag))
+        .collect()
+    }
+
     /// Returns the data of the records of the answer section, a line for each, as dig's `+short` prints them.
     #[must_use]
     pub fn short(&self) -> String {
@@ -217,20 +251,9 @@ impl Answer {
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Question { server, name, qtype } = &self.question;
-        let metadata = &self.message.metadata;
-        let flags: Vec<&str> = [
-            (metadata.authoritative, "aa"),
-            (metadata.truncation, "tc"),
-            (metadata.recursion_desired, "rd"),
-            (metadata.recursion_available, "ra"),
-            (metadata.authentic_data, "ad"),
-        ]
-        .into_iter()
-        .filter_map(|(set, flag)| set.then_some(flag))
-        .collect();
-        let rcode = rcode_text(metadata.response_code);
-        let transport = if matches!(self.transport, AnswerTransport::Tcp) { ", by TCP" } else { "" };
-        writeln!(f, ";; {rcode}, flags {}; from {server} in {:.1?}{transport}", flags.join(" "), self.took)?;
+        let (rcode, flags) = (rcode_text(self.rcode()), self.flags().join(" "));
+        let transport = if self.is_by_tcp() { ", by TCP" } else { "" };
+        writeln!(f, ";; {rcode}, flags {flags}; from {server} in {:.1?}{transport}", self.took)?;
         if let Some(why) = self.truncated() {
             writeln!(f, ";; {why}")?;
         }
@@ -282,7 +305,7 @@ fn record_text(record: &Record) -> String {
 }
 
 /// Formats the data of a record, in one line.
-fn data_text(record: &Record) -> String {
+pub(crate) fn data_text(record: &Record) -> String {
     let data = match &record.data {
         RData::Unknown { code, rdata } => opaque_text(*code, &rdata.anything),
         RData::CNAME(CNAME(name)) | RData::NS(NS(name)) | RData::PTR(PTR(name)) => name_text(name),
@@ -327,7 +350,9 @@ fn character_strings(mut data: &[u8]) -> Option<String> {
     (!strings.is_empty()).then(|| strings.join(" "))
 }
 
-fn parse_server(text: &str) -> Option<SocketAddr> {
+/// Parses the address of a server; its port is 53 by default.
+#[must_use]
+pub fn parse_server(text: &str) -> Option<SocketAddr> {
     let without_port = || text.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, DNS_PORT));
     text.parse().ok().or_else(without_port)
 }

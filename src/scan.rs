@@ -68,7 +68,7 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
 }
 
 /// Returns the objects that can be decoded. Adds a sentence about the remaining ones to `notices`.
-async fn list<K: Resource<DynamicType = ()> + DeserializeOwned>(
+pub(crate) async fn list<K: Resource<DynamicType = ()> + DeserializeOwned>(
     client: &Client,
     what: &str,
     namespace: Option<&str>,

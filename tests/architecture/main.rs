@@ -17,7 +17,7 @@ use proc_macro2::{TokenStream, TokenTree};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `commands`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 40] = [
+const FOLDERS: [&str; 41] = [
     "model",
     "api",
     "metrics",
@@ -58,6 +58,7 @@ const FOLDERS: [&str; 40] = [
     "cli",
     "takeover",
     "scan",
+    "compare",
 ];
 
 /// The maximum number of files in an import cycle.
