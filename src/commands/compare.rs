@@ -27,30 +27,28 @@ pub(super) fn server(text: &str) -> Result<SocketAddr, String> {
         .ok_or_else(|| "not an address such as 10.96.0.10, 127.0.0.1:5301 or [::1]:5301".to_owned())
 }
 
+/// Returns the two servers, or what is wrong with the flags.
+fn checked(flags: &Flags, servers: &[SocketAddr]) -> Result<[SocketAddr; 2], String> {
+    if flags.manifests.is_some() {
+        return Err("compare is about a cluster: leave out --manifests".to_owned());
+    }
+    if flags.hostname_policy.cluster_domain.is_root() {
+        return Err("--cluster-domain is empty; compare needs the domain of the cluster".to_owned());
+    }
+    match *servers {
+        [a, b] if a == b => Err(format!("--server: both servers are {a}; give two different ones")),
+        [a, b] => Ok([a, b]),
+        _ => Err("--server is needed twice: --server ADDRESS --server ADDRESS".to_owned()),
+    }
+}
+
 /// Prints the differences between two servers. Exit code 1 if there are some, 2 if they can't be compared.
 pub async fn compare(flags: &Flags, servers: &[SocketAddr], rate: u32) -> ExitCode {
-    if flags.manifests.is_some() {
-        return exit_with_error("compare is about a cluster: leave out --manifests", BAD_INPUT);
-    }
-    let servers = match *servers {
-        [a, b] if a == b => {
-            return exit_with_error(
-                &format!("--server: both servers are {a}; give two different ones"),
-                BAD_INPUT,
-            );
-        }
-        [a, b] => [a, b],
-        _ => {
-            return exit_with_error("--server is needed twice: --server ADDRESS --server ADDRESS", BAD_INPUT);
-        }
+    let servers = match checked(flags, servers) {
+        Ok(servers) => servers,
+        Err(problem) => return exit_with_error(&problem, BAD_INPUT),
     };
     let zone = to_presentation(&flags.hostname_policy.cluster_domain).to_ascii_lowercase();
-    if flags.hostname_policy.cluster_domain.is_root() {
-        return exit_with_error(
-            "--cluster-domain is empty; compare needs the domain of the cluster",
-            BAD_INPUT,
-        );
-    }
     log_warnings();
     let connection = match connect(flags.kubeconfig.clone(), flags.context.clone()).await {
         Ok(connection) => connection,

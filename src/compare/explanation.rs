@@ -3,7 +3,7 @@
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
-use super::answer::{Answer, Entry, Shape};
+use super::answer::{Answer, Shape};
 use super::names::Names;
 
 const ALIAS: &str = "an ExternalName is a CNAME for each type, with what is behind it";
@@ -58,12 +58,8 @@ fn one_way(
 ) -> Option<&'static str> {
     let zone = &names.zone;
     let subject = names.subject(name);
-    let has_alias = |entry: &Entry| entry.owner == name && entry.rtype == RecordType::CNAME;
-    if names.aliases.contains(name) && ours.sections[0].iter().any(has_alias) {
-        let is_resolved = theirs.sections[0].iter().any(|entry| entry.rtype != RecordType::CNAME);
-        if !is_resolved {
-            return Some(ALIAS);
-        }
+    if names.aliases.contains(name) && is_unresolved(name, theirs, ours) {
+        return Some(ALIAS);
     }
     if names.with_fqdn_slices.contains(subject) {
         return Some(FQDN);
@@ -85,7 +81,8 @@ fn one_way(
         return Some(PARENT);
     }
     let is_reverse = name.ends_with(".arpa");
-    if is_reverse && qtype != RecordType::PTR && ours.is_nodata() && theirs.sections[0].is_empty() {
+    let has_other_type = ours.is_nodata() && ours.is_authoritative();
+    if is_reverse && qtype != RecordType::PTR && has_other_type && theirs.sections[0].is_empty() {
         return Some(REVERSE_TYPE);
     }
     let is_below_ipv6 = name.ends_with(".ip6.arpa") && name.split('.').count() > 34;
@@ -102,6 +99,17 @@ fn one_way(
     }
     let is_hidden = !theirs.sections[0].is_empty() && ours.sections[0].is_empty();
     (qtype == RecordType::PTR && is_hidden && context.is_target_denied).then_some(HIDDEN)
+}
+
+/// Returns whether `ours` has the CNAME record of an ExternalName, and `theirs` has none, or the same one alone.
+fn is_unresolved(name: &str, theirs: &Answer, ours: &Answer) -> bool {
+    let alias = |answer: &Answer| {
+        let mut aliases = answer.sections[0].iter().filter(|entry| entry.rtype == RecordType::CNAME);
+        aliases.find(|entry| entry.owner == name).map(|entry| entry.data.clone())
+    };
+    let is_resolved = theirs.sections[0].iter().any(|entry| entry.rtype != RecordType::CNAME);
+    let (of_theirs, of_ours) = (alias(theirs), alias(ours));
+    !is_resolved && of_ours.is_some() && (of_theirs.is_none() || of_theirs == of_ours)
 }
 
 /// Returns whether answers differ only in what upstreams have answered.
@@ -261,6 +269,14 @@ mod tests {
             ("x.shop.svc.c.local", "TXT", &nxdomain, &nodata, "NXDOMAIN"),
             ("alias.shop.svc.c.local", "A", &alias("a.example."), &alias("b.example."), "NOERROR"),
             ("1.0.0.10.in-addr.arpa", "PTR", &nxdomain, &nodata, "NXDOMAIN"),
+            ("9.9.9.9.in-addr.arpa", "A", &answer("SERVFAIL", &[]), &answer("NOERROR", &[]), "SERVFAIL"),
+            (
+                "alias.shop.svc.c.local",
+                "TXT",
+                &answer("NOERROR aa", &[&["alias.shop.svc.c.local. 5 CNAME b.example."]]),
+                &answer("NOERROR aa", &[&["alias.shop.svc.c.local. 5 CNAME a.example."]]),
+                "NOERROR",
+            ),
         ] {
             assert_eq!(explained(name, qtype, theirs, ours, for_a), None, "{name} {qtype}");
         }
