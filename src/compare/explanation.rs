@@ -9,7 +9,7 @@ use super::names::Names;
 const ALIAS: &str = "an ExternalName is a CNAME for each type, with what is behind it";
 const FQDN: &str = "EndpointSlices with names instead of addresses are left out";
 const WITHOUT_SERVICE: &str = "EndpointSlices without the label of a Service are left out";
-const OTHER_TYPE: &str = "a name with records of other types only is NODATA";
+const OTHER_TYPE: &str = "a name that exists without records of the type is NODATA";
 const PARENT: &str = "a name with names below it is NODATA";
 const REVERSE_TYPE: &str = "an address with a PTR record is NODATA for other types";
 const BELOW_IPV6: &str = "a PTR record is only at the exact name of the address";
@@ -67,15 +67,16 @@ fn one_way(
     if names.without_service.contains(name) && qtype == RecordType::PTR {
         return Some(WITHOUT_SERVICE);
     }
-    if name == format!("ns.dns.{zone}") && ours.rcode == ResponseCode::NoError {
-        return Some(NAME_SERVER);
-    }
     let is_apart = ours.is_nodata() && theirs.rcode == ResponseCode::NXDomain;
     if is_apart && qtype == RecordType::TXT && theirs_for_a == Some(ResponseCode::NoError) {
         return Some(OTHER_TYPE);
     }
-    if is_apart && name == format!("dns-version.{zone}") {
+    let is_name_server = name == format!("ns.dns.{zone}");
+    if is_apart && (is_name_server || name == format!("dns-version.{zone}")) {
         return Some(OTHER_TYPE);
+    }
+    if is_name_server && ours.rcode == ResponseCode::NoError {
+        return Some(NAME_SERVER);
     }
     if is_apart && (name == format!("dns.{zone}") || name.starts_with('_')) {
         return Some(PARENT);
@@ -205,6 +206,7 @@ mod tests {
             ("9.0.1.10.in-addr.arpa", "PTR", &data("x. 5 PTR a."), &nxdomain, "NXDOMAIN", WITHOUT_SERVICE),
             ("web.shop.svc.c.local", "TXT", &nxdomain, &nodata, "NOERROR", OTHER_TYPE),
             ("dns-version.c.local", "A", &nxdomain, &nodata, "NXDOMAIN", OTHER_TYPE),
+            ("ns.dns.c.local", "PTR", &nxdomain, &nodata, "NOERROR", OTHER_TYPE),
             ("dns.c.local", "A", &nxdomain, &nodata, "NXDOMAIN", PARENT),
             ("_tcp.web.shop.svc.c.local", "SRV", &nxdomain, &nodata, "NXDOMAIN", PARENT),
             ("1.0.0.10.in-addr.arpa", "A", &nxdomain, &nodata, "NXDOMAIN", REVERSE_TYPE),

@@ -4,6 +4,7 @@
 //! `LB_LINKER_CLUSTER_SERVICES` sets the number of Services (300), `LB_LINKER_CLUSTER_SEED` the seed.
 
 mod generator;
+mod program;
 mod questions;
 
 use std::collections::BTreeMap;
