@@ -27,11 +27,11 @@ use tokio::sync::watch;
 
 use crate::model::service_key::ServiceKey;
 use answer::{Answer, LookUp, Rules};
-use index::{Index, Touched};
+use index::{Index, Touched, Tree};
 use objects::{Kind, Service, Slice};
 use registry::ClusterSpec;
 
-use super::name_slots::NameSlots;
+use super::name_slots::{NameDependency, NameSlots};
 
 /// The objects of a cluster that one connection and one selection of objects show.
 #[derive(Debug)]
@@ -176,6 +176,16 @@ impl Cluster {
     pub fn answer(&self, rules: &Rules, zone: &[u8], name: &[u8], qtype: u16) -> Answer {
         let index = self.index.read();
         LookUp::new(&index, &self.slots, rules, zone).answer(name, qtype)
+    }
+
+    /// Returns the Pod with an address, and what that rests on.
+    #[must_use]
+    pub fn pod_at(&self, ip: IpAddr) -> (Option<ServiceKey>, NameDependency) {
+        let index = self.index.read();
+        let mut touched = Touched::new(&self.slots);
+        touched.add_address(Tree::Pod, ip);
+        let (all, changes) = NameDependency::on_all(&self.slots);
+        (index.pod_at(ip), all.with_slots(touched.into_slots(), changes))
     }
 }
 

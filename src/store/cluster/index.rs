@@ -346,6 +346,12 @@ impl Index {
         self.addresses.get(ip).iter().filter_map(|key| Some((key, self.entries.get(key)?)))
     }
 
+    /// Returns the first Pod with an address.
+    pub(super) fn pod_at(&self, ip: IpAddr) -> Option<ServiceKey> {
+        let (namespace, name) = self.pod_addresses.get(&ip)?.first()?.split_once('/')?;
+        Some(ServiceKey::new(namespace, name))
+    }
+
     /// Returns how many Pods of a namespace have an address.
     pub(super) fn pods_at(&self, ip: IpAddr, namespace: &str) -> usize {
         self.pod_addresses
