@@ -1,5 +1,7 @@
 //! The context that plugins are set up in: the shared state of all blocks and the builder of one block.
 
+use std::fs::File;
+use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,6 +33,9 @@ use crate::store::cluster::first_lists::FirstLists;
 use crate::store::cluster::metrics::ClusterMetrics;
 use crate::store::cluster::registry::ClusterRegistry;
 use crate::store::metrics::LinkMetrics;
+
+/// The maximum size of a file that is read during set-up, in bytes.
+const MAX_FILE: u64 = 16 << 20;
 
 /// The state that all blocks share.
 #[derive(Clone, Debug)]
@@ -254,9 +259,13 @@ impl Setup<'_> {
     /// Reads a file, and notes its content so that a reload can see whether the file has changed.
     ///
     /// # Errors
-    /// Fails if the file can't be read.
+    /// Fails if the file can't be read, or has more than 16 MiB.
     pub fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
-        let bytes = std::fs::read(path)?;
+        let mut bytes = Vec::new();
+        File::open(path)?.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > MAX_FILE {
+            return Err(io::Error::other(format!("it has more than {MAX_FILE} bytes")));
+        }
         self.builder.files_read.push((path.to_owned(), bytes.clone()));
         Ok(bytes)
     }

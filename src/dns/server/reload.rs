@@ -1,6 +1,9 @@
 //! Reloads the Corefile on SIGUSR1, and periodically with the plugin `reload`.
 
 use std::fmt::Write;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -209,10 +212,11 @@ impl Reloader {
         spawn_blocking(move || {
             let corefile = source.read()?;
             let hash = hash(&corefile);
-            let is_same = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).is_ok_and(|now| now == *bytes);
+            let is_same =
+                |(path, bytes): &(PathBuf, Vec<u8>)| content_is(path, bytes).is_ok_and(|is_same| is_same);
             // While the file is missing, its last content stays in use.
             let is_changed =
-                |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).is_ok_and(|now| now != *bytes);
+                |(path, bytes): &(PathBuf, Vec<u8>)| content_is(path, bytes).is_ok_and(|is_same| !is_same);
             if !requested
                 && known.as_ref() == Some(&hash)
                 && files.iter().all(is_same)
@@ -236,6 +240,13 @@ async fn first_lists(mut awaited: Vec<Arc<FirstLists>>, clusters: &ClusterRegist
     let served = awaited.iter().map(|lists| clusters.serve(Arc::clone(lists.cluster()))).collect();
     join_all(awaited.iter().map(|lists| lists.wait())).await;
     served
+}
+
+/// Returns whether a file has this content. Reads no more of it than that takes.
+fn content_is(path: &Path, bytes: &[u8]) -> io::Result<bool> {
+    let mut now = Vec::new();
+    File::open(path)?.take(bytes.len() as u64 + 1).read_to_end(&mut now)?;
+    Ok(now == bytes)
 }
 
 /// Returns the pause before the next check, with jitter so that replicas don't reload at the same time.

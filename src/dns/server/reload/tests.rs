@@ -18,7 +18,7 @@ fn start(text: &str) -> (Reloader, TempDir) {
     (Reloader::start(origin, text, check_zones, Vec::new(), context, Box::new(|_| {})).unwrap(), directory)
 }
 
-fn corefile(directory: &TempDir) -> std::path::PathBuf {
+fn corefile(directory: &TempDir) -> PathBuf {
     directory.path().join("Corefile")
 }
 
