@@ -1,6 +1,7 @@
 //! The chain of plugins that answers a query.
 
 pub mod handler;
+pub mod labels;
 pub mod metrics;
 pub mod plugin;
 pub(crate) mod query_limiter;

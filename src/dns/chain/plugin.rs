@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use super::server::ServerBlock;
 use crate::dns::chain::request::Request;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
+use crate::store::NameDependency;
 
 /// A plugin of a server block. One instance serves all requests of the block concurrently.
 #[async_trait]
@@ -37,6 +39,24 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
     /// Discards cached data about a name, given in wire form without the root octet, in lower case; without a name,
     /// discards all cached data.
     fn invalidate(&self, _name: Option<&[u8]>) {}
+
+    /// Returns the value of a label about the question for a name by a client; `None` if it isn't known.
+    fn label(&self, _label: &str, _name: &Name, _client: IpAddr) -> Option<String> {
+        None
+    }
+
+    /// Returns the search domains of the client; `None` if none of this query's clients has any.
+    fn search_path(&self, _request: &Request) -> Option<SearchPath> {
+        None
+    }
+}
+
+/// The search domains of a client.
+#[derive(Clone, Debug, Default)]
+pub struct SearchPath {
+    pub domains: Vec<Name>,
+    /// What they rest on, if clients differ.
+    pub of_client: Option<NameDependency>,
 }
 
 /// A plugin in the chain of a block.
@@ -177,6 +197,12 @@ impl<'a> Next<'a> {
     #[must_use]
     pub fn has_links_at(&self, name: &Name) -> bool {
         self.block.link_zones.contains(name)
+    }
+
+    /// Returns the search domains that a following plugin knows.
+    pub(crate) fn search_path(&self, plugin: &str, request: &Request) -> Option<SearchPath> {
+        let found = self.block.plugins.iter().find(|known| known.name() == plugin)?;
+        found.search_path(request)
     }
 
     #[must_use]

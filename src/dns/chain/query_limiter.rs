@@ -15,13 +15,27 @@ const WINDOW: Duration = Duration::from_millis(1100);
 
 /// The upstreams that a look-up has queried within [`WINDOW`], with the times.
 #[derive(Debug, Default)]
-pub struct QueryLimiter(Mutex<SmallVec<[(SocketAddr, Instant); 2]>>);
+pub struct QueryLimiter {
+    sent: Mutex<SmallVec<[(SocketAddr, Instant); 2]>>,
+    /// The upstream that has answered or failed last.
+    upstream: Mutex<Option<SocketAddr>>,
+}
 
 impl QueryLimiter {
     /// Counts what another look-up has sent, too.
     pub(crate) fn add(&self, other: &Self) {
-        let sent = other.0.lock().clone();
-        self.0.lock().extend(sent);
+        let sent = other.sent.lock().clone();
+        self.sent.lock().extend(sent);
+        *self.upstream.lock() = other.upstream();
+    }
+
+    pub(crate) fn set_upstream(&self, upstream: SocketAddr) {
+        *self.upstream.lock() = Some(upstream);
+    }
+
+    /// Returns the upstream that has answered or failed last.
+    pub(crate) fn upstream(&self) -> Option<SocketAddr> {
+        *self.upstream.lock()
     }
 
     /// Counts a query that is sent now.
@@ -29,7 +43,7 @@ impl QueryLimiter {
     /// # Errors
     /// If it may not be sent yet: the time from which on it may.
     pub(crate) fn take(&self, to: SocketAddr, now: Instant) -> Result<(), Instant> {
-        let mut sent = self.0.lock();
+        let mut sent = self.sent.lock();
         sent.retain(|(_, at)| now.duration_since(*at) < WINDOW);
         let mut recent = sent.iter().filter(|(upstream, _)| *upstream == to).map(|(_, at)| *at);
         match (recent.clone().count(), recent.next()) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use hickory_proto::op::{Edns, Metadata, Query};
 use hickory_proto::rr::Name;
 
+use crate::dns::chain::labels::{self, Labels};
 use crate::dns::chain::metrics::{RequestStats, ZoneMetrics};
 use crate::dns::chain::query_limiter::QueryLimiter;
 use crate::dns::chain::server::Server;
@@ -49,6 +50,8 @@ pub struct Request {
     pub alias_look_up_tries: OnceLock<Arc<AtomicUsize>>,
     /// The limit of the queries to one upstream, from the first look-up at upstreams on.
     pub(crate) query_limiter: Option<Arc<QueryLimiter>>,
+    /// The labels, if the block has *metadata*.
+    pub labels: Option<Arc<Labels>>,
 }
 
 #[derive(Clone, Debug)]
@@ -109,6 +112,16 @@ impl Request {
             rcode: reply.metadata.response_code,
             plugin: reply.plugin,
             is_reusable: reply.validity.is_some(),
+        }
+    }
+
+    /// Returns the value of a label; `None` if it isn't known.
+    #[must_use]
+    pub fn label(&self, label: &str) -> Option<String> {
+        let known = self.labels.as_ref()?;
+        match label {
+            labels::UPSTREAM => Some(self.query_limiter.as_ref()?.upstream()?.to_string()),
+            _ => known.value(label),
         }
     }
 

@@ -11,6 +11,7 @@ use hashbrown::DefaultHashBuilder;
 use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 
+use super::labels::Labels;
 use super::metrics::{ServerMetrics, ZoneMetrics};
 use super::request::{INTERNAL_CLIENT, Purpose, Request};
 use crate::dns::chain::plugin::{ChainPlugin, Next, PluginError, PluginResult};
@@ -148,6 +149,8 @@ pub struct ServerBlock {
     pub access_rules: Vec<Arc<dyn AccessRule>>,
     /// The zones of links that a plugin of this block answers for.
     pub link_zones: ZoneSet,
+    /// The zones of *metadata*; none without it.
+    pub labeled: ZoneSet,
     /// Whether the block has `debug`: a panic on a listener of this block aborts the process.
     pub debug: bool,
 }
@@ -226,6 +229,10 @@ impl Server {
         }
         request.zone.clone_from(&served.zone);
         request.zone_metrics = Arc::clone(&served.zone_metrics);
+        // As in CoreDNS, a block without *metadata* keeps the labels of the query that led to the look-up.
+        if !served.block.labeled.all().is_empty() {
+            request.labels = Some(Arc::new(Labels::new(&served.block, request)));
+        }
         let outcome = Next::first(&served.block).serve(request).await;
         answer(request, outcome)
     }
@@ -297,6 +304,7 @@ impl Server {
             depth: 0,
             alias_look_up_tries: OnceLock::new(),
             query_limiter: None,
+            labels: None,
         }
     }
 

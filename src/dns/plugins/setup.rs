@@ -65,6 +65,8 @@ pub struct ServerContext {
 pub struct Setup<'a> {
     /// The lines of this plugin, in the order of the Corefile; there is at least one.
     pub lines: &'a [Directive],
+    /// The lines of all plugins of the block.
+    pub block: &'a [Directive],
     pub zones: &'a [Name],
     /// The block with the plugins that were set up before this plugin.
     pub builder: &'a mut BlockBuilder,
@@ -79,6 +81,8 @@ pub struct BlockBuilder {
     pub on_restart: Vec<OnRestart>,
     /// The zones in which links have names.
     pub link_zones: ZoneSet,
+    /// The zones of `metadata`.
+    pub labeled: ZoneSet,
     /// The directory that relative paths start from; empty for the working directory.
     pub root: PathBuf,
     /// The listen addresses; empty for all addresses.

@@ -284,6 +284,7 @@ impl Configuration {
             plugins: builder.plugins.clone(),
             access_rules: builder.access_rules.clone(),
             link_zones: builder.link_zones.clone(),
+            labeled: builder.labeled.clone(),
             debug: builder.debug,
         };
         self.blocks.push(BuiltBlock { block: Arc::new(block), fingerprint, builder });

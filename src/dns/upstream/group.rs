@@ -152,7 +152,10 @@ impl UpstreamGroup {
                 // Created inside the block: a future that is moved into a future that awaits it occupies its space
                 // twice.
                 tries.push(async move {
-                    (number, exchange(upstream, question, by_tcp, times, progress, quota, limiter).await)
+                    let address = upstream.endpoint.address;
+                    let ended = exchange(upstream, question, by_tcp, times, progress, quota, limiter).await;
+                    limiter.set_upstream(address);
+                    (number, ended)
                 });
                 continue;
             }

@@ -348,7 +348,7 @@ impl Index {
 
     /// Returns the first Pod with an address.
     pub(super) fn pod_at(&self, ip: IpAddr) -> Option<ServiceKey> {
-        let (namespace, name) = self.pod_addresses.get(&ip)?.first()?.split_once('/')?;
+        let (namespace, name) = self.pod_addresses.get(ip).first()?.split_once('/')?;
         Some(ServiceKey::new(namespace, name))
     }
 

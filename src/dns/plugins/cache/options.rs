@@ -346,7 +346,13 @@ mod tests {
         let blocks = corefile::parse(Path::new("Corefile"), &text, &sources).unwrap();
         let context = TestServer::block("whoami").shared;
         let (zones, mut builder) = ([Name::root()], BlockBuilder::default());
-        parse(&Setup { lines: &blocks[0].lines, zones: &zones, builder: &mut builder, context: &context })
-            .unwrap()
+        parse(&Setup {
+            lines: &blocks[0].lines,
+            block: &blocks[0].lines,
+            zones: &zones,
+            builder: &mut builder,
+            context: &context,
+        })
+        .unwrap()
     }
 }
