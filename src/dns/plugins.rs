@@ -168,7 +168,9 @@ pub fn build(
     for (name, set_up) in ORDER {
         let own: Vec<Directive> = lines.iter().filter(|line| line.name() == *name).cloned().collect();
         if let (Some(set_up), false) = (set_up, own.is_empty()) {
-            errors.extend(set_up(&mut Setup { lines: &own, block: lines, zones, builder: &mut builder, context }).err());
+            errors.extend(
+                set_up(&mut Setup { lines: &own, block: lines, zones, builder: &mut builder, context }).err(),
+            );
         }
     }
     if errors.is_empty() { Ok(builder) } else { Err(errors) }

@@ -49,19 +49,21 @@
 //!
 //! `multicluster` and `zonal` aren't supported yet.
 
+mod client;
 mod options;
 mod reply;
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
-use hickory_proto::rr::DNSClass;
+use hickory_proto::rr::{DNSClass, Name};
 
 use super::setup::Setup;
-use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
+use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult, SearchPath};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
@@ -140,6 +142,14 @@ impl Plugin for Kubernetes {
 
     fn note(&self) -> Option<String> {
         self.cluster.failure()
+    }
+
+    fn label(&self, label: &str, name: &Name, client: IpAddr) -> Option<String> {
+        self.label_of(label, name, client)
+    }
+
+    fn search_path(&self, request: &Request) -> Option<SearchPath> {
+        self.search_path_of(request.query.name(), request.client.ip().to_canonical())
     }
 }
 
