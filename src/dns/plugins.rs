@@ -19,12 +19,12 @@
 //!
 //! What has no effect here is read as CoreDNS reads it, and causes a warning: the plugins `multisocket [NUMBER]`,
 //! `pprof [ADDRESS]` with the option `block [RATE]`, and `shed`; `stacktrace` of *errors*, `runtime_metrics` of
-//! *prometheus*, and `{/label}` of *log*, which stands for `-`.
+//! *prometheus*, and labels of *log* that no plugin here has.
 //!
-//! Plugins have a fixed order, whatever the order of the lines: root, cancel, timeouts, multisocket, reload, nsid,
-//! bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
-//! rewrite, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, kubernetes, file, auto, loop, forward,
-//! erratic, whoami.
+//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, timeouts, multisocket, reload,
+//! nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
+//! rewrite, autopath, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, kubernetes, file, auto, loop,
+//! forward, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -35,6 +35,7 @@ pub(crate) mod tests;
 mod acl;
 mod any;
 mod auto;
+mod autopath;
 mod bind;
 mod bufsize;
 pub(crate) mod cache;
@@ -56,6 +57,7 @@ mod loadbalance;
 mod local;
 mod log;
 mod r#loop;
+mod metadata;
 mod minimal;
 pub(crate) mod nets;
 mod no_effect;
@@ -89,7 +91,7 @@ const OWN: [&str; 2] = ["lb_linker", "clients"];
 /// supported.
 const ORDER: &[(&str, Option<SetUp>)] = &[
     ("root", Some(root::set_up)),
-    ("metadata", None),
+    ("metadata", Some(metadata::set_up)),
     ("geoip", None),
     ("cancel", Some(cancel::set_up)),
     ("proxyproto", None),
@@ -120,7 +122,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("loadbalance", Some(loadbalance::set_up)),
     ("tsig", None),
     ("rewrite", Some(rewrite::set_up)),
-    ("autopath", None),
+    ("autopath", Some(autopath::set_up)),
     ("acl", Some(acl::set_up)),
     ("clients", Some(clients::set_up)),
     ("cache", Some(cache::set_up)),

@@ -1,5 +1,6 @@
 //! Writes the lines of the plugins `log` and `errors` to standard output, in order and without ever delaying an answer.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,7 +58,7 @@ pub enum Level {
     Error,
 }
 
-pub type JsonField = (&'static str, Value);
+pub type JsonField = (Cow<'static, str>, Value);
 
 #[derive(Debug)]
 struct LogState {
@@ -150,7 +151,7 @@ impl QueryLog {
 }
 
 fn object(level: &'static str, message: &str, parts: Vec<JsonField>) -> String {
-    let parts = parts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    let parts = parts.into_iter().map(|(name, value)| (name.into_owned(), value)).collect();
     let object = JsonLine { time: Timestamp::now(), level, parts, message };
     // These values always serialize.
     let mut line = serde_json::to_string(&object).unwrap_or_default();
@@ -374,7 +375,9 @@ mod tests {
     #[test]
     fn json_line_has_time_level_fields_and_message() {
         let (lines, queue, _) = lines(LineFormat::Json);
-        lines.write(Level::Warning, "a \"line\"", || vec![("id", 7.into()), ("name", "a.".into())]);
+        lines.write(Level::Warning, "a \"line\"", || {
+            vec![("id".into(), 7.into()), ("name".into(), "a.".into())]
+        });
         let [line] = &queue.take()[..] else { panic!() };
         let object: Value = serde_json::from_str(line).unwrap();
         assert!(object["time"].as_str().unwrap().parse::<Timestamp>().is_ok());

@@ -14,6 +14,7 @@ mod question;
 mod server;
 mod upstreams;
 
+mod autopath;
 mod blocks;
 mod cache;
 mod chains;

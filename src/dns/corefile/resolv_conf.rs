@@ -27,3 +27,38 @@ fn nameserver(text: &str) -> Option<SocketAddr> {
 pub(crate) fn scope(zone: &str) -> Option<u32> {
     zone.parse().ok().or_else(|| if_nametoindex(zone).ok())
 }
+
+/// Returns the search domains of a resolv.conf file, and the number of their line. The last line with `search` or
+/// `domain` counts.
+#[must_use]
+pub fn search_domains(text: &str) -> (usize, Vec<&str>) {
+    let mut found = (0, Vec::new());
+    for (number, line) in (1..).zip(text.lines()) {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("search") => found = (number, words.collect()),
+            Some("domain") => found = (number, words.take(1).collect()),
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_search_or_domain_line_counts() {
+        for (text, number, expected) in [
+            ("", 0, vec![]),
+            ("nameserver 192.0.2.1\nsearch a.test b.test.\noptions ndots:5", 2, vec!["a.test", "b.test."]),
+            ("search a.test\ndomain b.test c.test", 2, vec!["b.test"]),
+            ("domain b.test\n\tsearch\tc.test", 2, vec!["c.test"]),
+            ("search a.test\nsearch", 2, vec![]),
+            ("searching a.test\n# search b.test", 0, vec![]),
+        ] {
+            assert_eq!(search_domains(text), (number, expected), "{text}");
+        }
+    }
+}

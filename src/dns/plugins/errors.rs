@@ -185,10 +185,10 @@ impl Errors {
         self.log.write(level, &text, || {
             let rcode = rcode_name(rcode).map_or_else(|| u16::from(rcode).into(), Into::into);
             vec![
-                ("rcode", rcode),
-                ("name", name.as_str().into()),
-                ("type", (*qtype).into()),
-                ("error", why.into()),
+                ("rcode".into(), rcode),
+                ("name".into(), name.as_str().into()),
+                ("type".into(), (*qtype).into()),
+                ("error".into(), why.into()),
             ]
         });
     }
@@ -242,9 +242,9 @@ impl Pattern {
         let text = format!("{count} errors like '{pattern}' occurred in last {period}");
         log.write(self.level, &text, || {
             vec![
-                ("errors", count.into()),
-                ("pattern", pattern.into()),
-                ("seconds", self.period.as_secs_f64().into()),
+                ("errors".into(), count.into()),
+                ("pattern".into(), pattern.into()),
+                ("seconds".into(), self.period.as_secs_f64().into()),
             ]
         });
     }

@@ -42,6 +42,7 @@
 //! | `{rcode}`, `{>rflags}` | the response code by name, and the flags of the answer, such as `qr,aa,rd`; `-` without an answer |
 //! | `{duration}` | the duration of the query in seconds |
 //! | `{common}`, the default | `{remote}:{port} - {>id} "{type} {class} {name} {proto} {size} {>do} {>bufsize}" {rcode} {>rflags} {rsize} {duration}` |
+//! | `{/LABEL}` | a label of the plugin *metadata*; `-` if it isn't known |
 //! | `{combined}` | the same, followed by `"{>opcode}"` |
 //!
 //! For example, `log example.org "{remote} {type} {name} {rcode} {duration}"` with `class denial error`.
@@ -53,7 +54,8 @@ use async_trait::async_trait;
 use hickory_proto::op::Metadata;
 use tokio::time::Instant;
 
-use super::setup::Setup;
+use super::setup::{BlockBuilder, Setup};
+use crate::dns::chain::labels;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::arguments::zones_or_all;
@@ -84,13 +86,13 @@ struct LogRule {
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let lines = setup.lines;
-    let rules = lines.iter().map(|line| rule(line, &mut setup.builder.warnings)).collect::<Result<_, _>>()?;
+    let rules = lines.iter().map(|line| rule(line, setup.builder)).collect::<Result<_, _>>()?;
     let lines = setup.context.query_log.clone();
     setup.add(LogPlugin { rules, lines });
     Ok(())
 }
 
-fn rule(line: &Directive, warnings: &mut Vec<CorefileError>) -> Result<LogRule, CorefileError> {
+fn rule(line: &Directive, builder: &mut BlockBuilder) -> Result<LogRule, CorefileError> {
     let (names, format) = match line.arguments() {
         [only] if only.text.contains('{') => {
             return Err(only.error(format!("a format needs a name before it: log . {:?}", only.text)));
@@ -101,10 +103,10 @@ fn rule(line: &Directive, warnings: &mut Vec<CorefileError>) -> Result<LogRule, 
     let format = match format {
         None => Format::common(),
         Some(word) => {
-            let (format, label) = Format::parse(&word.text);
-            warnings.extend(label.map(|label| {
-                word.error(format!("{label} is always - here, as in CoreDNS without the plugin metadata"))
-            }));
+            let format = Format::parse(&word.text);
+            let has_metadata = !builder.labeled.all().is_empty();
+            let warning = format.metadata().find_map(|label| labels::warning(label, has_metadata));
+            builder.warnings.extend(warning.map(|warning| word.error(warning)));
             format
         }
     };

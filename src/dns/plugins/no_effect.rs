@@ -78,7 +78,7 @@ mod tests {
             ("prometheus {\nruntime_metrics\n}", "3:1: runtime_metrics has no effect here: its metrics are"),
             (
                 "log . \"{name} {/log/class}\"",
-                "2:7: {/log/class} is always - here, as in CoreDNS without the plugin metadata",
+                "2:7: {/log/class} has no effect here: the block has no metadata",
             ),
         ] {
             let [found] = &warnings(lines)[..] else { panic!("{lines}") };

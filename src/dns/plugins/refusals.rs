@@ -5,19 +5,17 @@ use crate::dns::corefile::Directive;
 
 /// The plugins of CoreDNS that aren't here: why, and what to do instead.
 const UNSUPPORTED: &[(&str, &str)] = &[
-    ("autopath", "isn't supported; let Pods set a lower ndots, or end names with a dot"),
     ("azure", "isn't supported; forward the zone to Azure's resolver, 168.63.129.16"),
     ("clouddns", "isn't supported; forward the zone to Google Cloud's resolver, 169.254.169.254"),
     ("dnssec", "isn't supported; sign the zone's file, for example with ldns-signzone"),
     ("dnstap", "isn't supported; log writes a line for each query, with --log-format json an object"),
     ("etcd", "isn't supported yet; forward the zone to a CoreDNS that has it"),
-    ("geoip", "isn't supported; it only sets metadata, which nothing here uses: leave it out"),
+    ("geoip", "isn't supported; it only sets labels for the plugin metadata: leave it out"),
     ("grpc", "isn't supported; forward by tls:// is encrypted, too"),
     ("grpc_server", "isn't supported; put a CoreDNS that has it before this server"),
     ("https", "isn't supported yet; serve tls://, or put a proxy such as dnsdist before this server"),
     ("https3", "isn't supported yet; serve tls://, or put a proxy such as dnsdist before this server"),
     ("k8s_external", "isn't supported; lb_linker answers for LoadBalancer Services in its place"),
-    ("metadata", "isn't supported; nothing here uses metadata: leave it out"),
     ("nomad", "isn't supported yet; forward the zone to a CoreDNS that has it"),
     ("on", "isn't supported; run the command beside lb-linker, for example in a container of its own"),
     ("proxyproto", "isn't supported yet; let the load balancer keep the clients' addresses"),

@@ -20,8 +20,8 @@
 //! Differences from CoreDNS:
 //!
 //! - The parts of Go's templates that are described below are supported. Others are rejected by name at the start, and
-//!   so are errors that affect every query: unknown fields, wrong numbers of arguments. `.Meta` is rejected: the plugin
-//!   *metadata* isn't supported.
+//!   so are errors that affect every query: unknown fields, wrong numbers of arguments.
+//! - *cache* keeps no answer with `.Meta`.
 //! - Where Go's `printf` writes `%!d(string=x)` because a value doesn't fit its verb, the template fails.
 //! - In regular expressions, `\<` and `\>` match the start and the end of a word.
 //! - Records are in the syntax of zone files, but directives (`$INCLUDE` and others) are failures: a template must not
@@ -56,6 +56,7 @@
 //! | `{{ EXPRESSION }}` | its value. `{{-`, before a space, also removes the white space before it, `-}}`, after a space, that after it. `{{/* */}}` is a comment |
 //! | `.Name`, `.Type`, `.Class`, `.Zone`, `.Remote`, `.Regex` | the name in lower case; the zone of the template; the client's address; the regular expression that has matched |
 //! | `.Match`, `.Group` | the groups of the match: `index .Match 0` is the whole match, `index .Match 1` the first group; `.Group.a`, `index .Group "a"`, `index .Group "1"`. A missing name is `<no value>` in the first form, and empty with `index` |
+//! | `.Meta "LABEL"`, `$.Meta "LABEL"` | a label of the plugin *metadata*; empty if it isn't known |
 //! | `.Question.Name`, `.Question.Qtype`, `.Question.Qclass` | the name in the case of the query, and numbers |
 //! | `.Message.Id` and so on | `.Id`, `.Response`, `.Opcode`, `.Authoritative`, `.Truncated`, `.RecursionDesired`, `.RecursionAvailable`, `.AuthenticatedData`, `.CheckingDisabled`, `.Rcode`, and `.Question`, the list of its one question |
 //! | `"a"`, `10`, `-1`, `0x0a`, `true`, `false` | strings (also raw in backquotes), whole numbers, truth values |

@@ -3,6 +3,7 @@
 //!
 //! `LB_LINKER_CLUSTER_SERVICES` sets the number of Services (300), `LB_LINKER_CLUSTER_SEED` the seed.
 
+mod clients;
 mod generator;
 mod program;
 mod questions;

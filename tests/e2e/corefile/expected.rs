@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 
 use super::compare::Group;
 use super::server::Program;
-use super::{blocks, cache, forward, hosts, rewrite, small_plugins, stub_domains, template, zone_files};
+use super::{
+    autopath, blocks, cache, forward, hosts, rewrite, small_plugins, stub_domains, template, zone_files,
+};
 
 /// A reason for differences from CoreDNS, and the differences that it explains.
 pub struct Expected {
@@ -392,7 +394,8 @@ fn star_in_a_pattern_matches_any_text() {
 
 #[test]
 fn every_expected_difference_names_an_existing_group() {
-    let modules: [&[Group]; 9] = [
+    let modules: [&[Group]; 10] = [
+        autopath::GROUPS,
         blocks::GROUPS,
         cache::GROUPS,
         forward::GROUPS,

@@ -67,6 +67,8 @@ enum Piece {
     Literal(String),
     /// A placeholder, with its name in JSON.
     Label(&'static str, Label),
+    /// The name of a label of the plugin *metadata*.
+    Metadata(String),
 }
 
 /// The data of a log line.
@@ -94,29 +96,29 @@ enum LogValue<'a> {
 
 impl Format {
     pub fn common() -> Self {
-        Self::parse(COMMON).0
+        Self::parse(COMMON)
     }
 
-    /// Parses a format. Unknown placeholders are literal text. Also returns the first placeholder of metadata, which are
-    /// always missing.
-    pub fn parse(text: &str) -> (Self, Option<String>) {
+    /// Parses a format. Unknown placeholders are literal text.
+    pub fn parse(text: &str) -> Self {
         let combined = format!("{COMMON} \"{{>opcode}}\"");
         let text = text.replace("{common}", COMMON).replace("{combined}", &combined);
-        let (mut pieces, mut literal, mut rest, mut metadata) = (Vec::new(), String::new(), &*text, None);
+        let (mut pieces, mut literal, mut rest) = (Vec::new(), String::new(), &*text);
         // Pair a closing brace with the last opening brace before it, so that `{ {name} }` contains a placeholder.
         while let Some((before, behind)) = rest.split_once('}') {
             let start = before.rfind('{').unwrap_or(before.len());
             let placeholder = &rest[start..=before.len()];
-            match LABELS.iter().find(|(known, ..)| *known == placeholder) {
-                Some((_, name, label)) => {
+            let known = LABELS.iter().find(|(known, ..)| *known == placeholder);
+            let metadata = placeholder.strip_prefix("{/").and_then(|label| label.strip_suffix('}'));
+            let piece = match (known, metadata) {
+                (Some((_, name, label)), _) => Some(Piece::Label(name, *label)),
+                (None, label) => label.map(|label| Piece::Metadata(label.to_owned())),
+            };
+            match piece {
+                Some(piece) => {
                     literal.push_str(&before[..start]);
                     pieces.push(Piece::Literal(std::mem::take(&mut literal)));
-                    pieces.push(Piece::Label(name, *label));
-                }
-                None if placeholder.starts_with("{/") => {
-                    literal.push_str(&before[..start]);
-                    literal.push('-');
-                    metadata.get_or_insert_with(|| placeholder.to_owned());
+                    pieces.push(piece);
                 }
                 None => literal.push_str(&rest[..=before.len()]),
             }
@@ -124,7 +126,15 @@ impl Format {
         }
         literal.push_str(rest);
         pieces.push(Piece::Literal(literal));
-        (Self(pieces), metadata)
+        Self(pieces)
+    }
+
+    /// Returns the names of the labels of the plugin *metadata*.
+    pub fn metadata(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|piece| match piece {
+            Piece::Metadata(label) => Some(&**label),
+            Piece::Literal(_) | Piece::Label(..) => None,
+        })
     }
 
     pub fn text(&self, entry: &LogEntry<'_>) -> String {
@@ -134,6 +144,7 @@ impl Format {
                 Piece::Literal(literal) => text.push_str(literal),
                 // Writing to a string can't fail.
                 Piece::Label(_, label) => drop(write!(text, "{}", entry.show(*label))),
+                Piece::Metadata(label) => text.push_str(entry.request.label(label).as_deref().unwrap_or("-")),
             }
         }
         text
@@ -143,7 +154,8 @@ impl Format {
     pub fn parts(&self, entry: &LogEntry<'_>) -> Vec<JsonField> {
         let labels = self.0.iter().filter_map(|piece| match piece {
             Piece::Literal(_) => None,
-            Piece::Label(name, label) => Some((*name, entry.show(*label).into())),
+            Piece::Label(name, label) => Some(((*name).into(), entry.show(*label).into())),
+            Piece::Metadata(label) => Some((label.clone().into(), entry.request.label(label).into())),
         });
         labels.collect()
     }
@@ -264,17 +276,20 @@ mod tests {
             ("} {x} {name}{", vec![literal("} {x} "), name.clone(), literal("{")]),
             ("{NAME} {>name} {{name}", vec![literal("{NAME} {>name} {"), name, literal("")]),
         ] {
-            assert_eq!(Format::parse(text), (Format(pieces), None), "{text}");
+            assert_eq!(Format::parse(text), Format(pieces), "{text}");
         }
-        assert_eq!(Format::parse("{common}"), (Format::common(), None));
-        let (format, label) = Format::parse("a{/log/class} b{/c}");
-        assert_eq!((format, label.as_deref()), (Format(vec![literal("a- b-")]), Some("{/log/class}")));
+        assert_eq!(Format::parse("{common}"), Format::common());
+        let format = Format::parse("a{/log/class} b{/c}");
+        let label = |text: &str| Piece::Metadata(text.to_owned());
+        let pieces = vec![literal("a"), label("log/class"), literal(" b"), label("c"), literal("")];
+        assert_eq!(format, Format(pieces));
+        assert_eq!(format.metadata().collect::<Vec<_>>(), ["log/class", "c"]);
     }
 
     #[test]
     fn every_placeholder_is_parsed_and_has_its_json_name() {
         for (placeholder, name, label) in LABELS {
-            assert_eq!(Format::parse(placeholder).0.0[1], Piece::Label(name, label));
+            assert_eq!(Format::parse(placeholder).0[1], Piece::Label(name, label));
             assert_eq!(placeholder.trim_matches(['{', '>', '}']), name);
         }
     }

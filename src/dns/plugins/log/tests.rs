@@ -86,7 +86,7 @@ async fn only_the_given_classes_are_logged() {
 
 fn shown(request: &Request, reply: Option<&Reply>, format: &str) -> String {
     let duration = Duration::from_nanos(307_024);
-    Format::parse(format).0.text(&LogEntry { request, name: "a.", reply, duration })
+    Format::parse(format).text(&LogEntry { request, name: "a.", reply, duration })
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn json_has_numbers_and_booleans() {
     let seen =
         LogEntry { request: &request, name: "a.", reply: Some(&reply), duration: Duration::from_millis(5) };
     let parts = |seen: &LogEntry<'_>, format| -> serde_json::Map<_, _> {
-        let parts = Format::parse(format).0.parts(seen);
-        parts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        let parts = Format::parse(format).parts(seen);
+        parts.into_iter().map(|(name, value)| (name.into_owned(), value)).collect()
     };
     assert_eq!(
         serde_json::Value::from(parts(&seen, "{combined}")),

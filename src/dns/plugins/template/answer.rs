@@ -132,6 +132,8 @@ impl Templates {
             reply.records.authorities.push(self.record(server, "authority", template, data)?);
         }
         reply.options.extend(answer.ede.clone());
+        // Labels differ between clients, and change with the cluster.
+        reply.is_cacheable &= !answer.uses_labels();
         Ok(reply)
     }
 
@@ -159,6 +161,12 @@ impl Templates {
 }
 
 impl AnswerTemplate {
+    /// Returns whether the answer depends on labels.
+    pub(super) fn uses_labels(&self) -> bool {
+        let mut templates = self.answers.iter().chain(&self.additionals).chain(&self.authorities);
+        templates.any(|template| template.uses_labels)
+    }
+
     /// Returns whether the template is for the query's class and type.
     fn is_for(&self, request: &Request) -> bool {
         let (class, rtype) = (request.query.query_class(), request.query.query_type());
@@ -204,6 +212,7 @@ impl AnswerTemplate {
                 questions: [question],
             },
             remote: request.client.ip().to_string(),
+            labels: request.labels.clone(),
         })
     }
 }

@@ -24,6 +24,8 @@ pub(super) use value::{Data, Message, QuestionValue};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template {
     nodes: Vec<Node>,
+    /// Whether it has `.Meta`.
+    pub(super) uses_labels: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +43,7 @@ impl Template {
     pub(super) fn parse(text: &str) -> Result<Self, ParseError> {
         let mut parser = Parser::new(text);
         match parser.template() {
-            Ok(nodes) => Ok(Self { nodes }),
+            Ok(nodes) => Ok(Self { nodes, uses_labels: parser.uses_labels }),
             Err(message) => {
                 let before = text.get(..parser.place()).unwrap_or(text);
                 Err(ParseError { at: before.chars().count() + 1, message })

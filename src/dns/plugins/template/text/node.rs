@@ -66,9 +66,14 @@ pub(super) enum Function {
     Or,
     ParseInt,
     Printf,
+    /// `.Meta`, a method of the data of templates.
+    Meta,
+    /// `$.Meta`.
+    MetaOfRoot,
 }
 
 impl Function {
+    /// The functions that are called by their names.
     pub(super) const ALL: [Self; 13] = [
         Self::And,
         Self::Eq,
@@ -100,6 +105,8 @@ impl Function {
             Self::Or => "or",
             Self::ParseInt => "parseInt",
             Self::Printf => "printf",
+            Self::Meta => ".Meta",
+            Self::MetaOfRoot => "$.Meta",
         }
     }
 
@@ -109,7 +116,7 @@ impl Function {
             Self::And | Self::Or | Self::Index | Self::Printf => (1, usize::MAX),
             Self::Eq => (2, usize::MAX),
             Self::Ge | Self::Gt | Self::Le | Self::Lt | Self::Ne => (2, 2),
-            Self::Len | Self::Not => (1, 1),
+            Self::Len | Self::Not | Self::Meta | Self::MetaOfRoot => (1, 1),
             Self::ParseInt => (3, 3),
         }
     }

@@ -21,6 +21,8 @@ pub(super) struct Parser<'t> {
     /// The type of the dot, if known.
     pub(super) dot: Option<ValueKind>,
     pub(super) depth: usize,
+    /// Whether the template has `.Meta`.
+    pub(super) uses_labels: bool,
 }
 
 /// The end of a list of nodes.
@@ -44,7 +46,8 @@ pub(super) type Parsed<T> = Result<T, String>;
 impl<'t> Parser<'t> {
     pub(super) fn new(text: &'t str) -> Self {
         let variables = vec![("$".to_owned(), Some(ValueKind::Data))];
-        Self { text, at: 0, begin: 0, open: 0, variables, dot: Some(ValueKind::Data), depth: 0 }
+        let dot = Some(ValueKind::Data);
+        Self { text, at: 0, begin: 0, open: 0, variables, dot, depth: 0, uses_labels: false }
     }
 
     /// Returns the byte offset of the current operand or action, where an error is reported.

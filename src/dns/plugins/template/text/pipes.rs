@@ -136,6 +136,12 @@ impl Parser<'_> {
                 self.at += length;
                 Ok(Word::Str(text, rest[..length].to_owned()))
             }
+            '.' if self.dot == Some(ValueKind::Data) && identifier(&rest[1..]) == "Meta" => {
+                Ok(self.meta(Function::Meta))
+            }
+            '$' if rest.starts_with("$.") && identifier(&rest[2..]) == "Meta" => {
+                Ok(self.meta(Function::MetaOfRoot))
+            }
             '$' => {
                 let name = format!("${}", identifier(&rest[1..]));
                 let kind = self.variable(&name).ok_or_else(|| format!("there is no variable {name}"))?;
@@ -161,6 +167,12 @@ impl Parser<'_> {
             c if c.is_alphabetic() || c == '_' => self.named(identifier(rest)),
             c => Err(format!("no expression begins with {c:?}")),
         }
+    }
+
+    fn meta(&mut self, function: Function) -> Word {
+        self.at += function.name().len();
+        self.uses_labels = true;
+        Word::Function(function)
     }
 
     fn named(&mut self, name: &str) -> Parsed<Word> {
@@ -223,7 +235,7 @@ impl Parser<'_> {
                     Function::And | Function::Or | Function::Index => None,
                     Function::Len => Some(ValueKind::Int),
                     Function::ParseInt => Some(ValueKind::Uint),
-                    Function::Printf => Some(ValueKind::Str),
+                    Function::Printf | Function::Meta | Function::MetaOfRoot => Some(ValueKind::Str),
                     _ => Some(ValueKind::Bool),
                 };
             }

@@ -127,8 +127,20 @@ impl<'a> Runner<'a> {
             values.push(self.word(argument, dot)?);
         }
         values.extend(piped);
+        if let Function::Meta | Function::MetaOfRoot = function {
+            return self.label(&values).map_err(|message| at(command, &message));
+        }
         call(*function, &values)
             .map_err(|message| at(command, &format!("error calling {}: {message}", function.name())))
+    }
+
+    /// Returns the value of a label, empty if it isn't known.
+    fn label(&self, arguments: &[Value<'a>]) -> Result<Value<'a>, String> {
+        let (Some((_, Value::Data(data))), [Value::Str(label)]) = (self.variables.first(), arguments) else {
+            return Err("a label is a string".to_owned());
+        };
+        let known = data.labels.as_ref().and_then(|labels| labels.value(label));
+        Ok(Value::Str(known.unwrap_or_default().into()))
     }
 
     fn word(&mut self, word: &Word, dot: &Value<'a>) -> Result<Value<'a>, String> {

@@ -24,6 +24,7 @@ fn data() -> Data {
             ..Message::default()
         },
         remote: "192.0.2.1".to_owned(),
+        labels: None,
     }
 }
 
@@ -232,7 +233,7 @@ fn invalid_templates_are_rejected_by_the_parser() {
         ("{{ if true }}{{ else }}{{ else }}{{ end }}", "24: there is an else before this one"),
         ("{{ range .Match }}{{ else if true }}{{ end }}", "19: a range can't have an else if"),
         ("{{ end x }}", "8: only }} can follow end, and only }} or if can follow else"),
-        ("{{ .Meta \"a\" }}", "4: .Meta needs CoreDNS's plugin metadata, which isn't supported here"),
+        ("{{ .Meta }}", "4: .Meta takes 1 argument, and here are 0"),
         ("{{ .Question.Nome }}", "4: the question has no field .Nome here; it has .Name, .Qtype, .Qclass"),
         ("{{ .Name.Length }}", "4: a string has no fields, and here is .Length"),
         (

@@ -2,6 +2,9 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::dns::chain::labels::Labels;
 
 /// The initial value of `.` in a template.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +23,8 @@ pub(crate) struct Data {
     pub(crate) group: BTreeMap<String, String>,
     pub(crate) message: Message,
     pub(crate) remote: String,
+    /// Unknown without the plugin *metadata*.
+    pub(crate) labels: Option<Arc<Labels>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -126,9 +131,6 @@ impl ValueKind {
             Self::Question => &[("Name", Self::Str), ("Qtype", Self::Uint), ("Qclass", Self::Uint)],
             other => return Err(format!("{} has no fields, and here is .{name}", other.name())),
         };
-        if (self, name) == (Self::Data, "Meta") {
-            return Err(".Meta needs CoreDNS's plugin metadata, which isn't supported here".to_owned());
-        }
         fields.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind).ok_or_else(|| {
             let known: Vec<String> = fields.iter().map(|(known, _)| format!(".{known}")).collect();
             format!("{} has no field .{name} here; it has {}", self.name(), known.join(", "))

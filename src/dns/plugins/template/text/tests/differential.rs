@@ -81,6 +81,7 @@ fn queries() -> Vec<Data> {
             ..Message::default()
         },
         remote: "2001:db8::1".to_owned(),
+        labels: None,
     };
     let third = Data {
         rtype: "AAAA".to_owned(),
