@@ -21,6 +21,11 @@ pub const GROUPS: &[Group] = &[
                 template IN A quiet.second.test {
                     rcode SERVFAIL
                 }
+                template IN A first.test {
+                    match ^first[.]test[.]$
+                    answer \"{{ .Name }} 60 IN A 192.0.2.5\"
+                    fallthrough
+                }
                 template IN A alias.first.test {
                     answer \"{{ .Name }} 60 IN CNAME a.example.org\"
                 }

@@ -74,6 +74,7 @@ pub const EXPECTED: &[Expected] = &[
                  adds EDNS for it.",
         at: &[
             ("acl", "*", "opt"),
+            ("autopath", "block.first.test. A", "opt"),
             ("all of them", "x.refused.example.org. A", "opt"),
             ("template", "foo.invalid. *", "opt"),
             ("template", "invalid. SOA", "opt"),
@@ -84,6 +85,14 @@ pub const EXPECTED: &[Expected] = &[
         reason: "Without *nsid*, the answer to a query with an NSID option has no NSID option. CoreDNS returns \
                  an empty option, and one record less.",
         at: &[("bufsize", "huge.example.org. A edns=4096 nsid", "answer")],
+    },
+    Expected {
+        reason: "An alias that a name in the first search domain has itself is answered once, and the search domain \
+                 itself is answered, too. CoreDNS's *autopath* adds the alias a second time, and fails for the domain.",
+        at: &[
+            ("autopath", "*alias.first.test. A", "answer"),
+            ("autopath", "first.test. A", "rcode flags answer"),
+        ],
     },
     Expected {
         reason: "RD and CD are copied from the question into the answer (RFC 1035 section 4.1.1, RFC 4035 \
