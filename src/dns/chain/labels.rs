@@ -1,12 +1,6 @@
 //! The labels of a request, which the plugin *metadata* makes known to log lines and templates.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-
-use hickory_proto::rr::Name;
-
-use super::request::Request;
-use super::server::ServerBlock;
+use std::fmt;
 
 /// The upstream that was asked last, as address and port.
 pub(crate) const UPSTREAM: &str = "forward/upstream";
@@ -26,29 +20,26 @@ const KNOWN: [&str; 11] = [
     "kubernetes/zone",
 ];
 
-/// The request as its block has got it: labels are about the name before `rewrite`.
-#[derive(Debug)]
-pub struct Labels {
-    block: Arc<ServerBlock>,
-    name: Name,
-    client: IpAddr,
-    /// Whether the name is in the zones of *metadata*, so that plugins are asked.
-    is_in_zone: bool,
+/// The labels of a request, except [`UPSTREAM`], as a function that looks a value up.
+pub struct Labels(Box<LabelFn>);
+
+type LabelFn = dyn Fn(&str) -> Option<String> + Send + Sync;
+
+impl fmt::Debug for Labels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Labels")
+    }
 }
 
 impl Labels {
-    /// Returns the labels of a request to a block with *metadata*.
-    pub(super) fn new(block: &Arc<ServerBlock>, request: &Request) -> Self {
-        let name = request.query.name().clone();
-        let is_in_zone = block.labeled.contains(&name);
-        Self { block: Arc::clone(block), name, client: request.client.ip().to_canonical(), is_in_zone }
+    pub(super) fn new(value: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self(Box::new(value))
     }
 
-    /// Returns the value of a label, except [`UPSTREAM`]; `None` if no plugin knows it.
+    /// Returns the value of a label; `None` if no plugin knows it.
     #[must_use]
     pub fn value(&self, label: &str) -> Option<String> {
-        let plugins = self.is_in_zone.then_some(&self.block.plugins)?;
-        plugins.iter().find_map(|plugin| plugin.label(label, &self.name, self.client))
+        (self.0)(label)
     }
 }
 

@@ -231,7 +231,7 @@ impl Server {
         request.zone_metrics = Arc::clone(&served.zone_metrics);
         // As in CoreDNS, a block without *metadata* keeps the labels of the query that led to the look-up.
         if !served.block.labeled.all().is_empty() {
-            request.labels = Some(Arc::new(Labels::new(&served.block, request)));
+            request.labels = Some(Arc::new(labels(&served.block, request)));
         }
         let outcome = Next::first(&served.block).serve(request).await;
         answer(request, outcome)
@@ -414,6 +414,17 @@ impl Server {
         self.unrouted_metrics.count(&request.stats(&reply), Instant::now());
         reply
     }
+}
+
+/// Returns the labels of a request, about the name as the block has got it, before `rewrite`.
+fn labels(block: &Arc<ServerBlock>, request: &Request) -> Labels {
+    let (block, name, client) =
+        (Arc::clone(block), request.query.name().clone(), request.client.ip().to_canonical());
+    let is_in_zone = block.labeled.contains(&name);
+    Labels::new(move |label| {
+        let plugins = is_in_zone.then_some(&block.plugins)?;
+        plugins.iter().find_map(|plugin| plugin.label(label, &name, client))
+    })
 }
 
 fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
