@@ -6,7 +6,7 @@ use std::fmt;
 pub(crate) const UPSTREAM: &str = "forward/upstream";
 
 /// All labels that may have a value.
-const KNOWN: [&str; 11] = [
+const KNOWN: [&str; 10] = [
     UPSTREAM,
     "kubernetes/client-namespace",
     "kubernetes/client-pod-name",
@@ -17,7 +17,6 @@ const KNOWN: [&str; 11] = [
     "kubernetes/port-name",
     "kubernetes/protocol",
     "kubernetes/service",
-    "kubernetes/zone",
 ];
 
 /// The labels of a request, except [`UPSTREAM`], as a function that looks a value up.

@@ -191,9 +191,9 @@ impl Autopath {
                 request.query.set_name(name.clone());
             }
             // Each name is a look-up of its own at upstreams.
-            let rate = request.query_rate.take();
+            let limiter = request.query_limiter.take();
             let mut outcome = next.serve(request).await;
-            request.query_rate = request.query_rate.take().or(rate);
+            request.query_limiter = request.query_limiter.take().or(limiter);
             if goes_on(&outcome) {
                 tried.push(outcome);
                 continue;

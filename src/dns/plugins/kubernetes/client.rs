@@ -19,8 +19,6 @@ struct Parts {
     endpoint: String,
     protocol: String,
     port: String,
-    /// The topology zone.
-    zone: String,
 }
 
 /// CoreDNS's text for a name that can't exist.
@@ -34,10 +32,8 @@ impl Kubernetes {
             let pod = self.cluster.pod_at(client).0.filter(|_| self.rules.pods == PodMode::Verified)?;
             return Some(if label == "client-namespace" { pod.namespace() } else { pod.name() }.to_owned());
         }
-        // The option `zonal` isn't supported yet.
-        let is_zonal = false;
-        match Parts::of(&self.labels_below_zone(name)?, is_zonal) {
-            Some(parts) => parts.value(label, is_zonal),
+        match Parts::of(&self.labels_below_zone(name)?) {
+            Some(parts) => parts.value(label),
             None => (label == "parse-error").then(|| INVALID.to_owned()),
         }
     }
@@ -75,7 +71,7 @@ fn label_text(label: &[u8]) -> Option<String> {
 
 impl Parts {
     /// Returns the parts of a name, whose labels begin with the last one; `None` if CoreDNS can't parse it.
-    fn of(labels: &[String], is_zonal: bool) -> Option<Self> {
+    fn of(labels: &[String]) -> Option<Self> {
         let mut parts = Self::default();
         let [kind, rest @ ..] = labels else { return Some(parts) };
         match (&**kind, rest) {
@@ -90,20 +86,12 @@ impl Parts {
             [] => {}
             [endpoint] => parts.endpoint.clone_from(endpoint),
             [protocol, port] => (parts.protocol, parts.port) = (stripped(protocol), stripped(port)),
-            [anchor, directive, zone @ ..]
-                if is_zonal
-                    && anchor == "_zone"
-                    && kind == "svc"
-                    && matches!(&**directive, "pin" | "prefer") =>
-            {
-                parts.zone = zone.iter().rev().map(String::as_str).collect::<Vec<_>>().join(".");
-            }
             _ => return None,
         }
         Some(parts)
     }
 
-    fn value(self, label: &str, is_zonal: bool) -> Option<String> {
+    fn value(self, label: &str) -> Option<String> {
         Some(match label {
             "kind" => self.kind,
             "namespace" => self.namespace,
@@ -111,28 +99,7 @@ impl Parts {
             "endpoint" => self.endpoint,
             "protocol" => self.protocol,
             "port-name" => self.port,
-            "zone" if is_zonal => self.zone,
             _ => return None,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn zonal_names_have_a_topology_zone() {
-        let parts = |text: &str| {
-            let labels: Vec<String> = text.split('.').rev().map(str::to_owned).collect();
-            Parts::of(&labels, true)
-        };
-        let zone = |text| parts(text).and_then(|parts| parts.value("zone", true));
-        assert_eq!(zone("a.b.pin._zone.web.shop.svc").as_deref(), Some("a.b"));
-        assert_eq!(zone("a.prefer._zone.web.shop.svc").as_deref(), Some("a"));
-        assert_eq!(zone("web.shop.svc").as_deref(), Some(""));
-        for wrong in ["a.near._zone.web.shop.svc", "a.pin._zone.web.shop.pod", "a.pin.zone.web.shop.svc"] {
-            assert_eq!(parts(wrong), None, "{wrong}");
-        }
     }
 }
