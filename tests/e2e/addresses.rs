@@ -269,6 +269,8 @@ async fn fifty_reorderings_cause_no_write_and_no_line() {
     let expected = ["192.0.2.8", "192.0.2.1", "192.0.2.5", "192.0.2.3"];
     wait_for_slice(&cluster, &target, &ipv4, Some(&expected)).await;
     pass_marker(&cluster, &target, &namespace, "first").await;
+    // The write is counted before the line.
+    linker.line(&format!("first-{namespace}-ext: created")).await;
     let written = cluster.get_service(&target, &object).await.unwrap().metadata.resource_version;
     let (writes, lines) = (linker.writes(), lines_about(&linker, &namespace, "web"));
     assert!(lines.iter().any(|line| line.contains("isn't served")), "{lines:#?}");

@@ -580,7 +580,7 @@ async fn left_out_service_keeps_its_target_until_it_is_deleted() {
 
     let linker = shop.linker(&["--service-selector", "tier=web", "--watch-namespaces", "shop"]).await;
     linker.line("there is no LoadBalancer Service web with the labels of --service-selector").await;
-    linker.line("no LoadBalancer Service shop-dr/web lets namespace shop follow it").await;
+    linker.line("--watch-namespaces leaves out namespace shop-dr, so its Services").await;
     let replicas = [&linker];
     tokio::join!(
         assert_answer_stays(&replicas, "web.shop.lb.internal. CNAME", "a.example.com.", 10),

@@ -901,7 +901,11 @@ async fn missing_permission_for_the_lease_is_logged_once() {
     let complaints = cluster_errors(&output);
     assert_eq!(output.status.code(), Some(1), "{complaints}");
     let missing = |right| {
-        format!("the permission to {right} in namespace {} is missing; it is in deploy/\n", stage.target)
+        format!(
+            "the permission to {right} in namespace {} is missing; it is in deploy/, for the Lease in the namespace \
+             of --instance\n",
+            stage.target
+        )
     };
     let rights = ["create leases", "get leases/lb-linker", "update leases/lb-linker"];
     assert_eq!(complaints, rights.map(missing).concat());

@@ -295,7 +295,7 @@ async fn links_and_events_tell_what_is_wrong_with_a_service() {
     };
     let expected = [
         ("circle ", " Kept ", "a DNS name of this load balancer itself"),
-        ("foreign ", " Conflict ", "and points at a.example.com"),
+        ("foreign ", " Conflict ", "it points at a.example.com"),
         ("typo ", " Degraded ", "\"5m\""),
         ("well ", " Ready ", "<none>"),
     ];

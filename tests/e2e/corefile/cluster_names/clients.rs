@@ -22,7 +22,7 @@ const COREFILE: &str = r#"
         bind 127.0.0.1
         prometheus 127.0.0.1:{$METRICS}
         metadata
-        log . "labels {name} {type} {rcode} kind={/kubernetes/kind} namespace={/kubernetes/namespace} service={/kubernetes/service} endpoint={/kubernetes/endpoint} port={/kubernetes/port-name} protocol={/kubernetes/protocol} zone={/kubernetes/zone} error={/kubernetes/parse-error} client={/kubernetes/client-namespace}/{/kubernetes/client-pod-name} upstream={/forward/upstream}"
+        log . "labels {name} {type} {rcode} kind={/kubernetes/kind} namespace={/kubernetes/namespace} service={/kubernetes/service} endpoint={/kubernetes/endpoint} port={/kubernetes/port-name} protocol={/kubernetes/protocol} error={/kubernetes/parse-error} client={/kubernetes/client-namespace}/{/kubernetes/client-pod-name} upstream={/forward/upstream}"
         autopath @kubernetes
         template IN TXT meta.test {
             answer "{{ .Name }} 5 IN TXT \"{{ .Meta `kubernetes/client-namespace` }}/{{ .Meta `kubernetes/service` }}/{{ .Meta `none` }}\""
