@@ -19,7 +19,7 @@ const KNOWN: [&str; 10] = [
     "kubernetes/service",
 ];
 
-/// The labels of a request, except [`UPSTREAM`], as a function that looks a value up.
+/// The labels of a request, except `forward/upstream`, as a function that looks a value up.
 pub struct Labels(Box<LabelFn>);
 
 type LabelFn = dyn Fn(&str) -> Option<String> + Send + Sync;

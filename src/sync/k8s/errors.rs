@@ -382,7 +382,7 @@ impl ApiAvailability {
     }
 
     /// Records an answer. Logs that the API server answers again, if the last logged line said that it can't be reached,
-    /// and no request has failed for [`SETTLED_AFTER`].
+    /// and no request has failed for `SETTLED_AFTER`.
     pub fn report_available(&self) {
         let mut reachability = self.lock();
         reachability.is_answered = true;
@@ -398,7 +398,7 @@ impl ApiAvailability {
         }
     }
 
-    /// Returns the present outage; `None` if there was an answer, and no request has failed for [`SETTLED_AFTER`].
+    /// Returns the present outage; `None` if there was an answer, and no request has failed for `SETTLED_AFTER`.
     #[must_use]
     pub fn outage(&self) -> Option<Outage> {
         self.lock().outage()
