@@ -123,7 +123,16 @@ fn agrees(ours: &Answer, judged: &Answer) -> bool {
         let authority: BTreeSet<String> = answer.sections[1].iter().filter(is_needed).cloned().collect();
         (answer.rcode.clone(), answer.sections[0].clone(), without_signed_ns(authority))
     };
-    said(ours) == said(judged)
+    let (own, theirs) = (said(ours), said(judged));
+    // Knot leaves out the proof that a name that begins with an asterisk, and comes from a wildcard, doesn't exist.
+    let is_asterisk = ours.sections[0].iter().any(|record| record.starts_with("*."));
+    let has_more_proofs = is_asterisk
+        && own.2.is_superset(&theirs.2)
+        && own
+            .2
+            .difference(&theirs.2)
+            .all(|record| record.contains(" NSEC ") || record.contains(" RRSIG 002f"));
+    (&own.0, &own.1) == (&theirs.0, &theirs.1) && (own.2 == theirs.2 || has_more_proofs)
 }
 
 fn without_signed_ns(mut authority: BTreeSet<String>) -> BTreeSet<String> {
