@@ -1,4 +1,4 @@
-//! Which names are asked for: those that objects stand for, and as many that don't exist. Pure.
+//! Which names are asked for: the names that objects stand for, and as many that don't exist. Pure.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -174,7 +174,7 @@ impl Names {
         }
     }
 
-    /// Returns a name that resembles another one and isn't among those that exist.
+    /// Returns a name that resembles another one and isn't among the names that exist.
     fn invented(&self, name: &str) -> Option<String> {
         let suffix = format!(".{}", self.zone);
         let is_apart = |name: &String| {

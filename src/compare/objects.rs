@@ -1,15 +1,14 @@
 //! The objects of a cluster that names stand for, with only the fields that DNS shows.
 
-use std::borrow::Cow;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
-use kube::{Client, Resource};
+use kube::Client;
 use serde::Deserialize;
 
 use crate::scan::list;
 use crate::sync::k8s::errors::ListError;
 use crate::sync::k8s::service::{null_is_default, slim_metadata};
+use crate::sync::k8s::slim_resource::slim_resource;
 
 /// The objects of a cluster.
 #[derive(Debug, Default)]
@@ -49,43 +48,10 @@ impl Objects {
     }
 }
 
-macro_rules! resource {
-    ($object:ty, $scope:ty, $kind:literal, $group:literal, $plural:literal) => {
-        impl Resource for $object {
-            type DynamicType = ();
-            type Scope = $scope;
-
-            fn kind((): &()) -> Cow<'_, str> {
-                $kind.into()
-            }
-
-            fn group((): &()) -> Cow<'_, str> {
-                $group.into()
-            }
-
-            fn version((): &()) -> Cow<'_, str> {
-                "v1".into()
-            }
-
-            fn plural((): &()) -> Cow<'_, str> {
-                $plural.into()
-            }
-
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-
-resource!(Service, NamespaceResourceScope, "Service", "", "services");
-resource!(Slice, NamespaceResourceScope, "EndpointSlice", "discovery.k8s.io", "endpointslices");
-resource!(Namespace, ClusterResourceScope, "Namespace", "", "namespaces");
-resource!(Pod, NamespaceResourceScope, "Pod", "", "pods");
+slim_resource!(Service, NamespaceResourceScope, "Service", "", "services");
+slim_resource!(Slice, NamespaceResourceScope, "EndpointSlice", "discovery.k8s.io", "endpointslices");
+slim_resource!(Namespace, ClusterResourceScope, "Namespace", "", "namespaces");
+slim_resource!(Pod, NamespaceResourceScope, "Pod", "", "pods");
 
 #[derive(Debug, Deserialize)]
 pub struct Service {

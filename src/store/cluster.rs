@@ -1,7 +1,7 @@
 //! The objects that a cluster's own DNS is about, packed, and what DNS answers from them.
 //!
 //! `sync` writes them, as its watches tell; the plugin *kubernetes* reads them. A look-up holds the read lock while it
-//! runs. An answer rests on flags of the objects that it is made of, and on slots of those that would have to appear: a
+//! runs. An answer rests on flags of the objects that it is made of, and on slots of objects that would have to appear: a
 //! change outdates these answers alone, and costs nothing where no answer is kept.
 
 pub mod answer;

@@ -15,4 +15,5 @@ pub(crate) mod rate_limiter;
 pub(crate) mod refusals;
 pub mod rewinds;
 pub mod service;
+pub(crate) mod slim_resource;
 pub mod watch;

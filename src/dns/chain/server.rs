@@ -10,6 +10,7 @@ use std::time::Instant;
 use hashbrown::DefaultHashBuilder;
 use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::labels::Labels;
 use super::metrics::{ServerMetrics, ZoneMetrics};
@@ -264,6 +265,14 @@ impl Server {
         let mut reply = Self::look_up(outer, query, outer.purpose.clone()).await?;
         reply.is_cacheable &= is_for_every_client;
         Some(reply)
+    }
+
+    /// As [`Self::look_up_alias`], for a target in wire form, with the type of the client's query and class IN.
+    pub async fn look_up_wire_alias(outer: &Request, target: &[u8]) -> Option<Reply> {
+        let target = Name::read(&mut BinDecoder::new(target)).ok()?;
+        let mut query = Query::query(target, outer.query.query_type());
+        query.set_query_class(DNSClass::IN);
+        Self::look_up_alias(outer, query).await
     }
 
     /// Returns the counters of queries that reach no plugin.

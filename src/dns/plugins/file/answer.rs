@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use hickory_proto::op::{Query, ResponseCode};
-use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
-use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+use hickory_proto::op::ResponseCode;
+use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 
 use super::served::{FileZone, ZoneMap};
 use crate::dns::chain::plugin::{Next, PluginError, PluginResult};
@@ -104,13 +103,7 @@ async fn answer(
 /// Adds the answer for an alias's target, in wire form, outside the zone. The rcode is that of the last look-up (RFC 6604
 /// section 3).
 async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
-    let look_up = async {
-        let target = Name::read(&mut BinDecoder::new(target)).ok()?;
-        let mut query = Query::query(target, request.query.query_type());
-        query.set_query_class(DNSClass::IN);
-        Server::look_up_alias(request, query).await
-    };
-    let Some(mut found) = look_up.await else {
+    let Some(mut found) = Server::look_up_wire_alias(request, target).await else {
         reply.is_cacheable = false;
         reply.metadata.response_code = ResponseCode::ServFail;
         return;

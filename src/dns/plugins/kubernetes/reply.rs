@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use hickory_proto::op::{Metadata, Query, ResponseCode};
-use hickory_proto::rr::{DNSClass, Name, RecordType};
-use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+use hickory_proto::op::{Metadata, ResponseCode};
+use hickory_proto::rr::RecordType;
 
 use super::{Kubernetes, NAME};
 use crate::dns::chain::plugin::{PluginError, PluginResult};
@@ -135,13 +134,7 @@ impl Parts<'_> {
 
 /// Adds the answer for an alias's target, in wire form. The rcode is that of the last look-up (RFC 6604 section 3).
 async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
-    let look_up = async {
-        let target = Name::read(&mut BinDecoder::new(target)).ok()?;
-        let mut query = Query::query(target, request.query.query_type());
-        query.set_query_class(DNSClass::IN);
-        Server::look_up_alias(request, query).await
-    };
-    let Some(mut found) = look_up.await else {
+    let Some(mut found) = Server::look_up_wire_alias(request, target).await else {
         reply.metadata.response_code = ResponseCode::ServFail;
         reply.ede = Some(Ede::LOOP);
         reply.validity = None;

@@ -1,6 +1,5 @@
 //! The kinds of objects that a cluster's own DNS is about, with only the fields that it needs.
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -14,6 +13,7 @@ use crate::model::service_key::ServiceKey;
 use crate::store::cluster::Cluster;
 use crate::store::cluster::objects::{Addressing, Kind, Port, Protocol, Service, Slice};
 use crate::sync::k8s::service::{EXTERNAL_NAME, host_name, null_is_default};
+use crate::sync::k8s::slim_resource::slim_resource;
 
 /// Maximum number of ports of a Service or an EndpointSlice that count.
 const MAX_PORTS: usize = 1000;
@@ -45,43 +45,10 @@ pub(super) trait ClusterObject:
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String>;
 }
 
-macro_rules! resource {
-    ($object:ty, $scope:ty, $kind:literal, $group:literal, $plural:literal) => {
-        impl Resource for $object {
-            type DynamicType = ();
-            type Scope = $scope;
-
-            fn kind((): &()) -> Cow<'_, str> {
-                $kind.into()
-            }
-
-            fn group((): &()) -> Cow<'_, str> {
-                $group.into()
-            }
-
-            fn version((): &()) -> Cow<'_, str> {
-                "v1".into()
-            }
-
-            fn plural((): &()) -> Cow<'_, str> {
-                $plural.into()
-            }
-
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
-}
-
-resource!(ClusterService, NamespaceResourceScope, "Service", "", "services");
-resource!(ClusterSlice, NamespaceResourceScope, "EndpointSlice", "discovery.k8s.io", "endpointslices");
-resource!(ClusterNamespace, ClusterResourceScope, "Namespace", "", "namespaces");
-resource!(ClusterPod, NamespaceResourceScope, "Pod", "", "pods");
+slim_resource!(ClusterService, NamespaceResourceScope, "Service", "", "services");
+slim_resource!(ClusterSlice, NamespaceResourceScope, "EndpointSlice", "discovery.k8s.io", "endpointslices");
+slim_resource!(ClusterNamespace, ClusterResourceScope, "Namespace", "", "namespaces");
+slim_resource!(ClusterPod, NamespaceResourceScope, "Pod", "", "pods");
 
 // === Services ===
 

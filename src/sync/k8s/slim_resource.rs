@@ -1,0 +1,37 @@
+//! Types with only some fields of a kind of objects.
+
+/// Makes a type with a field `metadata` a resource of version v1.
+macro_rules! slim_resource {
+    ($object:ty, $scope:ty, $kind:literal, $group:literal, $plural:literal) => {
+        impl ::kube::Resource for $object {
+            type DynamicType = ();
+            type Scope = $scope;
+
+            fn kind((): &()) -> ::std::borrow::Cow<'_, str> {
+                $kind.into()
+            }
+
+            fn group((): &()) -> ::std::borrow::Cow<'_, str> {
+                $group.into()
+            }
+
+            fn version((): &()) -> ::std::borrow::Cow<'_, str> {
+                "v1".into()
+            }
+
+            fn plural((): &()) -> ::std::borrow::Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &::k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+                &self.metadata
+            }
+
+            fn meta_mut(&mut self) -> &mut ::k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+pub(crate) use slim_resource;
