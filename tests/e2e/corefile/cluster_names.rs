@@ -24,6 +24,7 @@ use super::upstreams::Upstreams;
 use crate::harness::cluster::Cluster;
 use crate::harness::control_plane::{ControlPlane, Options};
 use generator::World;
+pub(super) use generator::write;
 use questions::{Answer, ZONE, names, questions};
 
 /// The Corefile of both; `OPTIONS` stands for further options of the plugin.

@@ -238,7 +238,7 @@ fn labels(random: &mut StdRng) -> Value {
     json!({ "tier": tier })
 }
 
-pub(super) async fn write(client: &Client, namespace: &str, object: Value) {
+pub(in crate::corefile) async fn write(client: &Client, namespace: &str, object: Value) {
     let create = PostParams::default();
     let why = |error: kube::Error| panic!("{object}: {error}");
     match object["kind"].as_str().unwrap() {
