@@ -20,6 +20,7 @@ mod cache;
 mod chains;
 mod cluster_changes;
 mod cluster_conformance;
+mod cluster_faults;
 mod cluster_names;
 mod cluster_stubs;
 mod corpus;
