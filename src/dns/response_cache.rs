@@ -67,9 +67,9 @@ pub struct ResponseCache {
     max_bytes: usize,
     hasher: RandomState,
     key: WireKey,
-    /// Tags of the last queries without an answer here, by hash: an answer is kept from the second query on. A flood of
-    /// names thus costs less, and evicts nothing.
-    asked: Box<[u16]>,
+    /// Tags of the last queries without an answer here, in sets by hash, the last one first: an answer is kept from the
+    /// second query on. A flood of names thus costs less, and evicts nothing.
+    asked: Box<[[u16; WAYS]]>,
     /// Whether the answer to the last query is worth keeping.
     is_asked_again: bool,
     random: SmallRng,
@@ -124,7 +124,7 @@ impl ResponseCache {
             max_bytes: capacity.bytes,
             hasher: RandomState::new(),
             key: WireKey::default(),
-            asked: std::iter::repeat_n(0, capacity.sets * WAYS).collect(),
+            asked: std::iter::repeat_n([0; WAYS], capacity.sets).collect(),
             is_asked_again: false,
             random: SmallRng::from_rng(&mut rand::rng()),
             bytes: 0,
@@ -283,12 +283,17 @@ fn set_index(hash: u64, sets: usize) -> usize {
 }
 
 /// Notes a query, and returns whether it was among the last ones already.
-fn note_query(asked: &mut [u16], hash: u64) -> bool {
-    let [.., a, b, c, d, e, f] = hash.to_be_bytes();
+fn note_query(asked: &mut [[u16; WAYS]], hash: u64) -> bool {
+    let [.., a, b] = (hash >> 32).to_be_bytes();
     // 0 stands for no query.
     let tag = u16::from_be_bytes([a, b]).max(1);
-    let place = u32::from_be_bytes([c, d, e, f]) as usize & (asked.len() - 1);
-    std::mem::replace(&mut asked[place], tag) == tag
+    let set = &mut asked[set_index(hash, asked.len())];
+    let is_known = set.contains(&tag);
+    if !is_known {
+        set.rotate_right(1);
+        set[0] = tag;
+    }
+    is_known
 }
 
 impl CacheSlot {
