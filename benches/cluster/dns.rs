@@ -1,8 +1,12 @@
-//! CNAME queries over UDP without a DNS library, which would add its own cost to the measured latencies.
+//! CNAME and A queries over UDP without a DNS library, which would add its own cost to the measured latencies.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+const A: u8 = 1;
+const CNAME: u8 = 5;
+/// The first octet of the addresses of [`endpoint`].
+const CHANGED: u8 = 11;
 /// The time after which a query counts as lost.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -19,32 +23,61 @@ pub fn change_of(host: &str) -> Option<u64> {
     host.strip_prefix('n')?.split('.').next()?.parse().ok()
 }
 
+/// Returns the address that change number `change`, below 2^24, gives an endpoint.
+pub fn endpoint(change: u64) -> Ipv4Addr {
+    let number = u32::try_from(change).expect("a small number") & 0xff_ffff;
+    Ipv4Addr::from(u32::from_be_bytes([CHANGED, 0, 0, 0]) | number)
+}
+
 /// Returns a CNAME query with RD and EDNS.
 pub fn question(name: &str) -> Vec<u8> {
+    question_of(name, CNAME)
+}
+
+/// Like [`question`], for the type A.
+pub fn address_question(name: &str) -> Vec<u8> {
+    question_of(name, A)
+}
+
+fn question_of(name: &str, kind: u8) -> Vec<u8> {
     let mut bytes = vec![0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1];
     for label in name.split('.') {
         bytes.push(u8::try_from(label.len()).expect("a label"));
         bytes.extend(label.as_bytes());
     }
-    bytes.extend([0, 0, 5, 0, 1]);
+    bytes.extend([0, 0, kind, 0, 1]);
     // OPT with a UDP payload size of 1,232 bytes.
     bytes.extend([0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]);
     bytes
 }
 
-/// Returns the number of the change that set the CNAME target in an answer, or `None` if the answer has no target of
-/// [`host`].
+/// Returns the number of the last change that set the CNAME target or an address in an answer, or `None` if the answer
+/// has no target of [`host`] and no address of [`endpoint`].
 pub fn answered(answer: &[u8]) -> Option<u64> {
-    let count = |at: usize| answer.get(at).copied().unwrap_or(0);
-    if answer.len() < 12 || count(5) != 1 || count(7) == 0 {
+    let count = |at: usize| Some(u16::from_be_bytes([*answer.get(at)?, *answer.get(at + 1)?]));
+    if count(4)? != 1 {
         return None;
     }
-    // The question is followed by the owner, which is a pointer or the full name. Type, class, TTL and length take 10
-    // bytes.
-    let target = name_end(answer, name_end(answer, 12)? + 4)? + 10;
-    let length = usize::from(*answer.get(target)?);
-    let label = std::str::from_utf8(answer.get(target + 1..target + 1 + length)?).ok()?;
-    change_of(label)
+    let (mut at, mut last) = (name_end(answer, 12)? + 4, None);
+    for _ in 0..count(6)? {
+        // The owner is a pointer or the full name. Type, class, TTL and length take 10 bytes.
+        let kind = name_end(answer, at)?;
+        let data = kind + 10;
+        let end = data + usize::from(count(kind + 8)?);
+        last = last.max(change_in(*answer.get(kind + 1)?, answer.get(data..end)?));
+        at = end;
+    }
+    last
+}
+
+fn change_in(kind: u8, data: &[u8]) -> Option<u64> {
+    match (kind, data) {
+        (A, [CHANGED, number @ ..]) => Some(number.iter().fold(0, |sum, octet| sum << 8 | u64::from(*octet))),
+        (CNAME, [length, name @ ..]) => {
+            change_of(std::str::from_utf8(name.get(..usize::from(*length))?).ok()?)
+        }
+        _ => None,
+    }
 }
 
 fn name_end(message: &[u8], mut at: usize) -> Option<usize> {

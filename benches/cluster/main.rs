@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod api;
+mod cluster_dns;
 mod copies;
 mod dns;
 mod fed;
@@ -37,9 +38,10 @@ use plane::Plane;
 
 /// The parts in their order: later parts reuse the objects of earlier parts, and `memory-idle` needs a cluster without
 /// links.
-const PARTS: [&str; 10] = [
+const PARTS: [&str; 11] = [
     "storm-store",
     "kept-answers",
+    "cluster-dns",
     "memory-idle",
     "memory-10k",
     "start",
@@ -68,14 +70,15 @@ fn main() {
         }
     };
     let mut results = Results::default();
-    // These parts need no control plane, which would use CPU time.
-    let (fed, parts): (Vec<&str>, Vec<&str>) =
-        parts.into_iter().partition(|part| ["storm-store", "kept-answers"].contains(part));
-    for part in fed {
+    // These parts need no control plane, which would use CPU time, or one without links.
+    let (alone, parts): (Vec<&str>, Vec<&str>) =
+        parts.into_iter().partition(|part| ["storm-store", "kept-answers", "cluster-dns"].contains(part));
+    for part in alone {
         eprintln!("--- {part}");
         match part {
             "storm-store" => fed::run(&mut results),
-            _ => kept::run(&mut results),
+            "kept-answers" => kept::run(&mut results),
+            _ => cluster_dns::run(&Plane::start(), changes, &mut results),
         }
     }
     if !parts.is_empty() {

@@ -6,7 +6,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::sets::{NAMES, Question, ZONE, address, host, numbered, service, target};
+use crate::sets::{
+    ENDPOINTS, ENDPOINTS_OF_SERVICE, NAMES, Question, ZONE, address, headless, host, numbered, service,
+    target, web,
+};
 
 /// Returns manifests of LoadBalancer Services for lb-linker.
 pub fn manifests() -> String {
@@ -24,6 +27,39 @@ status: {{loadBalancer: {{ingress: [{{hostname: {}}}]}}}}
         )
     });
     each.collect()
+}
+
+/// Returns manifests of a cluster's objects, for `kubernetes`: ExternalName Services, Services with a cluster IP, and
+/// headless Services with endpoints.
+pub fn cluster() -> String {
+    let object = |api: &str, kind: &str, name: &str, rest: &str| {
+        format!("---\napiVersion: {api}\nkind: {kind}\nmetadata: {{name: {name}, namespace: bench{rest}}}\n")
+    };
+    let aliases = (0..NAMES).map(|i| {
+        let service = object("v1", "Service", &service(i), "");
+        format!("{service}spec: {{type: ExternalName, externalName: {}}}\n", target(i))
+    });
+    let webs = (0..NAMES).map(|i| {
+        format!("{}spec: {{ports: [{{name: http, port: 80}}]}}\n", object("v1", "Service", &web(i), ""))
+    });
+    let groups = (0..ENDPOINTS / ENDPOINTS_OF_SERVICE).map(|group| {
+        let name = headless(group);
+        let service = object("v1", "Service", &name, "");
+        let label = format!(", labels: {{kubernetes.io/service-name: {name}}}");
+        let slice = object("discovery.k8s.io/v1", "EndpointSlice", &name, &label);
+        let first = group * ENDPOINTS_OF_SERVICE;
+        let endpoints: String = (first..first + ENDPOINTS_OF_SERVICE)
+            .map(|i| format!("- {{addresses: [{}], conditions: {{ready: true}}}}\n", address(i)))
+            .collect();
+        format!(
+            "{service}spec: {{clusterIP: None, ports: [{{name: http, port: 80}}]}}
+{slice}addressType: IPv4
+ports: [{{name: http, port: 80}}]
+endpoints:
+{endpoints}"
+        )
+    });
+    aliases.chain(webs).chain(groups).collect()
 }
 
 /// Returns the zone with all names, and with this number of names that only the zone has, for authoritative servers and for the forwarders' upstream.

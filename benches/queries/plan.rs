@@ -15,7 +15,7 @@ use crate::harness::process::Process;
 use crate::harness::programs::programs;
 use crate::rounds::Measured;
 use crate::servers::{Environment, Programs, Server, start_upstream};
-use crate::sets::{NAMES, Names, Set, service, target};
+use crate::sets::{Names, Set};
 use crate::{cpu, fixtures, page, report, verdicts, versions};
 
 /// The settings from the environment.
@@ -92,7 +92,8 @@ pub fn run() -> Result<(), String> {
     let port = HeldPort::take().map_err(|error| format!("no port for the upstream: {error}"))?;
     let upstream = port.local();
     let _upstream = upstream_of(&programs, temporary.path(), upstream)?;
-    let kubernetes = wanted(Server::Kubernetes) || wanted(Server::KubernetesCache);
+    let of_cluster = sets.iter().any(|(set, rows)| set.is_cluster() && !rows.is_empty());
+    let kubernetes = of_cluster || wanted(Server::Kubernetes) || wanted(Server::KubernetesCache);
     let plane = (kubernetes && programs.coredns.is_some()).then(cluster);
     let stage = Environment {
         programs,
@@ -108,8 +109,11 @@ pub fn run() -> Result<(), String> {
         };
         let rows: Vec<Server> = rows.into_iter().filter(there).collect();
         // Without an upstream, queries can't be forwarded.
-        let possible =
-            stage.programs.knot.is_some() || matches!(set, Set::Cname | Set::CnameAnywhere | Set::Tcp);
+        let possible = match set {
+            Set::Cname | Set::CnameAnywhere | Set::Tcp => true,
+            _ if set.is_cluster() => plane.is_some(),
+            _ => stage.programs.knot.is_some(),
+        };
         if rows.is_empty() || !possible {
             continue;
         }
@@ -205,22 +209,11 @@ fn upstream_of(
     Ok(Some(process))
 }
 
-/// Starts a control plane with the ExternalName Services for CoreDNS's `kubernetes`.
+/// Starts a control plane with the objects of [`fixtures::cluster`].
 fn cluster() -> ControlPlane {
-    eprintln!("bench: starting a control plane with {NAMES} ExternalName Services");
+    eprintln!("bench: starting a control plane with Services and endpoints");
     let plane = ControlPlane::start(Options::default());
     plane.kubectl(&["create", "namespace", "bench"]);
-    let services = (0..NAMES).map(|i| {
-        let (name, target) = (service(i), target(i));
-        format!(
-            "---
-apiVersion: v1
-kind: Service
-metadata: {{name: {name}, namespace: bench}}
-spec: {{type: ExternalName, externalName: {target}}}
-"
-        )
-    });
-    plane.kubectl_stdin(&["create", "-f", "-"], &services.collect::<String>());
+    plane.kubectl_stdin(&["create", "-f", "-"], &fixtures::cluster());
     plane
 }

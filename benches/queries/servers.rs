@@ -63,6 +63,8 @@ impl Server {
             Set::Absent | Set::Mix => &[Linker, Floor, Knot, Nsd, File, Kubernetes, KubernetesCache],
             Set::Tcp | Set::LargeZone => &[Linker, Knot, Nsd, File],
             Set::Zone => &[Linker, Floor, Knot, Nsd, File],
+            Set::Cluster | Set::Search => &[Linker, Floor, Kubernetes, KubernetesCache],
+            Set::LargeCluster => &[Linker, Kubernetes],
         }
     }
 
@@ -107,7 +109,7 @@ pub struct Environment {
     pub directory: PathBuf,
     /// The address of the forwarders' upstream.
     pub upstream: SocketAddr,
-    /// The kubeconfig of the cluster with the ExternalName Services, for CoreDNS's `kubernetes`.
+    /// The kubeconfig of the cluster, for `kubernetes`.
     pub kubeconfig: Option<PathBuf>,
 }
 
@@ -217,7 +219,7 @@ impl Environment {
                 fs::create_dir_all(&manifests)?;
                 fs::rename(directory.join("services.yaml"), manifests.join("services.yaml"))?;
                 command.arg("--manifests").arg(manifests);
-                if set == Set::Uncached || set.is_zone() {
+                if set == Set::Uncached || set.is_zone() || set.is_cluster() {
                     write("zone", fixtures::zone(set.zone_names()))?;
                     write("Corefile", self.corefile(server, set, ports))?;
                     command.arg("--corefile").arg(directory.join("Corefile"));
@@ -289,6 +291,7 @@ impl Environment {
         let plugins = match server {
             Server::File | Server::FileBare => format!("file zone {ZONE}"),
             Server::Linker if set.is_zone() => format!("file zone {ZONE}"),
+            Server::Linker if set.is_cluster() => kubernetes(),
             Server::Kubernetes => kubernetes(),
             Server::KubernetesCache => format!("cache 30\n {}", kubernetes()),
             Server::ForwardCache => format!("cache 30\n {forward}"),

@@ -10,6 +10,9 @@ use hickory_proto::rr::{Name, RData, RecordType};
 pub const NAMES: usize = 1000;
 /// The number of names in queries that must not be cached.
 const UNIQUE_NAMES: usize = 100_000;
+/// The number of endpoints of headless Services, and of each of these Services: an EndpointSlice can have no more.
+pub const ENDPOINTS: usize = UNIQUE_NAMES;
+pub const ENDPOINTS_OF_SERVICE: usize = 1000;
 /// The zone with all names, for servers that read a zone file.
 pub const ZONE: &str = "internal";
 /// The zone of lb-linker's names, and the zone of CoreDNS's `kubernetes`.
@@ -29,10 +32,13 @@ pub enum Set {
     Tcp,
     Zone,
     LargeZone,
+    Cluster,
+    Search,
+    LargeCluster,
 }
 
 impl Set {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Cname,
         Self::CnameAnywhere,
         Self::Chase,
@@ -44,6 +50,9 @@ impl Set {
         Self::Tcp,
         Self::Zone,
         Self::LargeZone,
+        Self::Cluster,
+        Self::Search,
+        Self::LargeCluster,
     ];
 
     /// Returns the name of the set in BENCH_ONLY and in the tables.
@@ -60,6 +69,9 @@ impl Set {
             Self::Tcp => "tcp",
             Self::Zone => "zone",
             Self::LargeZone => "large-zone",
+            Self::Cluster => "cluster",
+            Self::Search => "search",
+            Self::LargeCluster => "large-cluster",
         }
     }
 
@@ -71,6 +83,11 @@ impl Set {
     /// Whether lb-linker answers from a zone file.
     pub const fn is_zone(self) -> bool {
         matches!(self, Self::Zone | Self::LargeZone)
+    }
+
+    /// Whether lb-linker answers for Services and endpoints of a cluster.
+    pub const fn is_cluster(self) -> bool {
+        matches!(self, Self::Cluster | Self::Search | Self::LargeCluster)
     }
 
     /// Returns the number of names that only the zone file has.
@@ -106,6 +123,11 @@ impl Set {
                 (0..UNIQUE_NAMES).map(|i| Question::new(&numbered(i), RecordType::A)).collect()
             }
             Self::Absent => each(&|i| Question::new(&names.absent(i), RecordType::A)),
+            Self::Cluster => each(&|i| Question::new(&format!("{}.{CLUSTER}", web(i)), RecordType::A)),
+            Self::Search => each(&Question::of_search),
+            Self::LargeCluster => {
+                (0..ENDPOINTS).map(|i| Question::new(&endpoint(i), RecordType::A)).collect()
+            }
             Self::Mix | Self::MixAnywhere => each(&|i| Question::of_mix(i, names)),
         }
     }
@@ -125,6 +147,9 @@ impl fmt::Display for Set {
             Self::Tcp => "CNAME by TCP, persistent connections, pipelined",
             Self::Zone => "A of 1,000 names of a zone file",
             Self::LargeZone => "A of 100,000 names of a zone file, in turn",
+            Self::Cluster => "A of 1,000 Services of a cluster",
+            Self::Search => "names of a cluster by way of its search domains, A and AAAA",
+            Self::LargeCluster => "A of 100,000 endpoints of a cluster, in turn",
         })
     }
 }
@@ -157,6 +182,22 @@ impl Names {
 
 pub fn service(i: usize) -> String {
     format!("svc-{i}")
+}
+
+/// Returns the name of a Service with a cluster IP.
+pub fn web(i: usize) -> String {
+    format!("web-{i}")
+}
+
+/// Returns the name of a headless Service.
+pub fn headless(i: usize) -> String {
+    format!("headless-{i}")
+}
+
+/// Returns the name of an endpoint.
+fn endpoint(i: usize) -> String {
+    let dashed = address(i).to_string().replace('.', "-");
+    format!("{dashed}.{}.{CLUSTER}", headless(i / ENDPOINTS_OF_SERVICE))
 }
 
 /// Returns the hostname of a Service's load balancer.
@@ -207,8 +248,8 @@ impl Question {
         }
         let bytes = message.to_vec().expect("a message");
         let ours = [LINKED, CLUSTER].iter().any(|zone| name.ends_with(zone));
-        let absent = name.starts_with("no-");
-        Self { bytes, kind, absent, alias: ours && !absent }
+        let (absent, alias) = (name.starts_with("no-"), ours && name.starts_with("svc-"));
+        Self { bytes, kind, absent, alias }
     }
 
     /// Returns a query of the mix: mostly A and AAAA, sometimes other types; every second query has EDNS.
@@ -222,6 +263,19 @@ impl Question {
             18 => Self::with(&names.service(i), RecordType::CNAME, edns),
             _ => Self::with(&names.absent(i), RecordType::A, edns),
         }
+    }
+
+    /// Returns a query as stub resolvers with `ndots:5` send it: three quarters are outside names below search domains.
+    fn of_search(i: usize) -> Self {
+        let kind = if i.is_multiple_of(2) { RecordType::A } else { RecordType::AAAA };
+        let pair = i / 2;
+        let name = match pair % 4 {
+            0 => format!("{}.{CLUSTER}", web(pair)),
+            1 => format!("no-{pair}.example.com.{CLUSTER}"),
+            2 => format!("no-{pair}.example.com.svc.cluster.local"),
+            _ => format!("no-{pair}.example.com.cluster.local"),
+        };
+        Self::new(&name, kind)
     }
 
     /// Whether the name doesn't exist.

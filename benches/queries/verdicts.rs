@@ -29,7 +29,7 @@ enum Limit {
     AtLeast(f64),
 }
 
-const BOUNDS: [Bound; 20] = {
+const BOUNDS: [Bound; 25] = {
     use Limit::{AtLeast, AtMost, Below};
     use Server::*;
     const fn bound(set: Set, server: Server, baseline: Server, limit: Limit) -> Bound {
@@ -56,6 +56,11 @@ const BOUNDS: [Bound; 20] = {
         bound(Set::Zone, Linker, Nsd, Below(1.0)),
         bound(Set::LargeZone, Linker, Knot, AtMost(1.5)),
         bound(Set::LargeZone, File, Linker, AtLeast(5.0)),
+        bound(Set::Cluster, Linker, Floor, AtMost(1.15)),
+        bound(Set::Cluster, Kubernetes, Linker, AtLeast(4.0)),
+        bound(Set::Cluster, KubernetesCache, Linker, AtLeast(2.5)),
+        bound(Set::Search, Kubernetes, Linker, AtLeast(4.0)),
+        bound(Set::LargeCluster, Kubernetes, Linker, AtLeast(2.0)),
     ]
 };
 
