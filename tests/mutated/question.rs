@@ -15,6 +15,10 @@ use lb_linker::dns::server::config::first_handler;
 use lb_linker::model::hostname::Hostname;
 use lb_linker::model::link::{Annotations, Ingress, ObservedService};
 use lb_linker::model::service_key::ServiceKey;
+use lb_linker::store::cluster::objects::{
+    Addressing, Kind as ClusterKind, Port, Protocol as PortProtocol, Service, Slice,
+};
+use lb_linker::store::cluster::registry::{ApiLimits, ClusterRegistry, ClusterSpec, Connection};
 use lb_linker::store::{Input, OnGone, Store};
 use tokio::runtime::Runtime;
 
@@ -94,8 +98,46 @@ pub fn handler() -> Arc<Handler> {
     store.replace(None, links, vec![], &Default::default());
     store.set_known(Input::Services);
     let site = ServerContext::silent(Arc::new(store)).unwrap();
-    first_handler("lb.internal {\nprometheus\nlb_linker {\nns 192.0.2.53 2001:db8::53\n}\n}\n", &site)
-        .unwrap()
+    let handler = first_handler(COREFILE, &site).unwrap();
+    add_cluster(&site.clusters);
+    handler
+}
+
+const COREFILE: &str = "lb.internal cluster.local 10.in-addr.arpa {
+prometheus
+lb_linker lb.internal {
+ns 192.0.2.53 2001:db8::53
+}
+kubernetes cluster.local 10.in-addr.arpa {
+pods insecure
+}
+}
+";
+
+/// Adds the objects that the plugin *kubernetes* answers from: two Services, of which one is headless, and endpoints.
+fn add_cluster(clusters: &ClusterRegistry) {
+    let spec = ClusterSpec {
+        connection: Connection::Own,
+        limits: ApiLimits::default(),
+        labels: String::new(),
+        namespace_labels: String::new(),
+        has_endpoints: true,
+        has_pods: false,
+        names_endpoints_by_pods: false,
+    };
+    let cluster = clusters.cluster(spec);
+    let (web, db) = (ServiceKey::new("a", "web"), ServiceKey::new("a", "db"));
+    let ports = || [Port { name: "http".into(), protocol: PortProtocol::Tcp, number: Some(80) }].into();
+    let addresses = Addressing::ClusterIps([[10, 0, 0, 1].into()].into());
+    cluster.set_namespace("a", true);
+    cluster.set_service(&web, Some(Service { addressing: addresses, ports: ports() }));
+    cluster.set_service(&db, Some(Service { addressing: Addressing::Headless, ports: ports() }));
+    let endpoints: Vec<IpAddr> = (1..=200).map(|last| [10, 1, 0, last].into()).collect();
+    let names = [(0, "db-0".into())].into();
+    let slice = Slice { name: "db".into(), ports: ports(), addresses: endpoints.into(), names };
+    cluster.set_slice(&db, Some(("db", slice)));
+    ClusterKind::ALL.into_iter().for_each(|kind| cluster.set_listed(kind));
+    assert!(Arc::strong_count(&cluster) > 1, "the plugin answers from it");
 }
 
 /// Checks an answer. Returns its rcode, or `None` if there is no answer.

@@ -1,5 +1,7 @@
 //! Tests with an API server stub.
 
+mod mutated;
+
 use std::convert::Infallible;
 
 use axum::body::Body;
@@ -37,16 +39,7 @@ fn watch(streams: Vec<(&'static str, String)>) -> (Arc<Cluster>, CancellationTok
         let lines = futures::stream::iter([Ok::<_, Infallible>(text)]).chain(futures::stream::pending());
         std::future::ready(Ok::<_, Infallible>(Response::new(Body::from_stream(lines))))
     });
-    let spec = ClusterSpec {
-        connection: Connection::Own,
-        limits: ApiLimits::default(),
-        labels: String::new(),
-        namespace_labels: String::new(),
-        has_endpoints: true,
-        has_pods: true,
-        names_endpoints_by_pods: false,
-    };
-    let (cluster, stop) = (Arc::new(Cluster::new(spec)), CancellationToken::new());
+    let (cluster, stop) = (Arc::new(Cluster::new(spec())), CancellationToken::new());
     let watcher = ClusterWatcher {
         cluster: Arc::clone(&cluster),
         client: Client::new(service, "default"),
@@ -56,6 +49,18 @@ fn watch(streams: Vec<(&'static str, String)>) -> (Arc<Cluster>, CancellationTok
     };
     tokio::spawn(watcher.run(stop.clone()));
     (cluster, stop)
+}
+
+fn spec() -> ClusterSpec {
+    ClusterSpec {
+        connection: Connection::Own,
+        limits: ApiLimits::default(),
+        labels: String::new(),
+        namespace_labels: String::new(),
+        has_endpoints: true,
+        has_pods: true,
+        names_endpoints_by_pods: false,
+    }
 }
 
 fn object(namespace: &str, name: &str, rest: Value) -> Value {
