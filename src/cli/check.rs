@@ -5,6 +5,7 @@ mod instance;
 mod permissions;
 pub(crate) mod report;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::cli::check::report::CheckReport;
@@ -16,10 +17,11 @@ use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::corefile_source::{CorefileSource, LoadedCorefile};
 use crate::snapshot::file::check_path;
+use crate::store::cluster::registry::{ClusterSpec, Connection};
 use crate::store::{OnGone, Store};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::output_dir;
-use crate::sync::k8s::client::{ClientConnection, connect};
+use crate::sync::k8s::client::{ClientConnection, connect, connect_to};
 use crate::sync::source::manifests;
 
 /// The line about a cluster without the CRD.
@@ -36,7 +38,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     flags.upstreams()?;
     let mut check_report = CheckReport::default();
     let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
-    let ValidCorefile { zones, warnings } = &match check_corefile(flags, &corefile)? {
+    let ValidCorefile { zones, warnings, clusters } = &match check_corefile(flags, &corefile)? {
         Ok(checked) => checked,
         Err(errors) => {
             check_report.input_errors.extend(errors.iter().map(ToString::to_string));
@@ -59,26 +61,13 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     check_report.input_errors.extend(warnings.iter().map(ToString::to_string));
     check_report.lines.push(String::new());
     check_report.lines.extend(corefile.text().lines().map(str::to_owned));
+    let needs_cluster = reads_links || clusters.iter().any(|spec| spec.connection == Connection::Own);
     if let Some(directory) = &flags.manifests {
-        let checked = manifests::check(directory, &flags.selection(), Some(&flags.hostname_policy(zones)))
-            .map_err(|source| InputError::Directory { flag: "manifests", source })?;
-        check_report.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
-        if checked.stable_names > 0 {
-            let stable_names = checked.stable_names;
-            check_report.lines.push(format!("StableNames in {}: {stable_names}", directory.display()));
-        }
-        check_report.lines.extend(checked.notices);
-        check_report.lines.extend(checked.rejections);
-        check_report.input_errors.extend(checked.errors);
-        if let Some(output) = &flags.output {
-            output_dir::check(output).map_err(|source| InputError::Directory { flag: "output", source })?;
-        }
-    } else if !reads_links && !has_cluster_dns {
-        // Without links no permission is needed.
-    } else if !reads_links && ask_cluster {
-        check_report.lines.push("the permissions that kubernetes needs aren't checked".to_owned());
+        check_manifests(&mut check_report, flags, directory, zones)?;
+    } else if !needs_cluster {
+        // Without links and names of this cluster no permission is needed.
     } else if ask_cluster {
-        check_cluster(&mut check_report, flags).await?;
+        check_cluster(&mut check_report, flags, reads_links, clusters).await?;
     } else {
         let connection = connect(flags.kubeconfig.clone(), flags.context.clone()).await;
         let is_named = flags.kubeconfig.is_some() || flags.context.is_some();
@@ -89,18 +78,70 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
             Err(error) => check_report.lines.push(format!("API server unknown: {error}")),
         }
     }
+    for spec in clusters.iter().filter(|_| ask_cluster) {
+        check_cluster_of_plugin(&mut check_report, spec).await?;
+    }
     Ok(check_report)
 }
 
-/// Asks the API server for permissions, looks for another leader, tries an external target, and looks for another
-/// instance. Ends with the first request that has no usable answer.
-async fn check_cluster(check_report: &mut CheckReport, flags: &Flags) -> Result<(), InputError> {
+/// Checks the directory of manifests, and that of external targets.
+fn check_manifests(
+    check_report: &mut CheckReport,
+    flags: &Flags,
+    directory: &Path,
+    zones: &[LinkZone],
+) -> Result<(), InputError> {
+    let checked = manifests::check(directory, &flags.selection(), Some(&flags.hostname_policy(zones)))
+        .map_err(|source| InputError::Directory { flag: "manifests", source })?;
+    check_report.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
+    if checked.stable_names > 0 {
+        let stable_names = checked.stable_names;
+        check_report.lines.push(format!("StableNames in {}: {stable_names}", directory.display()));
+    }
+    check_report.lines.extend(checked.notices);
+    check_report.lines.extend(checked.rejections);
+    check_report.input_errors.extend(checked.errors);
+    if let Some(output) = &flags.output {
+        output_dir::check(output).map_err(|source| InputError::Directory { flag: "output", source })?;
+    }
+    Ok(())
+}
+
+/// Asks the API server that a block of *kubernetes* names for the permissions of the block.
+async fn check_cluster_of_plugin(
+    check_report: &mut CheckReport,
+    spec: &ClusterSpec,
+) -> Result<(), InputError> {
+    let ClientConnection { client, server, .. } = match &spec.connection {
+        Connection::Own => return Ok(()),
+        Connection::Kubeconfig { path, context } => connect(Some(path.clone()), context.clone()).await?,
+        Connection::Endpoint { url, tls } => connect_to(url, tls.as_ref()).await?,
+    };
+    check_report.lines.push(format!("kubernetes: API server {server}"));
+    let mut needed = Vec::new();
+    permissions::add_for_cluster_dns(&mut needed, spec);
+    permissions::review_access(check_report, client, &needed).await;
+    Ok(())
+}
+
+/// Asks the API server for permissions, and for links looks for another leader, tries an external target, and looks for
+/// another instance. Ends with the first request that has no usable answer.
+async fn check_cluster(
+    check_report: &mut CheckReport,
+    flags: &Flags,
+    reads_links: bool,
+    clusters: &[ClusterSpec],
+) -> Result<(), InputError> {
     let ClientConnection { client, server, .. } =
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     check_report.lines.push(format!("API server {server}"));
     let election_config = flags.election_config()?;
-    let needed = permissions::needed(flags, election_config.as_ref());
-    if !permissions::review_access(check_report, client.clone(), &needed).await {
+    let mut needed =
+        if reads_links { permissions::needed(flags, election_config.as_ref()) } else { Vec::new() };
+    for spec in clusters.iter().filter(|spec| spec.connection == Connection::Own) {
+        permissions::add_for_cluster_dns(&mut needed, spec);
+    }
+    if !permissions::review_access(check_report, client.clone(), &needed).await || !reads_links {
         return Ok(());
     }
     match permissions::has_external_targets(check_report, &client).await {
@@ -136,6 +177,8 @@ struct ValidCorefile {
     /// The zones of links.
     zones: Vec<LinkZone>,
     warnings: Vec<CorefileError>,
+    /// What the plugin *kubernetes* reads.
+    clusters: Vec<ClusterSpec>,
 }
 
 /// Returns the zones of links and the warnings of the Corefile, or all its errors, in the order of their positions. Builds
@@ -151,9 +194,10 @@ fn check_corefile(
     let mut errors = match (zones, corefile.check(&context)) {
         (Ok(zones), Ok(configuration)) => {
             flags.check_zones(&zones)?;
+            let clusters = context.clusters.known().iter().map(|cluster| cluster.spec().clone()).collect();
             let blocks = configuration.blocks.into_iter();
             let warnings = blocks.flat_map(|built| built.builder.warnings).collect();
-            return Ok(Ok(ValidCorefile { zones, warnings }));
+            return Ok(Ok(ValidCorefile { zones, warnings, clusters }));
         }
         (zones, configuration) => {
             configuration.err().into_iter().flatten().chain(zones.err()).collect::<Vec<_>>()

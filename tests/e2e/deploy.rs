@@ -1,5 +1,7 @@
 //! The manifests of `deploy/` on the real API server.
 
+mod cluster_dns;
+
 use std::fs;
 use std::path::Path;
 
@@ -12,8 +14,9 @@ use crate::target_namespace::delete_namespace;
 
 /// The optional folders that can be applied as they are. The folder `monitoring` needs CRDs of another project: see
 /// `monitoring.rs`. The folder `sidecar/policy` needs a newer Kubernetes than the rest: see `sidecar.rs`.
-const OPTIONAL: [&str; 12] = [
+const OPTIONAL: [&str; 13] = [
     "alerts",
+    "cluster-dns",
     "corefile",
     "crd",
     "finalizer",
@@ -122,10 +125,11 @@ async fn deleting_deploy_keeps_the_external_targets() {
 async fn pods_meet_the_restricted_pod_security_standard() {
     let (plane, _, _) = cluster_with_target().await;
     let create = ["-n", "lb-linker", "create", "--dry-run=server", "-f", "-"];
-    for path in ["20-deployment.yaml", "openshift", "takeover"] {
+    for path in ["20-deployment.yaml", "openshift", "takeover", "cluster-dns"] {
         let objects = objects(&deploy().join(path));
-        let workload = of_kind(&objects, if path == "takeover" { "Job" } else { "Deployment" });
-        plane.kubectl_stdin(&create, &pod_of(workload));
+        let mut workload = of_kind(&objects, if path == "takeover" { "Job" } else { "Deployment" }).clone();
+        workload["spec"]["template"]["spec"]["serviceAccountName"] = "lb-linker".into();
+        plane.kubectl_stdin(&create, &pod_of(&workload));
     }
     // The API server enforces the standard: it refuses a Pod that runs as root.
     let mut root = of_kind(&objects(&deploy().join("20-deployment.yaml")), "Deployment").clone();
@@ -178,7 +182,7 @@ fn kustomizations_have_the_objects_of_their_folders() {
         });
         objects
     };
-    for folder in [deploy(), &deploy().join("targets")] {
+    for folder in [deploy(), &deploy().join("targets"), &deploy().join("cluster-dns")] {
         let rendered = ControlPlane::shared().kubectl(&["kustomize", folder.to_str().unwrap()]);
         let rendered: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
         assert_eq!(sorted(rendered), sorted(objects(folder)));

@@ -12,6 +12,8 @@ use kube::{Api, Client, Resource as _};
 use super::report::CheckReport;
 use crate::api::stable_name::StableName;
 use crate::cli::flags::Flags;
+use crate::store::cluster::objects::Kind;
+use crate::store::cluster::registry::ClusterSpec;
 use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::discovery::is_served;
@@ -24,6 +26,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 type Resource = (&'static str, &'static str, &'static str);
 
 const SERVICES: Resource = ("", "v1", "services");
+const NAMESPACES: Resource = ("", "v1", "namespaces");
 const EVENTS: Resource = ("events.k8s.io", "v1", "events");
 const ENDPOINT_SLICES: Resource = ("discovery.k8s.io", "v1", "endpointslices");
 const LEASES: Resource = ("coordination.k8s.io", "v1", "leases");
@@ -112,6 +115,25 @@ pub(super) fn needed<'a>(
         }
     }
     permissions
+}
+
+/// Adds the permissions that the plugin *kubernetes* needs for the objects of a cluster, unless they are there already.
+pub(super) fn add_for_cluster_dns(permissions: &mut Vec<RequiredPermission<'_>>, spec: &ClusterSpec) {
+    let (folder, of_pods) = ("deploy/cluster-dns/", "deploy/cluster-dns/pods/, for `pods verified`");
+    for (kind, resource, folder) in [
+        (Kind::Services, SERVICES, folder),
+        (Kind::Namespaces, NAMESPACES, folder),
+        (Kind::Slices, ENDPOINT_SLICES, folder),
+        (Kind::Pods, PODS, of_pods),
+    ] {
+        for verb in ["list", "watch"].into_iter().filter(|_| spec.has(kind)) {
+            let need = Requirement::Always(folder);
+            let permission = RequiredPermission { verb, resource, namespace: None, name: None, need };
+            if !permissions.iter().any(|known| RequiredPermission { need, ..known.clone() } == permission) {
+                permissions.push(permission);
+            }
+        }
+    }
 }
 
 /// Returns the permissions for StableNames, which are required as soon as the API server serves StableNames.

@@ -106,7 +106,8 @@ impl ClusterRegistry {
     }
 
     /// Returns all clusters.
-    pub(super) fn known(&self) -> Vec<Arc<Cluster>> {
+    #[must_use]
+    pub fn known(&self) -> Vec<Arc<Cluster>> {
         self.0.known.lock().iter().filter_map(Weak::upgrade).collect()
     }
 

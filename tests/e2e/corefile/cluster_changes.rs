@@ -1,11 +1,9 @@
 //! The plugin *kubernetes* over time: changes, reloads, outages of the API server, and missing permissions.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::ResponseCode;
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use kube::Api;
-use kube::api::PostParams;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::time::sleep;
@@ -14,7 +12,7 @@ use super::server::{CorefileDir, Program, Server, check};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, ask_udp, query, short};
-use crate::harness::{eventually, linker};
+use crate::harness::{deploy, eventually, linker};
 
 const COREFILE: &str = "
     cluster.local:{$PORT} {
@@ -119,22 +117,9 @@ async fn missing_right_to_pods_leaves_services() {
     let plane = ControlPlane::start(Options::default());
     let cluster = plane.cluster().await;
     create(&cluster, "web").await;
-    let account = json!({ "metadata": { "name": "dns" } });
-    let accounts =
-        Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(cluster.client.clone(), "default");
-    accounts.create(&PostParams::default(), &serde_json::from_value(account).unwrap()).await.unwrap();
-    let role = json!({ "metadata": { "name": "dns" }, "rules": [
-        { "apiGroups": [""], "resources": ["services", "namespaces"], "verbs": ["list", "watch"] },
-        { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"] },
-    ] });
-    let binding = json!({ "metadata": { "name": "dns" },
-        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "dns" },
-        "subjects": [{ "kind": "ServiceAccount", "name": "dns", "namespace": "default" }] });
-    let roles = Api::<ClusterRole>::all(cluster.client.clone());
-    roles.create(&PostParams::default(), &serde_json::from_value(role).unwrap()).await.unwrap();
-    let bindings = Api::<ClusterRoleBinding>::all(cluster.client.clone());
-    bindings.create(&PostParams::default(), &serde_json::from_value(binding).unwrap()).await.unwrap();
-    let kubeconfig = plane.kubeconfig_for_service_account("default", "dns");
+    let folder = deploy().join("cluster-dns");
+    plane.apply_files(&folder.join("10-rbac.yaml"));
+    let kubeconfig = plane.kubeconfig_for_service_account("kube-system", "lb-linker-cluster-dns");
     let options =
         format!("kubernetes {{\nkubeconfig {}\npods verified\nstartup_timeout 1s\n}}", kubeconfig.display());
     let site = CorefileDir::new(&corefile(&options), &[]);
@@ -147,7 +132,51 @@ async fn missing_right_to_pods_leaves_services() {
         page.contains("pods is forbidden").then_some(page)
     });
     let page = why.await;
-    assert!(page.contains("`pods verified` has to be allowed to list and watch pods"), "{page}");
+    let hint = "; deploy/cluster-dns/pods/ grants the permission, for `pods verified`";
+    assert!(page.contains(hint), "{page}");
+    let logged = || server.log().iter().filter(|line| line.contains(hint)).count();
+    eventually("the log line", || async { (logged() > 0).then_some(()) }).await;
+    plane.apply_files(&folder.join("pods"));
+    let ready = || async { (is_ready(&server).0 == 200).then_some(()) };
+    eventually("the list of Pods", ready).await;
+    assert_eq!(logged(), 1);
+}
+
+#[tokio::test]
+async fn check_asks_for_the_rights_that_the_corefile_needs() {
+    let plane = ControlPlane::start(Options::default());
+    plane.apply_files(&deploy().join("cluster-dns/10-rbac.yaml"));
+    let kubeconfig = plane.kubeconfig_for_service_account("kube-system", "lb-linker-cluster-dns");
+    let kubeconfig = kubeconfig.to_str().unwrap();
+    let of_kubernetes = ["endpointslices", "namespaces", "services"];
+    let with_pods = ["endpointslices", "namespaces", "pods", "services"];
+    let elsewhere = format!("kubernetes {{\nkubeconfig {kubeconfig}\nnoendpoints\n}}");
+    for (options, expected, missing) in [
+        ("kubernetes", &of_kubernetes[..], 0),
+        ("kubernetes {\nnoendpoints\n}", &["namespaces", "services"], 0),
+        ("kubernetes {\npods verified\n}", &with_pods, 2),
+        ("lb_linker lb.internal\nkubernetes", &of_kubernetes, 0),
+        ("lb_linker lb.internal", &["services"], 0),
+        (&elsewhere, &["namespaces", "services"], 0),
+    ] {
+        let site = CorefileDir::new(&corefile(options).replace("{$PORT}", "53"), &[]);
+        let path = site.path().join("Corefile");
+        let variables = [("READY", "1"), ("METRICS", "2"), ("LB_LINKER_KUBECONFIG", kubeconfig)];
+        let args = ["check", "--cluster", "--sync=off", "--corefile", path.to_str().unwrap()];
+        let output = linker::run_to_end_with(&variables, args);
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let asked: BTreeSet<&str> = printed
+            .lines()
+            .filter_map(|line| line.strip_prefix("yes  ").or(line.strip_prefix("NO   ")))
+            .filter_map(|permission| permission.strip_suffix(" in all namespaces"))
+            .filter_map(|permission| permission.strip_prefix("list "))
+            .collect();
+        assert_eq!(Vec::from_iter(asked), expected, "{options}: {printed}");
+        let errors = linker::cluster_errors(&output);
+        assert_eq!(errors.lines().count(), missing, "{options}: {errors}");
+        let folder = "is missing; it is in deploy/cluster-dns/pods/, for `pods verified`";
+        assert!(errors.lines().all(|line| line.ends_with(folder)), "{options}: {errors}");
+    }
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl ClusterObject for ClusterService {
     const NAME: &'static str = "Service";
     const WATCH: &'static str = "cluster-services";
     const WHAT: &'static str = "Services";
-    const HINT: &'static str = "the plugin kubernetes has to be allowed to list and watch services";
+    const HINT: &'static str = "deploy/cluster-dns/ grants the permission";
 
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
         if !names::is_label(key.name()) {
@@ -220,8 +220,7 @@ impl ClusterObject for ClusterSlice {
     const NAME: &'static str = "EndpointSlice";
     const WATCH: &'static str = "cluster-endpointslices";
     const WHAT: &'static str = "EndpointSlices";
-    const HINT: &'static str =
-        "the plugin kubernetes has to be allowed to list and watch endpointslices of discovery.k8s.io";
+    const HINT: &'static str = "deploy/cluster-dns/ grants the permission";
 
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
         let service = self.metadata.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME));
@@ -293,7 +292,7 @@ impl ClusterObject for ClusterNamespace {
     const NAME: &'static str = "Namespace";
     const WATCH: &'static str = "cluster-namespaces";
     const WHAT: &'static str = "Namespaces";
-    const HINT: &'static str = "the plugin kubernetes has to be allowed to list and watch namespaces";
+    const HINT: &'static str = "deploy/cluster-dns/ grants the permission";
 
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
         cluster.set_namespace(key.name(), true);
@@ -329,8 +328,7 @@ impl ClusterObject for ClusterPod {
     const NAME: &'static str = "Pod";
     const WATCH: &'static str = "cluster-pods";
     const WHAT: &'static str = "Pods";
-    const HINT: &'static str =
-        "the plugin kubernetes with `pods verified` has to be allowed to list and watch pods";
+    const HINT: &'static str = "deploy/cluster-dns/pods/ grants the permission, for `pods verified`";
     // As CoreDNS selects them.
     const FIELDS: &'static str = "status.phase!=Succeeded,status.phase!=Failed,status.phase!=Unknown";
     const IS_GUARDED: bool = false;
