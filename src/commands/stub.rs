@@ -14,7 +14,8 @@ use crate::model::excerpt::printable;
 use crate::model::hostname::to_presentation;
 use crate::stub::apply::write;
 use crate::stub::changes::{
-    Change, PlannedChange, diff, kubernetes_conflict, to_apply, to_remove, unknown_plugins,
+    Change, PlannedChange, answered_by_lb_linker, diff, kubernetes_conflict, to_apply, to_remove,
+    unknown_plugins,
 };
 use crate::stub::cluster::read;
 use crate::stub::own_service::forwarding;
@@ -40,16 +41,10 @@ pub enum StubAction {
 
 /// Prints, writes or verifies the configuration of the cluster DNS.
 pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> ExitCode {
-    if flags.manifests.is_some() {
-        return exit_with_error("stub is about a cluster: leave out --manifests", BAD_INPUT);
-    }
-    let name = service.map(|service| service.split_once('/').unwrap_or_default());
-    if name.is_some_and(|(namespace, name)| namespace.is_empty() || name.is_empty() || name.contains('/')) {
-        return exit_with_error(
-            "--service needs a namespace and a name, such as lb-linker/lb-linker",
-            BAD_INPUT,
-        );
-    }
+    let name = match service_name(&flags, service) {
+        Ok(name) => name,
+        Err(wrong) => return exit_with_error(wrong, BAD_INPUT),
+    };
     log_warnings();
     let zones: Vec<String> = match zones_for(&action, &flags) {
         Ok(zones) => zones.iter().map(to_presentation).collect(),
@@ -76,6 +71,13 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     if let Some(conflict) = conflict.filter(|_| !matches!(action, StubAction::Remove { .. })) {
         return exit_with_error(&conflict, BAD_INPUT);
     }
+    // Then lb-linker needs no Service to which a zone could be forwarded.
+    if matches!(action, StubAction::Print(None) | StubAction::Apply { .. })
+        && dns.node_local().is_none()
+        && let Some(step) = answered_by_lb_linker(&dns, &zones)
+    {
+        return write_steps(&connection, &dns, vec![step], false).await;
+    }
     let is_complete = notices.is_empty();
     let own_namespace = flags.own_namespace();
     let forwarding = forwarding(&client, name, own_namespace.as_deref(), zones.clone()).await;
@@ -97,6 +99,23 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
             write_steps(&connection, &dns, to_apply(&dns, &forwarding), ask).await
         }
         (StubAction::Verify, Ok(forwarding)) => verify_zones(flags, &dns, &forwarding, is_complete).await,
+    }
+}
+
+/// Returns the namespace and the name of `--service`.
+fn service_name<'a>(
+    flags: &Flags,
+    service: Option<&'a str>,
+) -> Result<Option<(&'a str, &'a str)>, &'static str> {
+    if flags.manifests.is_some() {
+        return Err("stub is about a cluster: leave out --manifests");
+    }
+    let name = service.map(|service| service.split_once('/').unwrap_or_default());
+    match name {
+        Some((namespace, name)) if namespace.is_empty() || name.is_empty() || name.contains('/') => {
+            Err("--service needs a namespace and a name, such as lb-linker/lb-linker")
+        }
+        name => Ok(name),
     }
 }
 

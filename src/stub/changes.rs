@@ -9,7 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::Forwarding;
 use super::corefile::{Corefile, Listener, ZoneBlock, listeners, text_of_zones, zone_lines};
 use super::platform::{
-    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DnsComponent, KUBE_SYSTEM, Resolver, manager, value,
+    COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DnsComponent, KUBE_SYSTEM, LB_LINKER_DNS, Resolver,
+    manager, value,
 };
 use super::zone_blocks::{Blocks, cluster_dns, stub_domains};
 use crate::dns::corefile::CorefileError;
@@ -105,9 +106,45 @@ pub fn to_apply(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<PlannedChange>
     steps
 }
 
+/// Returns what is to be said where the cluster DNS is lb-linker itself: behind the Services of the cluster DNS, or with
+/// CoreDNS's Corefile. Then nothing is added. `None` if it is another program.
+#[must_use]
+pub fn answered_by_lb_linker(dns: &ClusterDns, zones: &[String]) -> Option<PlannedChange> {
+    let own = |corefiles: &[Corefile<'_>]| -> Vec<String> {
+        corefiles.iter().flat_map(|it| it.zones_of("lb_linker")).map(|found| found.zone).collect()
+    };
+    let (name, served) = if dns.selects_lb_linker() {
+        let corefile = dns.config_map(LB_LINKER_DNS).and_then(parsed);
+        (LB_LINKER_DNS, own(corefile.as_slice()))
+    } else {
+        let served = own(&corefiles_of_core_dns(dns));
+        if served.is_empty() {
+            return None;
+        }
+        (COREDNS, served)
+    };
+    let missing: Vec<&str> = zones.iter().filter(|zone| !served.contains(zone)).map(String::as_str).collect();
+    let place = format!("ConfigMap {KUBE_SYSTEM}/{name}");
+    Some(if missing.is_empty() {
+        let zones = zones.join(", ");
+        PlannedChange::Done(format!(
+            "the cluster DNS is lb-linker and answers for {zones} itself ({place}): nothing is to be added"
+        ))
+    } else {
+        let missing = missing.join(", ");
+        PlannedChange::Refused(format!(
+            "the cluster DNS is lb-linker, and {place} has no lb_linker for {missing}: add a block with it to the Corefile \
+             there by hand"
+        ))
+    })
+}
+
 /// Returns what is to be done with CoreDNS; `None` if its ConfigMap doesn't exist.
 #[must_use]
 pub fn core_dns(dns: &ClusterDns, forwarding: &Forwarding) -> Option<PlannedChange> {
+    if let Some(step) = answered_by_lb_linker(dns, &forwarding.zones) {
+        return Some(step);
+    }
     let map = dns.config_map(COREDNS)?;
     Some(try_core_dns(dns, map, forwarding).unwrap_or_else(|error| PlannedChange::Refused(error.to_string())))
 }
@@ -245,7 +282,8 @@ fn steps_to_remove(
 /// DNS; with `needs_all`, also about a zone of *kubernetes* that isn't known.
 #[must_use]
 pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String], needs_all: bool) -> Option<String> {
-    let domains: Vec<_> = corefiles(dns).iter().flat_map(Corefile::kubernetes_zones).collect();
+    let domains: Vec<_> =
+        corefiles(dns).iter().flat_map(|corefile| corefile.zones_of("kubernetes")).collect();
     let unknown = domains.iter().find(|domain| needs_all && !domain.is_known()).map(|domain| {
         let error = domain.position.error(
             "the plugin kubernetes has an environment variable of CoreDNS here, whose value isn't known, and so it isn't \
@@ -272,6 +310,8 @@ pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String], needs_all: bool) 
 #[must_use]
 pub fn unknown_plugins(dns: &ClusterDns) -> Vec<String> {
     let effect = "unless the image was built with one of this name, CoreDNS loads no change of its Corefile";
+    let of_core_dns = corefiles_of_core_dns(dns);
+    let is_core_dns = of_core_dns.iter().all(|corefile| corefile.zones_of("lb_linker").is_empty());
     let main = dns.config_map(COREDNS).and_then(parsed).filter(Corefile::imports_overrides);
     let of_main = |main: &Corefile<'_>| -> Vec<CorefileError> {
         let of_file = |(key, text): (&String, &String)| {
@@ -279,26 +319,33 @@ pub fn unknown_plugins(dns: &ClusterDns) -> Vec<String> {
         };
         overrides(dns).flat_map(of_file).collect()
     };
-    let of_overrides = main.iter().flat_map(of_main);
-    let unknown =
-        corefiles(dns).into_iter().flat_map(|corefile| corefile.unknown_plugins()).chain(of_overrides);
+    let of_overrides = main.iter().filter(|_| is_core_dns).flat_map(of_main);
+    let corefiles = of_core_dns.into_iter().filter(|_| is_core_dns).chain(of_node_local(dns));
+    let unknown = corefiles.flat_map(|corefile| corefile.unknown_plugins()).chain(of_overrides);
     // A snippet may be imported several times.
     let warnings: IndexSet<String> = unknown.map(|error| format!("{error}; {effect}")).collect();
     warnings.into_iter().collect()
 }
 
-/// Returns the Corefiles of CoreDNS and NodeLocal DNSCache, and the imported ones. What can't be parsed is reported where
-/// it would be changed.
+/// Returns the Corefiles of CoreDNS and NodeLocal DNSCache. What can't be parsed is reported where it would be changed.
 fn corefiles(dns: &ClusterDns) -> Vec<Corefile<'_>> {
+    corefiles_of_core_dns(dns).into_iter().chain(of_node_local(dns)).collect()
+}
+
+fn of_node_local(dns: &ClusterDns) -> Option<Corefile<'_>> {
+    dns.node_local().and_then(parsed)
+}
+
+/// Returns the Corefile of CoreDNS, and those that it imports.
+fn corefiles_of_core_dns(dns: &ClusterDns) -> Vec<Corefile<'_>> {
     let main = dns.config_map(COREDNS).and_then(parsed);
     // The imported files may use snippets of the main one.
     let of_imported = |(file, text): (String, _)| match &main {
         Some(main) => main.parse_imported(&file, text).ok(),
         None => Corefile::parse(&file, text).ok(),
     };
-    let others: Vec<_> =
-        dns.node_local().and_then(parsed).into_iter().chain(imported(dns).filter_map(of_imported)).collect();
-    main.into_iter().chain(others).collect()
+    let imported: Vec<_> = imported(dns).filter_map(of_imported).collect();
+    main.into_iter().chain(imported).collect()
 }
 
 fn parsed(map: &ConfigMap) -> Option<Corefile<'_>> {

@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 
 use super::own_service::list;
 use super::platform::{
-    COREDNS, COREDNS_CUSTOM, ClusterDns, DNS_SERVICES, KUBE_DNS, KUBE_SYSTEM, NODE_LOCAL, OPENSHIFT_DNS,
-    identifying,
+    COREDNS, COREDNS_CUSTOM, ClusterDns, DNS_SERVICES, KUBE_DNS, KUBE_SYSTEM, LB_LINKER_DNS, NODE_LOCAL,
+    OPENSHIFT_DNS, identifying,
 };
 use crate::sync::k8s::discovery::is_served;
 use crate::sync::k8s::errors::describe;
@@ -26,6 +26,7 @@ const EKS_AUTO_MODE: &str = "eks.amazonaws.com/compute-type=auto";
 #[error("{}", describe(.0, READ_VERSION, ""))]
 pub struct NoAnswer(Box<kube::Error>);
 
+const HINT: &str = "deploy/stub/ grants the permissions";
 const READ_VERSION: &str = "read the version of the API server";
 
 /// Reads the objects of the cluster DNS. Returns them with sentences about what couldn't be read. Deployments (GKE) and
@@ -44,7 +45,7 @@ pub async fn read(client: &Client, with_workloads: bool) -> Result<(ClusterDns, 
         Err(error) => return Err(NoAnswer(Box::new(error))),
     }
     for name in [COREDNS, COREDNS_CUSTOM, NODE_LOCAL[0], NODE_LOCAL[1], KUBE_DNS] {
-        dns.config_maps.extend(reader.get::<ConfigMap>(name, "deploy/stub/ grants the permissions").await);
+        dns.config_maps.extend(reader.get::<ConfigMap>(name, HINT).await);
     }
     let kind = ApiResource {
         group: "operator.openshift.io".to_owned(),
@@ -64,6 +65,9 @@ pub async fn read(client: &Client, with_workloads: bool) -> Result<(ClusterDns, 
         let found = list(client, &RequestQuery::named(namespace, name), Some).await;
         let found = reader.or_notice(found, &format!("list Services in namespace {namespace}"), "");
         dns.services.extend(found.into_iter().flatten());
+    }
+    if dns.selects_lb_linker() {
+        dns.config_maps.extend(reader.get::<ConfigMap>(LB_LINKER_DNS, HINT).await);
     }
     let is_gke = dns.server_version.contains("-gke.");
     if with_workloads && is_gke {

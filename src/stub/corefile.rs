@@ -30,15 +30,15 @@ pub struct Corefile<'a> {
     snippets: Snippets,
 }
 
-/// A zone of the plugin *kubernetes*.
+/// A zone of a plugin.
 #[derive(Clone, Debug)]
-pub struct KubernetesZone {
+pub struct PluginZone {
     /// In lower case and without a dot at the end.
     pub zone: String,
     pub position: Position,
 }
 
-impl KubernetesZone {
+impl PluginZone {
     /// Returns whether no environment variable decides the zone.
     #[must_use]
     pub fn is_known(&self) -> bool {
@@ -276,20 +276,19 @@ impl<'a> Corefile<'a> {
         unknown
     }
 
-    /// Returns the zones that the plugin *kubernetes* has.
+    /// Returns the zones that a plugin has which takes them as arguments.
     #[must_use]
-    pub fn kubernetes_zones(&self) -> Vec<KubernetesZone> {
+    pub fn zones_of(&self, plugin: &str) -> Vec<PluginZone> {
         let of_line = |block: &BlockSource, line: &Directive| -> Vec<Token> {
             // Without arguments the plugin has the zones of its block.
             let arguments = line.arguments();
             if arguments.is_empty() { block.addresses.clone() } else { arguments.to_vec() }
         };
         let of_block = |block: &BlockSource| -> Vec<Token> {
-            let lines = block.lines.iter().filter(|line| line.name() == "kubernetes");
+            let lines = block.lines.iter().filter(|line| line.name() == plugin);
             lines.flat_map(|line| of_line(block, line)).collect()
         };
-        let zone =
-            |token: Token| Some(KubernetesZone { zone: zone_of(&token.text)?, position: token.position });
+        let zone = |token: Token| Some(PluginZone { zone: zone_of(&token.text)?, position: token.position });
         self.blocks.iter().flat_map(of_block).filter_map(zone).collect()
     }
 

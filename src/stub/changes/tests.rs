@@ -1,6 +1,7 @@
 use super::*;
-use crate::stub::platform::KUBE_DNS;
+use crate::stub::platform::{KUBE_DNS, NAME_LABEL};
 use crate::stub::test_support::{forwarding, platforms, recorded};
+use crate::stub::verify;
 
 const CUSTOM: &str = "# BEGIN lb-linker stub lb.internal\nlb.internal:53 {\n    errors\n    forward . 10.96.77.7\n}\n\
                       # END lb-linker stub lb.internal\n";
@@ -661,4 +662,64 @@ fn diff_shows_the_changed_lines_with_context() {
         assert_eq!(found[0], "ConfigMap kube-system/coredns, key Corefile:");
         assert_eq!(&found[1..], expected);
     }
+}
+
+/// Returns a recorded cluster whose Services lead to the Pods of `deploy/cluster-dns/`.
+fn switched(platform: &str) -> ClusterDns {
+    let mut dns = recorded(platform);
+    for service in &mut dns.services {
+        let label = (NAME_LABEL.to_owned(), LB_LINKER_DNS.to_owned());
+        service.spec.as_mut().unwrap().selector = Some([label].into());
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/cluster-dns/20-corefile.yaml");
+    dns.config_maps.push(serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap());
+    dns
+}
+
+#[test]
+fn nothing_is_added_where_the_cluster_dns_is_lb_linker() {
+    let done = |place: &str| {
+        format!(
+            "the cluster DNS is lb-linker and answers for lb.internal itself (ConfigMap kube-system/{place}): nothing is to \
+             be added"
+        )
+    };
+    for platform in ["kubeadm", "aks", "eks", "k3s"] {
+        let steps = to_apply(&switched(platform), &forwarding());
+        assert_eq!(steps, [PlannedChange::Done(done(LB_LINKER_DNS))], "{platform}");
+    }
+    // NodeLocal DNSCache forwards the zone nowhere by itself.
+    let steps = to_apply(&switched("nodelocal"), &forwarding());
+    assert!(matches!(&*steps, [PlannedChange::Done(_), PlannedChange::Change(change)]
+        if change.config_map == "node-local-dns"));
+    // Only one of the Services is switched.
+    let mut dns = switched("nodelocal");
+    dns.services[0].spec.as_mut().unwrap().selector = None;
+    assert_eq!(changes(to_apply(&dns, &forwarding())).len(), 2);
+
+    let mut dns = switched("kubeadm");
+    edit(&mut dns, LB_LINKER_DNS, COREFILE, |text| text.replace("lb.internal", "old.internal"));
+    let reason = refusal(to_apply(&dns, &forwarding()).remove(0));
+    let expected = "the cluster DNS is lb-linker, and ConfigMap kube-system/lb-linker-cluster-dns has no lb_linker for \
+                    lb.internal: add a block";
+    assert!(reason.starts_with(expected), "{reason}");
+    // lb-linker in the place of CoreDNS's image.
+    for (map, key) in [(COREDNS, COREFILE), (COREDNS_CUSTOM, "mine.server")] {
+        let mut dns = recorded("k3s");
+        edit(&mut dns, map, key, |text| text + "lb.internal:53 {\n    lb_linker\n}\n");
+        assert_eq!(to_apply(&dns, &forwarding()), [PlannedChange::Done(done(COREDNS))], "{map}");
+        assert_eq!(unknown_plugins(&dns), [] as [&str; 0]);
+        assert_eq!(verify::wrong_blocks(&dns, &forwarding(), true), [] as [&str; 0]);
+    }
+}
+
+/// Changes the value of a key, which may be missing.
+fn edit(dns: &mut ClusterDns, map: &str, key: &str, change: impl FnOnce(String) -> String) {
+    if dns.config_map(map).is_none() {
+        dns.config_maps.push(config_map(map));
+    }
+    let map = dns.config_maps.iter_mut().find(|it| name(it) == map).unwrap();
+    let data = map.data.get_or_insert_default();
+    let text = data.remove(key).unwrap_or_default();
+    data.insert(key.to_owned(), change(text));
 }

@@ -118,7 +118,7 @@ fn zones_of_kubernetes_are_found_with_their_positions() {
     let text = "(k) {\n    kubernetes Corp.example. {\n        ttl 5\n    }\n}\n.:53 {\n    import k\n    \
                 kubernetes {$DOMAIN} cluster.local in-addr.arpa\n}\nb.example:53 {\n    kubernetes\n}\n";
     let corefile = Corefile::parse(NAME, text).unwrap();
-    let zones = corefile.kubernetes_zones();
+    let zones = corefile.zones_of("kubernetes");
     let known = zones.iter().filter(|it| it.is_known());
     let found: Vec<(&str, usize)> = known.map(|it| (it.zone.as_str(), it.position.line)).collect();
     let expected = [("corp.example", 2), ("cluster.local", 8), ("in-addr.arpa", 8), ("b.example", 10)];

@@ -122,6 +122,18 @@ fn cluster_dns_is_applied_without_touching_anything_else() {
             }
         }
     }
+    // Where the Service of the cluster DNS leads to lb-linker, no block is added to CoreDNS's Corefile.
+    let to_lb_linker =
+        r#"{"spec":{"selector":{"k8s-app":null,"app.kubernetes.io/name":"lb-linker-cluster-dns"}}}"#;
+    plane.kubectl(&["-n", "kube-system", "patch", "service", "kube-dns", "-p", to_lb_linker]);
+    let admin = plane.admin_kubeconfig();
+    for action in [&[][..], &["--apply", "--yes"]] {
+        let output = run_to_end([&["stub", "--kubeconfig", admin.to_str().unwrap()], action].concat());
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let expected = "the cluster DNS is lb-linker and answers for lb.internal itself (ConfigMap \
+                        kube-system/lb-linker-cluster-dns): nothing is to be added\n";
+        assert_eq!((output.status.code(), printed.as_str()), (Some(0), expected), "{:?}", output.stderr);
+    }
     for part in ["pods", "serviceimports"] {
         let path = format!("{folder}/{part}");
         let applied = plane.kubectl(&["apply", "-f", &path]);
