@@ -9,14 +9,15 @@ use kube::core::PartialObjectMeta;
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use super::platform::{NAME_LABEL, cluster_ips};
+use super::platform::cluster_ips;
 use super::{DNS_PORT, Forwarding};
 use crate::model::excerpt::examples;
 use crate::model::service_key::ServiceKey;
 use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
 
-const LABEL: (&str, &str) = (NAME_LABEL, "lb-linker");
+/// The label of lb-linker's objects in `deploy/` and in the chart.
+const LABEL: (&str, &str) = ("app.kubernetes.io/name", "lb-linker");
 /// The namespace of `deploy/`.
 const NAMESPACE: &str = "lb-linker";
 

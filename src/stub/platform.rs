@@ -20,10 +20,10 @@ pub const NODE_LOCAL: [&str; 2] = ["node-local-dns", "nodelocaldns"];
 pub const KUBE_DNS: &str = "kube-dns";
 /// The namespace of OpenShift's CoreDNS.
 pub const OPENSHIFT_DNS: &str = "openshift-dns";
-/// lb-linker as the cluster DNS: the name of its objects in `deploy/cluster-dns/`, and the value of their label.
+/// The name of lb-linker's objects in `deploy/cluster-dns/`, and the value of [`DNS_LABEL`] of its Pods there.
 pub const LB_LINKER_DNS: &str = "lb-linker-cluster-dns";
-/// The label of lb-linker's objects in `deploy/` and in the chart.
-pub(super) const NAME_LABEL: &str = "app.kubernetes.io/name";
+/// The label by which Services select the Pods of the cluster DNS.
+pub const DNS_LABEL: &str = "k8s-app";
 /// The label of nodes that tells the mode of EKS.
 const EKS_COMPUTE_TYPE: &str = "eks.amazonaws.com/compute-type";
 /// Services that the DNS of a cluster may have, by namespace and name. The first reaches CoreDNS also on nodes with
@@ -106,7 +106,7 @@ impl ClusterDns {
     pub fn selects_lb_linker(&self) -> bool {
         let selects = |service: &Service| {
             let selector = service.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-            selector.and_then(|labels| labels.get(NAME_LABEL)).is_some_and(|name| name == LB_LINKER_DNS)
+            selector.and_then(|labels| labels.get(DNS_LABEL)).is_some_and(|name| name == LB_LINKER_DNS)
         };
         !self.services.is_empty() && self.services.iter().all(selects)
     }

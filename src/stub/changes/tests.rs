@@ -1,5 +1,5 @@
 use super::*;
-use crate::stub::platform::{KUBE_DNS, NAME_LABEL};
+use crate::stub::platform::{DNS_LABEL, KUBE_DNS};
 use crate::stub::test_support::{forwarding, platforms, recorded};
 use crate::stub::verify;
 
@@ -668,7 +668,7 @@ fn diff_shows_the_changed_lines_with_context() {
 fn switched(platform: &str) -> ClusterDns {
     let mut dns = recorded(platform);
     for service in &mut dns.services {
-        let label = (NAME_LABEL.to_owned(), LB_LINKER_DNS.to_owned());
+        let label = (DNS_LABEL.to_owned(), LB_LINKER_DNS.to_owned());
         service.spec.as_mut().unwrap().selector = Some([label].into());
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/cluster-dns/20-corefile.yaml");

@@ -93,7 +93,7 @@ fn cluster_dns_is_applied_without_touching_anything_else() {
     let plane = ControlPlane::start(Options::default());
     apply_deploy(&plane);
     apply_stable_names(&plane);
-    plane.apply(CORE_DNS);
+    plane.kubectl_stdin(&["apply", "-f", "-"], CORE_DNS);
     let before = all(&plane);
     let folder = folder();
     let of_folder = objects(&deploy().join("cluster-dns"));
@@ -123,8 +123,7 @@ fn cluster_dns_is_applied_without_touching_anything_else() {
         }
     }
     // Where the Service of the cluster DNS leads to lb-linker, no block is added to CoreDNS's Corefile.
-    let to_lb_linker =
-        r#"{"spec":{"selector":{"k8s-app":null,"app.kubernetes.io/name":"lb-linker-cluster-dns"}}}"#;
+    let to_lb_linker = r#"{"spec":{"selector":{"k8s-app":"lb-linker-cluster-dns"}}}"#;
     plane.kubectl(&["-n", "kube-system", "patch", "service", "kube-dns", "-p", to_lb_linker]);
     let admin = plane.admin_kubeconfig();
     for action in [&[][..], &["--apply", "--yes"]] {
@@ -134,6 +133,10 @@ fn cluster_dns_is_applied_without_touching_anything_else() {
                         kube-system/lb-linker-cluster-dns): nothing is to be added\n";
         assert_eq!((output.status.code(), printed.as_str()), (Some(0), expected), "{:?}", output.stderr);
     }
+    // An installer that applies its own Service again leads it back to CoreDNS, and not to no Pod at all.
+    plane.kubectl_stdin(&["apply", "-f", "-"], CORE_DNS);
+    let selector = ["get", "service", "kube-dns", "-n", "kube-system", "-o", "jsonpath={.spec.selector}"];
+    assert_eq!(plane.kubectl(&selector), r#"{"k8s-app":"kube-dns"}"#);
     for part in ["pods", "serviceimports"] {
         let path = format!("{folder}/{part}");
         let applied = plane.kubectl(&["apply", "-f", &path]);
