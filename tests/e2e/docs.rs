@@ -33,7 +33,7 @@ spec:
 apiVersion: v1
 kind: Service
 metadata: {name: kube-dns, namespace: kube-system}
-spec: {ports: [{port: 53, protocol: UDP}]}
+spec: {selector: {k8s-app: kube-dns}, ports: [{port: 53, protocol: UDP}]}
 ---
 apiVersion: v1
 kind: ConfigMap
@@ -84,7 +84,7 @@ stub)
     # Without a terminal the question can't be answered.
     case "$2" in --apply | --remove) set -- "$@" --yes ;; esac
     exec "$PROGRAM" "$@" ;;
-query) echo "needs a server that still runs: lb-linker $*"; exit 0 ;;
+query | compare) echo "needs a server that still runs: lb-linker $*"; exit 0 ;;
 esac
 for argument; do
     shift
@@ -196,6 +196,12 @@ fn blocks(page: &str) -> Vec<(String, String)> {
     blocks
 }
 
+/// Returns the labels by which the Service `kube-dns` selects Pods.
+fn selector(plane: &ControlPlane) -> String {
+    let get = ["get", "service", "kube-dns", "-n", "kube-system", "-o", "jsonpath={.spec.selector}"];
+    plane.kubectl(&get)
+}
+
 /// Returns the commands of a page as one script.
 fn commands(page: &str) -> String {
     let run = |(first, block): (String, String)| RUN.contains(&first.as_str()).then_some(block);
@@ -276,6 +282,28 @@ fn commands_of_the_page_for_local_clusters_succeed() {
     apply_deploy(&plane);
     plane.apply(AFTER_INSTALL);
     run(&plane, "docs/local-clusters.md");
+}
+
+#[test]
+fn commands_of_the_page_for_the_cluster_dns_switch_and_back() {
+    let plane = ControlPlane::start(Options::default());
+    plane.apply(OBJECTS);
+    apply_deploy(&plane);
+    const PAGE: &str = "docs/cluster-dns.md";
+    run(&plane, PAGE);
+    let before = r#"{"k8s-app":"kube-dns"}"#;
+    assert_eq!(selector(&plane), before);
+    let script = commands(PAGE);
+    let patches = script.lines().filter(|line| line.contains("patch service kube-dns"));
+    let selectors = patches.map(|line| {
+        let patch = line.split('\'').nth(1).unwrap();
+        plane.kubectl(&["-n", "kube-system", "patch", "service", "kube-dns", "-p", patch]);
+        selector(&plane)
+    });
+    let deployments = plane.list("/apis/apps/v1/namespaces/kube-system/deployments");
+    let label = &deployments[0]["spec"]["template"]["metadata"]["labels"]["k8s-app"];
+    let switched = format!(r#"{{"k8s-app":{label}}}"#);
+    assert_eq!(Vec::from_iter(selectors), [switched.as_str(), before]);
 }
 
 #[test]
