@@ -28,11 +28,21 @@ app.kubernetes.io/name: lb-linker
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
-{{- define "lb-linker.labels" -}}
-{{ include "lb-linker.selectorLabels" . }}
+{{- define "lb-linker.chartLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
+{{- define "lb-linker.labels" -}}
+{{ include "lb-linker.selectorLabels" . }}
+{{ include "lb-linker.chartLabels" . }}
+{{- end -}}
+
+{{- define "lb-linker.clusterDnsLabels" -}}
+app.kubernetes.io/name: lb-linker-cluster-dns
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{ include "lb-linker.chartLabels" . }}
 {{- end -}}
 
 {{- define "lb-linker.serviceAccount" -}}

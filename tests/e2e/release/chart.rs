@@ -191,6 +191,36 @@ fn chart_with_alerts_equals_deploy_alerts() {
 }
 
 #[test]
+fn chart_with_cluster_dns_equals_deploy_cluster_dns() {
+    let is_part = |object: &Value| object["metadata"]["name"] == "lb-linker-cluster-dns";
+    let expected = sorted(crate::deploy::objects(&deploy().join("cluster-dns")));
+    for helm in without_cluster() {
+        let rendered = |args: &[&str]| -> Vec<Value> {
+            let mut objects: Vec<Value> = helm.template(args).into_iter().filter(is_part).collect();
+            objects.iter_mut().for_each(without_helm);
+            sorted(objects)
+        };
+        assert_eq!(rendered(&["--set=clusterDns.enabled=true"]), expected);
+        assert_eq!(rendered(&[]), [] as [Value; 0]);
+        let objects = rendered(&[
+            "--set=clusterDns.enabled=true,zones={a.internal,b.internal},targetNamespace.name=targets",
+            "--set=extraArgs={--cluster-domain=corp.example,--denied-nets=10.96.0.0/12},image.tag=v7",
+        ]);
+        let of_kind = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
+        let corefile = of_kind("ConfigMap")["data"]["Corefile"].as_str().unwrap();
+        for line in ["kubernetes corp.example in-addr.arpa ip6.arpa {", "a.internal:53 b.internal:53 {"] {
+            assert!(corefile.contains(&format!("{line}\n")), "{corefile}");
+        }
+        assert_eq!(corefile.matches("disable success corp.example\n").count(), 1, "{corefile}");
+        let container = &of_kind("Deployment")["spec"]["template"]["spec"]["containers"][0];
+        let own =
+            ["--target-namespace=targets", "--cluster-domain=corp.example", "--denied-nets=10.96.0.0/12"];
+        assert_eq!(container["args"].as_array().unwrap()[4..], own);
+        assert_eq!(container["image"], "lb-linker:v7");
+    }
+}
+
+#[test]
 fn crds_values_leave_out_the_crd_or_the_aggregated_roles() {
     const CRD: &str = "CustomResourceDefinition stablenames.linker.hsj.com";
     const OWN: [&str; 2] = ["ClusterRole lb-linker-crd", "ClusterRoleBinding lb-linker-crd"];
@@ -252,6 +282,8 @@ fn chart_passes_lint_and_refuses_wrong_values() {
             ("leaderElection=null", "leaderElection"),
             ("crds=null", "crds"),
             ("crds.keep=yes", "keep"),
+            ("clusterDns=null", "clusterDns"),
+            ("clusterDns.replicas=3", "replicas"),
             ("snapshot=null", "snapshot"),
             ("snapshot.size=1", "size"),
             ("zones=null", "zones"),
