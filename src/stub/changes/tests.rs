@@ -52,11 +52,12 @@ fn apply_changes_unmanaged_config_maps_of_coredns_only() {
     let refused = |reason: &str| format!("refused: {reason}; `lb-linker stub` prints what to do");
     for name in platforms() {
         let expected = match &*name {
-            "kubeadm" => vec!["coredns/Corefile".to_owned()],
+            "kubeadm" | "kubespray-switches" | "minikube" => vec!["coredns/Corefile".to_owned()],
             "nodelocal" => vec!["coredns/Corefile".to_owned(), "node-local-dns/Corefile".to_owned()],
             "kubespray" => vec!["coredns/Corefile".to_owned(), "nodelocaldns/Corefile".to_owned()],
             "aks" | "k3s" => vec!["coredns-custom/lb-linker.server".to_owned()],
             "eks" => vec!["managed by the EKS add-on: coredns".to_owned()],
+            "kops" => vec!["managed by kOps: coredns".to_owned()],
             "rke2" => {
                 vec![refused("neither ConfigMap kube-system/coredns nor one of NodeLocal DNSCache was found")]
             }

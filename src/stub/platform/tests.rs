@@ -15,6 +15,7 @@ fn recorded_clusters_are_recognized() {
         ("gke-cloud-dns", vec![DnsComponent::Unsupported(GkeCloudDns)]),
         ("gke-kube-dns", vec![DnsComponent::Resolver(GkeKubeDns), DnsComponent::Unsupported(GkeCloudDns)]),
         ("k3s", vec![DnsComponent::Resolver(K3s)]),
+        ("kops", vec![DnsComponent::Resolver(CoreDns)]),
         ("kubeadm", vec![DnsComponent::Resolver(CoreDns)]),
         (
             "kubespray",
@@ -24,6 +25,8 @@ fn recorded_clusters_are_recognized() {
                 DnsComponent::Resolver(NodeLocal),
             ],
         ),
+        ("kubespray-switches", vec![DnsComponent::Resolver(CoreDns)]),
+        ("minikube", vec![DnsComponent::Resolver(CoreDns)]),
         ("nodelocal", vec![DnsComponent::Resolver(CoreDns), DnsComponent::Resolver(NodeLocal)]),
         ("openshift", vec![DnsComponent::Resolver(OpenShift)]),
         ("rke2", vec![]),

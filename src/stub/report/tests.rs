@@ -10,7 +10,16 @@ fn page() -> PathBuf {
 }
 
 /// The platforms whose report isn't on the page: it says in its own words what they have in common.
-const OFF_THE_PAGE: [&str; 5] = ["eks-auto-mode", "gke-autopilot", "gke-cloud-dns", "k3s", "rke2"];
+const OFF_THE_PAGE: [&str; 8] = [
+    "eks-auto-mode",
+    "gke-autopilot",
+    "gke-cloud-dns",
+    "k3s",
+    "kops",
+    "kubespray-switches",
+    "minikube",
+    "rke2",
+];
 
 /// Returns the lines of a report without its first sentence: those from the line that begins with `from` to the one
 /// before the line that begins with `to`.

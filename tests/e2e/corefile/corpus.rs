@@ -16,6 +16,7 @@ use lb_linker::dns::plugins::setup::ServerContext;
 use lb_linker::dns::server::config::{Configuration, configure};
 use lb_linker::store::{OnGone, Store};
 use rcgen::{CertificateParams, KeyPair};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::harness::dns::{data, query};
@@ -156,4 +157,37 @@ async fn corefiles_in_the_wild_load_or_say_why_not() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     assert_eq!((all.len(), stand_alone(&all)), (FILES, STAND_ALONE));
     assert_eq!((loaded.len(), stand_alone(&loaded)), (LOADED, STAND_ALONE_LOADED));
+}
+
+/// Returns the Corefiles of the clusters in `tests/platforms`, with the name of the file and of the ConfigMap.
+fn of_platforms() -> Vec<Corefile> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/platforms");
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let mut corefiles = Vec::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+        let platform = path.file_stem().unwrap().display();
+        corefiles.extend(objects.iter().filter_map(|object| {
+            let text = object["data"]["Corefile"].as_str()?.to_owned();
+            let name = format!("{platform}: {}", object["metadata"]["name"].as_str()?);
+            Some(Corefile { name, text, kind: KINDS[1], refusal: None, asks: Vec::new() })
+        }));
+    }
+    corefiles
+}
+
+#[test]
+fn corefiles_that_clusters_come_with_load_unedited() {
+    let (certificates, corefiles) = (certificates(), of_platforms());
+    assert_eq!(corefiles.len(), 13);
+    let error = |corefile: &Corefile| {
+        Some(format!("{}: {}", corefile.name, load(corefile, &certificates, &context()).err()?))
+    };
+    let errors: Vec<String> = corefiles.iter().filter_map(error).collect();
+    let expected = "kubespray-switches: coredns: CoreDNS's plugin k8s_external isn't supported; lb_linker answers for \
+                    LoadBalancer Services in its place";
+    assert_eq!(errors, [expected]);
 }
