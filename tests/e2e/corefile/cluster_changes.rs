@@ -9,6 +9,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::server::{CorefileDir, Program, Server, check};
+use crate::failover::{Shop, seoul_and_fixed, shortest_check};
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, ask_udp, query, short};
@@ -234,6 +235,34 @@ async fn links_and_names_of_the_cluster_are_answered_by_one_process() {
     answers(server.dns(), "lb-default.lb.internal. A", "192.0.2.7").await;
     let ready = || async { (is_ready(&server).0 == 200).then_some(()) };
     eventually("the end of both first lists", ready).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_fail_over_are_answered_as_by_the_leader() {
+    let shop = Shop::open(&[]).await;
+    shop.plane.apply_files(&deploy().join("cluster-dns/10-rbac.yaml"));
+    shop.load_balancer("shop", "web", "a.example.com").await;
+    let leader = shop.linker(&[]).await;
+    shop.create("web", json!({"sources": seoul_and_fixed("b.example.com"), "check": shortest_check()})).await;
+    let kubeconfig = shop.plane.kubeconfig_for_service_account("kube-system", "lb-linker-cluster-dns");
+    let links = "lb.internal:{$PORT} {\nbind 127.0.0.1\nlb_linker\n}";
+    let upstream = shop.upstream.resolver.address;
+    let others = format!(".:{{$PORT}} {{\nbind 127.0.0.1\nforward . {upstream}\n}}");
+    let site = CorefileDir::new(&format!("{}\n{links}\n{others}", corefile("kubernetes")), &[])
+        .with("LB_LINKER_KUBECONFIG", kubeconfig.display())
+        .with("LB_LINKER_SYNC", "off");
+    let server = Server::start(Program::Linker, &site).await;
+    let question = "web.shop.lb.internal. CNAME";
+    for (host, ends) in [("a.example.com", true), ("b.example.com", false)] {
+        shop.wait_until_announced("web", host).await;
+        for address in [leader.dns, server.dns()] {
+            answers(address, question, &format!("{host}.")).await;
+        }
+        if ends {
+            shop.cluster.delete_service("shop", "web").await;
+        }
+    }
+    has(&server, "kubernetes", ResponseCode::NoError).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
