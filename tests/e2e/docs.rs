@@ -84,7 +84,7 @@ stub)
     # Without a terminal the question can't be answered.
     case "$2" in --apply | --remove) set -- "$@" --yes ;; esac
     exec "$PROGRAM" "$@" ;;
-query | compare) echo "needs a server that still runs: lb-linker $*"; exit 0 ;;
+query) echo "needs a server that still runs: lb-linker $*"; exit 0 ;;
 esac
 for argument; do
     shift
