@@ -51,6 +51,15 @@ impl Drop for RunningWatches {
     }
 }
 
+impl RunningWatches {
+    /// Ends the watches of a cluster that no block has any more. A question under way may hold it, so that a later reload
+    /// finds it again.
+    fn abandon(&self) {
+        self.end.cancel();
+        self.cluster.set_unlisted();
+    }
+}
+
 impl ClusterDns {
     /// # Errors
     /// If two metrics have the same name.
@@ -102,7 +111,10 @@ impl ClusterDns {
             let has_unwanted = !running.iter().all(is_wanted);
             tokio::select! {
                 () = stop.cancelled() => break,
-                () = sleep(LINGER), if has_unwanted => running.retain(is_wanted),
+                () = sleep(LINGER), if has_unwanted => {
+                    running.iter().filter(|known| !is_wanted(known)).for_each(RunningWatches::abandon);
+                    running.retain(is_wanted);
+                }
                 changed = served.changed() => changed.map_err(|_| SyncError::WatchEnded)?,
                 Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
             }

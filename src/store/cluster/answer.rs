@@ -231,12 +231,13 @@ impl<'a> LookUp<'a> {
             return None;
         }
         let text = address_text(name);
-        let ip: IpAddr = text.parse().ok()?;
+        let written: IpAddr = text.parse().ok()?;
+        let ip = written.to_canonical();
         let number = match self.rules.pods {
             PodMode::Disabled => 0,
             PodMode::Insecure => 1,
             // The address has one text.
-            PodMode::Verified if ip.to_string() != text => 0,
+            PodMode::Verified if written.to_string() != text => 0,
             PodMode::Verified => {
                 self.touched.add_address(Tree::Pod, ip);
                 self.index.pods_at(ip, namespace).min(MAX_PODS)

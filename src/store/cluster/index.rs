@@ -12,9 +12,6 @@ use crate::model::outdated::OutdatedFlag;
 use crate::model::service_key::ServiceKey;
 use crate::store::name_slots::NameSlots;
 
-/// Up to this number, addresses are looked for one by one.
-const FEW: usize = 16;
-
 /// `<service>.<namespace>`, which is unique: neither part has a dot.
 type EntryKey = Arc<str>;
 /// `<namespace>/<name>`.
@@ -171,10 +168,6 @@ impl Entry {
         self.service.as_ref().map(cluster_ips).unwrap_or_default()
     }
 
-    fn has(&self, ip: IpAddr) -> bool {
-        self.cluster_ips().contains(&ip) || self.slices.iter().any(|slice| slice.has(ip))
-    }
-
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let of_slices = self.slices.iter().flat_map(|slice| &slice.addresses);
         self.cluster_ips().iter().chain(of_slices).copied()
@@ -192,11 +185,14 @@ fn cluster_ips(service: &Service) -> &[IpAddr] {
     }
 }
 
-/// Returns the addresses and names that only one of two versions has.
+/// Returns the addresses of what only one of two versions has, in order.
 fn difference(before: Vec<Endpoint<'_>>, after: Vec<Endpoint<'_>>) -> Vec<IpAddr> {
     let (before, after): (HashSet<_>, HashSet<_>) =
         (before.into_iter().collect(), after.into_iter().collect());
-    before.symmetric_difference(&after).map(|endpoint| endpoint.ip).collect()
+    let mut changed: Vec<IpAddr> = before.symmetric_difference(&after).map(|endpoint| endpoint.ip).collect();
+    changed.sort_unstable();
+    changed.dedup();
+    changed
 }
 
 fn endpoints(slice: Option<&Slice>) -> Vec<Endpoint<'_>> {
@@ -273,7 +269,7 @@ impl Index {
     }
 
     /// Changes an entry, which begins to exist if needed, and ends without a Service and slices. `addresses` are those
-    /// that come, go, or get another name.
+    /// that come, go, or get another name, in order.
     fn change_entry(
         &mut self,
         key: &str,
@@ -287,10 +283,12 @@ impl Index {
         });
         change(&mut entry);
         entry.flag.set();
-        let all: Option<HashSet<IpAddr>> = (addresses.len() > FEW).then(|| entry.addresses().collect());
+        // Not a set of all addresses: a Service may have far more than change.
+        let has = |ip: &IpAddr| addresses.binary_search(ip).is_ok();
+        let present: HashSet<IpAddr> = entry.addresses().filter(has).collect();
         for ip in addresses {
             touched.add_address(Tree::Address, *ip);
-            if all.as_ref().map_or_else(|| entry.has(*ip), |all| all.contains(ip)) {
+            if present.contains(ip) {
                 self.addresses.add(*ip, &key);
             } else {
                 self.addresses.remove(*ip, &key);

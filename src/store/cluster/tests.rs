@@ -297,15 +297,16 @@ fn addresses_have_the_names_of_services_or_endpoints() {
 
 #[test]
 fn pods_are_answered_in_three_modes() {
-    let names = |expected: [&'static str; 5]| {
-        let names = ["10-2-0-1.a", "10-9-9-9.a", "fd00-2--1.a", "FD00-2-0--1.a", "x.10-2-0-1.a"];
+    let names = |expected: [&'static str; 6]| {
+        let names =
+            ["10-2-0-1.a", "10-9-9-9.a", "fd00-2--1.a", "FD00-2-0--1.a", "x.10-2-0-1.a", "--ffff-a02-1.a"];
         let names = names.map(|name| format!("{}.pod.cluster.local", name.to_lowercase()));
         names.into_iter().zip(expected).collect::<Vec<_>>()
     };
     for (pods, expected) in [
-        (PodMode::Disabled, ["absent"; 5]),
-        (PodMode::Insecure, ["10.2.0.1", "10.9.9.9", "empty", "empty", "10.2.0.1"]),
-        (PodMode::Verified, ["10.2.0.1", "absent", "empty", "absent", "10.2.0.1"]),
+        (PodMode::Disabled, ["absent"; 6]),
+        (PodMode::Insecure, ["10.2.0.1", "10.9.9.9", "empty", "empty", "10.2.0.1", "10.2.0.1"]),
+        (PodMode::Verified, ["10.2.0.1", "absent", "empty", "absent", "10.2.0.1", "absent"]),
     ] {
         let rules = Rules { pods, ..rules() };
         for (name, expected) in names(expected) {
@@ -428,6 +429,21 @@ fn slice_moves_to_another_service() {
 }
 
 #[test]
+fn addresses_of_other_slices_stay_when_a_slice_shrinks() {
+    let cluster = example();
+    let all: Vec<String> = (0..30).map(|i| format!("10.7.0.{i}")).collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    for (name, endpoints) in [("big-1", &all[..]), ("big-2", &all[10..20]), ("big-1", &all[..5])] {
+        cluster.set_slice(&key(&format!("{name}.a")), Some(("db", slice(name, endpoints, &[]))));
+    }
+    for (address, expected) in all.iter().zip(0..) {
+        let reverse = address.rsplit('.').collect::<Vec<_>>().join(".");
+        let found = show(&ask(&cluster, &rules(), &format!("{reverse}.in-addr.arpa"), PTR));
+        assert_eq!(found != "absent", expected < 5 || (10..20).contains(&expected), "{address}: {found}");
+    }
+}
+
+#[test]
 fn large_services_have_bounded_answers() {
     let cluster = example();
     let many: Vec<String> = (0..10_000).map(|i| format!("10.7.{}.{}", i / 250, i % 250)).collect();
@@ -453,6 +469,10 @@ fn all_kinds_of_the_selection_have_to_be_listed() {
         assert_eq!(cluster.failure(), None);
     }
     assert!(cluster.is_listed());
+    cluster.set_unlisted();
+    assert!(!cluster.is_listed(), "it has to be listed again");
+    cluster.set_listed(Kind::Services);
+    assert!(!cluster.is_listed());
 }
 
 #[test]
