@@ -62,6 +62,8 @@ pub(crate) struct Reloader {
     /// The hash of the Corefile in force, or the error of the last reload.
     last: Result<String, String>,
     sigusr1: Signal,
+    /// Keeps up to date what the blocks of a Corefile that couldn't be applied answer from, for the next attempt.
+    pending: Vec<ServedCluster>,
 }
 
 /// Returns an error if the zones of links conflict with the flags.
@@ -114,6 +116,7 @@ impl Reloader {
             metrics,
             last: Ok(hash),
             sigusr1: requested,
+            pending: Vec::new(),
         })
     }
 
@@ -168,12 +171,16 @@ impl Reloader {
                     all.iter().for_each(|lists| lists.set_optional());
                 }
                 let listed = first_lists(all, &self.context.clusters);
-                // Kept until the blocks keep the objects up to date themselves.
-                let Some(_served) = stop.run_until_cancelled(listed).await else { return };
+                let Some(served) = stop.run_until_cancelled(listed).await else { return };
                 let applied = self.instance.apply(configuration);
+                // From here on the blocks keep the objects up to date themselves.
+                self.pending = if applied.is_ok() { Vec::new() } else { served };
                 applied.map(|summary| (hash, zones, summary)).map_err(ReloadError::from)
             }
-            Err(problem) => Err(problem),
+            Err(problem) => {
+                self.pending.clear();
+                Err(problem)
+            }
         };
         match outcome {
             Ok((hash, zones, summary)) => {
@@ -232,13 +239,13 @@ impl Reloader {
     }
 }
 
-/// Waits until the objects that only new blocks answer from are listed, or the time for that is over. The objects are
-/// kept up to date as long as the returned values live.
-async fn first_lists(mut awaited: Vec<Arc<FirstLists>>, clusters: &ClusterRegistry) -> Vec<ServedCluster> {
+/// Waits until the objects that only new blocks answer from are listed, or the time for that is over. The objects of all
+/// blocks are kept up to date as long as the returned values live.
+async fn first_lists(all: Vec<Arc<FirstLists>>, clusters: &ClusterRegistry) -> Vec<ServedCluster> {
     let known = clusters.served().borrow().clone();
-    awaited.retain(|lists| !known.iter().any(|cluster| Arc::ptr_eq(cluster, lists.cluster())));
-    let served = awaited.iter().map(|lists| clusters.serve(Arc::clone(lists.cluster()))).collect();
-    join_all(awaited.iter().map(|lists| lists.wait())).await;
+    let served = all.iter().map(|lists| clusters.serve(Arc::clone(lists.cluster()))).collect();
+    let is_new = |lists: &&Arc<FirstLists>| !known.iter().any(|it| Arc::ptr_eq(it, lists.cluster()));
+    join_all(all.iter().filter(is_new).map(|lists| lists.wait())).await;
     served
 }
 

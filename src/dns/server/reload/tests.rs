@@ -81,3 +81,24 @@ async fn hosts_file_causes_a_reload_when_it_appears_or_changes() {
     stop.cancel();
     reloader.run(&stop).await.unwrap();
 }
+
+#[tokio::test]
+async fn cluster_of_a_failing_corefile_is_listed_once() {
+    let (mut reloader, directory) = start(WHOAMI);
+    let kubernetes = "cluster.local:0 {\nbind 192.0.2.1\nkubernetes {\nstartup_timeout 0s\n}\n}\n";
+    std::fs::write(corefile(&directory), kubernetes).unwrap();
+    let (stop, served) = (CancellationToken::new(), reloader.context.clusters.served());
+    let mut first = None;
+    for attempt in 0..3 {
+        reloader.reload(false, &stop).await;
+        assert!(reloader.last.is_err(), "the address can't be bound");
+        let all = served.borrow().clone();
+        assert_eq!(all.len(), 1, "attempt {attempt}");
+        assert!(Arc::ptr_eq(first.get_or_insert_with(|| Arc::clone(&all[0])), &all[0]));
+    }
+    std::fs::write(corefile(&directory), WHOAMI).unwrap();
+    reloader.reload(false, &stop).await;
+    assert!(reloader.last.is_ok() && served.borrow().is_empty());
+    stop.cancel();
+    reloader.run(&stop).await.unwrap();
+}
