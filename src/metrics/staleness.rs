@@ -63,7 +63,7 @@ impl LastActivity {
 #[derive(Clone, Debug)]
 pub struct Staleness {
     gauge: GaugeVec,
-    watches: Arc<Mutex<BTreeMap<String, Weak<LastActivity>>>>,
+    watches: Arc<Mutex<BTreeMap<String, Vec<Weak<LastActivity>>>>>,
 }
 
 impl MetricGroup for Staleness {
@@ -92,13 +92,15 @@ impl Staleness {
     /// Returns the recorder for the watch of this name. The age starts at 0, or continues if a watch of the same name
     /// still exists; the metric is exported as long as the recorder is held.
     pub fn watch(&self, name: &str) -> Arc<LastActivity> {
-        let mut watches = self.watches.lock();
-        let known = watches.get(name).and_then(Weak::upgrade);
-        known.unwrap_or_else(|| {
-            let sign = Arc::new(LastActivity::new());
-            watches.insert(name.to_owned(), Arc::downgrade(&sign));
-            sign
-        })
+        let known = self.watches.lock().get(name).and_then(|signs| signs.iter().find_map(Weak::upgrade));
+        known.unwrap_or_else(|| self.one_of(name))
+    }
+
+    /// As [`Self::watch`], for one of several watches of this name. The metric shows the greatest age of them.
+    pub fn one_of(&self, name: &str) -> Arc<LastActivity> {
+        let sign = Arc::new(LastActivity::new());
+        self.watches.lock().entry(name.to_owned()).or_default().push(Arc::downgrade(&sign));
+        sign
     }
 
     /// Returns the earliest last activity of the watches named `<name>` or `<name>/<namespace>`, for each of these
@@ -119,7 +121,7 @@ impl Staleness {
         let earliest = |name: &&str| {
             let is_one = |watch: &str| watch.split('/').next() == Some(*name);
             let signs = watches.iter().filter(|(watch, _)| is_one(watch));
-            let signs: Vec<_> = signs.filter_map(|(_, sign)| sign.upgrade()).collect();
+            let signs: Vec<_> = signs.flat_map(|(_, signs)| signs).filter_map(Weak::upgrade).collect();
             let (refused, followed): (Vec<_>, Vec<_>) =
                 signs.iter().partition(|sign| sign.is_refused.load(Ordering::Relaxed));
             let counting = if followed.is_empty() { refused } else { followed };
@@ -131,14 +133,14 @@ impl Staleness {
     /// Sets the metric to the current ages.
     fn show(&self) {
         let mut watches = self.watches.lock();
-        watches.retain(|name, sign| {
-            let sign = sign.upgrade();
-            match &sign {
-                Some(sign) => self.gauge.with_label_values(&[name]).set(sign.age()),
+        watches.retain(|name, signs| {
+            signs.retain(|sign| sign.strong_count() > 0);
+            match signs.iter().filter_map(Weak::upgrade).map(|sign| sign.age()).reduce(f64::max) {
+                Some(age) => self.gauge.with_label_values(&[name]).set(age),
                 // Removing the label values ends the export.
                 None => drop(self.gauge.remove_label_values(&[name])),
             }
-            sign.is_some()
+            !signs.is_empty()
         });
     }
 }
@@ -166,6 +168,24 @@ mod tests {
         assert_eq!(staleness.least_recent(&["one", "two"]), Some(*shop.at.lock()));
         assert_eq!(staleness.least_recent(&["one", "three"]), Some(*one.at.lock()));
         assert_eq!(staleness.least_recent(&["three"]), None);
+    }
+
+    #[test]
+    fn greatest_age_of_several_watches_of_a_name_is_exported() {
+        let staleness = Staleness::register(&Registry::new()).unwrap();
+        let (one, other) = (staleness.one_of("services"), staleness.one_of("services"));
+        one.age_by(Duration::from_secs(100));
+        let shown = || {
+            staleness.show();
+            staleness.gauge.with_label_values(&["services"]).get()
+        };
+        assert!(shown() >= 100.0);
+        assert_eq!(staleness.least_recent(&["services"]), Some(*one.at.lock()));
+        drop(one);
+        assert!(shown() < 100.0);
+        other.note();
+        drop(other);
+        assert_eq!(staleness.collect().iter().map(|family| family.get_metric().len()).sum::<usize>(), 0);
     }
 
     #[test]
