@@ -21,7 +21,9 @@ use crate::store::cluster::registry::{ClusterRegistry, Connection};
 use crate::sync::k8s::client::limits::limited;
 use crate::sync::k8s::client::{ClientConnection, ClientError, connect_before_credentials, connect_to};
 use crate::sync::k8s::errors::ApiAvailability;
+use crate::sync::k8s::metrics::RequestMetrics;
 use crate::sync::source::cluster_dns::ClusterWatcher;
+use crate::sync::source::cluster_dns::metrics::ProgrammingMetrics;
 use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
 
 /// How long the objects of a block that isn't served any more are kept: a reload may replace it by one that needs them.
@@ -35,6 +37,8 @@ pub(super) struct ClusterDns {
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
     staleness: Arc<Staleness>,
+    requests: Arc<RequestMetrics>,
+    programming: Arc<ProgrammingMetrics>,
     supervisor: Arc<SupervisorMetrics>,
     log: ObjectLog,
 }
@@ -70,6 +74,8 @@ impl ClusterDns {
             kubeconfig: flags.kubeconfig.clone(),
             context: flags.context.clone(),
             staleness: context.metrics.group()?,
+            requests: context.metrics.group()?,
+            programming: context.metrics.group()?,
             supervisor: context.metrics.group()?,
             log: ObjectLog::default(),
         })
@@ -142,7 +148,7 @@ impl ClusterDns {
     }
 
     async fn watcher(self, cluster: Arc<Cluster>) -> Result<ClusterWatcher, ClientError> {
-        let Self { own, kubeconfig, context, staleness, log, .. } = self;
+        let Self { own, kubeconfig, context, staleness, requests, programming, log, .. } = self;
         let spec = cluster.spec();
         let (client, availability) = match (&spec.connection, own) {
             (Connection::Own, Some(own)) => own,
@@ -152,8 +158,8 @@ impl ClusterDns {
             }
             (Connection::Endpoint { url, tls }, _) => of_connection(connect_to(url, tls.as_ref()).await?),
         };
-        let client = limited(client, &spec.limits);
-        Ok(ClusterWatcher { cluster, client, availability, staleness, log })
+        let client = limited(client, &spec.limits, availability.clone(), requests);
+        Ok(ClusterWatcher { cluster, client, availability, staleness, programming, log })
     }
 }
 

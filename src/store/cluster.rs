@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use crate::model::service_key::ServiceKey;
 use answer::{Answer, LookUp, Rules};
 use index::{Index, Touched, Tree};
-use objects::{Kind, Service, Slice};
+use objects::{Addressing, Kind, Service, Slice};
 use registry::ClusterSpec;
 
 use super::name_slots::{NameDependency, NameSlots};
@@ -164,6 +164,14 @@ impl Cluster {
     #[must_use]
     pub fn keys(&self, kind: Kind) -> HashSet<ServiceKey> {
         self.index.read().keys(kind)
+    }
+
+    /// Returns whether a Service is headless; `None` if it doesn't exist.
+    #[must_use]
+    pub fn is_headless(&self, key: &ServiceKey) -> Option<bool> {
+        let index = self.index.read();
+        let service = index.entry(&dotted(key))?.service.as_ref()?;
+        Some(service.addressing == Addressing::Headless)
     }
 
     /// Returns the number of objects of a kind.

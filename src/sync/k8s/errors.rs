@@ -370,6 +370,14 @@ impl ApiAvailability {
         Self(Arc::new(Mutex::new(Reachability { server, ..Reachability::default() })))
     }
 
+    /// Returns the host of the API server, with its port.
+    #[must_use]
+    pub(crate) fn host(&self) -> String {
+        let url = self.lock().server.as_ref().map(|server| server.0()).unwrap_or_default();
+        let authority = url.split_once("://").map_or(&*url, |(_, rest)| rest);
+        authority.split('/').next().unwrap_or_default().to_owned()
+    }
+
     /// Logs that a request had no answer.
     pub fn report(&self, cause: &str) {
         let mut reachability = self.lock();

@@ -1,6 +1,7 @@
 //! Watches the objects that a cluster's own DNS is about, for the plugin *kubernetes*.
 
 mod kinds;
+pub mod metrics;
 #[cfg(test)]
 mod tests;
 
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use jiff::Timestamp;
 use kube::Client;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -16,11 +18,12 @@ use tracing::{info, warn};
 
 use super::relist_guard::{CONFIRM_AFTER, RelistGuard};
 use crate::metrics::staleness::{LastActivity, Staleness};
-use crate::model::excerpt::examples;
+use crate::model::excerpt::{examples, value};
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
 use crate::store::cluster::Cluster;
 use crate::store::cluster::objects::Kind;
+use crate::store::cluster::registry::Connection;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, WatchLog, explain_watch, in_place};
 use crate::sync::k8s::watch::item::WatchError;
@@ -29,6 +32,7 @@ use crate::sync::k8s::watch::{
 };
 use crate::sync::task::supervisor::SyncError;
 use kinds::{ClusterNamespace, ClusterObject, ClusterPod, ClusterService, ClusterSlice};
+use metrics::ProgrammingMetrics;
 
 /// The longest pause before the first list is requested again: no name is known without it.
 const FIRST_LIST_PAUSE: Duration = Duration::from_secs(2);
@@ -40,6 +44,7 @@ pub struct ClusterWatcher {
     pub client: Client,
     pub availability: ApiAvailability,
     pub staleness: Arc<Staleness>,
+    pub programming: Arc<ProgrammingMetrics>,
     pub log: ObjectLog,
 }
 
@@ -84,6 +89,8 @@ impl ClusterWatcher {
 /// The watch of one kind.
 struct KindWatch<'a, K> {
     watcher: &'a ClusterWatcher,
+    /// The objects in sentences.
+    what: String,
     activity: Arc<LastActivity>,
     log: WatchLog,
     object_errors: ObjectErrors,
@@ -97,10 +104,12 @@ struct KindWatch<'a, K> {
 
 impl<'a, K: ClusterObject> KindWatch<'a, K> {
     fn new(watcher: &'a ClusterWatcher) -> Self {
+        let what = what::<K>(watcher);
         Self {
             watcher,
-            activity: watcher.staleness.watch(K::WATCH),
-            log: WatchLog::new(watcher.availability.clone(), in_place(K::WHAT, None), K::HINT),
+            activity: watcher.staleness.one_of(K::WATCH),
+            log: WatchLog::new(watcher.availability.clone(), in_place(&what, None), K::HINT),
+            what,
             object_errors: ObjectErrors::of_kind(K::NAME, watcher.log.clone()),
             seen: HashSet::new(),
             guard: RelistGuard::default(),
@@ -136,8 +145,23 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
             }
             Event::ListEnds { .. } => self.on_list_end(),
             Event::Resumed => self.watcher.cluster.set_failure(K::KIND, None),
-            Event::Applied(object) => self.apply(object),
-            Event::Deleted(object) => self.remove(&key_of(&object)),
+            Event::Applied(object) => {
+                let change = change_of(&object);
+                self.apply(object);
+                self.observe(change);
+            }
+            Event::Deleted(object) => {
+                self.remove(&key_of(&object));
+                self.observe(change_of(&object));
+            }
+        }
+    }
+
+    /// Records how long a change has taken, as CoreDNS does: if its Service is known.
+    fn observe(&self, change: Option<(ServiceKey, Timestamp)>) {
+        let Some((service, at)) = change else { return };
+        if let Some(is_headless) = self.watcher.cluster.is_headless(&service) {
+            self.watcher.programming.answers(is_headless, at);
         }
     }
 
@@ -145,8 +169,8 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
         let why = match error.code() {
             // The state before stays as it is, and a new list follows.
             410 => return,
-            0 => format!("the {} can't be read: the API server doesn't answer", K::WHAT),
-            _ => explain_watch(error, &in_place(K::WHAT, None), K::HINT),
+            0 => format!("the {} can't be read: the API server doesn't answer", self.what),
+            _ => explain_watch(error, &in_place(&self.what, None), K::HINT),
         };
         self.activity.set_refused(error.code() == 403);
         self.watcher.cluster.set_failure(K::KIND, Some(&why));
@@ -186,14 +210,32 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
             warn!(
                 "the list of {} lacks suspiciously many that were there: {}; DNS answers as before until a second list, in \
                  {} s, confirms it",
-                K::WHAT,
+                self.what,
                 examples(kept.iter()),
                 CONFIRM_AFTER.as_secs()
             );
         }
         if !cluster.is_listed() {
-            info!("{} for DNS: {}", K::WHAT, cluster.number(K::KIND));
+            info!("{} for DNS: {}", self.what, cluster.number(K::KIND));
         }
         cluster.set_listed(K::KIND);
     }
+}
+
+/// Returns the objects in sentences, with the API server if it isn't lb-linker's own.
+fn what<K: ClusterObject>(watcher: &ClusterWatcher) -> String {
+    let place = match &watcher.cluster.spec().connection {
+        Connection::Own => return K::WHAT.to_owned(),
+        Connection::Kubeconfig { path, context: None } => format!("kubeconfig {}", path.display()),
+        Connection::Kubeconfig { path, context: Some(context) } => {
+            format!("context {} of kubeconfig {}", value(context), path.display())
+        }
+        Connection::Endpoint { .. } => watcher.availability.host(),
+    };
+    format!("{} of {place}", K::WHAT)
+}
+
+fn change_of<K: ClusterObject>(object: &RawDeserializeGuard<K>) -> Option<(ServiceKey, Timestamp)> {
+    let (service, at) = object.0.as_ref().ok()?.last_change()?;
+    Some((ServiceKey::new(key_of(object).namespace(), service), at))
 }

@@ -1,4 +1,4 @@
-//! Limits on the requests of a client.
+//! Limits on the requests of a client, and their metrics.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,8 @@ use tokio::time::{Instant, sleep_until};
 use tower::service_fn;
 
 use crate::store::cluster::registry::ApiLimits;
+use crate::sync::k8s::errors::ApiAvailability;
+use crate::sync::k8s::metrics::RequestMetrics;
 
 /// The defaults of Kubernetes's client library: requests per second, and at once.
 const DEFAULT_RATE: (f64, u32) = (5.0, 10);
@@ -24,18 +26,22 @@ struct Pace {
     next: Mutex<Instant>,
 }
 
-/// Returns a client whose requests wait for these limits.
-pub(crate) fn limited(client: Client, limits: &ApiLimits) -> Client {
+/// Returns a client whose requests wait for these limits, and are counted.
+pub(crate) fn limited(
+    client: Client,
+    limits: &ApiLimits,
+    server: ApiAvailability,
+    metrics: Arc<RequestMetrics>,
+) -> Client {
     let has_rate = limits.qps > 0.0 || limits.burst > 0;
     let pace = has_rate.then(|| Arc::new(Pace::new(limits)));
     let places = (limits.max_inflight > 0).then(|| Arc::new(Semaphore::new(limits.max_inflight)));
-    if pace.is_none() && places.is_none() {
-        return client;
-    }
     let namespace = client.default_namespace().to_owned();
     let service = service_fn(move |request: Request<Body>| {
         let (client, pace, places) = (client.clone(), pace.clone(), places.clone());
+        let (metrics, verb, host) = (Arc::clone(&metrics), request.method().clone(), server.host());
         async move {
+            let began = Instant::now();
             if let Some(pace) = pace {
                 sleep_until(pace.take(Instant::now())).await;
             }
@@ -43,7 +49,12 @@ pub(crate) fn limited(client: Client, limits: &ApiLimits) -> Client {
                 Some(places) => places.acquire().await.ok(),
                 None => None,
             };
-            client.send(request).await
+            metrics.waited(verb.as_str(), &host, began.elapsed());
+            let sent = Instant::now();
+            let answer = client.send(request).await;
+            let code = answer.as_ref().ok().map(|answer| answer.status().as_u16());
+            metrics.answered(verb.as_str(), &host, code, sent.elapsed());
+            answer
         }
     });
     Client::new(service, namespace)

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::Resource;
@@ -43,6 +44,11 @@ pub(super) trait ClusterObject:
 
     /// Puts the object in the place of its former version. Returns what is wrong with it, as clauses.
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String>;
+
+    /// Returns the Service of the object, and when what led to this version of it has changed.
+    fn last_change(&self) -> Option<(&str, Timestamp)> {
+        None
+    }
 }
 
 slim_resource!(ClusterService, NamespaceResourceScope, "Service", "", "services");
@@ -212,6 +218,8 @@ struct TargetRef {
 
 /// The label with the name of a slice's Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The annotation with the time of the change that the controller has made a slice for.
+const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// The `addressType` of slices with names, which DNS leaves out.
 const FQDN: &str = "FQDN";
 
@@ -223,9 +231,8 @@ impl ClusterObject for ClusterSlice {
     const HINT: &'static str = "deploy/cluster-dns/ grants the permission";
 
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
-        let service = self.metadata.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME));
         let Some(service) =
-            service.filter(|name| names::is_label(name)).filter(|_| self.address_type != FQDN)
+            self.service().filter(|name| names::is_label(name)).filter(|_| self.address_type != FQDN)
         else {
             cluster.set_slice(key, None);
             return Vec::new();
@@ -235,9 +242,18 @@ impl ClusterObject for ClusterSlice {
         cluster.set_slice(key, Some((service, slice)));
         wrong
     }
+
+    fn last_change(&self) -> Option<(&str, Timestamp)> {
+        let at = self.metadata.annotations.as_ref()?.get(LAST_CHANGE)?.parse().ok()?;
+        Some((self.service()?, at))
+    }
 }
 
 impl ClusterSlice {
+    fn service(&self) -> Option<&str> {
+        self.metadata.labels.as_ref()?.get(SERVICE_NAME).map(String::as_str)
+    }
+
     fn packed(&self, name: &str, by_pods: bool, wrong: &mut Vec<String>) -> Slice {
         let mut names: Vec<(u32, Box<str>)> = Vec::new();
         let mut found: Vec<IpAddr> = Vec::with_capacity(self.endpoints.len().min(MAX_ADDRESSES));
@@ -367,12 +383,18 @@ fn bare_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMet
     Ok(ObjectMeta { name, namespace, uid, resource_version, deletion_timestamp, ..ObjectMeta::default() })
 }
 
-/// As [`bare_metadata`], with the label that names the Service.
+/// As [`bare_metadata`], with the label that names the Service, and the annotation with the time of the last change.
 fn slice_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Default, Deserialize)]
     struct Labels {
         #[serde(rename = "kubernetes.io/service-name")]
         service: Option<String>,
+    }
+
+    #[derive(Default, Deserialize)]
+    struct Annotations {
+        #[serde(rename = "endpoints.kubernetes.io/last-change-trigger-time")]
+        last_change: Option<String>,
     }
 
     #[derive(Deserialize)]
@@ -384,9 +406,13 @@ fn slice_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMe
         resource_version: Option<String>,
         #[serde(default, deserialize_with = "null_is_default")]
         labels: Labels,
+        #[serde(default, deserialize_with = "null_is_default")]
+        annotations: Annotations,
     }
 
-    let OfSlice { name, namespace, uid, resource_version, labels } = OfSlice::deserialize(deserializer)?;
+    let OfSlice { name, namespace, uid, resource_version, labels, annotations } =
+        OfSlice::deserialize(deserializer)?;
     let labels = labels.service.map(|service| [(SERVICE_NAME.to_owned(), service)].into());
-    Ok(ObjectMeta { name, namespace, uid, resource_version, labels, ..ObjectMeta::default() })
+    let annotations = annotations.last_change.map(|at| [(LAST_CHANGE.to_owned(), at)].into());
+    Ok(ObjectMeta { name, namespace, uid, resource_version, labels, annotations, ..ObjectMeta::default() })
 }

@@ -30,6 +30,15 @@ fn list(objects: &[Value]) -> String {
 
 /// Watches an API server that answers the list of each resource with these events, once.
 fn watch(streams: Vec<(&'static str, String)>) -> (Arc<Cluster>, CancellationToken) {
+    watch_with(streams, Connection::Own, &Registry::new())
+}
+
+/// As [`watch`], by this connection, with metrics in this registry.
+fn watch_with(
+    streams: Vec<(&'static str, String)>,
+    connection: Connection,
+    registry: &Registry,
+) -> (Arc<Cluster>, CancellationToken) {
     let streams = parking_lot::Mutex::new(streams);
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
         let path = request.uri().path();
@@ -39,12 +48,14 @@ fn watch(streams: Vec<(&'static str, String)>) -> (Arc<Cluster>, CancellationTok
         let lines = futures::stream::iter([Ok::<_, Infallible>(text)]).chain(futures::stream::pending());
         std::future::ready(Ok::<_, Infallible>(Response::new(Body::from_stream(lines))))
     });
-    let (cluster, stop) = (Arc::new(Cluster::new(spec())), CancellationToken::new());
+    let spec = ClusterSpec { connection, ..spec() };
+    let (cluster, stop) = (Arc::new(Cluster::new(spec)), CancellationToken::new());
     let watcher = ClusterWatcher {
         cluster: Arc::clone(&cluster),
         client: Client::new(service, "default"),
         availability: ApiAvailability::default(),
-        staleness: Arc::new(Staleness::register(&Registry::new()).unwrap()),
+        staleness: Arc::new(Staleness::register(registry).unwrap()),
+        programming: Arc::new(ProgrammingMetrics::register(registry).unwrap()),
         log: ObjectLog::default(),
     };
     tokio::spawn(watcher.run(stop.clone()));
@@ -200,6 +211,61 @@ async fn hostile_objects_stop_no_other_ones() {
     ] {
         assert_eq!(addresses(&cluster, name), expected, "{name}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_of_slices_are_timed_from_their_cause() {
+    let service = |name: &str, ip: &str| object("a", name, json!({ "spec": { "clusterIP": ip } }));
+    let slice = |service: &str, at: Value| {
+        let metadata = json!({ "labels": { "kubernetes.io/service-name": service },
+            "annotations": { "endpoints.kubernetes.io/last-change-trigger-time": at } });
+        object("a", "slice", json!({ "metadata": metadata, "addressType": "IPv4" }))
+    };
+    let now = Timestamp::now();
+    let slices = [
+        ("ADDED", slice("headless", json!(now))),
+        ("MODIFIED", slice("headless", json!("2026-01-02T03:04:05.6789Z"))),
+        ("MODIFIED", slice("web", json!("2026-01-02T03:04:05+02:00"))),
+        ("DELETED", slice("headless", json!(now))),
+        ("ADDED", slice("absent", json!(now))),
+        ("ADDED", slice("web", json!("yesterday"))),
+        ("ADDED", slice("web", Value::Null)),
+    ];
+    let events = slices.into_iter().zip(901..).map(|((kind, mut slice), version)| {
+        slice["metadata"]["resourceVersion"] = json!(version.to_string());
+        event(kind, &slice)
+    });
+    let events: String = events.collect();
+    let listed = [slice("headless", json!(now)), slice("web", json!(now))];
+    let streams = vec![
+        namespace(),
+        ("/services", list(&[service("headless", "None"), service("web", "10.0.0.1")])),
+        ("/endpointslices", format!("{}{events}", list(&listed))),
+        ("/pods", list(&[])),
+    ];
+    let registry = Registry::new();
+    let (cluster, _stop) = watch_with(streams, Connection::Own, &registry);
+    cluster.listed().await;
+    sleep(Duration::from_secs(1)).await;
+    let page = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+    let counts: Vec<&str> = page.lines().filter(|line| line.contains("duration_seconds_count")).collect();
+    let name = "coredns_kubernetes_dns_programming_duration_seconds_count";
+    let expected = [("cluster_ip", 1), ("headless_with_selector", 3)]
+        .map(|(kind, number)| format!("{name}{{service_kind=\"{kind}\"}} {number}"));
+    assert_eq!(counts, expected);
+    for bound in ["0.001", "524.288"] {
+        assert!(page.contains(&format!("service_kind=\"cluster_ip\",le=\"{bound}\"}} 0")), "{page}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_name_the_connection_that_isnt_the_own_one() {
+    let gone = event("ERROR", &json!({ "kind": "Status", "code": 500, "message": "broken" }));
+    let connection = Connection::Kubeconfig { path: "/etc/other".into(), context: Some("far".to_owned()) };
+    let (cluster, _stop) = watch_with(vec![("/services", gone)], connection, &Registry::new());
+    sleep(Duration::from_secs(1)).await;
+    let why = cluster.failure().unwrap();
+    assert!(why.contains("Services of context \"far\" of kubeconfig /etc/other in all namespaces"), "{why}");
 }
 
 #[tokio::test(start_paused = true)]
