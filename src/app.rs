@@ -64,13 +64,13 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     flags.upstreams()?;
     let corefile_source = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile());
     let corefile = corefile_source.read()?;
-    let zones = corefile.link_zones(&flags.hostname_policy.cluster_domain)?;
-    flags.check_zones(&zones)?;
+    let zones = corefile.zones(&flags.hostname_policy.cluster_domain)?;
+    flags.check_zones(&zones.links)?;
     let hostname_policy = flags.hostname_policy(&zones);
     let mistyped = mistyped_variables(corefile.variables());
     raise_file_limit();
     let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
-    let source = if flags.reads_links(&zones, corefile.has_plugin("kubernetes")) {
+    let source = if flags.reads_links(&zones.links, corefile.has_plugin("kubernetes")) {
         let flags = flags.clone();
         // A program for credentials may take a minute.
         tokio::select! {
@@ -80,7 +80,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     } else {
         None
     };
-    let store = Arc::new(store_for(&zones, source.as_ref()));
+    let store = Arc::new(store_for(&zones.links, source.as_ref()));
     let (context, queue) = server_context(&flags, &store, &hostname_policy)?;
     let readiness = Arc::clone(&context.readiness);
     let cluster_dns = ClusterDns::new(&flags, &context)?;
@@ -97,7 +97,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     // Dropped when this function returns: the drop flushes the query log.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::QueryLogThread)?;
     let links = match source {
-        Some(_) => format!("links in {}", names_of(&zones)),
+        Some(_) => format!("links in {}", names_of(&zones.links)),
         None => WITHOUT_LINKS.to_owned(),
     };
     let check_zones = zone_check(flags.clone(), source.is_some());
@@ -191,6 +191,7 @@ impl Background {
             facts: facts.clone(),
             history: Arc::clone(&history),
             zones: reloader.zones(),
+            clusters: reloader.clusters(),
             identity: flags.identity(),
             leader: source.leader(),
             election: Arc::clone(&metrics.election),

@@ -1,5 +1,6 @@
 //! The paths of the status page and of the status API, and what they answer.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinError, spawn_blocking};
 use tracing::error;
 
-use crate::dns::plugins::lb_linker::LinkZone;
+use crate::dns::server::corefile_source::CorefileZones;
 use crate::links::LinkFilter;
 use crate::links::facts::LinkFacts;
 use crate::links::followers::FollowerView;
@@ -27,6 +28,7 @@ use crate::links::view::LinkView;
 use crate::model::hostname::to_presentation;
 use crate::model::service_key::ServiceKey;
 use crate::store::Input;
+use crate::store::cluster::registry::ClusterRegistry;
 use crate::sync::election::{ElectionMetrics, KnownLeader};
 
 /// The path of the links.
@@ -55,7 +57,8 @@ const HEADERS: [(HeaderName, &str); 5] = [
 pub struct Status {
     pub facts: LinkFacts,
     pub history: Arc<History>,
-    pub zones: watch::Receiver<Vec<LinkZone>>,
+    pub zones: watch::Receiver<CorefileZones>,
+    pub clusters: ClusterRegistry,
     /// The name of this replica.
     pub identity: String,
     pub leader: KnownLeader,
@@ -79,6 +82,9 @@ struct Instance {
     /// The holder of the Lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     leader: Option<String>,
+    /// The number of objects that *kubernetes* answers from, by kind.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    cluster_objects: BTreeMap<&'static str, usize>,
 }
 
 /// The answer of `/api/links`.
@@ -104,11 +110,12 @@ impl Status {
             version: env!("CARGO_PKG_VERSION"),
             identity: self.identity.clone(),
             started: self.history.started(),
-            zones: self.zones.borrow().iter().map(|zone| to_presentation(&zone.origin)).collect(),
+            zones: self.zones.borrow().links.iter().map(|zone| to_presentation(&zone.origin)).collect(),
             target_namespace: self.facts.target_namespace.clone(),
             synced: self.facts.store.is_known(Input::Services),
             leads: self.election.leader.get() == 1,
             leader: self.leader.get(),
+            cluster_objects: self.clusters.numbers(),
         }
     }
 

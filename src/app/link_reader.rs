@@ -25,7 +25,7 @@ use super::target_checks::no_checks;
 use crate::app::error::RunError;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
-use crate::dns::server::corefile_source::CorefileSource;
+use crate::dns::server::corefile_source::{CorefileSource, CorefileZones};
 use crate::links::facts::LinkFacts;
 use crate::metrics::Metrics;
 use crate::model::excerpt::sentence;
@@ -58,14 +58,14 @@ pub struct LinkReader {
 /// # Errors
 /// If the flags or the Corefile can't be used.
 pub fn zones_of_links(flags: &Flags) -> Result<Vec<Name>, RunError> {
-    Ok(read_zones(flags)?.into_iter().map(|zone| zone.origin).collect())
+    Ok(read_zones(flags)?.links.into_iter().map(|zone| zone.origin).collect())
 }
 
-fn read_zones(flags: &Flags) -> Result<Vec<LinkZone>, RunError> {
+fn read_zones(flags: &Flags) -> Result<CorefileZones, RunError> {
     flags.validate()?;
     let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
-    let zones = corefile.link_zones(&flags.hostname_policy.cluster_domain)?;
-    flags.check_zones(&zones)?;
+    let zones = corefile.zones(&flags.hostname_policy.cluster_domain)?;
+    flags.check_zones(&zones.links)?;
     Ok(zones)
 }
 
@@ -167,7 +167,7 @@ impl LinkReader {
         let zones = read_zones(&flags)?;
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
         let (source, server, deadline) = sync.run(open_readable(flags.clone())).await?;
-        let store = Arc::new(store_for(&zones, Some(&source)));
+        let store = Arc::new(store_for(&zones.links, Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
         let facts = source.facts(&flags, &store, Arc::default(), &metrics);
         let facts = LinkFacts { needs_external_targets, reads_followers, ..facts };
@@ -180,7 +180,7 @@ impl LinkReader {
             store: Arc::clone(&store),
             facts,
             server,
-            zones,
+            zones: zones.links,
             _policy: policy,
             _stop: stop.drop_guard(),
             _sync: sync,

@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::names_of;
 use crate::cli::flags::Flags;
-use crate::dns::plugins::lb_linker::LinkZone;
+use crate::dns::server::corefile_source::CorefileZones;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::store::Store;
 
@@ -18,13 +18,13 @@ pub(super) async fn run(
     flags: Flags,
     store: Arc<Store>,
     policy: watch::Sender<Arc<HostnamePolicy>>,
-    mut zones: watch::Receiver<Vec<LinkZone>>,
+    mut zones: watch::Receiver<CorefileZones>,
     stop: CancellationToken,
 ) {
     while let Some(Ok(())) = stop.run_until_cancelled(zones.changed()).await {
         let zones = zones.borrow_and_update().clone();
-        store.set_zones(zones.iter().map(|zone| &zone.origin));
+        store.set_zones(zones.links.iter().map(|zone| &zone.origin));
         policy.send_replace(Arc::new(flags.hostname_policy(&zones)));
-        info!("links are in {} now; Services are listed again", names_of(&zones));
+        info!("links are in {} now; Services are listed again", names_of(&zones.links));
     }
 }

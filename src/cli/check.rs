@@ -13,9 +13,8 @@ use crate::cli::error::InputError;
 use crate::cli::flags::{Flags, WITHOUT_LINKS};
 use crate::cli::mistyped_variables::mistyped_variables;
 use crate::dns::corefile::CorefileError;
-use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
-use crate::dns::server::corefile_source::{CorefileSource, LoadedCorefile};
+use crate::dns::server::corefile_source::{CorefileSource, CorefileZones, LoadedCorefile};
 use crate::snapshot::file::check_path;
 use crate::store::cluster::registry::{ClusterSpec, Connection};
 use crate::store::{OnGone, Store};
@@ -53,7 +52,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         check_report.input_errors.extend(check_path(path).err().map(|error| format!("--snapshot {error}")));
     }
     let has_cluster_dns = corefile.has_plugin("kubernetes");
-    let reads_links = flags.reads_links(zones, has_cluster_dns);
+    let reads_links = flags.reads_links(&zones.links, has_cluster_dns);
     let notice = if reads_links { flags.sync_notice() } else { Some(WITHOUT_LINKS) };
     let notices = notice.into_iter().chain(flags.upstream_notice().filter(|_| reads_links));
     check_report.lines.extend(notices.map(ToOwned::to_owned));
@@ -174,26 +173,25 @@ async fn check_cluster(
 }
 
 struct ValidCorefile {
-    /// The zones of links.
-    zones: Vec<LinkZone>,
+    zones: CorefileZones,
     warnings: Vec<CorefileError>,
     /// What the plugin *kubernetes* reads.
     clusters: Vec<ClusterSpec>,
 }
 
-/// Returns the zones of links and the warnings of the Corefile, or all its errors, in the order of their positions. Builds
+/// Returns the zones and the warnings of the Corefile, or all its errors, in the order of their positions. Builds
 /// the configuration, and discards it.
 fn check_corefile(
     flags: &Flags,
     corefile: &LoadedCorefile,
 ) -> Result<Result<ValidCorefile, Vec<CorefileError>>, InputError> {
-    let zones = corefile.link_zones(&flags.hostname_policy.cluster_domain);
-    let origins = zones.iter().flatten().map(|zone| &zone.origin);
+    let zones = corefile.zones(&flags.hostname_policy.cluster_domain);
+    let origins = zones.iter().flat_map(|zones| &zones.links).map(|zone| &zone.origin);
     let mut context = ServerContext::silent(Arc::new(Store::new(OnGone::Dropped).with_zones(origins)))?;
     context.has_own_cluster = flags.manifests.is_none();
     let mut errors = match (zones, corefile.check(&context)) {
         (Ok(zones), Ok(configuration)) => {
-            flags.check_zones(&zones)?;
+            flags.check_zones(&zones.links)?;
             let clusters = context.clusters.known().iter().map(|cluster| cluster.spec().clone()).collect();
             let blocks = configuration.blocks.into_iter();
             let warnings = blocks.flat_map(|built| built.builder.warnings).collect();

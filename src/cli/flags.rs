@@ -19,6 +19,7 @@ use crate::cli::upstream_flag::UpstreamSpec;
 use crate::dns::corefile::selector::selector;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::query_log::LineFormat;
+use crate::dns::server::corefile_source::CorefileZones;
 use crate::model::cluster_domain::conflict;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
@@ -467,7 +468,7 @@ impl Flags {
 
     /// Returns the policy for requested hostnames and for targets, with these zones of links.
     #[must_use]
-    pub fn hostname_policy(&self, zones: &[LinkZone]) -> HostnamePolicy {
+    pub fn hostname_policy(&self, zones: &CorefileZones) -> HostnamePolicy {
         self.hostname_policy.hostname_policy(zones)
     }
 }

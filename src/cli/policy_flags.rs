@@ -5,7 +5,7 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use super::parsers::{annotation, domain, namespace_or_all, net};
-use crate::dns::plugins::lb_linker::LinkZone;
+use crate::dns::server::corefile_source::CorefileZones;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::target_policy::TargetPolicy;
@@ -113,17 +113,18 @@ pub struct HostnamePolicyFlags {
 
 impl HostnamePolicyFlags {
     /// Returns the policy for names and targets in these zones, with the reserved label of each zone.
-    pub(crate) fn hostname_policy(&self, zones: &[LinkZone]) -> HostnamePolicy {
+    pub(crate) fn hostname_policy(&self, zones: &CorefileZones) -> HostnamePolicy {
         HostnamePolicy {
             targets: TargetPolicy {
-                zones: zones.iter().map(|zone| zone.origin.clone()).collect(),
+                zones: zones.links.iter().map(|zone| zone.origin.clone()).collect(),
                 cluster_domain: self.cluster_domain.clone(),
+                cluster_zones: zones.cluster.clone(),
                 domains: self.target_domains.clone(),
                 nets: self.target_nets.clone(),
                 denied_nets: self.denied_nets.clone(),
                 allowed_nets: self.allowed_nets.clone(),
             },
-            reserved_labels: zones.iter().map(|zone| zone.apex.clone()).collect(),
+            reserved_labels: zones.links.iter().map(|zone| zone.apex.clone()).collect(),
             hostname_annotations: self.hostname_annotations.clone(),
             hostname_namespaces: self.hostname_namespaces.iter().cloned().collect(),
         }

@@ -23,6 +23,8 @@ pub struct TargetPolicy {
     pub zones: Vec<Name>,
     /// The domain of the cluster's own names, which are denied; without labels, none is denied.
     pub cluster_domain: Name,
+    /// Further zones of the cluster's own names, apart from the zones of links in them.
+    pub cluster_zones: Vec<Name>,
     /// The domains of allowed hostnames; empty means any.
     pub domains: Vec<Name>,
     /// The networks of allowed addresses; empty means any.
@@ -140,10 +142,14 @@ impl TargetPolicy {
         if name.iter().next_back().is_some_and(|label| label.eq_ignore_ascii_case(b"localhost")) {
             return Err(Denied::Localhost);
         }
-        if self.cluster_domain.num_labels() > 0 && self.cluster_domain.zone_of(name) {
-            return Err(Denied::ClusterDomain(to_presentation(&self.cluster_domain)));
+        let domain = Some(&self.cluster_domain).filter(|domain| domain.num_labels() > 0);
+        let has_links =
+            |zone: &Name| self.zones.iter().any(|links| zone.zone_of(links) && links.zone_of(name));
+        let zones = self.cluster_zones.iter().filter(|zone| !has_links(zone));
+        match domain.into_iter().chain(zones).find(|zone| zone.zone_of(name)) {
+            Some(zone) => Err(Denied::ClusterDomain(to_presentation(zone))),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Checks an address of a load balancer or of its hostname.
@@ -239,6 +245,22 @@ mod tests {
             ("intranet", "a single label"),
         ] {
             let found = host(&policy(), name);
+            assert!(if why.is_empty() { found.is_empty() } else { found.contains(why) }, "{name}: {found}");
+        }
+    }
+
+    #[test]
+    fn names_of_cluster_zones_are_denied_apart_from_links_in_them() {
+        let cluster_zones = ["k8s.example.", "internal."].map(|zone| Name::from_ascii(zone).unwrap()).into();
+        let policy = TargetPolicy { cluster_zones, ..policy() };
+        for (name, why) in [
+            ("web.shop.svc.K8s.example", "the cluster's own domain k8s.example"),
+            ("web.internal", "the cluster's own domain internal"),
+            ("web.default.lb.internal", ""),
+            ("api.default.svc.cluster.local", "the cluster's own domain cluster.local"),
+            ("www.example", ""),
+        ] {
+            let found = host(&policy, name);
             assert!(if why.is_empty() { found.is_empty() } else { found.contains(why) }, "{name}: {found}");
         }
     }

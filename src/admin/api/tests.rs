@@ -11,9 +11,12 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::admin::client::{ClientError, InstanceClient};
+use crate::dns::plugins::lb_linker::LinkZone;
 use crate::metrics::Metrics;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
+use crate::store::cluster::objects::{Addressing, Service};
+use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
 use crate::store::{Input, OnGone, Store};
 
 /// A status API with a store, without a listener.
@@ -21,7 +24,8 @@ struct Api {
     store: Arc<Store>,
     facts: LinkFacts,
     history: Arc<History>,
-    zones: watch::Sender<Vec<LinkZone>>,
+    zones: watch::Sender<CorefileZones>,
+    clusters: ClusterRegistry,
     stop: CancellationToken,
 }
 
@@ -29,10 +33,18 @@ impl Api {
     fn new() -> Self {
         let origin = Name::from_ascii("lb.internal.").unwrap();
         let store = Arc::new(Store::new(OnGone::Kept).with_zones([&origin]));
-        let zones = watch::Sender::new(vec![LinkZone { origin, apex: "ns".to_owned() }]);
+        let links = vec![LinkZone { origin, apex: "ns".to_owned() }];
+        let zones = watch::Sender::new(CorefileZones { links, ..CorefileZones::default() });
         let history = Arc::new(History::new(Timestamp::from_second(1_700_000_000).unwrap()));
         let facts = LinkFacts::of(Arc::clone(&store));
-        Self { store, facts, history, zones, stop: CancellationToken::new() }
+        Self {
+            store,
+            facts,
+            history,
+            zones,
+            clusters: ClusterRegistry::default(),
+            stop: CancellationToken::new(),
+        }
     }
 
     fn status(&self) -> Status {
@@ -40,6 +52,7 @@ impl Api {
             facts: self.facts.clone(),
             history: Arc::clone(&self.history),
             zones: self.zones.subscribe(),
+            clusters: self.clusters.clone(),
             identity: "replica-1".to_owned(),
             leader: KnownLeader::default(),
             election: Metrics::new().unwrap().group().unwrap(),
@@ -234,7 +247,7 @@ async fn changed_zones_change_the_etag() {
     let before = api.status().etag();
     // After a reload of the Corefile, the API has the new zones before the store and the names of the links have them.
     let origin = Name::from_ascii("lb.example.").unwrap();
-    api.zones.send_modify(|zones| zones[0].origin = origin.clone());
+    api.zones.send_modify(|zones| zones.links[0].origin = origin.clone());
     assert_eq!(api.status().etag(), before);
     api.store.set_zones([&origin]);
     assert_ne!(api.status().etag(), before);
@@ -270,6 +283,36 @@ async fn instance_has_leadership_zones_and_start() {
         (&instance["zones"][0], &instance["started"]),
         (&"lb.internal".into(), &"2023-11-14T22:13:20Z".into())
     );
+    assert_eq!(instance.get("clusterObjects"), None, "the Corefile has no kubernetes");
+}
+
+#[tokio::test]
+async fn objects_of_clusters_are_numbers_of_the_instance_alone() {
+    let api = Api::new();
+    api.store.set_known(Input::Services);
+    let spec = |labels: &str| ClusterSpec {
+        connection: Connection::Own,
+        limits: ApiLimits::default(),
+        labels: labels.to_owned(),
+        namespace_labels: String::new(),
+        has_endpoints: true,
+        has_pods: false,
+        names_endpoints_by_pods: false,
+    };
+    let clusters = [api.clusters.cluster(spec("")), api.clusters.cluster(spec("a=b"))];
+    clusters[0].set_namespace("shop", true);
+    for cluster in &clusters {
+        let service = Service { addressing: Addressing::Headless, ports: [].into() };
+        cluster.set_service(&ServiceKey::new("shop", "hidden"), Some(service));
+    }
+    let page = async |path: &str| {
+        body(router(api.status()).oneshot(get_from("localhost", path)).await.unwrap()).await
+    };
+    let expected = serde_json::json!({ "services": 2, "endpointslices": 0, "namespaces": 1 });
+    assert_eq!(page("/api/instance").await["clusterObjects"], expected);
+    for path in ["/api/instance", "/api/links"] {
+        assert!(!page(path).await.to_string().contains("hidden"), "{path}");
+    }
 }
 
 /// Serves a router on loopback. Returns the address, and the task, which ends when it is dropped.

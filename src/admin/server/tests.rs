@@ -19,6 +19,7 @@ fn status() -> Status {
         facts: LinkFacts::of(Arc::new(Store::new(OnGone::Kept))),
         history: Arc::new(History::new(Timestamp::UNIX_EPOCH)),
         zones: watch::Sender::default().subscribe(),
+        clusters: Default::default(),
         identity: "replica-1".to_owned(),
         leader: KnownLeader::default(),
         election: Metrics::new().unwrap().group().unwrap(),

@@ -45,8 +45,8 @@ pub struct Server {
     blocks: HashMap<Box<[u8]>, ServedZone, DefaultHashBuilder>,
     /// The length of the longest key of `blocks`.
     longest: usize,
-    /// The zones of links of all blocks, in the form of the keys of `blocks`.
-    link_zones: Vec<Box<[u8]>>,
+    /// The zones of links and of the cluster's own names of all blocks, in the form of the keys of `blocks`.
+    own_zones: Vec<Box<[u8]>>,
     /// Whether a plugin can answer classes other than IN.
     other_classes: bool,
     /// Whether a panic aborts the process.
@@ -150,6 +150,8 @@ pub struct ServerBlock {
     pub access_rules: Vec<Arc<dyn AccessRule>>,
     /// The zones of links that a plugin of this block answers for.
     pub link_zones: ZoneSet,
+    /// The zones of the cluster's own names that a plugin of this block answers for.
+    pub cluster_zones: ZoneSet,
     /// The zones of *metadata*; none without it.
     pub labeled: ZoneSet,
     /// Whether the block has `debug`: a panic on a listener of this block aborts the process.
@@ -179,16 +181,18 @@ impl Server {
         let unrouted_metrics = metrics.zone_metrics(&label, "dropped");
         let blocks: HashMap<Box<[u8]>, ServedZone, _> = blocks.iter().map(serve).collect();
         let longest = blocks.keys().map(|zone| zone.len()).max().unwrap_or_default();
-        let link_zones = blocks.values().flat_map(|served| served.block.link_zones.all()).map(wire_name);
-        let mut link_zones: Vec<Box<[u8]>> = link_zones.collect();
-        link_zones.sort_unstable();
-        link_zones.dedup();
+        let own_zones = blocks.values().flat_map(|ServedZone { block, .. }| {
+            block.link_zones.all().iter().chain(block.cluster_zones.all()).map(wire_name)
+        });
+        let mut own_zones: Vec<Box<[u8]>> = own_zones.collect();
+        own_zones.sort_unstable();
+        own_zones.dedup();
         Self {
             view: label.clone(),
             label,
             blocks,
             longest,
-            link_zones,
+            own_zones,
             other_classes,
             debug,
             number,
@@ -363,10 +367,10 @@ impl Server {
         zones.any(|zone| name.zone_of(zone))
     }
 
-    /// Returns whether the first question of a message is about a name in a zone of links. Looks only at the labels; the
+    /// Returns whether the first question of a message is about a name of a link or of the cluster. Looks only at the labels; the
     /// message may be malformed.
     #[must_use]
-    pub fn asks_about_links(&self, message: &[u8]) -> bool {
+    pub fn asks_about_own_names(&self, message: &[u8]) -> bool {
         let mut rest = message.get(HEADER_LENGTH..).unwrap_or_default();
         rest = &rest[..rest.len().min(MAX_NAME)];
         loop {
@@ -374,7 +378,7 @@ impl Server {
                 rest.get(..zone.len()).is_some_and(|name| name.eq_ignore_ascii_case(zone))
                     && rest.get(zone.len()) == Some(&0)
             };
-            if self.link_zones.iter().any(|zone| is_zone(zone)) {
+            if self.own_zones.iter().any(|zone| is_zone(zone)) {
                 return true;
             }
             match rest.split_first() {

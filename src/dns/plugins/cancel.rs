@@ -106,6 +106,7 @@ mod tests {
             access_rules: Vec::new(),
             zones: block.zones.clone(),
             link_zones: ZoneSet::default(),
+            cluster_zones: ZoneSet::default(),
             labeled: ZoneSet::default(),
             debug: false,
         };

@@ -9,6 +9,7 @@
 //! Until then, and for at most `startup_timeout`, up to 1,000 questions wait; after that time names that are known are
 //! answered, and all others get SERVFAIL with the extended error 14. A reload waits as long, and the blocks before it
 //! answer meanwhile. Without the API server the answers stay as they are.
+//! No link has a name in these zones as its target.
 //! A list that lacks more than ten objects, or a fifth if that is more, counts when a second list, 30 s later, confirms
 //! it; Pods go at once.
 //!

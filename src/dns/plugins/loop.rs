@@ -394,6 +394,7 @@ mod tests {
             access_rules: Vec::new(),
             zones: vec![Name::root()],
             link_zones: ZoneSet::default(),
+            cluster_zones: ZoneSet::default(),
             labeled: ZoneSet::default(),
             debug: false,
         };

@@ -14,10 +14,15 @@ use crate::dns::chain::server::{Server, ServerBlock};
 use crate::dns::corefile::{
     self, Address, CorefileError, Directive, FileSources, Position, Scheme, Token, addresses, parse,
 };
+use crate::dns::message::query::whole_wire_name;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::interfaces::is_own;
 use crate::dns::plugins::build;
+use crate::dns::plugins::lb_linker::link_zones;
 use crate::dns::plugins::setup::{BlockBuilder, HttpEndpoint, ServerContext};
 use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
+use crate::model::target_policy::TargetPolicy;
+use crate::store::cluster::answer::is_reverse;
 
 #[derive(Debug)]
 pub struct Configuration {
@@ -42,6 +47,8 @@ pub struct BlockFingerprint {
     lines: String,
     files_read: Vec<(PathBuf, Vec<u8>)>,
     optional: Vec<(PathBuf, Vec<u8>)>,
+    /// The zones that the block's links may not lead to.
+    cluster_zones: Vec<Name>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +104,35 @@ pub fn build_blocks(
     build_all(file, parsed, context).map_err(|mut errors| errors.swap_remove(0))
 }
 
+/// The plugins that answer for names of the cluster itself.
+const CLUSTER_PLUGINS: [&str; 2] = ["kubernetes", "k8s_external"];
+
+/// Returns the zones of the cluster's own names, as far as they are zones. The root and reverse zones aren't: most of their
+/// names are others' names, which fall through.
+#[must_use]
+pub fn cluster_zones(parsed: &[corefile::BlockSource]) -> Vec<Name> {
+    let mut all = Vec::new();
+    for block in parsed {
+        for line in block.lines.iter().filter(|line| CLUSTER_PLUGINS.contains(&line.name())) {
+            let named = line.arguments().iter().flat_map(|word| word.zones().unwrap_or_default());
+            all.extend(named);
+            if line.arguments().is_empty() {
+                let own = block.addresses.iter().flat_map(|word| addresses(word).unwrap_or_default());
+                all.extend(own.map(|address| address.zone));
+            }
+        }
+    }
+    all.retain(|zone| !zone.is_root() && !is_reverse(&whole_wire_name(zone)));
+    all
+}
+
+/// Returns the policy for targets with the zones of a Corefile.
+fn target_policy(parsed: &[corefile::BlockSource], targets: &TargetPolicy) -> TargetPolicy {
+    let links = link_zones(parsed, &targets.cluster_domain).unwrap_or_default();
+    let zones = links.into_iter().map(|zone| zone.origin).collect();
+    TargetPolicy { zones, cluster_zones: cluster_zones(parsed), ..targets.clone() }
+}
+
 /// Builds the blocks of a parsed Corefile, as [`build_blocks`] does.
 ///
 /// # Errors
@@ -107,9 +143,11 @@ pub fn build_all(
     context: &ServerContext,
 ) -> Result<Configuration, Vec<CorefileError>> {
     let mut configuration = Configuration { blocks: Vec::new(), listeners: Vec::new() };
+    let targets = Arc::new(target_policy(parsed, &context.targets));
+    let context = ServerContext { targets, ..context.clone() };
     let mut errors = Vec::new();
     for block in parsed {
-        errors.extend(configuration.add_block(block, context).err().unwrap_or_default());
+        errors.extend(configuration.add_block(block, &context).err().unwrap_or_default());
     }
     if !errors.is_empty() {
         return Err(errors);
@@ -278,12 +316,13 @@ impl Configuration {
         for (address, word) in served {
             self.add_address(&address, word, block, &builder).map_err(|error| vec![error])?;
         }
-        let fingerprint = BlockFingerprint::new(&zones, &block.lines, &builder);
+        let fingerprint = BlockFingerprint::new(&zones, &block.lines, &builder, &context.targets);
         let block = ServerBlock {
             zones,
             plugins: builder.plugins.clone(),
             access_rules: builder.access_rules.clone(),
             link_zones: builder.link_zones.clone(),
+            cluster_zones: ZoneSet::new(cluster_zones(std::slice::from_ref(block))),
             labeled: builder.labeled.clone(),
             debug: builder.debug,
         };
@@ -382,7 +421,7 @@ impl BlockFingerprint {
         &self.optional
     }
 
-    fn new(zones: &[Name], lines: &[Directive], builder: &BlockBuilder) -> Self {
+    fn new(zones: &[Name], lines: &[Directive], builder: &BlockBuilder, targets: &TargetPolicy) -> Self {
         let mut text = String::new();
         write_lines(&mut text, lines, 0);
         Self {
@@ -390,6 +429,10 @@ impl BlockFingerprint {
             lines: text,
             files_read: builder.files_read.clone(),
             optional: builder.optional_files.clone(),
+            cluster_zones: match builder.link_zones.all() {
+                [] => Vec::new(),
+                _ => targets.cluster_zones.clone(),
+            },
         }
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::dns::corefile::{BlockSource, CorefileError, FileSources, Position, parse};
 use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
 use crate::dns::plugins::setup::ServerContext;
-use crate::dns::server::config::{Configuration, build_all, build_blocks, text_of};
+use crate::dns::server::config::{Configuration, build_all, build_blocks, cluster_zones, text_of};
 
 const BUILT_IN: &str = "(built-in Corefile)";
 
@@ -19,6 +19,14 @@ pub(crate) enum CorefileSource {
     File(PathBuf),
     /// The built-in Corefile, made from the flags.
     BuiltIn(String),
+}
+
+/// The zones that decide about names and targets of links.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CorefileZones {
+    pub links: Vec<LinkZone>,
+    /// The zones of the cluster's own names, beside `--cluster-domain`.
+    pub cluster: Vec<Name>,
 }
 
 /// A parsed Corefile, with imports and variables expanded.
@@ -92,9 +100,10 @@ impl LoadedCorefile {
         self.blocks.iter().flat_map(|block| &block.lines).any(|line| line.name() == name)
     }
 
-    /// Returns the zones of links. None of them may have names of `cluster_domain`.
-    pub(crate) fn link_zones(&self, cluster_domain: &Name) -> Result<Vec<LinkZone>, CorefileError> {
-        link_zones(&self.blocks, cluster_domain)
+    /// Returns the zones of links, none of which may have names of `cluster_domain`, and of the cluster's own names.
+    pub(crate) fn zones(&self, cluster_domain: &Name) -> Result<CorefileZones, CorefileError> {
+        let links = link_zones(&self.blocks, cluster_domain)?;
+        Ok(CorefileZones { links, cluster: cluster_zones(&self.blocks) })
     }
 
     pub(crate) fn configure(&self, context: &ServerContext) -> Result<Configuration, CorefileError> {

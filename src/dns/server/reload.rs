@@ -18,7 +18,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
-use super::corefile_source::{CorefileSource, LoadedCorefile};
+use super::corefile_source::{CorefileSource, CorefileZones, LoadedCorefile};
 use super::instance::Instance;
 use super::probes::is_ready;
 use crate::dns::corefile::CorefileError;
@@ -56,7 +56,7 @@ pub(crate) struct Reloader {
     pub(crate) instance: Instance,
     source: CorefileSource,
     check_zones: CheckZones,
-    zones: watch::Sender<Vec<LinkZone>>,
+    zones: watch::Sender<CorefileZones>,
     context: ServerContext,
     metrics: Arc<ReloadMetrics>,
     /// The hash of the Corefile in force, or the error of the last reload.
@@ -84,7 +84,7 @@ enum ReloadError {
 /// A Corefile that was read again, with its hash; without a configuration if it is unchanged.
 struct LoadedConfig {
     hash: String,
-    zones: Vec<LinkZone>,
+    zones: CorefileZones,
     configuration: Option<Configuration>,
 }
 
@@ -97,7 +97,7 @@ impl Reloader {
         source: CorefileSource,
         corefile: LoadedCorefile,
         check_zones: CheckZones,
-        zones: Vec<LinkZone>,
+        zones: CorefileZones,
         context: ServerContext,
         set_debug: SetDebug,
     ) -> Result<Self, ServerError> {
@@ -120,8 +120,13 @@ impl Reloader {
         })
     }
 
-    /// Returns a receiver of the zones of links, which is notified when a reload changes them.
-    pub(crate) fn zones(&self) -> watch::Receiver<Vec<LinkZone>> {
+    /// Returns the clusters of all blocks.
+    pub(crate) fn clusters(&self) -> ClusterRegistry {
+        self.context.clusters.clone()
+    }
+
+    /// Returns a receiver of the zones of the Corefile, which is notified when a reload changes them.
+    pub(crate) fn zones(&self) -> watch::Receiver<CorefileZones> {
         self.zones.subscribe()
     }
 
@@ -229,10 +234,10 @@ impl Reloader {
                 && files.iter().all(is_same)
                 && !optional_files.iter().any(is_changed)
             {
-                return Ok(LoadedConfig { hash, zones: Vec::new(), configuration: None });
+                return Ok(LoadedConfig { hash, zones: CorefileZones::default(), configuration: None });
             }
-            let zones = corefile.link_zones(&context.targets.cluster_domain)?;
-            check_zones(&zones).map_err(ReloadError::Zones)?;
+            let zones = corefile.zones(&context.targets.cluster_domain)?;
+            check_zones(&zones.links).map_err(ReloadError::Zones)?;
             Ok(LoadedConfig { hash, zones, configuration: Some(corefile.configure(&context)?) })
         })
         .await?

@@ -5,7 +5,6 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntGaugeVec, Opts};
 
-use super::objects::Kind;
 use super::registry::ClusterRegistry;
 
 pub struct ClusterMetrics {
@@ -29,14 +28,12 @@ impl Collector for ClusterMetrics {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let clusters = self.clusters.known();
+        let numbers = self.clusters.numbers();
         // Scrapes may coincide.
         let _alone = self.collecting.lock();
         self.objects.reset();
-        for kind in Kind::ALL.into_iter().filter(|kind| clusters.iter().any(|it| it.spec().has(*kind))) {
-            let number: usize = clusters.iter().map(|cluster| cluster.number(kind)).sum();
-            let number = i64::try_from(number).unwrap_or(i64::MAX);
-            self.objects.with_label_values(&[kind.resource()]).set(number);
+        for (kind, number) in numbers {
+            self.objects.with_label_values(&[kind]).set(i64::try_from(number).unwrap_or(i64::MAX));
         }
         self.objects.collect()
     }

@@ -1,5 +1,6 @@
 //! The clusters whose objects DNS needs. Blocks with the same connection and selection share one.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
@@ -109,6 +110,18 @@ impl ClusterRegistry {
     #[must_use]
     pub fn known(&self) -> Vec<Arc<Cluster>> {
         self.0.known.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns the number of objects in all clusters, by the names of the kinds that are read.
+    #[must_use]
+    pub fn numbers(&self) -> BTreeMap<&'static str, usize> {
+        let mut numbers = BTreeMap::new();
+        for cluster in self.known() {
+            for kind in Kind::ALL.into_iter().filter(|kind| cluster.spec().has(*kind)) {
+                *numbers.entry(kind.resource()).or_default() += cluster.number(kind);
+            }
+        }
+        numbers
     }
 
     /// Keeps a cluster's objects up to date as long as the returned value lives.

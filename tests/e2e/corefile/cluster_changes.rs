@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::ResponseCode;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Api;
+use kube::api::PostParams;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::time::sleep;
@@ -180,6 +183,57 @@ async fn check_asks_for_the_rights_that_the_corefile_needs() {
     }
 }
 
+/// Creates a headless Service, and a slice of it with the time of what caused it.
+async fn create_timed(cluster: &Cluster, name: &str) {
+    let service = json!({ "metadata": { "name": name }, "spec": { "clusterIP": "None" } });
+    cluster.create_service("default", service).await;
+    // The watches of Services and slices are apart.
+    sleep(Duration::from_millis(500)).await;
+    let cause =
+        json!({ "endpoints.kubernetes.io/last-change-trigger-time": jiff::Timestamp::now().to_string() });
+    let slice = json!({
+        "metadata": { "name": name, "labels": { "kubernetes.io/service-name": name }, "annotations": cause },
+        "addressType": "IPv4", "endpoints": [{ "addresses": ["10.9.9.9"] }], "ports": [],
+    });
+    let slices = Api::<EndpointSlice>::namespaced(cluster.client.clone(), "default");
+    slices.create(&PostParams::default(), &serde_json::from_value(slice).unwrap()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_of_the_plugin_have_corednss_names_and_labels() {
+    const COUNT: &str =
+        "coredns_kubernetes_dns_programming_duration_seconds_count{service_kind=\"headless_with_selector\"}";
+    let plane = ControlPlane::start(Options::default());
+    let cluster = plane.cluster().await;
+    create_timed(&cluster, "before").await;
+    let options = format!("kubernetes {{\nkubeconfig {}\n}}", plane.admin_kubeconfig().display());
+    let site = CorefileDir::new(&corefile(&options), &[]);
+    let (coredns, subject) =
+        tokio::join!(Server::start(Program::CoreDns, &site), Server::start(Program::subject(), &site));
+    for server in [&coredns, &subject] {
+        has(server, "before", ResponseCode::NoError).await;
+    }
+    assert_eq!(subject.metric(COUNT), None, "the first list doesn't count");
+    create_timed(&cluster, "later").await;
+    for server in [&coredns, &subject] {
+        has(server, "later", ResponseCode::NoError).await;
+        eventually("the metric", || async { server.metric(COUNT) }).await;
+    }
+    assert_eq!(subject.metric(COUNT), Some(1.0));
+    let series = |server: &Server| -> BTreeSet<String> {
+        let page = server.metrics();
+        let names = page.lines().filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned()));
+        names
+            .filter(|name| name.starts_with("coredns_kubernetes_") || name.contains(" coredns_kubernetes_"))
+            .collect()
+    };
+    let (expected, found) = (series(&coredns), series(&subject));
+    let lacking: Vec<_> = expected.difference(&found).collect();
+    assert!(lacking.is_empty(), "{lacking:#?} {found:#?}");
+    let further: Vec<_> = found.difference(&expected).filter(|name| !name.contains("duration")).collect();
+    assert!(further.is_empty(), "{further:#?}");
+}
+
 #[test]
 fn kubernetes_with_manifests_needs_an_api_server_of_its_own() {
     let output = check(&CorefileDir::new(&corefile("kubernetes"), &[]));
@@ -227,14 +281,23 @@ async fn links_and_names_of_the_cluster_are_answered_by_one_process() {
     let cluster = plane.cluster().await;
     cluster.create_load_balancer("default", "lb").await;
     cluster.set_ingress("default", "lb", &[Ingress::Ip("192.0.2.7")]).await;
+    cluster.create_load_balancer("default", "inside").await;
+    let own = Ingress::Hostname("kubernetes.default.svc.cluster.local");
+    cluster.set_ingress("default", "inside", &[own]).await;
     let text = format!("{}\nlb.internal:{{$PORT}} {{\nbind 127.0.0.1\nlb_linker\n}}", corefile("kubernetes"));
     let kubeconfig = plane.admin_kubeconfig();
     let site = CorefileDir::new(&text, &[]).with("LB_LINKER_KUBECONFIG", kubeconfig.display());
-    let server = Server::start(Program::Linker, &site.with("LB_LINKER_SYNC", "off")).await;
+    let site = site.with("LB_LINKER_SYNC", "off").with("LB_LINKER_CLUSTER_DOMAIN", "other.test");
+    let server = Server::start(Program::Linker, &site).await;
     has(&server, "lb", ResponseCode::NoError).await;
     answers(server.dns(), "lb-default.lb.internal. A", "192.0.2.7").await;
     let ready = || async { (is_ready(&server).0 == 200).then_some(()) };
     eventually("the end of both first lists", ready).await;
+    let is_denied = |line: &String| line.contains("it lies in the cluster's own domain cluster.local");
+    let denied = || async { server.log().iter().find(|line| is_denied(line)).cloned() };
+    eventually("the target in the zone of kubernetes is denied", denied).await;
+    let answer = ask_udp(server.dns(), &query("inside-default.lb.internal. A")).await;
+    assert!(answer.answers.is_empty(), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -103,6 +103,7 @@ impl CacheFixture {
             plugins,
             access_rules: block.access_rules.clone(),
             link_zones: ZoneSet::default(),
+            cluster_zones: ZoneSet::default(),
             labeled: ZoneSet::default(),
             debug: false,
         };

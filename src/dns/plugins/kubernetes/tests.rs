@@ -72,6 +72,20 @@ async fn names_are_answered_with_an_soa_record_where_none_is_found() {
 }
 
 #[tokio::test]
+async fn clients_and_acl_decide_about_names_of_the_cluster() {
+    for (rule, refused) in
+        [("clients 192.0.2.0/24", "REFUSED"), ("acl {\nblock net 10.0.0.0/8\n}", "REFUSED")]
+    {
+        let (server, cluster) = server(&format!("{rule}\nkubernetes cluster.local"));
+        list(&cluster);
+        for (client, expected) in [("192.0.2.7", "NOERROR"), ("10.0.0.7", refused)] {
+            let answer = server.clone().from(client).ask(&format!("{WEB} A")).await;
+            assert!(answer.starts_with(expected), "{rule} {client}: {answer}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn unlisted_names_are_servfail_and_known_ones_are_answered() {
     let (server, cluster) = server("kubernetes cluster.local {\nstartup_timeout 0s\nfallthrough\n}\nwhoami");
     assert!(server.ask(&format!("{WEB} A")).await.contains("10.0.0.1"));

@@ -81,6 +81,7 @@ fn server_with_rules(rules: &str, next_plugin: NextPlugin) -> TestServer {
         plugins,
         access_rules: block.access_rules.clone(),
         link_zones: ZoneSet::default(),
+        cluster_zones: ZoneSet::default(),
         labeled: ZoneSet::default(),
         debug: false,
     };

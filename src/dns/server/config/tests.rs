@@ -138,6 +138,25 @@ fn equal_blocks_have_equal_fingerprints() {
 }
 
 #[test]
+fn cluster_zones_are_those_of_the_plugins_without_reverse_zones() {
+    let zones = |text: &str| {
+        let parsed = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
+        cluster_zones(&parsed).iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let text = "cluster.local 10.0.0.0/8 {\nkubernetes\n}\n. {\nkubernetes k8s.test in-addr.arpa ip6.arpa\n\
+                k8s_external example.org\n}\n.:54 {\nkubernetes\n}\n";
+    assert_eq!(zones(text), ["cluster.local.", "k8s.test.", "example.org."]);
+    assert!(zones("lb.internal {\nlb_linker\n}\n").is_empty());
+    let fingerprints = |zone: &str| {
+        let text = format!("lb.internal {{\nlb_linker\n}}\n. {{\nwhoami\n}}\n{zone} {{\nkubernetes\n}}\n");
+        let built = configured(&text).unwrap().blocks;
+        built.into_iter().map(|built| built.fingerprint).collect::<Vec<_>>()
+    };
+    let (one, other) = (fingerprints("k8s.test"), fingerprints("k8s.example"));
+    assert_eq!([one[0] == other[0], one[1] == other[1]], [false, true], "links have other targets then");
+}
+
+#[test]
 fn text_of_a_corefile_shows_its_parsed_form() {
     let text = "(common) {\n  whoami # a comment\n}\n.:{$PORT:1053}, example.org {\n  import common\n  \
                 bind 127.0.0.1 { \n except \"127.0.0.2\"\n }\n}\n";

@@ -15,7 +15,11 @@ fn start(text: &str) -> (Reloader, TempDir) {
     let text = origin.read().unwrap();
     let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     let check_zones: CheckZones = Arc::new(|_| Ok(()));
-    (Reloader::start(origin, text, check_zones, Vec::new(), context, Box::new(|_| {})).unwrap(), directory)
+    (
+        Reloader::start(origin, text, check_zones, CorefileZones::default(), context, Box::new(|_| {}))
+            .unwrap(),
+        directory,
+    )
 }
 
 fn corefile(directory: &TempDir) -> PathBuf {

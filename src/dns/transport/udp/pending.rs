@@ -40,10 +40,10 @@ pub(super) enum QueryProgress {
     UnderWay(BoxFuture<'static, Option<EncodedReply>>),
 }
 
-/// Queries that wait for their turn: those in zones of links, and all others, so that a flood of look-ups delays no answer
-/// about a link. One client can't fill it.
+/// Queries that wait for their turn: those about names of links and of the cluster, and all others, so that a flood of
+/// look-ups delays no answer about the former. One client can't fill it.
 pub(super) struct Backlog {
-    links: Part,
+    own: Part,
     others: Part,
 }
 
@@ -56,32 +56,32 @@ impl Backlog {
     /// Returns a backlog with this capacity for each of both kinds.
     pub(super) fn new(capacity: usize) -> Self {
         let part = || Part { queries: VecDeque::new(), capacity: ClientQuota::new(capacity) };
-        Self { links: part(), others: part() }
+        Self { own: part(), others: part() }
     }
 
     /// Adds a query, if its client has quota; returns whether it has.
     pub(super) fn push(
         &mut self,
-        is_about_links: bool,
+        is_about_own_names: bool,
         (progress, peer, key): (QueryProgress, Peer, Option<Box<[u8]>>),
         guard: InFlightGuard,
     ) -> bool {
-        let part = if is_about_links { &mut self.links } else { &mut self.others };
+        let part = if is_about_own_names { &mut self.own } else { &mut self.others };
         let Some(queue_share) = part.capacity.acquire(unmapped(peer.address).ip(), 1) else { return false };
         part.queries.push_back(PendingQuery { progress, peer, key, guard, _queue_share: queue_share });
         true
     }
 
-    /// Removes at most `number` queries, those about links first; at least `number / 8` are others, if there are as many.
+    /// Removes at most `number` queries, those about own names first; at least `number / 8` are others, if there are as many.
     pub(super) fn take(&mut self, number: usize) -> impl Iterator<Item = PendingQuery> {
         let others = self.others.queries.len().min(number / 8);
-        let links = self.links.queries.len().min(number - others);
-        let others = self.others.queries.len().min(number - links);
-        self.links.queries.drain(..links).chain(self.others.queries.drain(..others))
+        let own = self.own.queries.len().min(number - others);
+        let others = self.others.queries.len().min(number - own);
+        self.own.queries.drain(..own).chain(self.others.queries.drain(..others))
     }
 
     pub(super) fn len(&self) -> usize {
-        self.links.queries.len() + self.others.queries.len()
+        self.own.queries.len() + self.others.queries.len()
     }
 }
 

@@ -31,7 +31,10 @@ async fn handler_of(store: Arc<Store>) -> (Arc<Handler>, UdpSocket) {
     let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let context = ServerContext::silent(store).unwrap();
     let upstream = silent.local_addr().unwrap();
-    let text = format!("lb.internal {{\nbufsize 4096\nlb_linker\n}}\n. {{\nforward . {upstream}\n}}\n");
+    let text = format!(
+        "lb.internal {{\nbufsize 4096\nlb_linker\n}}\n\
+         k8s.example 10.in-addr.arpa {{\nkubernetes\n}}\n. {{\nforward . {upstream}\n}}\n"
+    );
     (first_handler(&text, &context).unwrap(), silent)
 }
 
@@ -94,10 +97,12 @@ async fn waiting_queries_of_a_client_leave_half_of_the_quota() {
 }
 
 /// Adds queries of a client to a backlog; returns how many it takes.
-fn push(backlog: &mut Backlog, is_about_links: bool, client: u8, number: usize) -> usize {
+fn push(backlog: &mut Backlog, is_about_own_names: bool, client: u8, number: usize) -> usize {
     let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, client), 53).into(), local: None, kernel_drops: 0 };
-    let query = || (QueryProgress::Message(vec![u8::from(is_about_links)]), peer, None);
-    (0..number).filter(|_| backlog.push(is_about_links, query(), InFlightGuard::new(&Arc::default()))).count()
+    let query = || (QueryProgress::Message(vec![u8::from(is_about_own_names)]), peer, None);
+    (0..number)
+        .filter(|_| backlog.push(is_about_own_names, query(), InFlightGuard::new(&Arc::default())))
+        .count()
 }
 
 #[test]
@@ -130,23 +135,25 @@ fn links_come_first_and_leave_turns_for_other_names() {
 }
 
 #[tokio::test]
-async fn only_names_in_link_zones_are_about_links() {
+async fn names_of_links_and_of_the_cluster_are_own_names() {
     let (handler, _silent) = handler().await;
     let server = handler.server.load_full();
     for (name, expected) in [
         (KNOWN, true),
         ("WEB.Lb.Internal.", true),
         ("lb.internal.", true),
+        ("web.shop.svc.k8s.example.", true),
+        ("1.0.0.10.in-addr.arpa.", false),
         (SLOW, false),
         ("lb.internal.example.", false),
         ("xlb.internal.", false),
         ("internal.", false),
         (".", false),
     ] {
-        assert_eq!(server.asks_about_links(&question(name)), expected, "{name}");
+        assert_eq!(server.asks_about_own_names(&question(name)), expected, "{name}");
     }
     let whole = question(KNOWN);
-    assert!((0..20).all(|length| !server.asks_about_links(&whole[..length])), "a part of a message");
+    assert!((0..20).all(|length| !server.asks_about_own_names(&whole[..length])), "a part of a message");
 }
 
 #[tokio::test]

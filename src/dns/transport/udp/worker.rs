@@ -264,10 +264,10 @@ impl Worker {
                     Err(Miss::NotCached) => {
                         computed += 1;
                         let key = response_cache.key_to_keep().map(Box::from);
-                        let is_about_links = server.asks_about_links(question);
+                        let is_about_own_names = server.asks_about_own_names(question);
                         self.enqueue(
                             backlog,
-                            is_about_links,
+                            is_about_own_names,
                             QueryProgress::Message(question.to_vec()),
                             peer,
                             key,
@@ -309,8 +309,8 @@ impl Worker {
         let mut answering = answering.boxed();
         // `now_or_never` registers no waker: the backlog polls the future again.
         let Some(answer) = answering.as_mut().now_or_never() else {
-            let is_about_links = self.handler.server.load().asks_about_links(question);
-            self.enqueue(backlog, is_about_links, QueryProgress::UnderWay(answering), peer, key);
+            let is_about_own_names = self.handler.server.load().asks_about_own_names(question);
+            self.enqueue(backlog, is_about_own_names, QueryProgress::UnderWay(answering), peer, key);
             return None;
         };
         let EncodedReply { bytes, wire_response } = answer?;
@@ -330,13 +330,13 @@ impl Worker {
     fn enqueue(
         &self,
         backlog: &mut Backlog,
-        is_about_links: bool,
+        is_about_own_names: bool,
         progress: QueryProgress,
         peer: Peer,
         key: Option<Box<[u8]>>,
     ) {
         let guard = InFlightGuard::new(&self.pending);
-        if !backlog.push(is_about_links, (progress, peer, key), guard) {
+        if !backlog.push(is_about_own_names, (progress, peer, key), guard) {
             self.socket.count_dropped(DropReason::Busy, 1);
         }
     }

@@ -131,6 +131,21 @@ async fn chain_ends_in_the_cluster_domain_and_at_localhost() {
 }
 
 #[tokio::test]
+async fn chain_ends_in_the_zones_of_kubernetes() {
+    let links = vec![
+        balancer("default", "web", "via.example.", &[]),
+        balancer("default", "first", "web.shop.svc.hidden.example.", &[]),
+    ];
+    let address = "template IN A hidden.example {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}";
+    let zones = format!("lb.internal {{\nlb_linker\n}}\nhidden.example {{\n{address}\nkubernetes\n}}\n");
+    let context = server_with(&zones, links);
+    let first = ask(&context, "first.default.lb.internal. A").await;
+    assert_eq!(first, "NoError web.shop.svc.hidden.example. EDE 15");
+    let via = ask(&context, "web.default.lb.internal. A").await;
+    assert_eq!(via, "NoError via.example. hidden.example. EDE 15");
+}
+
+#[tokio::test]
 async fn chain_continues_at_a_link_that_allows_the_namespace() {
     let b = |allow_from| balancer("other", "b", "192.0.2.7", allow_from);
     let context = context(vec![
