@@ -1,5 +1,6 @@
 //! The reply that plugins return along the chain.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::Metadata;
@@ -29,6 +30,8 @@ pub struct Reply {
     pub age: Duration,
     /// Whether *cache* may store the reply.
     pub is_cacheable: bool,
+    /// What has to stay as it is while *cache* gives the reply, beside its TTL; `None` if nothing.
+    pub rests_on: Option<Arc<Validity>>,
     /// The conditions for reusing the answer without calling the plugins; `None` if it can't be reused.
     pub validity: Option<Box<Validity>>,
 }
@@ -47,7 +50,14 @@ impl Reply {
             plugin,
             age: Duration::ZERO,
             is_cacheable: true,
+            rests_on: None,
             validity: None,
         }
+    }
+
+    /// Returns whether *cache* may store a reply that has records of this one.
+    #[must_use]
+    pub fn may_be_part_of_cached(&self) -> bool {
+        self.is_cacheable && self.rests_on.is_none()
     }
 }

@@ -23,8 +23,8 @@
 //!   record of a name that doesn't exist.
 //! - `namespace_labels` hides PTR records, too. Each address of a Pod counts. EndpointSlices with names instead of
 //!   addresses (FQDN), and without the label of a Service, are left out.
-//! - *cache* keeps no names of these zones, only what ExternalNames lead to, so TTLs don't count down. An answer is
-//!   reused until an object changes that it rests on.
+//! - *cache* keeps no names of these zones, only what ExternalNames lead to and what `fallthrough` passes on, so TTLs
+//!   don't count down. An answer is reused until an object changes that it rests on.
 //! - A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels before an IPv6 address.
 //! - Before the first lists are complete, `fallthrough` passes on nothing.
 //! - The name servers are the Services in front of the addresses in `POD_IPS`, if that is set.
@@ -69,6 +69,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::query::whole_wire_name;
+use crate::dns::message::validity::Validity;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::store::cluster::Cluster;
 use crate::store::cluster::answer::{Answer, Outcome, Rules};
@@ -157,10 +158,13 @@ impl Plugin for Kubernetes {
 /// Passes a name on that doesn't exist. It may exist at any time.
 async fn passed(answer: Answer, request: &mut Request, next: Next<'_>) -> PluginResult {
     let mut reply = next.serve(request).await?;
-    reply.is_cacheable = false;
+    let mut rests_on = Validity { zones: answer.flags, names: answer.names, ..Validity::default() };
     if let Some(validity) = &mut reply.validity {
-        validity.zones.extend(answer.flags);
-        validity.add_names(answer.names);
+        validity.add_dependencies(&rests_on);
     }
+    if let Some(other) = &reply.rests_on {
+        rests_on.add_dependencies(other);
+    }
+    reply.rests_on = Some(Arc::new(rests_on));
     Ok(reply)
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::reply::MAX_CNAMES_IN_ANSWER;
-use crate::dns::message::validity::{CacheEntryUse, Section};
+use crate::dns::message::validity::{CacheEntryUse, Section, Validity};
 use crate::dns::message::wire::WireMessage;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,13 +113,15 @@ pub struct CachedAnswer {
     /// The fields of the answer's header; the header of `message` is ignored.
     pub metadata: Metadata,
     pub message: Arc<WireMessage>,
+    /// What has to stay as it is while the answer is given.
+    pub rests_on: Option<Arc<Validity>>,
 }
 
 impl CachedAnswer {
     /// Returns an answer without records, whose message is the query; `None` if the query can't be read.
     pub(crate) fn nothing(key: &QueryKey) -> Option<Self> {
         let message = WireMessage::new(&key.encode(false)).ok()?;
-        Some(Self { metadata: message.metadata, message: Arc::new(message) })
+        Some(Self { metadata: message.metadata, message: Arc::new(message), rests_on: None })
     }
 
     /// Returns the approximate memory of an entry with this answer, in bytes.

@@ -59,6 +59,7 @@ impl CacheQuery {
         reply.metadata.authentic_data = self.shows_ad(&found.answer.metadata);
         reply.metadata.authoritative = true;
         reply.age = found.age;
+        reply.rests_on = found.answer.rests_on.clone();
         reply.options = found.answer.message.extended_errors.to_vec();
         // The client that caused the cached answer may have spelled the name differently (RFC 4343 section 4.1).
         reply.records = Records::of_wire(Arc::clone(&found.answer.message), self.name());
@@ -77,6 +78,9 @@ impl CacheQuery {
         let reusable = found.reusable_ref()?;
         let mut validity = Validity::of_cached(reusable, found.countdown(), reply.records.counts());
         validity.counters.extend(counted);
+        if let Some(rests_on) = &found.answer.rests_on {
+            validity.add_dependencies(rests_on);
+        }
         if let (Purpose::Target { max_negative_age, .. }, false) =
             (&request.purpose, found.kind == ResponseKind::Success)
         {

@@ -98,7 +98,7 @@ impl CacheState {
             reply.metadata.authentic_data = cache_query.shows_ad(&reply.metadata);
             return ReceivedReply { reply, kind: ResponseKind::Other, is_stored: false };
         };
-        let answer = CachedAnswer { metadata: reply.metadata, message };
+        let answer = CachedAnswer { metadata: reply.metadata, message, rests_on: reply.rests_on.clone() };
         let cacheability = self.store.classify(&answer, cache_query.upstream_query.dnssec_ok);
         let is_stored = is_storable(&cache_query.key, &answer, cacheability)
             && self.may_store(cache_query, mark, cacheability.kind);
@@ -156,7 +156,7 @@ impl CacheState {
         let question = &cache_query.upstream_query.query;
         let message = reply.records.to_wire(&reply.metadata, question, &reply.options);
         let Some(message) = message.filter(|_| !reply.metadata.truncation) else { return false };
-        let answer = CachedAnswer { metadata: reply.metadata, message };
+        let answer = CachedAnswer { metadata: reply.metadata, message, rests_on: reply.rests_on.clone() };
         match self.store.classify(&answer, cache_query.upstream_query.dnssec_ok).kind {
             ResponseKind::Success if !answer.is_empty() => true,
             _ if keeps_data => false,

@@ -173,6 +173,9 @@ impl CacheStore {
     }
 
     fn to_hit(&self, item: Arc<CacheEntry>, now: Instant) -> Option<CacheHit> {
+        if item.answer.rests_on.as_ref().is_some_and(|rests_on| rests_on.is_outdated()) {
+            return None;
+        }
         let age = now.duration_since(item.stored);
         let left = item.ttl.saturating_sub(u32::try_from(age.as_secs()).unwrap_or(u32::MAX));
         let options = &self.options;

@@ -108,7 +108,7 @@ async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
         reply.metadata.response_code = ResponseCode::ServFail;
         return;
     };
-    reply.is_cacheable &= found.is_cacheable;
+    reply.is_cacheable &= found.may_be_part_of_cached();
     reply.metadata.truncation |= found.metadata.truncation;
     let rcode = found.metadata.response_code;
     if matches!(rcode, ResponseCode::NXDomain | ResponseCode::ServFail) {

@@ -72,6 +72,24 @@ async fn names_are_answered_with_an_soa_record_where_none_is_found() {
 }
 
 #[tokio::test]
+async fn names_that_fall_through_are_cached_until_they_exist() {
+    const NAME: &str = "9.0.0.10.in-addr.arpa. PTR";
+    let options = "cache 30\nkubernetes cluster.local in-addr.arpa {\nfallthrough in-addr.arpa\n}\nwhoami";
+    let (server, cluster) = server(options);
+    list(&cluster);
+    let hits = || server.metrics("coredns_cache_hits_total{").concat();
+    for (number, is_hit) in [(1, false), (2, true)] {
+        assert!(server.ask(NAME).await.contains("_udp."), "the next plugin answers question {number}");
+        assert_eq!(hits().ends_with(" 1"), is_hit, "{}", hits());
+    }
+    set(&cluster, "other", Addressing::ClusterIps([[10, 0, 0, 8].into()].into()));
+    assert!(server.ask(NAME).await.contains("_udp.") && hits().ends_with(" 2"), "{}", hits());
+    set(&cluster, "new", Addressing::ClusterIps([[10, 0, 0, 9].into()].into()));
+    let answer = server.ask(NAME).await;
+    assert!(answer.contains("PTR new.a.svc.cluster.local."), "{answer}");
+}
+
+#[tokio::test]
 async fn clients_and_acl_decide_about_names_of_the_cluster() {
     for (rule, refused) in
         [("clients 192.0.2.0/24", "REFUSED"), ("acl {\nblock net 10.0.0.0/8\n}", "REFUSED")]

@@ -52,7 +52,7 @@ impl CnameRule {
             open.has_failed_look_up = true;
             return Ok(());
         };
-        open.reply.is_cacheable &= found.is_cacheable;
+        open.reply.is_cacheable &= found.may_be_part_of_cached();
         let mut retained = Vec::new();
         for &at in &open.answers {
             let RData::CNAME(target) = &mut open.records[at].data else { continue };

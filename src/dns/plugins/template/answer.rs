@@ -233,7 +233,7 @@ async fn add_target_records(reply: &mut Reply, request: &Request, target: Name) 
         reply.is_cacheable = false;
         return;
     };
-    reply.is_cacheable &= found.is_cacheable;
+    reply.is_cacheable &= found.may_be_part_of_cached();
     reply.metadata.truncation |= found.metadata.truncation;
     reply.records.answers.append(&mut found.records.answers);
 }

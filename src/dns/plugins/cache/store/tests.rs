@@ -23,7 +23,7 @@ fn answer(rcode: ResponseCode, answers: Vec<Record>, authorities: Vec<Record>) -
     metadata.response_code = rcode;
     let records = Records::from(Sections { answers, authorities, additionals: Vec::new() });
     let query = Query::query(name("a.example."), RecordType::A);
-    CachedAnswer { metadata, message: records.to_wire(&metadata, &query, &[]).unwrap() }
+    CachedAnswer { metadata, message: records.to_wire(&metadata, &query, &[]).unwrap(), rests_on: None }
 }
 
 fn message(rcode: ResponseCode, answers: &[&str], authorities: &[&str]) -> CachedAnswer {
