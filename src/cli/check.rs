@@ -88,7 +88,7 @@ fn check_manifests(
     check_report: &mut CheckReport,
     flags: &Flags,
     directory: &Path,
-    zones: &[LinkZone],
+    zones: &CorefileZones,
 ) -> Result<(), InputError> {
     let checked = manifests::check(directory, &flags.selection(), Some(&flags.hostname_policy(zones)))
         .map_err(|source| InputError::Directory { flag: "manifests", source })?;
