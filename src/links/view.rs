@@ -192,7 +192,7 @@ pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> L
     }
 }
 
-/// Returns which names of a link another link has, and which one.
+/// Returns which names of a link another link has, and which one, or how the link gets a name that is free by now.
 fn taken_names(link: &Link, store: &Store) -> Option<String> {
     let (namespace, service) = link.key.parts();
     let label = names::dashed_label(namespace, service);
@@ -204,7 +204,15 @@ fn taken_names(link: &Link, store: &Store) -> Option<String> {
         let holder = owner_of(store, &name).filter(|holder| holder.key != link.key)?;
         Some(format!("{name} belongs to link {}", holder.key))
     });
-    Some(examples(taken)).filter(|taken| !taken.is_empty())
+    let default = link.key.external_target();
+    let is_free = link.lacks_its_external_target() && store.claimants(&default).is_empty();
+    let free = is_free.then(|| {
+        format!(
+            "{default} is free: the link gets it once its external target {} is deleted",
+            link.external_target()
+        )
+    });
+    Some(examples(taken.chain(free))).filter(|taken| !taken.is_empty())
 }
 
 fn owner_of(store: &Store, name: &str) -> Option<Arc<Link>> {

@@ -26,7 +26,7 @@ impl LinkMetrics {
             links: IntGaugeVec::new(Opts::new("lb_linker_links", "Links by state."), &["state"])?,
             names_lost: IntGauge::new(
                 "lb_linker_names_lost",
-                "Links that lack one of their names because another link has it.",
+                "Links that lack one of their names because another link has or had it.",
             )?,
             targets_refused: IntGauge::new(
                 "lb_linker_targets_refused",

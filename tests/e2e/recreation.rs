@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::Service;
+use kube::api::DeleteParams;
 
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
@@ -195,6 +196,55 @@ async fn owner_keeps_its_name_through_recreation_and_restart() {
     assert_eq!(first.metadata.uid, second.metadata.uid);
     answers(linker.dns, &question, "c.example.com.").await;
     wait_for_external_target(&cluster, &target, &hashed, "b.example.com").await;
+}
+
+#[tokio::test]
+async fn hashed_name_stays_until_it_is_deleted_by_hand() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let z = cluster.create_namespace("z").await;
+    let y_z = format!("y-{z}");
+    plane.create_namespace(&y_z);
+    let args = ["--upstream", "none", "--delete-delay", "0s"];
+    let mut linker = Linker::in_cluster(plane, &target, &args);
+    let shared = format!("x-y-{z}-ext");
+    let question = format!("x-y-{z}.lb.internal. CNAME");
+    let hashed = lb_linker::model::names::external_target_hashed(&y_z, "x", 8);
+    cluster.create_load_balancer(&z, "x-y").await;
+    cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("a.example.com")]).await;
+    wait_for_external_target(&cluster, &target, &shared, "a.example.com").await;
+    cluster.create_load_balancer(&y_z, "x").await;
+    cluster.set_ingress(&y_z, "x", &[Ingress::Hostname("b.example.com")]).await;
+    let first = wait_for_external_target(&cluster, &target, &hashed, "b.example.com").await;
+    let rival_goes = || async {
+        cluster.delete_service(&z, "x-y").await;
+        eventually("the removal of the rival's external target", || async {
+            cluster.get_service(&target, &shared).await.is_none().then_some(())
+        })
+        .await;
+    };
+
+    rival_goes().await;
+    answers(linker.dns, &question, "Non-Existent Domain").await;
+    cluster.set_ingress(&y_z, "x", &[Ingress::Hostname("c.example.com")]).await;
+    wait_for_external_target(&cluster, &target, &hashed, "c.example.com").await;
+    linker.kill();
+    let linker = Linker::in_cluster(plane, &target, &args);
+    linker.ready().await;
+    cluster.set_ingress(&y_z, "x", &[Ingress::Hostname("d.example.com")]).await;
+    let second = wait_for_external_target(&cluster, &target, &hashed, "d.example.com").await;
+    assert_eq!(first.metadata.uid, second.metadata.uid);
+
+    // The rival comes back to its names, and goes again.
+    cluster.create_load_balancer(&z, "x-y").await;
+    cluster.set_ingress(&z, "x-y", &[Ingress::Hostname("e.example.com")]).await;
+    wait_for_external_target(&cluster, &target, &shared, "e.example.com").await;
+    answers(linker.dns, &question, "e.example.com.").await;
+    rival_goes().await;
+
+    cluster.services(&target).delete(&hashed, &DeleteParams::default()).await.unwrap();
+    wait_for_external_target(&cluster, &target, &shared, "d.example.com").await;
+    answers(linker.dns, &question, "d.example.com.").await;
+    assert!(cluster.get_service(&target, &hashed).await.is_none());
 }
 
 #[tokio::test]

@@ -141,6 +141,21 @@ fn name_of_another_link_is_left_out_and_reported() {
 }
 
 #[test]
+fn hashed_name_says_how_the_free_name_is_got() {
+    let store = Store::new(OnGone::Kept).with_zones([&zone()]);
+    let hashed = names::external_target_hashed("y-z", "x", 8);
+    store.set_owner(&hashed, Some(&ServiceKey::new("y-z", "x")), &[]);
+    store.apply(observed("y-z", "x", Some("b.example.")));
+    let link = all(&store).swap_remove(0);
+    let expected =
+        format!("x-y-z-ext is free: the link gets it once its external target {hashed} is deleted");
+    assert_eq!(state_and_reason(&link), (ViewState::Conflict, Some(expected)));
+    assert_eq!(link.dns_names, ["x.y-z.lb.internal"]);
+    store.set_owner(&hashed, None, &[]);
+    assert_eq!(state_and_reason(&all(&store)[0]), (ViewState::Ready, None));
+}
+
+#[test]
 fn overridden_link_names_its_stable_name_and_reason() {
     let store = Store::new(OnGone::Kept).with_zones([&zone()]);
     let key = ServiceKey::new("shop", "web");

@@ -1,10 +1,11 @@
 //! Allocates default names that several links claim: names of external targets, and the labels `<service>-<namespace>`
 //! directly below a zone.
 //!
-//! The owner of a name keeps it. The owner of an external target's name is the link that the existing object of that
-//! name is labelled for; the owner of a label is a link that owns its default external target. A name without an owner
-//! goes to the oldest Service; among Services of the same age, to the first by namespace and name. A link that loses
-//! the name of its external target takes its next candidate.
+//! The owner of a name keeps it, and claims no other one. The owner of an external target's name is the link that the
+//! existing object of that name is labelled for; the owner of a label is a link that owns its default external target,
+//! never one that owns a hashed name instead. A name without an owner goes to the oldest Service; among Services of the
+//! same age, to the first by namespace and name. A link that loses the name of its external target takes its next
+//! candidate.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -169,20 +170,43 @@ impl Names {
         }
     }
 
-    /// Returns the candidate at this position for the name of the link's external target. The name that the earlier
-    /// operator cut at 63 characters is a candidate only if the link owns it already.
+    /// Returns the candidate at this position for the name of the link's external target.
     fn candidate(&self, owner: OwnerId, key: &ServiceKey, place: usize) -> Option<Arc<str>> {
-        let (namespace, name) = key.parts();
-        let earlier = Some(Arc::<str>::from(names::earlier_external_target(namespace, name)))
-            .filter(|earlier| self.current.owners.get(&**earlier) == Some(&owner));
-        match (place.checked_sub(usize::from(earlier.is_some())), earlier) {
-            (None, earlier) => earlier,
-            (Some(0), _) => Some(default_name(key)),
-            (Some(place), _) => {
-                let digits = names::HASH_DIGITS.get(place - 1)?;
-                Some(names::external_target_hashed(namespace, name, *digits).into())
-            }
+        if let Some(own) = self.own_name(owner, key) {
+            return (place == 0).then_some(own);
         }
+        let Some(place) = place.checked_sub(1) else { return Some(default_name(key)) };
+        let (namespace, name) = key.parts();
+        Some(names::external_target_hashed(namespace, name, *names::HASH_DIGITS.get(place)?).into())
+    }
+
+    /// Returns the candidate that the link owns already; of several ones the name that the earlier operator cut at 63
+    /// characters, then the default name.
+    fn own_name(&self, owner: OwnerId, key: &ServiceKey) -> Option<Arc<str>> {
+        let default = default_name(key);
+        if !self.current.with_other_names.contains_key(&owner) {
+            return Some(default).filter(|name| self.owns(owner, name));
+        }
+        let (namespace, name) = key.parts();
+        let earlier = names::earlier_external_target(namespace, name).into();
+        let hashed =
+            names::HASH_DIGITS.map(|digits| names::external_target_hashed(namespace, name, digits).into());
+        [earlier, default].into_iter().chain(hashed).find(|name| self.owns(owner, name))
+    }
+
+    fn owns(&self, owner: OwnerId, object: &str) -> bool {
+        self.current.owners.get(object) == Some(&owner)
+    }
+
+    /// Returns whether the link keeps the name that it got because its default name belonged to another link.
+    fn keeps_hashed_name(&self, owner: OwnerId) -> bool {
+        if !self.current.with_other_names.contains_key(&owner) {
+            return false;
+        }
+        let key = self.key(owner);
+        let (namespace, name) = key.parts();
+        let others = [key.external_target(), names::earlier_external_target(namespace, name)];
+        self.own_name(owner, &key).is_some_and(|own| !others.iter().any(|other| **other == *own))
     }
 
     /// Returns the claim of a link, or `None` for an unknown link.
@@ -197,7 +221,9 @@ impl Names {
 
     /// Returns the owner of a label: a link that owns its default external target comes first.
     fn label_winner(&self, label: &[u8]) -> Option<OwnerId> {
-        self.labels.winner(label, |owner| self.owns_default_name(owner)).map(|claim| claim.owner)
+        let mut claims = self.labels.of(label).iter().map(|claim| claim.owner);
+        let first = claims.clone().find(|owner| self.owns_default_name(*owner));
+        first.or_else(|| claims.find(|owner| !self.keeps_hashed_name(*owner)))
     }
 
     fn record_label_change(&self, label: Vec<u8>, before: Option<OwnerId>, changes: &mut Vec<Reassigned>) {
@@ -209,7 +235,7 @@ impl Names {
 
     /// Returns whether the external target with the link's default name is labelled for the link.
     fn owns_default_name(&self, owner: OwnerId) -> bool {
-        self.current.owners.get(&*self.key(owner).external_target()) == Some(&owner)
+        self.owns(owner, &self.key(owner).external_target())
     }
 
     /// Records the link that an external target is labelled for, if any.

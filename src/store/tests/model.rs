@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::model::names;
+use crate::model::names::{self, HASH_DIGITS};
 use crate::model::owner::{Claims, Owner, Source, Zone};
 
 const PARTS: [&str; 3] = ["a", "a-a", "b"];
@@ -83,9 +83,13 @@ impl Model {
             return Some(key);
         }
         let has_label = |key: &ServiceKey| names::dashed_label(key.namespace(), key.name()) == relative;
-        let owns =
-            |key: &ServiceKey| self.recorded.get(&key.external_target()).is_some_and(|it| it.0 == *key);
-        let claims = self.services.iter().filter(|(key, _)| has_label(key));
+        let owns = |key: &ServiceKey, object| self.recorded.get(&object).is_some_and(|it| it.0 == *key);
+        // A Service keeps a hashed name, and lets the default names go.
+        let keeps_hashed =
+            |key: &ServiceKey| HASH_DIGITS.iter().any(|digits| owns(key, hashed_name(key, *digits)));
+        let owns = |key: &ServiceKey| owns(key, key.external_target());
+        let claims =
+            self.services.iter().filter(|(key, _)| has_label(key) && (owns(key) || !keeps_hashed(key)));
         claims.min_by_key(|(key, it)| (!owns(key), it.created, (*key).clone())).map(|(key, _)| key)
     }
 
@@ -106,10 +110,11 @@ impl Model {
     }
 
     fn default_names(&self) -> impl Iterator<Item = String> {
-        self.services.keys().flat_map(|key| {
+        let names = self.services.keys().flat_map(|key| {
             let (namespace, name) = key.parts();
             [format!("{name}.{namespace}"), names::dashed_label(namespace, name)]
-        })
+        });
+        names.filter(|name| self.default_holder(name).is_some())
     }
 
     /// Returns whether a name exists, given as the part below a zone.
@@ -147,6 +152,10 @@ impl Model {
         }
         "nothing".to_owned()
     }
+}
+
+fn hashed_name(key: &ServiceKey, digits: usize) -> String {
+    names::external_target_hashed(key.namespace(), key.name(), digits)
 }
 
 fn gateway_key(number: usize) -> ServiceKey {
@@ -311,7 +320,10 @@ impl World {
 
     fn record(&mut self) {
         let (key, other) = (self.key(), self.key());
-        let object = other.external_target();
+        let object = match self.random.random_range(0..6) {
+            digits @ 0..3 => hashed_name(&other, HASH_DIGITS[digits]),
+            _ => other.external_target(),
+        };
         if self.random.random_bool(0.4) {
             self.store.set_owner(&object, None, &[]);
             self.model.recorded.remove(&object);

@@ -484,7 +484,7 @@ impl Reconciler {
         if !matches!(step, NextStep::Conflict { .. }) {
             self.report.no_conflict(&link.key);
         }
-        let holder = |name: &str| self.objects.owner_of(self.objects.get(&ObjectId::service(name))?);
+        let holder = |name: &str| self.context.store.claimants(name).into_iter().next();
         self.report.name_lost(link, holder, is_news);
         (step, removal, matches!(verdict, Some(Verdict::Keep(_))))
     }

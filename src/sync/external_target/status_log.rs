@@ -439,11 +439,8 @@ impl StatusLog {
                 return;
             }
         }
-        if reports_events {
-            let whose = match &holder {
-                Some(holder) => format!("link {holder} has it"),
-                None => "another load balancer has it".to_owned(),
-            };
+        if reports_events && let Some(holder) = &holder {
+            let whose = format!("link {holder} has it");
             let (first, own) =
                 (self.backend.describe(&first), self.backend.describe(&link.external_target()));
             let line = format!("link {}: its external target is {own}, not {first}: {whose}", link.key);

@@ -68,6 +68,7 @@ impl Model {
                 next.objects.insert((name.clone(), key.clone()), shape.clone());
             }
         }
+        next.adopt_hashed_names(observed);
         next.settle_objects();
         wrong.extend(next.differences(observed));
         wrong.extend(next.settle_followers(observed, &mut checked));
@@ -103,6 +104,24 @@ impl Model {
     pub fn links_with_two_objects(observed: &Observed) -> BTreeSet<ServiceKey> {
         let keys = observed.ours.keys().map(|(_, key)| key);
         keys.clone().filter(|key| keys.clone().filter(|other| other == key).count() > 1).cloned().collect()
+    }
+
+    /// Adopts hashed names of links whose default name another link's external target had at the last quiet point or
+    /// start. If that one has gone since, lb-linker's pace decides which name a link without an external target got.
+    fn adopt_hashed_names(&mut self, observed: &Observed) {
+        let is_held_by_another = |name: &String, key: &ServiceKey| {
+            let mut held =
+                self.objects.iter().filter(|((held, _), shape)| held == name && shape.service.is_some());
+            held.any(|((_, owner), _)| owner != key)
+        };
+        let is_adopted = |((name, key), shape): &(&(String, ServiceKey), &TargetObjects)| {
+            *name == hashed_name(key)
+                && shape.service.is_some()
+                && is_held_by_another(&default_name(key), key)
+        };
+        let adopted: Vec<_> =
+            observed.ours.iter().filter(is_adopted).map(|(id, shape)| (id.clone(), shape.clone())).collect();
+        self.objects.extend(adopted);
     }
 
     /// Applies the rules until the model no longer changes.
@@ -167,8 +186,8 @@ impl Model {
         self.links.len() != before
     }
 
-    /// Returns the name of each link's external target. Of the links with the same default name, the owner of the
-    /// name keeps it; if there is no owner, the oldest link gets the name.
+    /// Returns the name of each link's external target. A link with an external target keeps its name. Of the other
+    /// links with the same default name the oldest one gets it, unless a link has it.
     fn assign_names(&self) -> BTreeMap<ServiceKey, String> {
         let winner = |name: &String| self.winner(|key| default_name(key) == *name);
         self.links
@@ -181,12 +200,15 @@ impl Model {
             .collect()
     }
 
+    /// Returns the link that has a default name: of the external target, or of a label.
     fn winner(&self, wants: impl Fn(&ServiceKey) -> bool) -> Option<&ServiceKey> {
-        let holds = |key: &ServiceKey| {
-            let held = self.objects.get(&(default_name(key), key.clone()));
+        let has = |key: &ServiceKey, name: String| {
+            let held = self.objects.get(&(name, key.clone()));
             held.is_some_and(|shape| shape.service.is_some())
         };
-        let wanting = self.links.iter().filter(|(key, _)| wants(key));
+        let holds = |key: &ServiceKey| has(key, default_name(key));
+        let keeps_hashed = |key: &ServiceKey| !holds(key) && has(key, hashed_name(key));
+        let wanting = self.links.iter().filter(|(key, _)| wants(key) && !keeps_hashed(key));
         let first = wanting.min_by_key(|(key, link)| {
             (!holds(key), link.created.unwrap_or(i64::MAX), key.namespace().to_owned(), key.name().to_owned())
         });

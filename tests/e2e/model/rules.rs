@@ -377,7 +377,7 @@ pub fn default_name(key: &ServiceKey) -> String {
     names::external_target(key.namespace(), key.name())
 }
 
-/// Returns the name of a link's external target while another link owns the default name.
+/// Returns the name that a link's external target gets if another link owns the default name, and then keeps.
 pub fn hashed_name(key: &ServiceKey) -> String {
     names::external_target_hashed(key.namespace(), key.name(), names::HASH_DIGITS[0])
 }

@@ -48,24 +48,45 @@ fn keys() -> Vec<ServiceKey> {
         .collect()
 }
 
-fn check(known: &TestState, names: &Names, seed: u64) {
+/// Returns the names that a link's external target may have, in the order in which a link with several keeps one.
+fn candidates(key: &ServiceKey) -> Vec<Arc<str>> {
+    let (namespace, name) = key.parts();
+    let hashed = names::HASH_DIGITS.map(|digits| names::external_target_hashed(namespace, name, digits));
+    let earlier = names::earlier_external_target(namespace, name);
+    [earlier, key.external_target()].into_iter().chain(hashed).map(Arc::from).collect()
+}
+
+type Candidates = HashMap<ServiceKey, Vec<Arc<str>>>;
+
+fn check(
+    known: &TestState,
+    names: &Names,
+    (owners, candidates): (&HashMap<Arc<str>, ServiceKey>, &Candidates),
+    context: &str,
+) {
     let distinct: BTreeSet<_> = known.objects.values().collect();
-    assert_eq!(distinct.len(), known.objects.len(), "seed {seed}: two links share an object: {known:#?}");
+    assert_eq!(distinct.len(), known.objects.len(), "{context}: two links share an object: {known:#?}");
     for (label, key) in &known.labels {
-        assert!(known.objects.contains_key(key), "seed {seed}: {label:?} belongs to a link that is gone");
-        assert!(names.has_label(key), "seed {seed}");
+        assert!(known.objects.contains_key(key), "{context}: {label:?} belongs to a link that is gone");
+        assert!(names.has_label(key), "{context}");
     }
-    for key in known.objects.keys() {
-        let label = key.label().unwrap();
-        assert!(known.labels.contains_key(&*label), "seed {seed}: no link has {label:?}");
+    for (key, name) in &known.objects {
+        let all = &candidates[key];
+        let own = all.iter().find(|name| owners.get(*name) == Some(key));
+        assert!(own.is_none_or(|own| own == name), "{context}: {key} owns {own:?} and has {name}");
+        let keeps_hashed = own.is_some_and(|own| !all[..2].contains(own));
+        let holder = known.labels.get(&*key.label().unwrap());
+        assert!(holder.is_some() || keeps_hashed, "{context}: no link has the label of {key}");
+        assert!(holder != Some(key) || !keeps_hashed, "{context}: {key} has the hashed name, and the label");
     }
 }
 
 #[test]
 fn names_are_unique_and_independent_of_order_and_restarts() {
+    let keys = keys();
+    let all: Candidates = keys.iter().map(|key| (key.clone(), candidates(key))).collect();
     for seed in 0..100 {
         let mut random = StdRng::seed_from_u64(seed);
-        let keys = keys();
         let (mut names, mut known) = (Names::default(), TestState::default());
         let mut created = HashMap::new();
         let mut owners: HashMap<Arc<str>, ServiceKey> = HashMap::new();
@@ -73,9 +94,14 @@ fn names_are_unique_and_independent_of_order_and_restarts() {
             let key = &keys[random.random_range(0..keys.len())];
             if random.random_bool(0.1) {
                 // A write for a link that has lost the name meanwhile, or a label set by hand.
-                let name = default_name(&keys[random.random_range(0..keys.len())]);
+                let name = all[&keys[random.random_range(0..keys.len())]][random.random_range(0..5)].clone();
                 known.take(names.set_owner(&name, Some(key)));
                 owners.insert(name, key.clone());
+            } else if random.random_bool(0.1) {
+                // The link's objects are deleted by hand.
+                for (name, _) in owners.extract_if(|_, owner| owner == key) {
+                    known.take(names.set_owner(&name, None));
+                }
             } else if known.objects.contains_key(key) {
                 if random.random_bool(0.5) {
                     // The link's object is removed, and then the link is forgotten.
@@ -100,19 +126,21 @@ fn names_are_unique_and_independent_of_order_and_restarts() {
                 known.add(&mut names, key, time);
                 created.insert(key.clone(), time);
             }
-            check(&known, &names, seed);
+            let context = format!("seed {seed}, step {step}");
+            check(&known, &names, (&owners, &all), &context);
             if step % 20 == 0 {
-                // A restart: the objects are listed, then the links, in any order.
+                // A restart, or a replica that begins: objects and links are listed in any order.
                 let (mut fresh, mut after) = (Names::default(), TestState::default());
-                for (name, owner) in &owners {
-                    fresh.set_owner(name, Some(owner));
-                }
-                let mut order: Vec<_> = known.objects.keys().cloned().collect();
+                let objects = owners.iter().map(|(name, owner)| (Some(name), owner));
+                let mut order: Vec<_> = objects.chain(known.objects.keys().map(|key| (None, key))).collect();
                 order.shuffle(&mut random);
-                for key in &order {
-                    after.add(&mut fresh, key, created[key]);
+                for (object, key) in order {
+                    match object {
+                        Some(name) => after.take(fresh.set_owner(name, Some(key))),
+                        None => after.add(&mut fresh, key, created[key]),
+                    }
                 }
-                assert_eq!(after, known, "seed {seed}, step {step}");
+                assert_eq!(after, known, "{context}");
             }
         }
     }
@@ -145,6 +173,41 @@ fn link_keeps_the_name_cut_by_the_earlier_operator() {
     // The object is deleted by hand: from here on the link has its default name.
     let changes = names.set_owner(&earlier, None);
     assert_eq!(changes, [Reassigned::Object(key.clone(), default_name(&key))]);
+}
+
+#[test]
+fn hashed_name_stays_as_long_as_its_external_target() {
+    let (winner, loser) = (ServiceKey::new("z", "x-y"), ServiceKey::new("y-z", "x"));
+    for digits in names::HASH_DIGITS {
+        let hashed = names::external_target_hashed("y-z", "x", digits);
+        let (mut names, mut known) = (Names::default(), TestState::default());
+        names.set_owner("x-y-z-ext", Some(&winner));
+        names.set_owner(&hashed, Some(&loser));
+        known.add(&mut names, &loser, 1);
+        known.add(&mut names, &winner, 2);
+        // The winner goes: its names are free, and wait for it.
+        known.take(names.set_owner("x-y-z-ext", None));
+        known.remove(&mut names, &winner);
+        assert_eq!((&*known.objects[&loser], known.labels.len()), (&*hashed, 0));
+        known.add(&mut names, &winner, 3);
+        assert_eq!((&*known.objects[&winner], &*known.objects[&loser]), ("x-y-z-ext", &*hashed));
+        assert_eq!(known.labels.values().collect::<Vec<_>>(), [&winner]);
+        known.remove(&mut names, &winner);
+        // The external target with the hash is deleted by hand.
+        known.take(names.set_owner(&hashed, None));
+        assert_eq!(&*known.objects[&loser], "x-y-z-ext");
+        assert_eq!(known.labels.values().collect::<Vec<_>>(), [&loser]);
+    }
+}
+
+#[test]
+fn default_name_stays_beside_a_hashed_name() {
+    let key = ServiceKey::new("y-z", "x");
+    let mut names = Names::default();
+    names.set_owner(&names::external_target_hashed("y-z", "x", 8), Some(&key));
+    names.set_owner("x-y-z-ext", Some(&key));
+    assert_eq!(&*names.claim(&key, 0).0, "x-y-z-ext");
+    assert!(names.has_label(&key));
 }
 
 #[test]
