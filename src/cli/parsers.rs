@@ -9,6 +9,7 @@ use jiff::SignedDuration;
 use jiff::fmt::friendly::{Spacing, SpanPrinter};
 
 use crate::dns::corefile::selector::is_label_key;
+use crate::dns::message::arpa::is_reverse;
 use crate::dns::plugins::nets::unmapped;
 use crate::model::names;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
@@ -42,6 +43,12 @@ pub(crate) fn zone(text: &str) -> Result<Name, &'static str> {
     }
     let mut name = Name::from_ascii(text).map_err(|_| WRONG)?;
     name.set_fqdn(true);
+    if is_reverse(&name) {
+        return Err(
+            "a reverse zone: give a zone for the links' names, such as lb.internal, and for pointers a Corefile \
+                    with lb_linker's option reverse",
+        );
+    }
     Ok(name)
 }
 

@@ -29,6 +29,14 @@ pub(crate) fn is_address(net: IpNet) -> bool {
     net.prefix_len() == net.max_prefix_len()
 }
 
+/// Returns whether a zone is a reverse zone, or has all of them.
+pub(crate) fn is_reverse(zone: &Name) -> bool {
+    let text = zone.to_ascii();
+    ["in-addr.arpa.", "ip6.arpa."]
+        .iter()
+        .any(|arpa| text.strip_suffix(arpa).is_some_and(|before| before.is_empty() || before.ends_with('.')))
+}
+
 /// Returns the origins of the reverse zones of a network: several zones if the prefix ends inside a label.
 pub fn reverse_origins(net: IpNet) -> impl Iterator<Item = Name> {
     split(net).map(reverse_name)

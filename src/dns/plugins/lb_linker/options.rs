@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{BlockSource, CorefileError, Directive, Token, addresses};
-use crate::dns::message::arpa::reverse_origins;
+use crate::dns::message::arpa::{is_reverse, reverse_origins};
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions};
 use crate::model::cluster_domain::conflict;
@@ -152,13 +152,6 @@ fn check_origin(zone: &Name) -> Result<(), &'static str> {
     } else {
         Ok(())
     }
-}
-
-fn is_reverse(zone: &Name) -> bool {
-    let text = zone.to_ascii();
-    ["in-addr.arpa.", "ip6.arpa."]
-        .iter()
-        .any(|arpa| text.strip_suffix(arpa).is_some_and(|before| before.is_empty() || before.ends_with('.')))
 }
 
 fn parse_all<T: std::str::FromStr>(option: &Directive, what: &str) -> Result<Vec<T>, CorefileError> {
