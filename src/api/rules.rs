@@ -89,7 +89,8 @@ pub(super) const NO_NUMBER: FieldRule = FieldRule::new(
 /// The message follows the quoted address.
 pub(super) const ADDRESS: FieldRule = FieldRule::new(
     "isIP(self) && ip.isCanonical(self) && ip(self).isGlobalUnicast()",
-    "isn't a canonical IPv4 or IPv6 address that can be a target",
+    "can't be a target, which has to be an IPv4 or IPv6 address in canonical form, not loopback, link-local, multicast or \
+     unspecified",
 );
 
 /// Prometheus refuses rules with the label `__name__`.

@@ -133,7 +133,10 @@ pub fn cases() -> Vec<Case> {
         "a\"b",
     ] {
         let quoted = serde_json::to_string(address).unwrap();
-        let message = format!("{quoted} isn't a canonical IPv4 or IPv6 address that can be a target");
+        let message = format!(
+            "{quoted} can't be a target, which has to be an IPv4 or IPv6 address in canonical form, not loopback, \
+             link-local, multicast or unspecified"
+        );
         let spec = addresses(&["192.0.2.1", address]);
         add(&format!("address {address}"), spec, "spec.sources[0].addresses[1]", &message);
     }
