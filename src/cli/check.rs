@@ -143,6 +143,7 @@ async fn check_cluster(
     if !permissions::review_access(check_report, client.clone(), &needed).await || !reads_links {
         return Ok(());
     }
+    permissions::check_watched(check_report, client.clone(), &flags.watch_namespaces).await;
     match permissions::has_external_targets(check_report, &client).await {
         Some(true) => {
             let mut needed = permissions::for_stable_names(flags);

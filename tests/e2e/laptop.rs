@@ -200,6 +200,19 @@ async fn process_without_election_leaves_writes_to_a_leader() {
     written("c.example.com").await;
 }
 
+#[tokio::test]
+async fn check_names_a_watched_namespace_that_is_missing() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("there").await;
+    let (user, watched) = (plane.admin_kubeconfig(), format!("{namespace},{namespace}-typo"));
+    let args = ["check", "--cluster", "--upstream=none", "--target-namespace", &target];
+    let args =
+        [&args[..], &["--watch-namespaces", &watched, "--kubeconfig", user.to_str().unwrap()]].concat();
+    let printed = String::from_utf8(run_to_end(args).stdout).unwrap();
+    let lines: Vec<&str> = printed.lines().filter(|line| line.contains("doesn't exist")).collect();
+    assert_eq!(lines, [format!("--watch-namespaces: namespace {namespace}-typo doesn't exist (yet)")]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_is_noticed_after_a_start_in_an_outage() {
     let plane = ControlPlane::lend();
