@@ -165,7 +165,12 @@ impl LinkFacts {
         if link.active_override().is_some_and(|by| by.is_provisional) {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
-        let Findings { services, stable_names, held_removals, readiness } = &self.findings;
+        let Findings { services, stable_names, held_removals, left_out, readiness } = &self.findings;
+        if shown.state == ViewState::LeftOut
+            && let Some(why) = left_out.get(&link.key)
+        {
+            reasons = vec![why.to_string().into()];
+        }
         let note = |lists: &ForbiddenLists| lists.note_for(&link.key).cloned();
         let (unread_names, unlisted) = (readiness.stable_names.load(), readiness.load_balancers.load());
         let of_stable_name = unread_names.as_deref().filter(|_| shown.overridden_by.is_some()).and_then(note);

@@ -13,7 +13,7 @@ use crate::readiness::LeaderAbsence;
 use crate::store::OnGone;
 use crate::sync::external_target::states::WRITE_LAG;
 use crate::sync::k8s::errors::{SETTLED_AFTER, in_place, watch_scopes};
-use crate::sync::source::service_links::set_override;
+use crate::sync::source::service_links::{insert_left_out, set_override};
 use crate::sync::source_annotation::followers::FollowerState;
 
 fn hostname(name: &str) -> Hostname {
@@ -147,6 +147,16 @@ fn external_target_of_another_instance_is_a_conflict() {
     let expected = "its external target is left alone: it belongs to instance other/lb-linker; it points at \
                     old.example";
     assert_eq!(shown(&facts), (ViewState::Conflict, expected.to_owned()));
+}
+
+#[test]
+fn left_out_service_names_the_flag_once_it_is_known() {
+    let facts = facts(&[]);
+    insert_left_out(&facts.store, &key(), "1".into(), Some(target("a.example.")), Vec::new());
+    assert!(shown(&facts).1.contains("or whether it exists isn't known yet"));
+    let note = "--selection leaves it out; it counts as deleted after --delete-delay";
+    facts.findings.left_out.set(&key(), Some(note));
+    assert_eq!(shown(&facts), (ViewState::LeftOut, note.to_owned()));
 }
 
 #[test]

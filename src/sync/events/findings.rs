@@ -14,6 +14,8 @@ pub struct Findings {
     pub stable_names: ObjectTexts,
     /// Why external targets aren't removed yet although their load balancers are gone: there are too many.
     pub held_removals: ObjectTexts,
+    /// Which flag leaves out a load balancer, and what follows for its names.
+    pub left_out: ObjectTexts,
     /// What keeps sync from its work.
     pub readiness: Arc<Readiness>,
 }
@@ -28,9 +30,9 @@ impl Findings {
     /// Returns a number that grows with each change.
     #[must_use]
     pub fn version(&self) -> u64 {
-        let Self { services, stable_names, held_removals, readiness } = self;
+        let Self { services, stable_names, held_removals, left_out, readiness } = self;
         let versions =
-            [services, stable_names, &readiness.unwritten, held_removals].map(ObjectTexts::version);
+            [services, stable_names, &readiness.unwritten, held_removals, left_out].map(ObjectTexts::version);
         versions.into_iter().fold(0, u64::wrapping_add)
     }
 }

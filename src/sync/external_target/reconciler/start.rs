@@ -16,7 +16,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::store::Store;
 use crate::sync::events::Reason;
-use crate::sync::events::link_log::log_change;
+use crate::sync::events::link_log::{LinkReporter, log_change};
 use crate::sync::external_target::decision::{OnDelete, SyncMode};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::left_out::{
@@ -367,13 +367,16 @@ impl Reconciler {
         }
     }
 
-    /// Records an Event on each Service that a flag leaves out. Only the leader sends Events.
+    /// Records an Event on each Service that a flag leaves out, and the reason for users. Only the leader sends Events.
     pub(super) fn record_left_out_events(&self) {
+        let LinkReporter { recorder, findings, .. } = &self.context.link_reporter;
         for (key, flag) in &self.start_check.left_out {
             if let (Some(link), Some(flag)) = (service_link(&self.context.store, key), flag) {
-                let effect = match (flag, self.start_check.kept.contains(key)) {
-                    // Nothing is removed there, and a narrower flag is usually meant.
-                    (Flag::WatchNamespaces, true) => continue,
+                let ends = self.start_check.kept.contains(key);
+                let effect = match (flag, ends) {
+                    (Flag::WatchNamespaces, true) => {
+                        "its names end after --delete-delay, its external target stays"
+                    }
                     (Flag::WatchNamespaces, false) => {
                         "its names stay until --max-deletes is given, its external target also after that"
                     }
@@ -381,7 +384,11 @@ impl Reconciler {
                     (_, false) => "its external target stays until --max-deletes is given",
                 };
                 let note = format!("{flag} leaves it out; {effect}");
-                self.context.link_reporter.recorder.about(&link, Reason::LeftOut, &note);
+                findings.left_out.set(key, Some(&note));
+                // Nothing is removed in a namespace that isn't watched, and a narrower flag is usually meant.
+                if !ends || *flag != Flag::WatchNamespaces {
+                    recorder.about(&link, Reason::LeftOut, &note);
+                }
             }
         }
     }
