@@ -25,11 +25,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::backend::ObjectEvent;
-use super::decision::{
-    Actual, Decision, NextStep, SyncMode, Write, WriteClass, adoption, all_writes, decide, term_repair,
-};
+use super::decision::{Actual, Decision, NextStep, SyncMode, Write, WriteClass, all_writes, decide};
 use super::deletion_budget::DeletionBudget;
-use super::desired::current_target;
+use super::desired::{current_target, link_labels};
 use super::lost_answers::LostAnswers;
 use super::missing_namespace::MissingNamespace;
 use super::object_cache::{ObjectCache, object_ids};
@@ -42,7 +40,6 @@ use crate::model::service_key::ServiceKey;
 use crate::store::Input;
 use crate::sync::controller::limits::Limits;
 use crate::sync::controller::runtime::{Runtime, panics, report_panic};
-use crate::sync::election::term::unix_now;
 use crate::sync::events::link_log::log_change;
 use crate::sync::external_target::metrics::ReconcileResult;
 use crate::sync::external_target::write_result::{SentWrite, WriteOutcome};
@@ -584,23 +581,12 @@ impl Reconciler {
                                    balancers (--watch-namespaces, --service-selector); if that instance isn't there any \
                                    more, remove the annotation"
                 .to_owned(),
-            _ => "rename or delete it, or label it".to_owned(),
+            _ => {
+                let labels: Vec<String> =
+                    link_labels(key).iter().map(|(label, value)| format!("{label}={value}")).collect();
+                format!("rename or delete it, or label it {}", labels.join(" "))
+            }
         }
-    }
-
-    /// Returns the annotation-only writes of a link that needs no other write: the repair of an unusable term, and the
-    /// adoption of an object by this instance.
-    fn wanted_annotations(
-        &self,
-        link: &Link,
-        actual: Actual<'_>,
-        step: &NextStep,
-    ) -> (Option<Write>, Option<Write>) {
-        let policy = &self.context.policy;
-        if *step != NextStep::Done || policy.sync != SyncMode::On || !self.may_write_for(link) {
-            return (None, None);
-        }
-        (term_repair(link, actual, policy, self.term, unix_now()), adoption(link, actual, policy))
     }
 }
 

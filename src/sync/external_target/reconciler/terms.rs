@@ -9,7 +9,7 @@ use crate::model::link::Link;
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::{RecordedTerm, TERM, unix_now};
-use crate::sync::external_target::decision::{NextStep, SyncMode};
+use crate::sync::external_target::decision::{Actual, NextStep, SyncMode, Write, adoption, term_repair};
 use crate::sync::external_target::desired::has_our_field_manager;
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::external_target::states::WRITE_LAG;
@@ -150,5 +150,20 @@ impl Reconciler {
             .queue
             .add_after(link.key.clone(), next.saturating_sub(waited).max(Duration::from_secs(1)));
         if waited < WRITE_LAG { step } else { NextStep::Conflict { object, why } }
+    }
+
+    /// Returns the annotation-only writes of a link that needs no other write: the repair of an unusable term, and the
+    /// adoption of an object by this instance.
+    pub(super) fn wanted_annotations(
+        &self,
+        link: &Link,
+        actual: Actual<'_>,
+        step: &NextStep,
+    ) -> (Option<Write>, Option<Write>) {
+        let policy = &self.context.policy;
+        if *step != NextStep::Done || policy.sync != SyncMode::On || !self.may_write_for(link) {
+            return (None, None);
+        }
+        (term_repair(link, actual, policy, self.term, unix_now()), adoption(link, actual, policy))
     }
 }
