@@ -20,7 +20,8 @@
 //!   upstream answers or the names lead in a circle. CoreDNS answers NOERROR, with the bare CNAME or with nothing.
 //! - A name that has only records of other types, or has names below it, is NODATA: `dns.<zone>`, `dns-version` for A, the
 //!   zone for TXT, `_tcp.<service>`, an address with a PTR record for A. CoreDNS answers NXDOMAIN, and NOERROR for the SOA
-//!   record of a name that doesn't exist.
+//!   record of a name that doesn't exist. `fallthrough` passes all of these on; NXDOMAIN of the next plugin then is NODATA
+//!   for a name that exists.
 //! - `namespace_labels` hides PTR records, too. Each address of a Pod counts. EndpointSlices with names instead of
 //!   addresses (FQDN), and without the label of a Service, are left out.
 //! - *cache* keeps no names of these zones, only what ExternalNames lead to and what `fallthrough` passes on, so TTLs
@@ -126,10 +127,17 @@ impl Plugin for Kubernetes {
             reply.ede = Some(Ede::CLUSTER_NOT_READY);
             return Ok(reply);
         }
-        if answer.outcome == Outcome::Absent
+        if answer.is_passed
             && self.fallthrough.as_ref().is_some_and(|zones| zones.contains(request.query.name()))
         {
-            return passed(answer, request, next).await;
+            let reply = passed(&answer, request, next).await?;
+            // The next plugin denies a name that exists here.
+            if answer.outcome == Outcome::Absent || reply.metadata.response_code != ResponseCode::NXDomain {
+                return Ok(reply);
+            }
+            let mut reply = self.reply(request, zone, &name, answer).await?;
+            reply.validity = None;
+            return Ok(reply);
         }
         let mut reply = self.reply(request, zone, &name, answer).await?;
         if !is_listed {
@@ -155,10 +163,11 @@ impl Plugin for Kubernetes {
     }
 }
 
-/// Passes a name on that doesn't exist. It may exist at any time.
-async fn passed(answer: Answer, request: &mut Request, next: Next<'_>) -> PluginResult {
+/// Passes a name on that doesn't exist, or not for this type. It may exist at any time.
+async fn passed(answer: &Answer, request: &mut Request, next: Next<'_>) -> PluginResult {
     let mut reply = next.serve(request).await?;
-    let mut rests_on = Validity { zones: answer.flags, names: answer.names, ..Validity::default() };
+    let mut rests_on =
+        Validity { zones: answer.flags.clone(), names: answer.names.clone(), ..Validity::default() };
     if let Some(validity) = &mut reply.validity {
         validity.add_dependencies(&rests_on);
     }

@@ -74,6 +74,8 @@ impl Rules {
 #[derive(Debug)]
 pub struct Answer {
     pub outcome: Outcome,
+    /// Whether CoreDNS says that the name doesn't exist: `fallthrough` passes it on.
+    pub is_passed: bool,
     pub flags: Vec<OutdatedFlag>,
     pub names: Option<NameDependency>,
 }
@@ -101,21 +103,29 @@ pub(super) struct LookUp<'a> {
     names: &'a Arc<NameSlots>,
     rules: &'a Rules,
     zone: &'a [u8],
+    /// Whether CoreDNS denies the name for this type, though it exists for others or has names below.
+    is_denied: bool,
     flags: Vec<OutdatedFlag>,
     touched: Touched<'a>,
 }
 
 impl<'a> LookUp<'a> {
     pub(super) fn new(index: &'a Index, names: &'a Arc<NameSlots>, rules: &'a Rules, zone: &'a [u8]) -> Self {
-        Self { index, names, rules, zone, flags: Vec::new(), touched: Touched::new(names) }
+        let (flags, touched) = (Vec::new(), Touched::new(names));
+        Self { index, names, rules, zone, is_denied: false, flags, touched }
     }
 
     pub(super) fn answer(mut self, name: &[u8], qtype: u16) -> Answer {
         let outcome = self.outcome(name, qtype);
+        let is_passed = match outcome {
+            Outcome::Absent => true,
+            // CoreDNS denies the SOA record of no name.
+            _ => self.is_denied && qtype != SOA,
+        };
         let slots = self.touched.into_slots();
         let (all, changes) = NameDependency::on_all(self.names);
         let names = (!slots.is_empty()).then(|| all.with_slots(slots, changes));
-        Answer { outcome, flags: self.flags, names }
+        Answer { outcome, is_passed, flags: self.flags, names }
     }
 
     fn outcome(&mut self, name: &[u8], qtype: u16) -> Outcome {
@@ -124,7 +134,7 @@ impl<'a> LookUp<'a> {
             let pointers = self.pointers(ip, &owner);
             match (pointers.records.is_empty(), qtype) {
                 (false, PTR) => return outcome_of(pointers),
-                (false, _) if name != self.zone => return Outcome::Empty,
+                (false, _) if name != self.zone => return self.denied(),
                 (true, _) if name != self.zone => return Outcome::Absent,
                 _ => {}
             }
@@ -133,9 +143,11 @@ impl<'a> LookUp<'a> {
         let groups = match Question::parse(below) {
             Question::Apex if qtype == SOA => return Outcome::Soa,
             Question::Apex if qtype == NS => return outcome_of(self.name_servers(&owner)),
-            Question::Apex | Question::Branch | Question::AboveNameServer => return Outcome::Empty,
+            Question::Apex | Question::Branch if qtype == TXT => return self.denied(),
+            Question::Apex | Question::Branch => return Outcome::Empty,
             Question::Version if qtype == TXT => return version(&owner),
-            Question::Version => return Outcome::Empty,
+            Question::Version | Question::AboveNameServer => return self.denied(),
+            Question::NameServer if matches!(qtype, TXT | PTR) => return self.denied(),
             Question::NameServer => {
                 let addresses = self.servers().into_iter().map(|(_, ip)| Endpoint { ip, name: None });
                 let group = Group {
@@ -151,8 +163,11 @@ impl<'a> LookUp<'a> {
                 return Outcome::Absent;
             }
             Question::Namespace(branch, namespace) => {
-                let exists = self.has(branch) && self.exposes(namespace);
-                return if exists { Outcome::Empty } else { Outcome::Absent };
+                return match self.has(branch) && self.exposes(namespace) {
+                    true if qtype == TXT => self.denied(),
+                    true => Outcome::Empty,
+                    false => Outcome::Absent,
+                };
             }
             Question::Object { branch: Branch::Services, namespace, name, below } => {
                 match self.service(namespace, name, below) {
@@ -172,6 +187,12 @@ impl<'a> LookUp<'a> {
             SRV => outcome_of(RecordSet::services(&groups, &owner, self.rules.ttl)),
             _ => Outcome::Empty,
         }
+    }
+
+    /// The name has no records of the type, and CoreDNS says that it doesn't exist.
+    fn denied(&mut self) -> Outcome {
+        self.is_denied = true;
+        Outcome::Empty
     }
 
     fn has(&self, branch: Branch) -> bool {
@@ -220,7 +241,7 @@ impl<'a> LookUp<'a> {
         let groups: Vec<Group<'a>> = groups.into_iter().filter(|group| !group.ports.is_empty()).collect();
         match below {
             _ if !groups.is_empty() => Ok(groups),
-            Below::Endpoint(label) if has_ports_below(entry, service, label) => Err(Outcome::Empty),
+            Below::Endpoint(label) if has_ports_below(entry, service, label) => Err(self.denied()),
             _ => Err(Outcome::Absent),
         }
     }

@@ -107,6 +107,7 @@ fn example() -> Cluster {
 fn show(answer: &Answer) -> String {
     let records = match &answer.outcome {
         Outcome::Absent => return "absent".to_owned(),
+        Outcome::Empty if answer.is_passed => return "empty, passed on".to_owned(),
         Outcome::Empty => return "empty".to_owned(),
         Outcome::Soa => return "soa".to_owned(),
         Outcome::Alias(target) => return format!("alias {}", names::text(target).trim_end_matches('.')),
@@ -176,7 +177,7 @@ fn services_are_answered_by_name_and_port() {
             ),
             ("http.tcp.web.a.svc.cluster.local", A, "http.tcp.web.a.svc.@ 5 10.0.0.1"),
             ("_http._udp.web.a.svc.cluster.local", SRV, "absent"),
-            ("_tcp.web.a.svc.cluster.local", SRV, "empty"),
+            ("_tcp.web.a.svc.cluster.local", SRV, "empty, passed on"),
             ("_sctp.web.a.svc.cluster.local", SRV, "absent"),
             ("_tcp.one.a.svc.cluster.local", A, "absent"),
             ("10-1-0-1.web.a.svc.cluster.local", A, "10-1-0-1.web.a.svc.@ 5 10.1.0.1"),
@@ -201,7 +202,7 @@ fn headless_services_are_answered_by_endpoints() {
             ("fd00-1--.db.a.svc.cluster.local", AAAA, "absent"),
             ("bare.b.svc.cluster.local", A, "absent"),
             ("lone.a.svc.cluster.local", A, "absent"),
-            ("_tcp.db.a.svc.cluster.local", A, "empty"),
+            ("_tcp.db.a.svc.cluster.local", A, "empty, passed on"),
             (
                 "_sql._tcp.db.a.svc.cluster.local",
                 SRV,
@@ -243,9 +244,14 @@ fn names_of_the_zone_itself_exist() {
             ("c.svc.cluster.local", A, "absent"),
             ("a.pod.cluster.local", A, "absent"),
             ("x.cluster.local", SOA, "absent"),
-            ("dns.cluster.local", A, "empty"),
+            ("dns.cluster.local", A, "empty, passed on"),
+            ("dns.cluster.local", SOA, "empty"),
+            ("cluster.local", TXT, "empty, passed on"),
+            ("svc.cluster.local", TXT, "empty, passed on"),
+            ("a.svc.cluster.local", TXT, "empty, passed on"),
+            ("ns.dns.cluster.local", PTR, "empty, passed on"),
             ("dns-version.cluster.local", TXT, "dns-version.@ 28800 1.1.0"),
-            ("dns-version.cluster.local", A, "empty"),
+            ("dns-version.cluster.local", A, "empty, passed on"),
             ("ns.dns.cluster.local", A, "ns.dns.@ 5 10.0.0.1, ns.dns.@ 5 10.1.0.1, ns.dns.@ 5 10.1.0.2"),
             (
                 "cluster.local",
@@ -271,7 +277,7 @@ fn names_of_the_zone_itself_exist() {
 fn addresses_have_the_names_of_services_or_endpoints() {
     let table = [
         ("1.0.0.10.in-addr.arpa", PTR, "1.0.0.10.in-addr.arpa 5 web.a.svc.@"),
-        ("1.0.0.10.in-addr.arpa", A, "empty"),
+        ("1.0.0.10.in-addr.arpa", A, "empty, passed on"),
         (
             "1.0.1.10.in-addr.arpa",
             PTR,

@@ -37,7 +37,7 @@ impl Kubernetes {
         request: &Request,
         zone: &[u8],
         name: &[u8],
-        Answer { outcome, flags, names }: Answer,
+        Answer { outcome, flags, names, .. }: Answer,
     ) -> PluginResult {
         let mut reply = request.reply(NAME);
         reply.is_cacheable = false;

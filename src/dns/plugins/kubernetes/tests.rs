@@ -115,6 +115,28 @@ async fn unlisted_names_are_servfail_and_known_ones_are_answered() {
     assert!(unknown.ask("none.a.svc.cluster.local. A").await.contains("_udp."));
 }
 
+#[tokio::test]
+async fn names_that_coredns_denies_are_passed_on() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = "@ 60 IN SOA ns hostmaster 1 2 3 4 60\n@ 60 IN TXT here\ndns 9 IN A 192.0.2.1\n";
+    std::fs::write(file.path(), text).unwrap();
+    let lines = format!("kubernetes cluster.local {{\nfallthrough\n}}\nfile {}", file.path().display());
+    let (server, cluster) = server(&format!("{lines} cluster.local"));
+    list(&cluster);
+    for (question, expected) in [
+        ("dns.cluster.local. A", "NOERROR aa | dns.cluster.local. 9 IN A 192.0.2.1 | |"),
+        ("dns.cluster.local. AAAA", "NOERROR aa | | cluster.local. 60 IN SOA ns."),
+        ("cluster.local. TXT", "NOERROR aa | cluster.local. 60 IN TXT"),
+        ("dns-version.cluster.local. A", "NOERROR aa | | cluster.local. 5 IN SOA ns.dns."),
+        ("x.cluster.local. A", "NXDOMAIN aa | | cluster.local. 60 IN SOA ns."),
+        ("x.cluster.local. SOA", "NXDOMAIN aa | | cluster.local. 60 IN SOA ns."),
+        ("cluster.local. A", "NOERROR aa | | cluster.local. 5 IN SOA ns.dns."),
+    ] {
+        let found = server.ask(question).await;
+        assert!(found.starts_with(expected), "{question}: {found}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn questions_wait_for_the_first_lists() {
     let (server, cluster) = server("kubernetes cluster.local");

@@ -32,6 +32,8 @@ pub(super) struct World {
     pub(super) pods: BTreeSet<(String, IpAddr)>,
     /// Whether `namespace_labels` is an option of the servers.
     pub(super) hides_pointers: bool,
+    /// Whether `fallthrough` is one for all names.
+    pub(super) passes_on: bool,
     number: usize,
 }
 
