@@ -23,8 +23,8 @@
 //!
 //! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, timeouts, multisocket, reload,
 //! nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
-//! rewrite, autopath, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, kubernetes, file, auto, loop,
-//! forward, erratic, whoami.
+//! rewrite, autopath, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, k8s_external, kubernetes, file,
+//! auto, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -52,6 +52,7 @@ mod header;
 mod health;
 mod hosts;
 mod import;
+mod k8s_external;
 mod kubernetes;
 mod loadbalance;
 mod local;
@@ -87,8 +88,7 @@ type SetUp = fn(&mut Setup<'_>) -> Result<(), CorefileError>;
 const OWN: [&str; 2] = ["lb_linker", "clients"];
 
 /// All plugins of CoreDNS in the order in which they run; the order in the Corefile doesn't count. lb-linker's own
-/// `lb_linker` stands where `k8s_external` does, and `clients` after `acl`. An entry without a function isn't
-/// supported.
+/// `lb_linker` stands before `k8s_external`, and `clients` after `acl`. An entry without a function isn't supported.
 const ORDER: &[(&str, Option<SetUp>)] = &[
     ("root", Some(root::set_up)),
     ("metadata", Some(metadata::set_up)),
@@ -136,8 +136,8 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("route53", None),
     ("azure", None),
     ("clouddns", None),
-    ("k8s_external", None),
     ("lb_linker", Some(lb_linker::set_up)),
+    ("k8s_external", Some(k8s_external::set_up)),
     ("kubernetes", Some(kubernetes::set_up)),
     ("file", Some(file::set_up)),
     ("auto", Some(auto::set_up)),

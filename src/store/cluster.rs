@@ -6,6 +6,7 @@
 
 pub mod answer;
 mod endpoints;
+pub mod external;
 pub mod first_lists;
 mod index;
 pub mod metrics;
@@ -27,8 +28,9 @@ use tokio::sync::watch;
 
 use crate::model::service_key::ServiceKey;
 use answer::{Answer, LookUp, Rules};
+use external::ExternalRules;
 use index::{Index, Touched, Tree};
-use objects::{Addressing, Kind, Service, Slice};
+use objects::{Addressing, External, Kind, Service, Slice};
 use registry::ClusterSpec;
 
 use super::name_slots::{NameDependency, NameSlots};
@@ -41,6 +43,8 @@ pub struct Cluster {
     slots: Arc<NameSlots>,
     /// The Unix time of the last change.
     serial: Arc<AtomicU64>,
+    /// That of the last change of external names, too.
+    external_serial: Arc<AtomicU64>,
     /// Whether each kind has had a complete list, in the order of [`Kind::ALL`].
     listed: Mutex<[bool; Kind::ALL.len()]>,
     is_listed: AtomicBool,
@@ -57,6 +61,7 @@ impl Cluster {
             index: RwLock::default(),
             slots: Arc::default(),
             serial: Arc::default(),
+            external_serial: Arc::default(),
             listed: Mutex::default(),
             is_listed: AtomicBool::new(false),
             all_listed: watch::Sender::new(false),
@@ -73,7 +78,16 @@ impl Cluster {
 
     /// Adds or replaces a Service; `None` removes it.
     pub fn set_service(&self, key: &ServiceKey, service: Option<Service>) {
+        if service.is_none() {
+            self.set_externals(key, Vec::new());
+        }
         self.change(|index, touched| index.set_service(&dotted(key), service, touched));
+    }
+
+    /// Sets the addresses and hostnames of a Service outside of the cluster.
+    pub fn set_externals(&self, key: &ServiceKey, all: Vec<External>) {
+        let serials = [&self.external_serial];
+        self.change_with(&serials, |index, touched| index.set_externals(&dotted(key), all, touched));
     }
 
     /// Adds or replaces an EndpointSlice of a Service; `None` removes it.
@@ -102,8 +116,16 @@ impl Cluster {
         }
     }
 
-    /// Makes a change, which returns whether there is one for DNS.
     fn change(&self, change: impl FnOnce(&mut Index, &mut Touched<'_>) -> bool) {
+        self.change_with(&[&self.serial, &self.external_serial], change);
+    }
+
+    /// Makes a change, which returns whether there is one for DNS, and raises these serials.
+    fn change_with(
+        &self,
+        serials: &[&Arc<AtomicU64>],
+        change: impl FnOnce(&mut Index, &mut Touched<'_>) -> bool,
+    ) {
         let mut index = self.index.write();
         let mut touched = Touched::new(&self.slots);
         if !change(&mut index, &mut touched) {
@@ -112,7 +134,9 @@ impl Cluster {
         // No look-up is under way: it would hold the lock.
         drop(self.slots.begin(touched.into_slots()));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        self.serial.fetch_max(now, Ordering::Relaxed);
+        for serial in serials {
+            serial.fetch_max(now, Ordering::Relaxed);
+        }
     }
 
     // === state ===
@@ -186,12 +210,32 @@ impl Cluster {
         &self.serial
     }
 
+    /// As [`Self::serial`], for external names.
+    #[must_use]
+    pub fn external_serial(&self) -> &Arc<AtomicU64> {
+        &self.external_serial
+    }
+
     /// Answers a question for a name in a zone, both in wire form with the root octet, in lower case. The zone is one of
     /// `rules`.
     #[must_use]
     pub fn answer(&self, rules: &Rules, zone: &[u8], name: &[u8], qtype: u16) -> Answer {
         let index = self.index.read();
         LookUp::new(&index, &self.slots, rules, zone).answer(name, qtype)
+    }
+
+    /// As [`Self::answer`], for a name in a zone of `external`.
+    #[must_use]
+    pub fn external_answer(
+        &self,
+        rules: &Rules,
+        external: &ExternalRules,
+        zone: &[u8],
+        name: &[u8],
+        qtype: u16,
+    ) -> Answer {
+        let index = self.index.read();
+        LookUp::new(&index, &self.slots, rules, zone).external(external, name, qtype)
     }
 
     /// Returns the Pod with an address, and what that rests on.

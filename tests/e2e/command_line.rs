@@ -252,12 +252,12 @@ fn check_reports_all_errors_of_a_corefile() {
     let directory = tempfile::tempdir().unwrap();
     let corefile = directory.path().join("Corefile");
     let (path, manifests) = (corefile.to_str().unwrap(), directory.path().to_str().unwrap());
-    let text = "lb.internal {\n    lb_linker {\n        ttl 5s\n    }\n    k8s_external\n}\n\
+    let text = "lb.internal {\n    lb_linker {\n        ttl 5s\n    }\n    route53 a.b.:Z1\n}\n\
                 (twice) {\n    errors x\n}\na.example {\n    import twice\n}\n. {\n    import twice\n    whoami x\n}\n";
     std::fs::write(&corefile, text).unwrap();
     let sentences = [
         "3:13: \"5s\" isn't a number",
-        "5:5: CoreDNS's plugin k8s_external isn't supported; lb_linker",
+        "5:5: CoreDNS's plugin route53 isn't supported; forward",
         "8:12: \"x\" isn't stdout",
         "15:12: whoami takes no arguments",
     ];

@@ -199,6 +199,13 @@ impl<'a> Next<'a> {
         self.block.link_zones.contains(name)
     }
 
+    /// Returns the plugin of this type in the block.
+    #[must_use]
+    pub(crate) fn plugin<P: Plugin>(&self) -> Option<&'a P> {
+        let plugins = self.block.plugins.iter().map(|plugin| -> &dyn Any { &***plugin });
+        plugins.filter_map(<dyn Any>::downcast_ref).next()
+    }
+
     /// Returns the search domains that a following plugin knows.
     pub(crate) fn search_path(&self, plugin: &str, request: &Request) -> Option<SearchPath> {
         let found = self.block.plugins.iter().find(|known| known.name() == plugin)?;

@@ -53,9 +53,9 @@
 
 mod client;
 mod options;
-mod reply;
+pub(super) mod reply;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -68,20 +68,22 @@ use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult, SearchPath};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
-use crate::dns::message::ede::Ede;
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::validity::Validity;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::store::cluster::Cluster;
-use crate::store::cluster::answer::{Answer, Outcome, Rules};
+use crate::store::cluster::answer::{Answer, Outcome, Rules, zone_of};
 use crate::store::cluster::first_lists::FirstLists;
+use reply::ZoneReply;
 
 const NAME: &str = "kubernetes";
+/// The maximum TTL of the SOA record, in seconds.
+const MAX_SOA_TTL: u32 = 300;
 
 #[derive(Debug)]
-struct Kubernetes {
-    cluster: Arc<Cluster>,
-    rules: Rules,
+pub(super) struct Kubernetes {
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) rules: Rules,
     fallthrough: Option<ZoneSet>,
     first_lists: Arc<FirstLists>,
 }
@@ -110,40 +112,20 @@ impl Plugin for Kubernetes {
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let name = whole_wire_name(request.query.name());
-        let Some(zone) = self.rules.zone_of(&name) else { return next.serve(request).await };
-        if request.query.query_class() != DNSClass::IN {
-            return Err(PluginError::new(ResponseCode::Refused, ""));
-        }
-        if !self.cluster.is_listed() {
-            self.first_lists.wait_in_queue().await;
-        }
-        // What is found after this was listed, or is there already.
-        let is_listed = self.cluster.is_listed();
-        let answer = self.cluster.answer(&self.rules, zone, &name, request.query.query_type().into());
-        if !is_listed && matches!(answer.outcome, Outcome::Absent | Outcome::Empty) {
-            let mut reply = request.reply(NAME);
-            reply.is_cacheable = false;
-            reply.metadata.response_code = ResponseCode::ServFail;
-            reply.ede = Some(Ede::CLUSTER_NOT_READY);
-            return Ok(reply);
-        }
-        if answer.is_passed
-            && self.fallthrough.as_ref().is_some_and(|zones| zones.contains(request.query.name()))
-        {
-            let reply = passed(&answer, request, next).await?;
-            // The next plugin denies a name that exists here.
-            if answer.outcome == Outcome::Absent || reply.metadata.response_code != ResponseCode::NXDomain {
-                return Ok(reply);
-            }
-            let mut reply = self.reply(request, zone, &name, answer).await?;
-            reply.validity = None;
-            return Ok(reply);
-        }
-        let mut reply = self.reply(request, zone, &name, answer).await?;
-        if !is_listed {
-            reply.validity = None;
-        }
-        Ok(reply)
+        let Some(zone) = zone_of(&self.rules.zones, &name) else { return next.serve(request).await };
+        let zone = ZoneReply {
+            plugin: NAME,
+            origin: zone,
+            server: b"\x02ns\x03dns",
+            mailbox: b"\x0ahostmaster",
+            soa_ttl: self.rules.ttl.min(MAX_SOA_TTL),
+            absence: self.rules.ttl,
+            alias_ttl: self.rules.ttl,
+            serial: self.cluster.serial(),
+        };
+        let qtype = request.query.query_type().into();
+        let answer = || self.cluster.answer(&self.rules, zone.origin, &name, qtype);
+        self.respond(&zone, self.fallthrough.as_ref(), &name, request, next, answer).await
     }
 
     fn is_ready(&self) -> bool {
@@ -160,6 +142,47 @@ impl Plugin for Kubernetes {
 
     fn search_path(&self, request: &Request) -> Option<SearchPath> {
         self.search_path_of(request.query.name(), request.client.ip().to_canonical())
+    }
+}
+
+impl Kubernetes {
+    /// Answers a question for a name in a zone, in wire form, from the objects of the cluster.
+    pub(super) async fn respond(
+        &self,
+        zone: &ZoneReply<'_>,
+        fallthrough: Option<&ZoneSet>,
+        name: &[u8],
+        request: &mut Request,
+        next: Next<'_>,
+        answer: impl FnOnce() -> Answer + Send,
+    ) -> PluginResult {
+        if request.query.query_class() != DNSClass::IN {
+            return Err(PluginError::new(ResponseCode::Refused, ""));
+        }
+        if !self.cluster.is_listed() {
+            self.first_lists.wait_in_queue().await;
+        }
+        // What is found after this was listed, or is there already.
+        let is_listed = self.cluster.is_listed();
+        let answer = answer();
+        if !is_listed && matches!(answer.outcome, Outcome::Absent | Outcome::Empty) {
+            return Ok(zone.unknown(request));
+        }
+        if answer.is_passed && fallthrough.is_some_and(|zones| zones.contains(request.query.name())) {
+            let reply = passed(&answer, request, next).await?;
+            // The next plugin denies a name that exists here.
+            if answer.outcome == Outcome::Absent || reply.metadata.response_code != ResponseCode::NXDomain {
+                return Ok(reply);
+            }
+            let mut reply = zone.reply(request, name, answer).await?;
+            reply.validity = None;
+            return Ok(reply);
+        }
+        let mut reply = zone.reply(request, name, answer).await?;
+        if !is_listed {
+            reply.validity = None;
+        }
+        Ok(reply)
     }
 }
 

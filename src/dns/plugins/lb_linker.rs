@@ -15,7 +15,7 @@
 //! client the query. Addresses in the additional section for SRV and NS records, and in the hints of SVCB and HTTPS
 //! records, are left out if an `acl` denies the client a query for them.
 //!
-//! CoreDNS has no such plugin; it stands where `k8s_external` stands in the order. `cache` never caches its answers,
+//! CoreDNS has no such plugin; it stands before `k8s_external` in the order. `cache` never caches its answers,
 //! but the targets' records under their own names. All blocks answer from the same links. A custom hostname may be in a
 //! zone of any block.
 //!

@@ -15,7 +15,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("grpc_server", "isn't supported; put a CoreDNS that has it before this server"),
     ("https", "isn't supported yet; serve tls://, or put a proxy such as dnsdist before this server"),
     ("https3", "isn't supported yet; serve tls://, or put a proxy such as dnsdist before this server"),
-    ("k8s_external", "isn't supported; lb_linker answers for LoadBalancer Services in its place"),
     ("nomad", "isn't supported yet; forward the zone to a CoreDNS that has it"),
     ("on", "isn't supported; run the command beside lb-linker, for example in a container of its own"),
     ("proxyproto", "isn't supported yet; let the load balancer keep the clients' addresses"),

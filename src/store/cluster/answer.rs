@@ -9,7 +9,7 @@ use super::index::{Entry, Index, Touched, Tree};
 use super::objects::{Addressing, Port, Service};
 use super::question::{Below, Branch, Question, address_of};
 use super::records::{
-    A, AAAA, Group, MAX_RECORDS, NS, PTR, RecordSet, SOA, SRV, TXT, address, name_below, pointer,
+    A, AAAA, Group, MAX_RECORDS, NS, PTR, RecordSet, SOA, SRV, TXT, Ttls, address, name_below, pointer,
 };
 use crate::model::outdated::OutdatedFlag;
 use crate::store::NameDependency;
@@ -21,7 +21,7 @@ pub use super::records::Record;
 /// The version of the specification, and the TTL of its record in seconds.
 const SCHEMA: (&[u8], u32) = (b"\x051.1.0", 28_800);
 /// Maximum number of addresses of name servers.
-const MAX_SERVERS: usize = 100;
+pub(super) const MAX_SERVERS: usize = 100;
 /// The number of Pods with one address that count.
 const MAX_PODS: usize = 1000;
 
@@ -55,18 +55,16 @@ pub struct Rules {
     pub own_addresses: Vec<IpAddr>,
 }
 
-impl Rules {
-    /// Returns the longest zone that contains a name, in wire form with the root octet, in lower case.
-    #[must_use]
-    pub fn zone_of(&self, name: &[u8]) -> Option<&[u8]> {
-        let mut rest = name;
-        loop {
-            if let Some(zone) = self.zones.iter().find(|zone| &***zone == rest) {
-                return Some(zone);
-            }
-            let (length, labels) = rest.split_first().filter(|(length, _)| **length > 0)?;
-            rest = labels.get(usize::from(*length)..)?;
+/// Returns the longest zone that contains a name, all in wire form with the root octet, in lower case.
+#[must_use]
+pub fn zone_of<'a>(zones: &'a [Box<[u8]>], name: &[u8]) -> Option<&'a [u8]> {
+    let mut rest = name;
+    loop {
+        if let Some(zone) = zones.iter().find(|zone| &***zone == rest) {
+            return Some(zone);
         }
+        let (length, labels) = rest.split_first().filter(|(length, _)| **length > 0)?;
+        rest = labels.get(usize::from(*length)..)?;
     }
 }
 
@@ -99,14 +97,14 @@ pub enum Outcome {
 
 /// A look-up in one zone.
 pub(super) struct LookUp<'a> {
-    index: &'a Index,
+    pub(super) index: &'a Index,
     names: &'a Arc<NameSlots>,
-    rules: &'a Rules,
-    zone: &'a [u8],
+    pub(super) rules: &'a Rules,
+    pub(super) zone: &'a [u8],
     /// Whether CoreDNS denies the name for this type, though it exists for others or has names below.
-    is_denied: bool,
-    flags: Vec<OutdatedFlag>,
-    touched: Touched<'a>,
+    pub(super) is_denied: bool,
+    pub(super) flags: Vec<OutdatedFlag>,
+    pub(super) touched: Touched<'a>,
 }
 
 impl<'a> LookUp<'a> {
@@ -117,11 +115,12 @@ impl<'a> LookUp<'a> {
 
     pub(super) fn answer(mut self, name: &[u8], qtype: u16) -> Answer {
         let outcome = self.outcome(name, qtype);
-        let is_passed = match outcome {
-            Outcome::Absent => true,
-            // CoreDNS denies the SOA record of no name.
-            _ => self.is_denied && qtype != SOA,
-        };
+        // CoreDNS denies the SOA record of no name.
+        let is_passed = outcome == Outcome::Absent || self.is_denied && qtype != SOA;
+        self.finish(outcome, is_passed)
+    }
+
+    pub(super) fn finish(self, outcome: Outcome, is_passed: bool) -> Answer {
         let slots = self.touched.into_slots();
         let (all, changes) = NameDependency::on_all(self.names);
         let names = (!slots.is_empty()).then(|| all.with_slots(slots, changes));
@@ -154,6 +153,7 @@ impl<'a> LookUp<'a> {
                     ports: [None].into_iter().collect(),
                     targets: addresses.collect(),
                     owner: Arc::clone(&owner),
+                    hosts: Vec::new(),
                     is_named: false,
                 };
                 vec![group]
@@ -182,15 +182,16 @@ impl<'a> LookUp<'a> {
                 }
             }
         };
+        let ttl = self.rules.ttl;
         match qtype {
-            A | AAAA => outcome_of(RecordSet::addresses(&groups, &owner, qtype, self.rules.ttl)),
-            SRV => outcome_of(RecordSet::services(&groups, &owner, self.rules.ttl)),
+            A | AAAA => outcome_of(RecordSet::addresses(&groups, &owner, qtype, ttl)),
+            SRV => outcome_of(RecordSet::services(&groups, &owner, Ttls { record: ttl, glue: ttl })),
             _ => Outcome::Empty,
         }
     }
 
     /// The name has no records of the type, and CoreDNS says that it doesn't exist.
-    fn denied(&mut self) -> Outcome {
+    pub(super) fn denied(&mut self) -> Outcome {
         self.is_denied = true;
         Outcome::Empty
     }
@@ -200,7 +201,7 @@ impl<'a> LookUp<'a> {
     }
 
     /// Returns whether the names of a namespace exist.
-    fn exposes(&mut self, namespace: &str) -> bool {
+    pub(super) fn exposes(&mut self, namespace: &str) -> bool {
         if self.rules.namespaces.as_ref().is_some_and(|names| !names.contains(namespace)) {
             return false;
         }
@@ -209,6 +210,12 @@ impl<'a> LookUp<'a> {
             None => self.touched.add(Tree::Namespace, namespace.as_bytes()),
         }
         self.index.namespace(namespace).is_some()
+    }
+
+    /// Returns whether PTR records lead to a Service, given as `<service>.<namespace>`.
+    pub(super) fn shows(&mut self, key: &str) -> bool {
+        let namespace = key.split_once('.').map(|(_, namespace)| namespace).unwrap_or_default();
+        !self.rules.selects_namespaces || self.exposes(namespace)
     }
 
     /// Returns what the name of a Service, or a name below, leads to.
@@ -234,7 +241,7 @@ impl<'a> LookUp<'a> {
             Addressing::ClusterIps(ips) if !matches!(below, Below::Endpoint(_)) => {
                 let targets = ips.iter().map(|ip| Endpoint { ip: *ip, name: None }).collect();
                 let ports = matching(&service.ports, below);
-                vec![Group { ports, targets, owner, is_named: false }]
+                vec![Group { ports, targets, owner, hosts: Vec::new(), is_named: false }]
             }
             Addressing::ClusterIps(_) | Addressing::Headless => of_endpoints(entry, below, &owner),
         };
@@ -266,7 +273,13 @@ impl<'a> LookUp<'a> {
         };
         let owner = name_below([name, namespace, "pod"], self.zone)?;
         let targets = vec![Endpoint { ip, name: None }; number];
-        let group = Group { ports: [Some(0)].into_iter().collect(), targets, owner, is_named: false };
+        let group = Group {
+            ports: [Some(0)].into_iter().collect(),
+            targets,
+            owner,
+            hosts: Vec::new(),
+            is_named: false,
+        };
         (number > 0).then_some(group)
     }
 
@@ -275,13 +288,7 @@ impl<'a> LookUp<'a> {
         self.touched.add_address(Tree::Address, ip);
         let index = self.index;
         let mut set = RecordSet::default();
-        let exposed: Vec<_> = index
-            .at(ip)
-            .filter(|(key, _)| {
-                let namespace = key.split_once('.').map(|(_, namespace)| namespace).unwrap_or_default();
-                !self.rules.selects_namespaces || self.exposes(namespace)
-            })
-            .collect();
+        let exposed: Vec<_> = index.at(ip).filter(|(key, _)| self.shows(key)).collect();
         let (ttl, primary) = (self.rules.ttl, &*self.rules.primary);
         if let Some((key, _)) = exposed.iter().find(|(_, entry)| entry.cluster_ips().contains(&ip)) {
             let target = name_below([&***key, "svc"], primary);
@@ -351,7 +358,7 @@ impl<'a> LookUp<'a> {
     }
 }
 
-fn outcome_of(RecordSet { records, is_cut }: RecordSet) -> Outcome {
+pub(super) fn outcome_of(RecordSet { records, is_cut }: RecordSet) -> Outcome {
     if records.is_empty() { Outcome::Empty } else { Outcome::Records { records, is_cut } }
 }
 
@@ -362,7 +369,7 @@ fn version(owner: &Arc<[u8]>) -> Outcome {
 
 /// Returns the ports of a Service or a slice that a question is about. One without ports has one that any question fits
 /// which names none.
-fn matching(ports: &[Port], below: Below<'_>) -> smallvec::SmallVec<[Option<u16>; 4]> {
+pub(super) fn matching(ports: &[Port], below: Below<'_>) -> smallvec::SmallVec<[Option<u16>; 4]> {
     let Below::Port { port, protocol } = below else {
         return if ports.is_empty() {
             [None].into_iter().collect()
@@ -379,7 +386,7 @@ fn matching(ports: &[Port], below: Below<'_>) -> smallvec::SmallVec<[Option<u16>
 }
 
 /// Returns the endpoints of a Service that a question is about, by slice.
-fn of_endpoints<'a>(entry: &'a Entry, below: Below<'_>, owner: &Arc<[u8]>) -> Vec<Group<'a>> {
+pub(super) fn of_endpoints<'a>(entry: &'a Entry, below: Below<'_>, owner: &Arc<[u8]>) -> Vec<Group<'a>> {
     let wanted = match below {
         Below::Endpoint(label) => Some(WantedEndpoint::new(label)),
         Below::Itself | Below::Port { .. } => None,
@@ -389,13 +396,14 @@ fn of_endpoints<'a>(entry: &'a Entry, below: Below<'_>, owner: &Arc<[u8]>) -> Ve
         ports: matching(&slice.ports, below),
         targets: slice.endpoints().filter(is_wanted).collect(),
         owner: Arc::clone(owner),
+        hosts: Vec::new(),
         is_named: true,
     };
     entry.slices.iter().map(group).filter(|group| !group.targets.is_empty()).collect()
 }
 
 /// Returns whether a Service has ports with names below the label of a protocol, such as `_tcp`.
-fn has_ports_below(entry: &Entry, service: &Service, label: &[u8]) -> bool {
+pub(super) fn has_ports_below(entry: &Entry, service: &Service, label: &[u8]) -> bool {
     let Some(protocol) = label.strip_prefix(b"_") else { return false };
     let is_below = |port: &Port| {
         !port.name.is_empty() && port.protocol.label().as_bytes().eq_ignore_ascii_case(protocol)

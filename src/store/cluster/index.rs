@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use smallvec::SmallVec;
 
 use super::endpoints::Endpoint;
-use super::objects::{Addressing, Kind, Service, Slice};
+use super::objects::{Addressing, External, Kind, Service, Slice};
 use crate::model::outdated::OutdatedFlag;
 use crate::model::service_key::ServiceKey;
 use crate::store::name_slots::NameSlots;
@@ -25,8 +25,17 @@ pub(super) struct Index {
     slices: HashMap<Box<str>, EntryKey>,
     /// The Services with an address, as cluster IP or of an endpoint.
     addresses: KeysByAddress,
+    /// What Services have outside of the cluster; those without aren't here.
+    externals: HashMap<EntryKey, Externals>,
+    external_addresses: KeysByAddress,
     pods: HashMap<ObjectKey, SmallVec<[IpAddr; 1]>>,
     pod_addresses: KeysByAddress,
+}
+
+#[derive(Debug)]
+struct Externals {
+    all: Box<[External]>,
+    flag: LazyFlag,
 }
 
 /// The keys of what has an address; an IPv4 address stands as an IPv4-mapped one.
@@ -127,6 +136,10 @@ pub(super) enum Tree {
     Address,
     /// The Pods with an address.
     Pod,
+    /// The Services with something outside of the cluster.
+    External,
+    /// The Services with an address outside of the cluster.
+    ExternalAddress,
 }
 
 /// The slots of what a change affects.
@@ -311,6 +324,37 @@ impl Index {
         true
     }
 
+    /// Sets what a Service has outside of the cluster.
+    pub(super) fn set_externals(&mut self, key: &str, all: Vec<External>, touched: &mut Touched<'_>) -> bool {
+        let known = self.externals.get(key).map(|known| &*known.all).unwrap_or_default();
+        if *known == *all {
+            return false;
+        }
+        let (key, before) = self.externals.remove_entry(key).map_or_else(
+            || {
+                touched.add(Tree::External, key.as_bytes());
+                (key.into(), None)
+            },
+            |(key, before)| (key, Some(before)),
+        );
+        for external in before.iter().flat_map(|before| &before.all) {
+            if let External::Address(ip) = external {
+                touched.add_address(Tree::ExternalAddress, *ip);
+                self.external_addresses.remove(*ip, &key);
+            }
+        }
+        for external in &all {
+            if let External::Address(ip) = external {
+                touched.add_address(Tree::ExternalAddress, *ip);
+                self.external_addresses.add(*ip, &key);
+            }
+        }
+        if !all.is_empty() {
+            self.externals.insert(key, Externals { all: all.into(), flag: LazyFlag::default() });
+        }
+        true
+    }
+
     pub(super) fn set_pod(&mut self, id: &str, addresses: &[IpAddr], touched: &mut Touched<'_>) -> bool {
         let known = self.pods.remove_entry(id);
         let (id, before) = known.unwrap_or_else(|| (id.into(), SmallVec::new()));
@@ -344,6 +388,17 @@ impl Index {
         self.addresses.get(ip).iter().filter_map(|key| Some((key, self.entries.get(key)?)))
     }
 
+    /// Returns what a Service has outside of the cluster, and the flag of that if there is anything.
+    pub(super) fn externals(&self, key: &str) -> (&[External], Option<OutdatedFlag>) {
+        let known = self.externals.get(key);
+        (known.map(|known| &*known.all).unwrap_or_default(), known.map(|known| known.flag.get()))
+    }
+
+    /// Returns the keys of the Services with an address outside of the cluster.
+    pub(super) fn externals_at(&self, ip: IpAddr) -> &[EntryKey] {
+        self.external_addresses.get(ip)
+    }
+
     /// Returns the first Pod with an address.
     pub(super) fn pod_at(&self, ip: IpAddr) -> Option<ServiceKey> {
         let (namespace, name) = self.pod_addresses.get(ip).first()?.split_once('/')?;
@@ -361,9 +416,19 @@ impl Index {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        let Self { namespaces, entries, slices, addresses, pods, pod_addresses } = self;
-        [namespaces.len(), entries.len(), slices.len(), addresses.0.len(), pods.len(), pod_addresses.0.len()]
-            == [0; 6]
+        let Self {
+            namespaces,
+            entries,
+            slices,
+            addresses,
+            externals,
+            external_addresses,
+            pods,
+            pod_addresses,
+        } = self;
+        let by_address = [addresses, external_addresses, pod_addresses].map(|keys| keys.0.len());
+        let others = [namespaces.len(), entries.len(), slices.len(), externals.len(), pods.len()];
+        by_address.iter().chain(&others).all(|number| *number == 0)
     }
 
     pub(super) fn number(&self, kind: Kind) -> usize {

@@ -44,6 +44,14 @@ pub enum Addressing {
     Unusable,
 }
 
+/// An address of a Service outside of the cluster: one of its `externalIPs`, or of its load balancer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum External {
+    Address(IpAddr),
+    /// In wire form with the root octet, in lower case.
+    Host(Box<[u8]>),
+}
+
 /// A port of a Service, or of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {

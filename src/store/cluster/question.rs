@@ -77,7 +77,7 @@ impl<'a> Question<'a> {
     }
 }
 
-fn stripped(label: &[u8]) -> &[u8] {
+pub(super) fn stripped(label: &[u8]) -> &[u8] {
     label.strip_prefix(b"_").unwrap_or(label)
 }
 

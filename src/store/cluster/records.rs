@@ -42,10 +42,19 @@ pub(super) struct Group<'a> {
     /// The ports; `None` for one without an SRV record, which counts for the weight of the others.
     pub(super) ports: SmallVec<[Option<u16>; 4]>,
     pub(super) targets: Vec<Endpoint<'a>>,
+    /// Further targets, in wire form with the root octet.
+    pub(super) hosts: Vec<&'a [u8]>,
     /// The name of the Service or the Pod.
     pub(super) owner: Arc<[u8]>,
     /// Whether each target has a name of its own below that.
     pub(super) is_named: bool,
+}
+
+/// The TTLs of SRV records and of the addresses of their targets, in seconds.
+#[derive(Clone, Copy)]
+pub(super) struct Ttls {
+    pub(super) record: u32,
+    pub(super) glue: u32,
 }
 
 /// The records of an answer, and whether some of them were left out.
@@ -108,33 +117,30 @@ impl RecordSet {
         set
     }
 
-    /// Returns the SRV records, each once, and the addresses of their targets.
-    pub(super) fn services(groups: &[Group<'_>], owner: &Arc<[u8]>, ttl: u32) -> Self {
-        let total = groups.iter().map(|group| group.ports.len().saturating_mul(group.targets.len())).sum();
+    /// Returns the SRV records, each once, and the addresses of their targets as far as these are in the cluster.
+    pub(super) fn services(groups: &[Group<'_>], owner: &Arc<[u8]>, ttls: Ttls) -> Self {
+        let number = |group: &Group<'_>| group.targets.len() + group.hosts.len();
+        let total = groups.iter().map(|group| group.ports.len().saturating_mul(number(group))).sum();
         let weight = weight(total);
         let (mut set, mut seen, mut glue) = (Self::default(), HashSet::new(), HashSet::new());
         for group in groups.iter().filter(|group| group.ports.iter().any(Option::is_some)) {
-            for target in &group.targets {
+            let targets = group.targets.iter().map(|target| {
                 let name = match group.is_named {
                     true => name_below([&*target.label()], &group.owner),
                     false => Some(Arc::clone(&group.owner)),
                 };
+                (name, Some(target.ip))
+            });
+            let hosts = group.hosts.iter().map(|host| (Some((*host).into()), None));
+            for (name, ip) in targets.chain(hosts) {
                 let Some(name) = name else { continue };
                 for port in group.ports.iter().flatten() {
                     if seen.insert((Arc::clone(&name), *port)) {
-                        let fixed = [0, weight, *port].map(u16::to_be_bytes);
-                        let data = fixed.as_flattened().iter().chain(&*name).copied().collect();
-                        set.push(Record {
-                            is_additional: false,
-                            owner: Arc::clone(owner),
-                            rtype: SRV,
-                            ttl,
-                            data,
-                        });
+                        set.push(service(owner, [0, weight, *port], &name, ttls.record));
                     }
                 }
-                if glue.insert((Arc::clone(&name), target.ip)) {
-                    set.push(address(&name, target.ip, ttl, true));
+                if let Some(ip) = ip.filter(|ip| glue.insert((Arc::clone(&name), *ip))) {
+                    set.push(address(&name, ip, ttls.glue, true));
                 }
                 if set.is_cut {
                     return set;
@@ -143,6 +149,12 @@ impl RecordSet {
         }
         set
     }
+}
+
+/// Returns an SRV record; the numbers are its priority, weight and port.
+fn service(owner: &Arc<[u8]>, numbers: [u16; 3], target: &[u8], ttl: u32) -> Record {
+    let data = numbers.map(u16::to_be_bytes).as_flattened().iter().chain(target).copied().collect();
+    Record { is_additional: false, owner: Arc::clone(owner), rtype: SRV, ttl, data }
 }
 
 /// Returns the weight of each of the SRV records of a name, of which together 100 are shared.

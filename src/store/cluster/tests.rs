@@ -142,7 +142,7 @@ fn address_text(data: &[u8]) -> String {
 
 fn ask(cluster: &Cluster, rules: &Rules, name: &str, qtype: u16) -> Answer {
     let name = wire(name);
-    cluster.answer(rules, rules.zone_of(&name).unwrap(), &name, qtype)
+    cluster.answer(rules, answer::zone_of(&rules.zones, &name).unwrap(), &name, qtype)
 }
 
 fn check(cluster: &Cluster, rules: &Rules, table: &[(&str, u16, &str)]) {

@@ -4,6 +4,7 @@
 //! `LB_LINKER_CLUSTER_SERVICES` sets the number of Services (300), `LB_LINKER_CLUSTER_SEED` the seed.
 
 mod clients;
+mod external;
 mod generator;
 mod program;
 mod questions;
@@ -50,7 +51,11 @@ struct Servers {
 
 impl Servers {
     async fn start(plane: &ControlPlane, upstreams: &Upstreams, options: &str) -> Self {
-        let site = CorefileDir::new(&COREFILE.replace("OPTIONS", options), &[]);
+        Self::with(plane, upstreams, &COREFILE.replace("OPTIONS", options)).await
+    }
+
+    async fn with(plane: &ControlPlane, upstreams: &Upstreams, corefile: &str) -> Self {
+        let site = CorefileDir::new(corefile, &[]);
         let site = upstreams.name(site).with("CLUSTER_CONFIG", plane.admin_kubeconfig().display());
         let (coredns, subject) =
             tokio::join!(Server::start(Program::CoreDns, &site), Server::start(Program::subject(), &site));
@@ -156,15 +161,30 @@ fn explanation(
     None
 }
 
+/// Returns why an answer may differ: of the name and type in question, and the rcodes of CoreDNS for A.
+type Explanation =
+    fn(&World, &Question, &BTreeMap<String, ResponseCode>, &Answer, &Answer) -> Option<&'static str>;
+
 /// Asks both for all names. Returns the number of questions, and the number of answers by their explanation.
 async fn compare(
     world: &World,
     servers: &Servers,
     random: &mut StdRng,
 ) -> (usize, BTreeMap<&'static str, usize>) {
+    let all = names(world, random);
+    compare_names(world, servers, random, all, explanation).await
+}
+
+async fn compare_names(
+    world: &World,
+    servers: &Servers,
+    random: &mut StdRng,
+    names: Vec<String>,
+    explanation: Explanation,
+) -> (usize, BTreeMap<&'static str, usize>) {
     let (mut asked, mut explained) = (0, BTreeMap::new());
     let (mut rcodes_of_a, mut unexplained) = (BTreeMap::new(), Vec::new());
-    for name in names(world, random) {
+    for name in names {
         for question in questions(&name, random) {
             asked += 1;
             let (coredns, subject) = servers.ask(&question).await;

@@ -8,7 +8,7 @@ use super::Kubernetes;
 use crate::dns::chain::plugin::SearchPath;
 use crate::dns::message::presentation::lower_name_text;
 use crate::dns::message::query::whole_wire_name;
-use crate::store::cluster::answer::PodMode;
+use crate::store::cluster::answer::{PodMode, zone_of};
 
 /// The parts of a name, which may be empty.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Kubernetes {
     /// Returns the labels before a zone of the plugin, in lower case, the last one first.
     fn labels_below_zone(&self, name: &Name) -> Option<Vec<String>> {
         let wire = whole_wire_name(name);
-        let below = wire.strip_suffix(self.rules.zone_of(&wire)?)?;
+        let below = wire.strip_suffix(zone_of(&self.rules.zones, &wire)?)?;
         let mut labels: Vec<String> = crate::model::names::labels(below).filter_map(label_text).collect();
         labels.reverse();
         Some(labels)

@@ -1,12 +1,12 @@
 //! Makes replies of what the cluster's objects say.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use hickory_proto::op::{Metadata, ResponseCode};
-use hickory_proto::rr::RecordType;
+use hickory_proto::op::{Metadata, Query, ResponseCode};
+use hickory_proto::rr::{Name, RecordType};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
-use super::{Kubernetes, NAME};
 use crate::dns::chain::plugin::{PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
@@ -20,8 +20,22 @@ use crate::store::cluster::answer::{Answer, Outcome, Record};
 
 /// The timers of the SOA record, in seconds: refresh, retry and expire.
 const SOA_TIMERS: [u32; 3] = [7200, 1800, 86400];
-/// The maximum TTL of the SOA record, in seconds.
-const MAX_SOA_TTL: u32 = 300;
+
+/// How replies about names in a zone are made.
+pub(in crate::dns::plugins) struct ZoneReply<'a> {
+    pub(in crate::dns::plugins) plugin: &'static str,
+    /// The zone, in wire form.
+    pub(in crate::dns::plugins) origin: &'a [u8],
+    /// The labels of the name server and the mailbox in the SOA record, in wire form without the zone.
+    pub(in crate::dns::plugins) server: &'a [u8],
+    pub(in crate::dns::plugins) mailbox: &'a [u8],
+    /// The TTL of the SOA record, and its time for names that don't exist, in seconds.
+    pub(in crate::dns::plugins) soa_ttl: u32,
+    pub(in crate::dns::plugins) absence: u32,
+    /// The TTL of CNAME records, in seconds.
+    pub(in crate::dns::plugins) alias_ttl: u32,
+    pub(in crate::dns::plugins) serial: &'a Arc<AtomicU64>,
+}
 
 /// The records of a reply.
 struct Parts<'a> {
@@ -30,19 +44,27 @@ struct Parts<'a> {
     soa: Option<(Section, u32, Vec<u8>)>,
 }
 
-impl Kubernetes {
-    /// Makes the reply to a question for a name in a zone, both in wire form.
+impl ZoneReply<'_> {
+    /// Makes the reply for a name of which it isn't known yet whether it exists.
+    pub(super) fn unknown(&self, request: &Request) -> Reply {
+        let mut reply = request.reply(self.plugin);
+        reply.is_cacheable = false;
+        reply.metadata.response_code = ResponseCode::ServFail;
+        reply.ede = Some(Ede::CLUSTER_NOT_READY);
+        reply
+    }
+
+    /// Makes the reply to a question for a name in wire form.
     pub(super) async fn reply(
         &self,
         request: &Request,
-        zone: &[u8],
         name: &[u8],
         Answer { outcome, flags, names, .. }: Answer,
     ) -> PluginResult {
-        let mut reply = request.reply(NAME);
+        let mut reply = request.reply(self.plugin);
         reply.is_cacheable = false;
         reply.metadata.authoritative = true;
-        let soa = |section| Some((section, self.rules.ttl.min(MAX_SOA_TTL), self.soa(zone)));
+        let soa = |section| Some((section, self.soa_ttl, self.soa()));
         let alias;
         let parts = match &outcome {
             Outcome::Absent => {
@@ -60,7 +82,7 @@ impl Kubernetes {
                     is_additional: false,
                     owner: name.into(),
                     rtype: RecordType::CNAME.into(),
-                    ttl: self.rules.ttl,
+                    ttl: self.alias_ttl,
                     data: (&**target).into(),
                 }];
                 Parts { answers: &alias, soa: None }
@@ -69,26 +91,29 @@ impl Kubernetes {
         let serial = parts.soa.as_ref().map(|(section, ..)| Serial {
             section: *section,
             record: 0,
-            current: Arc::clone(self.cluster.serial()),
+            current: Arc::clone(self.serial),
         });
-        let message = parts.message(&mut reply.metadata, name, zone, request.query.query_type());
+        let message = parts.message(&mut reply.metadata, name, self.origin, request.query.query_type());
         let message = message.ok_or_else(|| PluginError::servfail("the answer exceeds 64 KiB"))?;
         reply.records = Records::of_wire(Arc::new(message), request.query.name());
         reply.validity = Some(Box::new(Validity { zones: flags, names, serial, ..Validity::default() }));
-        if let Outcome::Alias(target) = &outcome
-            && !matches!(request.query.query_type(), RecordType::CNAME | RecordType::ANY)
-        {
-            add_target(&mut reply, request, target).await;
+        match (&outcome, request.query.query_type()) {
+            (Outcome::Alias(_), RecordType::CNAME | RecordType::ANY) => {}
+            (Outcome::Alias(target), _) => add_target(&mut reply, request, target).await,
+            (Outcome::Records { records, .. }, RecordType::SRV) => {
+                add_addresses(&mut reply, request, records).await;
+            }
+            _ => {}
         }
         Ok(reply)
     }
 
-    /// Returns the data of the SOA record of a zone.
-    fn soa(&self, zone: &[u8]) -> Vec<u8> {
-        let mut data = [b"\x02ns\x03dns".as_slice(), zone, b"\x0ahostmaster", zone].concat();
-        let serial = self.cluster.serial().load(Ordering::Relaxed).to_be_bytes();
+    /// Returns the data of the SOA record.
+    fn soa(&self) -> Vec<u8> {
+        let mut data = [self.server, self.origin, self.mailbox, self.origin].concat();
+        let serial = self.serial.load(Ordering::Relaxed).to_be_bytes();
         data.extend_from_slice(&serial[4..]);
-        for timer in SOA_TIMERS.into_iter().chain([self.rules.ttl]) {
+        for timer in SOA_TIMERS.into_iter().chain([self.absence]) {
             data.extend_from_slice(&timer.to_be_bytes());
         }
         data
@@ -153,6 +178,34 @@ async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
         reply.records.authorities = std::mem::take(&mut found.records.authorities);
     }
     reply.records.answers.append(&mut found.records.answers);
+}
+
+/// Adds the addresses of the targets of SRV records that have none, which are outside of the cluster.
+async fn add_addresses(reply: &mut Reply, request: &Request, records: &[Record]) {
+    /// The length of priority, weight and port.
+    const FIXED: usize = 6;
+    let has_address =
+        |target: &[u8]| records.iter().any(|known| known.is_additional && *known.owner == *target);
+    let mut hosts: Vec<&[u8]> = Vec::new();
+    for record in records.iter().filter(|record| !record.is_additional) {
+        let Some(target) = record.data.get(FIXED..) else { continue };
+        if !hosts.contains(&target) && !has_address(target) {
+            hosts.push(target);
+        }
+    }
+    for host in &hosts {
+        let Ok(name) = Name::read(&mut BinDecoder::new(host)) else { continue };
+        for qtype in [RecordType::A, RecordType::AAAA] {
+            let found = Server::look_up_alias(request, Query::query(name.clone(), qtype)).await;
+            for record in found.into_iter().flat_map(|mut found| std::mem::take(&mut found.records.answers)) {
+                if !reply.records.additionals.contains(&record) {
+                    reply.records.additionals.push(record);
+                }
+            }
+        }
+        // What the addresses rest on isn't noted.
+        reply.validity = None;
+    }
 }
 
 /// Adds what the answer for the target rests on, before its records are added after the alias. An answer that can't be

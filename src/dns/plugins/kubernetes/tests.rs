@@ -13,7 +13,7 @@ use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
 
 /// Returns a server with these lines in a block, which has the plugin with the options of a default selection, and its
 /// objects.
-fn server(lines: &str) -> (TestServer, Arc<Cluster>) {
+pub(crate) fn server(lines: &str) -> (TestServer, Arc<Cluster>) {
     let server = TestServer::block(lines);
     let spec = ClusterSpec {
         connection: Connection::Own,
@@ -40,7 +40,7 @@ fn alias(cluster: &Cluster, name: &str, target: &str) {
     set(cluster, name, Addressing::Alias(wire.into()));
 }
 
-fn list(cluster: &Cluster) {
+pub(crate) fn list(cluster: &Cluster) {
     Kind::ALL.into_iter().for_each(|kind| cluster.set_listed(kind));
 }
 

@@ -12,8 +12,8 @@ use serde::{Deserialize, Deserializer};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::cluster::Cluster;
-use crate::store::cluster::objects::{Addressing, Kind, Port, Protocol, Service, Slice};
-use crate::sync::k8s::service::{EXTERNAL_NAME, host_name, null_is_default};
+use crate::store::cluster::objects::{Addressing, External, Kind, Port, Protocol, Service, Slice};
+use crate::sync::k8s::service::{EXTERNAL_NAME, IngressEntry, Status, host_name, null_is_default};
 use crate::sync::k8s::slim_resource::slim_resource;
 
 /// Maximum number of ports of a Service or an EndpointSlice that count.
@@ -22,6 +22,8 @@ const MAX_PORTS: usize = 1000;
 const MAX_ADDRESSES: usize = 10_000;
 /// Maximum number of addresses of a Pod, and of cluster IPs of a Service, that count.
 const MAX_IPS: usize = 16;
+/// Maximum number of external addresses of a Service that count.
+const MAX_EXTERNALS: usize = 100;
 /// `clusterIP` of a headless Service.
 const NONE: &str = "None";
 
@@ -64,6 +66,8 @@ pub(super) struct ClusterService {
     metadata: ObjectMeta,
     #[serde(default, deserialize_with = "null_is_default")]
     spec: ServiceSpec,
+    #[serde(default, deserialize_with = "null_is_default")]
+    status: Status,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -76,6 +80,8 @@ struct ServiceSpec {
     cluster_ip: Option<String>,
     #[serde(rename = "clusterIPs", default, deserialize_with = "null_is_default")]
     cluster_ips: Vec<String>,
+    #[serde(rename = "externalIPs", default, deserialize_with = "null_is_default")]
+    external_ips: Vec<String>,
     #[serde(default, deserialize_with = "null_is_default")]
     ports: Vec<ObjectPort>,
 }
@@ -104,7 +110,32 @@ impl ClusterObject for ClusterService {
         let ports = ports_of(&self.spec.ports, &mut wrong);
         let addressing = self.spec.addressing(&mut wrong);
         cluster.set_service(key, Some(Service { addressing, ports }));
+        cluster.set_externals(key, self.externals(&mut wrong));
         wrong
+    }
+}
+
+impl ClusterService {
+    /// Returns the external addresses and hostnames, each once.
+    fn externals(&self, wrong: &mut Vec<String>) -> Vec<External> {
+        let of_spec = self.spec.external_ips.iter().map(String::as_str);
+        let of_balancer =
+            self.status.load_balancer.ingress.iter().filter_map(|IngressEntry { ip, hostname }| {
+                let set = |text: &&str| !text.is_empty();
+                ip.as_deref().filter(set).or(hostname.as_deref().filter(set))
+            });
+        let (mut found, mut invalid, mut excess) = (Vec::new(), 0, 0);
+        for text in of_spec.chain(of_balancer) {
+            match external(text) {
+                None => invalid += 1,
+                Some(external) if found.contains(&external) => {}
+                Some(_) if found.len() >= MAX_EXTERNALS => excess += 1,
+                Some(external) => found.push(external),
+            }
+        }
+        report(invalid, "external addresses that are neither addresses nor hostnames", wrong);
+        report(excess, &format!("external addresses beyond the first {MAX_EXTERNALS}"), wrong);
+        found
     }
 }
 
@@ -129,18 +160,28 @@ impl ServiceSpec {
             wrong.push("its name doesn't exist in DNS: an IP address can't be an externalName".to_owned());
             return Addressing::Unusable;
         }
-        let name = host_name(host).map(|name| names::wire(name.iter()));
-        match name {
-            Ok(Some(mut wire)) => {
-                wire.push(0);
-                Addressing::Alias(wire.into())
-            }
+        match wire_host(host) {
+            Ok(Some(wire)) => Addressing::Alias(wire),
             Ok(None) => Addressing::Unusable,
             Err(why) => {
                 wrong.push(format!("its name doesn't exist in DNS: its externalName is {why}"));
                 Addressing::Unusable
             }
         }
+    }
+}
+
+/// Returns a hostname in wire form with the root octet; `None` if it is too long.
+fn wire_host(host: &str) -> Result<Option<Box<[u8]>>, String> {
+    let wire = names::wire(host_name(host)?.iter());
+    Ok(wire.map(|wire| [&*wire, &[0]].concat().into()))
+}
+
+/// Returns what an external address or hostname means.
+fn external(text: &str) -> Option<External> {
+    match text.parse::<IpAddr>() {
+        Ok(ip) => Some(External::Address(ip.to_canonical())),
+        Err(_) => wire_host(text).ok().flatten().map(External::Host),
     }
 }
 

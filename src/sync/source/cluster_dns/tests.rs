@@ -16,6 +16,7 @@ use super::*;
 use crate::metrics::MetricGroup;
 use crate::model::names;
 use crate::store::cluster::answer::{Outcome, PodMode, Rules};
+use crate::store::cluster::external::ExternalRules;
 use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
 
 fn event(kind: &str, object: &Value) -> String {
@@ -154,6 +155,15 @@ async fn hostile_objects_stop_no_other_ones() {
                     "ports",
                     json!({ "spec": { "clusterIPs": ["10.0.0.8", "x"], "ports": vec![json!({ "port": -7 }); 2000] } }),
                 ),
+                object(
+                    "a",
+                    "external",
+                    json!({ "spec": { "externalIPs": ["192.0.2.1", "x y", "192.0.2.1"],
+                        "ports": [{ "port": 80 }] }, "status": { "loadBalancer": {
+                        "ingress": [{}, { "ip": "192.0.2.2", "hostname": "x" }, { "hostname": "LB.Example.org" },
+                            { "hostname": "x".repeat(3000) }, { "ip": "", "hostname": null }] } } }),
+                ),
+                object("a", "null", json!({ "status": { "loadBalancer": null } })),
                 headless("odd"),
                 headless("many"),
                 headless("names"),
@@ -210,6 +220,14 @@ async fn hostile_objects_stop_no_other_ones() {
         ("absent.a.svc", None),
     ] {
         assert_eq!(addresses(&cluster, name), expected, "{name}");
+    }
+    for (qtype, expected) in [(RecordType::A, 2), (RecordType::SRV, 4)] {
+        let zones = vec![wire("ex.test")];
+        let external = ExternalRules { zones, apex: "dns".into(), ttl: 5, headless: false };
+        let (zone, name) = (wire("ex.test"), wire("external.a.ex.test"));
+        let answer = cluster.external_answer(&rules(), &external, &zone, &name, qtype.into());
+        let Outcome::Records { records, .. } = answer.outcome else { panic!("{answer:?}") };
+        assert_eq!(records.len(), expected, "{qtype}: {records:?}");
     }
 }
 

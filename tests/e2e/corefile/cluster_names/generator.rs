@@ -29,6 +29,12 @@ pub(super) struct World {
     /// Labels of endpoints and ports that stand before a Service.
     pub(super) below: BTreeSet<String>,
     pub(super) addresses: BTreeSet<IpAddr>,
+    /// The addresses of Services outside of the cluster.
+    pub(super) externals: BTreeSet<IpAddr>,
+    /// `<service>.<namespace>` of those whose load balancers have hostnames.
+    pub(super) with_hosts: BTreeSet<String>,
+    /// Those with addresses outside of the cluster.
+    pub(super) with_externals: BTreeSet<String>,
     pub(super) pods: BTreeSet<(String, IpAddr)>,
     /// Whether `namespace_labels` is an option of the servers.
     pub(super) hides_pointers: bool,
@@ -99,8 +105,47 @@ impl World {
         if is_headless(kind) {
             spec["publishNotReadyAddresses"] = json!(false);
         }
+        if kind <= 6 && random.random_bool(0.4) {
+            let ips = self.external_ips(random, 3);
+            if !ips.is_empty() {
+                self.with_externals.insert(key.to_owned());
+            }
+            spec["externalIPs"] = json!(ips);
+        }
+        let mut status = json!({});
+        if kind == 2 {
+            spec["type"] = json!("LoadBalancer");
+            let mut ingress: Vec<Value> =
+                self.external_ips(random, 2).into_iter().map(|ip| json!({ "ip": ip })).collect();
+            for host in ["b.example.org", "nowhere.example.org", "x.servfail.test"] {
+                if random.random_bool(0.2) {
+                    self.with_hosts.insert(key.to_owned());
+                    ingress.push(json!({ "hostname": host }));
+                }
+            }
+            if ingress.iter().any(|entry| entry["ip"].is_string()) {
+                self.with_externals.insert(key.to_owned());
+            }
+            status = json!({ "loadBalancer": { "ingress": ingress } });
+        }
         json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": name, "labels": labels(random) },
-                "spec": spec })
+                "spec": spec, "status": status })
+    }
+
+    /// Returns up to `most` addresses outside of the cluster.
+    fn external_ips(&mut self, random: &mut StdRng, most: usize) -> Vec<String> {
+        let ip = |_| -> IpAddr {
+            match random.random_bool(0.3) {
+                true => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, random.random_range(0..40)).into(),
+                false => Ipv4Addr::new(198, 51, 100, random.random_range(0..100)).into(),
+            }
+        };
+        let mut ips: Vec<IpAddr> = (0..most).map(ip).collect();
+        ips.sort_unstable();
+        ips.dedup();
+        ips.truncate(random.random_range(0..=most));
+        self.externals.extend(&ips);
+        ips.iter().map(IpAddr::to_string).collect()
     }
 
     fn target(&self, key: &str, random: &mut StdRng) -> String {
@@ -247,7 +292,13 @@ pub(in crate::corefile) async fn write(client: &Client, namespace: &str, object:
         "Service" => {
             let service: Service = serde_json::from_value(object.clone()).unwrap();
             let api = Api::<Service>::namespaced(client.clone(), namespace);
+            let name = service.metadata.name.clone().unwrap();
             api.create(&create, &service).await.map(drop).unwrap_or_else(why);
+            if object["status"]["loadBalancer"].is_object() {
+                let status = json!({ "status": object["status"] });
+                let patched = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await;
+                patched.map(drop).unwrap_or_else(why);
+            }
         }
         "Pod" => {
             let pod: Pod = serde_json::from_value(object.clone()).unwrap();

@@ -135,7 +135,7 @@ pub(super) fn questions(name: &str, random: &mut StdRng) -> Vec<Question> {
 }
 
 /// Returns a name that probably doesn't exist.
-fn mutated(name: &str, random: &mut StdRng) -> String {
+pub(super) fn mutated(name: &str, random: &mut StdRng) -> String {
     match random.random_range(0..4) {
         0 => format!("x{name}"),
         1 => format!("x.{name}"),
