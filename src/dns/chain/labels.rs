@@ -6,7 +6,7 @@ use std::fmt;
 pub(crate) const UPSTREAM: &str = "forward/upstream";
 
 /// All labels that may have a value.
-const KNOWN: [&str; 10] = [
+const KNOWN: [&str; 11] = [
     UPSTREAM,
     "kubernetes/client-namespace",
     "kubernetes/client-pod-name",
@@ -17,6 +17,7 @@ const KNOWN: [&str; 10] = [
     "kubernetes/port-name",
     "kubernetes/protocol",
     "kubernetes/service",
+    "kubernetes/zone",
 ];
 
 /// The labels of a request, except `forward/upstream`, as a function that looks a value up.

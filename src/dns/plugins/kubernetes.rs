@@ -19,7 +19,7 @@
 //!   the same listener that is responsible for it. The response code is that of the end of the chain, SERVFAIL if no
 //!   upstream answers or the names lead in a circle. CoreDNS answers NOERROR, with the bare CNAME or with nothing.
 //! - A name that has only records of other types, or has names below it, is NODATA: `dns.<zone>`, `dns-version` for A, the
-//!   zone for TXT, `_tcp.<service>`, an address with a PTR record for A. CoreDNS answers NXDOMAIN, and NOERROR for the SOA
+//!   zone for TXT, `_tcp.<service>`, `_zone.<service>` with `zonal`, an address with a PTR record for A. CoreDNS answers NXDOMAIN, and NOERROR for the SOA
 //!   record of a name that doesn't exist. `fallthrough` passes all of these on; NXDOMAIN of the next plugin then is NODATA
 //!   for a name that exists.
 //! - `namespace_labels` hides PTR records, too. Each address of a Pod counts. EndpointSlices with names instead of
@@ -45,11 +45,14 @@
 //!   each address, or only if a Pod of the namespace has the address. `verified` watches Pods.
 //! - `endpoint_pod_names`: an endpoint without a hostname has the name of its Pod instead of its dashed address.
 //! - `ttl SECONDS`: 0 to 3600, 5 by default. `startup_timeout DURATION`: 5s by default.
+//! - `zonal`: `<zone>.pin._zone.<service>.<namespace>.svc.<zone of names>` has those endpoints of a headless Service that
+//!   are in this topology zone, which may have dots, and is NODATA without any; with `prefer` instead of `pin` it then has
+//!   all endpoints. It can't be combined with `noendpoints`.
 //! - `noendpoints`: endpoints aren't watched; headless Services and endpoints don't exist.
 //! - `ignore empty_service`: a Service with a cluster IP and no ready endpoint doesn't exist.
 //! - `fallthrough [ZONES...]` passes names that don't exist to the next plugin; with **ZONES**, only names in these.
 //!
-//! `multicluster` and `zonal` aren't supported yet.
+//! `multicluster` isn't supported yet.
 
 mod client;
 mod options;

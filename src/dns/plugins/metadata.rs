@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `forward/upstream` | the address and port of the upstream that *forward* has asked last; unknown if it asked none |
 //! | `kubernetes/kind`, `kubernetes/namespace`, `kubernetes/service`, `kubernetes/endpoint`, `kubernetes/port-name`, `kubernetes/protocol` | the parts of a name in a zone of *kubernetes*, `svc` or `pod` first; empty if the name has no such part |
+//! | `kubernetes/zone` | the topology zone of such a name; with `zonal` |
 //! | `kubernetes/parse-error` | `invalid query name` instead of these parts |
 //! | `kubernetes/client-namespace`, `kubernetes/client-pod-name` | the Pod with the client's address; with `pods verified` |
 //!

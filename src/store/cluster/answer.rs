@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::endpoints::{Endpoint, WantedEndpoint, address_text};
 use super::index::{Entry, Index, Touched, Tree};
-use super::objects::{Addressing, Port, Service};
+use super::objects::{Addressing, Port, Service, Slice};
 use super::question::{Below, Branch, Question, address_of};
 use super::records::{
     A, AAAA, Group, MAX_RECORDS, NS, PTR, RecordSet, SOA, SRV, TXT, Ttls, address, name_below, pointer,
@@ -43,6 +43,8 @@ pub struct Rules {
     /// The zone of the targets of PTR records.
     pub primary: Box<[u8]>,
     pub pods: PodMode,
+    /// Whether headless Services have names for topology zones.
+    pub zonal: bool,
     /// In seconds.
     pub ttl: u32,
     /// Whether Services without a ready endpoint don't exist, but for headless ones and ExternalNames.
@@ -139,7 +141,7 @@ impl<'a> LookUp<'a> {
             }
         }
         let below = name.strip_suffix(self.zone).unwrap_or_default();
-        let groups = match Question::parse(below) {
+        let groups = match Question::parse(below, self.rules.zonal) {
             Question::Apex if qtype == SOA => return Outcome::Soa,
             Question::Apex if qtype == NS => return outcome_of(self.name_servers(&owner)),
             Question::Apex | Question::Branch if qtype == TXT => return self.denied(),
@@ -231,6 +233,20 @@ impl<'a> LookUp<'a> {
         self.flags.push(entry.flag());
         let service = entry.service.as_ref().ok_or(Outcome::Absent)?;
         let owner = name_below([name, namespace, "svc"], self.zone).ok_or(Outcome::Absent)?;
+        match below {
+            Below::Zone { .. } | Below::AboveZone if service.addressing != Addressing::Headless => {
+                return Err(Outcome::Absent);
+            }
+            Below::AboveZone => return Err(self.denied()),
+            Below::Zone { is_pin, .. } => {
+                let mut groups = of_endpoints(entry, below, &owner);
+                if groups.is_empty() && !is_pin {
+                    groups = of_endpoints(entry, Below::Itself, &owner);
+                }
+                return if groups.is_empty() { Err(Outcome::Empty) } else { Ok(groups) };
+            }
+            Below::Itself | Below::Endpoint(_) | Below::Port { .. } => {}
+        }
         let is_empty = || entry.slices.iter().all(|slice| slice.addresses.is_empty());
         let groups = match &service.addressing {
             Addressing::Alias(target) if below == Below::Itself => {
@@ -389,12 +405,21 @@ pub(super) fn matching(ports: &[Port], below: Below<'_>) -> smallvec::SmallVec<[
 pub(super) fn of_endpoints<'a>(entry: &'a Entry, below: Below<'_>, owner: &Arc<[u8]>) -> Vec<Group<'a>> {
     let wanted = match below {
         Below::Endpoint(label) => Some(WantedEndpoint::new(label)),
-        Below::Itself | Below::Port { .. } => None,
+        _ => None,
     };
-    let is_wanted = |endpoint: &Endpoint<'_>| wanted.as_ref().is_none_or(|wanted| wanted.is(endpoint));
-    let group = |slice: &'a super::objects::Slice| Group {
+    let is_wanted = |slice: &Slice, place: usize, endpoint: &Endpoint<'_>| {
+        let zones = || slice.zones.as_ref();
+        wanted.as_ref().is_none_or(|wanted| wanted.is(endpoint))
+            && !matches!(below, Below::Zone { zone, .. } if !zones().is_some_and(|zones| zones.has(place, zone)))
+    };
+    let group = |slice: &'a Slice| Group {
         ports: matching(&slice.ports, below),
-        targets: slice.endpoints().filter(is_wanted).collect(),
+        targets: slice
+            .endpoints()
+            .enumerate()
+            .filter(|(place, endpoint)| is_wanted(slice, *place, endpoint))
+            .map(|(_, endpoint)| endpoint)
+            .collect(),
         owner: Arc::clone(owner),
         hosts: Vec::new(),
         is_named: true,

@@ -97,4 +97,43 @@ pub struct Slice {
     pub addresses: Box<[IpAddr]>,
     /// The names of endpoints other than their dashed addresses, by their place in `addresses`, ascending.
     pub names: Box<[(u32, Box<str>)]>,
+    /// The topology zones of the endpoints, if names can have them.
+    pub zones: Option<Box<EndpointZones>>,
+}
+
+/// The topology zones of endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointZones {
+    /// In wire form without the root octet, in lower case, each once.
+    names: Vec<Box<[u8]>>,
+    /// For each endpoint the place of its zone in `names`, plus one; 0 without a zone.
+    places: Vec<u16>,
+}
+
+impl EndpointZones {
+    /// Returns the zones of endpoints, given in wire form; `None` if there are none.
+    #[must_use]
+    pub fn of(zones: impl IntoIterator<Item = Option<Vec<u8>>>) -> Option<Box<Self>> {
+        let mut all = Self::default();
+        for zone in zones {
+            let place = zone.map(|zone| {
+                let known = all.names.iter().position(|name| **name == *zone);
+                known.unwrap_or_else(|| {
+                    all.names.push(zone.into());
+                    all.names.len() - 1
+                })
+            });
+            let place = place.and_then(|place| u16::try_from(place + 1).ok());
+            all.places.push(place.unwrap_or_default());
+        }
+        all.names.shrink_to_fit();
+        all.places.shrink_to_fit();
+        (!all.names.is_empty()).then(|| Box::new(all))
+    }
+
+    /// Returns whether the endpoint at a place is in a zone.
+    pub(super) fn has(&self, place: usize, zone: &[u8]) -> bool {
+        let known = self.places.get(place).and_then(|at| usize::from(*at).checked_sub(1));
+        known.is_some_and(|at| *self.names[at] == *zone)
+    }
 }

@@ -43,11 +43,23 @@ pub(super) enum Below<'a> {
         port: &'a [u8],
         protocol: &'a [u8],
     },
+    /// The endpoints in a topology zone, in wire form without the root octet; all if there are none, unless it is a pin.
+    Zone {
+        zone: &'a [u8],
+        is_pin: bool,
+    },
+    /// `_zone`, or `pin` or `prefer` below it.
+    AboveZone,
 }
 
+/// The label before a Service's name, below which are its topology zones.
+const ZONE: &[u8] = b"_zone";
+
 impl<'a> Question<'a> {
-    /// Parses a name below a zone, in wire form without the zone, in lower case.
-    pub(super) fn parse(below: &'a [u8]) -> Self {
+    /// Parses a name below a zone, in wire form without the zone, in lower case. `zonal` tells whether names can have
+    /// topology zones.
+    pub(super) fn parse(below: &'a [u8], zonal: bool) -> Self {
+        let wire = below;
         let mut labels: Vec<&[u8]> = names::labels(below).collect();
         labels.reverse();
         let text = |label: &'a [u8]| std::str::from_utf8(label).ok();
@@ -60,12 +72,18 @@ impl<'a> Question<'a> {
             [b"pod", ..] => Branch::Pods,
             _ => return Self::Nothing,
         };
+        let zonal = zonal && branch == Branch::Services;
         let below = match labels[1..] {
             [] => return Self::Branch,
             [namespace] => {
                 return text(namespace).map_or(Self::Nothing, |text| Self::Namespace(branch, text));
             }
             [_, _] => Below::Itself,
+            [_, _, ZONE] | [_, _, ZONE, b"pin" | b"prefer"] if zonal => Below::AboveZone,
+            [_, _, ZONE, directive @ (b"pin" | b"prefer"), ref zone @ ..] if zonal => {
+                let length = zone.iter().map(|label| label.len() + 1).sum();
+                Below::Zone { zone: wire.get(..length).unwrap_or_default(), is_pin: directive == b"pin" }
+            }
             [_, _, endpoint] => Below::Endpoint(endpoint),
             [_, _, protocol, port] => Below::Port { port: stripped(port), protocol: stripped(protocol) },
             _ => return Self::Nothing,

@@ -23,6 +23,8 @@ pub struct ClusterSpec {
     pub has_pods: bool,
     /// Whether endpoints without a hostname have the names of their Pods.
     pub names_endpoints_by_pods: bool,
+    /// Whether the topology zones of endpoints are read.
+    pub has_zones: bool,
 }
 
 /// Limits on the requests to the API server; 0 for none.

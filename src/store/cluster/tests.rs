@@ -1,7 +1,7 @@
 use std::net::IpAddr;
 
 use super::answer::{Answer, Outcome, PodMode, Rules};
-use super::objects::{Addressing, Kind, Port, Protocol, Service, Slice};
+use super::objects::{Addressing, EndpointZones, Kind, Port, Protocol, Service, Slice};
 use super::records::{A, AAAA, NS, PTR, SOA, SRV, TXT};
 use super::registry::{ApiLimits, ClusterRegistry, ClusterSpec, Connection};
 use super::*;
@@ -19,6 +19,7 @@ fn spec() -> ClusterSpec {
         has_endpoints: true,
         has_pods: true,
         names_endpoints_by_pods: false,
+        has_zones: false,
     }
 }
 
@@ -34,6 +35,7 @@ fn rules() -> Rules {
         primary: wire("cluster.local"),
         pods: PodMode::Disabled,
         ttl: 5,
+        zonal: false,
         ignores_empty: false,
         namespaces: None,
         selects_namespaces: false,
@@ -72,7 +74,12 @@ fn alias(target: &str) -> Option<Service> {
 }
 
 /// Returns a slice with endpoints such as `10.1.0.1` or `10.1.0.1=name`.
+/// An address may have a topology zone: `10.1.0.1@a.b`.
 fn slice(name: &str, endpoints: &[&str], texts: &[&str]) -> Slice {
+    let (endpoints, zones): (Vec<&str>, Vec<Option<&str>>) = endpoints
+        .iter()
+        .map(|text| text.split_once('@').map_or((*text, None), |(text, zone)| (text, Some(zone))))
+        .unzip();
     let parts = || endpoints.iter().map(|text| text.split_once('=').unwrap_or((text, "")));
     let named = (0..).zip(parts()).filter(|(_, (_, name))| !name.is_empty());
     Slice {
@@ -80,6 +87,7 @@ fn slice(name: &str, endpoints: &[&str], texts: &[&str]) -> Slice {
         ports: ports(texts),
         addresses: parts().map(|(ip, _)| ip.parse().unwrap()).collect(),
         names: named.map(|(at, (_, name))| (at, name.into())).collect(),
+        zones: EndpointZones::of(zones.iter().map(|zone| zone.and_then(names::wire_of))),
     }
 }
 
@@ -329,6 +337,50 @@ fn pods_are_answered_in_three_modes() {
         &example(),
         &verified,
         &[("10-2-0-1.a.pod.cluster.local", SRV, srv), ("a.pod.cluster.local", A, "empty")],
+    );
+}
+
+#[test]
+fn names_of_topology_zones_select_endpoints() {
+    let cluster = example();
+    let endpoints = ["10.1.0.1@a", "10.1.0.2@B.c", "10.1.0.3"];
+    cluster.set_slice(&key("db-1.a"), Some(("db", slice("db-1", &endpoints, &["sql/tcp/5432"]))));
+    cluster.set_slice(&key("db-2.a"), Some(("db", slice("db-2", &["10.1.0.4@b.c"], &[]))));
+    let names = |expected: [&'static str; 9]| {
+        let names = ["a.pin", "b.c.pin", "c.pin", "a.prefer", "c.prefer", "a.other", "pin", "a.pin", ""];
+        let services = ["db", "db", "db", "db", "db", "db", "db", "web", "db"];
+        let name = |(below, service): (&str, &str)| {
+            format!("{below}._zone.{service}.a.svc.cluster.local").trim_start_matches('.').to_owned()
+        };
+        names.into_iter().zip(services).map(name).zip(expected).collect::<Vec<_>>()
+    };
+    let all = "10.1.0.1 10.1.0.2 10.1.0.3 10.1.0.4";
+    let denied = "empty, passed on";
+    let zonal =
+        ["10.1.0.1", "10.1.0.2 10.1.0.4", "empty", "10.1.0.1", all, "absent", denied, "absent", denied];
+    for (is_zonal, expected) in [(true, zonal), (false, ["absent"; 9])] {
+        let rules = Rules { zonal: is_zonal, ..rules() };
+        for (name, expected) in names(expected) {
+            let shown = show(&ask(&cluster, &rules, &name, A));
+            let ips: Vec<&str> =
+                shown.split(", ").filter_map(|record| record.split_once(" 5 ")).map(|(_, ip)| ip).collect();
+            assert!(shown == expected || ips.join(" ") == expected, "{name}: {shown}");
+        }
+    }
+    let rules = Rules { zonal: true, ..rules() };
+    check(
+        &cluster,
+        &rules,
+        &[
+            ("c.pin._zone.db.a.svc.cluster.local", TXT, "empty"),
+            (
+                "a.pin._zone.db.a.svc.cluster.local",
+                SRV,
+                "a.pin._zone.db.a.svc.@ 5 0 100 5432 10-1-0-1.db.a.svc.@ | 10-1-0-1.db.a.svc.@ 5 10.1.0.1",
+            ),
+            ("a.pin._zone.none.a.svc.cluster.local", A, "absent"),
+            ("a.pin._zone.10-2-0-1.a.pod.cluster.local", A, "absent"),
+        ],
     );
 }
 

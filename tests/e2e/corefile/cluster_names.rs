@@ -138,7 +138,9 @@ fn explanation(
         return Some("a name without TXT records exists");
     }
     let parents = [format!("dns.{ZONE}"), format!("dns-version.{ZONE}"), format!("ns.dns.{ZONE}")];
-    if is_apart && (parents.contains(&name) || name.starts_with('_')) {
+    let is_above_zone =
+        world.is_zonal && ["pin._zone.", "prefer._zone."].iter().any(|it| name.starts_with(it));
+    if is_apart && (parents.contains(&name) || name.starts_with('_') || is_above_zone) {
         return Some("a name with other records, or names below it, exists");
     }
     let is_part = subject.sections[0].keys().all(|record| coredns.sections[0].contains_key(record));
@@ -260,9 +262,11 @@ async fn options_of_kubernetes_have_corednss_answers() {
         "namespace_labels kubernetes.io/metadata.name in (shop,web)",
         "fallthrough in-addr.arpa ip6.arpa",
         "fallthrough",
+        "zonal",
     ] {
         eprintln!("cluster names: {options:?}");
         world.hides_pointers = options.starts_with("namespace_labels");
+        world.is_zonal = options == "zonal";
         world.passes_on = options.starts_with("fallthrough");
         let servers = Servers::start(&plane, &upstreams, options).await;
         wait_until_listed(&servers).await;

@@ -42,6 +42,7 @@ fn fill(cluster: &Cluster) {
         ports: port(),
         addresses: [[10, 1, 0, 1].into(), [10, 1, 0, 2].into()].into(),
         names: [(0, "db-0".into())].into(),
+        zones: None,
     };
     cluster.set_slice(&key("db-1"), Some(("db", slice)));
     list(cluster);

@@ -19,6 +19,7 @@ struct Parts {
     endpoint: String,
     protocol: String,
     port: String,
+    zone: String,
 }
 
 /// CoreDNS's text for a name that can't exist.
@@ -32,7 +33,8 @@ impl Kubernetes {
             let pod = self.cluster.pod_at(client).0.filter(|_| self.rules.pods == PodMode::Verified)?;
             return Some(if label == "client-namespace" { pod.namespace() } else { pod.name() }.to_owned());
         }
-        match Parts::of(&self.labels_below_zone(name)?) {
+        match Parts::of(&self.labels_below_zone(name)?, self.rules.zonal) {
+            Some(_) if label == "zone" && !self.rules.zonal => None,
             Some(parts) => parts.value(label),
             None => (label == "parse-error").then(|| INVALID.to_owned()),
         }
@@ -71,7 +73,7 @@ fn label_text(label: &[u8]) -> Option<String> {
 
 impl Parts {
     /// Returns the parts of a name, whose labels begin with the last one; `None` if CoreDNS can't parse it.
-    fn of(labels: &[String]) -> Option<Self> {
+    fn of(labels: &[String], zonal: bool) -> Option<Self> {
         let mut parts = Self::default();
         let [kind, rest @ ..] = labels else { return Some(parts) };
         match (&**kind, rest) {
@@ -86,6 +88,14 @@ impl Parts {
             [] => {}
             [endpoint] => parts.endpoint.clone_from(endpoint),
             [protocol, port] => (parts.protocol, parts.port) = (stripped(protocol), stripped(port)),
+            [anchor, directive, zone @ ..]
+                if zonal
+                    && kind == "svc"
+                    && anchor == "_zone"
+                    && ["pin", "prefer"].contains(&&**directive) =>
+            {
+                parts.zone = zone.iter().rev().map(String::as_str).collect::<Vec<_>>().join(".");
+            }
             _ => return None,
         }
         Some(parts)
@@ -99,6 +109,7 @@ impl Parts {
             "endpoint" => self.endpoint,
             "protocol" => self.protocol,
             "port-name" => self.port,
+            "zone" => self.zone,
             _ => return None,
         })
     }

@@ -19,7 +19,7 @@ use crate::model::excerpt::{examples, sentence};
 use crate::store::cluster::answer::{PodMode, Rules, is_reverse};
 use crate::store::cluster::registry::{ApiLimits, ClientTls, ClusterSpec, Connection};
 
-const KNOWN: [&str; 16] = [
+const KNOWN: [&str; 18] = [
     "apiserver_burst",
     "apiserver_max_inflight",
     "apiserver_qps",
@@ -29,6 +29,7 @@ const KNOWN: [&str; 16] = [
     "ignore",
     "kubeconfig",
     "labels",
+    "multicluster",
     "namespace_labels",
     "namespaces",
     "noendpoints",
@@ -36,6 +37,7 @@ const KNOWN: [&str; 16] = [
     "startup_timeout",
     "tls",
     "ttl",
+    "zonal",
 ];
 /// The TTL of records, and its maximum, in seconds.
 const TTL: u32 = 5;
@@ -55,6 +57,7 @@ struct Parsed<'a> {
     pods: PodMode,
     by_pods: bool,
     has_endpoints: bool,
+    zonal: Option<&'a Directive>,
     ignores_empty: bool,
     namespaces: Option<BTreeSet<Box<str>>>,
     labels: String,
@@ -86,12 +89,18 @@ pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
     if let (Some((option, _)), Some(_)) = (&parsed.namespace_labels, &parsed.namespaces) {
         return Err(option.error("namespaces and namespace_labels can't both be there"));
     }
+    if let (Some(option), false) = (parsed.zonal, parsed.has_endpoints) {
+        return Err(
+            option.error("zonal reads endpoints, and noendpoints leaves them out: delete either of them")
+        );
+    }
     let connection = connection(setup, &line, &parsed)?;
     let own_addresses = (setup.context.own_addresses)(&setup.builder.bind);
     let rules = Rules {
         zones: wire,
         primary,
         pods: parsed.pods,
+        zonal: parsed.zonal.is_some(),
         ttl: parsed.ttl,
         ignores_empty: parsed.ignores_empty,
         selects_namespaces: parsed.namespaces.is_some() || parsed.namespace_labels.is_some(),
@@ -107,6 +116,7 @@ pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
         has_endpoints: parsed.has_endpoints,
         has_pods: parsed.pods == PodMode::Verified,
         names_endpoints_by_pods: parsed.by_pods,
+        has_zones: parsed.zonal.is_some(),
     };
     let (fallthrough, startup_timeout) = (parsed.fallthrough, parsed.startup_timeout);
     Ok(Options { spec, rules, fallthrough, startup_timeout })
@@ -119,6 +129,7 @@ impl Default for Parsed<'_> {
             pods: PodMode::default(),
             by_pods: false,
             has_endpoints: true,
+            zonal: None,
             ignores_empty: false,
             namespaces: None,
             labels: String::new(),
@@ -174,7 +185,11 @@ impl<'a> Parsed<'a> {
             "apiserver_qps" => self.limits.qps = limit(option, |qps: &f64| *qps >= 0.0 && qps.is_finite())?,
             "apiserver_burst" => self.limits.burst = limit(option, |_| true)?,
             "apiserver_max_inflight" => self.limits.max_inflight = limit(option, |_| true)?,
-            name @ ("multicluster" | "zonal") => {
+            "zonal" => {
+                option.no_arguments()?;
+                self.zonal = Some(option);
+            }
+            name @ "multicluster" => {
                 return Err(option.error(format!(
                     "kubernetes's option {name} isn't supported yet; forward these names to a CoreDNS that has it"
                 )));

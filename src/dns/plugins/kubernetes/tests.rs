@@ -23,6 +23,7 @@ pub(crate) fn server(lines: &str) -> (TestServer, Arc<Cluster>) {
         has_endpoints: true,
         has_pods: false,
         names_endpoints_by_pods: false,
+        has_zones: false,
     };
     let cluster = server.shared.clusters.cluster(spec);
     assert!(Arc::strong_count(&cluster) > 1, "the plugin has it, too");
@@ -243,7 +244,11 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("kubernetes a.b {\ntls a b\n}", "Corefile:3:1: tls needs three files: a certificate, its key"),
         ("kubernetes a.b {\nignore all\n}", "Corefile:3:8: \"all\" isn't empty_service"),
         ("kubernetes a.b {\napiserver_qps -1\n}", "Corefile:3:15: \"-1\" isn't a number that isn't negative"),
-        ("kubernetes a.b {\nzonal\n}", "Corefile:3:1: kubernetes's option zonal isn't supported yet"),
+        (
+            "kubernetes a.b {\nnoendpoints\nzonal\n}",
+            "Corefile:4:1: zonal reads endpoints, and noendpoints leaves them out: delete either",
+        ),
+        ("kubernetes a.b {\nzonal x\n}", "Corefile:3:7: zonal takes no arguments"),
         (
             "kubernetes a.b {\nmulticluster b.c\n}",
             "Corefile:3:1: kubernetes's option multicluster isn't supported",

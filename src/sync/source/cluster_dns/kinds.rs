@@ -1,5 +1,6 @@
 //! The kinds of objects that a cluster's own DNS is about, with only the fields that it needs.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use jiff::Timestamp;
@@ -12,7 +13,10 @@ use serde::{Deserialize, Deserializer};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::cluster::Cluster;
-use crate::store::cluster::objects::{Addressing, External, Kind, Port, Protocol, Service, Slice};
+use crate::store::cluster::objects::{
+    Addressing, EndpointZones, External, Kind, Port, Protocol, Service, Slice,
+};
+use crate::store::cluster::registry::ClusterSpec;
 use crate::sync::k8s::service::{EXTERNAL_NAME, IngressEntry, Status, host_name, null_is_default};
 use crate::sync::k8s::slim_resource::slim_resource;
 
@@ -245,6 +249,7 @@ struct SliceEndpoint {
     conditions: Conditions,
     hostname: Option<String>,
     target_ref: Option<TargetRef>,
+    zone: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -279,7 +284,7 @@ impl ClusterObject for ClusterSlice {
             return Vec::new();
         };
         let mut wrong = Vec::new();
-        let slice = self.packed(key.name(), cluster.spec().names_endpoints_by_pods, &mut wrong);
+        let slice = self.packed(key.name(), cluster.spec(), &mut wrong);
         cluster.set_slice(key, Some((service, slice)));
         wrong
     }
@@ -295,14 +300,14 @@ impl ClusterSlice {
         self.metadata.labels.as_ref()?.get(SERVICE_NAME).map(String::as_str)
     }
 
-    fn packed(&self, name: &str, by_pods: bool, wrong: &mut Vec<String>) -> Slice {
+    fn packed(&self, name: &str, spec: &ClusterSpec, wrong: &mut Vec<String>) -> Slice {
         let mut names: Vec<(u32, Box<str>)> = Vec::new();
         let mut found: Vec<IpAddr> = Vec::with_capacity(self.endpoints.len().min(MAX_ADDRESSES));
         let (mut invalid, mut excess) = (0, 0);
         // A readiness that isn't known counts as ready, as the API says.
         let ready = self.endpoints.iter().filter(|endpoint| endpoint.conditions.ready != Some(false));
         for endpoint in ready {
-            let name = endpoint.name(by_pods);
+            let name = endpoint.name(spec.names_endpoints_by_pods);
             for text in &endpoint.addresses {
                 match text.parse::<IpAddr>() {
                     Err(_) => invalid += 1,
@@ -320,9 +325,22 @@ impl ClusterSlice {
         Slice {
             name: name.into(),
             ports: ports_of(&self.ports, wrong),
+            zones: spec.has_zones.then(|| self.zones(&found)).flatten(),
             addresses: found.into(),
             names: names.into(),
         }
+    }
+}
+
+impl ClusterSlice {
+    /// Returns the topology zones of addresses; the last endpoint with an address and a zone counts, as in CoreDNS.
+    fn zones(&self, addresses: &[IpAddr]) -> Option<Box<EndpointZones>> {
+        let mut by_address: HashMap<IpAddr, &str> = HashMap::new();
+        for endpoint in self.endpoints.iter().filter(|endpoint| endpoint.conditions.ready != Some(false)) {
+            let ips = endpoint.addresses.iter().filter_map(|text| text.parse::<IpAddr>().ok());
+            by_address.extend(ips.filter_map(|ip| Some((ip.to_canonical(), endpoint.zone.as_deref()?))));
+        }
+        EndpointZones::of(addresses.iter().map(|ip| by_address.get(ip).and_then(|zone| names::wire_of(zone))))
     }
 }
 

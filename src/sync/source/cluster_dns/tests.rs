@@ -72,6 +72,7 @@ fn spec() -> ClusterSpec {
         has_endpoints: true,
         has_pods: true,
         names_endpoints_by_pods: false,
+        has_zones: false,
     }
 }
 
@@ -92,6 +93,7 @@ fn rules() -> Rules {
         primary: wire("cluster.local"),
         pods: PodMode::Verified,
         ttl: 5,
+        zonal: false,
         ignores_empty: false,
         namespaces: None,
         selects_namespaces: false,

@@ -14,6 +14,8 @@ use rand::seq::IndexedRandom;
 use serde_json::{Value, json};
 
 const NAMESPACES: [&str; 5] = ["shop", "web", "data", "kube-dns-like", "empty"];
+/// Topology zones of endpoints; the empty one stands for none.
+pub(super) const ZONES: [&str; 4] = ["", "z1", "Z2", "rack.z2"];
 /// Requests at once.
 const CONCURRENCY: usize = 8;
 
@@ -38,6 +40,8 @@ pub(super) struct World {
     pub(super) pods: BTreeSet<(String, IpAddr)>,
     /// Whether `namespace_labels` is an option of the servers.
     pub(super) hides_pointers: bool,
+    /// Whether `zonal` is an option of the servers.
+    pub(super) is_zonal: bool,
     /// Whether `fallthrough` is one for all names.
     pub(super) passes_on: bool,
     number: usize,
@@ -216,6 +220,9 @@ impl World {
                 "conditions": { "ready": ready.choose(random).unwrap() },
                 "targetRef": { "kind": "Pod", "name": format!("{name}-pod.{at}") },
             });
+            if let Some(zone) = ZONES.choose(random).filter(|zone| !zone.is_empty()) {
+                endpoint["zone"] = json!(zone);
+            }
             if hostnames {
                 endpoint["hostname"] = json!(format!("host-{at}"));
                 self.below.insert(format!("host-{at}"));

@@ -80,6 +80,13 @@ pub(super) fn names(world: &World, random: &mut StdRng) -> Vec<String> {
             names.insert(format!("{}.{key}.svc.{ZONE}", labels.choose(random).unwrap()));
         }
     }
+    for key in world.services.iter().filter(|_| world.is_zonal) {
+        let zone = ["z1", "z2", "Rack.z2", "none", "x.y"].choose(random).unwrap();
+        let directive = ["pin", "prefer", "PIN", "other"].choose(random).unwrap();
+        let name = format!("{zone}.{directive}._zone.{key}.svc.{ZONE}");
+        let from = [0, 0, zone.len() + 1, name.find("_zone").unwrap()];
+        names.insert(name[*from.choose(random).unwrap()..].to_owned());
+    }
     for ip in &world.addresses {
         names.insert(reverse(*ip));
     }
