@@ -45,7 +45,7 @@ impl<'a> LookUp<'a> {
             return self.finish(outcome, false);
         }
         let outcome = self.of_objects(rules, &labels, &owner, qtype);
-        let is_passed = outcome == Outcome::Absent || self.is_denied && qtype != SOA;
+        let is_passed = outcome == Outcome::Absent || self.is_denied;
         self.finish(outcome, is_passed)
     }
 
