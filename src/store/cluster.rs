@@ -45,6 +45,8 @@ pub struct Cluster {
     serial: Arc<AtomicU64>,
     /// That of the last change of external names, too.
     external_serial: Arc<AtomicU64>,
+    /// That of the last change of ServiceImports, their slices, namespaces and Pods.
+    import_serial: Arc<AtomicU64>,
     /// Whether each kind has had a complete list, in the order of [`Kind::ALL`].
     listed: Mutex<[bool; Kind::ALL.len()]>,
     is_listed: AtomicBool,
@@ -62,6 +64,7 @@ impl Cluster {
             slots: Arc::default(),
             serial: Arc::default(),
             external_serial: Arc::default(),
+            import_serial: Arc::default(),
             listed: Mutex::default(),
             is_listed: AtomicBool::new(false),
             all_listed: watch::Sender::new(false),
@@ -96,21 +99,46 @@ impl Cluster {
         self.change(|index, touched| index.set_slice(&key.to_string(), slice, touched));
     }
 
+    /// Adds or replaces a ServiceImport; `None` removes it.
+    pub fn set_import(&self, key: &ServiceKey, import: Option<Service>) {
+        self.change_with(&[&self.import_serial], |index, touched| {
+            index.change_imports(touched, |imports, touched| {
+                imports.set_service(&dotted(key), import, touched)
+            })
+        });
+    }
+
+    /// Adds or replaces an EndpointSlice of a ServiceImport; `None` removes it.
+    pub fn set_import_slice(&self, key: &ServiceKey, slice: Option<(&str, Slice)>) {
+        let slice = slice.map(|(import, slice)| (format!("{import}.{}", key.namespace()), slice));
+        self.change_with(&[&self.import_serial], |index, touched| {
+            index.change_imports(touched, |imports, touched| {
+                imports.set_slice(&key.to_string(), slice, touched)
+            })
+        });
+    }
+
     /// Adds or removes a namespace.
     pub fn set_namespace(&self, name: &str, exists: bool) {
-        self.change(|index, touched| index.set_namespace(name, exists, touched));
+        let serials = [&self.serial, &self.external_serial, &self.import_serial];
+        self.change_with(&serials, |index, touched| index.set_namespace(name, exists, touched));
     }
 
     /// Sets the addresses of a Pod; none removes it.
     pub fn set_pod(&self, key: &ServiceKey, addresses: &[IpAddr]) {
-        self.change(|index, touched| index.set_pod(&key.to_string(), addresses, touched));
+        let serials = [&self.serial, &self.import_serial];
+        self.change_with(&serials, |index, touched| index.set_pod(&key.to_string(), addresses, touched));
     }
 
     /// Removes an object. The key of a namespace has no namespace.
     pub fn remove(&self, kind: Kind, key: &ServiceKey) {
         match kind {
             Kind::Services => self.set_service(key, None),
-            Kind::Slices => self.set_slice(key, None),
+            Kind::Slices => {
+                self.set_slice(key, None);
+                self.set_import_slice(key, None);
+            }
+            Kind::Imports => self.set_import(key, None),
             Kind::Namespaces => self.set_namespace(key.name(), false),
             Kind::Pods => self.set_pod(key, &[]),
         }
@@ -214,6 +242,12 @@ impl Cluster {
     #[must_use]
     pub fn external_serial(&self) -> &Arc<AtomicU64> {
         &self.external_serial
+    }
+
+    /// As [`Self::serial`], for names of ServiceImports.
+    #[must_use]
+    pub fn import_serial(&self) -> &Arc<AtomicU64> {
+        &self.import_serial
     }
 
     /// Answers a question for a name in a zone, both in wire form with the root octet, in lower case. The zone is one of

@@ -22,7 +22,7 @@
 //!   zone for TXT, `_tcp.<service>`, `_zone.<service>` with `zonal`, an address with a PTR record for A. CoreDNS answers NXDOMAIN, and NOERROR for the SOA
 //!   record of a name that doesn't exist. `fallthrough` passes all of these on; NXDOMAIN of the next plugin then is NODATA
 //!   for a name that exists.
-//! - `namespace_labels` hides PTR records, too. Each address of a Pod counts. EndpointSlices with names instead of
+//! - `namespace_labels` hides PTR records, too, and chooses ServiceImports by their namespaces, not by their own labels. Each address of a Pod counts. EndpointSlices with names instead of
 //!   addresses (FQDN), and without the label of a Service, are left out.
 //! - *cache* keeps no names of these zones, only what ExternalNames lead to and what `fallthrough` passes on, so TTLs
 //!   don't count down. An answer is reused until an object changes that it rests on.
@@ -48,11 +48,13 @@
 //! - `zonal`: `<zone>.pin._zone.<service>.<namespace>.svc.<zone of names>` has those endpoints of a headless Service that
 //!   are in this topology zone, which may have dots, and is NODATA without any; with `prefer` instead of `pin` it then has
 //!   all endpoints. It can't be combined with `noendpoints`.
+//! - `multicluster ZONES...`: the Services in these zones, which are among those of the plugin, are the ServiceImports
+//!   (`multicluster.x-k8s.io/v1alpha1`), and endpoints have names `<endpoint>.<cluster>.<service>`. An API server without
+//!   ServiceImports has none; they are looked for again every 30 s.
 //! - `noendpoints`: endpoints aren't watched; headless Services and endpoints don't exist.
 //! - `ignore empty_service`: a Service with a cluster IP and no ready endpoint doesn't exist.
 //! - `fallthrough [ZONES...]` passes names that don't exist to the next plugin; with **ZONES**, only names in these.
 //!
-//! `multicluster` isn't supported yet.
 
 mod client;
 mod options;
@@ -124,7 +126,10 @@ impl Plugin for Kubernetes {
             soa_ttl: self.rules.ttl.min(MAX_SOA_TTL),
             absence: self.rules.ttl,
             alias_ttl: self.rules.ttl,
-            serial: self.cluster.serial(),
+            serial: match self.rules.is_multicluster(zone) {
+                true => self.cluster.import_serial(),
+                false => self.cluster.serial(),
+            },
         };
         let qtype = request.query.query_type().into();
         let answer = || self.cluster.answer(&self.rules, zone.origin, &name, qtype);

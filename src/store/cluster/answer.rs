@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::endpoints::{Endpoint, WantedEndpoint, address_text};
 use super::index::{Entry, Index, Touched, Tree};
 use super::objects::{Addressing, Port, Service, Slice};
-use super::question::{Below, Branch, Question, address_of};
+use super::question::{Below, Branch, Grammar, Question, address_of};
 use super::records::{
     A, AAAA, Group, MAX_RECORDS, NS, PTR, RecordSet, SOA, SRV, TXT, Ttls, address, name_below, pointer,
 };
@@ -45,6 +45,8 @@ pub struct Rules {
     pub pods: PodMode,
     /// Whether headless Services have names for topology zones.
     pub zonal: bool,
+    /// The zones whose names are those of ServiceImports, and of names below.
+    pub multicluster: Vec<Box<[u8]>>,
     /// In seconds.
     pub ttl: u32,
     /// Whether Services without a ready endpoint don't exist, but for headless ones and ExternalNames.
@@ -55,6 +57,14 @@ pub struct Rules {
     pub selects_namespaces: bool,
     /// The addresses of this server.
     pub own_addresses: Vec<IpAddr>,
+}
+
+impl Rules {
+    /// Returns whether the names of a zone are those of ServiceImports.
+    #[must_use]
+    pub fn is_multicluster(&self, zone: &[u8]) -> bool {
+        !self.multicluster.is_empty() && zone_of(&self.multicluster, zone).is_some()
+    }
 }
 
 /// Returns the longest zone that contains a name, all in wire form with the root octet, in lower case.
@@ -141,7 +151,7 @@ impl<'a> LookUp<'a> {
             }
         }
         let below = name.strip_suffix(self.zone).unwrap_or_default();
-        let groups = match Question::parse(below, self.rules.zonal) {
+        let groups = match Question::parse(below, self.grammar()) {
             Question::Apex if qtype == SOA => return Outcome::Soa,
             Question::Apex if qtype == NS => return outcome_of(self.name_servers(&owner)),
             Question::Apex | Question::Branch if qtype == TXT => return self.denied(),
@@ -187,8 +197,18 @@ impl<'a> LookUp<'a> {
         let ttl = self.rules.ttl;
         match qtype {
             A | AAAA => outcome_of(RecordSet::addresses(&groups, &owner, qtype, ttl)),
+            // CoreDNS denies a TXT record where it finds no address.
+            TXT if groups.iter().all(|group| group.targets.is_empty()) => self.denied(),
             SRV => outcome_of(RecordSet::services(&groups, &owner, Ttls { record: ttl, glue: ttl })),
             _ => Outcome::Empty,
+        }
+    }
+
+    fn grammar(&self) -> Grammar {
+        match self.rules.is_multicluster(self.zone) {
+            true => Grammar::Multicluster,
+            false if self.rules.zonal => Grammar::Zonal,
+            false => Grammar::Plain,
         }
     }
 
@@ -226,8 +246,13 @@ impl<'a> LookUp<'a> {
             return Err(Outcome::Absent);
         }
         let key = format!("{name}.{namespace}");
-        let Some(entry) = self.index.entry(&key) else {
-            self.touched.add(Tree::Service, key.as_bytes());
+        let is_import = self.grammar() == Grammar::Multicluster;
+        let (found, tree) = match is_import {
+            true => (self.index.import(&key), Tree::Import),
+            false => (self.index.entry(&key), Tree::Service),
+        };
+        let Some(entry) = found else {
+            self.touched.add(tree, key.as_bytes());
             return Err(Outcome::Absent);
         };
         self.flags.push(entry.flag());
@@ -245,7 +270,7 @@ impl<'a> LookUp<'a> {
                 }
                 return if groups.is_empty() { Err(Outcome::Empty) } else { Ok(groups) };
             }
-            Below::Itself | Below::Endpoint(_) | Below::Port { .. } => {}
+            _ => {}
         }
         let is_empty = || entry.slices.iter().all(|slice| slice.addresses.is_empty());
         let groups = match &service.addressing {
@@ -254,7 +279,11 @@ impl<'a> LookUp<'a> {
             }
             Addressing::Alias(_) | Addressing::Unusable => Vec::new(),
             Addressing::ClusterIps(_) if self.rules.ignores_empty && is_empty() => Vec::new(),
-            Addressing::ClusterIps(ips) if !matches!(below, Below::Endpoint(_)) => {
+            // As in CoreDNS, a ServiceImport needs ports.
+            Addressing::ClusterIps(_) if is_import && service.ports.is_empty() && !has_endpoint(below) => {
+                Vec::new()
+            }
+            Addressing::ClusterIps(ips) if !has_endpoint(below) => {
                 let targets = ips.iter().map(|ip| Endpoint { ip: *ip, name: None }).collect();
                 let ports = matching(&service.ports, below);
                 vec![Group { ports, targets, owner, hosts: Vec::new(), is_named: false }]
@@ -264,6 +293,7 @@ impl<'a> LookUp<'a> {
         let groups: Vec<Group<'a>> = groups.into_iter().filter(|group| !group.ports.is_empty()).collect();
         match below {
             _ if !groups.is_empty() => Ok(groups),
+            Below::Endpoint(label) if has_cluster(entry, label) => Err(self.denied()),
             Below::Endpoint(label) if has_ports_below(entry, service, label) => Err(self.denied()),
             _ => Err(Outcome::Absent),
         }
@@ -404,12 +434,16 @@ pub(super) fn matching(ports: &[Port], below: Below<'_>) -> smallvec::SmallVec<[
 /// Returns the endpoints of a Service that a question is about, by slice.
 pub(super) fn of_endpoints<'a>(entry: &'a Entry, below: Below<'_>, owner: &Arc<[u8]>) -> Vec<Group<'a>> {
     let wanted = match below {
-        Below::Endpoint(label) => Some(WantedEndpoint::new(label)),
+        Below::Endpoint(label) => Some(("".as_bytes(), WantedEndpoint::new(label))),
+        Below::EndpointIn { cluster, endpoint } => Some((cluster, WantedEndpoint::new(endpoint))),
         _ => None,
     };
     let is_wanted = |slice: &Slice, place: usize, endpoint: &Endpoint<'_>| {
         let zones = || slice.zones.as_ref();
-        wanted.as_ref().is_none_or(|wanted| wanted.is(endpoint))
+        let is_named = wanted.as_ref().is_none_or(|(cluster, wanted)| {
+            slice.cluster.as_bytes().eq_ignore_ascii_case(cluster) && wanted.is(endpoint)
+        });
+        is_named
             && !matches!(below, Below::Zone { zone, .. } if !zones().is_some_and(|zones| zones.has(place, zone)))
     };
     let group = |slice: &'a Slice| Group {
@@ -420,11 +454,26 @@ pub(super) fn of_endpoints<'a>(entry: &'a Entry, below: Below<'_>, owner: &Arc<[
             .filter(|(place, endpoint)| is_wanted(slice, *place, endpoint))
             .map(|(_, endpoint)| endpoint)
             .collect(),
-        owner: Arc::clone(owner),
+        owner: match &*slice.cluster {
+            "" => Arc::clone(owner),
+            cluster => name_below([cluster], owner).unwrap_or_else(|| Arc::clone(owner)),
+        },
         hosts: Vec::new(),
         is_named: true,
     };
     entry.slices.iter().map(group).filter(|group| !group.targets.is_empty()).collect()
+}
+
+/// Returns whether a name is that of an endpoint.
+fn has_endpoint(below: Below<'_>) -> bool {
+    matches!(below, Below::Endpoint(_) | Below::EndpointIn { .. })
+}
+
+/// Returns whether a ServiceImport has endpoints in a cluster.
+fn has_cluster(entry: &Entry, label: &[u8]) -> bool {
+    let is_in =
+        |slice: &Slice| !slice.cluster.is_empty() && slice.cluster.as_bytes().eq_ignore_ascii_case(label);
+    entry.slices.iter().any(|slice| !slice.addresses.is_empty() && is_in(slice))
 }
 
 /// Returns whether a Service has ports with names below the label of a protocol, such as `_tcp`.

@@ -30,6 +30,8 @@ pub(super) struct Index {
     external_addresses: KeysByAddress,
     pods: HashMap<ObjectKey, SmallVec<[IpAddr; 1]>>,
     pod_addresses: KeysByAddress,
+    /// The ServiceImports and their slices, in the place of Services.
+    imports: Option<Box<Self>>,
 }
 
 #[derive(Debug)]
@@ -140,17 +142,20 @@ pub(super) enum Tree {
     External,
     /// The Services with an address outside of the cluster.
     ExternalAddress,
+    Import,
 }
 
 /// The slots of what a change affects.
 pub(super) struct Touched<'a> {
     names: &'a NameSlots,
     slots: Vec<u16>,
+    /// Whether Services stand for ServiceImports, which have no PTR records.
+    is_of_imports: bool,
 }
 
 impl<'a> Touched<'a> {
     pub(super) fn new(names: &'a NameSlots) -> Self {
-        Self { names, slots: Vec::new() }
+        Self { names, slots: Vec::new(), is_of_imports: false }
     }
 
     pub(super) fn add(&mut self, tree: Tree, name: &[u8]) {
@@ -258,6 +263,16 @@ impl Index {
         is_changed || former.is_some()
     }
 
+    /// Makes a change to the ServiceImports, as if they were Services.
+    pub(super) fn change_imports(
+        &mut self,
+        touched: &mut Touched<'_>,
+        change: impl FnOnce(&mut Self, &mut Touched<'_>) -> bool,
+    ) -> bool {
+        touched.is_of_imports = true;
+        change(self.imports.get_or_insert_default(), touched)
+    }
+
     fn replace_slice(
         &mut self,
         key: &str,
@@ -290,8 +305,10 @@ impl Index {
         touched: &mut Touched<'_>,
         change: impl FnOnce(&mut Entry),
     ) {
+        let (tree, addresses) =
+            if touched.is_of_imports { (Tree::Import, &[][..]) } else { (Tree::Service, addresses) };
         let (key, mut entry) = self.entries.remove_entry(key).unwrap_or_else(|| {
-            touched.add(Tree::Service, key.as_bytes());
+            touched.add(tree, key.as_bytes());
             (key.into(), Entry::default())
         });
         change(&mut entry);
@@ -383,6 +400,11 @@ impl Index {
         self.entries.get(key)
     }
 
+    /// Returns a ServiceImport with its slices.
+    pub(super) fn import(&self, key: &str) -> Option<&Entry> {
+        self.imports.as_ref()?.entry(key)
+    }
+
     /// Returns the Services with an address, as cluster IP or of an endpoint, with their keys.
     pub(super) fn at(&self, ip: IpAddr) -> impl Iterator<Item = (&EntryKey, &Entry)> {
         self.addresses.get(ip).iter().filter_map(|key| Some((key, self.entries.get(key)?)))
@@ -425,16 +447,23 @@ impl Index {
             external_addresses,
             pods,
             pod_addresses,
+            imports,
         } = self;
         let by_address = [addresses, external_addresses, pod_addresses].map(|keys| keys.0.len());
         let others = [namespaces.len(), entries.len(), slices.len(), externals.len(), pods.len()];
         by_address.iter().chain(&others).all(|number| *number == 0)
+            && imports.as_ref().is_none_or(|imports| imports.is_empty())
     }
 
     pub(super) fn number(&self, kind: Kind) -> usize {
         match kind {
             Kind::Services => self.entries.values().filter(|entry| entry.service.is_some()).count(),
-            Kind::Slices => self.slices.len(),
+            Kind::Imports => self.imports.as_ref().map_or(0, |imports| imports.number(Kind::Services)),
+            // Nearly all slices are either of a Service or of a ServiceImport.
+            Kind::Slices => {
+                let imported = self.imports.iter().flat_map(|imports| imports.slices.keys());
+                self.slices.len() + imported.filter(|id| !self.slices.contains_key(*id)).count()
+            }
             Kind::Namespaces => self.namespaces.len(),
             Kind::Pods => self.pods.len(),
         }
@@ -449,7 +478,13 @@ impl Index {
                 let services = self.entries.iter().filter(|(_, entry)| entry.service.is_some());
                 services.filter_map(|(key, _)| of_entry(key)).collect()
             }
-            Kind::Slices => self.slices.keys().filter_map(|id| of_id(id)).collect(),
+            Kind::Slices => {
+                let imported = self.imports.iter().flat_map(|imports| imports.slices.keys());
+                self.slices.keys().chain(imported).filter_map(|id| of_id(id)).collect()
+            }
+            Kind::Imports => {
+                self.imports.as_ref().map(|imports| imports.keys(Kind::Services)).unwrap_or_default()
+            }
             Kind::Namespaces => self.namespaces.keys().map(|name| ServiceKey::new("", name)).collect(),
             Kind::Pods => self.pods.keys().filter_map(|id| of_id(id)).collect(),
         }

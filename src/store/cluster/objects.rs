@@ -9,10 +9,12 @@ pub enum Kind {
     Slices,
     Namespaces,
     Pods,
+    /// Services of several clusters.
+    Imports,
 }
 
 impl Kind {
-    pub const ALL: [Self; 4] = [Self::Services, Self::Slices, Self::Namespaces, Self::Pods];
+    pub const ALL: [Self; 5] = [Self::Services, Self::Slices, Self::Namespaces, Self::Pods, Self::Imports];
 
     /// Returns the name of the resource.
     #[must_use]
@@ -22,6 +24,7 @@ impl Kind {
             Self::Slices => "endpointslices",
             Self::Namespaces => "namespaces",
             Self::Pods => "pods",
+            Self::Imports => "serviceimports",
         }
     }
 }
@@ -99,6 +102,8 @@ pub struct Slice {
     pub names: Box<[(u32, Box<str>)]>,
     /// The topology zones of the endpoints, if names can have them.
     pub zones: Option<Box<EndpointZones>>,
+    /// The cluster of the endpoints of a ServiceImport; empty for this one, or if it isn't known.
+    pub cluster: Box<str>,
 }
 
 /// The topology zones of endpoints.

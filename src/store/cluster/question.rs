@@ -38,6 +38,11 @@ pub(super) enum Branch {
 pub(super) enum Below<'a> {
     Itself,
     Endpoint(&'a [u8]),
+    /// An endpoint of a ServiceImport in a cluster.
+    EndpointIn {
+        cluster: &'a [u8],
+        endpoint: &'a [u8],
+    },
     /// The first underscore of each label is left out. An empty one stands for all.
     Port {
         port: &'a [u8],
@@ -52,13 +57,22 @@ pub(super) enum Below<'a> {
     AboveZone,
 }
 
+/// Which names Services have below them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Grammar {
+    Plain,
+    /// Headless Services also those of topology zones.
+    Zonal,
+    /// Services are ServiceImports, and have endpoints in clusters.
+    Multicluster,
+}
+
 /// The label before a Service's name, below which are its topology zones.
 const ZONE: &[u8] = b"_zone";
 
 impl<'a> Question<'a> {
-    /// Parses a name below a zone, in wire form without the zone, in lower case. `zonal` tells whether names can have
-    /// topology zones.
-    pub(super) fn parse(below: &'a [u8], zonal: bool) -> Self {
+    /// Parses a name below a zone, in wire form without the zone, in lower case.
+    pub(super) fn parse(below: &'a [u8], grammar: Grammar) -> Self {
         let wire = below;
         let mut labels: Vec<&[u8]> = names::labels(below).collect();
         labels.reverse();
@@ -72,7 +86,8 @@ impl<'a> Question<'a> {
             [b"pod", ..] => Branch::Pods,
             _ => return Self::Nothing,
         };
-        let zonal = zonal && branch == Branch::Services;
+        let zonal = grammar == Grammar::Zonal && branch == Branch::Services;
+        let is_plain = |label: &[u8]| !label.starts_with(b"_");
         let below = match labels[1..] {
             [] => return Self::Branch,
             [namespace] => {
@@ -85,6 +100,11 @@ impl<'a> Question<'a> {
                 Below::Zone { zone: wire.get(..length).unwrap_or_default(), is_pin: directive == b"pin" }
             }
             [_, _, endpoint] => Below::Endpoint(endpoint),
+            [_, _, cluster, endpoint]
+                if grammar == Grammar::Multicluster && is_plain(cluster) && is_plain(endpoint) =>
+            {
+                Below::EndpointIn { cluster, endpoint }
+            }
             [_, _, protocol, port] => Below::Port { port: stripped(port), protocol: stripped(protocol) },
             _ => return Self::Nothing,
         };

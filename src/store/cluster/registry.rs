@@ -23,6 +23,7 @@ pub struct ClusterSpec {
     pub has_pods: bool,
     /// Whether endpoints without a hostname have the names of their Pods.
     pub names_endpoints_by_pods: bool,
+    pub has_imports: bool,
     /// Whether the topology zones of endpoints are read.
     pub has_zones: bool,
 }
@@ -82,7 +83,8 @@ impl ClusterSpec {
     pub fn has(&self, kind: Kind) -> bool {
         match kind {
             Kind::Services | Kind::Namespaces => true,
-            Kind::Slices => self.has_endpoints,
+            Kind::Slices => self.has_endpoints || self.has_imports,
+            Kind::Imports => self.has_imports,
             Kind::Pods => self.has_pods,
         }
     }

@@ -19,6 +19,7 @@ fn spec() -> ClusterSpec {
         has_endpoints: true,
         has_pods: true,
         names_endpoints_by_pods: false,
+        has_imports: false,
         has_zones: false,
     }
 }
@@ -36,6 +37,7 @@ fn rules() -> Rules {
         pods: PodMode::Disabled,
         ttl: 5,
         zonal: false,
+        multicluster: Vec::new(),
         ignores_empty: false,
         namespaces: None,
         selects_namespaces: false,
@@ -88,6 +90,7 @@ fn slice(name: &str, endpoints: &[&str], texts: &[&str]) -> Slice {
         addresses: parts().map(|(ip, _)| ip.parse().unwrap()).collect(),
         names: named.map(|(at, (_, name))| (at, name.into())).collect(),
         zones: EndpointZones::of(zones.iter().map(|zone| zone.and_then(names::wire_of))),
+        cluster: Box::default(),
     }
 }
 
@@ -385,6 +388,63 @@ fn names_of_topology_zones_select_endpoints() {
 }
 
 #[test]
+fn imports_have_names_in_their_zones_alone() {
+    let cluster = example();
+    add_imports(&cluster);
+    let zones = ["cluster.local", "in-addr.arpa", "set.local"].map(wire).into();
+    let rules = Rules { zones, multicluster: vec![wire("set.local")], zonal: true, ..rules() };
+    check(
+        &cluster,
+        &rules,
+        &[
+            ("web.a.svc.set.local", A, "web.a.svc.set.local 5 10.8.0.1"),
+            ("web.a.svc.cluster.local", A, "web.a.svc.@ 5 10.0.0.1"),
+            ("bare.a.svc.set.local", A, "absent"),
+            ("one.a.svc.set.local", A, "absent"),
+            ("db.a.svc.set.local", A, "db.a.svc.set.local 5 10.9.0.1, db.a.svc.set.local 5 10.9.0.2"),
+            ("db-0.east.db.a.svc.set.local", A, "db-0.east.db.a.svc.set.local 5 10.9.0.1"),
+            ("db-0.west.db.a.svc.set.local", A, "absent"),
+            ("db-0.db.a.svc.set.local", A, "absent"),
+            ("10-9-0-2.db.a.svc.set.local", A, "10-9-0-2.db.a.svc.set.local 5 10.9.0.2"),
+            ("east.db.a.svc.set.local", A, "empty, passed on"),
+            ("x.pin._zone.db.a.svc.set.local", A, "absent"),
+            (
+                "_sql._tcp.db.a.svc.set.local",
+                SRV,
+                "_sql._tcp.db.a.svc.set.local 5 0 50 5432 db-0.east.db.a.svc.set.local, _sql._tcp.db.a.svc.set.local 5 0 50 \
+                 5432 10-9-0-2.db.a.svc.set.local | db-0.east.db.a.svc.set.local 5 10.9.0.1, 10-9-0-2.db.a.svc.set.local 5 \
+                 10.9.0.2",
+            ),
+            ("1.0.9.10.in-addr.arpa", PTR, "absent"),
+        ],
+    );
+    let serials = || [cluster.serial(), cluster.import_serial()].map(|serial| serial.load(Ordering::Relaxed));
+    cluster.serial().store(1, Ordering::Relaxed);
+    cluster.import_serial().store(1, Ordering::Relaxed);
+    let kept = [
+        "web.a.svc.cluster.local",
+        "web.a.svc.set.local",
+        "none.a.svc.cluster.local",
+        "none.a.svc.set.local",
+    ]
+    .map(|name| ask(&cluster, &rules, name, A));
+    cluster.set_import(&key("web.a"), None);
+    cluster.set_import(&key("none.a"), headless());
+    assert_eq!(kept.map(|answer| is_outdated(&answer)), [false, true, false, true]);
+    assert!(serials()[0] == 1 && serials()[1] > 1, "{:?}", serials());
+}
+
+fn add_imports(cluster: &Cluster) {
+    cluster.set_import(&key("web.a"), cluster_ip(&["10.8.0.1"], &["http/tcp/80"]));
+    cluster.set_import(&key("bare.a"), cluster_ip(&["10.8.0.2"], &[]));
+    cluster.set_import(&key("db.a"), headless());
+    for (name, endpoint, id) in [("db-1", "10.9.0.1=db-0", "east"), ("db-2", "10.9.0.2", "")] {
+        let slice = Slice { cluster: id.into(), ..slice(name, &[endpoint], &["sql/tcp/5432"]) };
+        cluster.set_import_slice(&key(&format!("{name}.a")), Some(("db", slice)));
+    }
+}
+
+#[test]
 fn service_without_a_ready_endpoint_can_be_ignored() {
     let rules = Rules { ignores_empty: true, ..rules() };
     let table = [
@@ -451,6 +511,7 @@ fn change_outdates_only_the_answers_that_rest_on_it() {
 #[test]
 fn removed_objects_leave_nothing() {
     let cluster = example();
+    add_imports(&cluster);
     for kind in Kind::ALL {
         assert_eq!(cluster.keys(kind).len(), cluster.number(kind));
         for key in cluster.keys(kind) {

@@ -1,8 +1,11 @@
 //! Types with only some fields of a kind of objects.
 
-/// Makes a type with a field `metadata` a resource of version v1.
+/// Makes a type with a field `metadata` a resource, of version v1 without another one.
 macro_rules! slim_resource {
     ($object:ty, $scope:ty, $kind:literal, $group:literal, $plural:literal) => {
+        $crate::sync::k8s::slim_resource::slim_resource!($object, $scope, $kind, $group, $plural, "v1");
+    };
+    ($object:ty, $scope:ty, $kind:literal, $group:literal, $plural:literal, $version:literal) => {
         impl ::kube::Resource for $object {
             type DynamicType = ();
             type Scope = $scope;
@@ -16,7 +19,7 @@ macro_rules! slim_resource {
             }
 
             fn version((): &()) -> ::std::borrow::Cow<'_, str> {
-                "v1".into()
+                $version.into()
             }
 
             fn plural((): &()) -> ::std::borrow::Cow<'_, str> {

@@ -31,11 +31,14 @@ use crate::sync::k8s::watch::{
     Event, RequestQuery, WatchItem, WatchStream, key_of, list_watch, readable, sleep_until_opt,
 };
 use crate::sync::task::supervisor::SyncError;
-use kinds::{ClusterNamespace, ClusterObject, ClusterPod, ClusterService, ClusterSlice};
+use kinds::{ClusterImport, ClusterNamespace, ClusterObject, ClusterPod, ClusterService, ClusterSlice};
 use metrics::ProgrammingMetrics;
 
 /// The longest pause before the first list is requested again: no name is known without it.
 const FIRST_LIST_PAUSE: Duration = Duration::from_secs(2);
+
+/// The pause before a list of a resource that the API server doesn't have is requested again.
+const LIST_MISSING_AFTER: Duration = Duration::from_secs(30);
 
 /// Keeps the objects of a cluster up to date.
 #[derive(Clone)]
@@ -54,14 +57,14 @@ impl ClusterWatcher {
     /// # Errors
     /// If a watch ends, which should never happen.
     pub async fn run(self, stop: CancellationToken) -> Result<(), SyncError> {
-        let (has_slices, has_pods) =
-            (self.cluster.spec().has(Kind::Slices), self.cluster.spec().has(Kind::Pods));
+        let has = |kind| self.cluster.spec().has(kind);
         let watches = async {
             tokio::select! {
                 () = self.follow::<ClusterService>() => {}
                 () = self.follow::<ClusterNamespace>() => {}
-                () = self.follow::<ClusterSlice>(), if has_slices => {}
-                () = self.follow::<ClusterPod>(), if has_pods => {}
+                () = self.follow::<ClusterSlice>(), if has(Kind::Slices) => {}
+                () = self.follow::<ClusterPod>(), if has(Kind::Pods) => {}
+                () = self.follow::<ClusterImport>(), if has(Kind::Imports) => {}
             }
             Err(SyncError::WatchEnded)
         };
@@ -74,6 +77,10 @@ impl ClusterWatcher {
         loop {
             tokio::select! {
                 item = events.next() => match item {
+                    Some(Err(error)) if K::IS_OPTIONAL && error.code() == 404 => {
+                        watch.on_missing();
+                        events = futures::stream::pending().boxed();
+                    }
                     Some(item) => watch.on_item(item),
                     None => return,
                 },
@@ -121,10 +128,15 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
     /// Begins with a list.
     fn begin(&self) -> WatchStream<K> {
         let spec = self.watcher.cluster.spec();
-        let labels = if K::KIND == Kind::Namespaces { &spec.namespace_labels } else { &spec.labels };
+        let labels = match K::KIND {
+            Kind::Namespaces => &spec.namespace_labels,
+            // Their namespaces choose them.
+            Kind::Imports => "",
+            _ => &spec.labels,
+        };
         let query = RequestQuery {
             fields: K::FIELDS.to_owned(),
-            labels: labels.clone(),
+            labels: labels.to_owned(),
             first_list_pause: Some(FIRST_LIST_PAUSE),
             ..RequestQuery::default()
         };
@@ -163,6 +175,20 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
         if let Some(is_headless) = self.watcher.cluster.is_headless(&service) {
             self.watcher.programming.answers(is_headless, at);
         }
+    }
+
+    /// Takes the missing resource for an empty list, and lists again later.
+    fn on_missing(&mut self) {
+        let cluster = &self.watcher.cluster;
+        if !cluster.is_listed() {
+            info!("{} for DNS: none, the API server doesn't have them", K::WHAT);
+        }
+        for key in cluster.keys(K::KIND) {
+            self.remove(&key);
+        }
+        self.activity.note();
+        cluster.set_listed(K::KIND);
+        self.confirm_at = Some(Instant::now() + LIST_MISSING_AFTER);
     }
 
     fn note_failure(&self, error: &WatchError) {

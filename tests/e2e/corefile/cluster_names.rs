@@ -6,6 +6,7 @@
 mod clients;
 mod external;
 mod generator;
+mod imports;
 mod program;
 mod questions;
 

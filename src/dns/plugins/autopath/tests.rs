@@ -126,6 +126,7 @@ fn cluster(lines: &str) -> (TestServer, Arc<Cluster>) {
         has_endpoints: true,
         has_pods: true,
         names_endpoints_by_pods: false,
+        has_imports: false,
         has_zones: false,
     });
     for (namespace, service) in [("a", "web"), ("b", "api")] {

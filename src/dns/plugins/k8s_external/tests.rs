@@ -43,6 +43,7 @@ fn fill(cluster: &Cluster) {
         addresses: [[10, 1, 0, 1].into(), [10, 1, 0, 2].into()].into(),
         names: [(0, "db-0".into())].into(),
         zones: None,
+        cluster: Box::default(),
     };
     cluster.set_slice(&key("db-1"), Some(("db", slice)));
     list(cluster);

@@ -58,6 +58,7 @@ struct Parsed<'a> {
     by_pods: bool,
     has_endpoints: bool,
     zonal: Option<&'a Directive>,
+    multicluster: Vec<Box<[u8]>>,
     ignores_empty: bool,
     namespaces: Option<BTreeSet<Box<str>>>,
     labels: String,
@@ -84,7 +85,11 @@ pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
     let mut parsed = Parsed::default();
     for option in line.options() {
         option.no_block()?;
-        parsed.read(option)?;
+        if option.name() == "multicluster" {
+            parsed.multicluster = multicluster(option, &zones)?;
+        } else {
+            parsed.read(option)?;
+        }
     }
     if let (Some((option, _)), Some(_)) = (&parsed.namespace_labels, &parsed.namespaces) {
         return Err(option.error("namespaces and namespace_labels can't both be there"));
@@ -101,6 +106,7 @@ pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
         primary,
         pods: parsed.pods,
         zonal: parsed.zonal.is_some(),
+        multicluster: parsed.multicluster,
         ttl: parsed.ttl,
         ignores_empty: parsed.ignores_empty,
         selects_namespaces: parsed.namespaces.is_some() || parsed.namespace_labels.is_some(),
@@ -116,6 +122,7 @@ pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
         has_endpoints: parsed.has_endpoints,
         has_pods: parsed.pods == PodMode::Verified,
         names_endpoints_by_pods: parsed.by_pods,
+        has_imports: !rules.multicluster.is_empty(),
         has_zones: parsed.zonal.is_some(),
     };
     let (fallthrough, startup_timeout) = (parsed.fallthrough, parsed.startup_timeout);
@@ -130,6 +137,7 @@ impl Default for Parsed<'_> {
             by_pods: false,
             has_endpoints: true,
             zonal: None,
+            multicluster: Vec::new(),
             ignores_empty: false,
             namespaces: None,
             labels: String::new(),
@@ -189,11 +197,6 @@ impl<'a> Parsed<'a> {
                 option.no_arguments()?;
                 self.zonal = Some(option);
             }
-            name @ "multicluster" => {
-                return Err(option.error(format!(
-                    "kubernetes's option {name} isn't supported yet; forward these names to a CoreDNS that has it"
-                )));
-            }
             name @ ("upstream" | "resyncperiod" | "transfer") => {
                 return Err(option.error(format!(
                     "CoreDNS doesn't have kubernetes's option {name} any more, and it did nothing at last: delete it"
@@ -203,6 +206,24 @@ impl<'a> Parsed<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns the zones of ServiceImports, which have to be among the zones of the plugin.
+fn multicluster(option: &Directive, zones: &ZoneSet) -> Result<Vec<Box<[u8]>>, CorefileError> {
+    let mut found = Vec::new();
+    for word in option.arguments() {
+        for zone in ZoneSet::new(word.zones()?).all() {
+            if !zones.all().contains(zone) {
+                let own: Vec<String> = zones.all().iter().map(ToString::to_string).collect();
+                return Err(word.error(format!(
+                    "{zone} isn't a zone of kubernetes here, which has {}: add it to the line of kubernetes",
+                    own.join(", ")
+                )));
+            }
+            found.push(whole_wire_name(zone).into());
+        }
+    }
+    Ok(found)
 }
 
 fn limit<T: FromStr>(option: &Directive, is_valid: impl Fn(&T) -> bool) -> Result<T, CorefileError> {

@@ -23,6 +23,7 @@ pub(crate) fn server(lines: &str) -> (TestServer, Arc<Cluster>) {
         has_endpoints: true,
         has_pods: false,
         names_endpoints_by_pods: false,
+        has_imports: false,
         has_zones: false,
     };
     let cluster = server.shared.clusters.cluster(spec);
@@ -250,8 +251,8 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         ("kubernetes a.b {\nzonal x\n}", "Corefile:3:7: zonal takes no arguments"),
         (
-            "kubernetes a.b {\nmulticluster b.c\n}",
-            "Corefile:3:1: kubernetes's option multicluster isn't supported",
+            "kubernetes a.b b.c {\nmulticluster b.c c.d\n}",
+            "Corefile:3:18: c.d. isn't a zone of kubernetes here, which has a.b., b.c.: add it to the line of",
         ),
         (
             "kubernetes a.b {\nupstream\n}",

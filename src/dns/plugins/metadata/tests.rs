@@ -18,6 +18,7 @@ fn cluster(server: &TestServer) -> Arc<Cluster> {
         has_endpoints: true,
         has_pods: true,
         names_endpoints_by_pods: false,
+        has_imports: false,
         has_zones: false,
     });
     cluster.set_pod(&ServiceKey::new("shop", "client-0"), &[[10, 0, 0, 1].into()]);

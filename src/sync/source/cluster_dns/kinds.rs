@@ -47,6 +47,8 @@ pub(super) trait ClusterObject:
     const FIELDS: &'static str = "";
     /// Whether a list that lacks many objects has to be confirmed.
     const IS_GUARDED: bool = true;
+    /// Whether the API server may not have the resource.
+    const IS_OPTIONAL: bool = false;
 
     /// Puts the object in the place of its former version. Returns what is wrong with it, as clauses.
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String>;
@@ -60,6 +62,14 @@ pub(super) trait ClusterObject:
 slim_resource!(ClusterService, NamespaceResourceScope, "Service", "", "services");
 slim_resource!(ClusterSlice, NamespaceResourceScope, "EndpointSlice", "discovery.k8s.io", "endpointslices");
 slim_resource!(ClusterNamespace, ClusterResourceScope, "Namespace", "", "namespaces");
+slim_resource!(
+    ClusterImport,
+    NamespaceResourceScope,
+    "ServiceImport",
+    "multicluster.x-k8s.io",
+    "serviceimports",
+    "v1alpha1"
+);
 slim_resource!(ClusterPod, NamespaceResourceScope, "Pod", "", "pods");
 
 // === Services ===
@@ -266,6 +276,9 @@ struct TargetRef {
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The annotation with the time of the change that the controller has made a slice for.
 const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+/// The labels with the name of a slice's ServiceImport, and with the cluster of its endpoints.
+const IMPORT_NAME: &str = "multicluster.kubernetes.io/service-name";
+const SOURCE_CLUSTER: &str = "multicluster.kubernetes.io/source-cluster";
 /// The `addressType` of slices with names, which DNS leaves out.
 const FQDN: &str = "FQDN";
 
@@ -277,15 +290,22 @@ impl ClusterObject for ClusterSlice {
     const HINT: &'static str = "deploy/cluster-dns/ grants the permission";
 
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
-        let Some(service) =
-            self.service().filter(|name| names::is_label(name)).filter(|_| self.address_type != FQDN)
-        else {
-            cluster.set_slice(key, None);
-            return Vec::new();
+        let spec = cluster.spec();
+        let label = |label: &str| {
+            let text = self.metadata.labels.as_ref()?.get(label)?;
+            Some(&**text).filter(|text| names::is_label(text) && self.address_type != FQDN)
         };
+        let service = label(SERVICE_NAME).filter(|_| spec.has_endpoints);
+        let import = label(IMPORT_NAME).filter(|_| spec.has_imports);
         let mut wrong = Vec::new();
-        let slice = self.packed(key.name(), cluster.spec(), &mut wrong);
-        cluster.set_slice(key, Some((service, slice)));
+        let slice =
+            (service.is_some() || import.is_some()).then(|| self.packed(key.name(), spec, &mut wrong));
+        if spec.has_imports {
+            let cluster_id = label(SOURCE_CLUSTER).unwrap_or_default();
+            let of_import = slice.clone().map(|slice| Slice { cluster: cluster_id.into(), ..slice });
+            cluster.set_import_slice(key, import.zip(of_import));
+        }
+        cluster.set_slice(key, service.zip(slice));
         wrong
     }
 
@@ -327,6 +347,7 @@ impl ClusterSlice {
             ports: ports_of(&self.ports, wrong),
             zones: spec.has_zones.then(|| self.zones(&found)).flatten(),
             addresses: found.into(),
+            cluster: Box::default(),
             names: names.into(),
         }
     }
@@ -351,6 +372,52 @@ impl SliceEndpoint {
         let pod = || self.target_ref.as_ref()?.name.as_deref();
         let usable = |name: &&str| (1..=names::MAX_LABEL).contains(&name.len());
         hostname.or_else(|| pod().filter(|_| by_pods).filter(usable))
+    }
+}
+
+// === ServiceImports ===
+
+#[derive(Debug, Deserialize)]
+pub(super) struct ClusterImport {
+    #[serde(default, deserialize_with = "bare_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default, deserialize_with = "null_is_default")]
+    spec: ImportSpec,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct ImportSpec {
+    #[serde(rename = "type")]
+    type_: Option<String>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    ips: Vec<String>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    ports: Vec<ObjectPort>,
+}
+
+impl ClusterObject for ClusterImport {
+    const KIND: Kind = Kind::Imports;
+    const NAME: &'static str = "ServiceImport";
+    const WATCH: &'static str = "cluster-serviceimports";
+    const WHAT: &'static str = "ServiceImports";
+    const HINT: &'static str = "the plugin kubernetes with `multicluster` has to be allowed to list and watch \
+                                serviceimports of multicluster.x-k8s.io";
+    const IS_OPTIONAL: bool = true;
+
+    fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
+        if !names::is_label(key.name()) {
+            cluster.set_import(key, None);
+            return vec!["DNS leaves it out: its name isn't a DNS label".to_owned()];
+        }
+        let mut wrong = Vec::new();
+        let ports = ports_of(&self.spec.ports, &mut wrong);
+        let ips = self.spec.ips.iter().map(String::as_str);
+        let addressing = match self.spec.type_.as_deref() {
+            Some("Headless") => Addressing::Headless,
+            _ => Addressing::ClusterIps(addresses(ips, MAX_IPS, "IPs", &mut wrong).into()),
+        };
+        cluster.set_import(key, Some(Service { addressing, ports }));
+        wrong
     }
 }
 
@@ -442,12 +509,17 @@ fn bare_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMet
     Ok(ObjectMeta { name, namespace, uid, resource_version, deletion_timestamp, ..ObjectMeta::default() })
 }
 
-/// As [`bare_metadata`], with the label that names the Service, and the annotation with the time of the last change.
+/// As [`bare_metadata`], with the labels that name the Service, the ServiceImport and the cluster, and the annotation with
+/// the time of the last change.
 fn slice_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Default, Deserialize)]
     struct Labels {
         #[serde(rename = "kubernetes.io/service-name")]
         service: Option<String>,
+        #[serde(rename = "multicluster.kubernetes.io/service-name")]
+        import: Option<String>,
+        #[serde(rename = "multicluster.kubernetes.io/source-cluster")]
+        cluster: Option<String>,
     }
 
     #[derive(Default, Deserialize)]
@@ -471,7 +543,17 @@ fn slice_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMe
 
     let OfSlice { name, namespace, uid, resource_version, labels, annotations } =
         OfSlice::deserialize(deserializer)?;
-    let labels = labels.service.map(|service| [(SERVICE_NAME.to_owned(), service)].into());
+    let labels =
+        [(SERVICE_NAME, labels.service), (IMPORT_NAME, labels.import), (SOURCE_CLUSTER, labels.cluster)];
+    let labels = labels.into_iter().filter_map(|(label, text)| Some((label.to_owned(), text?))).collect();
     let annotations = annotations.last_change.map(|at| [(LAST_CHANGE.to_owned(), at)].into());
-    Ok(ObjectMeta { name, namespace, uid, resource_version, labels, annotations, ..ObjectMeta::default() })
+    Ok(ObjectMeta {
+        name,
+        namespace,
+        uid,
+        resource_version,
+        labels: Some(labels),
+        annotations,
+        ..ObjectMeta::default()
+    })
 }

@@ -40,16 +40,22 @@ fn watch_with(
     connection: Connection,
     registry: &Registry,
 ) -> (Arc<Cluster>, CancellationToken) {
+    let has_imports = streams.iter().any(|(resource, _)| *resource == "/serviceimports");
     let streams = parking_lot::Mutex::new(streams);
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
         let path = request.uri().path();
         let mut streams = streams.lock();
         let found = streams.iter().position(|(resource, _)| path.ends_with(resource));
         let text = found.map(|at| streams.remove(at).1).unwrap_or_default();
-        let lines = futures::stream::iter([Ok::<_, Infallible>(text)]).chain(futures::stream::pending());
-        std::future::ready(Ok::<_, Infallible>(Response::new(Body::from_stream(lines))))
+        let status = if text.contains("\"code\":404") { 404 } else { 200 };
+        let ends = status == 404;
+        let rest = futures::stream::pending().take(usize::from(!ends));
+        let lines = futures::stream::iter([Ok::<_, Infallible>(text)]).chain(rest);
+        std::future::ready(Ok::<_, Infallible>(
+            Response::builder().status(status).body(Body::from_stream(lines)).unwrap(),
+        ))
     });
-    let spec = ClusterSpec { connection, ..spec() };
+    let spec = ClusterSpec { connection, has_imports, ..spec() };
     let (cluster, stop) = (Arc::new(Cluster::new(spec)), CancellationToken::new());
     let watcher = ClusterWatcher {
         cluster: Arc::clone(&cluster),
@@ -72,6 +78,7 @@ fn spec() -> ClusterSpec {
         has_endpoints: true,
         has_pods: true,
         names_endpoints_by_pods: false,
+        has_imports: false,
         has_zones: false,
     }
 }
@@ -94,6 +101,7 @@ fn rules() -> Rules {
         pods: PodMode::Verified,
         ttl: 5,
         zonal: false,
+        multicluster: Vec::new(),
         ignores_empty: false,
         namespaces: None,
         selects_namespaces: false,
@@ -286,6 +294,38 @@ async fn failures_name_the_connection_that_isnt_the_own_one() {
     sleep(Duration::from_secs(1)).await;
     let why = cluster.failure().unwrap();
     assert!(why.contains("Services of context \"far\" of kubeconfig /etc/other in all namespaces"), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_imports_are_none_and_are_listed_again() {
+    let missing = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404 });
+    let labels = json!({ "multicluster.kubernetes.io/service-name": "db", "multicluster.kubernetes.io/source-cluster": "east" });
+    let slice = json!({ "metadata": { "labels": labels }, "addressType": "IPv4",
+        "endpoints": [{ "addresses": ["10.9.0.1"], "hostname": "db-0" }] });
+    let import = json!({ "spec": { "type": "Headless", "ports": null, "ips": null } });
+    let streams = vec![
+        namespace(),
+        ("/services", list(&[])),
+        ("/endpointslices", list(&[object("a", "db-1", slice)])),
+        ("/pods", list(&[])),
+        ("/serviceimports", missing.to_string()),
+        ("/serviceimports", list(&[object("a", "db", import)])),
+    ];
+    let (cluster, _stop) = watch(streams);
+    let began = Instant::now();
+    cluster.listed().await;
+    assert!(began.elapsed() < Duration::from_secs(2) && cluster.failure().is_none());
+    assert_eq!(cluster.number(Kind::Slices), 1);
+    let found = || {
+        let rules = Rules { multicluster: vec![wire("cluster.local")], ..rules() };
+        let name = wire("db-0.east.db.a.svc.cluster.local");
+        let answer = cluster.answer(&rules, &wire("cluster.local"), &name, RecordType::A.into());
+        matches!(answer.outcome, Outcome::Records { .. })
+    };
+    sleep(Duration::from_secs(20)).await;
+    assert!(!found());
+    sleep(Duration::from_secs(20)).await;
+    assert!(found() && began.elapsed() < Duration::from_secs(45));
 }
 
 #[tokio::test(start_paused = true)]

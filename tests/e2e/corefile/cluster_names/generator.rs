@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -167,7 +167,7 @@ impl World {
         }
     }
 
-    fn ports(&mut self, random: &mut StdRng, least: usize) -> Vec<Value> {
+    pub(super) fn ports(&mut self, random: &mut StdRng, least: usize) -> Vec<Value> {
         let number = random.random_range(least..4);
         let names = ["http", "dns", "dns-tcp", "metrics"];
         let port = |at: usize| {
@@ -183,7 +183,7 @@ impl World {
         (0..number).map(port).collect()
     }
 
-    fn slice(&mut self, name: &str, key: &str, number: usize, random: &mut StdRng) -> Value {
+    pub(super) fn slice(&mut self, name: &str, key: &str, number: usize, random: &mut StdRng) -> Value {
         let kind = random.random_range(0..10);
         let address_type = match kind {
             0 => "FQDN",
@@ -315,6 +315,13 @@ pub(in crate::corefile) async fn write(client: &Client, namespace: &str, object:
             let status = json!({ "status": object["status"] });
             let patched = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await;
             patched.map(drop).unwrap_or_else(why);
+        }
+        "ServiceImport" => {
+            let gvk = GroupVersionKind::gvk("multicluster.x-k8s.io", "v1alpha1", "ServiceImport");
+            let import: DynamicObject = serde_json::from_value(object.clone()).unwrap();
+            let resource = ApiResource::from_gvk(&gvk);
+            let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
+            api.create(&create, &import).await.map(drop).unwrap_or_else(why);
         }
         _ => {
             let slice: EndpointSlice = serde_json::from_value(object.clone()).unwrap();
