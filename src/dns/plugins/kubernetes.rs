@@ -19,11 +19,12 @@
 //!   the same listener that is responsible for it. The response code is that of the end of the chain, SERVFAIL if no
 //!   upstream answers or the names lead in a circle. CoreDNS answers NOERROR, with the bare CNAME or with nothing.
 //! - A name that has only records of other types, or has names below it, is NODATA: `dns.<zone>`, `dns-version` for A, the
-//!   zone for TXT, `_tcp.<service>`, `_zone.<service>` with `zonal`, an address with a PTR record for A. CoreDNS answers NXDOMAIN, and NOERROR for the SOA
-//!   record of a name that doesn't exist. `fallthrough` passes all of these on; NXDOMAIN of the next plugin then is NODATA
-//!   for a name that exists.
-//! - `namespace_labels` hides PTR records, too, and chooses ServiceImports by their namespaces, not by their own labels. Each address of a Pod counts. EndpointSlices with names instead of
-//!   addresses (FQDN), and without the label of a Service, are left out.
+//!   zone for TXT, `_tcp.<service>`, `_zone.<service>` with `zonal`, an address with a PTR record for A. CoreDNS answers
+//!   NXDOMAIN, and NOERROR for the SOA record of a name that doesn't exist. `fallthrough` passes all of these on; NXDOMAIN
+//!   of the next plugin then is NODATA for a name that exists.
+//! - `namespace_labels` hides PTR records, too, and chooses ServiceImports by their namespaces, not by their own labels.
+//!   Each address of a Pod counts. EndpointSlices with names instead of addresses (FQDN), and without the label of a
+//!   Service, are left out.
 //! - *cache* keeps no names of these zones, only what ExternalNames lead to and what `fallthrough` passes on, so TTLs
 //!   don't count down. An answer is reused until an object changes that it rests on.
 //! - A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels before an IPv6 address.

@@ -159,17 +159,7 @@ impl<'a> LookUp<'a> {
             Question::Version if qtype == TXT => return version(&owner),
             Question::Version | Question::AboveNameServer => return self.denied(),
             Question::NameServer if matches!(qtype, TXT | PTR) => return self.denied(),
-            Question::NameServer => {
-                let addresses = self.servers().into_iter().map(|(_, ip)| Endpoint { ip, name: None });
-                let group = Group {
-                    ports: [None].into_iter().collect(),
-                    targets: addresses.collect(),
-                    owner: Arc::clone(&owner),
-                    hosts: Vec::new(),
-                    is_named: false,
-                };
-                vec![group]
-            }
+            Question::NameServer => vec![self.name_server(&owner)],
             Question::Nothing => return Outcome::Absent,
             Question::Namespace(..) | Question::Object { .. } if is_reverse(self.zone) => {
                 return Outcome::Absent;
@@ -216,6 +206,18 @@ impl<'a> LookUp<'a> {
     pub(super) fn denied(&mut self) -> Outcome {
         self.is_denied = true;
         Outcome::Empty
+    }
+
+    /// Returns the addresses of the name server of the zone.
+    fn name_server(&mut self, owner: &Arc<[u8]>) -> Group<'a> {
+        let addresses = self.servers().into_iter().map(|(_, ip)| Endpoint { ip, name: None });
+        Group {
+            ports: [None].into_iter().collect(),
+            targets: addresses.collect(),
+            hosts: Vec::new(),
+            owner: Arc::clone(owner),
+            is_named: false,
+        }
     }
 
     fn has(&self, branch: Branch) -> bool {
