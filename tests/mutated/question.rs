@@ -124,6 +124,8 @@ fn add_cluster(clusters: &ClusterRegistry) {
         has_endpoints: true,
         has_pods: false,
         names_endpoints_by_pods: false,
+        has_imports: false,
+        has_zones: false,
     };
     let cluster = clusters.cluster(spec);
     let (web, db) = (ServiceKey::new("a", "web"), ServiceKey::new("a", "db"));
@@ -134,7 +136,14 @@ fn add_cluster(clusters: &ClusterRegistry) {
     cluster.set_service(&db, Some(Service { addressing: Addressing::Headless, ports: ports() }));
     let endpoints: Vec<IpAddr> = (1..=200).map(|last| [10, 1, 0, last].into()).collect();
     let names = [(0, "db-0".into())].into();
-    let slice = Slice { name: "db".into(), ports: ports(), addresses: endpoints.into(), names };
+    let slice = Slice {
+        name: "db".into(),
+        ports: ports(),
+        addresses: endpoints.into(),
+        names,
+        zones: None,
+        cluster: "".into(),
+    };
     cluster.set_slice(&db, Some(("db", slice)));
     ClusterKind::ALL.into_iter().for_each(|kind| cluster.set_listed(kind));
     assert!(Arc::strong_count(&cluster) > 1, "the plugin answers from it");

@@ -298,6 +298,8 @@ async fn objects_of_clusters_are_numbers_of_the_instance_alone() {
         has_endpoints: true,
         has_pods: false,
         names_endpoints_by_pods: false,
+        has_imports: false,
+        has_zones: false,
     };
     let clusters = [api.clusters.cluster(spec("")), api.clusters.cluster(spec("a=b"))];
     clusters[0].set_namespace("shop", true);

@@ -7,6 +7,7 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
+use crate::store::cluster::answer::zone_of;
 
 /// Maximum length of all clauses about an object, in bytes.
 const MAX_CLAUSES: usize = 1000;
@@ -14,11 +15,14 @@ const MAX_CLAUSES: usize = 1000;
 const MAX_RECORDS: usize = 2 * 4096;
 
 fn seeds() -> Vec<(Kind, Value)> {
-    let metadata = |name: &str| json!({ "name": name, "namespace": "a", "resourceVersion": "7", "labels": { "kubernetes.io/service-name": name } });
+    let metadata = |name: &str| {
+        json!({ "name": name, "namespace": "a", "resourceVersion": "7", "labels": { "kubernetes.io/service-name": name,
+        "multicluster.kubernetes.io/service-name": name, "multicluster.kubernetes.io/source-cluster": "east" } })
+    };
     let ports = json!([{ "name": "http", "port": 80, "protocol": "TCP" }, { "name": "dns", "port": 53, "protocol": "UDP" }]);
     let endpoint = |ip: &str, hostname: Value| {
         json!({ "addresses": [ip], "hostname": hostname, "conditions": { "ready": true },
-            "targetRef": { "kind": "Pod", "name": "web-0" } })
+            "zone": "a", "targetRef": { "kind": "Pod", "name": "web-0" } })
     };
     vec![
         (
@@ -44,6 +48,21 @@ fn seeds() -> Vec<(Kind, Value)> {
             Kind::Slices,
             json!({ "metadata": metadata("web"), "addressType": "IPv6", "ports": ports,
             "endpoints": [endpoint("fd00::10", json!(null))] }),
+        ),
+        (
+            Kind::Imports,
+            json!({ "metadata": metadata("db"), "spec": { "type": "Headless", "ports": ports } }),
+        ),
+        (
+            Kind::Imports,
+            json!({ "metadata": metadata("web"),
+            "spec": { "type": "ClusterSetIP", "ips": ["10.3.0.1"], "ports": ports } }),
+        ),
+        (
+            Kind::Services,
+            json!({ "metadata": metadata("front"), "spec": { "type": "LoadBalancer",
+            "clusterIP": "10.0.0.2", "externalIPs": ["192.0.2.1"], "ports": ports },
+            "status": { "loadBalancer": { "ingress": [{ "ip": "192.0.2.2" }, { "hostname": "lb.example.com" }] } } }),
         ),
         (Kind::Namespaces, json!({ "metadata": { "name": "a", "resourceVersion": "7" } })),
         (
@@ -122,11 +141,12 @@ fn apply<K: ClusterObject>(object: &Value, cluster: &Cluster) -> bool {
 }
 
 fn ask(cluster: &Cluster, name: &str) {
-    let (rules, wire) = (rules(), wire(name));
+    let rules = Rules { zonal: true, multicluster: vec![wire("cluster.local")], ..rules() };
+    let wire = wire(name);
     for kind in
         [RecordType::A, RecordType::AAAA, RecordType::SRV, RecordType::PTR, RecordType::TXT, RecordType::ANY]
     {
-        let zone = rules.zone_of(&wire).expect("a zone");
+        let zone = zone_of(&rules.zones, &wire).expect("a zone");
         let answer = cluster.answer(&rules, zone, &wire, kind.into());
         if let Outcome::Records { records, .. } = answer.outcome {
             assert!(records.len() <= MAX_RECORDS, "{name} {kind}: {} records", records.len());
@@ -140,7 +160,8 @@ fn mutated_objects_are_applied_or_refused() {
     let seed = number("LB_LINKER_MUTATIONS_SEED").unwrap_or_else(rand::random);
     println!("LB_LINKER_MUTATIONS_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
-    let (cluster, seeds) = (Cluster::new(spec()), seeds());
+    let (cluster, seeds) =
+        (Cluster::new(ClusterSpec { has_imports: true, has_zones: true, ..spec() }), seeds());
     let mut applied = 0;
     let total = number("LB_LINKER_MUTATED_OBJECTS").unwrap_or(5000);
     for _ in 0..total {
@@ -153,10 +174,18 @@ fn mutated_objects_are_applied_or_refused() {
             Kind::Slices => apply::<ClusterSlice>(&object, &cluster),
             Kind::Namespaces => apply::<ClusterNamespace>(&object, &cluster),
             Kind::Pods => apply::<ClusterPod>(&object, &cluster),
+            Kind::Imports => apply::<ClusterImport>(&object, &cluster),
         });
-        for name in
-            ["web.a.svc", "db.a.svc", "db-0.db.a.svc", "_http._tcp.db.a.svc", "10-2-0-1.a.pod", "out.a.svc"]
-        {
+        for name in [
+            "web.a.svc",
+            "db.a.svc",
+            "db-0.db.a.svc",
+            "_http._tcp.db.a.svc",
+            "10-2-0-1.a.pod",
+            "out.a.svc",
+            "a._zone.db.a.svc",
+            "db-0.east.db.a.svc",
+        ] {
             ask(&cluster, &format!("{name}.cluster.local"));
         }
         if random.random_bool(0.2) {
