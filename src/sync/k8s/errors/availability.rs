@@ -1,0 +1,122 @@
+//! Whether the API server can be reached.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::ThrottledLog;
+use crate::model::excerpt;
+
+/// Whether the API server can be reached, and the log about it, shared by all its clients.
+#[derive(Clone, Debug, Default)]
+pub struct ApiAvailability(Arc<Mutex<Reachability>>);
+
+#[derive(Debug, Default)]
+struct Reachability {
+    log: ThrottledLog,
+    /// `None` if the API server can be reached.
+    outage: Option<Outage>,
+    /// Whether a later request had an answer.
+    is_answered: bool,
+    server: Option<ServerUrl>,
+}
+
+/// A time in which requests have no answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Outage {
+    /// The time of the first request without an answer.
+    begun: tokio::time::Instant,
+    /// The time of the last request without an answer.
+    last: tokio::time::Instant,
+}
+
+impl Outage {
+    fn begin() -> Self {
+        let now = tokio::time::Instant::now();
+        Self { begun: now, last: now }
+    }
+
+    /// Returns the time since the first request without an answer.
+    #[must_use]
+    pub fn duration(&self) -> Duration {
+        self.begun.elapsed()
+    }
+}
+
+impl Reachability {
+    fn outage(&mut self) -> Option<Outage> {
+        let is_answered = self.is_answered;
+        self.outage.take_if(|outage| is_answered && outage.last.elapsed() >= SETTLED_AFTER);
+        self.outage
+    }
+}
+
+/// How long no request may have failed before an answer ends an outage: an API server that shuts down goes on answering
+/// on connections that it has, and refuses new ones, which a watch tries again within 2 s.
+pub(crate) const SETTLED_AFTER: Duration = Duration::from_secs(3);
+
+/// Returns the URL of the API server, which may change.
+struct ServerUrl(Box<dyn Fn() -> String + Send>);
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0())
+    }
+}
+
+impl ApiAvailability {
+    /// Returns the availability of the API server with this URL.
+    #[must_use]
+    pub fn of(url: impl Fn() -> String + Send + 'static) -> Self {
+        let server = Some(ServerUrl(Box::new(url)));
+        Self(Arc::new(Mutex::new(Reachability { server, ..Reachability::default() })))
+    }
+
+    /// Returns the host of the API server, with its port.
+    #[must_use]
+    pub(crate) fn host(&self) -> String {
+        let url = self.lock().server.as_ref().map(|server| server.0()).unwrap_or_default();
+        let authority = url.split_once("://").map_or(&*url, |(_, rest)| rest);
+        authority.split('/').next().unwrap_or_default().to_owned()
+    }
+
+    /// Logs that a request had no answer.
+    pub fn report(&self, cause: &str) {
+        let mut reachability = self.lock();
+        let known = reachability.outage().unwrap_or_else(Outage::begin);
+        let outage = Outage { last: tokio::time::Instant::now(), ..known };
+        (reachability.outage, reachability.is_answered) = (Some(outage), false);
+        let url = reachability.server.as_ref().map(|server| format!("{}: ", excerpt::sentence(&server.0())));
+        let url = url.unwrap_or_default();
+        reachability.log.report(0, &format!("the API server can't be reached: {url}{cause}"));
+    }
+
+    /// Records an answer. Logs that the API server answers again, if the last logged line said that it can't be reached,
+    /// and no request has failed for `SETTLED_AFTER`.
+    pub fn report_available(&self) {
+        let mut reachability = self.lock();
+        reachability.is_answered = true;
+        if reachability.outage().is_none() {
+            reachability.log.recovered("the API server answers again");
+        }
+    }
+
+    /// Records an answer with this HTTP code. With 429 or 503 an API server starts or shuts down.
+    pub fn report_code(&self, code: u16) {
+        if !matches!(code, 429 | 503) {
+            self.report_available();
+        }
+    }
+
+    /// Returns the present outage; `None` if there was an answer, and no request has failed for `SETTLED_AFTER`.
+    #[must_use]
+    pub fn outage(&self) -> Option<Outage> {
+        self.lock().outage()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Reachability> {
+        self.0.lock()
+    }
+}
