@@ -63,7 +63,18 @@ impl LastActivity {
 #[derive(Clone, Debug)]
 pub struct Staleness {
     gauge: GaugeVec,
-    watches: Arc<Mutex<BTreeMap<String, Vec<Weak<LastActivity>>>>>,
+    watches: Arc<Mutex<Watches>>,
+}
+
+/// The recorders by the names of their watches.
+type Watches = BTreeMap<String, Vec<Weak<LastActivity>>>;
+
+fn add(watches: &mut Watches, name: &str) -> Arc<LastActivity> {
+    let sign = Arc::new(LastActivity::new());
+    let signs = watches.entry(name.to_owned()).or_default();
+    signs.retain(|sign| sign.strong_count() > 0);
+    signs.push(Arc::downgrade(&sign));
+    sign
 }
 
 impl MetricGroup for Staleness {
@@ -92,15 +103,14 @@ impl Staleness {
     /// Returns the recorder for the watch of this name. The age starts at 0, or continues if a watch of the same name
     /// still exists; the metric is exported as long as the recorder is held.
     pub fn watch(&self, name: &str) -> Arc<LastActivity> {
-        let known = self.watches.lock().get(name).and_then(|signs| signs.iter().find_map(Weak::upgrade));
-        known.unwrap_or_else(|| self.one_of(name))
+        let mut watches = self.watches.lock();
+        let known = watches.get(name).and_then(|signs| signs.iter().find_map(Weak::upgrade));
+        known.unwrap_or_else(|| add(&mut watches, name))
     }
 
     /// As [`Self::watch`], for one of several watches of this name. The metric shows the greatest age of them.
     pub fn one_of(&self, name: &str) -> Arc<LastActivity> {
-        let sign = Arc::new(LastActivity::new());
-        self.watches.lock().entry(name.to_owned()).or_default().push(Arc::downgrade(&sign));
-        sign
+        add(&mut self.watches.lock(), name)
     }
 
     /// Returns the earliest last activity of the watches named `<name>` or `<name>/<namespace>`, for each of these
@@ -185,6 +195,8 @@ mod tests {
         assert!(shown() < 100.0);
         other.note();
         drop(other);
+        drop(staleness.one_of("services"));
+        assert_eq!(staleness.watches.lock()["services"].len(), 1, "the recorders before are forgotten");
         assert_eq!(staleness.collect().iter().map(|family| family.get_metric().len()).sum::<usize>(), 0);
     }
 
