@@ -227,8 +227,10 @@ fn report(number: usize, what: &str, wrong: &mut Vec<String>) {
 
 fn ports_of(ports: &[ObjectPort], wrong: &mut Vec<String>) -> Box<[Port]> {
     report(ports.len().saturating_sub(MAX_PORTS), &format!("ports beyond the first {MAX_PORTS}"), wrong);
+    // No query can ask for a longer name.
+    let is_label = |name: &&str| name.len() <= names::MAX_LABEL;
     let port = |port: &ObjectPort| Port {
-        name: port.name.as_deref().unwrap_or_default().to_ascii_lowercase().into(),
+        name: port.name.as_deref().filter(is_label).unwrap_or_default().to_ascii_lowercase().into(),
         protocol: Protocol::of(port.protocol.as_deref().unwrap_or_default()),
         number: port.port.and_then(|number| u16::try_from(number).ok()),
     };

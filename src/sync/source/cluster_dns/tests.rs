@@ -163,7 +163,7 @@ async fn hostile_objects_stop_no_other_ones() {
                 object(
                     "a",
                     "ports",
-                    json!({ "spec": { "clusterIPs": ["10.0.0.8", "x"], "ports": vec![json!({ "port": -7 }); 2000] } }),
+                    json!({ "spec": { "clusterIPs": ["10.0.0.8", "x"], "ports": vec![json!({ "port": -7, "name": "y".repeat(64) }); 2000] } }),
                 ),
                 object(
                     "a",
@@ -231,6 +231,7 @@ async fn hostile_objects_stop_no_other_ones() {
     ] {
         assert_eq!(addresses(&cluster, name), expected, "{name}");
     }
+    assert!(!format!("{cluster:?}").contains("yyy"), "a port name that can't be asked for is kept");
     for (qtype, expected) in [(RecordType::A, 2), (RecordType::SRV, 4)] {
         let zones = vec![wire("ex.test")];
         let external = ExternalRules { zones, apex: "dns".into(), ttl: 5, headless: false };
