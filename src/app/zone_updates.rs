@@ -10,6 +10,7 @@ use super::names_of;
 use crate::cli::flags::Flags;
 use crate::dns::server::corefile_source::CorefileZones;
 use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::owner::Zone;
 use crate::store::Store;
 
 /// Publishes the hostname policy of the current zones until `stop`: the zones decide which hostnames Services may have.
@@ -23,8 +24,18 @@ pub(super) async fn run(
 ) {
     while let Some(Ok(())) = stop.run_until_cancelled(zones.changed()).await {
         let zones = zones.borrow_and_update().clone();
-        store.set_zones(zones.links.iter().map(|zone| &zone.origin));
+        let of_links: Vec<Zone> = zones.links.iter().map(|zone| Zone::from(&zone.origin)).collect();
+        let have_moved = *store.zones() != *of_links;
+        if have_moved {
+            store.set_zones(of_links);
+        }
         policy.send_replace(Arc::new(flags.hostname_policy(&zones)));
-        info!("links are in {} now; Services are listed again", names_of(&zones.links));
+        if have_moved {
+            info!("links are in {} now; Services are listed again", names_of(&zones.links));
+        } else {
+            info!(
+                "other names are reserved in the zones of links, or for the cluster; Services are listed again"
+            );
+        }
     }
 }
