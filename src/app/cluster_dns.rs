@@ -55,15 +55,6 @@ impl Drop for RunningWatches {
     }
 }
 
-impl RunningWatches {
-    /// Ends the watches of a cluster that no block has any more. A question under way may hold it, so that a later reload
-    /// finds it again.
-    fn abandon(&self) {
-        self.end.cancel();
-        self.cluster.set_unlisted();
-    }
-}
-
 impl ClusterDns {
     /// # Errors
     /// If two metrics have the same name.
@@ -118,7 +109,9 @@ impl ClusterDns {
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = sleep(LINGER), if has_unwanted => {
-                    running.iter().filter(|known| !is_wanted(known)).for_each(RunningWatches::abandon);
+                    running.iter().filter(|known| !is_wanted(known)).for_each(|known| {
+                        self.clusters.forget(&known.cluster);
+                    });
                     running.retain(is_wanted);
                 }
                 changed = served.changed() => changed.map_err(|_| SyncError::WatchEnded)?,

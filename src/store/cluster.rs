@@ -180,14 +180,6 @@ impl Cluster {
         }
     }
 
-    /// Records that the objects aren't kept up to date any more.
-    pub fn set_unlisted(&self) {
-        let mut listed = self.listed.lock();
-        *listed = Default::default();
-        self.is_listed.store(false, Ordering::Release);
-        self.all_listed.send_replace(false);
-    }
-
     /// Returns whether each kind has had a complete list: from here on, what isn't there doesn't exist.
     #[must_use]
     pub fn is_listed(&self) -> bool {

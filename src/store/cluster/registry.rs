@@ -104,6 +104,12 @@ impl ClusterRegistry {
         })
     }
 
+    /// Lets later blocks have a new cluster instead of one that isn't kept up to date any more. A question under way may
+    /// still hold it.
+    pub fn forget(&self, cluster: &Arc<Cluster>) {
+        self.0.known.lock().retain(|known| !std::ptr::eq(known.as_ptr(), Arc::as_ptr(cluster)));
+    }
+
     /// Returns whether a cluster is read by lb-linker's own connection.
     #[must_use]
     pub fn has_own(&self) -> bool {
