@@ -244,13 +244,11 @@ impl Reloader {
     }
 }
 
-/// Waits until the objects that only new blocks answer from are listed, or the time for that is over. The objects of all
-/// blocks are kept up to date as long as the returned values live.
+/// Waits until the objects that blocks answer from are listed, or the time for that is over. They are kept up to date as
+/// long as the returned values live.
 async fn first_lists(all: Vec<Arc<FirstLists>>, clusters: &ClusterRegistry) -> Vec<ServedCluster> {
-    let known = clusters.served().borrow().clone();
     let served = all.iter().map(|lists| clusters.serve(Arc::clone(lists.cluster()))).collect();
-    let is_new = |lists: &&Arc<FirstLists>| !known.iter().any(|it| Arc::ptr_eq(it, lists.cluster()));
-    join_all(all.iter().filter(is_new).map(|lists| lists.wait())).await;
+    join_all(all.iter().map(|lists| lists.wait())).await;
     served
 }
 

@@ -1,4 +1,5 @@
 use std::process::Command;
+use std::time::Instant;
 
 use tempfile::TempDir;
 
@@ -87,14 +88,16 @@ async fn hosts_file_causes_a_reload_when_it_appears_or_changes() {
 }
 
 #[tokio::test]
-async fn cluster_of_a_failing_corefile_is_listed_once() {
+async fn cluster_of_a_failing_corefile_is_listed_once_and_waited_for() {
     let (mut reloader, directory) = start(WHOAMI);
-    let kubernetes = "cluster.local:0 {\nbind 192.0.2.1\nkubernetes {\nstartup_timeout 0s\n}\n}\n";
+    let kubernetes = "cluster.local:0 {\nbind 192.0.2.1\nkubernetes {\nstartup_timeout 50ms\n}\n}\n";
     std::fs::write(corefile(&directory), kubernetes).unwrap();
     let (stop, served) = (CancellationToken::new(), reloader.context.clusters.served());
     let mut first = None;
     for attempt in 0..3 {
+        let began = Instant::now();
         reloader.reload(false, &stop).await;
+        assert!(began.elapsed() >= Duration::from_millis(50), "attempt {attempt} waits for the lists");
         assert!(reloader.last.is_err(), "the address can't be bound");
         let all = served.borrow().clone();
         assert_eq!(all.len(), 1, "attempt {attempt}");
