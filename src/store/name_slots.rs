@@ -123,6 +123,12 @@ impl NameDependency {
         }
     }
 
+    /// Returns the approximate memory in bytes, without that of the store's slots.
+    #[must_use]
+    pub fn memory_size(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.slots)
+    }
+
     /// Returns whether none of the names has begun or ceased to exist.
     #[must_use]
     pub fn is_current(&self) -> bool {

@@ -8,7 +8,7 @@ use hickory_proto::rr::rdata::opt::EdnsOption;
 
 use crate::dns::message::ede::Ede;
 use crate::dns::message::records::Records;
-use crate::dns::message::validity::Validity;
+use crate::dns::message::validity::{RestsOn, Validity};
 
 /// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; the limit bounds the
 /// work for a hostile upstream.
@@ -31,7 +31,7 @@ pub struct Reply {
     /// Whether *cache* may store the reply.
     pub is_cacheable: bool,
     /// What has to stay as it is while *cache* gives the reply, beside its TTL; `None` if nothing.
-    pub rests_on: Option<Arc<Validity>>,
+    pub rests_on: Option<Arc<RestsOn>>,
     /// The conditions for reusing the answer without calling the plugins; `None` if it can't be reused.
     pub validity: Option<Box<Validity>>,
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::metrics::sharded::ShardedCounters;
@@ -41,6 +42,13 @@ pub struct Validity {
     pub counters: Vec<Arc<ShardedCounters>>,
     /// The address family of the query: each reuse updates the time at which the links were last queried for it.
     pub family: Option<IpFamily>,
+}
+
+/// What has to stay as it is while *cache* gives an answer, beside its TTL.
+#[derive(Clone, Debug, Default)]
+pub struct RestsOn {
+    pub flags: Vec<OutdatedFlag>,
+    pub names: SmallVec<[NameDependency; 1]>,
 }
 
 /// The number of hits of a cache entry without a long gap between them, and the time of the last hit.
@@ -161,6 +169,27 @@ impl CacheEntryRef {
     }
 }
 
+impl RestsOn {
+    #[must_use]
+    pub fn is_outdated(&self) -> bool {
+        self.flags.iter().any(OutdatedFlag::is_set) || !self.names.iter().all(NameDependency::is_current)
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        self.flags.extend(other.flags.iter().cloned());
+        self.names.extend(other.names.iter().cloned());
+    }
+
+    /// Returns the approximate memory, in bytes.
+    #[must_use]
+    pub fn memory_size(&self) -> usize {
+        /// A flag, and the reference to it.
+        const FLAG: usize = 32;
+        let names: usize = self.names.iter().map(NameDependency::memory_size).sum();
+        size_of::<Self>() + FLAG * self.flags.len() + names
+    }
+}
+
 impl Validity {
     /// Returns the validity of a cached answer with these numbers of records in its sections. `countdown` is the start
     /// of the countdown of all TTLs and the TTL at the start, in seconds; `None` keeps the TTLs constant.
@@ -195,6 +224,12 @@ impl Validity {
         self.query_metrics.extend(other.query_metrics.iter().cloned());
         self.counters.extend(other.counters.iter().cloned());
         self.add_names(other.names.clone());
+    }
+
+    /// Adds what a cached answer rests on.
+    pub fn add_rests_on(&mut self, other: &RestsOn) {
+        self.zones.extend(other.flags.iter().cloned());
+        other.names.iter().for_each(|names| self.add_names(Some(names.clone())));
     }
 
     /// Adds the names that a part of the answer rests on. An answer from two stores, one of them a snapshot, can't be

@@ -75,7 +75,7 @@ use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult, SearchP
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::query::whole_wire_name;
-use crate::dns::message::validity::Validity;
+use crate::dns::message::validity::RestsOn;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::store::cluster::Cluster;
 use crate::store::cluster::answer::{Answer, Outcome, Rules, zone_of};
@@ -199,12 +199,12 @@ impl Kubernetes {
 async fn passed(answer: &Answer, request: &mut Request, next: Next<'_>) -> PluginResult {
     let mut reply = next.serve(request).await?;
     let mut rests_on =
-        Validity { zones: answer.flags.clone(), names: answer.names.clone(), ..Validity::default() };
+        RestsOn { flags: answer.flags.clone(), names: answer.names.clone().into_iter().collect() };
     if let Some(validity) = &mut reply.validity {
-        validity.add_dependencies(&rests_on);
+        validity.add_rests_on(&rests_on);
     }
     if let Some(other) = &reply.rests_on {
-        rests_on.add_dependencies(other);
+        rests_on.add(other);
     }
     reply.rests_on = Some(Arc::new(rests_on));
     Ok(reply)

@@ -109,8 +109,11 @@ impl WireResponse {
     pub fn weight(&self) -> usize {
         /// The approximate size of a client scope, in bytes: a name and its allocations.
         const CLIENTS: usize = 200;
-        let Validity { links, cache_entries: entries, clients, .. } = &self.validity;
-        size_of::<Self>() + self.bytes.len() + CLIENTS * clients.len() + 32 * (links.len() + entries.len())
+        let Validity { links, zones, cache_entries: entries, clients, .. } = &self.validity;
+        size_of::<Self>()
+            + self.bytes.len()
+            + CLIENTS * clients.len()
+            + 32 * (links.len() + zones.len() + entries.len())
     }
 
     #[must_use]

@@ -82,7 +82,8 @@ impl StaleCache {
     fn put(&self, key: &QueryKey, reply: &Arc<Reply>) {
         let now = Instant::now();
         let since = now.checked_sub(reply.age).unwrap_or(now);
-        let weight = size_of::<Reply>() + reply.records.memory_size();
+        let rests_on = reply.rests_on.as_ref().map_or(0, |rests_on| rests_on.memory_size());
+        let weight = size_of::<Reply>() + reply.records.memory_size() + rests_on;
         let entry = CachedReply { reply: Arc::clone(reply), since, failing: Arc::default() };
         self.0.put(key.clone(), entry, weight);
     }

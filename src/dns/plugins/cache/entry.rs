@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::reply::MAX_CNAMES_IN_ANSWER;
-use crate::dns::message::validity::{CacheEntryUse, Section, Validity};
+use crate::dns::message::validity::{CacheEntryUse, RestsOn, Section};
 use crate::dns::message::wire::WireMessage;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ pub struct CachedAnswer {
     pub metadata: Metadata,
     pub message: Arc<WireMessage>,
     /// What has to stay as it is while the answer is given.
-    pub rests_on: Option<Arc<Validity>>,
+    pub rests_on: Option<Arc<RestsOn>>,
 }
 
 impl CachedAnswer {
@@ -128,7 +128,13 @@ impl CachedAnswer {
     pub(crate) fn memory_size(&self) -> usize {
         /// The size of the allocations beside the message: the key, the entry and its use count.
         const ENTRY: usize = 300;
-        ENTRY + self.message.memory_size()
+        let rests_on = self.rests_on.as_ref().map_or(0, |rests_on| rests_on.memory_size());
+        ENTRY + self.message.memory_size() + rests_on
+    }
+
+    /// Returns whether what the answer rests on has changed.
+    pub(crate) fn is_outdated(&self) -> bool {
+        self.rests_on.as_ref().is_some_and(|rests_on| rests_on.is_outdated())
     }
 
     /// Returns whether the answer section is empty.

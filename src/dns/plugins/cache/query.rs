@@ -79,7 +79,7 @@ impl CacheQuery {
         let mut validity = Validity::of_cached(reusable, found.countdown(), reply.records.counts());
         validity.counters.extend(counted);
         if let Some(rests_on) = &found.answer.rests_on {
-            validity.add_dependencies(rests_on);
+            validity.add_rests_on(rests_on);
         }
         if let (Purpose::Target { max_negative_age, .. }, false) =
             (&request.purpose, found.kind == ResponseKind::Success)

@@ -173,7 +173,7 @@ impl CacheStore {
     }
 
     fn to_hit(&self, item: Arc<CacheEntry>, now: Instant) -> Option<CacheHit> {
-        if item.answer.rests_on.as_ref().is_some_and(|rests_on| rests_on.is_outdated()) {
+        if item.answer.is_outdated() {
             return None;
         }
         let age = now.duration_since(item.stored);
@@ -258,7 +258,7 @@ impl CacheStore {
 
     fn is_usable(&self, item: &CacheEntry) -> bool {
         let stale = self.options.serve_stale.map_or(Duration::ZERO, |stale| stale.max_stale);
-        item.stored.elapsed() < Duration::from_secs(item.ttl.into()) + stale
+        !item.answer.is_outdated() && item.stored.elapsed() < Duration::from_secs(item.ttl.into()) + stale
     }
 
     /// Classifies an answer for clients with or without the DO flag.

@@ -6,7 +6,7 @@ use tokio::time::advance;
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::message::records::Records;
 use crate::dns::message::sections::Sections;
-use crate::dns::message::validity::Section;
+use crate::dns::message::validity::{OutdatedFlag, RestsOn, Section};
 use crate::dns::plugins::cache::store::*;
 use crate::dns::plugins::tests::support::record;
 
@@ -318,6 +318,21 @@ async fn failure_does_not_replace_an_unexpired_denial() {
     advance(Duration::from_secs(30)).await;
     put(&cache, &key, &failure());
     assert_eq!(cache.get(&key).map(|found| found.kind), Some(ResponseKind::Failure));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_replaces_an_outdated_denial() {
+    let cache = CacheStore::new(CacheOptions::capped(30));
+    let key = question("a.example.", RecordType::A).key();
+    let flag = OutdatedFlag::default();
+    let rests_on = Arc::new(RestsOn { flags: vec![flag.clone()], ..RestsOn::default() });
+    let denial = CachedAnswer { rests_on: Some(rests_on), ..nxdomain() };
+    assert!(denial.memory_size() > nxdomain().memory_size());
+    put(&cache, &key, &denial);
+    assert_eq!(cache.get(&key).map(|found| found.kind), Some(ResponseKind::Denial));
+    flag.set();
+    cache.put_no_answer(&key);
+    assert_eq!(cache.get(&key).map(|found| found.kind), Some(ResponseKind::NoAnswer));
 }
 
 fn stale(recheck: u64) -> CacheOptions {
