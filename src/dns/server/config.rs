@@ -47,8 +47,8 @@ pub struct BlockFingerprint {
     lines: String,
     files_read: Vec<(PathBuf, Vec<u8>)>,
     optional: Vec<(PathBuf, Vec<u8>)>,
-    /// The zones that the block's links may not lead to.
-    cluster_zones: Vec<Name>,
+    /// The zones of links and of the cluster's own names, which decide about targets of the block's links.
+    target_zones: [Vec<Name>; 2],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -429,9 +429,13 @@ impl BlockFingerprint {
             lines: text,
             files_read: builder.files_read.clone(),
             optional: builder.optional_files.clone(),
-            cluster_zones: match builder.link_zones.all() {
-                [] => Vec::new(),
-                _ => targets.cluster_zones.clone(),
+            target_zones: match builder.link_zones.all() {
+                [] => Default::default(),
+                _ => [&targets.zones, &targets.cluster_zones].map(|zones| {
+                    let mut zones = zones.clone();
+                    zones.sort_unstable();
+                    zones
+                }),
             },
         }
     }

@@ -147,13 +147,25 @@ fn cluster_zones_are_those_of_the_plugins_without_reverse_zones() {
                 k8s_external example.org\n}\n.:54 {\nkubernetes\n}\n";
     assert_eq!(zones(text), ["cluster.local.", "k8s.test.", "example.org."]);
     assert!(zones("lb.internal {\nlb_linker\n}\n").is_empty());
-    let fingerprints = |zone: &str| {
-        let text = format!("lb.internal {{\nlb_linker\n}}\n. {{\nwhoami\n}}\n{zone} {{\nkubernetes\n}}\n");
+}
+
+#[test]
+fn links_depend_on_the_zones_of_other_blocks() {
+    let fingerprints = |others: &str| {
+        let text = format!("lb.internal {{\nlb_linker\n}}\n. {{\nwhoami\n}}\n{others}");
         let built = configured(&text).unwrap().blocks;
         built.into_iter().map(|built| built.fingerprint).collect::<Vec<_>>()
     };
-    let (one, other) = (fingerprints("k8s.test"), fingerprints("k8s.example"));
-    assert_eq!([one[0] == other[0], one[1] == other[1]], [false, true], "links have other targets then");
+    let [links, k8s, other_k8s] =
+        ["b.test {\nlb_linker\n}\n", "k8s.test {\nkubernetes\n}\n", "k8s.example {\nkubernetes\n}\n"];
+    let of = |others: &[&str]| fingerprints(&others.concat());
+    for (one, other, is_same) in [
+        (of(&[k8s]), of(&[other_k8s]), false),
+        (of(&[k8s]), of(&[k8s, links]), false),
+        (of(&[k8s, other_k8s, links]), of(&[links, other_k8s, k8s]), true),
+    ] {
+        assert_eq!([one[0] == other[0], one[1] == other[1]], [is_same, true]);
+    }
 }
 
 #[test]
