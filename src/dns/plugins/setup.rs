@@ -81,6 +81,8 @@ pub struct BlockBuilder {
     pub on_restart: Vec<OnRestart>,
     /// The zones in which links have names.
     pub link_zones: ZoneSet,
+    /// The zones in which the cluster itself has names.
+    pub cluster_zones: Vec<Name>,
     /// The zones of `metadata`.
     pub labeled: ZoneSet,
     /// The directory that relative paths start from; empty for the working directory.

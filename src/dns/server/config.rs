@@ -107,8 +107,8 @@ pub fn build_blocks(
 /// The plugins that answer for names of the cluster itself.
 const CLUSTER_PLUGINS: [&str; 2] = ["kubernetes", "k8s_external"];
 
-/// Returns the zones of the cluster's own names, as far as they are zones. The root and reverse zones aren't: most of their
-/// names are others' names, which fall through.
+/// Returns the zones of the cluster's own names that links may not lead to. The root and reverse zones aren't among them:
+/// most of their names fall through.
 #[must_use]
 pub fn cluster_zones(parsed: &[corefile::BlockSource]) -> Vec<Name> {
     let mut all = Vec::new();
@@ -322,7 +322,7 @@ impl Configuration {
             plugins: builder.plugins.clone(),
             access_rules: builder.access_rules.clone(),
             link_zones: builder.link_zones.clone(),
-            cluster_zones: ZoneSet::new(cluster_zones(std::slice::from_ref(block))),
+            cluster_zones: ZoneSet::new(builder.cluster_zones.clone()),
             labeled: builder.labeled.clone(),
             debug: builder.debug,
         };

@@ -82,6 +82,7 @@ pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
     if let Some(zone) = zones.all().iter().find(is_link_zone) {
         return Err(line.error(format!("lb_linker answers for the zone {zone} already")));
     }
+    setup.builder.cluster_zones.extend(zones.all().iter().cloned());
     let mut parsed = Parsed::default();
     for option in line.options() {
         option.no_block()?;
