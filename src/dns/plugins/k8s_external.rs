@@ -92,6 +92,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             line.error(format!("lb_linker answers for the zone {zone} already: leave it out here, or there"))
         );
     }
+    setup.builder.cluster_zones.extend(zones.all().iter().cloned());
     let zones = zones.all().iter().map(|zone| whole_wire_name(zone).into()).collect();
     let mut rules = ExternalRules { zones, apex: "dns".into(), ttl: 5, headless: false };
     let mut fallthrough = None;
