@@ -110,33 +110,70 @@ pub fn to_apply(dns: &ClusterDns, forwarding: &Forwarding) -> Vec<PlannedChange>
 /// CoreDNS's Corefile. Then nothing is added. `None` if it is another program.
 #[must_use]
 pub fn answered_by_lb_linker(dns: &ClusterDns, zones: &[String]) -> Option<PlannedChange> {
-    let own = |corefiles: &[Corefile<'_>]| -> Vec<String> {
-        corefiles.iter().flat_map(|it| it.zones_of("lb_linker")).map(|found| found.zone).collect()
+    let all = zones.join(", ");
+    if !dns.selects_lb_linker() {
+        let served = served_zones(&corefiles_of_core_dns(dns));
+        let place = format!("ConfigMap {KUBE_SYSTEM}/{COREDNS} has lb_linker");
+        return match missing(zones, &served) {
+            _ if served.is_empty() => None,
+            // The ConfigMap doesn't tell which program reads it.
+            None => Some(PlannedChange::Done(format!(
+                "{place} for {all}: with lb-linker's image nothing is to be added"
+            ))),
+            Some(missing) => Some(PlannedChange::Refused(format!(
+                "{place}, but not for {missing}: with lb-linker's image add a block with it by hand, else take lb_linker out"
+            ))),
+        };
+    }
+    let place = format!("ConfigMap {KUBE_SYSTEM}/{LB_LINKER_DNS}");
+    let Some(map) = dns.config_map(LB_LINKER_DNS) else {
+        return Some(PlannedChange::Refused(format!(
+            "the cluster DNS is lb-linker; whether it answers for {all} isn't known, because {place} doesn't exist or can't \
+             be read"
+        )));
     };
-    let (name, served) = if dns.selects_lb_linker() {
-        let corefile = dns.config_map(LB_LINKER_DNS).and_then(parsed);
-        (LB_LINKER_DNS, own(corefile.as_slice()))
-    } else {
-        let served = own(&corefiles_of_core_dns(dns));
-        if served.is_empty() {
-            return None;
-        }
-        (COREDNS, served)
+    let Some(text) = value(map, COREFILE) else { return Some(lacks_corefile(map)) };
+    let served = match Corefile::parse(&file_name(map, COREFILE), text) {
+        Ok(corefile) => served_zones(&[corefile]),
+        Err(error) => return Some(PlannedChange::Refused(error.to_string())),
     };
-    let missing: Vec<&str> = zones.iter().filter(|zone| !served.contains(zone)).map(String::as_str).collect();
-    let place = format!("ConfigMap {KUBE_SYSTEM}/{name}");
-    Some(if missing.is_empty() {
-        let zones = zones.join(", ");
-        PlannedChange::Done(format!(
-            "the cluster DNS is lb-linker and answers for {zones} itself ({place}): nothing is to be added"
-        ))
-    } else {
-        let missing = missing.join(", ");
-        PlannedChange::Refused(format!(
+    Some(match missing(zones, &served) {
+        None => PlannedChange::Done(format!(
+            "the cluster DNS is lb-linker and answers for {all} itself ({place}): nothing is to be added{}",
+            lost_with_core_dns(dns, zones)
+        )),
+        Some(missing) => PlannedChange::Refused(format!(
             "the cluster DNS is lb-linker, and {place} has no lb_linker for {missing}: add a block with it to the Corefile \
              there by hand"
-        ))
+        )),
     })
+}
+
+/// Returns the zones of *lb_linker* on the port of DNS.
+fn served_zones(corefiles: &[Corefile<'_>]) -> Vec<String> {
+    let zones = corefiles.iter().flat_map(|it| it.zones_of("lb_linker"));
+    zones.filter(|zone| zone.has_dns_port).map(|found| found.zone).collect()
+}
+
+fn missing(zones: &[String], known: &[String]) -> Option<String> {
+    let missing: Vec<&str> = zones.iter().filter(|zone| !known.contains(zone)).map(String::as_str).collect();
+    (!missing.is_empty()).then(|| missing.join(", "))
+}
+
+/// Returns the end of a sentence about zones for which CoreDNS has no block; empty if it has all, or isn't known.
+fn lost_with_core_dns(dns: &ClusterDns, zones: &[String]) -> String {
+    let own = dns.config_map(COREDNS_CUSTOM).and_then(|map| value(map, SERVER_KEY));
+    let own = own.and_then(|text| Corefile::parse(SERVER_KEY, text).ok());
+    let corefiles: Vec<_> = corefiles_of_core_dns(dns).into_iter().chain(own).collect();
+    let blocks = corefiles.iter().flat_map(|corefile| corefile.blocks_of(zones, None));
+    let blocks: Vec<String> = blocks.map(|block| block.zone).collect();
+    match missing(zones, &blocks).filter(|_| !corefiles.is_empty()) {
+        Some(missing) => format!(
+            "; but CoreDNS has no block for {missing}: after the way back to it, these names aren't answered before \
+             `lb-linker stub --apply`"
+        ),
+        None => String::new(),
+    }
 }
 
 /// Returns what is to be done with CoreDNS; `None` if its ConfigMap doesn't exist.
@@ -310,8 +347,6 @@ pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String], needs_all: bool) 
 #[must_use]
 pub fn unknown_plugins(dns: &ClusterDns) -> Vec<String> {
     let effect = "unless the image was built with one of this name, CoreDNS loads no change of its Corefile";
-    let of_core_dns = corefiles_of_core_dns(dns);
-    let is_core_dns = of_core_dns.iter().all(|corefile| corefile.zones_of("lb_linker").is_empty());
     let main = dns.config_map(COREDNS).and_then(parsed).filter(Corefile::imports_overrides);
     let of_main = |main: &Corefile<'_>| -> Vec<CorefileError> {
         let of_file = |(key, text): (&String, &String)| {
@@ -319,9 +354,8 @@ pub fn unknown_plugins(dns: &ClusterDns) -> Vec<String> {
         };
         overrides(dns).flat_map(of_file).collect()
     };
-    let of_overrides = main.iter().filter(|_| is_core_dns).flat_map(of_main);
-    let corefiles = of_core_dns.into_iter().filter(|_| is_core_dns).chain(of_node_local(dns));
-    let unknown = corefiles.flat_map(|corefile| corefile.unknown_plugins()).chain(of_overrides);
+    let of_corefiles = corefiles(dns).into_iter().flat_map(|corefile| corefile.unknown_plugins());
+    let unknown = of_corefiles.chain(main.iter().flat_map(of_main));
     // A snippet may be imported several times.
     let warnings: IndexSet<String> = unknown.map(|error| format!("{error}; {effect}")).collect();
     warnings.into_iter().collect()

@@ -36,6 +36,8 @@ pub struct PluginZone {
     /// In lower case and without a dot at the end.
     pub zone: String,
     pub position: Position,
+    /// Whether the block may have port 53.
+    pub has_dns_port: bool,
 }
 
 impl PluginZone {
@@ -279,17 +281,27 @@ impl<'a> Corefile<'a> {
     /// Returns the zones that a plugin has which takes them as arguments.
     #[must_use]
     pub fn zones_of(&self, plugin: &str) -> Vec<PluginZone> {
-        let of_line = |block: &BlockSource, line: &Directive| -> Vec<Token> {
-            // Without arguments the plugin has the zones of its block.
-            let arguments = line.arguments();
-            if arguments.is_empty() { block.addresses.clone() } else { arguments.to_vec() }
+        let is_dns = |address: &Token| {
+            let port = port_of(address).ok().flatten();
+            zone_of(&address.text).is_some() && port.is_none_or(|port| port == DNS_PORT)
         };
-        let of_block = |block: &BlockSource| -> Vec<Token> {
+        let zone = |token: &Token, has_dns_port| {
+            Some(PluginZone { zone: zone_of(&token.text)?, position: token.position.clone(), has_dns_port })
+        };
+        let of_line = |block: &BlockSource, line: &Directive| -> Vec<PluginZone> {
+            let arguments = line.arguments();
+            // Without arguments the plugin has the zones of its block.
+            if arguments.is_empty() {
+                return block.addresses.iter().filter_map(|it| zone(it, is_dns(it))).collect();
+            }
+            let has_dns_port = block.addresses.iter().any(is_dns);
+            arguments.iter().filter_map(|it| zone(it, has_dns_port)).collect()
+        };
+        let of_block = |block: &BlockSource| -> Vec<PluginZone> {
             let lines = block.lines.iter().filter(|line| line.name() == plugin);
             lines.flat_map(|line| of_line(block, line)).collect()
         };
-        let zone = |token: Token| Some(PluginZone { zone: zone_of(&token.text)?, position: token.position });
-        self.blocks.iter().flat_map(of_block).filter_map(zone).collect()
+        self.blocks.iter().flat_map(of_block).collect()
     }
 
     /// Returns the text with these lines: those for a zone in the place of lb-linker's present ones for it, or at the end.

@@ -20,10 +20,10 @@ pub const NODE_LOCAL: [&str; 2] = ["node-local-dns", "nodelocaldns"];
 pub const KUBE_DNS: &str = "kube-dns";
 /// The namespace of OpenShift's CoreDNS.
 pub const OPENSHIFT_DNS: &str = "openshift-dns";
-/// The name of lb-linker's objects in `deploy/cluster-dns/`, and the value of [`DNS_LABEL`] of its Pods there.
+/// The name of lb-linker's objects in `deploy/cluster-dns/`, and the value of [`DNS_LABELS`] of its Pods there.
 pub const LB_LINKER_DNS: &str = "lb-linker-cluster-dns";
-/// The label by which Services select the Pods of the cluster DNS.
-pub const DNS_LABEL: &str = "k8s-app";
+/// The labels of the Pods of `deploy/cluster-dns/`. By the first, the Services of most clusters select the cluster DNS.
+pub const DNS_LABELS: [&str; 2] = ["k8s-app", "app.kubernetes.io/name"];
 /// The label of nodes that tells the mode of EKS.
 const EKS_COMPUTE_TYPE: &str = "eks.amazonaws.com/compute-type";
 /// Services that the DNS of a cluster may have, by namespace and name. The first reaches CoreDNS also on nodes with
@@ -104,9 +104,11 @@ impl ClusterDns {
     /// Returns whether the Services of the cluster DNS lead to the Pods of `deploy/cluster-dns/`.
     #[must_use]
     pub fn selects_lb_linker(&self) -> bool {
+        let is_ours =
+            |(key, value): (&String, &String)| DNS_LABELS.contains(&&**key) && value == LB_LINKER_DNS;
         let selects = |service: &Service| {
             let selector = service.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-            selector.and_then(|labels| labels.get(DNS_LABEL)).is_some_and(|name| name == LB_LINKER_DNS)
+            selector.is_some_and(|labels| !labels.is_empty() && labels.iter().all(is_ours))
         };
         !self.services.is_empty() && self.services.iter().all(selects)
     }

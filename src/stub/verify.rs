@@ -11,7 +11,7 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use k8s_openapi::api::core::v1::ConfigMap;
 use tokio::time::timeout;
 
-use super::changes::{SERVER_KEY, answered_by_lb_linker, file_name, imported, ports};
+use super::changes::{PlannedChange, SERVER_KEY, answered_by_lb_linker, file_name, imported, ports};
 use super::corefile::{Corefile, Listener, listeners};
 use super::platform::{COREDNS, COREDNS_CUSTOM, COREFILE, ClusterDns, DNS_SERVICES, value};
 use super::zone_blocks::{Blocks, cluster_dns, operator_zones, stub_domains};
@@ -263,8 +263,11 @@ pub fn wrong_blocks(dns: &ClusterDns, forwarding: &Forwarding, with_missing: boo
     let own = dns
         .config_map(COREDNS_CUSTOM)
         .and_then(|map| Some((file_name(map, SERVER_KEY), value(map, SERVER_KEY)?)));
-    let is_core_dns = answered_by_lb_linker(dns, &forwarding.zones).is_none();
-    let core_dns = dns.config_map(COREDNS).and_then(corefile_of).filter(|_| is_core_dns);
+    let answered = answered_by_lb_linker(dns, &forwarding.zones);
+    let core_dns = dns.config_map(COREDNS).and_then(corefile_of).filter(|_| answered.is_none());
+    if let Some(PlannedChange::Refused(why)) = answered {
+        wrong.extend(Some(why).filter(|_| with_missing));
+    }
     let node_local = dns.node_local().and_then(corefile_of);
     let imported: Vec<(String, &str)> = imported(dns).chain(own).collect();
     for (is_node_local, (file, text)) in [(false, core_dns), (true, node_local)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::stub::platform::{DNS_LABEL, KUBE_DNS};
+use crate::stub::platform::{DNS_LABELS, KUBE_DNS};
 use crate::stub::test_support::{forwarding, platforms, recorded};
 use crate::stub::verify;
 
@@ -669,7 +669,7 @@ fn diff_shows_the_changed_lines_with_context() {
 fn switched(platform: &str) -> ClusterDns {
     let mut dns = recorded(platform);
     for service in &mut dns.services {
-        let label = (DNS_LABEL.to_owned(), LB_LINKER_DNS.to_owned());
+        let label = (DNS_LABELS[0].to_owned(), LB_LINKER_DNS.to_owned());
         service.spec.as_mut().unwrap().selector = Some([label].into());
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/cluster-dns/20-corefile.yaml");
@@ -677,17 +677,22 @@ fn switched(platform: &str) -> ClusterDns {
     dns
 }
 
+const NOTHING_TO_ADD: &str = "the cluster DNS is lb-linker and answers for lb.internal itself (ConfigMap \
+                             kube-system/lb-linker-cluster-dns): nothing is to be added";
+
 #[test]
 fn nothing_is_added_where_the_cluster_dns_is_lb_linker() {
-    let done = |place: &str| {
-        format!(
-            "the cluster DNS is lb-linker and answers for lb.internal itself (ConfigMap kube-system/{place}): nothing is to \
-             be added"
-        )
-    };
+    let lost = "; but CoreDNS has no block for lb.internal: after the way back to it, these names aren't answered before \
+                `lb-linker stub --apply`";
     for platform in ["kubeadm", "aks", "eks", "k3s"] {
         let steps = to_apply(&switched(platform), &forwarding());
-        assert_eq!(steps, [PlannedChange::Done(done(LB_LINKER_DNS))], "{platform}");
+        assert_eq!(steps, [PlannedChange::Done(format!("{NOTHING_TO_ADD}{lost}"))], "{platform}");
+    }
+    // After `--apply` before the switch.
+    for platform in ["kubeadm", "aks", "k3s"] {
+        let added = changes(to_apply(&recorded(platform), &forwarding()));
+        let steps = to_apply(&after(switched(platform), &added), &forwarding());
+        assert_eq!(steps, [PlannedChange::Done(NOTHING_TO_ADD.to_owned())], "{platform}");
     }
     // NodeLocal DNSCache forwards the zone nowhere by itself.
     let steps = to_apply(&switched("nodelocal"), &forwarding());
@@ -697,20 +702,47 @@ fn nothing_is_added_where_the_cluster_dns_is_lb_linker() {
     let mut dns = switched("nodelocal");
     dns.services[0].spec.as_mut().unwrap().selector = None;
     assert_eq!(changes(to_apply(&dns, &forwarding())).len(), 2);
+}
 
+#[test]
+fn what_lb_linker_lacks_as_the_cluster_dns_is_told_apart() {
+    let text = "the cluster DNS is lb-linker, and ConfigMap kube-system/lb-linker-cluster-dns has no lb_linker for \
+                lb.internal: add a block";
+    for (change, expected) in [
+        (("lb.internal:53", "old.internal:53"), text),
+        (("lb.internal:53", "lb.internal:5353"), text),
+        (("lb.internal:53", "tls://lb.internal"), text),
+        (("lb.internal:53 {", "lb.internal:53"), "kube-system/lb-linker-cluster-dns:Corefile:"),
+    ] {
+        let mut dns = switched("kubeadm");
+        edit(&mut dns, LB_LINKER_DNS, COREFILE, |text| text.replace(change.0, change.1));
+        let reason = refusal(to_apply(&dns, &forwarding()).remove(0));
+        assert!(reason.starts_with(expected), "{reason}");
+        assert_eq!(verify::wrong_blocks(&dns, &forwarding(), true), [reason]);
+    }
     let mut dns = switched("kubeadm");
-    edit(&mut dns, LB_LINKER_DNS, COREFILE, |text| text.replace("lb.internal", "old.internal"));
+    dns.config_maps.retain(|map| name(map) != LB_LINKER_DNS);
     let reason = refusal(to_apply(&dns, &forwarding()).remove(0));
-    let expected = "the cluster DNS is lb-linker, and ConfigMap kube-system/lb-linker-cluster-dns has no lb_linker for \
-                    lb.internal: add a block";
-    assert!(reason.starts_with(expected), "{reason}");
-    // lb-linker in the place of CoreDNS's image.
+    assert!(reason.ends_with("doesn't exist or can't be read"), "{reason}");
+    dns.config_maps.push(config_map(LB_LINKER_DNS));
+    let reason = refusal(to_apply(&dns, &forwarding()).remove(0));
+    assert_eq!(reason, "ConfigMap kube-system/lb-linker-cluster-dns has no key Corefile");
+}
+
+#[test]
+fn lb_linker_in_the_corefile_of_core_dns_keeps_its_warning() {
     for (map, key) in [(COREDNS, COREFILE), (COREDNS_CUSTOM, "mine.server")] {
         let mut dns = recorded("k3s");
         edit(&mut dns, map, key, |text| text + "lb.internal:53 {\n    lb_linker\n}\n");
-        assert_eq!(to_apply(&dns, &forwarding()), [PlannedChange::Done(done(COREDNS))], "{map}");
-        assert_eq!(unknown_plugins(&dns), [] as [&str; 0]);
+        let expected = "ConfigMap kube-system/coredns has lb_linker for lb.internal: with lb-linker's image nothing is to be \
+                        added";
+        assert_eq!(to_apply(&dns, &forwarding()), [PlannedChange::Done(expected.to_owned())], "{map}");
+        let [warning] = &unknown_plugins(&dns)[..] else { panic!("{map}") };
+        assert!(warning.contains("lb_linker") && warning.contains("CoreDNS loads no change"), "{warning}");
         assert_eq!(verify::wrong_blocks(&dns, &forwarding(), true), [] as [&str; 0]);
+        let others = Forwarding { zones: vec!["other.internal".to_owned()], ..forwarding() };
+        let reason = refusal(to_apply(&dns, &others).remove(0));
+        assert!(reason.contains("but not for other.internal: with lb-linker's image"), "{reason}");
     }
 }
 

@@ -55,6 +55,31 @@ fn mixed_eks_cluster_has_both_parts() {
 }
 
 #[test]
+fn services_lead_to_lb_linker_if_they_select_only_by_its_labels() {
+    let deployment = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/cluster-dns/30-deployment.yaml");
+    let deployment: Value = serde_saphyr::from_str(&std::fs::read_to_string(deployment).unwrap()).unwrap();
+    assert_eq!(
+        deployment["spec"]["template"]["metadata"]["labels"],
+        DNS_LABELS.map(|key| (key, LB_LINKER_DNS)).into_iter().collect::<Value>()
+    );
+    for (selector, expected) in [
+        (json!({"k8s-app": LB_LINKER_DNS}), true),
+        (json!({"app.kubernetes.io/name": LB_LINKER_DNS}), true),
+        // A patch of RKE2's Service that keeps its other labels: it selects no Pod.
+        (json!({"k8s-app": LB_LINKER_DNS, "app.kubernetes.io/instance": "rke2-coredns"}), false),
+        (json!({"k8s-app": LB_LINKER_DNS, "app.kubernetes.io/name": "rke2-coredns"}), false),
+        (json!({"k8s-app": "kube-dns"}), false),
+        (json!({}), false),
+        (Value::Null, false),
+    ] {
+        let mut dns = recorded("rke2");
+        let spec = dns.services[0].spec.as_mut().unwrap();
+        spec.selector = serde_json::from_value(selector.clone()).unwrap();
+        assert_eq!(dns.selects_lb_linker(), expected, "{selector}");
+    }
+}
+
+#[test]
 fn only_name_and_mode_of_nodes_are_kept() {
     let node = json!({"name": "a", "labels": {"eks.amazonaws.com/compute-type": "auto", "b": "c"},
         "annotations": {"d": "e"}});

@@ -130,7 +130,8 @@ fn cluster_dns_is_applied_without_touching_anything_else() {
         let output = run_to_end([&["stub", "--kubeconfig", admin.to_str().unwrap()], action].concat());
         let printed = String::from_utf8(output.stdout).unwrap();
         let expected = "the cluster DNS is lb-linker and answers for lb.internal itself (ConfigMap \
-                        kube-system/lb-linker-cluster-dns): nothing is to be added\n";
+                        kube-system/lb-linker-cluster-dns): nothing is to be added; but CoreDNS has no block for lb.internal: \
+                        after the way back to it, these names aren't answered before `lb-linker stub --apply`\n";
         assert_eq!((output.status.code(), printed.as_str()), (Some(0), expected), "{:?}", output.stderr);
     }
     // An installer that applies its own Service again leads it back to CoreDNS, and not to no Pod at all.
