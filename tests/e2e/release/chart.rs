@@ -204,7 +204,9 @@ fn chart_with_cluster_dns_equals_deploy_cluster_dns() {
         assert_eq!(rendered(&[]), [] as [Value; 0]);
         let objects = rendered(&[
             "--set=clusterDns.enabled=true,zones={a.internal,b.internal},targetNamespace.name=targets",
-            "--set=extraArgs={--cluster-domain=corp.example,--denied-nets=10.96.0.0/12},image.tag=v7",
+            "--set=extraArgs={--cluster-domain=corp.example,--sync=plan},image.tag=v7,clusterDns.replicas=3",
+            "--set=clusterDns.extraArgs={--denied-nets=10.96.0.0/12},imagePullSecrets[0].name=registry",
+            "--set=extraEnv[0].name=A,extraEnv[0].valueFrom.secretKeyRef.name=mine",
         ]);
         let of_kind = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
         let corefile = of_kind("ConfigMap")["data"]["Corefile"].as_str().unwrap();
@@ -212,11 +214,21 @@ fn chart_with_cluster_dns_equals_deploy_cluster_dns() {
             assert!(corefile.contains(&format!("{line}\n")), "{corefile}");
         }
         assert_eq!(corefile.matches("disable success corp.example\n").count(), 1, "{corefile}");
-        let container = &of_kind("Deployment")["spec"]["template"]["spec"]["containers"][0];
+        let spec = &of_kind("Deployment")["spec"];
+        assert_eq!(spec["replicas"], 3);
+        let pod = &spec["template"]["spec"];
+        let container = &pod["containers"][0];
         let own =
             ["--target-namespace=targets", "--cluster-domain=corp.example", "--denied-nets=10.96.0.0/12"];
         assert_eq!(container["args"].as_array().unwrap()[4..], own);
         assert_eq!(container["image"], "lb-linker:v7");
+        // Secrets of the release's namespace don't exist in kube-system.
+        assert_eq!((pod.get("imagePullSecrets"), container["env"].as_array().unwrap().len()), (None, 1));
+        let text = ".:53 {\n\tkubernetes # 1: {a}\n}\n";
+        let corefile = format!("clusterDns.corefile={text}");
+        let objects = rendered(&["--set=clusterDns.enabled=true,corefile=a", "--set-literal", &corefile]);
+        let map = objects.iter().find(|object| object["kind"] == "ConfigMap").unwrap();
+        assert_eq!(map["data"]["Corefile"], text);
     }
 }
 
@@ -283,7 +295,9 @@ fn chart_passes_lint_and_refuses_wrong_values() {
             ("crds=null", "crds"),
             ("crds.keep=yes", "keep"),
             ("clusterDns=null", "clusterDns"),
-            ("clusterDns.replicas=3", "replicas"),
+            ("clusterDns.replicas=-1", "replicas"),
+            ("clusterDns.extraEnv={a}", "extraEnv"),
+            ("clusterDns.enabled=true,corefile=a", "clusterDns.corefile must be set if corefile is set"),
             ("snapshot=null", "snapshot"),
             ("snapshot.size=1", "size"),
             ("zones=null", "zones"),
