@@ -62,7 +62,7 @@ spec: {type: LoadBalancer, ports: [{port: 443}]}
 const KUBECTL: &str = r#"
 kubectl() {
     case "$*" in
-    *rollout*|*" logs "*|*"exec "*|*"wait "*|*port-forward*) echo "needs nodes: kubectl $*" ;;
+    *rollout*|*" logs "*|*"exec "*|*"wait "*|*port-forward*|*" --rm "*) echo "needs nodes: kubectl $*" ;;
     *"delete "*) command kubectl "$@" --wait=false ;;
     "diff "*) command kubectl "$@" || [ $? = 1 ] ;;
     # Another page may have set the annotation.
@@ -196,9 +196,9 @@ fn blocks(page: &str) -> Vec<(String, String)> {
     blocks
 }
 
-/// Returns the labels by which the Service `kube-dns` selects Pods.
-fn selector(plane: &ControlPlane) -> String {
-    let get = ["get", "service", "kube-dns", "-n", "kube-system", "-o", "jsonpath={.spec.selector}"];
+/// Returns the labels by which a Service of the cluster DNS selects Pods.
+fn selector(plane: &ControlPlane, service: &str) -> String {
+    let get = ["get", "service", service, "-n", "kube-system", "-o", "jsonpath={.spec.selector}"];
     plane.kubectl(&get)
 }
 
@@ -286,24 +286,41 @@ fn commands_of_the_page_for_local_clusters_succeed() {
 
 #[test]
 fn commands_of_the_page_for_the_cluster_dns_switch_and_back() {
+    const PAGE: &str = "docs/cluster-dns.md";
+    const RKE2: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: rke2-coredns-rke2-coredns, namespace: kube-system}
+spec:
+  selector:
+    app.kubernetes.io/instance: rke2-coredns
+    app.kubernetes.io/name: rke2-coredns
+    k8s-app: kube-dns
+  ports: [{port: 53, protocol: UDP}]
+";
     let plane = ControlPlane::start(Options::default());
     plane.apply(OBJECTS);
+    plane.apply(RKE2);
     apply_deploy(&plane);
-    const PAGE: &str = "docs/cluster-dns.md";
+    let services = ["kube-dns", "rke2-coredns-rke2-coredns"];
+    let before = services.map(|service| selector(&plane, service));
     run(&plane, PAGE);
-    let before = r#"{"k8s-app":"kube-dns"}"#;
-    assert_eq!(selector(&plane), before);
     let script = commands(PAGE);
-    let patches = script.lines().filter(|line| line.contains("patch service kube-dns"));
-    let selectors = patches.map(|line| {
-        let patch = line.split('\'').nth(1).unwrap();
-        plane.kubectl(&["-n", "kube-system", "patch", "service", "kube-dns", "-p", patch]);
-        selector(&plane)
-    });
-    let deployments = plane.list("/apis/apps/v1/namespaces/kube-system/deployments");
-    let label = &deployments[0]["spec"]["template"]["metadata"]["labels"]["k8s-app"];
-    let switched = format!(r#"{{"k8s-app":{label}}}"#);
-    assert_eq!(Vec::from_iter(selectors), [switched.as_str(), before]);
+    for (service, before) in services.into_iter().zip(before) {
+        assert_eq!(selector(&plane, service), before);
+        let patches = script.lines().filter(|line| line.contains(&format!("patch service {service} ")));
+        let selectors = patches.map(|line| {
+            let patch = line.split('\'').nth(1).unwrap();
+            plane.kubectl(&["-n", "kube-system", "patch", "service", service, "-p", patch]);
+            selector(&plane, service)
+        });
+        let switched = r#"{"k8s-app":"lb-linker-cluster-dns"}"#;
+        assert_eq!(Vec::from_iter(selectors), [switched, &before]);
+    }
+    let left = plane.kubectl(&["-n", "kube-system", "get", "deployments,services,configmaps", "-o", "name"]);
+    assert!(!left.contains("lb-linker"), "{left}");
+    let corefile = ["-n", "kube-system", "get", "configmap", "coredns", "-o", "jsonpath={.data}"];
+    assert_eq!(plane.kubectl(&corefile), r#"{"Corefile":""}"#);
 }
 
 #[test]
