@@ -77,8 +77,8 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
             Err(error) => check_report.lines.push(format!("API server unknown: {error}")),
         }
     }
-    for spec in clusters.iter().filter(|_| ask_cluster) {
-        check_cluster_of_plugin(&mut check_report, spec).await?;
+    if ask_cluster {
+        check_clusters_of_plugin(&mut check_report, clusters).await;
     }
     Ok(check_report)
 }
@@ -106,21 +106,31 @@ fn check_manifests(
     Ok(())
 }
 
-/// Asks the API server that a block of *kubernetes* names for the permissions of the block.
-async fn check_cluster_of_plugin(
-    check_report: &mut CheckReport,
-    spec: &ClusterSpec,
-) -> Result<(), InputError> {
-    let ClientConnection { client, server, .. } = match &spec.connection {
-        Connection::Own => return Ok(()),
-        Connection::Kubeconfig { path, context } => connect(Some(path.clone()), context.clone()).await?,
-        Connection::Endpoint { url, tls } => connect_to(url, tls.as_ref()).await?,
-    };
-    check_report.lines.push(format!("kubernetes: API server {server}"));
-    let mut needed = Vec::new();
-    permissions::add_for_cluster_dns(&mut needed, spec);
-    permissions::review_access(check_report, client, &needed).await;
-    Ok(())
+/// Asks each API server that blocks of *kubernetes* name for the permissions of these blocks.
+async fn check_clusters_of_plugin(check_report: &mut CheckReport, clusters: &[ClusterSpec]) {
+    for (index, ClusterSpec { connection, .. }) in clusters.iter().enumerate() {
+        if clusters[..index].iter().any(|spec| spec.connection == *connection) {
+            continue;
+        }
+        let connected = match connection {
+            Connection::Own => continue,
+            Connection::Kubeconfig { path, context } => connect(Some(path.clone()), context.clone()).await,
+            Connection::Endpoint { url, tls } => connect_to(url, tls.as_ref()).await,
+        };
+        let ClientConnection { client, server, .. } = match connected {
+            Ok(connected) => connected,
+            Err(error) => {
+                check_report.input_errors.push(format!("kubernetes: {error}"));
+                continue;
+            }
+        };
+        check_report.lines.push(format!("kubernetes: API server {server}"));
+        let mut needed = Vec::new();
+        for spec in clusters.iter().filter(|spec| spec.connection == *connection) {
+            permissions::add_for_cluster_dns(&mut needed, spec);
+        }
+        permissions::review_access(check_report, client, &needed).await;
+    }
 }
 
 /// Asks the API server for permissions, and for links looks for another leader, tries an external target, and looks for
@@ -135,18 +145,18 @@ async fn check_cluster(
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     check_report.lines.push(format!("API server {server}"));
     let election_config = flags.election_config()?;
+    let own: Vec<_> = clusters.iter().filter(|spec| spec.connection == Connection::Own).collect();
+    let folder = permissions::folder(flags, !own.is_empty());
     let mut needed =
-        if reads_links { permissions::needed(flags, election_config.as_ref()) } else { Vec::new() };
-    for spec in clusters.iter().filter(|spec| spec.connection == Connection::Own) {
-        permissions::add_for_cluster_dns(&mut needed, spec);
-    }
+        if reads_links { permissions::needed(flags, folder, election_config.as_ref()) } else { Vec::new() };
+    own.into_iter().for_each(|spec| permissions::add_for_cluster_dns(&mut needed, spec));
     if !permissions::review_access(check_report, client.clone(), &needed).await || !reads_links {
         return Ok(());
     }
     permissions::check_watched(check_report, client.clone(), &flags.watch_namespaces).await;
     match permissions::has_external_targets(check_report, &client).await {
         Some(true) => {
-            let mut needed = permissions::for_stable_names(flags);
+            let mut needed = permissions::for_stable_names(flags, folder);
             if permissions::has_prometheus_rules(check_report, &client).await == Some(true) {
                 needed.extend(permissions::for_alerts(flags));
             }

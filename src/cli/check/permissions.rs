@@ -68,15 +68,26 @@ impl fmt::Display for RequiredPermission<'_> {
     }
 }
 
+/// The folder with the ServiceAccount of an lb-linker that answers for the cluster's names.
+const CLUSTER_DNS: &str = "deploy/cluster-dns/";
+/// The folder with the ServiceAccount of other ones.
+const DEPLOY: &str = "deploy/";
+
+/// Returns the folder with the ServiceAccount that these flags are for.
+pub(super) fn folder(flags: &Flags, has_cluster_dns: bool) -> &'static str {
+    if has_cluster_dns && flags.sync_mode() == SyncMode::Off { CLUSTER_DNS } else { DEPLOY }
+}
+
 /// Returns the permissions that lb-linker needs with these flags.
 pub(super) fn needed<'a>(
     flags: &'a Flags,
+    folder: &'static str,
     election_config: Option<&'a ElectionConfig>,
 ) -> Vec<RequiredPermission<'a>> {
     let permission = |resource, namespace, need| {
         move |verb: &&'static str| RequiredPermission { verb, resource, namespace, name: None, need }
     };
-    let default = Requirement::Always("deploy/");
+    let default = Requirement::Always(folder);
     let watched = watched(flags);
     let verbs: &[&str] = match flags.sync_mode() {
         SyncMode::On => &["list", "watch", "create", "patch", "delete"],
@@ -120,7 +131,7 @@ pub(super) fn needed<'a>(
 
 /// Adds the permissions that the plugin *kubernetes* needs for the objects of a cluster, unless they are there already.
 pub(super) fn add_for_cluster_dns(permissions: &mut Vec<RequiredPermission<'_>>, spec: &ClusterSpec) {
-    let (folder, of_pods) = ("deploy/cluster-dns/", "deploy/cluster-dns/pods/, for `pods verified`");
+    let (folder, of_pods) = (CLUSTER_DNS, "deploy/cluster-dns/pods/, for `pods verified`");
     for (kind, resource, folder) in [
         (Kind::Services, SERVICES, folder),
         (Kind::Namespaces, NAMESPACES, folder),
@@ -138,8 +149,8 @@ pub(super) fn add_for_cluster_dns(permissions: &mut Vec<RequiredPermission<'_>>,
 }
 
 /// Returns the permissions for StableNames, which are required as soon as the API server serves StableNames.
-pub(super) fn for_stable_names(flags: &Flags) -> Vec<RequiredPermission<'_>> {
-    let need = Requirement::Always("deploy/crd/");
+pub(super) fn for_stable_names<'a>(flags: &'a Flags, folder: &str) -> Vec<RequiredPermission<'a>> {
+    let need = Requirement::Always(if folder == DEPLOY { "deploy/crd/" } else { CLUSTER_DNS });
     let mut verbs = vec![("list", STABLE_NAMES), ("watch", STABLE_NAMES)];
     if flags.sync_mode() == SyncMode::On {
         verbs.push(("patch", STABLE_NAME_STATUS));

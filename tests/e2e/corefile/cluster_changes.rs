@@ -1,6 +1,7 @@
 //! The plugin *kubernetes* over time: changes, reloads, outages of the API server, and missing permissions.
 
 use std::collections::BTreeSet;
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::ResponseCode;
@@ -150,37 +151,77 @@ async fn missing_right_to_pods_leaves_services() {
 async fn check_asks_for_the_rights_that_the_corefile_needs() {
     let plane = ControlPlane::start(Options::default());
     plane.apply_files(&deploy().join("cluster-dns/10-rbac.yaml"));
+    plane.kubectl(&["-n", "default", "create", "serviceaccount", "nothing"]);
     let kubeconfig = plane.kubeconfig_for_service_account("kube-system", "lb-linker-cluster-dns");
-    let kubeconfig = kubeconfig.to_str().unwrap();
+    let without = plane.kubeconfig_for_service_account("default", "nothing");
+    let [kubeconfig, without] = [&kubeconfig, &without].map(|path| path.to_str().unwrap());
     let of_kubernetes = ["endpointslices", "namespaces", "services"];
     let with_pods = ["endpointslices", "namespaces", "pods", "services"];
-    let elsewhere = format!("kubernetes {{\nkubeconfig {kubeconfig}\nnoendpoints\n}}");
-    for (options, expected, missing) in [
-        ("kubernetes", &of_kubernetes[..], 0),
-        ("kubernetes {\nnoendpoints\n}", &["namespaces", "services"], 0),
-        ("kubernetes {\npods verified\n}", &with_pods, 2),
-        ("lb_linker lb.internal\nkubernetes", &of_kubernetes, 0),
-        ("lb_linker lb.internal", &["services"], 0),
-        (&elsewhere, &["namespaces", "services"], 0),
+    let elsewhere = |options: &str| format!("kubernetes {{\nkubeconfig {kubeconfig}\n{options}\n}}");
+    // The second block has no permission of its own to ask for.
+    let twice = format!(
+        "{}\n}}\nb.example:{{$PORT}} {{\nbind 127.0.0.1\n{}",
+        elsewhere("noendpoints"),
+        elsewhere("noendpoints\nlabels a=b").replacen("kubernetes", "kubernetes b.example", 1)
+    );
+    let of_folder = "deploy/cluster-dns/";
+    let of_pods = "deploy/cluster-dns/pods/, for `pods verified`";
+    for (options, own, expected, missing, folder) in [
+        ("kubernetes", kubeconfig, &of_kubernetes[..], 0, ""),
+        ("kubernetes {\nnoendpoints\n}", kubeconfig, &["namespaces", "services"], 0, ""),
+        ("kubernetes {\npods verified\n}", kubeconfig, &with_pods, 2, of_pods),
+        ("lb_linker lb.internal\nkubernetes", kubeconfig, &of_kubernetes, 0, ""),
+        ("lb_linker lb.internal\nkubernetes", without, &of_kubernetes, 6, of_folder),
+        ("lb_linker lb.internal", kubeconfig, &["services"], 0, ""),
+        ("lb_linker lb.internal", without, &["services"], 2, "deploy/"),
+        (&elsewhere("noendpoints"), without, &["namespaces", "services"], 0, ""),
+        (&twice, without, &["namespaces", "services"], 0, ""),
     ] {
-        let site = CorefileDir::new(&corefile(options).replace("{$PORT}", "53"), &[]);
-        let path = site.path().join("Corefile");
-        let variables = [("READY", "1"), ("METRICS", "2"), ("LB_LINKER_KUBECONFIG", kubeconfig)];
-        let args = ["check", "--cluster", "--sync=off", "--corefile", path.to_str().unwrap()];
-        let output = linker::run_to_end_with(&variables, args);
+        let output = check_cluster(options, own);
         let printed = String::from_utf8_lossy(&output.stdout);
-        let asked: BTreeSet<&str> = printed
-            .lines()
-            .filter_map(|line| line.strip_prefix("yes  ").or(line.strip_prefix("NO   ")))
-            .filter_map(|permission| permission.strip_suffix(" in all namespaces"))
-            .filter_map(|permission| permission.strip_prefix("list "))
-            .collect();
-        assert_eq!(Vec::from_iter(asked), expected, "{options}: {printed}");
+        for verb in ["list", "watch"] {
+            let mut asked: Vec<&str> = printed
+                .lines()
+                .filter_map(|line| line.strip_prefix("yes  ").or(line.strip_prefix("NO   ")))
+                .filter_map(|permission| permission.strip_suffix(" in all namespaces"))
+                .filter_map(|permission| permission.strip_prefix(verb)?.strip_prefix(' '))
+                .collect();
+            asked.sort_unstable();
+            assert_eq!(asked, expected, "{options}: {printed}");
+        }
         let errors = linker::cluster_errors(&output);
         assert_eq!(errors.lines().count(), missing, "{options}: {errors}");
-        let folder = "is missing; it is in deploy/cluster-dns/pods/, for `pods verified`";
-        assert!(errors.lines().all(|line| line.ends_with(folder)), "{options}: {errors}");
+        let folder = format!("is missing; it is in {folder}");
+        assert!(errors.lines().all(|line| line.ends_with(&folder)), "{options}: {errors}");
     }
+    // A connection that can't be used doesn't keep the report about the other ones back.
+    let unusable = json!({
+        "clusters": [{"name": "a", "cluster": {"server": "https://127.0.0.1:1", "certificate-authority": "/absent"}}],
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "users": [{"name": "a", "user": {}}],
+        "current-context": "a",
+    });
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), unusable.to_string()).unwrap();
+    let of_file = format!("kubernetes b.example {{\nkubeconfig {}\n}}", file.path().display());
+    let output = check_cluster(
+        &format!("kubernetes\n}}\nb.example:{{$PORT}} {{\nbind 127.0.0.1\n{of_file}"),
+        kubeconfig,
+    );
+    let [printed, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert_eq!(printed.matches("yes  ").count(), 6, "{printed}");
+    assert!(errors.contains("/absent") && output.status.code() == Some(2), "{output:?}");
+}
+
+/// Runs `check --cluster` with a block that has these plugins, by this kubeconfig.
+fn check_cluster(options: &str, kubeconfig: &str) -> Output {
+    let site = CorefileDir::new(&corefile(options).replace("{$PORT}", "53"), &[]);
+    let path = site.path().join("Corefile");
+    let variables = [("READY", "1"), ("METRICS", "2"), ("LB_LINKER_KUBECONFIG", kubeconfig)];
+    linker::run_to_end_with(
+        &variables,
+        ["check", "--cluster", "--sync=off", "--corefile", path.to_str().unwrap()],
+    )
 }
 
 /// Creates a headless Service, and a slice of it with the time of what caused it.
