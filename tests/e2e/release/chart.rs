@@ -149,7 +149,7 @@ fn chart_with_monitoring_equals_deploy_monitoring() {
                 |object: &Value| kinds.iter().any(|kind| object["kind"] == *kind) || is_dashboard(object);
             objects.into_iter().filter(is_part).collect::<Vec<_>>()
         };
-        let mut objects = rendered(&[]);
+        let mut objects = rendered(&["--set=clusterDns.enabled=true"]);
         objects.iter_mut().for_each(without_helm);
         assert_eq!(sorted(objects), expected);
 
@@ -269,8 +269,12 @@ fn rules_of_a_release_select_its_namespace() {
         let values = ["--namespace=blue", "--set=monitoring.enabled=true"];
         let rendered = helm.run(&[&["template", "blue", CHART][..], &values].concat());
         assert!(rendered.contains(r#"up{job="lb-linker", namespace="blue"}"#), "{rendered}");
-        assert!(!rendered.contains(r#"namespace="lb-linker""#));
+        assert!(!rendered.contains(r#"namespace="lb-linker""#) && !rendered.contains("kube-system"));
         assert!(rendered.contains("{{ $labels.namespace }}"));
+        let values = [&values[..], &["--set=clusterDns.enabled=true"]].concat();
+        let rendered = helm.run(&[&["template", "blue", CHART][..], &values].concat());
+        let both = r#"up{job=~"lb-linker(-cluster-dns)?", namespace=~"blue|kube-system"}"#;
+        assert!(rendered.contains(both) && !rendered.contains("lb-linker|kube"), "{rendered}");
     }
 }
 

@@ -53,21 +53,32 @@ fn api_server_accepts_the_objects_with_the_operators_crds() {
         serde_saphyr::from_str(&std::fs::read_to_string(files().join("rules.yaml")).unwrap()).unwrap();
     assert_eq!(kept, file);
 
-    // The ServiceMonitor selects the Service and its port, and the Service every Pod.
+    // Each ServiceMonitor selects a Service and its port, and the Service every Pod.
+    plane.apply_files(&deploy().join("cluster-dns"));
     let monitors = plane.list("/apis/monitoring.coreos.com/v1/namespaces/lb-linker/servicemonitors");
-    let spec = &monitors[0]["spec"];
-    let labels = spec["selector"]["matchLabels"].as_object().unwrap();
-    let selector: Vec<String> =
-        labels.iter().map(|(key, value)| format!("{key}={}", value.as_str().unwrap())).collect();
-    let path = format!("/api/v1/namespaces/lb-linker/services?labelSelector={}", selector.join(","));
-    let services = plane.list(&path);
-    assert_eq!(services.len(), 1);
-    let ports = services[0]["spec"]["ports"].as_array().unwrap();
-    assert!(ports.iter().any(|port| port["name"] == spec["endpoints"][0]["port"] && port["port"] == 9153));
-    assert_eq!(services[0]["metadata"]["labels"][spec["jobLabel"].as_str().unwrap()], "lb-linker");
-    let pods = plane.list("/apis/apps/v1/namespaces/lb-linker/deployments")[0]["spec"]["template"].clone();
-    for (key, value) in services[0]["spec"]["selector"].as_object().unwrap() {
-        assert_eq!(&pods["metadata"]["labels"][key], value);
+    for (monitor, (name, namespace)) in
+        monitors.iter().zip([("lb-linker", "lb-linker"), ("lb-linker-cluster-dns", "kube-system")])
+    {
+        let spec = &monitor["spec"];
+        let of_other = (namespace != "lb-linker").then(|| json!([namespace]));
+        assert_eq!(spec["namespaceSelector"].get("matchNames"), of_other.as_ref());
+        let labels = spec["selector"]["matchLabels"].as_object().unwrap();
+        let selector: Vec<String> =
+            labels.iter().map(|(key, value)| format!("{key}={}", value.as_str().unwrap())).collect();
+        let selector = selector.join(",");
+        let services =
+            plane.list(&format!("/api/v1/namespaces/{namespace}/services?labelSelector={selector}"));
+        assert_eq!(services.len(), 1);
+        let ports = services[0]["spec"]["ports"].as_array().unwrap();
+        assert!(
+            ports.iter().any(|port| port["name"] == spec["endpoints"][0]["port"] && port["port"] == 9153)
+        );
+        assert_eq!(services[0]["metadata"]["labels"][spec["jobLabel"].as_str().unwrap()], name);
+        let deployments = plane.list(&format!("/apis/apps/v1/namespaces/{namespace}/deployments"));
+        let pods = deployments[0]["spec"]["template"].clone();
+        for (key, value) in services[0]["spec"]["selector"].as_object().unwrap() {
+            assert_eq!(&pods["metadata"]["labels"][key], value);
+        }
     }
 
     // An unknown field is refused: the schema is in force.
