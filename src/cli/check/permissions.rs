@@ -32,6 +32,7 @@ const EVENTS: Resource = ("events.k8s.io", "v1", "events");
 const ENDPOINT_SLICES: Resource = ("discovery.k8s.io", "v1", "endpointslices");
 const LEASES: Resource = ("coordination.k8s.io", "v1", "leases");
 const PODS: Resource = ("", "v1", "pods");
+const SERVICE_IMPORTS: Resource = ("multicluster.x-k8s.io", "v1alpha1", "serviceimports");
 const STABLE_NAMES: Resource = ("linker.hsj.com", "v1alpha1", "stablenames");
 const STABLE_NAME_STATUS: Resource = ("linker.hsj.com", "v1alpha1", "stablenames/status");
 const PROMETHEUS_RULES: Resource = ("monitoring.coreos.com", "v1", "prometheusrules");
@@ -131,12 +132,14 @@ pub(super) fn needed<'a>(
 
 /// Adds the permissions that the plugin *kubernetes* needs for the objects of a cluster, unless they are there already.
 pub(super) fn add_for_cluster_dns(permissions: &mut Vec<RequiredPermission<'_>>, spec: &ClusterSpec) {
-    let (folder, of_pods) = (CLUSTER_DNS, "deploy/cluster-dns/pods/, for `pods verified`");
+    let of_pods = "deploy/cluster-dns/pods/, for `pods verified`";
+    let of_imports = "deploy/cluster-dns/serviceimports/, for `multicluster`";
     for (kind, resource, folder) in [
-        (Kind::Services, SERVICES, folder),
-        (Kind::Namespaces, NAMESPACES, folder),
-        (Kind::Slices, ENDPOINT_SLICES, folder),
+        (Kind::Services, SERVICES, CLUSTER_DNS),
+        (Kind::Namespaces, NAMESPACES, CLUSTER_DNS),
+        (Kind::Slices, ENDPOINT_SLICES, CLUSTER_DNS),
         (Kind::Pods, PODS, of_pods),
+        (Kind::Imports, SERVICE_IMPORTS, of_imports),
     ] {
         for verb in ["list", "watch"].into_iter().filter(|_| spec.has(kind)) {
             let need = Requirement::Always(folder);

@@ -166,10 +166,19 @@ async fn check_asks_for_the_rights_that_the_corefile_needs() {
     );
     let of_folder = "deploy/cluster-dns/";
     let of_pods = "deploy/cluster-dns/pods/, for `pods verified`";
+    let of_imports = "deploy/cluster-dns/serviceimports/, for `multicluster`";
+    let with_imports = ["endpointslices", "namespaces", "serviceimports", "services"];
     for (options, own, expected, missing, folder) in [
         ("kubernetes", kubeconfig, &of_kubernetes[..], 0, ""),
         ("kubernetes {\nnoendpoints\n}", kubeconfig, &["namespaces", "services"], 0, ""),
         ("kubernetes {\npods verified\n}", kubeconfig, &with_pods, 2, of_pods),
+        (
+            "kubernetes cluster.local clusterset.local {\nmulticluster clusterset.local\n}",
+            kubeconfig,
+            &with_imports,
+            2,
+            of_imports,
+        ),
         ("lb_linker lb.internal\nkubernetes", kubeconfig, &of_kubernetes, 0, ""),
         ("lb_linker lb.internal\nkubernetes", without, &of_kubernetes, 6, of_folder),
         ("lb_linker lb.internal", kubeconfig, &["services"], 0, ""),
