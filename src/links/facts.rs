@@ -150,7 +150,10 @@ impl LinkFacts {
         unread: &HashMap<Uid, Arc<str>>,
     ) -> LinkView {
         let mut shown = view(link, &self.store, &self.target_namespace);
-        let mut reasons: Vec<Cow<'static, str>> = shown.reason.take().into_iter().collect();
+        let Findings { services, stable_names, held_removals, left_out, readiness } = &self.findings;
+        let of_flag = left_out.get(&link.key).filter(|_| shown.state == ViewState::LeftOut);
+        let of_flag = of_flag.map(|why| why.to_string().into());
+        let mut reasons: Vec<Cow<'static, str>> = of_flag.or(shown.reason.take()).into_iter().collect();
         if matches!(shown.state, ViewState::Ready | ViewState::Kept)
             && let Some((state, why)) = self.external_target_problem(link)
         {
@@ -164,12 +167,6 @@ impl LinkFacts {
         }
         if link.active_override().is_some_and(|by| by.is_provisional) {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
-        }
-        let Findings { services, stable_names, held_removals, left_out, readiness } = &self.findings;
-        if shown.state == ViewState::LeftOut
-            && let Some(why) = left_out.get(&link.key)
-        {
-            reasons = vec![why.to_string().into()];
         }
         let note = |lists: &ForbiddenLists| lists.note_for(&link.key).cloned();
         let (unread_names, unlisted) = (readiness.stable_names.load(), readiness.load_balancers.load());

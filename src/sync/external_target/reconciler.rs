@@ -384,6 +384,9 @@ impl Reconciler {
         let (now, is_news) = (Instant::now(), !self.initial_pass.remove(key));
         let found = self.context.store.get(key);
         self.start_check.settle(key, found.as_ref(), &self.context.metrics);
+        if self.start_check.left_out.get(key).is_none_or(Option::is_none) {
+            self.context.link_reporter.findings.left_out.set(key, None);
+        }
         if found.as_ref().is_none_or(|link| link.service_gone_since().is_none()) {
             self.unreported_services.remove(key);
             self.refused_look_ups.remove(key);

@@ -184,6 +184,19 @@ async fn later_check_doesnt_end_a_protection_under_way() {
 }
 
 #[tokio::test]
+async fn flag_of_a_left_out_link_is_named_as_long_as_it_holds() {
+    let (mut reconciler, _lists) = left_out(&["web"], &[], Duration::from_secs(60), false);
+    look_up(&mut reconciler).await;
+    let findings = reconciler.context.link_reporter.findings.clone();
+    reconciler.reconcile(&key("web"));
+    assert!(findings.left_out.get(&key("web")).is_some());
+    // The next look-up begins.
+    reconciler.start_check.left_out.remove(&key("web"));
+    reconciler.reconcile(&key("web"));
+    assert_eq!(findings.left_out.get(&key("web")), None);
+}
+
+#[tokio::test]
 async fn unwatched_external_targets_have_events_of_their_own() {
     let (mut reconciler, _lists) = left_out(&["web"], &[], Duration::from_secs(60), false);
     look_up(&mut reconciler).await;
