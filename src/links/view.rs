@@ -207,8 +207,11 @@ fn taken_names(link: &Link, store: &Store) -> Option<String> {
     let default = link.key.external_target();
     let is_free = link.lacks_its_external_target() && store.claimants(&default).is_empty();
     let free = is_free.then(|| {
+        let own = format!("{service}.{namespace}.");
+        let own = dns_names(store, link).into_iter().find(|name| name.starts_with(&own));
+        let first = own.map(|name| format!("; point Pods at {name} first")).unwrap_or_default();
         format!(
-            "{default} is free: the link gets it once its external target {} is deleted",
+            "{default} is free: the link gets it once its external target {} is deleted{first}",
             link.external_target()
         )
     });

@@ -147,8 +147,10 @@ fn hashed_name_says_how_the_free_name_is_got() {
     store.set_owner(&hashed, Some(&ServiceKey::new("y-z", "x")), &[]);
     store.apply(observed("y-z", "x", Some("b.example.")));
     let link = all(&store).swap_remove(0);
-    let expected =
-        format!("x-y-z-ext is free: the link gets it once its external target {hashed} is deleted");
+    let expected = format!(
+        "x-y-z-ext is free: the link gets it once its external target {hashed} is deleted; point Pods at \
+         x.y-z.lb.internal first"
+    );
     assert_eq!(state_and_reason(&link), (ViewState::Conflict, Some(expected)));
     assert_eq!(link.dns_names, ["x.y-z.lb.internal"]);
     store.set_owner(&hashed, None, &[]);
