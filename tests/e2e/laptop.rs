@@ -210,7 +210,8 @@ async fn check_names_a_watched_namespace_that_is_missing() {
         [&args[..], &["--watch-namespaces", &watched, "--kubeconfig", user.to_str().unwrap()]].concat();
     let printed = String::from_utf8(run_to_end(args).stdout).unwrap();
     let lines: Vec<&str> = printed.lines().filter(|line| line.contains("doesn't exist")).collect();
-    assert_eq!(lines, [format!("--watch-namespaces: namespace {namespace}-typo doesn't exist (yet)")]);
+    let expected = "doesn't exist (yet): correct the flag, or create the namespace";
+    assert_eq!(lines, [format!("--watch-namespaces: namespace {namespace}-typo {expected}")]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

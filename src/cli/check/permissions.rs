@@ -200,7 +200,10 @@ pub(super) async fn check_watched(check_report: &mut CheckReport, client: Client
     let api: Api<Namespace> = Api::all(client);
     for namespace in watched {
         if let Ok(Ok(None)) = tokio::time::timeout(REQUEST_TIMEOUT, api.get_metadata_opt(namespace)).await {
-            let line = format!("--watch-namespaces: namespace {namespace} doesn't exist (yet)");
+            let line = format!(
+                "--watch-namespaces: namespace {namespace} doesn't exist (yet): correct the flag, or create the \
+                 namespace"
+            );
             check_report.lines.push(line);
         }
     }
