@@ -33,6 +33,7 @@ fn invalid_values_are_refused_with_a_hint() {
             ["--zone", "10.in-addr.arpa"],
             "error: invalid value '10.in-addr.arpa' for '--zone <ZONE>': a reverse zone",
         ),
+        (["--zone", "arpa"], "error: invalid value 'arpa' for '--zone <ZONE>': a reverse zone"),
         (["--zone", "*.a"], "error: invalid value '*.a' for '--zone <ZONE>': not a zone's name"),
         (["--upstream", "127.0.0.1:0"], "error: invalid value '127.0.0.1:0' for '--upstream"),
         (

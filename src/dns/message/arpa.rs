@@ -31,10 +31,8 @@ pub(crate) fn is_address(net: IpNet) -> bool {
 
 /// Returns whether a zone is a reverse zone, or has all of them.
 pub(crate) fn is_reverse(zone: &Name) -> bool {
-    let text = zone.to_ascii();
-    ["in-addr.arpa.", "ip6.arpa."]
-        .iter()
-        .any(|arpa| text.strip_suffix(arpa).is_some_and(|before| before.is_empty() || before.ends_with('.')))
+    let text = format!(".{}", zone.to_ascii());
+    text == ".arpa." || [".in-addr.arpa.", ".ip6.arpa."].iter().any(|arpa| text.ends_with(arpa))
 }
 
 /// Returns the origins of the reverse zones of a network: several zones if the prefix ends inside a label.
