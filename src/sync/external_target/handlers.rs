@@ -22,6 +22,7 @@ use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::external_target::orphans::orphan_of;
 use crate::sync::k8s::labels::{SERVICE_UID, STABLE_NAME_UID};
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
+use crate::sync::k8s::service::Spec;
 use crate::sync::source::service_links::is_present;
 
 impl Reconciler {
@@ -214,13 +215,13 @@ impl Reconciler {
         let objects = self.objects.of_link(key).into_iter();
         let objects: Vec<Object> = objects.map(ObservedObject::to_object).collect();
         let slices = objects.iter().filter_map(Object::as_slice);
-        // The tombstone's name isn't a target, nor is the placeholder during a change of the clusterIP.
-        let is_placeholder = |target: &Target| {
-            let text = target.to_string();
-            text == self.context.policy.tombstone || text == placeholder_name(&service.id.name)
-        };
-        let target = current_target(service.to_object().as_service()?, slices)
-            .filter(|target| !is_placeholder(target));
+        let mut recorded = service.to_object().as_service()?.clone();
+        if recorded.spec.external_name == Some(placeholder_name(&service.id.name)) {
+            // During a change of the clusterIP, the EndpointSlices are already right.
+            recorded.spec = Spec::default();
+        }
+        let target = current_target(&recorded, slices)
+            .filter(|target| target.to_string() != self.context.policy.tombstone);
         // Drop targets that the policy now denies. Targets in our zones are checked by DNS for each answer.
         target.and_then(|target| self.context.hostname_policy.borrow().targets.allowed(target))
     }

@@ -23,7 +23,7 @@ use crate::sync::events::{Reason, Recorder};
 use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::decision::{CREATES, WriteClass};
 use crate::sync::external_target::deletion_budget::MaxDeletes;
-use crate::sync::external_target::desired::{Desired, IpTargets, Precondition, Stamp};
+use crate::sync::external_target::desired::{Desired, IpTargets, Precondition, Stamp, placeholder_name};
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::metrics::ReconcileResult;
 use crate::sync::external_target::missing_namespace::{DELETED_HINT, NAMESPACE_HINT};
@@ -33,6 +33,7 @@ use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::listed::CompletedLists;
 use crate::sync::k8s::rewinds::RestoreCounter;
+use crate::sync::k8s::service::Spec;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::service_links::{insert_left_out, set_override};
 use crate::sync::test_support;
@@ -124,6 +125,21 @@ fn to_json(object: &Object, version: &str) -> Value {
     let mut value = serde_json::to_value(object).unwrap();
     value["metadata"]["resourceVersion"] = version.into();
     value
+}
+
+#[tokio::test]
+async fn placeholder_leaves_the_target_of_the_slices() {
+    let (mut reconciler, _) = denied();
+    let target = Target::Addresses(["192.0.2.1".parse().unwrap()].into());
+    let link = load_balancer(&reconciler, "web");
+    let link = Link { target: Some(target.clone()), ..Arc::unwrap_or_clone(link) };
+    let Desired { service, slices } = Desired::first(&link, IpTargets::Headless);
+    let mut service = service.unwrap();
+    service.spec = Spec::external_name(&placeholder_name(&link.external_target()));
+    for object in slices.into_iter().map(Object::from).chain([service.into()]) {
+        reconciler.on_object_event(ObjectEvent::Applied(object));
+    }
+    assert_eq!(reconciler.recorded_target(&link.key), Some(target));
 }
 
 #[tokio::test(start_paused = true)]
