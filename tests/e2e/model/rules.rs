@@ -197,6 +197,7 @@ impl Model {
     /// Initializes the model for a started lb-linker, which knows only the state in the API server.
     pub fn start(&mut self, observed: &Observed) {
         self.running = true;
+        self.forget_adopted(observed);
         self.links.clear();
         self.possible.clear();
         self.recently_deleted.clear();
@@ -242,6 +243,22 @@ impl Model {
             }
         }
         self.note_required_targets();
+    }
+
+    /// Forgets the adoptable Services that have been adopted. The link must have had a target since the last quiet
+    /// point; how fast lb-linker was decides whether the Service was adopted before the link ended.
+    pub(super) fn forget_adopted(&mut self, observed: &Observed) {
+        let had_target = |key: &ServiceKey| {
+            let shapes = self.possible.get(key).into_iter().flatten();
+            shapes
+                .filter_map(TargetObjects::last_target)
+                .any(|target| target != Target::Host(TOMBSTONE.to_owned()))
+        };
+        let is_ours = |name: &String| {
+            let mut ours = observed.ours.iter().filter(|((ours, _), _)| ours == name);
+            ours.any(|((_, key), shape)| shape.service.is_some() && had_target(key))
+        };
+        self.foreign.retain(|name, stranger| !stranger.adoptable || !is_ours(name));
     }
 
     /// Records the possible external target of a deleted Service.

@@ -4,6 +4,9 @@ use std::net::IpAddr;
 
 use lb_linker::model::service_key::ServiceKey;
 
+/// The end of the `externalName` that an external target has while its clusterIP changes.
+pub const PLACEHOLDER: &str = ".invalid";
+
 /// `spec.type` of a Service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServiceType {
@@ -127,7 +130,9 @@ impl TargetObjects {
 
     /// Returns the target that a new lb-linker process reads from the external target.
     pub fn last_target(&self) -> Option<Target> {
-        if let Some(TargetService::ExternalName(host) | TargetService::Other(_, Some(host))) = &self.service {
+        if let Some(TargetService::ExternalName(host) | TargetService::Other(_, Some(host))) = &self.service
+            && !host.ends_with(PLACEHOLDER)
+        {
             return Some(Target::Host(host.clone()));
         }
         self.service.as_ref()?;
