@@ -280,8 +280,13 @@ impl Model {
         let Some(balancer) = self.balancers.get(key).filter(|balancer| balancer.is_selected()) else {
             if known.is_some_and(|link| !link.gone) {
                 let link = self.links.get_mut(key).expect("it is known");
-                (link.gone, link.recreated, link.target) = (true, false, None);
+                let last = link.target.take().map(|target| TargetObjects::of(&target, link.port));
+                (link.gone, link.recreated) = (true, false);
                 self.recently_deleted.insert(key.clone());
+                // Watches aren't ordered relative to each other: a Service in the way may seem to go before the link.
+                if let Some(last) = last.filter(|_| self.foreign.contains_key(&default_name(key))) {
+                    self.note(key, last);
+                }
                 self.note_follower_target(key);
                 self.record_deletion(key);
             }
