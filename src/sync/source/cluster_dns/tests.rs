@@ -29,6 +29,9 @@ fn list(objects: &[Value]) -> String {
     objects.iter().map(|object| event("ADDED", object)).chain([event("BOOKMARK", &end)]).collect()
 }
 
+/// What comes after it in a stream comes 5 s later: the watches of several kinds have no common order.
+const PAUSE: &str = "PAUSE\n";
+
 /// Watches an API server that answers the list of each resource with these events, once.
 fn watch(streams: Vec<(&'static str, String)>) -> (Arc<Cluster>, CancellationToken) {
     watch_with(streams, Connection::Own, &Registry::new())
@@ -50,7 +53,12 @@ fn watch_with(
         let status = if text.contains("\"code\":404") { 404 } else { 200 };
         let ends = status == 404;
         let rest = futures::stream::pending().take(usize::from(!ends));
-        let lines = futures::stream::iter([Ok::<_, Infallible>(text)]).chain(rest);
+        let parts: Vec<String> = text.split(PAUSE).map(str::to_owned).collect();
+        let parts = futures::stream::iter(parts.into_iter().enumerate()).then(|(number, part)| async move {
+            sleep(Duration::from_secs(5) * u32::from(number > 0)).await;
+            Ok::<_, Infallible>(part)
+        });
+        let lines = parts.chain(rest);
         std::future::ready(Ok::<_, Infallible>(
             Response::builder().status(status).body(Body::from_stream(lines)).unwrap(),
         ))
@@ -269,13 +277,13 @@ async fn events_of_slices_are_timed_from_their_cause() {
     let streams = vec![
         namespace(),
         ("/services", list(&[service("headless", "None"), service("web", "10.0.0.1")])),
-        ("/endpointslices", format!("{}{events}", list(&listed))),
+        ("/endpointslices", format!("{}{PAUSE}{events}", list(&listed))),
         ("/pods", list(&[])),
     ];
     let registry = Registry::new();
     let (cluster, _stop) = watch_with(streams, Connection::Own, &registry);
     cluster.listed().await;
-    sleep(Duration::from_secs(1)).await;
+    sleep(Duration::from_secs(10)).await;
     let page = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
     let counts: Vec<&str> = page.lines().filter(|line| line.contains("duration_seconds_count")).collect();
     let name = "coredns_kubernetes_dns_programming_duration_seconds_count";
