@@ -41,18 +41,27 @@ pub struct Cluster {
     spec: ClusterSpec,
     index: RwLock<Index>,
     slots: Arc<NameSlots>,
-    /// The Unix time of the last change.
-    serial: Arc<AtomicU64>,
-    /// That of the last change of external names, too.
-    external_serial: Arc<AtomicU64>,
-    /// That of the last change of ServiceImports, their slices, namespaces and Pods.
-    import_serial: Arc<AtomicU64>,
+    /// The Unix times of the last changes that zones show, in the order of [`View`].
+    serials: [Arc<AtomicU64>; 4],
     /// Whether each kind has had a complete list, in the order of [`Kind::ALL`].
     listed: Mutex<[bool; Kind::ALL.len()]>,
     is_listed: AtomicBool,
     all_listed: watch::Sender<bool>,
     /// Why each kind can't be listed at present.
     failures: Mutex<[Option<Box<str>>; Kind::ALL.len()]>,
+}
+
+/// What a zone shows of the objects.
+#[derive(Clone, Copy, Debug)]
+pub enum View {
+    /// The names of Services and Pods inside of the cluster.
+    Inside,
+    /// The external addresses of Services.
+    External,
+    /// As `External`, and headless Services and endpoints.
+    ExternalHeadless,
+    /// ServiceImports, and Pods.
+    Imports,
 }
 
 impl Cluster {
@@ -62,9 +71,7 @@ impl Cluster {
             spec,
             index: RwLock::default(),
             slots: Arc::default(),
-            serial: Arc::default(),
-            external_serial: Arc::default(),
-            import_serial: Arc::default(),
+            serials: Default::default(),
             listed: Mutex::default(),
             is_listed: AtomicBool::new(false),
             all_listed: watch::Sender::new(false),
@@ -79,64 +86,69 @@ impl Cluster {
 
     // === changes ===
 
-    /// Adds or replaces a Service; `None` removes it.
-    pub fn set_service(&self, key: &ServiceKey, service: Option<Service>) {
-        if service.is_none() {
-            self.set_externals(key, Vec::new());
-        }
-        self.change(|index, touched| index.set_service(&dotted(key), service, touched));
-    }
-
-    /// Sets the addresses and hostnames of a Service outside of the cluster.
-    pub fn set_externals(&self, key: &ServiceKey, all: Vec<External>) {
-        let serials = [&self.external_serial];
-        self.change_with(&serials, |index, touched| index.set_externals(&dotted(key), all, touched));
+    /// Adds or replaces a Service, and its addresses and hostnames outside of the cluster; `None` without them removes it.
+    pub fn set_service(&self, key: &ServiceKey, service: Option<Service>, externals: &[External]) {
+        let key = dotted(key);
+        self.change(|index, touched| {
+            let is_changed = index.set_service(&key, service, touched);
+            let has_other_externals = index.set_externals(&key, externals, touched);
+            match (is_changed, has_other_externals || is_changed && !externals.is_empty()) {
+                (true, true) => &[View::Inside, View::External, View::ExternalHeadless],
+                (true, false) => &[View::Inside, View::ExternalHeadless],
+                (false, true) => &[View::External, View::ExternalHeadless],
+                (false, false) => &[],
+            }
+        });
     }
 
     /// Adds or replaces an EndpointSlice of a Service; `None` removes it.
     pub fn set_slice(&self, key: &ServiceKey, slice: Option<(&str, Slice)>) {
         let slice = slice.map(|(service, slice)| (format!("{service}.{}", key.namespace()), slice));
-        self.change(|index, touched| index.set_slice(&key.to_string(), slice, touched));
+        self.change(|index, touched| {
+            shown_in(
+                &[View::Inside, View::ExternalHeadless],
+                index.set_slice(&key.to_string(), slice, touched),
+            )
+        });
     }
 
     /// Adds or replaces a ServiceImport; `None` removes it.
     pub fn set_import(&self, key: &ServiceKey, import: Option<Service>) {
-        self.change_with(&[&self.import_serial], |index, touched| {
-            index.change_imports(touched, |imports, touched| {
-                imports.set_service(&dotted(key), import, touched)
-            })
+        self.change(|index, touched| {
+            shown_in(&[View::Imports], index.imports_mut().set_service(&dotted(key), import, touched))
         });
     }
 
     /// Adds or replaces an EndpointSlice of a ServiceImport; `None` removes it.
     pub fn set_import_slice(&self, key: &ServiceKey, slice: Option<(&str, Slice)>) {
         let slice = slice.map(|(import, slice)| (format!("{import}.{}", key.namespace()), slice));
-        self.change_with(&[&self.import_serial], |index, touched| {
-            index.change_imports(touched, |imports, touched| {
-                imports.set_slice(&key.to_string(), slice, touched)
-            })
+        self.change(|index, touched| {
+            shown_in(&[View::Imports], index.imports_mut().set_slice(&key.to_string(), slice, touched))
         });
     }
 
     /// Adds or removes a namespace.
     pub fn set_namespace(&self, name: &str, exists: bool) {
-        let serials = [&self.serial, &self.external_serial, &self.import_serial];
-        self.change_with(&serials, |index, touched| index.set_namespace(name, exists, touched));
+        const ALL: &[View] = &[View::Inside, View::External, View::ExternalHeadless, View::Imports];
+        self.change(|index, touched| shown_in(ALL, index.set_namespace(name, exists, touched)));
     }
 
     /// Sets the addresses of a Pod; none removes it.
     pub fn set_pod(&self, key: &ServiceKey, addresses: &[IpAddr]) {
-        let serials = [&self.serial, &self.import_serial];
-        self.change_with(&serials, |index, touched| index.set_pod(&key.to_string(), addresses, touched));
+        self.change(|index, touched| {
+            shown_in(&[View::Inside, View::Imports], index.set_pod(&key.to_string(), addresses, touched))
+        });
     }
 
     /// Removes an object. The key of a namespace has no namespace.
     pub fn remove(&self, kind: Kind, key: &ServiceKey) {
         match kind {
-            Kind::Services => self.set_service(key, None),
+            Kind::Services => self.set_service(key, None, &[]),
             Kind::Slices => {
                 self.set_slice(key, None);
-                self.set_import_slice(key, None);
+                if self.spec.has_imports {
+                    self.set_import_slice(key, None);
+                }
             }
             Kind::Imports => self.set_import(key, None),
             Kind::Namespaces => self.set_namespace(key.name(), false),
@@ -144,26 +156,19 @@ impl Cluster {
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Index, &mut Touched<'_>) -> bool) {
-        self.change_with(&[&self.serial, &self.external_serial], change);
-    }
-
-    /// Makes a change, which returns whether there is one for DNS, and raises these serials.
-    fn change_with(
-        &self,
-        serials: &[&Arc<AtomicU64>],
-        change: impl FnOnce(&mut Index, &mut Touched<'_>) -> bool,
-    ) {
+    /// Makes a change, which returns the zones that show one, and raises their serials.
+    fn change(&self, change: impl FnOnce(&mut Index, &mut Touched<'_>) -> &'static [View]) {
         let mut index = self.index.write();
         let mut touched = Touched::new(&self.slots);
-        if !change(&mut index, &mut touched) {
+        let views = change(&mut index, &mut touched);
+        if views.is_empty() {
             return;
         }
         // No look-up is under way: it would hold the lock.
         drop(self.slots.begin(touched.into_slots()));
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        for serial in serials {
-            serial.fetch_max(now, Ordering::Relaxed);
+        for view in views {
+            self.serial(*view).fetch_max(now, Ordering::Relaxed);
         }
     }
 
@@ -224,22 +229,10 @@ impl Cluster {
         self.index.read().number(kind)
     }
 
-    /// Returns the serial of the zones, of which DNS has the low 32 bits: the Unix time of the last change.
+    /// Returns the serial of a zone, of which DNS has the low 32 bits: the Unix time of the last change that it shows.
     #[must_use]
-    pub fn serial(&self) -> &Arc<AtomicU64> {
-        &self.serial
-    }
-
-    /// As [`Self::serial`], for external names.
-    #[must_use]
-    pub fn external_serial(&self) -> &Arc<AtomicU64> {
-        &self.external_serial
-    }
-
-    /// As [`Self::serial`], for names of ServiceImports.
-    #[must_use]
-    pub fn import_serial(&self) -> &Arc<AtomicU64> {
-        &self.import_serial
+    pub fn serial(&self, view: View) -> &Arc<AtomicU64> {
+        &self.serials[view as usize]
     }
 
     /// Answers a question for a name in a zone, both in wire form with the root octet, in lower case. The zone is one of
@@ -247,7 +240,7 @@ impl Cluster {
     #[must_use]
     pub fn answer(&self, rules: &Rules, zone: &[u8], name: &[u8], qtype: u16) -> Answer {
         let index = self.index.read();
-        LookUp::new(&index, &self.slots, rules, zone).answer(name, qtype)
+        LookUp::new(&index, &self.slots, rules, zone, self.is_listed()).answer(name, qtype)
     }
 
     /// As [`Self::answer`], for a name in a zone of `external`.
@@ -261,7 +254,7 @@ impl Cluster {
         qtype: u16,
     ) -> Answer {
         let index = self.index.read();
-        LookUp::new(&index, &self.slots, rules, zone).external(external, name, qtype)
+        LookUp::new(&index, &self.slots, rules, zone, self.is_listed()).external(external, name, qtype)
     }
 
     /// Returns the Pod with an address, and what that rests on.
@@ -273,6 +266,11 @@ impl Cluster {
         let (all, changes) = NameDependency::on_all(&self.slots);
         (index.pod_at(ip), all.with_slots(touched.into_slots(), changes))
     }
+}
+
+/// Returns the zones that show a change, if there is one.
+fn shown_in(views: &'static [View], is_changed: bool) -> &'static [View] {
+    if is_changed { views } else { &[] }
 }
 
 /// Returns `<service>.<namespace>`.

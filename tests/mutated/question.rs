@@ -132,8 +132,8 @@ fn add_cluster(clusters: &ClusterRegistry) {
     let ports = || [Port { name: "http".into(), protocol: PortProtocol::Tcp, number: Some(80) }].into();
     let addresses = Addressing::ClusterIps([[10, 0, 0, 1].into()].into());
     cluster.set_namespace("a", true);
-    cluster.set_service(&web, Some(Service { addressing: addresses, ports: ports() }));
-    cluster.set_service(&db, Some(Service { addressing: Addressing::Headless, ports: ports() }));
+    cluster.set_service(&web, Some(Service { addressing: addresses, ports: ports() }), &[]);
+    cluster.set_service(&db, Some(Service { addressing: Addressing::Headless, ports: ports() }), &[]);
     let endpoints: Vec<IpAddr> = (1..=200).map(|last| [10, 1, 0, last].into()).collect();
     let names = [(0, "db-0".into())].into();
     let slice = Slice {

@@ -305,7 +305,7 @@ async fn objects_of_clusters_are_numbers_of_the_instance_alone() {
     clusters[0].set_namespace("shop", true);
     for cluster in &clusters {
         let service = Service { addressing: Addressing::Headless, ports: [].into() };
-        cluster.set_service(&ServiceKey::new("shop", "hidden"), Some(service));
+        cluster.set_service(&ServiceKey::new("shop", "hidden"), Some(service), &[]);
     }
     let page = async |path: &str| {
         body(router(api.status()).oneshot(get_from("localhost", path)).await.unwrap()).await

@@ -15,9 +15,9 @@
 //!
 //! Differences from CoreDNS:
 //!
-//! - A hostname of a load balancer is a CNAME for each type but SRV, as an ExternalName is in *kubernetes*. It has one if
-//!   the Service has no external address; only the first hostname counts. CoreDNS adds CNAME records to addresses, and
-//!   answers NODATA for other types.
+//! - A hostname of a load balancer is a CNAME for each type but SRV, as an ExternalName is in *kubernetes*, unless the
+//!   Service has an external address, of the type for A and AAAA. Only the first hostname counts, as a name can't have
+//!   several CNAME records. CoreDNS adds CNAME records to addresses, and answers NODATA for other types.
 //! - An address with a PTR record, and `_tcp.<service>` of a headless Service, are NODATA for other types. CoreDNS answers
 //!   NXDOMAIN; `fallthrough` passes them on.
 //! - `namespace_labels` hides PTR records, too. A PTR record is only at the exact name of the address.
@@ -26,9 +26,9 @@
 //!
 //! # Syntax
 //!
-//! Syntax: `k8s_external [ZONES...]`; it can be there once in a block. Options:
+//! Syntax: `k8s_external [ZONES...]`. Options:
 //!
-//! - `apex LABEL`: the label of the zone's own names, `dns` by default.
+//! - `apex NAME`: the name in the zone below which its own names are, `dns` by default.
 //! - `ttl SECONDS`: 0 to 3600, 5 by default. CNAME and SRV records have the `ttl` of *kubernetes*.
 //! - `headless`: headless Services without external addresses have the addresses of their endpoints, and endpoints of all
 //!   Services without external addresses have names.
@@ -48,7 +48,6 @@
 mod tests;
 
 use async_trait::async_trait;
-use hickory_proto::rr::Name;
 
 use super::kubernetes::Kubernetes;
 use super::kubernetes::reply::ZoneReply;
@@ -56,10 +55,11 @@ use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::arguments::zones_or_all;
-use crate::dns::corefile::{CorefileError, Directive};
+use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::model::names;
+use crate::store::cluster::View;
 use crate::store::cluster::answer::zone_of;
 use crate::store::cluster::external::ExternalRules;
 
@@ -78,31 +78,40 @@ struct External {
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let line = setup.only_line()?.clone();
+    let lines = setup.lines;
+    let [earlier @ .., line] = lines else { return Ok(()) };
     if !setup.block.iter().any(|line| line.name() == "kubernetes") {
         return Err(line.error(
             "k8s_external reads the objects of kubernetes, and this block has no kubernetes: add a line such as \"kubernetes \
              cluster.local\"",
         ));
     }
-    let zones = setup.zones_or_own(line.arguments())?;
-    let is_link_zone = |zone: &&Name| setup.builder.link_zones.all().contains(zone);
-    if let Some(zone) = zones.all().iter().find(is_link_zone) {
-        return Err(
-            line.error(format!("lb_linker answers for the zone {zone} already: leave it out here, or there"))
-        );
+    for line in earlier {
+        setup
+            .builder
+            .warnings
+            .push(line.error("the zones of the last line count, and the options of all, as in CoreDNS"));
     }
-    setup.builder.cluster_zones.extend(zones.all().iter().cloned());
+    let zones = setup.cluster_zones(line)?;
     let zones = zones.all().iter().map(|zone| whole_wire_name(zone).into()).collect();
     let mut rules = ExternalRules { zones, apex: "dns".into(), ttl: 5, headless: false };
     let mut fallthrough = None;
-    for option in line.options() {
+    for option in lines.iter().flat_map(Directive::options) {
         option.no_block()?;
         match option.name() {
-            "apex" => rules.apex = apex(option)?,
+            "apex" => {
+                let what = "a name such as dns";
+                let word = first_word(option, what, &mut setup.builder.warnings)?;
+                let name = word.text.to_ascii_lowercase();
+                if names::wire_of(&name).is_none() {
+                    return Err(word.unexpected(what));
+                }
+                rules.apex = name.into();
+            }
             "ttl" => {
                 let what = "a number of seconds from 0 to 3600";
-                rules.ttl = option.single_argument(what)?.parse_in_range(0..=MAX_TTL, what)?;
+                let word = first_word(option, what, &mut setup.builder.warnings)?;
+                rules.ttl = word.parse_in_range(0..=MAX_TTL, what)?;
             }
             "headless" => {
                 option.no_arguments()?;
@@ -114,7 +123,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     }
     let labels = |first: &str| {
         let mut wire = Vec::new();
-        names::push_labels([first.as_bytes(), rules.apex.as_bytes()], &mut wire);
+        names::push_labels([first].into_iter().chain(rules.apex.split('.')).map(str::as_bytes), &mut wire);
         wire
     };
     let (server, mailbox) = (labels("ns1"), labels("hostmaster"));
@@ -122,11 +131,17 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     Ok(())
 }
 
-fn apex(option: &Directive) -> Result<Box<str>, CorefileError> {
-    let what = "a label such as dns";
-    let word = option.single_argument(what)?;
-    let label = word.text.to_ascii_lowercase();
-    if names::is_label(&label) { Ok(label.into()) } else { Err(word.unexpected(what)) }
+fn first_word<'a>(
+    option: &'a Directive,
+    what: &str,
+    warnings: &mut Vec<CorefileError>,
+) -> Result<&'a Token, CorefileError> {
+    let [first, further @ ..] = option.required_arguments(what)? else {
+        return Err(option.missing_argument(what));
+    };
+    warnings
+        .extend(further.first().map(|word| word.error("only the first word has an effect, as in CoreDNS")));
+    Ok(first)
 }
 
 #[async_trait]
@@ -150,7 +165,7 @@ impl Plugin for External {
             soa_ttl: self.rules.ttl,
             absence: self.rules.ttl,
             alias_ttl: kubernetes.rules.ttl,
-            serial: cluster.external_serial(),
+            serial: cluster.serial(if self.rules.headless { View::ExternalHeadless } else { View::External }),
         };
         let qtype = request.query.query_type().into();
         let answer = || cluster.external_answer(&kubernetes.rules, &self.rules, origin, &name, qtype);

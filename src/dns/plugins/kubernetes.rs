@@ -77,9 +77,9 @@ use crate::dns::corefile::CorefileError;
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::validity::RestsOn;
 use crate::dns::message::zone_set::ZoneSet;
-use crate::store::cluster::Cluster;
 use crate::store::cluster::answer::{Answer, Outcome, Rules, zone_of};
 use crate::store::cluster::first_lists::FirstLists;
+use crate::store::cluster::{Cluster, View};
 use reply::ZoneReply;
 
 const NAME: &str = "kubernetes";
@@ -128,8 +128,8 @@ impl Plugin for Kubernetes {
             absence: self.rules.ttl,
             alias_ttl: self.rules.ttl,
             serial: match self.rules.is_multicluster(zone) {
-                true => self.cluster.import_serial(),
-                false => self.cluster.serial(),
+                true => self.cluster.serial(View::Imports),
+                false => self.cluster.serial(View::Inside),
             },
         };
         let qtype = request.query.query_type().into();
@@ -183,9 +183,14 @@ impl Kubernetes {
             if answer.outcome == Outcome::Absent || reply.metadata.response_code != ResponseCode::NXDomain {
                 return Ok(reply);
             }
-            let mut reply = zone.reply(request, name, answer).await?;
-            reply.validity = None;
-            return Ok(reply);
+            let mut own = zone.reply(request, name, answer).await?;
+            own.is_cacheable = reply.is_cacheable;
+            own.rests_on = reply.rests_on;
+            own.validity = own.validity.zip(reply.validity).map(|(mut validity, other)| {
+                validity.add_dependencies(&other);
+                validity
+            });
+            return Ok(own);
         }
         let mut reply = zone.reply(request, name, answer).await?;
         if !is_listed {

@@ -81,8 +81,8 @@ pub struct BlockBuilder {
     pub on_restart: Vec<OnRestart>,
     /// The zones in which links have names.
     pub link_zones: ZoneSet,
-    /// The zones in which the cluster itself has names.
-    pub cluster_zones: Vec<Name>,
+    /// The zones of `kubernetes` and `k8s_external`, with their positions: no listener may have links' names there, too.
+    pub cluster_zones: Vec<(Name, Position)>,
     /// The zones of `metadata`.
     pub labeled: ZoneSet,
     /// The directory that relative paths start from; empty for the working directory.
@@ -246,6 +246,17 @@ impl Setup<'_> {
     /// Fails if a word isn't a zone.
     pub fn zones_or_own(&self, words: &[Token]) -> Result<ZoneSet, CorefileError> {
         if words.is_empty() { Ok(ZoneSet::new(self.zones.iter().cloned())) } else { zones(words) }
+    }
+
+    /// Returns the zones of a line of `kubernetes` or `k8s_external`, see [`Setup::zones_or_own`].
+    ///
+    /// # Errors
+    /// Fails if a word isn't a zone.
+    pub fn cluster_zones(&mut self, line: &Directive) -> Result<ZoneSet, CorefileError> {
+        let zones = self.zones_or_own(line.arguments())?;
+        let named = zones.all().iter().map(|zone| (zone.clone(), line.position().clone()));
+        self.builder.cluster_zones.extend(named);
+        Ok(zones)
     }
 
     /// Returns the metric group of type `F`, which all plugins share.

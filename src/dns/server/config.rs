@@ -158,7 +158,9 @@ pub fn build_all(
         let start = Position { file: file.into(), line: 1, column: 1 };
         return Err(vec![start.error("there is no server block; one begins with a line such as: .:53 {")]);
     }
-    check_upstreams(blocks, listeners).and_then(|()| check_http(blocks)).map_err(|error| vec![error])?;
+    let checks =
+        [check_upstreams(blocks, listeners), check_cluster_zones(blocks, listeners), check_http(blocks)];
+    checks.into_iter().collect::<Result<(), _>>().map_err(|error| vec![error])?;
     Ok(configuration)
 }
 
@@ -186,6 +188,21 @@ fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), 
                 return Err(position.error(format!(
                     "{upstream} is this block's own listener {}: every query would loop",
                     listener.at
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that no listener has a zone both for names of links and for names of the cluster.
+fn check_cluster_zones(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), CorefileError> {
+    for listener in listeners {
+        let builders = || listener.zones.iter().map(|(_, number)| &blocks[*number].builder);
+        for (zone, position) in builders().flat_map(|builder| &builder.cluster_zones) {
+            if builders().any(|builder| builder.link_zones.all().contains(zone)) {
+                return Err(position.error(format!(
+                    "lb_linker answers for the zone {zone} already: leave it out here, or there"
                 )));
             }
         }
@@ -322,7 +339,7 @@ impl Configuration {
             plugins: builder.plugins.clone(),
             access_rules: builder.access_rules.clone(),
             link_zones: builder.link_zones.clone(),
-            cluster_zones: ZoneSet::new(builder.cluster_zones.clone()),
+            cluster_zones: ZoneSet::new(builder.cluster_zones.iter().map(|(zone, _)| zone.clone()).collect()),
             labeled: builder.labeled.clone(),
             debug: builder.debug,
         };

@@ -102,6 +102,8 @@ pub enum Outcome {
         records: Vec<Record>,
         /// Whether records were left out.
         is_cut: bool,
+        /// The targets of SRV records outside of the cluster, in wire form with the root octet.
+        hosts: Vec<Box<[u8]>>,
     },
     /// The name is an alias of this one, in wire form with the root octet.
     Alias(Box<[u8]>),
@@ -113,6 +115,8 @@ pub(super) struct LookUp<'a> {
     names: &'a Arc<NameSlots>,
     pub(super) rules: &'a Rules,
     pub(super) zone: &'a [u8],
+    /// Whether all objects are known.
+    pub(super) is_listed: bool,
     /// Whether CoreDNS denies the name for this type, though it exists for others or has names below.
     pub(super) is_denied: bool,
     pub(super) flags: Vec<OutdatedFlag>,
@@ -120,9 +124,15 @@ pub(super) struct LookUp<'a> {
 }
 
 impl<'a> LookUp<'a> {
-    pub(super) fn new(index: &'a Index, names: &'a Arc<NameSlots>, rules: &'a Rules, zone: &'a [u8]) -> Self {
+    pub(super) fn new(
+        index: &'a Index,
+        names: &'a Arc<NameSlots>,
+        rules: &'a Rules,
+        zone: &'a [u8],
+        is_listed: bool,
+    ) -> Self {
         let (flags, touched) = (Vec::new(), Touched::new(names));
-        Self { index, names, rules, zone, is_denied: false, flags, touched }
+        Self { index, names, rules, zone, is_listed, is_denied: false, flags, touched }
     }
 
     pub(super) fn answer(mut self, name: &[u8], qtype: u16) -> Answer {
@@ -214,9 +224,8 @@ impl<'a> LookUp<'a> {
         Group {
             ports: [None].into_iter().collect(),
             targets: addresses.collect(),
-            hosts: Vec::new(),
             owner: Arc::clone(owner),
-            is_named: false,
+            ..Group::default()
         }
     }
 
@@ -288,7 +297,7 @@ impl<'a> LookUp<'a> {
             Addressing::ClusterIps(ips) if !has_endpoint(below) => {
                 let targets = ips.iter().map(|ip| Endpoint { ip: *ip, name: None }).collect();
                 let ports = matching(&service.ports, below);
-                vec![Group { ports, targets, owner, hosts: Vec::new(), is_named: false }]
+                vec![Group { ports, targets, owner, ..Group::default() }]
             }
             Addressing::ClusterIps(_) | Addressing::Headless => of_endpoints(entry, below, &owner),
         };
@@ -321,13 +330,7 @@ impl<'a> LookUp<'a> {
         };
         let owner = name_below([name, namespace, "pod"], self.zone)?;
         let targets = vec![Endpoint { ip, name: None }; number];
-        let group = Group {
-            ports: [Some(0)].into_iter().collect(),
-            targets,
-            owner,
-            hosts: Vec::new(),
-            is_named: false,
-        };
+        let group = Group { ports: [Some(0)].into_iter().collect(), targets, owner, ..Group::default() };
         (number > 0).then_some(group)
     }
 
@@ -397,7 +400,11 @@ impl<'a> LookUp<'a> {
                 }
             }
         }
-        if !is_behind_service && let Some(name) = name_below(["ns.dns"], zone) {
+        // Until all is listed, a Service in front of this server isn't known yet.
+        if !is_behind_service
+            && self.is_listed
+            && let Some(name) = name_below(["ns.dns"], zone)
+        {
             servers.extend(self.rules.own_addresses.iter().map(|ip| (Arc::clone(&name), *ip)));
         }
         let mut seen = HashSet::new();
@@ -406,13 +413,13 @@ impl<'a> LookUp<'a> {
     }
 }
 
-pub(super) fn outcome_of(RecordSet { records, is_cut }: RecordSet) -> Outcome {
-    if records.is_empty() { Outcome::Empty } else { Outcome::Records { records, is_cut } }
+pub(super) fn outcome_of(RecordSet { records, is_cut, hosts }: RecordSet) -> Outcome {
+    if records.is_empty() { Outcome::Empty } else { Outcome::Records { records, is_cut, hosts } }
 }
 
 fn version(owner: &Arc<[u8]>) -> Outcome {
     let (text, ttl) = SCHEMA;
-    outcome_of(RecordSet { records: vec![pointer(owner, TXT, text, ttl)], is_cut: false })
+    outcome_of(RecordSet { records: vec![pointer(owner, TXT, text, ttl)], ..RecordSet::default() })
 }
 
 /// Returns the ports of a Service or a slice that a question is about. One without ports has one that any question fits
@@ -460,8 +467,8 @@ pub(super) fn of_endpoints<'a>(entry: &'a Entry, below: Below<'_>, owner: &Arc<[
             "" => Arc::clone(owner),
             cluster => name_below([cluster], owner).unwrap_or_else(|| Arc::clone(owner)),
         },
-        hosts: Vec::new(),
         is_named: true,
+        ..Group::default()
     };
     entry.slices.iter().map(group).filter(|group| !group.targets.is_empty()).collect()
 }

@@ -22,7 +22,7 @@ use crate::model::names;
 pub struct ExternalRules {
     /// The zones, in wire form with the root octet, in lower case. PTR records lead to the first one.
     pub zones: Vec<Box<[u8]>>,
-    /// The label of the names of the zone itself, in lower case.
+    /// The name of the zone's own names in the zone, in lower case: one label, or more.
     pub apex: Box<str>,
     /// In seconds.
     pub ttl: u32,
@@ -38,10 +38,13 @@ impl<'a> LookUp<'a> {
         let below = name.strip_suffix(self.zone).unwrap_or_default();
         let mut labels: Vec<&[u8]> = names::labels(below).collect();
         labels.reverse();
-        let is_own = labels.first().is_none_or(|last| *last == rules.apex.as_bytes());
+        let apex = rules.apex.rsplit('.').map(str::as_bytes);
+        let depth =
+            labels.iter().copied().zip(apex.clone()).take_while(|(label, of_apex)| label == of_apex).count();
         let owner: Arc<[u8]> = name.into();
-        if is_own {
-            let outcome = self.of_zone(rules, &labels, &owner, qtype);
+        if labels.is_empty() || depth == apex.count() {
+            let below = (!labels.is_empty()).then(|| &labels[depth..]);
+            let outcome = self.of_zone(rules, below, &owner, qtype);
             return self.finish(outcome, false);
         }
         let outcome = self.of_objects(rules, &labels, &owner, qtype);
@@ -49,26 +52,35 @@ impl<'a> LookUp<'a> {
         self.finish(outcome, is_passed)
     }
 
-    /// Returns what the zone itself has at a name, or its name server.
-    fn of_zone(&mut self, rules: &ExternalRules, labels: &[&[u8]], owner: &Arc<[u8]>, qtype: u16) -> Outcome {
+    /// Returns what the zone itself has, or a name of its own, given by the labels below the apex.
+    fn of_zone(
+        &mut self,
+        rules: &ExternalRules,
+        below: Option<&[&[u8]]>,
+        owner: &Arc<[u8]>,
+        qtype: u16,
+    ) -> Outcome {
         let ttl = rules.ttl;
-        match labels {
-            [] if qtype == SOA => Outcome::Soa,
-            [] if qtype == NS => {
+        match below {
+            None if qtype == SOA => Outcome::Soa,
+            None if qtype == NS => {
+                if !self.is_listed {
+                    return Outcome::Empty;
+                }
                 let Some(server) = name_below([SERVER, &rules.apex], owner) else { return Outcome::Empty };
                 let ips = self.external_servers(rules).into_iter();
                 let glue = ips.map(|ip| address(&server, ip, ttl, true));
                 let records = [pointer(owner, NS, &server, ttl)].into_iter().chain(glue).collect();
-                outcome_of(RecordSet { records, is_cut: false })
+                outcome_of(RecordSet { records, ..RecordSet::default() })
             }
-            [] | [_] => Outcome::Empty,
-            [_, server] if *server == SERVER.as_bytes() => {
+            None | Some([]) => Outcome::Empty,
+            Some([server]) if *server == SERVER.as_bytes() => {
                 let ips = self.external_servers(rules).into_iter();
                 let of_type = ips.filter(|ip| qtype == if ip.is_ipv4() { A } else { AAAA });
                 let records = of_type.map(|ip| address(owner, ip, ttl, false)).collect();
-                outcome_of(RecordSet { records, is_cut: false })
+                outcome_of(RecordSet { records, ..RecordSet::default() })
             }
-            _ => Outcome::Absent,
+            Some(_) => Outcome::Absent,
         }
     }
 
@@ -105,9 +117,10 @@ impl<'a> LookUp<'a> {
             Ok(groups) => groups,
             Err(outcome) => return outcome,
         };
-        // A CNAME record has no other records beside it.
-        let has_addresses = groups.iter().any(|group| !group.targets.is_empty());
-        let host = groups.iter().flat_map(|group| &group.hosts).next().filter(|_| !has_addresses);
+        // A name has one CNAME record, and an address goes before it.
+        let is_wanted = |ip: IpAddr| !matches!(qtype, A | AAAA) || ip.is_ipv4() == (qtype == A);
+        let has_address = groups.iter().flat_map(|group| &group.targets).any(|target| is_wanted(target.ip));
+        let host = groups.iter().flat_map(|group| &group.hosts).next().filter(|_| !has_address);
         match (qtype, host) {
             (SRV, _) => {
                 let ttls = Ttls { record: self.rules.ttl, glue: rules.ttl };
@@ -216,7 +229,7 @@ impl<'a> LookUp<'a> {
                 }
             }
         }
-        if !is_behind_service {
+        if !is_behind_service && self.is_listed {
             found.extend_from_slice(&self.rules.own_addresses);
         }
         let mut servers: Vec<IpAddr> = Vec::new();

@@ -32,6 +32,8 @@ pub(super) struct Index {
     pod_addresses: KeysByAddress,
     /// The ServiceImports and their slices, in the place of Services.
     imports: Option<Box<Self>>,
+    /// Whether this is such an index; ServiceImports have no PTR records.
+    is_of_imports: bool,
 }
 
 #[derive(Debug)]
@@ -48,6 +50,7 @@ struct KeysByAddress(HashMap<Ipv6Addr, Keys>);
 #[derive(Debug)]
 enum Keys {
     One(Arc<str>),
+    /// In order: many Services may have the same external addresses.
     More(Box<SmallVec<[Arc<str>; 2]>>),
 }
 
@@ -61,16 +64,15 @@ impl KeysByAddress {
     }
 
     fn add(&mut self, ip: IpAddr, key: &Arc<str>) {
-        if self.get(ip).contains(key) {
-            return;
-        }
+        let Err(place) = self.get(ip).binary_search(key) else { return };
         match self.0.get_mut(&mapped(ip)) {
             None => drop(self.0.insert(mapped(ip), Keys::One(Arc::clone(key)))),
-            Some(Keys::More(keys)) => keys.push(Arc::clone(key)),
+            Some(Keys::More(keys)) => keys.insert(place, Arc::clone(key)),
             Some(one) => {
                 let known = std::mem::replace(one, Keys::More(Box::default()));
                 if let (Keys::More(keys), Keys::One(known)) = (one, known) {
-                    keys.extend([known, Arc::clone(key)]);
+                    keys.push(known);
+                    keys.insert(place, Arc::clone(key));
                 }
             }
         }
@@ -80,7 +82,9 @@ impl KeysByAddress {
         let Some(keys) = self.0.get_mut(&mapped(ip)) else { return };
         match keys {
             Keys::More(more) => {
-                more.retain(|known| *known != *key);
+                if let Ok(place) = more.binary_search(key) {
+                    more.remove(place);
+                }
                 if let [one] = &more[..] {
                     *keys = Keys::One(Arc::clone(one));
                 }
@@ -149,13 +153,11 @@ pub(super) enum Tree {
 pub(super) struct Touched<'a> {
     names: &'a NameSlots,
     slots: Vec<u16>,
-    /// Whether Services stand for ServiceImports, which have no PTR records.
-    is_of_imports: bool,
 }
 
 impl<'a> Touched<'a> {
     pub(super) fn new(names: &'a NameSlots) -> Self {
-        Self { names, slots: Vec::new(), is_of_imports: false }
+        Self { names, slots: Vec::new() }
     }
 
     pub(super) fn add(&mut self, tree: Tree, name: &[u8]) {
@@ -263,14 +265,9 @@ impl Index {
         is_changed || former.is_some()
     }
 
-    /// Makes a change to the ServiceImports, as if they were Services.
-    pub(super) fn change_imports(
-        &mut self,
-        touched: &mut Touched<'_>,
-        change: impl FnOnce(&mut Self, &mut Touched<'_>) -> bool,
-    ) -> bool {
-        touched.is_of_imports = true;
-        change(self.imports.get_or_insert_default(), touched)
+    /// Returns the index of the ServiceImports, in which they are as if they were Services.
+    pub(super) fn imports_mut(&mut self) -> &mut Self {
+        self.imports.get_or_insert_with(|| Box::new(Self { is_of_imports: true, ..Self::default() }))
     }
 
     fn replace_slice(
@@ -306,7 +303,7 @@ impl Index {
         change: impl FnOnce(&mut Entry),
     ) {
         let (tree, addresses) =
-            if touched.is_of_imports { (Tree::Import, &[][..]) } else { (Tree::Service, addresses) };
+            if self.is_of_imports { (Tree::Import, &[][..]) } else { (Tree::Service, addresses) };
         let (key, mut entry) = self.entries.remove_entry(key).unwrap_or_else(|| {
             touched.add(tree, key.as_bytes());
             (key.into(), Entry::default())
@@ -342,7 +339,7 @@ impl Index {
     }
 
     /// Sets what a Service has outside of the cluster.
-    pub(super) fn set_externals(&mut self, key: &str, all: Vec<External>, touched: &mut Touched<'_>) -> bool {
+    pub(super) fn set_externals(&mut self, key: &str, all: &[External], touched: &mut Touched<'_>) -> bool {
         let known = self.externals.get(key).map(|known| &*known.all).unwrap_or_default();
         if *known == *all {
             return false;
@@ -360,7 +357,7 @@ impl Index {
                 self.external_addresses.remove(*ip, &key);
             }
         }
-        for external in &all {
+        for external in all {
             if let External::Address(ip) = external {
                 touched.add_address(Tree::ExternalAddress, *ip);
                 self.external_addresses.add(*ip, &key);
@@ -448,6 +445,7 @@ impl Index {
             pods,
             pod_addresses,
             imports,
+            is_of_imports: _,
         } = self;
         let by_address = [addresses, external_addresses, pod_addresses].map(|keys| keys.0.len());
         let others = [namespaces.len(), entries.len(), slices.len(), externals.len(), pods.len()];

@@ -1,5 +1,6 @@
 //! Objects as DNS needs them.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// A kind of objects.
@@ -110,30 +111,25 @@ pub struct Slice {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointZones {
     /// In wire form without the root octet, in lower case, each once.
-    names: Vec<Box<[u8]>>,
+    names: Box<[Box<[u8]>]>,
     /// For each endpoint the place of its zone in `names`, plus one; 0 without a zone.
-    places: Vec<u16>,
+    places: Box<[u16]>,
 }
 
 impl EndpointZones {
     /// Returns the zones of endpoints, given in wire form; `None` if there are none.
     #[must_use]
     pub fn of(zones: impl IntoIterator<Item = Option<Vec<u8>>>) -> Option<Box<Self>> {
-        let mut all = Self::default();
-        for zone in zones {
-            let place = zone.map(|zone| {
-                let known = all.names.iter().position(|name| **name == *zone);
-                known.unwrap_or_else(|| {
-                    all.names.push(zone.into());
-                    all.names.len() - 1
-                })
-            });
-            let place = place.and_then(|place| u16::try_from(place + 1).ok());
-            all.places.push(place.unwrap_or_default());
-        }
-        all.names.shrink_to_fit();
-        all.places.shrink_to_fit();
-        (!all.names.is_empty()).then(|| Box::new(all))
+        let mut known: HashMap<Box<[u8]>, u16> = HashMap::new();
+        let mut place = |zone: Vec<u8>| {
+            let next = u16::try_from(known.len() + 1).unwrap_or_default();
+            *known.entry(zone.into()).or_insert(next)
+        };
+        let places = zones.into_iter().map(|zone| zone.map_or(0, &mut place)).collect();
+        let mut names: Vec<_> = known.into_iter().collect();
+        names.sort_unstable_by_key(|(_, place)| *place);
+        let names: Box<[_]> = names.into_iter().map(|(name, _)| name).collect();
+        (!names.is_empty()).then(|| Box::new(Self { names, places }))
     }
 
     /// Returns whether the endpoint at a place is in a zone.

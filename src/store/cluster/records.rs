@@ -1,6 +1,6 @@
 //! The records of answers.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -38,6 +38,7 @@ pub struct Record {
 }
 
 /// What a name leads to.
+#[derive(Default)]
 pub(super) struct Group<'a> {
     /// The ports; `None` for one without an SRV record, which counts for the weight of the others.
     pub(super) ports: SmallVec<[Option<u16>; 4]>,
@@ -62,6 +63,8 @@ pub(super) struct Ttls {
 pub(super) struct RecordSet {
     pub(super) records: Vec<Record>,
     pub(super) is_cut: bool,
+    /// The targets of SRV records outside of the cluster, each once, in wire form with the root octet.
+    pub(super) hosts: Vec<Box<[u8]>>,
 }
 
 /// Returns a name in wire form with the root octet, in lower case: these labels below a zone. A label with dots stands
@@ -123,6 +126,8 @@ impl RecordSet {
         let total = groups.iter().map(|group| group.ports.len().saturating_mul(number(group))).sum();
         let weight = weight(total);
         let (mut set, mut seen, mut glue) = (Self::default(), HashSet::new(), HashSet::new());
+        let hosts: BTreeSet<&[u8]> = groups.iter().flat_map(|group| &group.hosts).copied().collect();
+        set.hosts = hosts.into_iter().map(Into::into).collect();
         for group in groups.iter().filter(|group| group.ports.iter().any(Option::is_some)) {
             let targets = group.targets.iter().map(|target| {
                 let name = match group.is_named {

@@ -19,7 +19,7 @@ fn spec() -> ClusterSpec {
         has_endpoints: true,
         has_pods: true,
         names_endpoints_by_pods: false,
-        has_imports: false,
+        has_imports: true,
         has_zones: false,
     }
 }
@@ -98,7 +98,7 @@ fn example() -> Cluster {
     let cluster = Cluster::new(spec());
     cluster.set_namespace("a", true);
     cluster.set_namespace("b", true);
-    let set = |text: &str, service| cluster.set_service(&key(text), service);
+    let set = |text: &str, service| cluster.set_service(&key(text), service, &[]);
     set("web.a", cluster_ip(&["10.0.0.1", "fd00::1"], &["http/tcp/80", "dns/udp/53"]));
     set("one.a", cluster_ip(&["10.0.0.2"], &["/tcp/80"]));
     set("db.a", headless());
@@ -111,6 +111,7 @@ fn example() -> Cluster {
     add("db-2.a", "db", slice("db-2", &["fd00:1::"], &["sql/tcp/5432", "/tcp/x"]));
     add("lone-1.a", "lone", slice("lone-1", &["10.1.0.9"], &[]));
     cluster.set_pod(&key("p.a"), &ips(&["10.2.0.1", "fd00:2::1"]));
+    Kind::ALL.into_iter().for_each(|kind| cluster.set_listed(kind));
     cluster
 }
 
@@ -263,12 +264,12 @@ fn names_of_the_zone_itself_exist() {
             ("ns.dns.cluster.local", PTR, "empty, passed on"),
             ("dns-version.cluster.local", TXT, "dns-version.@ 28800 1.1.0"),
             ("dns-version.cluster.local", A, "empty, passed on"),
-            ("ns.dns.cluster.local", A, "ns.dns.@ 5 10.0.0.1, ns.dns.@ 5 10.1.0.1, ns.dns.@ 5 10.1.0.2"),
+            ("ns.dns.cluster.local", A, "ns.dns.@ 5 10.1.0.1, ns.dns.@ 5 10.1.0.2, ns.dns.@ 5 10.0.0.1"),
             (
                 "cluster.local",
                 NS,
-                "@ 5 web.a.svc.@, @ 5 db-0.db.a.svc.@, @ 5 10-1-0-2.db.a.svc.@ | web.a.svc.@ 5 10.0.0.1, web.a.svc.@ 5 \
-                 fd00::1, db-0.db.a.svc.@ 5 10.1.0.1, 10-1-0-2.db.a.svc.@ 5 10.1.0.2",
+                "@ 5 db-0.db.a.svc.@, @ 5 10-1-0-2.db.a.svc.@, @ 5 web.a.svc.@ | db-0.db.a.svc.@ 5 10.1.0.1, \
+                 10-1-0-2.db.a.svc.@ 5 10.1.0.2, web.a.svc.@ 5 10.0.0.1, web.a.svc.@ 5 fd00::1",
             ),
         ],
     );
@@ -292,7 +293,7 @@ fn addresses_have_the_names_of_services_or_endpoints() {
         (
             "1.0.1.10.in-addr.arpa",
             PTR,
-            "1.0.1.10.in-addr.arpa 5 10-1-0-1.web.a.svc.@, 1.0.1.10.in-addr.arpa 5 db-0.db.a.svc.@",
+            "1.0.1.10.in-addr.arpa 5 db-0.db.a.svc.@, 1.0.1.10.in-addr.arpa 5 10-1-0-1.web.a.svc.@",
         ),
         ("9.0.1.10.in-addr.arpa", PTR, "9.0.1.10.in-addr.arpa 5 10-1-0-9.lone.a.svc.@"),
         ("3.0.1.10.in-addr.arpa", PTR, "absent"),
@@ -418,9 +419,9 @@ fn imports_have_names_in_their_zones_alone() {
             ("1.0.9.10.in-addr.arpa", PTR, "absent"),
         ],
     );
-    let serials = || [cluster.serial(), cluster.import_serial()].map(|serial| serial.load(Ordering::Relaxed));
-    cluster.serial().store(1, Ordering::Relaxed);
-    cluster.import_serial().store(1, Ordering::Relaxed);
+    let serials = || [View::Inside, View::Imports].map(|view| cluster.serial(view).load(Ordering::Relaxed));
+    cluster.serial(View::Inside).store(1, Ordering::Relaxed);
+    cluster.serial(View::Imports).store(1, Ordering::Relaxed);
     let kept = [
         "web.a.svc.cluster.local",
         "web.a.svc.set.local",
@@ -476,8 +477,8 @@ fn change_outdates_only_the_answers_that_rest_on_it() {
     let rules = Rules { pods: PodMode::Verified, ..rules() };
     type Change = fn(&Cluster);
     let changes: [(Change, &[usize]); 9] = [
-        (|cluster| cluster.set_service(&key("web.a"), None), &[0]),
-        (|cluster| cluster.set_service(&key("none.a"), headless()), &[2]),
+        (|cluster| cluster.set_service(&key("web.a"), None, &[]), &[0]),
+        (|cluster| cluster.set_service(&key("none.a"), headless(), &[]), &[2]),
         (|cluster| cluster.set_namespace("none", true), &[3]),
         (|cluster| cluster.set_namespace("a", false), &[0, 1, 2, 6, 7]),
         (|cluster| cluster.set_slice(&key("db-2.a"), None), &[1]),
@@ -492,7 +493,7 @@ fn change_outdates_only_the_answers_that_rest_on_it() {
         (|cluster| cluster.set_pod(&key("q.a"), &ips(&["10.2.0.7"])), &[7]),
         (
             |cluster| {
-                cluster.set_service(&key("db.a"), headless());
+                cluster.set_service(&key("db.a"), headless(), &[]);
                 cluster.set_pod(&key("p.a"), &ips(&["10.2.0.1", "fd00:2::1"]));
                 cluster.set_namespace("b", true);
             },
@@ -572,14 +573,14 @@ fn large_services_have_bounded_answers() {
     cluster.set_slice(&key("big-1.a"), Some(("db", slice("big-1", &many, &texts))));
     for qtype in [A, SRV] {
         let answer = ask(&cluster, &rules(), "db.a.svc.cluster.local", qtype);
-        let Outcome::Records { records, is_cut } = answer.outcome else { panic!("{qtype}") };
+        let Outcome::Records { records, is_cut, .. } = answer.outcome else { panic!("{qtype}") };
         assert!(is_cut && records.len() <= 2 * 4096, "{}", records.len());
     }
 }
 
 #[test]
 fn all_kinds_of_the_selection_have_to_be_listed() {
-    let cluster = Cluster::new(ClusterSpec { has_pods: false, ..spec() });
+    let cluster = Cluster::new(ClusterSpec { has_pods: false, has_imports: false, ..spec() });
     for kind in [Kind::Services, Kind::Slices, Kind::Namespaces] {
         assert!(!cluster.is_listed());
         cluster.set_failure(kind, Some("no"));
@@ -588,6 +589,61 @@ fn all_kinds_of_the_selection_have_to_be_listed() {
         assert_eq!(cluster.failure(), None);
     }
     assert!(cluster.is_listed());
+}
+
+#[test]
+fn name_servers_are_unknown_until_all_is_listed() {
+    let cluster = Cluster::new(spec());
+    let rules = Rules { own_addresses: ips(&["10.9.0.1"]).into(), ..rules() };
+    let names = [("cluster.local", NS), ("ns.dns.cluster.local", A)];
+    check(&cluster, &rules, &names.map(|(name, qtype)| (name, qtype, "empty")));
+    Kind::ALL.into_iter().for_each(|kind| cluster.set_listed(kind));
+    for (name, qtype) in names {
+        assert!(show(&ask(&cluster, &rules, name, qtype)).ends_with(" 10.9.0.1"), "{name}");
+    }
+}
+
+#[test]
+fn services_may_share_an_address() {
+    let cluster = example();
+    let set = |name: &str, is_there: bool| {
+        let service = cluster_ip(&["10.7.0.1"], &[]).filter(|_| is_there);
+        cluster.set_service(&key(&format!("{name}.a")), service, &[]);
+    };
+    for (name, is_there, first) in [
+        ("m", true, "m"),
+        ("z", true, "m"),
+        ("c", true, "c"),
+        ("m", true, "c"),
+        ("c", false, "m"),
+        ("m", false, "z"),
+    ] {
+        set(name, is_there);
+        let found = show(&ask(&cluster, &rules(), "1.0.7.10.in-addr.arpa", PTR));
+        assert_eq!(found, format!("1.0.7.10.in-addr.arpa 5 {first}.a.svc.@"), "{name}");
+    }
+}
+
+#[test]
+fn serials_rise_with_the_changes_that_their_zones_show() {
+    const ALL: [View; 4] = [View::Inside, View::External, View::ExternalHeadless, View::Imports];
+    let outside = [External::Address([192, 0, 2, 1].into())];
+    type Change<'a> = &'a dyn Fn(&Cluster);
+    let changes: [(Change<'_>, [bool; 4]); 6] = [
+        (&|cluster| cluster.set_service(&key("new.a"), headless(), &[]), [true, false, true, false]),
+        (&|cluster| cluster.set_service(&key("new.a"), headless(), &outside), [false, true, true, false]),
+        (&|cluster| cluster.set_service(&key("new.a"), None, &[]), [true, true, true, false]),
+        (&|cluster| cluster.set_slice(&key("db-1.a"), None), [true, false, true, false]),
+        (&|cluster| cluster.set_pod(&key("p.a"), &[]), [true, false, false, true]),
+        (&|cluster| cluster.set_namespace("c", true), [true; 4]),
+    ];
+    let cluster = example();
+    for (number, (change, expected)) in changes.into_iter().enumerate() {
+        ALL.iter().for_each(|view| cluster.serial(*view).store(1, Ordering::Relaxed));
+        change(&cluster);
+        let raised = ALL.map(|view| cluster.serial(view).load(Ordering::Relaxed) > 1);
+        assert_eq!(raised, expected, "change {number}");
+    }
 }
 
 #[test]

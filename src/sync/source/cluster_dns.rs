@@ -37,9 +37,6 @@ use metrics::ProgrammingMetrics;
 /// The longest pause before the first list is requested again: no name is known without it.
 const FIRST_LIST_PAUSE: Duration = Duration::from_secs(2);
 
-/// The pause before a list of a resource that the API server doesn't have is requested again.
-const LIST_MISSING_AFTER: Duration = Duration::from_secs(30);
-
 /// Keeps the objects of a cluster up to date.
 #[derive(Clone)]
 pub struct ClusterWatcher {
@@ -104,7 +101,7 @@ struct KindWatch<'a, K> {
     /// The objects of the list that has begun.
     seen: HashSet<ServiceKey>,
     guard: RelistGuard,
-    /// When a suspicious list has to be confirmed by another one.
+    /// When a suspicious list has to be confirmed by another one, or a missing resource is asked for again.
     confirm_at: Option<Instant>,
     kind: std::marker::PhantomData<fn() -> K>,
 }
@@ -134,9 +131,12 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
             Kind::Imports => "",
             _ => &spec.labels,
         };
+        let of_imports = Some(kinds::IMPORT_NAME).filter(|_| K::KIND == Kind::Slices && !spec.has_endpoints);
+        let labels: Vec<&str> =
+            of_imports.into_iter().chain([labels]).filter(|label| !label.is_empty()).collect();
         let query = RequestQuery {
             fields: K::FIELDS.to_owned(),
-            labels: labels.to_owned(),
+            labels: labels.join(","),
             first_list_pause: Some(FIRST_LIST_PAUSE),
             ..RequestQuery::default()
         };
@@ -179,16 +179,10 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
 
     /// Takes the missing resource for an empty list, and lists again later.
     fn on_missing(&mut self) {
-        let cluster = &self.watcher.cluster;
-        if !cluster.is_listed() {
-            info!("{} for DNS: none, the API server doesn't have them", K::WHAT);
-        }
-        for key in cluster.keys(K::KIND) {
-            self.remove(&key);
-        }
         self.activity.note();
-        cluster.set_listed(K::KIND);
-        self.confirm_at = Some(Instant::now() + LIST_MISSING_AFTER);
+        self.seen.clear();
+        self.on_list_end();
+        self.confirm_at = Some(Instant::now() + CONFIRM_AFTER);
     }
 
     fn note_failure(&self, error: &WatchError) {

@@ -140,7 +140,11 @@ fn cluster(lines: &str) -> (TestServer, Arc<Cluster>) {
 
 fn set(cluster: &Cluster, namespace: &str, name: &str) {
     let addressing = Addressing::ClusterIps([[10, 1, 0, 1].into()].into());
-    cluster.set_service(&ServiceKey::new(namespace, name), Some(Service { addressing, ports: [].into() }));
+    cluster.set_service(
+        &ServiceKey::new(namespace, name),
+        Some(Service { addressing, ports: [].into() }),
+        &[],
+    );
 }
 
 const API: &str = "api.b.a.svc.cluster.local. A";

@@ -5,8 +5,8 @@ use crate::dns::plugins::kubernetes::tests::{list, server};
 use crate::dns::plugins::tests::support::TestServer;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
-use crate::store::cluster::Cluster;
 use crate::store::cluster::objects::{Addressing, External, Kind, Port, Protocol, Service, Slice};
+use crate::store::cluster::{Cluster, View};
 
 fn key(name: &str) -> ServiceKey {
     ServiceKey::new("a", name)
@@ -24,28 +24,36 @@ fn port() -> Box<[Port]> {
     [Port { name: "http".into(), protocol: Protocol::Tcp, number: Some(80) }].into()
 }
 
-/// Adds Services with two addresses, with a hostname, with an address and a hostname, and a headless one.
-fn fill(cluster: &Cluster) {
-    let ports = port();
-    let set = |name: &str, addressing, externals| {
-        cluster.set_service(&key(name), Some(Service { addressing, ports: ports.clone() }));
-        cluster.set_externals(&key(name), externals);
+fn set(cluster: &Cluster, name: &str, externals: &[External]) {
+    let addressing = match name {
+        "db" => Addressing::Headless,
+        _ => Addressing::ClusterIps([[10, 0, 0, 1].into()].into()),
     };
-    let ips = || Addressing::ClusterIps([[10, 0, 0, 1].into()].into());
-    set("two", ips(), vec![ip("192.0.2.1"), ip("2001:db8::1")]);
-    set("elb", ips(), vec![host("lb.example.org"), host("other.example.org")]);
-    set("both", ips(), vec![ip("192.0.2.1"), host("lb.example.org")]);
-    set("inner", ips(), vec![]);
-    set("db", Addressing::Headless, vec![]);
+    cluster.set_service(&key(name), Some(Service { addressing, ports: port() }), externals);
+}
+
+fn set_slice(cluster: &Cluster, addresses: &[[u8; 4]]) {
     let slice = Slice {
         name: "db-1".into(),
         ports: port(),
-        addresses: [[10, 1, 0, 1].into(), [10, 1, 0, 2].into()].into(),
+        addresses: addresses.iter().map(|ip| (*ip).into()).collect(),
         names: [(0, "db-0".into())].into(),
         zones: None,
         cluster: Box::default(),
     };
     cluster.set_slice(&key("db-1"), Some(("db", slice)));
+}
+
+/// Adds Services with two addresses, with the same one twice, with a hostname, with an address and a hostname, and a
+/// headless one.
+fn fill(cluster: &Cluster) {
+    set(cluster, "two", &[ip("192.0.2.1"), ip("2001:db8::1")]);
+    set(cluster, "twice", &[ip("192.0.2.8"), ip("192.0.2.8")]);
+    set(cluster, "elb", &[host("lb.example.org"), host("other.example.org")]);
+    set(cluster, "both", &[ip("192.0.2.1"), host("lb.example.org")]);
+    set(cluster, "inner", &[]);
+    set(cluster, "db", &[]);
+    set_slice(cluster, &[[10, 1, 0, 1], [10, 1, 0, 2]]);
     list(cluster);
 }
 
@@ -88,6 +96,12 @@ async fn external_addresses_are_answered() {
             ("a.ex.test. A", "NOERROR aa | | ex.test. 7 IN SOA "),
             ("b.ex.test. A", "NXDOMAIN aa"),
             ("both.a.ex.test. A", "NOERROR aa | both.a.ex.test. 7 IN A 192.0.2.1 | |"),
+            ("both.a.ex.test. AAAA", "NOERROR aa | both.a.ex.test. 30 IN CNAME lb.example.org. |"),
+            ("both.a.ex.test. TXT", "NOERROR aa | | ex.test. 7 IN SOA "),
+            (
+                "twice.a.ex.test. SRV",
+                "NOERROR aa | twice.a.ex.test. 30 IN SRV 0 50 80 twice.a.ex.test. | | twice.a.ex.test. 7 IN A 192.0.2.8",
+            ),
             (
                 "elb.a.ex.test. A",
                 "NOERROR aa | elb.a.ex.test. 30 IN CNAME lb.example.org., lb.example.org. 3600 IN A 192.0.2.9 | |",
@@ -119,7 +133,7 @@ async fn external_addresses_are_answered() {
 #[tokio::test]
 async fn zone_of_external_names_has_an_apex() {
     let (server, cluster) = external("apex Own\nfallthrough");
-    cluster.external_serial().store(5, Ordering::Relaxed);
+    cluster.serial(View::External).store(5, Ordering::Relaxed);
     check(
         &server,
         &[
@@ -160,42 +174,56 @@ async fn headless_services_have_external_names_if_wanted() {
         ],
     )
     .await;
-    cluster.set_externals(&key("db"), vec![ip("192.0.2.7")]);
+    set(&cluster, "db", &[ip("192.0.2.7")]);
     check(&server, &[("db.a.ex.test. A", "NOERROR aa | db.a.ex.test. 5 IN A 192.0.2.7 | |")]).await;
 }
 
 #[tokio::test]
 async fn kept_external_answers_end_with_their_objects() {
-    let (server, cluster) = server("k8s_external ex.test 2.0.192.in-addr.arpa\nkubernetes cluster.local");
-    fill(&cluster);
-    let questions = ["two.a.ex.test. A", "inner.a.ex.test. A", "1.2.0.192.in-addr.arpa. PTR"];
-    let inside = "two.a.svc.cluster.local. A";
-    let mut kept = Vec::new();
-    for question in questions.into_iter().chain([inside]) {
-        kept.push(server.reply(question).await.unwrap().validity.unwrap());
+    let questions = [
+        "two.a.ex.test. A",
+        "inner.a.ex.test. A",
+        "1.2.0.192.in-addr.arpa. PTR",
+        "two.a.svc.cluster.local. A",
+        "db.a.ex.test. A",
+        "db-0.db.a.ex.test. A",
+        "ns1.dns.ex.test. A",
+        "one.a.ex.test. SRV",
+    ];
+    type Change = fn(&Cluster);
+    let changes: [(Change, &[usize]); 6] = [
+        (|cluster| set(cluster, "inner", &[ip("192.0.2.3")]), &[1]),
+        (|cluster| set(cluster, "two", &[ip("192.0.2.3")]), &[0, 2]),
+        (|cluster| cluster.remove(Kind::Services, &key("two")), &[0, 2, 3]),
+        (|cluster| set_slice(cluster, &[[10, 1, 0, 1], [10, 1, 0, 3]]), &[4, 5]),
+        (|cluster| set_slice(cluster, &[[192, 0, 2, 53]]), &[4, 5, 6]),
+        (|cluster| cluster.set_namespace("a", false), &[0, 1, 3, 4, 5, 7]),
+    ];
+    for (number, (change, expected)) in changes.into_iter().enumerate() {
+        let (server, cluster) = server(
+            "hosts /dev/null lb.example.org {\n192.0.2.9 lb.example.org\n}\nk8s_external ex.test 2.0.192.in-addr.arpa {\n\
+             headless\n}\nkubernetes cluster.local",
+        );
+        fill(&cluster);
+        set(&cluster, "one", &[host("lb.example.org")]);
+        let mut kept = Vec::new();
+        for question in questions {
+            kept.push(server.reply(question).await.unwrap().validity.expect(question));
+        }
+        change(&cluster);
+        let outdated: Vec<usize> = (0..kept.len()).filter(|at| kept[*at].is_outdated()).collect();
+        assert_eq!(outdated, expected, "change {number}");
     }
-    let outdated = |expected: [bool; 4]| {
-        assert_eq!(kept.iter().map(|kept| kept.is_outdated()).collect::<Vec<_>>(), expected);
-    };
-    cluster.set_externals(&key("inner"), vec![ip("192.0.2.3")]);
-    outdated([false, true, false, false]);
-    let serials =
-        || [cluster.serial(), cluster.external_serial()].map(|serial| serial.load(Ordering::Relaxed));
-    cluster.serial().store(1, Ordering::Relaxed);
-    cluster.set_externals(&key("two"), vec![ip("192.0.2.3")]);
-    outdated([true, true, true, false]);
-    assert!(serials()[0] == 1 && serials()[1] > 1, "{:?}", serials());
-    cluster.remove(Kind::Services, &key("two"));
-    outdated([true; 4]);
-    assert!(server.ask("two.a.ex.test. A").await.starts_with("NXDOMAIN"));
 }
 
 #[tokio::test]
 async fn external_names_wait_for_the_first_lists() {
     let (server, cluster) = server("k8s_external ex.test\nkubernetes cluster.local {\nstartup_timeout 0s\n}");
-    assert!(server.ask("none.a.ex.test. A").await.starts_with("SERVFAIL"));
+    let rcodes =
+        [("none.a.ex.test. A", "NXDOMAIN"), ("ex.test. NS", "NOERROR"), ("ns1.dns.ex.test. A", "NOERROR")];
+    check(&server, &rcodes.map(|(question, _)| (question, "SERVFAIL"))).await;
     list(&cluster);
-    assert!(server.ask("none.a.ex.test. A").await.starts_with("NXDOMAIN"));
+    check(&server, &rcodes).await;
 }
 
 #[test]
@@ -206,18 +234,14 @@ fn invalid_lines_of_k8s_external_are_rejected() {
             "Corefile:2:1: k8s_external reads the objects of kubernetes, and this block has no kubernetes: add a line",
         ),
         (
-            "k8s_external a.b\nk8s_external b.c\nkubernetes c.d",
-            "Corefile:3:1: k8s_external can be there only once in a block",
-        ),
-        (
             "k8s_external a.b\nlb_linker a.b\nkubernetes c.d",
             "Corefile:2:1: lb_linker answers for the zone a.b. already",
         ),
         (
-            "k8s_external a.b {\napex a.b\n}\nkubernetes c.d",
-            "Corefile:3:6: \"a.b\" isn't a label such as dns",
+            "k8s_external a.b {\napex a..b\n}\nkubernetes c.d",
+            "Corefile:3:6: \"a..b\" isn't a name such as dns",
         ),
-        ("k8s_external a.b {\napex\n}\nkubernetes c.d", "Corefile:3:1: apex needs a label such as dns"),
+        ("k8s_external a.b {\napex\n}\nkubernetes c.d", "Corefile:3:1: apex needs a name such as dns"),
         (
             "k8s_external a.b {\nttl 3601\n}\nkubernetes c.d",
             "Corefile:3:5: \"3601\" isn't a number of seconds from 0",
@@ -228,4 +252,24 @@ fn invalid_lines_of_k8s_external_are_rejected() {
         let error = TestServer::error(lines);
         assert!(error.starts_with(expected), "{error}");
     }
+}
+
+#[tokio::test]
+async fn what_coredns_loads_of_k8s_external_is_loaded() {
+    let (server, cluster) = server(
+        "k8s_external a.b {\napex Own.dns more\nttl 9 more\n}\nk8s_external c.d\nkubernetes cluster.local",
+    );
+    list(&cluster);
+    check(
+        &server,
+        &[
+            ("c.d. SOA", "NOERROR aa | c.d. 9 IN SOA ns1.own.dns.c.d. hostmaster.own.dns.c.d. "),
+            ("ns1.own.dns.c.d. A", "NOERROR aa | ns1.own.dns.c.d. 9 IN A 192.0.2.53 | |"),
+            ("own.dns.c.d. A", "NOERROR aa | | c.d. 9 IN SOA "),
+            ("x.own.dns.c.d. A", "NXDOMAIN"),
+            ("dns.c.d. A", "NXDOMAIN"),
+            ("a.b. SOA", "SERVFAIL"),
+        ],
+    )
+    .await;
 }

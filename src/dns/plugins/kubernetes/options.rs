@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use hickory_proto::rr::Name;
 use kube::config::{Kubeconfig, KubeconfigError};
 
 use super::NAME;
@@ -73,16 +72,11 @@ struct Parsed<'a> {
 
 pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
     let line = setup.only_line()?.clone();
-    let zones = setup.zones_or_own(line.arguments())?;
+    let zones = setup.cluster_zones(&line)?;
     let wire: Vec<Box<[u8]>> = zones.all().iter().map(|zone| whole_wire_name(zone).into()).collect();
     let Some(primary) = wire.iter().find(|zone| !is_reverse(zone)).cloned() else {
         return Err(line.missing_argument("a zone that isn't a reverse zone, such as cluster.local"));
     };
-    let is_link_zone = |zone: &&Name| setup.builder.link_zones.all().contains(zone);
-    if let Some(zone) = zones.all().iter().find(is_link_zone) {
-        return Err(line.error(format!("lb_linker answers for the zone {zone} already")));
-    }
-    setup.builder.cluster_zones.extend(zones.all().iter().cloned());
     let mut parsed = Parsed::default();
     for option in line.options() {
         option.no_block()?;

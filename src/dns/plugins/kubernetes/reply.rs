@@ -1,8 +1,10 @@
 //! Makes replies of what the cluster's objects say.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures::future::join_all;
 use hickory_proto::op::{Metadata, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
@@ -73,7 +75,7 @@ impl ZoneReply<'_> {
             }
             Outcome::Empty => Parts { answers: &[], soa: soa(Section::Authority) },
             Outcome::Soa => Parts { answers: &[], soa: soa(Section::Answer) },
-            Outcome::Records { records, is_cut } => {
+            Outcome::Records { records, is_cut, .. } => {
                 reply.metadata.truncation = *is_cut;
                 Parts { answers: records, soa: None }
             }
@@ -100,8 +102,8 @@ impl ZoneReply<'_> {
         match (&outcome, request.query.query_type()) {
             (Outcome::Alias(_), RecordType::CNAME | RecordType::ANY) => {}
             (Outcome::Alias(target), _) => add_target(&mut reply, request, target).await,
-            (Outcome::Records { records, .. }, RecordType::SRV) => {
-                add_addresses(&mut reply, request, records).await;
+            (Outcome::Records { hosts, .. }, _) if !hosts.is_empty() => {
+                add_addresses(&mut reply, request, hosts).await;
             }
             _ => {}
         }
@@ -165,7 +167,9 @@ async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
         reply.validity = None;
         return;
     };
-    add_dependencies(reply, &mut found);
+    let [answers, authorities, _] = found.records.counts();
+    let places = vec![(Section::Answer, 1..1 + answers), (Section::Authority, 0..authorities)];
+    add_dependencies(reply, &mut found, places);
     reply.metadata.truncation |= found.metadata.truncation;
     reply.ede = reply.ede.or(found.ede);
     let rcode = found.metadata.response_code;
@@ -180,46 +184,41 @@ async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
     reply.records.answers.append(&mut found.records.answers);
 }
 
-/// Adds the addresses of the targets of SRV records that have none, which are outside of the cluster.
-async fn add_addresses(reply: &mut Reply, request: &Request, records: &[Record]) {
-    /// The length of priority, weight and port.
-    const FIXED: usize = 6;
-    let has_address =
-        |target: &[u8]| records.iter().any(|known| known.is_additional && *known.owner == *target);
-    let mut hosts: Vec<&[u8]> = Vec::new();
-    for record in records.iter().filter(|record| !record.is_additional) {
-        let Some(target) = record.data.get(FIXED..) else { continue };
-        if !hosts.contains(&target) && !has_address(target) {
-            hosts.push(target);
-        }
-    }
-    for host in &hosts {
-        let Ok(name) = Name::read(&mut BinDecoder::new(host)) else { continue };
-        for qtype in [RecordType::A, RecordType::AAAA] {
-            let found = Server::look_up_alias(request, Query::query(name.clone(), qtype)).await;
-            for record in found.into_iter().flat_map(|mut found| std::mem::take(&mut found.records.answers)) {
-                if !reply.records.additionals.contains(&record) {
-                    reply.records.additionals.push(record);
-                }
+/// Adds the addresses of the targets of SRV records that are outside of the cluster, given in wire form; of the first eight,
+/// as a question has at most 16 look-ups.
+async fn add_addresses(reply: &mut Reply, request: &Request, hosts: &[Box<[u8]>]) {
+    let names = hosts.iter().filter_map(|host| Name::read(&mut BinDecoder::new(host)).ok());
+    let queries = names
+        .flat_map(|name| [RecordType::A, RecordType::AAAA].map(|qtype| Query::query(name.clone(), qtype)));
+    let all = join_all(queries.map(|query| Server::look_up_alias(request, query))).await;
+    for found in all {
+        let Some(mut found) = found else {
+            reply.validity = None;
+            continue;
+        };
+        let first = reply.records.additionals.len();
+        for record in std::mem::take(&mut found.records.answers) {
+            if !reply.records.additionals.contains(&record) {
+                reply.records.additionals.push(record);
             }
         }
-        // What the addresses rest on isn't noted.
-        reply.validity = None;
+        let added = first..reply.records.additionals.len();
+        add_dependencies(reply, &mut found, vec![(Section::Additional, added)]);
     }
 }
 
-/// Adds what the answer for the target rests on, before its records are added after the alias. An answer that can't be
-/// reused makes the whole one so.
-fn add_dependencies(reply: &mut Reply, found: &mut Reply) {
+/// Adds what another answer rests on, whose records are at these places of the reply. An answer that can't be reused makes
+/// the whole one so.
+fn add_dependencies(reply: &mut Reply, found: &mut Reply, places: Vec<(Section, Range<usize>)>) {
     let (Some(mut validity), Some(other)) = (reply.validity.take(), found.validity.take()) else { return };
     let Some(countdown) = other.common_countdown() else { return };
     validity.add_dependencies(&other);
+    let is_authority = |section: Section| section == Section::Authority;
+    let has_authorities = places.iter().any(|(section, _)| is_authority(*section));
+    validity.serial = other.serial.filter(|serial| has_authorities && is_authority(serial.section));
     if let Some((since, ttl)) = countdown {
-        let [answers, authorities, _] = found.records.counts();
-        let of = |section, records| TtlCountdown { section, records, since, ttl, cap: u32::MAX };
-        validity.countdown.push(of(Section::Answer, 1..1 + answers));
-        validity.countdown.push(of(Section::Authority, 0..authorities));
+        let of = |(section, records)| TtlCountdown { section, records, since, ttl, cap: u32::MAX };
+        validity.countdown.extend(places.into_iter().map(of));
     }
-    validity.serial = other.serial.filter(|serial| serial.section == Section::Authority);
     reply.validity = Some(validity);
 }

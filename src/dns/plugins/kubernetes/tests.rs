@@ -7,9 +7,9 @@ use crate::dns::message::presentation::rcode_text;
 use crate::dns::plugins::tests::support::TestServer;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
-use crate::store::cluster::Cluster;
 use crate::store::cluster::objects::{Addressing, Kind, Service};
 use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
+use crate::store::cluster::{Cluster, View};
 
 /// Returns a server with these lines in a block, which has the plugin with the options of a default selection, and its
 /// objects.
@@ -34,7 +34,7 @@ pub(crate) fn server(lines: &str) -> (TestServer, Arc<Cluster>) {
 }
 
 fn set(cluster: &Cluster, name: &str, addressing: Addressing) {
-    cluster.set_service(&ServiceKey::new("a", name), Some(Service { addressing, ports: [].into() }));
+    cluster.set_service(&ServiceKey::new("a", name), Some(Service { addressing, ports: [].into() }), &[]);
 }
 
 fn alias(cluster: &Cluster, name: &str, target: &str) {
@@ -50,7 +50,7 @@ const WEB: &str = "web.a.svc.cluster.local.";
 
 /// Replaces the serial of the SOA record, a Unix time.
 fn without_serial(cluster: &Cluster, text: &str) -> String {
-    let serial = cluster.serial().load(std::sync::atomic::Ordering::Relaxed);
+    let serial = cluster.serial(View::Inside).load(std::sync::atomic::Ordering::Relaxed);
     text.replace(&format!(" {serial} "), " SERIAL ")
 }
 
@@ -89,6 +89,24 @@ async fn names_that_fall_through_are_cached_until_they_exist() {
     set(&cluster, "new", Addressing::ClusterIps([[10, 0, 0, 9].into()].into()));
     let answer = server.ask(NAME).await;
     assert!(answer.contains("PTR new.a.svc.cluster.local."), "{answer}");
+}
+
+#[tokio::test]
+async fn denial_by_the_next_plugin_is_cached_as_nodata() {
+    const NAME: &str = "1.0.0.10.in-addr.arpa. A";
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "@ 60 IN SOA ns hostmaster 1 2 3 4 60\n").unwrap();
+    let lines = "cache 30\nkubernetes cluster.local in-addr.arpa {\nfallthrough\n}";
+    let (server, cluster) = server(&format!("{lines}\nfile {} in-addr.arpa", file.path().display()));
+    list(&cluster);
+    let hits = || server.metrics("coredns_cache_hits_total{").concat();
+    for is_hit in [false, true] {
+        let answer = server.ask(NAME).await;
+        assert!(answer.starts_with("NOERROR") && answer.contains("| | in-addr.arpa. 5 IN SOA"), "{answer}");
+        assert_eq!(hits().ends_with(" 1"), is_hit, "{}", hits());
+    }
+    set(&cluster, "web", Addressing::Headless);
+    assert!(server.ask(NAME).await.starts_with("NXDOMAIN"));
 }
 
 #[tokio::test]
@@ -230,6 +248,10 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         ("kubernetes a.b\nkubernetes b.c", "Corefile:3:1: kubernetes can be there only once in a block"),
         ("lb_linker a.b\nkubernetes a.b", "Corefile:3:1: lb_linker answers for the zone a.b. already"),
+        (
+            "kubernetes a.b lb.c\n}\nlb.c {\nlb_linker",
+            "Corefile:2:1: lb_linker answers for the zone lb.c. already: leave it out",
+        ),
         ("kubernetes a.b {\npods all\n}", "Corefile:3:6: \"all\" isn't disabled, insecure or verified"),
         ("kubernetes a.b {\nttl 3601\n}", "Corefile:3:5: \"3601\" isn't a number of seconds from 0 to 3600"),
         ("kubernetes a.b {\nlabels a in (\n}", "Corefile:3:1: \"a in (\" is not a label selector such as"),

@@ -117,20 +117,20 @@ impl ClusterObject for ClusterService {
 
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
         if !names::is_label(key.name()) {
-            cluster.set_service(key, None);
+            cluster.set_service(key, None, &[]);
             return vec!["DNS leaves it out: its name isn't a DNS label".to_owned()];
         }
         let mut wrong = Vec::new();
         let ports = ports_of(&self.spec.ports, &mut wrong);
         let addressing = self.spec.addressing(&mut wrong);
-        cluster.set_service(key, Some(Service { addressing, ports }));
-        cluster.set_externals(key, self.externals(&mut wrong));
+        let externals = self.externals(&mut wrong);
+        cluster.set_service(key, Some(Service { addressing, ports }), &externals);
         wrong
     }
 }
 
 impl ClusterService {
-    /// Returns the external addresses and hostnames, each once.
+    /// Returns the external addresses and hostnames. Each counts for the weight of SRV records as often as it is there.
     fn externals(&self, wrong: &mut Vec<String>) -> Vec<External> {
         let of_spec = self.spec.external_ips.iter().map(String::as_str);
         let of_balancer =
@@ -142,7 +142,6 @@ impl ClusterService {
         for text in of_spec.chain(of_balancer) {
             match external(text) {
                 None => invalid += 1,
-                Some(external) if found.contains(&external) => {}
                 Some(_) if found.len() >= MAX_EXTERNALS => excess += 1,
                 Some(external) => found.push(external),
             }
@@ -279,7 +278,7 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The annotation with the time of the change that the controller has made a slice for.
 const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// The labels with the name of a slice's ServiceImport, and with the cluster of its endpoints.
-const IMPORT_NAME: &str = "multicluster.kubernetes.io/service-name";
+pub(super) const IMPORT_NAME: &str = "multicluster.kubernetes.io/service-name";
 const SOURCE_CLUSTER: &str = "multicluster.kubernetes.io/source-cluster";
 /// The `addressType` of slices with names, which DNS leaves out.
 const FQDN: &str = "FQDN";
@@ -300,12 +299,19 @@ impl ClusterObject for ClusterSlice {
         let service = label(SERVICE_NAME).filter(|_| spec.has_endpoints);
         let import = label(IMPORT_NAME).filter(|_| spec.has_imports);
         let mut wrong = Vec::new();
+        let import = import.and_then(|import| Some((import, self.source_cluster(&mut wrong)?)));
         let slice =
             (service.is_some() || import.is_some()).then(|| self.packed(key.name(), spec, &mut wrong));
+        // Copied only for both: a slice may be large.
+        let (slice, of_import) = match (service, &import) {
+            (_, None) => (slice, None),
+            (None, Some(_)) => (None, slice),
+            (Some(_), Some(_)) => (slice.clone(), slice),
+        };
         if spec.has_imports {
-            let cluster_id = label(SOURCE_CLUSTER).unwrap_or_default();
-            let of_import = slice.clone().map(|slice| Slice { cluster: cluster_id.into(), ..slice });
-            cluster.set_import_slice(key, import.zip(of_import));
+            let of_import = import.zip(of_import);
+            let of_import = of_import.map(|((import, cluster), slice)| (import, Slice { cluster, ..slice }));
+            cluster.set_import_slice(key, of_import);
         }
         cluster.set_slice(key, service.zip(slice));
         wrong
@@ -320,6 +326,18 @@ impl ClusterObject for ClusterSlice {
 impl ClusterSlice {
     fn service(&self) -> Option<&str> {
         self.metadata.labels.as_ref()?.get(SERVICE_NAME).map(String::as_str)
+    }
+
+    /// Returns the cluster of the endpoints of a ServiceImport, empty for this one; `None` if no name can have it.
+    fn source_cluster(&self, wrong: &mut Vec<String>) -> Option<Box<str>> {
+        let labels = self.metadata.labels.as_ref();
+        let text =
+            labels.and_then(|labels| labels.get(SOURCE_CLUSTER)).map(String::as_str).unwrap_or_default();
+        if text.len() > names::MAX_LABEL || text.contains('.') {
+            wrong.push(format!("DNS leaves it out: its label {SOURCE_CLUSTER} has to be one DNS label"));
+            return None;
+        }
+        Some(text.to_ascii_lowercase().into())
     }
 
     fn packed(&self, name: &str, spec: &ClusterSpec, wrong: &mut Vec<String>) -> Slice {
@@ -402,8 +420,7 @@ impl ClusterObject for ClusterImport {
     const NAME: &'static str = "ServiceImport";
     const WATCH: &'static str = "cluster-serviceimports";
     const WHAT: &'static str = "ServiceImports";
-    const HINT: &'static str = "the plugin kubernetes with `multicluster` has to be allowed to list and watch \
-                                serviceimports of multicluster.x-k8s.io";
+    const HINT: &'static str = "deploy/cluster-dns/serviceimports/ grants the permission, for `multicluster`";
     const IS_OPTIONAL: bool = true;
 
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {

@@ -308,14 +308,20 @@ async fn failures_name_the_connection_that_isnt_the_own_one() {
 #[tokio::test(start_paused = true)]
 async fn missing_imports_are_none_and_are_listed_again() {
     let missing = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404 });
-    let labels = json!({ "multicluster.kubernetes.io/service-name": "db", "multicluster.kubernetes.io/source-cluster": "east" });
-    let slice = json!({ "metadata": { "labels": labels }, "addressType": "IPv4",
-        "endpoints": [{ "addresses": ["10.9.0.1"], "hostname": "db-0" }] });
+    let slice = |name: &str, id: &str| {
+        let labels = json!({ "multicluster.kubernetes.io/service-name": "db", "multicluster.kubernetes.io/source-cluster": id });
+        object(
+            "a",
+            name,
+            json!({ "metadata": { "labels": labels }, "addressType": "IPv4",
+            "endpoints": [{ "addresses": ["10.9.0.1"], "hostname": "db-0" }] }),
+        )
+    };
     let import = json!({ "spec": { "type": "Headless", "ports": null, "ips": null } });
     let streams = vec![
         namespace(),
         ("/services", list(&[])),
-        ("/endpointslices", list(&[object("a", "db-1", slice)])),
+        ("/endpointslices", list(&[slice("db-1", "EAST"), slice("db-2", "a.b")])),
         ("/pods", list(&[])),
         ("/serviceimports", missing.to_string()),
         ("/serviceimports", list(&[object("a", "db", import)])),
@@ -335,6 +341,29 @@ async fn missing_imports_are_none_and_are_listed_again() {
     assert!(!found());
     sleep(Duration::from_secs(20)).await;
     assert!(found() && began.elapsed() < Duration::from_secs(45));
+}
+
+#[tokio::test(start_paused = true)]
+async fn imports_that_go_missing_need_a_second_list() {
+    let missing = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404 });
+    let gone =
+        event("ERROR", &json!({ "kind": "Status", "code": 410, "message": "too old", "reason": "Expired" }));
+    let all: Vec<Value> = (0..20).map(|i| object("a", &format!("i{i}"), json!({ "spec": {} }))).collect();
+    let streams = vec![
+        namespace(),
+        ("/services", list(&[])),
+        ("/endpointslices", list(&[])),
+        ("/pods", list(&[])),
+        ("/serviceimports", format!("{}{gone}", list(&all))),
+        ("/serviceimports", missing.to_string()),
+        ("/serviceimports", missing.to_string()),
+    ];
+    let (cluster, _stop) = watch(streams);
+    cluster.listed().await;
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(cluster.number(Kind::Imports), 20, "the resource is doubted to be gone");
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(cluster.number(Kind::Imports), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! Generates the objects of a cluster.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use futures::StreamExt;
@@ -33,10 +33,8 @@ pub(super) struct World {
     pub(super) addresses: BTreeSet<IpAddr>,
     /// The addresses of Services outside of the cluster.
     pub(super) externals: BTreeSet<IpAddr>,
-    /// `<service>.<namespace>` of those whose load balancers have hostnames.
-    pub(super) with_hosts: BTreeSet<String>,
-    /// Those with addresses outside of the cluster.
-    pub(super) with_externals: BTreeSet<String>,
+    /// The addresses and hostnames outside of the cluster of each Service that is there, by `<service>.<namespace>`.
+    pub(super) outside: BTreeMap<String, Vec<String>>,
     pub(super) pods: BTreeSet<(String, IpAddr)>,
     /// Whether `namespace_labels` is an option of the servers.
     pub(super) hides_pointers: bool,
@@ -109,29 +107,29 @@ impl World {
         if is_headless(kind) {
             spec["publishNotReadyAddresses"] = json!(false);
         }
+        let mut outside = Vec::new();
         if kind <= 6 && random.random_bool(0.4) {
-            let ips = self.external_ips(random, 3);
-            if !ips.is_empty() {
-                self.with_externals.insert(key.to_owned());
-            }
-            spec["externalIPs"] = json!(ips);
+            outside = self.external_ips(random, 3);
+            spec["externalIPs"] = json!(outside);
         }
         let mut status = json!({});
         if kind == 2 {
             spec["type"] = json!("LoadBalancer");
-            let mut ingress: Vec<Value> =
-                self.external_ips(random, 2).into_iter().map(|ip| json!({ "ip": ip })).collect();
+            let mut ips = self.external_ips(random, 2);
+            // One of them may be an external address, too.
+            ips.extend(outside.first().filter(|_| random.random_bool(0.5)).cloned());
+            ips.dedup();
+            let mut ingress: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+            outside.extend(ips);
             for host in ["b.example.org", "nowhere.example.org", "x.servfail.test"] {
                 if random.random_bool(0.2) {
-                    self.with_hosts.insert(key.to_owned());
+                    outside.push(host.to_owned());
                     ingress.push(json!({ "hostname": host }));
                 }
             }
-            if ingress.iter().any(|entry| entry["ip"].is_string()) {
-                self.with_externals.insert(key.to_owned());
-            }
             status = json!({ "loadBalancer": { "ingress": ingress } });
         }
+        self.outside.insert(key.to_owned(), outside);
         json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": name, "labels": labels(random) },
                 "spec": spec, "status": status })
     }
@@ -272,6 +270,7 @@ impl World {
                 2 => {
                     let services = Api::<Service>::namespaced(client.clone(), namespace);
                     drop(services.delete(name, &delete).await);
+                    self.outside.remove(&format!("{name}.{namespace}"));
                 }
                 _ => {
                     let patch = json!({ "metadata": { "annotations": { "changed": "yes" } } });

@@ -12,7 +12,10 @@ use super::questions::mutated;
 use super::*;
 
 const SET: &str = "clusterset.local";
-const CLUSTERS: [&str; 2] = ["east", "west"];
+/// Clusters of endpoints; the empty one stands for none.
+const CLUSTERS: [&str; 4] = ["east", "west", "West_2", ""];
+/// A cluster that no name can have.
+const DOTTED: &str = "a.b";
 /// The Corefile of both; `OPTIONS` stands for further options of the plugin.
 const COREFILE: &str = "
     .:{$PORT} {
@@ -82,7 +85,14 @@ async fn write_imports(
             let labels: &mut Value = &mut slice["metadata"]["labels"];
             labels.as_object_mut().unwrap().remove("kubernetes.io/service-name");
             labels["multicluster.kubernetes.io/service-name"] = json!(name);
-            labels["multicluster.kubernetes.io/source-cluster"] = json!(CLUSTERS.choose(random).unwrap());
+            let cluster = if random.random_bool(0.05) { DOTTED } else { CLUSTERS.choose(random).unwrap() };
+            if cluster == DOTTED {
+                // Left out as those with names.
+                world.with_names.insert(key.clone());
+            }
+            if !cluster.is_empty() {
+                labels["multicluster.kubernetes.io/source-cluster"] = json!(cluster);
+            }
             write(client, namespace, slice).await;
         }
         keys.push(key);
@@ -97,11 +107,11 @@ fn import_names(world: &World, keys: &[String], random: &mut StdRng) -> Vec<Stri
         names.push(format!("{key}.svc.{SET}"));
         names.push(format!("{key}.svc.{ZONE}"));
         let cluster = CLUSTERS.choose(random).unwrap();
-        names.push(format!("{cluster}.{key}.svc.{SET}"));
+        names.push(format!("{cluster}.{key}.svc.{SET}").trim_start_matches('.').to_owned());
         for _ in 0..4 {
             let label = labels.choose(random).unwrap();
             names.push(format!("{label}.{key}.svc.{SET}"));
-            names.push(format!("{label}.{cluster}.{key}.svc.{SET}"));
+            names.push(format!("{label}.{cluster}.{key}.svc.{SET}").replace("..", "."));
         }
     }
     names.extend(world.services.iter().map(|key| format!("{key}.svc.{SET}")));
@@ -128,7 +138,7 @@ fn import_explanation(
         return explanation(world, question, rcodes_of_a, coredns, subject);
     };
     let is_apart = subject.is_nodata() && coredns.rcode == ResponseCode::NXDomain;
-    if is_apart && CLUSTERS.iter().any(|cluster| below.starts_with(&format!("{cluster}."))) {
+    if is_apart && CLUSTERS.iter().any(|cluster| below.starts_with(&format!("{}.", cluster.to_lowercase()))) {
         return Some("a name with names below it exists");
     }
     let mut question = question.clone();
