@@ -112,7 +112,7 @@ fn hosts_explanation(
     let [answers, all] = [subject, coredns].map(|answer| &answer.sections[0]);
     let aliases = answers
         .keys()
-        .filter(|record| record.starts_with(&format!("{name}.\t")) && record.contains("\tcname\t"));
+        .filter(|record| record.starts_with(&format!("{name}. ")) && record.contains(" cname "));
     let rcode = match host {
         "nowhere.example.org" => ResponseCode::NXDomain,
         "x.servfail.test" => ResponseCode::ServFail,

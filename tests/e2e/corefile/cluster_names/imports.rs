@@ -90,7 +90,10 @@ async fn write_imports(
                 // Left out as those with names.
                 world.with_names.insert(key.clone());
             }
-            if !cluster.is_empty() {
+            if cluster.is_empty() {
+                // CoreDNS has no answer with an SRV record then, whose target has an empty label.
+                slice["ports"] = json!([]);
+            } else {
                 labels["multicluster.kubernetes.io/source-cluster"] = json!(cluster);
             }
             write(client, namespace, slice).await;
