@@ -339,7 +339,7 @@ impl Configuration {
             plugins: builder.plugins.clone(),
             access_rules: builder.access_rules.clone(),
             link_zones: builder.link_zones.clone(),
-            cluster_zones: ZoneSet::new(builder.cluster_zones.iter().map(|(zone, _)| zone.clone()).collect()),
+            cluster_zones: ZoneSet::new(builder.cluster_zones.iter().map(|(zone, _)| zone.clone())),
             labeled: builder.labeled.clone(),
             debug: builder.debug,
         };
