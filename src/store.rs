@@ -303,14 +303,14 @@ impl Store {
         }
     }
 
-    /// Looks up an absolute DNS name. Names outside the zones give [`Lookup::Nothing`].
+    /// Looks up an absolute DNS name. Names outside the zones, and reserved ones, give [`Lookup::Nothing`].
     fn find_host(&self, host: &Name) -> Lookup {
         let Some(wire) = crate::model::names::wire(host.iter()) else { return Lookup::Nothing };
         let zones = self.zones();
-        let in_zones = zones.iter().filter_map(|zone| Some((zone.below(&wire)?, &zone.origin)));
-        match in_zones.max_by_key(|(_, origin)| origin.len()) {
-            Some((below, origin)) => self.find(below, origin),
-            None => Lookup::Nothing,
+        let in_zones = zones.iter().filter_map(|zone| Some((zone.below(&wire)?, zone)));
+        match in_zones.max_by_key(|(_, zone)| zone.origin.len()) {
+            Some((below, zone)) if !zone.reserves(below) => self.find(below, &zone.origin),
+            _ => Lookup::Nothing,
         }
     }
 

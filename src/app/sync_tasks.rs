@@ -608,7 +608,7 @@ impl SyncSource {
 pub(super) fn store_for(zones: &[LinkZone], source: Option<&SyncSource>) -> Store {
     let has_backend = source.is_some_and(|source| source.backend().is_some());
     let on_gone = if has_backend { OnGone::Kept } else { OnGone::Dropped };
-    let store = Store::new(on_gone).with_zones(zones.iter().map(|zone| &zone.origin));
+    let store = Store::new(on_gone).with_zones(zones);
     if source.is_some_and(SyncSource::has_versions) {
         store.continue_at(0);
     }

@@ -24,9 +24,11 @@ pub(super) async fn run(
 ) {
     while let Some(Ok(())) = stop.run_until_cancelled(zones.changed()).await {
         let zones = zones.borrow_and_update().clone();
-        let of_links: Vec<Zone> = zones.links.iter().map(|zone| Zone::from(&zone.origin)).collect();
-        let have_moved = *store.zones() != *of_links;
-        if have_moved {
+        let of_links: Vec<Zone> = zones.links.iter().map(Zone::from).collect();
+        let before = store.zones();
+        let origins = |zones: &[Zone]| zones.iter().map(|zone| zone.origin.clone()).collect::<Vec<_>>();
+        let have_moved = origins(&before) != origins(&of_links);
+        if *before != *of_links {
             store.set_zones(of_links);
         }
         policy.send_replace(Arc::new(flags.hostname_policy(&zones)));

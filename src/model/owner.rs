@@ -85,6 +85,8 @@ pub struct Claims {
 pub struct Zone {
     /// The origin, in the form of [`crate::model::names::wire`].
     pub origin: Box<[u8]>,
+    /// The label below the origin that is reserved for the zone itself; empty if it isn't known.
+    pub apex: Box<str>,
     /// The sources in their order. All sources that aren't listed come last, without an order.
     pub sources: Vec<Source>,
 }
@@ -94,7 +96,7 @@ impl From<&Name> for Zone {
     fn from(origin: &Name) -> Self {
         // A `Name` has no label that the wire form can't have.
         let origin = names::wire(origin.iter()).unwrap_or_default().into();
-        Self { origin, sources: vec![Source::SERVICES] }
+        Self { origin, apex: Box::default(), sources: vec![Source::SERVICES] }
     }
 }
 
@@ -111,6 +113,12 @@ impl Zone {
             None => usize::from(*source != Source::SERVICES),
         };
         u16::try_from(place).unwrap_or(u16::MAX)
+    }
+
+    /// Returns whether no link has a name here; `below` is the part of the name below the origin.
+    #[must_use]
+    pub fn reserves(&self, below: &[u8]) -> bool {
+        names::labels(below).last().is_none_or(|top| names::is_reserved(top, self.apex.as_bytes()))
     }
 
     /// Returns the part of a name in wire form below the origin; `None` if the name isn't in the zone.

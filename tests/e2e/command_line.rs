@@ -225,6 +225,10 @@ fn corefile_error_is_reported_with_its_position() {
         (Some(". {\n    forwrad . 192.0.2.1\n}\n"), "2:5: there is no plugin \"forwrad\"; is it forward?"),
         (Some(". {\n    whoami\n"), "1:3: this { isn't closed"),
         (
+            Some("lb.internal:5301 {\n    lb_linker lb.internl\n}\n"),
+            "2:15: lb.internl lies outside of the zones of this block (lb.internal), so no query",
+        ),
+        (
             Some(".:5301 {\n    lb_linker local\n}\n"),
             "2:5: the zone local holds cluster.local, the domain of",
         ),

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use hickory_proto::rr::Name;
 
 use super::*;
+use crate::dns::plugins::lb_linker::LinkZone;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
@@ -138,6 +139,22 @@ fn name_of_another_link_is_left_out_and_reported() {
     let young = all(&store).into_iter().find(|link| link.service == "young").unwrap();
     let expected = "shop.lb.internal belongs to link shop/old";
     assert_eq!(state_and_reason(&young), (ViewState::Conflict, Some(expected.to_owned())));
+}
+
+#[test]
+fn reserved_name_is_left_out_and_finds_no_link() {
+    let apex = |label: &str| LinkZone { origin: zone(), apex: label.to_owned() };
+    let store = Store::new(OnGone::Kept).with_zones([&apex("dns")]);
+    store.apply(observed("dns", "web", Some("a.example.")));
+    let found = |store: &Store| {
+        let service = Some("web.dns.lb.internal".to_owned());
+        views(store, "external-targets", &LinkFilter { service, ..LinkFilter::default() }).len()
+    };
+    assert_eq!((all(&store)[0].dns_names.join(" "), found(&store)), ("web-dns.lb.internal".to_owned(), 0));
+    assert_eq!(all(&store)[0].state, ViewState::Ready);
+    store.set_zones([&apex("infra")]);
+    let both = "web-dns.lb.internal web.dns.lb.internal".to_owned();
+    assert_eq!((all(&store)[0].dns_names.join(" "), found(&store)), (both, 1));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions};
 use crate::model::cluster_domain::conflict;
 use crate::model::hostname::to_presentation;
-use crate::model::names;
+use crate::model::{names, owner};
 
 const KNOWN: [&str; 5] = ["ttl", "apex", "ns", "reverse", "fallthrough"];
 /// The maximum TTL in seconds: caches keep an old target for that long.
@@ -28,11 +28,18 @@ pub struct LinkZone {
     pub apex: String,
 }
 
+impl From<&LinkZone> for owner::Zone {
+    fn from(zone: &LinkZone) -> Self {
+        Self { apex: zone.apex.as_str().into(), ..Self::from(&zone.origin) }
+    }
+}
+
 /// Returns the distinct zones of a Corefile that contain links' names, in order.
 ///
 /// # Errors
-/// Fails for an invalid line of `lb_linker`, an invalid address of its block, a zone with different apexes in two
-/// blocks, a zone that lies in another zone, and a zone with names of the cluster's own domain.
+/// Fails for an invalid line of `lb_linker`, an invalid address of its block, a zone outside of those of the block, a zone
+/// with different apexes in two blocks, a zone that lies in another zone, and a zone with names of the cluster's own
+/// domain.
 pub fn link_zones(blocks: &[BlockSource], cluster_domain: &Name) -> Result<Vec<LinkZone>, CorefileError> {
     let mut all: Vec<(LinkZone, &Directive)> = Vec::new();
     for block in blocks {
@@ -42,6 +49,7 @@ pub fn link_zones(blocks: &[BlockSource], cluster_domain: &Name) -> Result<Vec<L
                 own.extend(addresses(word)?.into_iter().map(|address| address.zone));
             }
             let options = parse(line, &own)?;
+            check_reach(block, line, &own, &options)?;
             for origin in options.origins {
                 match all.iter().map(|(zone, _)| zone).find(|known| known.origin == origin) {
                     None => all.push((LinkZone { origin, apex: options.apex.clone() }, line)),
@@ -71,6 +79,36 @@ pub fn link_zones(blocks: &[BlockSource], cluster_domain: &Name) -> Result<Vec<L
         }
     }
     Ok(all.into_iter().map(|(zone, _)| zone).collect())
+}
+
+/// The plugins that bring names from outside of the block's zones to `lb_linker`.
+const CHANGING_NAMES: [&str; 2] = ["rewrite", "autopath"];
+
+/// Checks that queries for names in each zone reach the block, whose zones are `own`.
+fn check_reach(
+    block: &BlockSource,
+    line: &Directive,
+    own: &[Name],
+    options: &LinkZoneOptions,
+) -> Result<(), CorefileError> {
+    // Zones of links may be there only for the names in PTR records.
+    let is_for_pointers = !options.reverse.is_empty() && own.iter().all(is_reverse);
+    if is_for_pointers || block.lines.iter().any(|line| CHANGING_NAMES.contains(&line.name())) {
+        return Ok(());
+    }
+    for word in line.arguments() {
+        let is_outside = |zone: &Name| !own.iter().any(|own| own.zone_of(zone) || zone.zone_of(own));
+        if let Some(zone) = word.zones()?.into_iter().find(is_outside) {
+            let of_block: Vec<String> = own.iter().map(to_presentation).collect();
+            return Err(word.error(format!(
+                "{} lies outside of the zones of this block ({}), so no query for its names arrives here: correct it, or \
+                 add it to the zones before the opening brace",
+                to_presentation(&zone),
+                of_block.join(" ")
+            )));
+        }
+    }
+    Ok(())
 }
 
 #[derive(Debug)]
@@ -230,7 +268,7 @@ mod tests {
                 ". {\nlb_linker lb.internal lb.cluster.local\n}\n",
                 Some("2:1: the zone lb.cluster.local lies in cluster.local, the domain"),
             ),
-            ("cluster.local {\nlb_linker lb.internal\n}\n", None),
+            ("cluster.local lb.internal {\nlb_linker lb.internal\n}\n", None),
         ] {
             let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
             let found = link_zones(&blocks, &domain).err().map(|error| error.to_string());
@@ -238,6 +276,32 @@ mod tests {
                 expected.is_some_and(|expected| found.starts_with(&format!("Corefile:{expected}")))
             };
             assert_eq!(found.as_ref().map(is_expected), expected.map(|_| true), "{text}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn zone_outside_of_its_block_is_rejected_at_its_word() {
+        let remedy = "so no query for its names arrives here: correct it, or add it to the zones before the opening brace";
+        let outside = |zone: &str, block: &str| {
+            Some(format!("{zone} lies outside of the zones of this block ({block}), {remedy}"))
+        };
+        for (text, expected) in [
+            ("lb.internal:5300 {\nlb_linker lb.internl\n}\n", outside("lb.internl", "lb.internal")),
+            (
+                "a.b 10.0.0.0/8 {\nlb_linker a.c {\nreverse 10.0.0.0/8\n}\n}\n",
+                outside("a.c", "a.b 10.in-addr.arpa"),
+            ),
+            ("10.0.0.0/8 {\nlb_linker lb.internal\n}\n", outside("lb.internal", "10.in-addr.arpa")),
+            ("10.0.0.0/8 {\nlb_linker lb.internal {\nreverse 10.0.0.0/8\n}\n}\n", None),
+            ("lb.internal {\nlb_linker LB.internal\n}\n", None),
+            ("lb.internal {\nlb_linker sub.lb.internal\n}\n", None),
+            ("a.lb.internal {\nlb_linker lb.internal\n}\n", None),
+            (". {\nlb_linker lb.internal\n}\n", None),
+            ("example.org {\nrewrite name suffix example.org lb.internal\nlb_linker lb.internal\n}\n", None),
+        ] {
+            let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
+            let found = link_zones(&blocks, &Name::root()).err().map(|error| error.to_string());
+            assert_eq!(found, expected.map(|expected| format!("Corefile:2:11: {expected}")), "{text}");
         }
     }
 
