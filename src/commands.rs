@@ -17,7 +17,7 @@ use clap_complete::Shell;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -33,7 +33,7 @@ use self::stub::{StubAction, stub};
 use crate::app::run;
 use crate::cli::check::check;
 use crate::cli::flags::{Flags, LogFormat};
-use crate::cli::mistyped_variables::refused_variable;
+use crate::cli::mistyped_variables::{log_filter, refused_variable};
 use crate::cli::replaced_flags::replaced_flags;
 use crate::dns::server::instance::SetDebug;
 use crate::links::{LinkFilter, OutputFormat};
@@ -391,9 +391,9 @@ async fn start(flags: Flags) -> ExitCode {
     }
 }
 
-/// Returns the directives of the log filter.
-fn log_directives() -> String {
-    std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| DEFAULT_LOG.to_owned())
+/// Returns the directives of the log filter, and what is wrong with them.
+fn log_directives() -> (String, Option<String>) {
+    log_filter(std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| DEFAULT_LOG.to_owned()))
 }
 
 fn refuse_log_filter(error: &ParseError) -> ExitCode {
@@ -401,13 +401,15 @@ fn refuse_log_filter(error: &ParseError) -> ExitCode {
 }
 
 async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
-    if let Err(error) = EnvFilter::try_new(log_directives()) {
+    let (directives, mistyped) = log_directives();
+    if let Err(error) = EnvFilter::try_new(directives) {
         return refuse_log_filter(&error);
     }
-    let check_report = match check(flags, ask_cluster).await {
+    let mut check_report = match check(flags, ask_cluster).await {
         Ok(check_report) => check_report,
         Err(error) => return fail(&error.into()),
     };
+    check_report.input_errors.extend(mistyped);
     let mut out = std::io::stdout().lock();
     let found = check_report.cluster_errors.iter().map(|error| format!("error: {error}"));
     for line in check_report.lines.iter().cloned().chain(found) {
@@ -464,7 +466,7 @@ async fn query(arguments: &[String]) -> ExitCode {
 
 /// Starts the log; returns a function that switches the log level of DNS to `debug` and back.
 fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
-    let directives = log_directives();
+    let (directives, mistyped) = log_directives();
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&directives)?);
     let log = tracing_subscriber::fmt::layer()
         .with_target(false)
@@ -477,6 +479,7 @@ fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
         LogFormat::Text => registry.with(log).init(),
         LogFormat::Json => registry.with(log.with_ansi(false).event_format(JsonLines)).init(),
     }
+    mistyped.iter().for_each(|problem| warn!("{problem}"));
     Ok(Box::new(move |debug| {
         let directives =
             if debug { format!("{directives},lb_linker::dns=debug") } else { directives.clone() };

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, Command};
+use tracing::level_filters::LevelFilter;
 
 use crate::cli::flags::Flags;
 
@@ -36,6 +37,30 @@ fn warnings(variables: impl Iterator<Item = String>, of_corefile: &BTreeSet<Stri
     warnings
 }
 
+/// Returns the directives of a log filter, with the warnings of lb-linker if none of them is about lb-linker, as after a
+/// typing error, and a sentence about that.
+#[must_use]
+pub fn log_filter(directives: String) -> (String, Option<String>) {
+    const OWN: &str = "lb_linker";
+    let is_own = |directive: &str| {
+        // A span in brackets may be of any target.
+        let target = directive.split('=').next().unwrap_or_default();
+        directive.contains('[')
+            || directive.parse::<LevelFilter>().is_ok()
+            || OWN.starts_with(target)
+            || target.starts_with(OWN)
+    };
+    let mut words = directives.split(',').filter(|word| !word.is_empty()).peekable();
+    if words.peek().is_none() || words.any(is_own) {
+        return (directives, None);
+    }
+    let problem = format!(
+        "RUST_LOG {directives:?} has no level for lb-linker, so it logs only warnings and errors; valid are off, error, warn, \
+         info, debug and trace, as in RUST_LOG=lb_linker=debug"
+    );
+    (format!("{OWN}=warn,{directives}"), Some(problem))
+}
+
 /// Returns the environment variable that has the value which clap refuses: clap names only its flag. `None` if the value
 /// is on the command line, or the error is another one.
 #[must_use]
@@ -58,6 +83,31 @@ pub fn refused_variable(error: &clap::Error) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn log_filter_without_a_level_keeps_warnings() {
+        for mistyped in ["debg", "lb_linkr=debug", "hyper=debug,", "inof,hyper=off", "lb-linker=debug"] {
+            let (filter, problem) = log_filter(mistyped.to_owned());
+            assert_eq!(filter, format!("lb_linker=warn,{mistyped}"));
+            let expected =
+                format!("RUST_LOG {mistyped:?} has no level for lb-linker, so it logs only warnings");
+            assert!(problem.is_some_and(|problem| problem.starts_with(&expected)), "{mistyped}");
+        }
+        for valid in [
+            "",
+            "off",
+            "WARN",
+            "0",
+            "debug,hyper=off",
+            "hyper=off,error",
+            "lb_linker=debug",
+            "lb_linker",
+            "lb_linker::dns=debug",
+            "[span{field=1}]=debug",
+        ] {
+            assert_eq!(log_filter(valid.to_owned()), (valid.to_owned(), None));
+        }
+    }
 
     #[test]
     fn only_similar_names_of_variables_are_reported() {

@@ -377,9 +377,14 @@ fn check_finds_what_run_refuses_without_a_cluster() {
     assert!(stderr(&output).starts_with("lb-linker: --output /dev/null: "), "{}", stderr(&output));
     assert_eq!(output.status.code(), Some(2));
     let free = directory.path().join("out");
-    let output = with_output(free.to_str().unwrap(), &[("RUST_LOG", "lb_linker=loud")]);
-    assert!(stderr(&output).starts_with("lb-linker: RUST_LOG: "), "{}", stderr(&output));
-    assert_eq!(output.status.code(), Some(2));
+    for (filter, expected) in [
+        ("lb_linker=loud", "lb-linker: RUST_LOG: "),
+        ("lb_linkr=debug", "lb-linker: RUST_LOG \"lb_linkr=debug\" has no level for lb-linker"),
+    ] {
+        let output = with_output(free.to_str().unwrap(), &[("RUST_LOG", filter)]);
+        assert!(stderr(&output).starts_with(expected), "{}", stderr(&output));
+        assert_eq!(output.status.code(), Some(2));
+    }
     let output = with_output(free.to_str().unwrap(), &[]);
     assert!(output.status.success() && !free.exists(), "{}", stderr(&output));
     std::fs::write(&file, "apiVersion: v1\nkind: Servce\nmetadata: {name: web}\n").unwrap();

@@ -272,3 +272,15 @@ async fn json_log_has_the_coredns_line_of_a_query_as_message() {
     assert!(line.unwrap().is_match(object["message"].as_str().unwrap()), "{object}");
     assert_eq!((&object["name"], &object["rcode"]), (&"a.test.".into(), &"NOERROR".into()), "{object}");
 }
+
+#[tokio::test]
+async fn mistyped_log_level_leaves_warnings_on() {
+    if Program::subject() == Program::CoreDns {
+        return;
+    }
+    let site = CorefileDir::new(".:{$PORT} {\n bind 127.0.0.1\n whoami\n}", &[]).with("RUST_LOG", "debg");
+    let server = Server::start(Program::Linker, &site).await;
+    let problem = "WARN RUST_LOG \"debg\" has no level for lb-linker";
+    let found = || async { server.log().iter().any(|line| line.contains(problem)).then_some(()) };
+    eventually("the warning", found).await;
+}
