@@ -28,7 +28,7 @@ use tracing::{info, warn};
 
 use crate::admin;
 use crate::admin::api::Status;
-use crate::cli::flags::{Flags, WITHOUT_LINKS};
+use crate::cli::flags::{Flags, without_links};
 use crate::cli::mistyped_variables::mistyped_variables;
 use crate::dns::net::{RECOMMENDED_FILE_LIMIT, max_files};
 use crate::dns::plugins::lb_linker::{LinkZone, failed_targets};
@@ -70,7 +70,8 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let mistyped = mistyped_variables(corefile.variables());
     raise_file_limit();
     let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
-    let source = if flags.reads_links(&zones.links, corefile.has_plugin("kubernetes")) {
+    let has_cluster_dns = corefile.has_plugin("kubernetes");
+    let source = if flags.reads_links(&zones.links, has_cluster_dns) {
         let flags = flags.clone();
         // A program for credentials may take a minute.
         tokio::select! {
@@ -98,7 +99,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let _writer = queue.write_to(io::stdout()).map_err(RunError::QueryLogThread)?;
     let links = match source {
         Some(_) => format!("links in {}", names_of(&zones.links)),
-        None => WITHOUT_LINKS.to_owned(),
+        None => without_links(has_cluster_dns).to_owned(),
     };
     let check_zones = zone_check(flags.clone(), source.is_some());
     let reloader = Reloader::start(corefile_source, corefile, check_zones, zones, context, set_debug)?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::cli::check::report::CheckReport;
 use crate::cli::error::InputError;
-use crate::cli::flags::{Flags, WITHOUT_LINKS};
+use crate::cli::flags::{Flags, without_links};
 use crate::cli::mistyped_variables::mistyped_variables;
 use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::setup::ServerContext;
@@ -53,7 +53,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     }
     let has_cluster_dns = corefile.has_plugin("kubernetes");
     let reads_links = flags.reads_links(&zones.links, has_cluster_dns);
-    let notice = if reads_links { flags.sync_notice() } else { Some(WITHOUT_LINKS) };
+    let notice = if reads_links { flags.sync_notice() } else { Some(without_links(has_cluster_dns)) };
     let notices = notice.into_iter().chain(flags.upstream_notice().filter(|_| reads_links));
     check_report.lines.extend(notices.map(ToOwned::to_owned));
     // `check` reports warnings of the Corefile as problems; `run` only logs them.

@@ -32,8 +32,14 @@ use crate::sync::source::selection::Selection;
 /// The default of `--admin-listen`.
 const ADMIN_LISTEN: &str = "127.0.0.1:8053";
 
-/// The notice that no load balancers are read, see [`Flags::reads_links`].
-pub(crate) const WITHOUT_LINKS: &str = "DNS only, without a cluster: the Corefile has no lb_linker";
+/// Returns the notice that no load balancers are read, see [`Flags::reads_links`].
+pub(crate) fn without_links(has_cluster_dns: bool) -> &'static str {
+    if has_cluster_dns {
+        "DNS only, with the API server for kubernetes: no load balancers are read, because the Corefile has no lb_linker"
+    } else {
+        "DNS only, without a cluster: the Corefile has no lb_linker"
+    }
+}
 
 /// The format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -179,8 +179,8 @@ async fn check_asks_for_the_rights_that_the_corefile_needs() {
             2,
             of_imports,
         ),
-        ("lb_linker lb.internal\nkubernetes", kubeconfig, &of_kubernetes, 0, ""),
-        ("lb_linker lb.internal\nkubernetes", without, &of_kubernetes, 6, of_folder),
+        ("lb_linker lb.internal\nkubernetes cluster.local", kubeconfig, &of_kubernetes, 0, ""),
+        ("lb_linker lb.internal\nkubernetes cluster.local", without, &of_kubernetes, 6, of_folder),
         ("lb_linker lb.internal", kubeconfig, &["services"], 0, ""),
         ("lb_linker lb.internal", without, &["services"], 2, "deploy/"),
         (&elsewhere("noendpoints"), without, &["namespaces", "services"], 0, ""),
@@ -224,7 +224,11 @@ async fn check_asks_for_the_rights_that_the_corefile_needs() {
 
 /// Runs `check --cluster` with a block that has these plugins, by this kubeconfig.
 fn check_cluster(options: &str, kubeconfig: &str) -> Output {
-    let site = CorefileDir::new(&corefile(options).replace("{$PORT}", "53"), &[]);
+    let mut text = corefile(options);
+    if options.starts_with("lb_linker") {
+        text = text.replacen("cluster.local:{$PORT}", "cluster.local:{$PORT} lb.internal:{$PORT}", 1);
+    }
+    let site = CorefileDir::new(&text.replace("{$PORT}", "53"), &[]);
     let path = site.path().join("Corefile");
     let variables = [("READY", "1"), ("METRICS", "2"), ("LB_LINKER_KUBECONFIG", kubeconfig)];
     linker::run_to_end_with(
