@@ -180,7 +180,7 @@ async fn foreign_object_and_lost_name_cause_conflict_events() {
     let uid = load_balancer(&cluster, "default", "web", "a.example.com").await;
     let conflict = format!(
         "Warning Conflict: {TARGETS}/web-default-ext is left alone: its label app.kubernetes.io/managed-by says \
-         \"somebody\"; rename or delete it, or label it app.kubernetes.io/managed-by=lb-linker-operator \
+         \"somebody\"; delete it, or label it app.kubernetes.io/managed-by=lb-linker-operator \
          original-service-name=web original-service-namespace=default"
     );
     assert_eq!(wait_for_event(&plane, "default", "web", &conflict).await.uid, uid);

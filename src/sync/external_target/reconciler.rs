@@ -587,7 +587,7 @@ impl Reconciler {
             _ => {
                 let labels: Vec<String> =
                     link_labels(key).iter().map(|(label, value)| format!("{label}={value}")).collect();
-                format!("rename or delete it, or label it {}", labels.join(" "))
+                format!("delete it, or label it {}", labels.join(" "))
             }
         }
     }
