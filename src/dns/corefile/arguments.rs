@@ -32,6 +32,14 @@ pub(crate) fn zones_or_all(words: &[Token]) -> Result<ZoneSet, CorefileError> {
     if words.is_empty() { Ok(ZoneSet::new([Name::root()])) } else { zones(words) }
 }
 
+/// Returns a hint for an unknown plugin or option: the closest of the known names, if one is close.
+pub(crate) fn suggestion(name: &str, known: &[&str]) -> Option<String> {
+    // Wrong, missing, extra and transposed letters.
+    let max_typos = if name.len() < 8 { 2.min(name.len() / 2) } else { 3 };
+    let (typos, meant) = known.iter().map(|known| (strsim::osa_distance(known, name), known)).min()?;
+    (typos <= max_typos).then(|| format!("is it {meant}?"))
+}
+
 /// Returns the message of a regular expression's error, without the excerpt that marks the position.
 pub(crate) fn regex_error_text(error: &regex::Error) -> String {
     let text = error.to_string();
@@ -139,7 +147,15 @@ impl Directive {
 
     #[must_use]
     pub fn unknown(&self, plugin: &str, known: &[&str]) -> CorefileError {
-        self.error(format!("{plugin} has no option {:?}; it has {}", self.name(), known.join(", ")))
+        self.unknown_of(plugin, known, "")
+    }
+
+    /// Returns the error of [`Self::unknown`]; `more` follows the list of what is known.
+    #[must_use]
+    pub fn unknown_of(&self, plugin: &str, known: &[&str], more: &str) -> CorefileError {
+        let hint = suggestion(self.name(), known);
+        let hint = hint.unwrap_or_else(|| format!("it has {}{more}", known.join(", ")));
+        self.error(format!("{plugin} has no option {:?}; {hint}", self.name()))
     }
 
     /// Returns an error for an option that only CoreDNS has.

@@ -147,10 +147,8 @@ fn options(line: &Directive) -> Result<Options, CorefileError> {
             }
             name => {
                 if address(name).is_none() {
-                    return Err(option.error(format!(
-                        "hosts has no option {name:?}; it has {}, and lines such as: 192.0.2.1 www.example.org",
-                        OPTIONS.join(", ")
-                    )));
+                    let lines = ", and lines such as: 192.0.2.1 www.example.org";
+                    return Err(option.unknown_of("hosts", &OPTIONS, lines));
                 }
                 if all.fallthrough.is_some() {
                     return Err(option.error("addresses have to stand before fallthrough"));

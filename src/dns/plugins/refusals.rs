@@ -2,6 +2,7 @@
 
 use super::{ORDER, OWN, import, names};
 use crate::dns::corefile::Directive;
+use crate::dns::corefile::arguments::suggestion;
 
 /// The plugins of CoreDNS that aren't here: why, and what to do instead.
 const UNSUPPORTED: &[(&str, &str)] = &[
@@ -69,15 +70,6 @@ pub fn unknown_to_core_dns(line: &Directive) -> Option<String> {
     }
     let hint = suggestion(line.name(), &known).map(|hint| format!("; {hint}")).unwrap_or_default();
     Some(format!("CoreDNS has no plugin {:?}{hint}", line.name()))
-}
-
-/// Returns a hint for an unknown plugin: the closest of the known names, if one is close.
-fn suggestion(name: &str, known: &[&str]) -> Option<String> {
-    /// The maximum number of wrong, missing, extra and transposed letters.
-    const MAX_TYPOS: usize = 2;
-    let closest = known.iter().min_by_key(|known| strsim::osa_distance(known, name));
-    let is_close = |known: &&&str| strsim::osa_distance(known, name) <= MAX_TYPOS.min(name.len() / 2);
-    closest.filter(is_close).map(|meant| format!("is it {meant}?"))
 }
 
 #[cfg(test)]

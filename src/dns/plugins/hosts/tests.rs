@@ -221,9 +221,10 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         ("hosts /nonexistent a..b", "Corefile:2:20: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
         ("hosts /etc/passwd/x", "Corefile:2:7: can't access /etc/passwd/x: Not a directory (os error 20)"),
+        ("hosts {\nfalthrough\n}", "Corefile:3:1: hosts has no option \"falthrough\"; is it fallthrough?"),
         (
-            "hosts {\nno_revers\n}",
-            "Corefile:3:1: hosts has no option \"no_revers\"; it has ttl, no_reverse, reload, fallthrough, \
+            "hosts {\nreverse_no\n}",
+            "Corefile:3:1: hosts has no option \"reverse_no\"; it has ttl, no_reverse, reload, fallthrough, \
              fallthrough_unsupported, and lines such as: 192.0.2.1 www.example.org",
         ),
         ("hosts {\n10.0.0.1\n}", "Corefile:3:1: the names of 10.0.0.1 have to follow it"),

@@ -284,6 +284,10 @@ fn invalid_lines_are_rejected_with_their_position() {
             "kubernetes a.b {\nserve x\n}",
             "Corefile:3:1: kubernetes has no option \"serve\"; it has apiserver_burst,",
         ),
+        (
+            "kubernetes {\nfallthru\n}",
+            "Corefile:3:1: kubernetes has no option \"fallthru\"; is it fallthrough?",
+        ),
     ] {
         let error = TestServer::error(lines);
         assert!(error.starts_with(expected), "{lines}: {error}");

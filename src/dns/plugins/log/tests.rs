@@ -154,7 +154,7 @@ fn invalid_lines_are_rejected_with_their_position() {
     for (lines, error) in [
         ("log \"{name}\"", "2:5: a format needs a name before it: log . \"{name}\"".to_owned()),
         ("log a..b", "2:5: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8".to_owned()),
-        ("log {\nclasses error\n}", "3:1: log has no option \"classes\"; it has class".to_owned()),
+        ("log {\nclasses error\n}", "3:1: log has no option \"classes\"; is it class?".to_owned()),
         ("log {\nclass\n}", "3:1: class needs one or more of success, denial, error, all".to_owned()),
         ("log {\nclass good\n}", "3:7: \"good\" isn't one of success, denial, error, all".to_owned()),
         ("log {\nclass all {\n}\n}", "3:1: class takes no braces".to_owned()),
