@@ -29,7 +29,11 @@ pub struct CorefileError {
 impl fmt::Display for CorefileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Position { file, line, column } = &self.position;
-        write!(f, "{}:{line}:{column}: {}", file.display(), self.message)
+        write!(f, "{}:", file.display())?;
+        if *line > 0 {
+            write!(f, "{line}:{column}:")?;
+        }
+        write!(f, " {}", self.message)
     }
 }
 

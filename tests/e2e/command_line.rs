@@ -220,7 +220,7 @@ fn corefile_error_is_reported_with_its_position() {
     let corefile = directory.path().join("Corefile");
     let (path, manifests) = (corefile.to_str().unwrap(), directory.path().to_str().unwrap());
     for (text, sentence) in [
-        (None, "1:1: the Corefile can't be read: No such file or directory (os error 2)"),
+        (None, " the Corefile can't be read: No such file or directory (os error 2)"),
         (Some(". {\n    forward\n}\n"), "2:5: forward needs"),
         (Some(". {\n    forwrad . 192.0.2.1\n}\n"), "2:5: there is no plugin \"forwrad\"; is it forward?"),
         (Some(". {\n    whoami\n"), "1:3: this { isn't closed"),

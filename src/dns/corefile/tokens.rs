@@ -16,7 +16,7 @@ pub struct Token {
 pub struct Position {
     /// The path of the file as given.
     pub file: Arc<Path>,
-    /// The line, from 1.
+    /// The line, from 1; 0 for the whole file.
     pub line: usize,
     /// The column in characters, from 1.
     pub column: usize,

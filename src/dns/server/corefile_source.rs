@@ -65,7 +65,7 @@ impl CorefileSource {
             Self::BuiltIn(text) => LoadedCorefile::parse(BUILT_IN.into(), text),
             Self::File(path) => {
                 let text = std::fs::read_to_string(path).map_err(|error| {
-                    let place = Position { file: path.as_path().into(), line: 1, column: 1 };
+                    let place = Position { file: path.as_path().into(), line: 0, column: 0 };
                     place.error(format!("the Corefile can't be read: {error}"))
                 })?;
                 LoadedCorefile::parse(path.clone(), &text)
