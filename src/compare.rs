@@ -341,7 +341,7 @@ impl Outcome {
             .collect();
         let more = self.number() - shown.len();
         if more > 0 {
-            lines.extend([format!("and {more} more differences"), String::new()]);
+            lines.extend([format!("and {more} more {}", plural(more, "difference")), String::new()]);
         }
         if !self.explained.is_empty() {
             lines.push("Explained differences:".to_owned());
@@ -353,13 +353,20 @@ impl Outcome {
         }
         let explained: usize = self.explained.values().map(|(number, _)| number).sum();
         let mut summary = format!(
-            "{} questions: {} same, {explained} explained differences, {} differences",
+            "{} {}: {} same, {explained} explained {}, {} {}",
             self.questions,
+            plural(self.questions, "question"),
             self.same,
-            self.number()
+            plural(explained, "difference"),
+            self.number(),
+            plural(self.number(), "difference")
         );
         if self.not_asked_again > 0 {
-            summary.push_str(&format!(" ({} of them were not asked again)", self.not_asked_again));
+            summary.push_str(&format!(
+                " ({} of them {} not asked again)",
+                self.not_asked_again,
+                if self.not_asked_again == 1 { "was" } else { "were" }
+            ));
         }
         if changed > 0 {
             summary.push_str(&format!(", {changed} about objects that changed meanwhile"));
@@ -367,6 +374,11 @@ impl Outcome {
         lines.push(summary);
         lines
     }
+}
+
+/// Returns a noun in the form for a number.
+fn plural(number: usize, noun: &str) -> String {
+    format!("{noun}{}", if number == 1 { "" } else { "s" })
 }
 
 fn both(replies: &[Reply; 2]) -> Option<[&Answer; 2]> {

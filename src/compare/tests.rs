@@ -20,8 +20,14 @@ fn report_ends_with_one_line_of_numbers() {
     let explained = ["Explained differences:", "  2: a reason, as for b.c.local. SOA", ""];
     let summary = "5000 questions: 1 same, 2 explained differences, 0 differences";
     assert_eq!(outcome(0, 0).report(0), [&explained[..], &[summary]].concat());
-    let summary = "5000 questions: 1 same, 2 explained differences, 1 differences, 3 about objects that changed meanwhile";
+    let summary = "5000 questions: 1 same, 2 explained differences, 1 difference, 3 about objects that changed meanwhile";
     assert_eq!(outcome(1, 0).report(3), [&["d0", ""], &explained[..], &[summary]].concat());
+    let mut one = Outcome { questions: 1, not_asked_again: 1, ..Outcome::default() };
+    one.count(&Verdict::Explained(WHY), "b.c.local", RecordType::SOA);
+    let summary = "1 question: 0 same, 1 explained difference, 1 difference (1 of them was not asked again)";
+    let lines = one.report(0);
+    let ends = [lines.first(), lines.last()].map(|line| line.map(String::as_str));
+    assert_eq!(ends, [Some("and 1 more difference"), Some(summary)]);
 }
 
 #[test]
