@@ -197,9 +197,11 @@ fn taken_names(link: &Link, store: &Store) -> Option<String> {
     let (namespace, service) = link.key.parts();
     let label = names::dashed_label(namespace, service);
     let zones = store.zones();
-    let short = zones.iter().map(|zone| format!("{label}.{}", names::text(&zone.origin)));
+    let short: Vec<String> =
+        zones.iter().map(|zone| format!("{label}.{}", names::text(&zone.origin))).collect();
+    let free_short: Vec<&String> = short.iter().filter(|name| owner_of(store, name).is_none()).collect();
     let custom = link.annotations.hostnames.iter().filter(|name| !link.hostnames.contains(name));
-    let asked = short.chain(custom.map(ToString::to_string));
+    let asked = short.iter().cloned().chain(custom.map(ToString::to_string));
     let taken = asked.filter_map(|name| {
         let holder = owner_of(store, &name).filter(|holder| holder.key != link.key)?;
         Some(format!("{name} belongs to link {}", holder.key))
@@ -210,8 +212,12 @@ fn taken_names(link: &Link, store: &Store) -> Option<String> {
         let own = format!("{service}.{namespace}.");
         let own = dns_names(store, link).into_iter().find(|name| name.starts_with(&own));
         let first = own.map(|name| format!("; point Pods at {name} first")).unwrap_or_default();
+        let also = match free_short.is_empty() {
+            true => String::new(),
+            false => format!(", and the name {},", examples(free_short)),
+        };
         format!(
-            "{default} is free: the link gets it once its external target {} is deleted{first}",
+            "{default} is free: the link gets it{also} once its external target {} is deleted{first}",
             link.external_target()
         )
     });

@@ -165,8 +165,8 @@ fn hashed_name_says_how_the_free_name_is_got() {
     store.apply(observed("y-z", "x", Some("b.example.")));
     let link = all(&store).swap_remove(0);
     let expected = format!(
-        "x-y-z-ext is free: the link gets it once its external target {hashed} is deleted; point Pods at \
-         x.y-z.lb.internal first"
+        "x-y-z-ext is free: the link gets it, and the name x-y-z.lb.internal, once its external target {hashed} is \
+         deleted; point Pods at x.y-z.lb.internal first"
     );
     assert_eq!(state_and_reason(&link), (ViewState::Conflict, Some(expected)));
     assert_eq!(link.dns_names, ["x.y-z.lb.internal"]);
