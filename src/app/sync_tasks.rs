@@ -265,7 +265,7 @@ impl SyncSource {
         let listed = flags.manifests.is_some().then_some(epoch);
         let listed = CompletedLists::new(&selection.namespaces, listed);
         // Only the reconciler looks these Services up.
-        let keeps_unlisted = self.backend().is_some() && flags.sync_mode() != SyncMode::Off;
+        let keeps_unlisted = self.backend().is_some() && facts.needs_external_targets;
         Parts {
             tasks,
             writers,
@@ -384,6 +384,7 @@ impl Parts {
             external_target_states: Arc::clone(&self.facts.external_targets),
             backend,
             service_lookup,
+            looks_up: self.keeps_unlisted,
             selection: Arc::clone(&self.selection),
             hostname_policy: self.hostname_policy.clone(),
             policy: self.policy(),

@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
-use crate::harness::linker::Linker;
+use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::proxy::{ApiFault, FaultyApi};
 use crate::harness::{cluster_with_target, eventually, grant_optional};
 use crate::links::{links_of, text};
@@ -148,6 +148,34 @@ async fn typo_in_selector_removes_no_object_and_no_name() {
         answers(linker.dns, &stage.question(0), "Non-Existent Domain").await;
         assert_eq!(linker.metric(LEFT_OUT), Some(0.0));
     }
+}
+
+#[tokio::test]
+async fn links_shows_left_out_services_without_a_running_process() {
+    let stage = Fixture::with_external_targets(3, &[]).await;
+    stage.cluster.delete_service(&stage.namespace, "svc-2").await;
+    let kubeconfig = stage.plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let links = |flags: &[&str]| {
+        let common = ["links", "-o", "wide", "-n", &stage.namespace, "--watch-namespaces", &stage.namespace];
+        let place = ["--kubeconfig", kubeconfig.to_str().unwrap(), "--target-namespace", &stage.target];
+        let output = run_to_end([&common[..], &place, flags].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    for flags in [["--service-selector", "app=x"], ["--selection", "annotated"]] {
+        let table = links(&flags);
+        let rows: Vec<&str> = table.lines().skip(1).collect();
+        for (i, row) in rows[..2].iter().enumerate() {
+            assert!(row.contains(&format!("svc-{i}.example.com ")), "{table}");
+            assert!(
+                row.contains("LeftOut") && row.contains(&format!("{} leaves it out", flags[0])),
+                "{table}"
+            );
+        }
+        assert!(rows[2].contains("Gone"), "{table}");
+    }
+    let off = links(&["--service-selector", "app=x", "--sync", "off"]);
+    assert!(!off.contains("LeftOut"), "{off}");
 }
 
 #[tokio::test]

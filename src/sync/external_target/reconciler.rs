@@ -94,7 +94,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
     let mut are_overrides_known = false;
     loop {
         reconciler.drain_queue();
-        if are_overrides_known && reconciler.initial_pass.is_empty() {
+        if are_overrides_known && reconciler.initial_pass.is_empty() && !reconciler.waits_for_look_up() {
             reconciler.context.external_target_states.set_known();
         }
         if std::mem::take(&mut reconciler.lists_again) {
@@ -279,7 +279,7 @@ impl Reconciler {
     fn on_links_listed(&mut self) {
         if self.may_write() {
             self.resume_writing();
-        } else if self.context.policy.sync != SyncMode::Off {
+        } else if self.context.looks_up {
             self.check_external_targets(true);
             self.queue_all();
         }
@@ -301,6 +301,11 @@ impl Reconciler {
         self.restore_deleted(true);
         self.initialize_budget();
         self.begin_pass();
+    }
+
+    /// Returns whether a process that only reads doesn't know yet which unlisted Services exist.
+    fn waits_for_look_up(&self) -> bool {
+        self.context.policy.sync == SyncMode::Off && !self.start_check.look_ups.is_empty()
     }
 
     fn begin_pass(&mut self) {

@@ -30,6 +30,8 @@ pub struct ReconcilerContext {
     pub backend: Backend,
     /// Looks up which Services exist, regardless of the flags that select them.
     pub service_lookup: ServiceLookup,
+    /// Whether Services without a link are looked up at a start: not with `--sync off`.
+    pub looks_up: bool,
     /// Selects the Services that become links. External targets of Services in unwatched namespaces aren't changed.
     pub selection: Arc<Selection>,
     /// Decides which requested hostnames and targets are allowed.

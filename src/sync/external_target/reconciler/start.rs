@@ -17,7 +17,7 @@ use crate::model::uid::Uid;
 use crate::store::Store;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::{LinkReporter, log_change};
-use crate::sync::external_target::decision::{OnDelete, SyncMode};
+use crate::sync::external_target::decision::OnDelete;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::left_out::{
     Flag, LookupError, LookupResult, ServiceLookup, allows_external_target,
@@ -56,7 +56,7 @@ impl Reconciler {
     /// would be removed, the removals are postponed, unless `--max-deletes unlimited` is set.
     pub(crate) fn check_external_targets(&mut self, begins: bool) {
         let policy = &self.context.policy;
-        let begins = begins && policy.sync != SyncMode::Off;
+        let begins = begins && self.context.looks_up;
         let is_limited = policy.max_deletes != MaxDeletes::Unlimited;
         let (mut unlisted, mut outlived, mut not_shown) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for key in self.objects.links() {
@@ -354,7 +354,7 @@ impl Reconciler {
             self.keep_left_out(&link.key);
             let is_known = self.start_check.left_out.contains_key(&link.key);
             if !is_known
-                && self.context.policy.sync != SyncMode::Off
+                && self.context.looks_up
                 && self.are_links_listed(link.key.namespace())
                 && self.start_check.unconfirmed.insert(link.key.clone())
             {

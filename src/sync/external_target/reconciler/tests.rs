@@ -59,6 +59,7 @@ fn reconciler_with(client: Client, link_reporter: LinkReporter) -> Reconciler {
             namespace: "external-targets".to_owned(),
         },
         service_lookup: ServiceLookup::Cluster(client),
+        looks_up: true,
         selection: Arc::default(),
         hostname_policy: watch::Sender::new(Arc::default()).subscribe(),
         policy: test_support::policy(Some("own")),
