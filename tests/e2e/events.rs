@@ -203,17 +203,34 @@ async fn foreign_object_and_lost_name_cause_conflict_events() {
     linker.counts("lb_linker_names_lost", 1.0).await;
     assert!(linker.metric("lb_linker_reconciles_total{result=\"conflict\"}").unwrap() >= 1.0);
 
-    // After a restart these conflicts cause no further Events.
+    // After a restart these conflicts are logged without further Events. A collision from before the start has one.
     linker.kill();
+    for namespace in ["t", "s-t"] {
+        plane.create_namespace(namespace);
+    }
+    load_balancer(&cluster, "s-t", "r", "b.example.com").await;
+    load_balancer(&cluster, "t", "r-s", "a.example.com").await;
     let linker = Linker::in_cluster(&plane, TARGETS, &["--upstream", "none"]);
     linker.line("external target external-targets/web-default-ext of link default/web is left alone").await;
+    linker.line(&format!("link y-z/x: its external target is {TARGETS}/{hashed}, not ")).await;
+    let loser =
+        match linker.line(&format!("not {TARGETS}/r-s-t-ext: link ")).await.contains("link s-t/r has it") {
+            true => ("t", "r-s"),
+            false => ("s-t", "r"),
+        };
+    eventually("the Event of the collision at the start", || async {
+        let texts = texts(&plane, loser.0, loser.1);
+        texts.iter().any(|text| text.starts_with("Warning Conflict: the external target is")).then_some(())
+    })
+    .await;
+    assert_eq!(linker.logged("from now on"), 0);
     load_balancer(&cluster, "default", "marker", "a.example.com").await;
     let marker = format!("Normal ExternalTargetCreated: {TARGETS}/marker-default-ext → a.example.com");
     wait_for_event(&plane, "default", "marker", &marker).await;
     let seen: Vec<u64> = events(&plane, "default", "web").iter().map(|event| event.count).collect();
     assert_eq!(seen, [1]);
     assert_eq!(texts(&plane, "y-z", "x"), [lost, created]);
-    linker.counts("lb_linker_names_lost", 1.0).await;
+    linker.counts("lb_linker_names_lost", 2.0).await;
 }
 
 #[tokio::test]

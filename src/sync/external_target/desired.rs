@@ -350,6 +350,11 @@ pub fn current_target<'a>(
             Err(_) => Target::Hostname(Hostname::from(&host_name(name).ok()?)),
         });
     }
+    addresses_of(slices)
+}
+
+/// Returns the target that consists of the addresses of these EndpointSlices.
+pub(super) fn addresses_of<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> Option<Target> {
     let ips: Vec<IpAddr> = slices
         .flat_map(|slice| &slice.endpoints)
         .flat_map(|endpoint| &endpoint.addresses)

@@ -134,10 +134,8 @@ impl Reconciler {
 
     pub(crate) fn on_link_change(&mut self, change: &LinkChange) {
         let Some(key) = change.service() else { return };
-        // The first list tells names that links have had all along.
         if let (Some(before), Some(after)) = (&change.before, &change.after)
             && before.external_target_override != after.external_target_override
-            && self.context.store.is_known(Input::ExternalTargets)
         {
             let (before, after) = (&before.external_target(), &after.external_target());
             let line = format_args!("link {key}: its external target is {after} from now on, not {before}");

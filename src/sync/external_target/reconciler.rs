@@ -67,7 +67,6 @@ const MAX_WRITES: usize = 16;
 /// # Errors
 /// If a watch or the change feed ends, or a task panics.
 pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<(), SyncError> {
-    let mut feed = context.store.subscribe();
     if stop.run_until_cancelled(context.leadership.settled()).await.is_none() {
         return Ok(());
     }
@@ -90,6 +89,8 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
         }
         reconciler.note_missing_namespace();
     }
+    // While the first lists are applied, links change names under which nothing was written.
+    let mut feed = reconciler.context.store.subscribe();
     reconciler.begin();
     let mut are_overrides_known = false;
     loop {
@@ -490,7 +491,7 @@ impl Reconciler {
             self.report.no_conflict(&link.key);
         }
         let holder = |name: &str| self.context.store.claimants(name).into_iter().next();
-        self.report.name_lost(link, holder, is_news);
+        self.report.name_lost(link, holder, is_news && actual.named.is_some());
         (step, removal, matches!(verdict, Some(Verdict::Keep(_))))
     }
 

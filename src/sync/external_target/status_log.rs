@@ -9,15 +9,16 @@ use tracing::{Level, debug, warn};
 use super::backend::Backend;
 use super::decision::Write;
 use super::deletion_budget::MaxDeletes;
+use super::desired::addresses_of;
 use super::write_result::Before;
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, LinkChange, Target};
-use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::write_error::WriteError;
 use crate::sync::events::Reason;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::external_target::metrics::{ReconcileResult, ReconcilerMetrics};
+use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::errors::{LOG_INTERVAL, ThrottledLog};
 use crate::sync::k8s::instance::OtherOwner;
 use crate::sync::k8s::metrics::ApiMetrics;
@@ -139,6 +140,11 @@ impl StatusLog {
             }
         };
         let log = &self.link_reporter.log;
+        let slice = after.and_then(Object::as_slice).filter(|_| self.changes_addresses(key, write, before));
+        if let (Some(slice), Some(link)) = (slice, link) {
+            let place = self.backend.describe(&link.external_target());
+            log.info(key, format_args!("external target {place}: changed → {}", addresses(slice)));
+        }
         match (write, after.and_then(|after| after.as_service())) {
             (Write::Finalizer { add, .. }, _) => {
                 log.info(
@@ -150,18 +156,24 @@ impl StatusLog {
                 );
             }
             (Write::Create(_), Some(service)) => {
-                log.info(key, format_args!("external target {object}: created → {}", destination(service)));
-                record(Reason::ExternalTargetCreated, &format!("{object} → {}", destination(service)));
+                let to = shown_destination(service, link);
+                log.info(key, format_args!("external target {object}: created → {to}"));
+                if let (Some(link), Some(Some(holder))) = (link, self.names_lost.get(key)) {
+                    record(Reason::Conflict, &format!("the {}", self.lost_name(link, holder)));
+                }
+                record(Reason::ExternalTargetCreated, &format!("{object} → {to}"));
             }
             (Write::Change { .. }, Some(service)) if before == Before::Foreign => {
-                log.info(key, format_args!("external target {object}: adopted → {}", destination(service)));
-                record(Reason::Adopted, &format!("{object} → {}", destination(service)));
+                let to = shown_destination(service, link);
+                log.info(key, format_args!("external target {object}: adopted → {to}"));
+                record(Reason::Adopted, &format!("{object} → {to}"));
             }
             (Write::Change { .. }, Some(_)) if before == Before::SameTarget => {
                 log.info(key, format_args!("external target {object}: labels, annotations or ports changed"));
             }
             (Write::Change { .. }, Some(service)) => {
-                log.info(key, format_args!("external target {object}: changed → {}", destination(service)));
+                let to = shown_destination(service, link);
+                log.info(key, format_args!("external target {object}: changed → {to}"));
             }
             (Write::Delete { .. }, Some(left)) => {
                 let finalizers = left.metadata.finalizers.clone().unwrap_or_default();
@@ -180,6 +192,18 @@ impl StatusLog {
         }
         let Some(error_log) = self.error_logs.get_mut(&(write.verb(), id.kind)) else { return false };
         error_log.recovered(&format!("{}s can be written again ({})", id.kind, write.verb()))
+    }
+
+    /// Returns whether a write to an EndpointSlice changes the addresses of an external target that had some before.
+    fn changes_addresses(&self, key: &ServiceKey, write: &Write, before: Before) -> bool {
+        match write {
+            Write::Change { .. } => before == Before::Other,
+            // Of another address family.
+            Write::Create(_) => {
+                matches!(self.previous_targets.get(key), Some(Some(Target::Addresses(_))))
+            }
+            _ => false,
+        }
     }
 
     /// Reports an error that concerns the whole class of writes.
@@ -417,7 +441,8 @@ impl StatusLog {
         self.metrics.deletes_held.set(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
-    /// Reports that another link has the default name of a link's external target.
+    /// Reports that another link has the default name of a link's external target. The creation of the external target
+    /// under another name has an Event of its own.
     pub(crate) fn name_lost(
         &mut self,
         link: &Link,
@@ -428,27 +453,23 @@ impl StatusLog {
             self.names_lost.remove(&link.key);
             return;
         }
-        let (namespace, name) = link.key.parts();
-        let first = names::external_target(namespace, name);
-        let holder = holder(&first);
-        if let Some(reported) = self.names_lost.get_mut(&link.key) {
-            // Not news: an owner that becomes known later, or is unknown while its object is recreated.
-            let (was, is) = (reported.clone(), holder.clone().or(reported.take()));
-            *reported = is.clone();
-            if was.is_none() || was == is {
-                return;
+        let reported = self.names_lost.get(&link.key).cloned().flatten();
+        // The owner may be unknown while its object is recreated.
+        let holder = holder(&link.key.external_target()).or_else(|| reported.clone());
+        if let Some(holder) = holder.as_ref().filter(|_| holder != reported) {
+            let note = self.lost_name(link, holder);
+            self.link_reporter.log.warn(&link.key, format_args!("link {}: its {note}", link.key));
+            if reports_events {
+                self.link_reporter.recorder.about(link, Reason::Conflict, &format!("the {note}"));
             }
         }
-        if reports_events && let Some(holder) = &holder {
-            let whose = format!("link {holder} has it");
-            let (first, own) =
-                (self.backend.describe(&first), self.backend.describe(&link.external_target()));
-            let line = format!("link {}: its external target is {own}, not {first}: {whose}", link.key);
-            self.link_reporter.log.warn(&link.key, line);
-            let note = format!("the external target is {own}, not {first}: {whose}");
-            self.link_reporter.recorder.about(link, Reason::Conflict, &note);
-        }
         self.names_lost.insert(link.key.clone(), holder);
+    }
+
+    fn lost_name(&self, link: &Link, holder: &ServiceKey) -> String {
+        let place = |name: &str| self.backend.describe(name);
+        let (own, default) = (place(&link.external_target()), place(&link.key.external_target()));
+        format!("external target is {own}, not {default}: link {holder} has it")
     }
 
     /// Records a change of a link's target, which is reported when it has been written.
@@ -528,12 +549,28 @@ pub(super) fn destination(service: &Service) -> &str {
     service.spec.external_name.as_deref().unwrap_or("its addresses")
 }
 
+/// Returns the destination of an external target for the log, with the addresses of its link.
+fn shown_destination(service: &Service, link: Option<&Link>) -> String {
+    let target = link.and_then(|link| link.target.as_ref());
+    match target.filter(|_| service.spec.external_name.is_none()) {
+        Some(target) => target.to_string(),
+        None => destination(service).to_owned(),
+    }
+}
+
+/// Returns the addresses of an EndpointSlice for the log.
+fn addresses(slice: &EndpointSlice) -> String {
+    addresses_of([slice].into_iter()).map_or_else(|| "no address".to_owned(), |target| target.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
     use crate::captured_log::CapturedLog;
+    use crate::sync::election::Leadership;
+    use crate::sync::events::Recorder;
     use crate::sync::external_target::desired::Precondition;
     use crate::sync::external_target::observed_object::ObservedObject;
     use crate::sync::k8s::errors::ApiAvailability;
@@ -611,5 +648,76 @@ mod tests {
             let text = log_text.text();
             assert!(text.trim_end().ends_with(expected), "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn lost_name_is_logged_once_and_its_creation_has_an_event() {
+        let (log_text, _logging) = CapturedLog::start(Level::INFO);
+        let mut log = status_log();
+        let dropped = prometheus::IntCounter::new("dropped", "dropped").unwrap();
+        log.link_reporter.recorder = Recorder::new(dropped, Leadership::unconditional());
+        let mut link = link("web");
+        link.rename("web-shop-ext-1".into());
+        let owner = ServiceKey::new("p", "web-sho");
+        for is_known in [true, false, true] {
+            let holder = |name: &str| (is_known && name == "web-shop-ext").then(|| owner.clone());
+            log.name_lost(&link, holder, false);
+        }
+        let why = "external target is external-targets/web-shop-ext-1, not external-targets/web-shop-ext: link \
+                   p/web-sho has it";
+        let text = log_text.text();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains("WARN") && text.contains(&format!("link shop/web: its {why}")), "{text}");
+        assert!(log.link_reporter.recorder.take_queued().is_empty());
+        let created = json!({"metadata": {"name": "web-shop-ext-1"}, "spec": {"externalName": "a.example"}});
+        let created: Object = serde_json::from_value::<Service>(created).unwrap().into();
+        let write = Write::Create(created.clone());
+        log.report_written(&link.key, Some(&link), &write, Before::Other, None, Some(&created));
+        let queued = log.link_reporter.recorder.take_queued();
+        assert_eq!(queued[0], (Reason::Conflict, format!("the {why}").into()));
+        assert_eq!(queued[1].0, Reason::ExternalTargetCreated);
+    }
+
+    #[tokio::test]
+    async fn line_of_a_changed_slice_names_the_addresses() {
+        let slice = |address: &str, label: &str| -> Object {
+            let slice: EndpointSlice = serde_json::from_value(json!({
+                "metadata": {"name": "web-shop-ext-ipv4", "uid": "o", "labels": {"team": label,
+                    "app.kubernetes.io/managed-by": "lb-linker-operator",
+                    "original-service-name": "web", "original-service-namespace": "shop"}},
+                "addressType": "IPv4",
+                "endpoints": [{"addresses": [address]}],
+            }))
+            .unwrap();
+            slice.into()
+        };
+        let before = ObservedObject::of(&slice("192.0.2.50", "a"));
+        let lines = |write: &Write, former: Option<Target>| {
+            let (log_text, _logging) = CapturedLog::start(Level::INFO);
+            let (link, mut log) = (link("web"), status_log());
+            log.previous_targets.insert(link.key.clone(), former);
+            let (Write::Create(desired) | Write::Change { desired, .. }) = write else { unreachable!() };
+            log.report_written(
+                &link.key,
+                Some(&link),
+                write,
+                Before::by(write, &before),
+                None,
+                Some(desired),
+            );
+            log_text.text()
+        };
+        let change = |address: &str| {
+            let precondition = Precondition { uid: Some("o".to_owned()), resource_version: None };
+            Write::Change { desired: slice(address, "b"), precondition }
+        };
+        let expected = "external target external-targets/web-shop-ext: changed → 192.0.2.51";
+        let text = lines(&change("192.0.2.51"), None);
+        assert!(text.trim_end().ends_with(expected), "{text}");
+        assert_eq!(lines(&change("192.0.2.50"), None), "", "only a label changes");
+        let create = Write::Create(slice("192.0.2.51", "b"));
+        assert_eq!(lines(&create, None), "", "the line about the Service names the addresses");
+        let text = lines(&create, Some(Target::Addresses(["2001:db8::1".parse().unwrap()].into())));
+        assert!(text.trim_end().ends_with(expected), "{text}");
     }
 }

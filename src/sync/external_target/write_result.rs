@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use super::desired::addresses_of;
 use super::observed_object::ObservedObject;
 use super::reconciler::departure::LookUp;
 use super::status_log::destination;
 use crate::model::link::Target;
 use crate::sync::controller::write_error::WriteError;
 use crate::sync::external_target::decision::Write;
+use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::object::Object;
 use crate::sync::removal::facts::Found;
 use crate::sync::removal::reason::RemovalReason;
@@ -27,7 +29,7 @@ pub(crate) enum SkipReason {
 pub(crate) enum Before {
     /// A foreign object, which the write adopts.
     Foreign,
-    /// A Service with the target that is written: only its labels, annotations or ports change.
+    /// An object with the target that is written: only its labels, annotations or ports change.
     SameTarget,
     Other,
 }
@@ -38,14 +40,18 @@ impl Before {
         if before.labelled_for.is_none() && !before.has_our_field_manager {
             return Self::Foreign;
         }
-        match (write, before.to_object().as_service()) {
-            (Write::Change { desired: Object::Service(desired), .. }, Some(before))
-                if destination(before) == destination(desired) =>
-            {
-                Self::SameTarget
+        let addresses = |slice: &EndpointSlice| addresses_of([slice].into_iter());
+        let is_same = match (write, &before.to_object()) {
+            (Write::Change { desired: Object::Service(desired), .. }, Object::Service(before)) => {
+                destination(before) == destination(desired)
             }
-            _ => Self::Other,
-        }
+            (
+                Write::Change { desired: Object::EndpointSlice(desired), .. },
+                Object::EndpointSlice(before),
+            ) => addresses(before) == addresses(desired),
+            _ => false,
+        };
+        if is_same { Self::SameTarget } else { Self::Other }
     }
 }
 
