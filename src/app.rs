@@ -97,10 +97,8 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     }
     // Dropped when this function returns: the drop flushes the query log.
     let _writer = queue.write_to(io::stdout()).map_err(RunError::QueryLogThread)?;
-    let links = match source {
-        Some(_) => format!("links in {}", names_of(&zones.links)),
-        None => without_links(has_cluster_dns).to_owned(),
-    };
+    let with_links = |_| format!("links in {}", names_of(&zones.links));
+    let links = source.as_ref().map_or_else(|| without_links(has_cluster_dns).to_owned(), with_links);
     let check_zones = zone_check(flags.clone(), source.is_some());
     let reloader = Reloader::start(corefile_source, corefile, check_zones, zones, context, set_debug)?;
     info!("lb-linker {}: {links}", env!("CARGO_PKG_VERSION"));
