@@ -15,6 +15,7 @@ use crate::dns::corefile::{
     self, Address, CorefileError, Directive, FileSources, Position, Scheme, Token, addresses, parse,
 };
 use crate::dns::message::query::whole_wire_name;
+use crate::dns::message::query::wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::interfaces::is_own;
 use crate::dns::plugins::build;
@@ -195,15 +196,22 @@ fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), 
     Ok(())
 }
 
-/// Checks that no listener has a zone both for names of links and for names of the cluster.
+/// Checks that no listener has a zone both for names of links and for names of the cluster. Blocks may share a reverse
+/// zone: each has the records of its own addresses.
 fn check_cluster_zones(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), CorefileError> {
     for listener in listeners {
         let builders = || listener.zones.iter().map(|(_, number)| &blocks[*number].builder);
-        for (zone, position) in builders().flat_map(|builder| &builder.cluster_zones) {
-            if builders().any(|builder| builder.link_zones.all().contains(zone)) {
-                return Err(position.error(format!(
-                    "lb_linker answers for the zone {zone} already: leave it out here, or there"
-                )));
+        for builder in builders() {
+            for (zone, position) in &builder.cluster_zones {
+                let is_shared =
+                    |other: &BlockBuilder| is_reverse(&wire_name(zone)) && !std::ptr::eq(other, builder);
+                let is_taken =
+                    |other: &BlockBuilder| other.link_zones.all().contains(zone) && !is_shared(other);
+                if builders().any(is_taken) {
+                    return Err(position.error(format!(
+                        "lb_linker answers for the zone {zone} already: leave it out here, or there"
+                    )));
+                }
             }
         }
     }

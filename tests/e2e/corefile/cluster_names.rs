@@ -117,6 +117,15 @@ fn explanation(
         relative.is_some_and(|name| keys.iter().any(|key| name == key || name.ends_with(&format!(".{key}"))))
     };
     if relative.is_some_and(|key| world.aliases.contains(key)) && subject.has_alias_at(&name) {
+        let of_slice = |record: &&String| {
+            let is_owner = |key: &String| record.starts_with(&format!("{key}.svc.{ZONE}. "));
+            record.contains(" in cname ") && world.with_names.iter().any(is_owner)
+        };
+        let mut lacking =
+            coredns.sections[0].keys().filter(|record| !subject.sections[0].contains_key(*record)).peekable();
+        if lacking.peek().is_some() && lacking.all(|record| of_slice(&record)) {
+            return Some("slices with names are left out");
+        }
         let is_resolved = coredns.sections[0].keys().any(|record| !record.contains(" cname "));
         return (!is_resolved).then_some("an ExternalName is a CNAME for each type, with what is behind it");
     }

@@ -239,6 +239,14 @@ async fn alias_rests_on_the_service_behind_it() {
     assert!(validity.is_outdated());
 }
 
+#[tokio::test]
+async fn blocks_of_links_and_of_a_cluster_share_a_reverse_zone() {
+    let links = "lb.c 10.0.0.0/8 {\nlb_linker lb.c {\nreverse 10.0.0.0/8\n}";
+    let server =
+        TestServer::block(&format!("kubernetes a.b 10.0.0.0/8 {{\nstartup_timeout 0s\n}}\n}}\n{links}"));
+    assert!(server.ask("none.a.b. A").await.starts_with("SERVFAIL"), "it has no objects yet");
+}
+
 #[test]
 fn invalid_lines_are_rejected_with_their_position() {
     for (lines, expected) in [

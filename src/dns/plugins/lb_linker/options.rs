@@ -42,6 +42,7 @@ impl From<&LinkZone> for owner::Zone {
 /// domain.
 pub fn link_zones(blocks: &[BlockSource], cluster_domain: &Name) -> Result<Vec<LinkZone>, CorefileError> {
     let mut all: Vec<(LinkZone, &Directive)> = Vec::new();
+    let reached = reached_zones(blocks)?;
     for block in blocks {
         for line in block.lines.iter().filter(|line| line.name() == super::NAME) {
             let mut own = Vec::new();
@@ -49,7 +50,7 @@ pub fn link_zones(blocks: &[BlockSource], cluster_domain: &Name) -> Result<Vec<L
                 own.extend(addresses(word)?.into_iter().map(|address| address.zone));
             }
             let options = parse(line, &own)?;
-            check_reach(block, line, &own, &options)?;
+            check_reach(block, line, [&own, &reached], &options)?;
             for origin in options.origins {
                 match all.iter().map(|(zone, _)| zone).find(|known| known.origin == origin) {
                     None => all.push((LinkZone { origin, apex: options.apex.clone() }, line)),
@@ -84,11 +85,23 @@ pub fn link_zones(blocks: &[BlockSource], cluster_domain: &Name) -> Result<Vec<L
 /// The plugins that bring names from outside of the block's zones to `lb_linker`.
 const CHANGING_NAMES: [&str; 2] = ["rewrite", "autopath"];
 
-/// Checks that queries for names in each zone reach the block, whose zones are `own`.
+/// Returns the zones of all blocks with `lb_linker`.
+fn reached_zones(blocks: &[BlockSource]) -> Result<Vec<Name>, CorefileError> {
+    let mut reached = Vec::new();
+    for block in blocks.iter().filter(|block| block.lines.iter().any(|line| line.name() == super::NAME)) {
+        for word in &block.addresses {
+            reached.extend(addresses(word)?.into_iter().map(|address| address.zone));
+        }
+    }
+    Ok(reached)
+}
+
+/// Checks that queries for names in each zone reach a block with `lb_linker`. The zones of this block are `own`, and those of
+/// all such blocks `reached`.
 fn check_reach(
     block: &BlockSource,
     line: &Directive,
-    own: &[Name],
+    [own, reached]: [&[Name]; 2],
     options: &LinkZoneOptions,
 ) -> Result<(), CorefileError> {
     // Zones of links may be there only for the names in PTR records.
@@ -97,7 +110,8 @@ fn check_reach(
         return Ok(());
     }
     for word in line.arguments() {
-        let is_outside = |zone: &Name| !own.iter().any(|own| own.zone_of(zone) || zone.zone_of(own));
+        let is_outside =
+            |zone: &Name| !reached.iter().any(|other| other.zone_of(zone) || zone.zone_of(other));
         if let Some(zone) = word.zones()?.into_iter().find(is_outside) {
             let of_block: Vec<String> = own.iter().map(to_presentation).collect();
             return Err(word.error(format!(
@@ -293,6 +307,10 @@ mod tests {
             ),
             ("10.0.0.0/8 {\nlb_linker lb.internal\n}\n", outside("lb.internal", "10.in-addr.arpa")),
             ("10.0.0.0/8 {\nlb_linker lb.internal {\nreverse 10.0.0.0/8\n}\n}\n", None),
+            (
+                "a.b 10.0.0.0/8 {\nlb_linker lb.internal {\nreverse 10.0.0.0/8\n}\n}\nlb.internal {\nlb_linker\n}\n",
+                None,
+            ),
             ("lb.internal {\nlb_linker LB.internal\n}\n", None),
             ("lb.internal {\nlb_linker sub.lb.internal\n}\n", None),
             ("a.lb.internal {\nlb_linker lb.internal\n}\n", None),
