@@ -15,7 +15,6 @@ use crate::dns::corefile::{
     self, Address, CorefileError, Directive, FileSources, Position, Scheme, Token, addresses, parse,
 };
 use crate::dns::message::query::whole_wire_name;
-use crate::dns::message::query::wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::interfaces::is_own;
 use crate::dns::plugins::build;
@@ -203,8 +202,9 @@ fn check_cluster_zones(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<
         let builders = || listener.zones.iter().map(|(_, number)| &blocks[*number].builder);
         for builder in builders() {
             for (zone, position) in &builder.cluster_zones {
-                let is_shared =
-                    |other: &BlockBuilder| is_reverse(&wire_name(zone)) && !std::ptr::eq(other, builder);
+                let is_shared = |other: &BlockBuilder| {
+                    is_reverse(&whole_wire_name(zone)) && !std::ptr::eq(other, builder)
+                };
                 let is_taken =
                     |other: &BlockBuilder| other.link_zones.all().contains(zone) && !is_shared(other);
                 if builders().any(is_taken) {
