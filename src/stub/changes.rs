@@ -370,7 +370,7 @@ fn of_node_local(dns: &ClusterDns) -> Option<Corefile<'_>> {
     dns.node_local().and_then(parsed)
 }
 
-/// Returns the Corefile of CoreDNS, and those that it imports.
+/// Returns the Corefile of CoreDNS, and the files that it imports.
 fn corefiles_of_core_dns(dns: &ClusterDns) -> Vec<Corefile<'_>> {
     let main = dns.config_map(COREDNS).and_then(parsed);
     // The imported files may use snippets of the main one.

@@ -18,7 +18,7 @@ use lb_linker::model::service_key::ServiceKey;
 use lb_linker::store::cluster::objects::{
     Addressing, Kind as ClusterKind, Port, Protocol as PortProtocol, Service, Slice,
 };
-use lb_linker::store::cluster::registry::{ApiLimits, ClusterRegistry, ClusterSpec, Connection};
+use lb_linker::store::cluster::registry::{ClusterRegistry, ClusterSpec};
 use lb_linker::store::{Input, OnGone, Store};
 use tokio::runtime::Runtime;
 
@@ -116,17 +116,7 @@ pods insecure
 
 /// Adds the objects that the plugin *kubernetes* answers from: two Services, of which one is headless, and endpoints.
 fn add_cluster(clusters: &ClusterRegistry) {
-    let spec = ClusterSpec {
-        connection: Connection::Own,
-        limits: ApiLimits::default(),
-        labels: String::new(),
-        namespace_labels: String::new(),
-        has_endpoints: true,
-        has_pods: false,
-        names_endpoints_by_pods: false,
-        has_imports: false,
-        has_zones: false,
-    };
+    let spec = ClusterSpec::default();
     let cluster = clusters.cluster(spec);
     let (web, db) = (ServiceKey::new("a", "web"), ServiceKey::new("a", "db"));
     let ports = || [Port { name: "http".into(), protocol: PortProtocol::Tcp, number: Some(80) }].into();

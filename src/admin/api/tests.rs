@@ -16,7 +16,7 @@ use crate::metrics::Metrics;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::store::cluster::objects::{Addressing, Service};
-use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
+use crate::store::cluster::registry::ClusterSpec;
 use crate::store::{Input, OnGone, Store};
 
 /// A status API with a store, without a listener.
@@ -290,17 +290,7 @@ async fn instance_has_leadership_zones_and_start() {
 async fn objects_of_clusters_are_numbers_of_the_instance_alone() {
     let api = Api::new();
     api.store.set_known(Input::Services);
-    let spec = |labels: &str| ClusterSpec {
-        connection: Connection::Own,
-        limits: ApiLimits::default(),
-        labels: labels.to_owned(),
-        namespace_labels: String::new(),
-        has_endpoints: true,
-        has_pods: false,
-        names_endpoints_by_pods: false,
-        has_imports: false,
-        has_zones: false,
-    };
+    let spec = |labels: &str| ClusterSpec { labels: labels.to_owned(), ..ClusterSpec::default() };
     let clusters = [api.clusters.cluster(spec("")), api.clusters.cluster(spec("a=b"))];
     clusters[0].set_namespace("shop", true);
     for cluster in &clusters {

@@ -36,9 +36,10 @@ pub struct ApiLimits {
     pub max_inflight: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Connection {
     /// That of lb-linker itself.
+    #[default]
     Own,
     Kubeconfig {
         path: PathBuf,
@@ -75,6 +76,23 @@ struct Clusters {
 pub struct ServedCluster {
     registry: ClusterRegistry,
     cluster: Arc<Cluster>,
+}
+
+/// What a block without options reads.
+impl Default for ClusterSpec {
+    fn default() -> Self {
+        Self {
+            connection: Connection::default(),
+            limits: ApiLimits::default(),
+            labels: String::new(),
+            namespace_labels: String::new(),
+            has_endpoints: true,
+            has_pods: false,
+            names_endpoints_by_pods: false,
+            has_imports: false,
+            has_zones: false,
+        }
+    }
 }
 
 impl ClusterSpec {

@@ -3,7 +3,7 @@ use std::net::IpAddr;
 use super::answer::{Answer, Outcome, PodMode, Rules};
 use super::objects::{Addressing, EndpointZones, Kind, Port, Protocol, Service, Slice};
 use super::records::{A, AAAA, NS, PTR, SOA, SRV, TXT};
-use super::registry::{ApiLimits, ClusterRegistry, ClusterSpec, Connection};
+use super::registry::{ClusterRegistry, ClusterSpec};
 use super::*;
 use crate::model::names;
 
@@ -11,17 +11,7 @@ const CNAME: u16 = 5;
 const MX: u16 = 15;
 
 fn spec() -> ClusterSpec {
-    ClusterSpec {
-        connection: Connection::Own,
-        limits: ApiLimits::default(),
-        labels: String::new(),
-        namespace_labels: String::new(),
-        has_endpoints: true,
-        has_pods: true,
-        names_endpoints_by_pods: false,
-        has_imports: true,
-        has_zones: false,
-    }
+    ClusterSpec { has_pods: true, has_imports: true, ..ClusterSpec::default() }
 }
 
 fn wire(name: &str) -> Box<[u8]> {

@@ -13,7 +13,7 @@ use crate::dns::plugins::tests::support::TestServer;
 use crate::model::service_key::ServiceKey;
 use crate::store::cluster::Cluster;
 use crate::store::cluster::objects::{Addressing, Kind, Service};
-use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
+use crate::store::cluster::registry::ClusterSpec;
 
 fn resolv_conf(text: &str) -> NamedTempFile {
     let mut file = NamedTempFile::new().unwrap();
@@ -118,17 +118,7 @@ fn cluster(lines: &str) -> (TestServer, Arc<Cluster>) {
     let server = TestServer::block(&format!(
         "{lines}\nautopath @kubernetes\nkubernetes cluster.local {{\npods verified\n}}"
     ));
-    let cluster = server.shared.clusters.cluster(ClusterSpec {
-        connection: Connection::Own,
-        limits: ApiLimits::default(),
-        labels: String::new(),
-        namespace_labels: String::new(),
-        has_endpoints: true,
-        has_pods: true,
-        names_endpoints_by_pods: false,
-        has_imports: false,
-        has_zones: false,
-    });
+    let cluster = server.shared.clusters.cluster(ClusterSpec { has_pods: true, ..ClusterSpec::default() });
     for (namespace, service) in [("a", "web"), ("b", "api")] {
         cluster.set_namespace(namespace, true);
         set(&cluster, namespace, service);

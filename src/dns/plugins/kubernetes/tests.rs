@@ -8,24 +8,14 @@ use crate::dns::plugins::tests::support::TestServer;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::store::cluster::objects::{Addressing, Kind, Service};
-use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
+use crate::store::cluster::registry::ClusterSpec;
 use crate::store::cluster::{Cluster, View};
 
 /// Returns a server with these lines in a block, which has the plugin with the options of a default selection, and its
 /// objects.
 pub(crate) fn server(lines: &str) -> (TestServer, Arc<Cluster>) {
     let server = TestServer::block(lines);
-    let spec = ClusterSpec {
-        connection: Connection::Own,
-        limits: ApiLimits::default(),
-        labels: String::new(),
-        namespace_labels: String::new(),
-        has_endpoints: true,
-        has_pods: false,
-        names_endpoints_by_pods: false,
-        has_imports: false,
-        has_zones: false,
-    };
+    let spec = ClusterSpec::default();
     let cluster = server.shared.clusters.cluster(spec);
     assert!(Arc::strong_count(&cluster) > 1, "the plugin has it, too");
     cluster.set_namespace("a", true);

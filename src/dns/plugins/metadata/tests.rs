@@ -5,22 +5,12 @@ use crate::dns::plugins::tests::support::TestServer;
 use crate::model::service_key::ServiceKey;
 use crate::store::cluster::Cluster;
 use crate::store::cluster::objects::Kind;
-use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
+use crate::store::cluster::registry::ClusterSpec;
 
 const KUBERNETES: &str = "kubernetes cluster.local in-addr.arpa {\npods verified\n}";
 
 fn cluster(server: &TestServer) -> Arc<Cluster> {
-    let cluster = server.shared.clusters.cluster(ClusterSpec {
-        connection: Connection::Own,
-        limits: ApiLimits::default(),
-        labels: String::new(),
-        namespace_labels: String::new(),
-        has_endpoints: true,
-        has_pods: true,
-        names_endpoints_by_pods: false,
-        has_imports: false,
-        has_zones: false,
-    });
+    let cluster = server.shared.clusters.cluster(ClusterSpec { has_pods: true, ..ClusterSpec::default() });
     cluster.set_pod(&ServiceKey::new("shop", "client-0"), &[[10, 0, 0, 1].into()]);
     Kind::ALL.into_iter().for_each(|kind| cluster.set_listed(kind));
     cluster

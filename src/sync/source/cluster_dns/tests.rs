@@ -17,7 +17,7 @@ use crate::metrics::MetricGroup;
 use crate::model::names;
 use crate::store::cluster::answer::{Outcome, PodMode, Rules};
 use crate::store::cluster::external::ExternalRules;
-use crate::store::cluster::registry::{ApiLimits, ClusterSpec, Connection};
+use crate::store::cluster::registry::{ClusterSpec, Connection};
 
 fn event(kind: &str, object: &Value) -> String {
     format!("{}\n", json!({ "type": kind, "object": object }))
@@ -78,17 +78,7 @@ fn watch_with(
 }
 
 fn spec() -> ClusterSpec {
-    ClusterSpec {
-        connection: Connection::Own,
-        limits: ApiLimits::default(),
-        labels: String::new(),
-        namespace_labels: String::new(),
-        has_endpoints: true,
-        has_pods: true,
-        names_endpoints_by_pods: false,
-        has_imports: false,
-        has_zones: false,
-    }
+    ClusterSpec { has_pods: true, ..ClusterSpec::default() }
 }
 
 fn object(namespace: &str, name: &str, rest: Value) -> Value {
