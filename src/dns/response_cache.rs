@@ -8,15 +8,15 @@
 //!
 //! No metric tells the reason: read in this order. In the response cache, which holds answers in wire form:
 //!
-//! 1. `src/dns/message/reply.rs`: only *lb_linker* and *cache* set `Reply::validity`, so answers of *hosts*,
-//!    *template*, *whoami*, of *forward* without *cache*, and the first answer after a miss of *cache* have none.
+//! 1. `src/dns/message/reply.rs`: answers of *template*, *chaos*, *any*, *whoami*, of *forward* without *cache*, and the
+//!    first answer after a miss of *cache* have no `Reply::validity`. *log* clears it for answers that it logs.
 //!    *lb_linker* (with `hops.rs`) and *loadbalance* clear it where an answer depends on more than it can express,
 //!    *prometheus* for pairs of rcode and plugin beyond the first 64 of a zone. `CacheHit::reusable_ref` in
 //!    `src/dns/plugins/cache/store.rs` gives none for answers that are stale or due for a prefetch.
 //! 2. `src/dns/message/validity.rs`: what an answer depends on: links, names, cache entries, a time, the client.
-//! 3. `src/dns/chain/plugin.rs`: every plugin that the answer passed through must be added as reusable; *log*,
-//!    *rewrite*, *chaos*, *any*, *template*, *hosts*, *forward* and *whoami* aren't. `src/dns/chain/handler.rs` leaves
-//!    out answers of more than 1,232 bytes, or incomplete ones, if `bufsize` allows more.
+//! 3. `src/dns/chain/plugin.rs`: every plugin that the answer passed through must be added as reusable; *rewrite*,
+//!    *erratic*, *forward* and *whoami* aren't. `src/dns/chain/handler.rs` leaves out answers of more than 1,232 bytes, or
+//!    incomplete ones, if `bufsize` allows more.
 //! 4. `src/dns/response_cache/key.rs`: only queries with one question, and without options that change the answer.
 //!    `src/dns/response_cache/wire_response.rs`: not more than 4,096 bytes, and not with a name in mixed case. A
 //!    thread's cache has a fixed capacity, and a query from another port may go to another thread. The answer to the first

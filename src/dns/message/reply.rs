@@ -8,7 +8,7 @@ use hickory_proto::rr::rdata::opt::EdnsOption;
 
 use crate::dns::message::ede::Ede;
 use crate::dns::message::records::Records;
-use crate::dns::message::validity::{RestsOn, Validity};
+use crate::dns::message::validity::{OutdatedFlag, RestsOn, Validity};
 
 /// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; the limit bounds the
 /// work for a hostile upstream.
@@ -52,6 +52,13 @@ impl Reply {
             is_cacheable: true,
             rests_on: None,
             validity: None,
+        }
+    }
+
+    /// Ends the reuse of the answer, if it may be reused, when the flag is set.
+    pub fn rest_on(&mut self, flag: OutdatedFlag) {
+        if let Some(validity) = &mut self.validity {
+            validity.zones.push(flag);
         }
     }
 

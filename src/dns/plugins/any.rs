@@ -23,7 +23,7 @@ struct Any;
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     setup.only_line()?.no_arguments_or_block()?;
-    setup.add(Any);
+    setup.add_reusable(Any);
     Ok(())
 }
 

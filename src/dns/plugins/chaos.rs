@@ -48,7 +48,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     if authors.is_empty() {
         authors.insert(AUTHORS.to_owned());
     }
-    setup.add(Chaos { version, authors: authors.into_iter().collect(), host: hostname() });
+    setup.add_reusable(Chaos { version, authors: authors.into_iter().collect(), host: hostname() });
     Ok(())
 }
 

@@ -103,7 +103,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     }
     let file = Arc::new(HostsFile::new(path, zones.clone(), reverse, inline));
     let counters = setup.metrics()?;
-    setup.add(Hosts { file: Arc::clone(&file), zones, ttl, fallthrough, fallthrough_unsupported });
+    setup.add_reusable(Hosts { file: Arc::clone(&file), zones, ttl, fallthrough, fallthrough_unsupported });
     setup.add_task(move |_, stop| async move { file.watch(reload, &counters, &stop).await });
     Ok(())
 }
@@ -193,16 +193,20 @@ impl Plugin for Hosts {
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
-        match self.answers(request) {
+        let outdated = self.file.outdated();
+        let mut reply = match self.answers(request) {
             HostsResult::Records(answers) => {
                 let mut reply = request.reply(NAME);
                 reply.metadata.authoritative = true;
                 reply.records.answers = answers;
-                Ok(reply)
+                reply.validity = Some(Box::default());
+                reply
             }
-            HostsResult::Nothing => Err(PluginError::servfail("")),
-            HostsResult::FallThrough => next.serve(request).await,
-        }
+            HostsResult::Nothing => return Err(PluginError::servfail("")),
+            HostsResult::FallThrough => next.serve(request).await?,
+        };
+        reply.rest_on(outdated);
+        Ok(reply)
     }
 }
 

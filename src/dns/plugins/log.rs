@@ -88,7 +88,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let lines = setup.lines;
     let rules = lines.iter().map(|line| rule(line, setup.builder)).collect::<Result<_, _>>()?;
     let lines = setup.context.query_log.clone();
-    setup.add(LogPlugin { rules, lines });
+    setup.add_reusable(LogPlugin { rules, lines });
     Ok(())
 }
 
@@ -148,7 +148,7 @@ impl Plugin for LogPlugin {
         };
         // The log shows the original name, even if a plugin rewrites it.
         let (name, began) = (lower_name_text(request.query.name()), Instant::now());
-        let outcome = next.serve(request).await;
+        let mut outcome = next.serve(request).await;
         let failed = match &outcome {
             Err(PluginError::Error { rcode, .. }) => {
                 let mut metadata = Metadata::response_from_request(&request.metadata);
@@ -161,6 +161,10 @@ impl Plugin for LogPlugin {
         if rule.classes.contains(&Class::of(request, reply)) {
             let seen = LogEntry { request, name: &name, reply, duration: began.elapsed() };
             self.lines.write(Level::Info, &rule.format.text(&seen), || rule.format.parts(&seen));
+            if let Ok(reply) = &mut outcome {
+                // Each of these answers has its line.
+                reply.validity = None;
+            }
         }
         outcome
     }

@@ -53,21 +53,15 @@ pub(in crate::dns::plugins) async fn serve(
         return passed(next, request, zone.outdated()).await;
     }
     let mut reply = answer(request, plugin, &name, &zone, &found).await?;
-    depend_on(&mut reply, zones.outdated());
+    reply.rest_on(zones.outdated().clone());
     Ok(reply)
 }
 
 /// Passes a request on. The answer holds until the flag is set, because the zone may have the name afterwards.
 async fn passed(next: Next<'_>, request: &mut Request, flag: &OutdatedFlag) -> PluginResult {
     let mut reply = next.serve(request).await?;
-    depend_on(&mut reply, flag);
+    reply.rest_on(flag.clone());
     Ok(reply)
-}
-
-fn depend_on(reply: &mut Reply, flag: &OutdatedFlag) {
-    if let Some(validity) = &mut reply.validity {
-        validity.zones.push(flag.clone());
-    }
 }
 
 /// Makes the reply of a zone's answer to a query for a name in wire form.

@@ -17,6 +17,7 @@ use tracing::{debug, error};
 
 use super::map::{HostsMap, address_of};
 use crate::dns::message::query::wire_name;
+use crate::dns::message::validity::OutdatedFlag;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::metrics::{MetricGroup, registered};
 
@@ -29,6 +30,8 @@ pub(super) struct HostsFile {
     reverse: bool,
     inline: HostsMap,
     map: ArcSwap<HostsMap>,
+    /// Outdates the answers that rest on the map.
+    outdated: ArcSwap<OutdatedFlag>,
     /// The version of the file that was read last.
     last_read: Mutex<Option<Version>>,
 }
@@ -64,11 +67,23 @@ impl MetricGroup for FileCounters {
 impl HostsFile {
     /// Returns the entries of a file, which is read if it exists.
     pub(super) fn new(path: PathBuf, zones: ZoneSet, reverse: bool, inline: HostsMap) -> Self {
-        let file =
-            Self { path, zones, reverse, inline, map: ArcSwap::default(), last_read: Mutex::default() };
+        let file = Self {
+            path,
+            zones,
+            reverse,
+            inline,
+            map: ArcSwap::default(),
+            outdated: ArcSwap::default(),
+            last_read: Mutex::default(),
+        };
         // An unreadable file may become readable later; `set_up` has warned about a missing file.
         let _ = file.refresh();
         file
+    }
+
+    /// Returns the flag of the entries that are read after this call.
+    pub(super) fn outdated(&self) -> OutdatedFlag {
+        OutdatedFlag::clone(&self.outdated.load())
     }
 
     /// Returns the addresses of a name: those in the file come first.
@@ -112,6 +127,7 @@ impl HostsFile {
         let map = HostsMap::parse(&String::from_utf8_lossy(&bytes), &self.zones, self.reverse);
         debug!(path = %self.path.display(), entries = map.len(), "hosts file read");
         self.map.store(Arc::new(map));
+        self.outdated.swap(Arc::default()).set();
         *self.last_read.lock() = Some(version);
         Ok(true)
     }

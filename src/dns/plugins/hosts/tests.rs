@@ -187,6 +187,28 @@ async fn changed_file_is_read_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn kept_answers_end_when_the_file_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("hosts");
+    fs::write(&path, "192.0.2.1 a.example.org\n").unwrap();
+    let zone = directory.path().join("zone");
+    fs::write(&zone, "@ 60 SOA ns mail 1 60 60 60 60\nb 60 A 192.0.2.2\n").unwrap();
+    let (server, _stop, _tasks) = TestServer::running(&format!(
+        "hosts {} {{\nfallthrough\n}}\nfile {} example.org",
+        path.display(),
+        zone.display()
+    ));
+    let kept = async |name| server.reply(&format!("{name}.example.org. A")).await.unwrap().validity.unwrap();
+    let (own, passed) = (kept("a").await, kept("b").await);
+    assert!(!own.is_outdated() && !passed.is_outdated());
+    fs::write(&path, "192.0.2.30 b.example.org\n").unwrap();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(own.is_outdated() && passed.is_outdated());
+    assert!(!kept("b").await.is_outdated());
+    assert!(server.ask("b.example.org. A").await.contains("192.0.2.30"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn file_is_read_again_after_a_panic() {
     let (reads, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
     let refresh = {

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::dns::message::ede::Ede;
 use crate::dns::net::Protocol;
+use crate::dns::plugins::kubernetes::tests::{list, server};
 use crate::dns::plugins::log::*;
 use crate::dns::plugins::tests::support::TestServer;
 
@@ -64,6 +65,24 @@ async fn first_line_with_a_matching_name_counts() {
         ("example.com. A", vec![]),
     ] {
         assert_eq!(logged(&context, question).await, expected, "{question}");
+    }
+}
+
+#[tokio::test]
+async fn answers_without_a_log_line_are_kept() {
+    const PLUGINS: &str =
+        "chaos\nany\ntemplate ANY ANY a.test {\nrcode NXDOMAIN\n}\nhosts /dev/null {\nfallthrough\n}";
+    for (log, is_kept) in [
+        ("", true),
+        ("log . {\nclass error\n}", true),
+        ("log b.test", true),
+        ("log . {\nclass success\n}", false),
+        ("log", false),
+    ] {
+        let (server, cluster) = server(&format!("{log}\n{PLUGINS}\nkubernetes cluster.local"));
+        list(&cluster);
+        let reply = server.reply("web.a.svc.cluster.local. A").await.unwrap();
+        assert_eq!(reply.validity.is_some(), is_kept, "{log}");
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         setup.builder.warnings.push(warning);
     }
     let metrics = setup.metrics()?;
-    setup.add(Templates::new(answers, metrics));
+    setup.add_reusable(Templates::new(answers, metrics));
     Ok(())
 }
 
