@@ -131,6 +131,23 @@ async fn external_addresses_are_answered() {
 }
 
 #[tokio::test]
+async fn kept_srv_answer_ends_with_its_hosts() {
+    let (server, cluster) = external("ttl 7");
+    set(&cluster, "inside", &[host("two.a.ex.test")]);
+    let by_whoami = server.reply("elb.a.ex.test. SRV").await.unwrap();
+    assert!(by_whoami.validity.is_none(), "the address of a host isn't kept");
+    let kept = async || server.reply("inside.a.ex.test. SRV").await.unwrap().validity.unwrap();
+    let first = kept().await;
+    set(&cluster, "inner", &[ip("192.0.2.3")]);
+    assert!(!first.is_outdated(), "it doesn't rest on another Service");
+    set(&cluster, "two", &[ip("192.0.2.3")]);
+    assert!(first.is_outdated(), "it has the address of its host");
+    let second = kept().await;
+    set(&cluster, "inside", &[host("twice.a.ex.test")]);
+    assert!(second.is_outdated());
+}
+
+#[tokio::test]
 async fn zone_of_external_names_has_an_apex() {
     let (server, cluster) = external("apex Own\nfallthrough");
     cluster.serial(View::External).store(5, Ordering::Relaxed);
