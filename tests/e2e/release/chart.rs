@@ -226,9 +226,27 @@ fn chart_with_cluster_dns_equals_deploy_cluster_dns() {
         assert_eq!((pod.get("imagePullSecrets"), container["env"].as_array().unwrap().len()), (None, 1));
         let text = ".:53 {\n\tkubernetes # 1: {a}\n}\n";
         let corefile = format!("clusterDns.corefile={text}");
-        let objects = rendered(&["--set=clusterDns.enabled=true,corefile=a", "--set-literal", &corefile]);
-        let map = objects.iter().find(|object| object["kind"] == "ConfigMap").unwrap();
-        assert_eq!(map["data"]["Corefile"], text);
+        let hosts =
+            r#"clusterDns.extraVolumes=[{"name":"hosts","configMap":{"name":"coredns","optional":true}}]"#;
+        let mount = r#"clusterDns.extraVolumeMounts=[{"name":"hosts","mountPath":"/etc/coredns"}]"#;
+        let objects = rendered(&[
+            "--set=clusterDns.enabled=true,corefile=a",
+            "--set-literal",
+            &corefile,
+            "--set-json",
+            hosts,
+            "--set-json",
+            mount,
+        ]);
+        let of_kind = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
+        assert_eq!(of_kind("ConfigMap")["data"]["Corefile"], text);
+        let pod = &of_kind("Deployment")["spec"]["template"]["spec"];
+        assert_eq!(
+            pod["volumes"][2],
+            json!({"name": "hosts", "configMap": {"name": "coredns", "optional": true}})
+        );
+        let mounted = &pod["containers"][0]["volumeMounts"][2];
+        assert_eq!(*mounted, json!({"name": "hosts", "mountPath": "/etc/coredns"}));
     }
 }
 
