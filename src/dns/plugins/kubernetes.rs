@@ -27,6 +27,8 @@
 //!   Service, are left out.
 //! - *cache* keeps no names of these zones, only what ExternalNames lead to and what `fallthrough` passes on, so TTLs
 //!   don't count down. An answer is reused until an object changes that it rests on.
+//! - Endpoints of a ServiceImport count also if their slice lacks the label of its cluster; CoreDNS then gives no answer if
+//!   the slice has ports.
 //! - A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels before an IPv6 address.
 //! - Before the first lists are complete, `fallthrough` passes on nothing.
 //! - The name servers are the Services in front of the addresses in `POD_IPS`, if that is set.
