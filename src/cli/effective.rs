@@ -60,6 +60,8 @@ impl Flags {
         optional("--manifests", path(&self.manifests));
         optional("--output", path(&self.output));
         optional("--service-selector", self.service_selector.as_ref().map(ToString::to_string));
+        let classes = (!self.load_balancer_classes.is_empty()).then(|| list(&self.load_balancer_classes));
+        optional("--load-balancer-classes", classes);
         let namespaces = (!self.watch_namespaces.is_empty()).then(|| list(&self.watch_namespaces));
         optional("--watch-namespaces", namespaces);
         flags.push(("--selection", value_name(&self.selection)));

@@ -13,7 +13,7 @@ use crate::cli::client_nets_flag::PRIVATE_NETS;
 use crate::cli::election_flags::ElectionFlags;
 use crate::cli::error::ConfigError;
 use crate::cli::http_listen::{HttpListen, http_listen, loopback_http_listen};
-use crate::cli::parsers::{delay, dns_label, instance, listen, max_deletes, zone};
+use crate::cli::parsers::{delay, dns_label, instance, listen, load_balancer_class, max_deletes, zone};
 use crate::cli::policy_flags::HostnamePolicyFlags;
 use crate::cli::upstream_flag::UpstreamSpec;
 use crate::dns::corefile::selector::selector;
@@ -147,6 +147,18 @@ pub struct Flags {
         help_heading = "Selection"
     )]
     pub service_selector: Option<Selector>,
+
+    /// Values of spec.loadBalancerClass of the load balancers that become links, separated by commas; `none` is for those
+    /// without a class [default: any]
+    #[arg(
+        long,
+        value_name = "CLASSES",
+        env = "LB_LINKER_LOAD_BALANCER_CLASSES",
+        value_parser = load_balancer_class,
+        value_delimiter = ',',
+        help_heading = "Selection"
+    )]
+    pub load_balancer_classes: Vec<String>,
 
     /// Which load balancers become links
     #[arg(
@@ -443,6 +455,7 @@ impl Flags {
             || self.sync.is_some_and(|mode| mode != SyncMode::Off)
             || self.instance.is_some()
             || self.service_selector.is_some()
+            || !self.load_balancer_classes.is_empty()
             || !self.watch_namespaces.is_empty()
             || self.max_deletes.is_some()
             || self.finalizer
@@ -462,6 +475,7 @@ impl Flags {
             annotated_only: self.selection == SelectionMode::Annotated,
             namespaces: self.watch_namespaces.iter().cloned().collect(),
             labels: self.service_selector.clone().unwrap_or_default(),
+            classes: self.load_balancer_classes.iter().cloned().collect(),
             target_namespace: self.manifests.is_none().then(|| self.target_namespace.clone()),
         }
     }

@@ -125,6 +125,15 @@ pub(crate) fn dns_label(text: &str) -> Result<String, &'static str> {
     }
 }
 
+/// Parses a value of `spec.loadBalancerClass`: a name, with or without a domain and a slash before it.
+pub(crate) fn load_balancer_class(text: &str) -> Result<String, &'static str> {
+    if is_name(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("not a load balancer class such as service.k8s.aws/nlb, or none")
+    }
+}
+
 /// Parses the name of an object (RFC 1123 subdomain).
 pub(crate) fn object_name(text: &str) -> Result<String, &'static str> {
     if text.len() <= 253 && text.split('.').all(names::is_label) {

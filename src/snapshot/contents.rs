@@ -89,6 +89,7 @@ pub(crate) fn recorded_flags(selection: &Selection, policy: &HostnamePolicy) -> 
     RecordedFlags {
         annotated_only: selection.annotated_only,
         selector: selection.labels.to_string(),
+        classes: selection.classes.clone(),
         hostname_annotations,
     }
 }

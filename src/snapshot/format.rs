@@ -9,6 +9,7 @@
 //!
 //! Version 1 has only Services of the own cluster, and is still read.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::net::IpAddr;
 
@@ -69,6 +70,9 @@ pub struct RecordedFlags {
     pub annotated_only: bool,
     /// `--service-selector`; empty for any.
     pub selector: String,
+    /// `--load-balancer-classes`; empty for any.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub classes: BTreeSet<String>,
     pub hostname_annotations: Vec<String>,
 }
 

@@ -27,7 +27,9 @@ pub(super) enum Unusable {
     FromTheFuture(Duration),
     #[error("it is of another cluster: {}", sentence(.0))]
     OtherCluster(String),
-    #[error("it was written with another --selection, --service-selector or --hostname-annotations")]
+    #[error(
+        "it was written with another --selection, --service-selector, --load-balancer-classes or --hostname-annotations"
+    )]
     OtherSettings,
 }
 
@@ -57,6 +59,7 @@ pub(super) fn check(head: &Head, cluster: &ClusterIdentity, now: &RecordedFlags)
     let then = &head.recorded_flags;
     let is_within = (then.annotated_only || !now.annotated_only)
         && (now.selector.is_empty() || now.selector == then.selector)
+        && (now.classes.is_empty() || !then.classes.is_empty() && then.classes.is_subset(&now.classes))
         && now.hostname_annotations == then.hostname_annotations;
     if is_within { Ok(()) } else { Err(Unusable::OtherSettings) }
 }
@@ -122,6 +125,12 @@ mod tests {
         assert!(usable(&some, &all));
         assert!(!usable(&all, &some));
         assert!(!usable(&all, &settings(false, "a=b")) && !usable(&all, &settings(true, "")));
+        let classes = |classes: &[&str]| RecordedFlags {
+            classes: classes.iter().map(|class| (*class).to_owned()).collect(),
+            ..RecordedFlags::default()
+        };
+        assert!(usable(&classes(&["a"]), &classes(&["a", "b"])) && usable(&classes(&["a"]), &all));
+        assert!(!usable(&classes(&["a", "b"]), &classes(&["a"])) && !usable(&all, &classes(&["a"])));
         let annotations = RecordedFlags { hostname_annotations: vec!["a".to_owned()], ..all.clone() };
         assert!(!usable(&annotations, &all) && !usable(&all, &annotations));
     }

@@ -162,7 +162,11 @@ async fn links_shows_left_out_services_without_a_running_process() {
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         text(&output.stdout)
     };
-    for flags in [["--service-selector", "app=x"], ["--selection", "annotated"]] {
+    for flags in [
+        ["--service-selector", "app=x"],
+        ["--selection", "annotated"],
+        ["--load-balancer-classes", "service.k8s.aws/nlb"],
+    ] {
         let table = links(&flags);
         let rows: Vec<&str> = table.lines().skip(1).collect();
         for (i, row) in rows[..2].iter().enumerate() {

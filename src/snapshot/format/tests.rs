@@ -13,6 +13,7 @@ fn head(random: &mut StdRng) -> Head {
         recorded_flags: RecordedFlags {
             annotated_only: random.random(),
             selector: text(random),
+            classes: (0..random.random_range(0..3)).map(|_| text(random)).collect(),
             hostname_annotations: (0..random.random_range(0..3)).map(|_| text(random)).collect(),
         },
         serial: random.random(),

@@ -28,23 +28,37 @@ pub enum Flag {
     WatchNamespaces,
     ServiceSelector,
     Selection,
+    LoadBalancerClasses,
     /// `--ip-targets`, which leaves out only the external target.
     IpTargets,
 }
 
 impl Flag {
-    pub const ALL: [Self; 4] =
-        [Self::WatchNamespaces, Self::ServiceSelector, Self::Selection, Self::IpTargets];
+    pub const ALL: [Self; 5] = [
+        Self::WatchNamespaces,
+        Self::ServiceSelector,
+        Self::Selection,
+        Self::LoadBalancerClasses,
+        Self::IpTargets,
+    ];
 
-    /// Returns the flag that leaves out an existing Service with this metadata; `None` if none does.
+    /// Returns the flag that leaves out an existing Service with this metadata, and this `spec.loadBalancerClass` if
+    /// `--load-balancer-classes` is set; `None` if none does.
     #[must_use]
-    fn of(key: &ServiceKey, metadata: &ObjectMeta, selection: &Selection) -> Option<Self> {
+    fn of(
+        key: &ServiceKey,
+        metadata: &ObjectMeta,
+        class: Option<&str>,
+        selection: &Selection,
+    ) -> Option<Self> {
         if !selection.watches(key.namespace()) {
             Some(Self::WatchNamespaces)
         } else if !selection.matches_labels(metadata) {
             Some(Self::ServiceSelector)
         } else if selection.annotated_only && managed(metadata) != Some("true") {
             Some(Self::Selection)
+        } else if !selection.matches_class(class) {
+            Some(Self::LoadBalancerClasses)
         } else {
             None
         }
@@ -57,6 +71,7 @@ impl fmt::Display for Flag {
             Self::WatchNamespaces => "--watch-namespaces",
             Self::ServiceSelector => "--service-selector",
             Self::Selection => "--selection",
+            Self::LoadBalancerClasses => "--load-balancer-classes",
             Self::IpTargets => "--ip-targets",
         })
     }
@@ -133,6 +148,7 @@ impl LookupResult {
         wanted: &HashSet<ServiceKey>,
         key: ServiceKey,
         metadata: &ObjectMeta,
+        class: Option<&str>,
         selection: &Selection,
     ) {
         // A Service that is being deleted counts as gone.
@@ -140,7 +156,7 @@ impl LookupResult {
             let found = FoundService {
                 uid: metadata.uid.as_deref().unwrap_or_default().into(),
                 has_opted_out: managed(metadata) == Some("false"),
-                flag: Flag::of(&key, metadata, selection),
+                flag: Flag::of(&key, metadata, class, selection),
             };
             self.services.insert(key, found);
         }
@@ -188,7 +204,8 @@ impl ServiceLookup {
                 let read =
                     tokio::task::spawn_blocking(move || manifests::load_balancers(&directory)).await??;
                 for service in &read {
-                    all.add(wanted, service.key(), &service.metadata, selection);
+                    let class = service.spec.load_balancer_class.as_deref();
+                    all.add(wanted, service.key(), &service.metadata, class, selection);
                 }
                 *existing = all;
                 return Ok(());
@@ -230,7 +247,7 @@ fn managed(metadata: &ObjectMeta) -> Option<&str> {
 }
 
 /// Adds the `wanted` load balancers of a namespace, or of all namespaces, to `existing`: lists only their metadata,
-/// page by page.
+/// unless `--load-balancer-classes` is set, page by page.
 async fn list(
     client: &Client,
     namespace: Option<&str>,
@@ -241,12 +258,14 @@ async fn list(
     let query = RequestQuery {
         namespace: namespace.map(ToOwned::to_owned),
         fields: format!("spec.type={LOAD_BALANCER}"),
-        metadata_only: true,
+        metadata_only: selection.classes.is_empty(),
         ..RequestQuery::default()
     };
     let on_page = |page: Vec<RawDeserializeGuard<Service>>| {
         for service in page {
-            existing.add(wanted, key_of(&service), service.meta(), selection);
+            let spec = service.0.as_ref().ok().map(|service| &service.spec);
+            let class = spec.and_then(|spec| spec.load_balancer_class.as_deref());
+            existing.add(wanted, key_of(&service), service.meta(), class, selection);
         }
     };
     let listed = list_pages(client.clone(), &query, on_page).await;
@@ -282,7 +301,7 @@ mod tests {
         for metadata in services {
             let metadata: ObjectMeta = serde_json::from_value(metadata.clone()).unwrap();
             let key = ServiceKey::new("shop", metadata.name.as_deref().unwrap());
-            existing.add(&wanted, key, &metadata, selection);
+            existing.add(&wanted, key, &metadata, None, selection);
         }
         existing
     }
@@ -294,7 +313,7 @@ mod tests {
             ),
             annotated_only,
             namespaces: namespaces.iter().map(|name| (*name).to_owned()).collect(),
-            target_namespace: None,
+            ..Selection::default()
         }
     }
 
@@ -318,6 +337,13 @@ mod tests {
             assert_eq!((existing.uid(&key), existing.flag(&key)), (Some("u".into()), flag));
             let recreated = existing.found(&key, &"earlier".into());
             assert!(matches!(recreated, Found::Exists { which: Which::Another, .. }), "{recreated:?}");
+        }
+        let selection = Selection { classes: ["none".to_owned()].into(), ..Selection::default() };
+        let metadata: ObjectMeta = serde_json::from_value(web).unwrap();
+        for (class, flag) in [(None, None), (Some("tailscale"), Some(Flag::LoadBalancerClasses))] {
+            let mut existing = LookupResult::default();
+            existing.add(&[key.clone()].into(), key.clone(), &metadata, class, &selection);
+            assert_eq!(existing.flag(&key), flag);
         }
     }
 

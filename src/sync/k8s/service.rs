@@ -68,6 +68,8 @@ pub struct Spec {
     pub external_name: Option<String>,
     #[serde(rename = "clusterIP", skip_serializing_if = "Option::is_none")]
     pub cluster_ip: Option<String>,
+    #[serde(skip_serializing)]
+    pub load_balancer_class: Option<String>,
     /// The ports, without the fields that only kube-proxy needs.
     #[serde(default, deserialize_with = "null_is_default", skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,

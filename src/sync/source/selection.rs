@@ -9,6 +9,9 @@ use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::{MANAGED, Service};
 use crate::sync::removal::facts::Membership;
 
+/// The load balancer class of Services without a class.
+pub const NO_CLASS: &str = "none";
+
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Selects only Services that opt in, instead of all that don't opt out.
@@ -17,6 +20,9 @@ pub struct Selection {
     pub namespaces: BTreeSet<String>,
     /// Selects only Services with these labels.
     pub labels: Selector,
+    /// Selects only Services with one of these values of `spec.loadBalancerClass`, where [`NO_CLASS`] means none; empty for
+    /// all.
+    pub classes: BTreeSet<String>,
     /// The target namespace: external targets are never links themselves.
     pub target_namespace: Option<String>,
 }
@@ -41,7 +47,8 @@ impl Selection {
         }
         let selected = self.watches(namespace)
             && (!self.annotated_only || opted == Some("true"))
-            && self.matches_labels(&service.metadata);
+            && self.matches_labels(&service.metadata)
+            && self.matches_class(service.spec.load_balancer_class.as_deref());
         if selected { Membership::Selected } else { Membership::NotSelected }
     }
 
@@ -49,6 +56,13 @@ impl Selection {
     #[must_use]
     pub fn matches_labels(&self, metadata: &ObjectMeta) -> bool {
         self.labels.matches(metadata.labels.as_ref().unwrap_or(&BTreeMap::new()))
+    }
+
+    /// Returns whether Services with this `spec.loadBalancerClass` are selected.
+    #[must_use]
+    pub fn matches_class(&self, class: Option<&str>) -> bool {
+        self.classes.is_empty()
+            || self.classes.contains(class.filter(|class| !class.is_empty()).unwrap_or(NO_CLASS))
     }
 
     /// Returns whether the Services of a namespace are watched.
@@ -98,6 +112,26 @@ mod tests {
         assert!(!selection.selects(&service("a", json!({"labels": {"tier": "db"}}))));
         assert!(!selection.selects(&service("a", json!({}))));
         assert!(!selection.selects(&service("b", json!({"labels": {"tier": "web"}}))));
+    }
+
+    #[test]
+    fn load_balancer_classes_restrict_the_selection() {
+        let selects = |classes: &[&str], spec: serde_json::Value| {
+            let classes = classes.iter().map(|class| (*class).to_owned()).collect();
+            let mut service = service("a", json!({}));
+            service.spec = serde_json::from_value(spec).unwrap();
+            Selection { classes, ..Default::default() }.selects(&service)
+        };
+        let of = |class: &str| json!({"type": "LoadBalancer", "loadBalancerClass": class});
+        let without = || json!({"type": "LoadBalancer"});
+        assert!(selects(&[], of("service.k8s.aws/nlb")) && selects(&[], without()));
+        assert!(selects(&["tailscale", "service.k8s.aws/nlb"], of("service.k8s.aws/nlb")));
+        assert!(!selects(&["tailscale"], of("service.k8s.aws/nlb")) && !selects(&["tailscale"], without()));
+        assert!(
+            selects(&["none"], without())
+                && selects(&["none"], of(""))
+                && !selects(&["none"], of("tailscale"))
+        );
     }
 
     #[test]
