@@ -104,6 +104,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -115,6 +116,7 @@ use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::reply::Reply;
+use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 use crate::dns::net::shared_runtime::shared_runtime;
 use crate::dns::plugins::cache::entry::ResponseKind;
@@ -123,10 +125,19 @@ use invalidated::InvalidatedNames;
 use options::{NAME, ParsedOptions, parse};
 use query::CacheQuery;
 use state::{CacheState, ReceivedReply, cached_failure};
+pub(super) use store::CacheLimits;
 
 /// The maximum number of concurrent background refreshes. At the limit, a query gets the cached answer, and a later
 /// query refreshes the entry.
 const MAX_REFRESHES: usize = 1024;
+
+/// The bounds of the TTLs in answers that pass this plugin, also of those that it never keeps.
+#[derive(Clone, Debug)]
+pub(super) struct LimitedTtls {
+    zones: ZoneSet,
+    success: CacheLimits,
+    denial: CacheLimits,
+}
 
 #[derive(Debug)]
 struct Cache {
@@ -138,6 +149,10 @@ struct Cache {
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let ParsedOptions { options, zones, zones_without_success_cache, zones_without_denial_cache } =
         parse(setup)?;
+    if !options.keep_ttl {
+        let limits = LimitedTtls { zones: zones.clone(), success: options.success, denial: options.denial };
+        setup.builder.limited_ttls = Some(limits);
+    }
     let labels: Vec<String> = zones.all().iter().map(ToString::to_string).collect();
     let shared = CacheState {
         is_refresh_exclusive: !options.failure_recheck.is_zero(),
@@ -206,6 +221,13 @@ impl Plugin for Cache {
             Some(name) => self.shared.store.remove_name(name),
             None => self.shared.store.clear(),
         }
+    }
+}
+
+impl LimitedTtls {
+    /// Returns the bounds for records that exist, and for the absence of records, at a name.
+    pub(super) fn at(&self, name: &Name) -> Option<[CacheLimits; 2]> {
+        self.zones.contains(name).then_some([self.success, self.denial])
     }
 }
 

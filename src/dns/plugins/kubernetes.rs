@@ -26,7 +26,7 @@
 //!   Each address of a Pod counts. EndpointSlices with names instead of addresses (FQDN), and without the label of a
 //!   Service, are left out.
 //! - *cache* keeps no names of these zones, only what ExternalNames lead to and what `fallthrough` passes on, so TTLs
-//!   don't count down. An answer is reused until an object changes that it rests on.
+//!   don't count down; its bounds of TTLs hold. An answer is reused until an object changes that it rests on.
 //! - Endpoints of a ServiceImport count also if their slice lacks the label of its cluster; CoreDNS then gives no answer if
 //!   the slice has ports.
 //! - A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels before an IPv6 address.
@@ -72,6 +72,7 @@ use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{DNSClass, Name};
 
+use super::cache::{CacheLimits, LimitedTtls};
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult, SearchPath};
 use crate::dns::chain::request::Request;
@@ -94,6 +95,7 @@ pub(super) struct Kubernetes {
     pub(super) rules: Rules,
     fallthrough: Option<ZoneSet>,
     first_lists: Arc<FirstLists>,
+    limited_ttls: Option<LimitedTtls>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
@@ -108,7 +110,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let _served = registry.serve(Arc::clone(served.cluster()));
         stop.cancelled().await;
     });
-    setup.add_reusable(Kubernetes { cluster, rules, fallthrough, first_lists });
+    let limited_ttls = setup.builder.limited_ttls.clone();
+    setup.add_reusable(Kubernetes { cluster, rules, fallthrough, first_lists, limited_ttls });
     Ok(())
 }
 
@@ -129,6 +132,7 @@ impl Plugin for Kubernetes {
             soa_ttl: self.rules.ttl.min(MAX_SOA_TTL),
             absence: self.rules.ttl,
             alias_ttl: self.rules.ttl,
+            limits: self.ttl_limits(request),
             serial: match self.rules.is_multicluster(zone) {
                 true => self.cluster.serial(View::Imports),
                 false => self.cluster.serial(View::Inside),
@@ -157,6 +161,11 @@ impl Plugin for Kubernetes {
 }
 
 impl Kubernetes {
+    /// Returns the bounds that `cache` sets for TTLs of records, and of their absence.
+    pub(super) fn ttl_limits(&self, request: &Request) -> Option<[CacheLimits; 2]> {
+        self.limited_ttls.as_ref()?.at(request.query.name())
+    }
+
     /// Answers a question for a name in a zone, in wire form, from the objects of the cluster.
     pub(super) async fn respond(
         &self,

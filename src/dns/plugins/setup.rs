@@ -14,6 +14,7 @@ use rustls::ServerConfig;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use super::cache::LimitedTtls;
 use super::file::ZoneRegistry;
 use super::r#loop::LoopState;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
@@ -83,6 +84,8 @@ pub struct BlockBuilder {
     pub link_zones: ZoneSet,
     /// The zones of `kubernetes` and `k8s_external`, with their positions: no listener may have links' names there, too.
     pub cluster_zones: Vec<(Name, Position)>,
+    /// The bounds of TTLs by `cache`.
+    pub(super) limited_ttls: Option<LimitedTtls>,
     /// The zones of `metadata`.
     pub labeled: ZoneSet,
     /// The directory that relative paths start from; empty for the working directory.

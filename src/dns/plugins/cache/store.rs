@@ -323,7 +323,8 @@ pub fn is_storable(key: &QueryKey, answer: &CachedAnswer, cacheability: Cacheabi
 
 impl CacheLimits {
     /// Clamps a TTL to the bounds.
-    fn clamp(self, ttl: u32) -> u32 {
+    #[must_use]
+    pub fn clamp(self, ttl: u32) -> u32 {
         ttl.max(self.min_ttl).min(self.max_ttl)
     }
 }

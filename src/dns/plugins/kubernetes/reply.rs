@@ -18,6 +18,7 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::{Section, Serial, TtlCountdown, Validity};
 use crate::dns::message::wire::WireMessage;
 use crate::dns::message::wire::writer::ReplyWriter;
+use crate::dns::plugins::cache::CacheLimits;
 use crate::store::cluster::answer::{Answer, Outcome, Record};
 
 /// The timers of the SOA record, in seconds: refresh, retry and expire.
@@ -36,6 +37,8 @@ pub(in crate::dns::plugins) struct ZoneReply<'a> {
     pub(in crate::dns::plugins) absence: u32,
     /// The TTL of CNAME records, in seconds.
     pub(in crate::dns::plugins) alias_ttl: u32,
+    /// The bounds of the TTLs of records, and of their absence.
+    pub(in crate::dns::plugins) limits: Option<[CacheLimits; 2]>,
     pub(in crate::dns::plugins) serial: &'a Arc<AtomicU64>,
 }
 
@@ -66,7 +69,15 @@ impl ZoneReply<'_> {
         let mut reply = request.reply(self.plugin);
         reply.is_cacheable = false;
         reply.metadata.authoritative = true;
-        let soa = |section| Some((section, self.soa_ttl, self.soa()));
+        let existing = |ttl| self.limits.map_or(ttl, |[success, _]| success.clamp(ttl));
+        let soa = |section| {
+            let ttl = match (section, self.limits) {
+                // RFC 2308 section 5: the lower one of both counts.
+                (Section::Authority, Some([_, denial])) => denial.clamp(self.soa_ttl.min(self.absence)),
+                _ => existing(self.soa_ttl),
+            };
+            Some((section, ttl, self.soa()))
+        };
         let alias;
         let parts = match &outcome {
             Outcome::Absent => {
@@ -95,7 +106,8 @@ impl ZoneReply<'_> {
             record: 0,
             current: Arc::clone(self.serial),
         });
-        let message = parts.message(&mut reply.metadata, name, self.origin, request.query.query_type());
+        let qtype = request.query.query_type();
+        let message = parts.message(&mut reply.metadata, name, self.origin, qtype, existing);
         let message = message.ok_or_else(|| PluginError::servfail("the answer exceeds 64 KiB"))?;
         reply.records = Records::of_wire(Arc::new(message), request.query.name());
         reply.validity = Some(Box::new(Validity { zones: flags, names, serial, ..Validity::default() }));
@@ -123,13 +135,14 @@ impl ZoneReply<'_> {
 }
 
 impl Parts<'_> {
-    /// Returns the message. Answers that don't fit into 64 KiB are left out, and TC is set.
+    /// Returns the message, with the TTLs of answers and additional records by `ttl`. Answers that don't fit into 64 KiB are left out, and TC is set.
     fn message(
         &self,
         metadata: &mut Metadata,
         name: &[u8],
         zone: &[u8],
         qtype: RecordType,
+        ttl: impl Fn(u32) -> u32,
     ) -> Option<WireMessage> {
         let in_section = |is_additional| {
             let records = self.answers.iter().filter(move |record| record.is_additional == is_additional);
@@ -140,13 +153,13 @@ impl Parts<'_> {
         loop {
             let mut writer = ReplyWriter::new(name, qtype);
             for record in &answers[..number] {
-                writer.add(Section::Answer, &record.owner, record.rtype, record.ttl, &record.data);
+                writer.add(Section::Answer, &record.owner, record.rtype, ttl(record.ttl), &record.data);
             }
-            if let Some((section, ttl, data)) = &self.soa {
-                writer.add(*section, zone, RecordType::SOA.into(), *ttl, data);
+            if let Some((section, soa_ttl, data)) = &self.soa {
+                writer.add(*section, zone, RecordType::SOA.into(), *soa_ttl, data);
             }
             for record in &additionals {
-                writer.add(Section::Additional, &record.owner, record.rtype, record.ttl, &record.data);
+                writer.add(Section::Additional, &record.owner, record.rtype, ttl(record.ttl), &record.data);
             }
             match writer.finish(metadata) {
                 None if number > 0 => {

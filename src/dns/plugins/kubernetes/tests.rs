@@ -64,6 +64,32 @@ async fn names_are_answered_with_an_soa_record_where_none_is_found() {
 }
 
 #[tokio::test]
+async fn ttls_are_within_the_bounds_of_cache() {
+    let soa = "cluster.local. IN SOA ns.dns.cluster.local. hostmaster.cluster.local. SERIAL 7200 1800 86400 ";
+    for (cache, ttl, exists, absent) in [
+        ("cache 30", 300, "30", "30"),
+        ("cache 30 {\ndisable success cluster.local\ndisable denial cluster.local\n}", 300, "30", "30"),
+        ("cache 30 cluster.local", 0, "5", "5"),
+        ("cache 30 example.org", 300, "300", "300"),
+        ("cache {\nsuccess 100 60 10\ndenial 100 20\n}", 300, "60", "20"),
+        ("cache {\nkeepttl\n}", 3600, "3600", "300"),
+        ("cache", 3600, "3600", "300"),
+    ] {
+        let (server, cluster) =
+            server(&format!("{cache}\nkubernetes cluster.local {{\nttl {ttl}\n}}\nwhoami"));
+        list(&cluster);
+        let found = server.ask(&format!("{WEB} A")).await;
+        assert_eq!(found, format!("NOERROR aa | {WEB} {exists} IN A 10.0.0.1 | |"), "{cache}");
+        let found = without_serial(&cluster, &server.ask("none.a.svc.cluster.local. A").await);
+        let soa = soa.replacen(" IN", &format!(" {absent} IN"), 1);
+        assert_eq!(found, format!("NXDOMAIN aa | | {soa}{ttl} |"), "{cache}");
+    }
+    let (server, cluster) = server("cache 30\nkubernetes cluster.local");
+    list(&cluster);
+    assert!(server.ask("dns-version.cluster.local. TXT").await.contains(" 30 IN TXT"));
+}
+
+#[tokio::test]
 async fn names_that_fall_through_are_cached_until_they_exist() {
     const NAME: &str = "9.0.0.10.in-addr.arpa. PTR";
     let options = "cache 30\nkubernetes cluster.local in-addr.arpa {\nfallthrough in-addr.arpa\n}\nwhoami";
