@@ -418,7 +418,8 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
         // Ignore EPIPE: stdout may be closed (`| head`).
         let _ = writeln!(out, "{}", printable(&line, &['\t']));
     }
-    check_report.input_errors.iter().for_each(|problem| print_problem(problem));
+    let warnings = check_report.warnings.iter().map(|warning| format!("warning: {warning}"));
+    warnings.chain(check_report.input_errors.iter().cloned()).for_each(|problem| print_problem(&problem));
     if !check_report.input_errors.is_empty() {
         ExitCode::from(BAD_INPUT)
     } else if !check_report.cluster_errors.is_empty() {

@@ -1,5 +1,6 @@
 //! The data model of links: names, hostnames, and the policies for them.
 
+pub mod api_server;
 pub mod cluster_domain;
 pub mod excerpt;
 pub mod hostname;

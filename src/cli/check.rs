@@ -56,8 +56,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     let notice = if reads_links { flags.sync_notice() } else { Some(without_links(has_cluster_dns)) };
     let notices = notice.into_iter().chain(flags.upstream_notice().filter(|_| reads_links));
     check_report.lines.extend(notices.map(ToOwned::to_owned));
-    // `check` reports warnings of the Corefile as problems; `run` only logs them.
-    check_report.input_errors.extend(warnings.iter().map(ToString::to_string));
+    check_report.warnings.extend(warnings.iter().map(ToString::to_string));
     check_report.lines.push(String::new());
     check_report.lines.extend(corefile.text().lines().map(str::to_owned));
     let needs_cluster = reads_links || clusters.iter().any(|spec| spec.connection == Connection::Own);

@@ -5,6 +5,8 @@
 pub struct CheckReport {
     /// Lines for the user, in order.
     pub lines: Vec<String>,
+    /// What `run` warns about in the Corefile, for standard error.
+    pub warnings: Vec<String>,
     /// Errors in flags and files, for standard error.
     pub input_errors: Vec<String>,
     /// Errors in the cluster, such as missing permissions: the end of the report.

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::corefile_source::{CorefileSource, CorefileZones, LoadedCorefile};
 use super::instance::Instance;
@@ -175,12 +175,12 @@ impl Reloader {
                 if is_ready(&self.instance.servers().borrow()) {
                     all.iter().for_each(|lists| lists.set_optional());
                 }
-                let listed = first_lists(all, &self.context.clusters);
+                let listed = first_lists(all.clone(), &self.context.clusters);
                 let Some(served) = stop.run_until_cancelled(listed).await else { return };
                 let applied = self.instance.apply(configuration);
                 // From here on the blocks keep the objects up to date themselves.
                 self.pending = if applied.is_ok() { Vec::new() } else { served };
-                applied.map(|summary| (hash, zones, summary)).map_err(ReloadError::from)
+                applied.map(|summary| (hash, zones, summary, all)).map_err(ReloadError::from)
             }
             Err(problem) => {
                 self.pending.clear();
@@ -188,13 +188,14 @@ impl Reloader {
             }
         };
         match outcome {
-            Ok((hash, zones, summary)) => {
+            Ok((hash, zones, summary, first_lists)) => {
                 self.zones.send_if_modified(|known| {
                     let changed = *known != zones;
                     *known = zones;
                     changed
                 });
                 info!("the {} was read again and is in force: {summary}", self.source.log_name());
+                first_lists.iter().for_each(|lists| warn_if_unlisted(lists));
                 self.metrics.version.reset();
                 self.metrics.version.with_label_values(&["sha512", &hash]).set(1);
                 self.last = Ok(hash);
@@ -250,6 +251,15 @@ async fn first_lists(all: Vec<Arc<FirstLists>>, clusters: &ClusterRegistry) -> V
     let served = all.iter().map(|lists| clusters.serve(Arc::clone(lists.cluster()))).collect();
     join_all(all.iter().map(|lists| lists.wait())).await;
     served
+}
+
+/// Warns of a block that answers before its objects are listed.
+fn warn_if_unlisted(lists: &FirstLists) {
+    let cluster = lists.cluster();
+    if !cluster.is_listed() {
+        let why = cluster.failure().unwrap_or_else(|| "not all objects are listed yet".to_owned());
+        warn!("names of kubernetes that aren't known are SERVFAIL until all objects are listed: {why}");
+    }
 }
 
 /// Returns whether a file has this content. Reads no more of it than that takes.

@@ -108,7 +108,7 @@ struct KindWatch<'a, K> {
 
 impl<'a, K: ClusterObject> KindWatch<'a, K> {
     fn new(watcher: &'a ClusterWatcher) -> Self {
-        let what = what::<K>(watcher);
+        let what = in_cluster(K::WHAT, watcher);
         Self {
             watcher,
             activity: watcher.staleness.one_of(K::WATCH),
@@ -235,24 +235,28 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
                 CONFIRM_AFTER.as_secs()
             );
         }
-        if !cluster.is_listed() {
+        let was_listed = cluster.is_listed();
+        if !was_listed {
             info!("{} for DNS: {}", self.what, cluster.number(K::KIND));
         }
         cluster.set_listed(K::KIND);
+        if !was_listed && cluster.is_listed() {
+            info!("ready: {}", in_cluster("names of kubernetes", self.watcher));
+        }
     }
 }
 
 /// Returns the objects in sentences, with the API server if it isn't lb-linker's own.
-fn what<K: ClusterObject>(watcher: &ClusterWatcher) -> String {
+fn in_cluster(objects: &str, watcher: &ClusterWatcher) -> String {
     let place = match &watcher.cluster.spec().connection {
-        Connection::Own => return K::WHAT.to_owned(),
+        Connection::Own => return objects.to_owned(),
         Connection::Kubeconfig { path, context: None } => format!("kubeconfig {}", path.display()),
         Connection::Kubeconfig { path, context: Some(context) } => {
             format!("context {} of kubeconfig {}", value(context), path.display())
         }
         Connection::Endpoint { .. } => watcher.availability.host(),
     };
-    format!("{} of {place}", K::WHAT)
+    format!("{objects} of {place}")
 }
 
 fn change_of<K: ClusterObject>(object: &RawDeserializeGuard<K>) -> Option<(ServiceKey, Timestamp)> {

@@ -14,6 +14,7 @@ use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::setup::Setup;
+use crate::model::api_server::server_url;
 use crate::model::excerpt::{examples, sentence};
 use crate::store::cluster::answer::{PodMode, Rules, is_reverse};
 use crate::store::cluster::registry::{ApiLimits, ClientTls, ClusterSpec, Connection};
@@ -265,9 +266,13 @@ fn connection(
         return Ok(Connection::Kubeconfig { path: file, context });
     }
     if let Some(option) = parsed.endpoint {
-        let words = option.required_arguments("the URL of an API server")?;
+        let what = "the URL of an API server, such as https://192.0.2.1:6443";
+        let words = option.required_arguments(what)?;
         if let [_, further, ..] = words {
             setup.builder.warnings.push(further.error("only the first URL has an effect, as in CoreDNS"));
+        }
+        if server_url(&words[0].text).is_none() {
+            return Err(words[0].unexpected(what));
         }
         return Ok(Connection::Endpoint { url: words[0].text.clone(), tls });
     }

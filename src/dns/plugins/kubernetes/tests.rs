@@ -288,6 +288,10 @@ fn invalid_lines_are_rejected_with_their_position() {
             "kubernetes a.b {\nendpoint x\ntls /none /none /none\n}",
             "Corefile:4:5: /none: can't be read: No such",
         ),
+        (
+            "kubernetes a.b {\nendpoint ftp://192.0.2.1\n}",
+            "Corefile:3:10: \"ftp://192.0.2.1\" isn't the URL of an API server, such as https://192.0.2.1:6443",
+        ),
         ("kubernetes a.b {\ntls a b\n}", "Corefile:3:1: tls needs three files: a certificate, its key"),
         ("kubernetes a.b {\nignore all\n}", "Corefile:3:8: \"all\" isn't empty_service"),
         ("kubernetes a.b {\napiserver_qps -1\n}", "Corefile:3:15: \"-1\" isn't a number that isn't negative"),

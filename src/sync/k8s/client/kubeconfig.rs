@@ -3,7 +3,6 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use axum::http::Uri;
 use kube::Config;
 use kube::config::{
     AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError, NamedAuthInfo,
@@ -11,11 +10,9 @@ use kube::config::{
 };
 
 use super::{ApiServer, ClientError, LoadedConfig};
+use crate::model::api_server::server_url;
 use crate::model::excerpt::{MAX_LINES, located, value};
 use crate::store::cluster::registry::ClientTls;
-
-/// The maximum length of the URL of an API server in bytes. kube panics at URLs of requests of more than 65,534 bytes.
-const MAX_SERVER_LENGTH: usize = 2048;
 
 /// Returns the configuration of a context of a kubeconfig, by default of its current context.
 ///
@@ -192,37 +189,12 @@ fn complete(kubeconfig: &mut Kubeconfig, name: &str, place: &str) -> Result<Vec<
         let name = value(&context.cluster);
         return Err(ClientError::Kubeconfig(format!("{place}: cluster {name} has no field \"server\"")));
     };
-    cluster.server = Some(url_of(server).ok_or_else(wrong)?);
+    cluster.server = Some(server_url(server).ok_or_else(wrong)?);
     let user = kubeconfig.auth_infos.iter().find(|user| context.user.as_ref() == Some(&user.name));
     let user = user.and_then(|user| user.auth_info.as_ref());
     let credentials = user.map(|user| [&user.client_certificate, &user.client_key, &user.token_file]);
     let credentials = credentials.into_iter().flatten().flatten();
     Ok(cluster.certificate_authority.iter().chain(credentials).map(PathBuf::from).collect())
-}
-
-/// Returns the URL of a server, as `DefaultServerURL` of kubectl's client-go does: a host without a scheme is asked by
-/// HTTP, also if the kubeconfig has an authority. `None` if it isn't a server.
-fn url_of(server: &str) -> Option<String> {
-    if server.len() > MAX_SERVER_LENGTH {
-        return None;
-    }
-    if server.contains("://") {
-        return server.parse().is_ok_and(|uri| is_server(&uri)).then(|| server.to_owned());
-    }
-    let url = format!("http://{server}");
-    let is_host = |uri: &Uri| is_server(uri) && uri.path_and_query().is_none_or(|path| path == "/");
-    url.parse().is_ok_and(|uri| is_host(&uri)).then_some(url)
-}
-
-fn is_server(uri: &Uri) -> bool {
-    let (Some("http" | "https"), Some(host), Some(authority)) =
-        (uri.scheme_str(), uri.host(), uri.authority())
-    else {
-        return false;
-    };
-    let address = authority.as_str().rsplit('@').next().unwrap_or_default();
-    let port = address.strip_prefix(host).map(|rest| rest.strip_prefix(':').unwrap_or(rest));
-    !host.is_empty() && port.is_some_and(|port| port.is_empty() || port.parse::<u16>().is_ok())
 }
 
 /// Returns the error for the kubeconfig at `place`, with the position of the mistake.
@@ -287,33 +259,6 @@ contexts: [{name: a, context: {cluster: c, user: u}}, {name: \"b\\n\", context: 
         let loaded = of_kubeconfig_file(&paths[0], context.map(ToOwned::to_owned)).await;
         let error = loaded.err().unwrap().to_string();
         error.strip_prefix(&format!("kubeconfig {}: ", paths[0].display())).unwrap_or(&error).to_owned()
-    }
-
-    #[test]
-    fn server_without_a_scheme_is_asked_by_http() {
-        let long = format!("https://{}", "a".repeat(MAX_SERVER_LENGTH));
-        for (server, expected) in [
-            ("https://192.0.2.1:6443", Some("https://192.0.2.1:6443")),
-            ("http://[2001:db8::1]:8001/k8s/clusters/c", Some("http://[2001:db8::1]:8001/k8s/clusters/c")),
-            ("127.0.0.1:6443", Some("http://127.0.0.1:6443")),
-            ("localhost:6443", Some("http://localhost:6443")),
-            ("localhost", Some("http://localhost")),
-            ("[::1]:6443", Some("http://[::1]:6443")),
-            ("localhost/", Some("http://localhost/")),
-            ("localhost/path", None),
-            ("/path", None),
-            ("", None),
-            (":6443", None),
-            ("https://", None),
-            ("https:///path", None),
-            ("ftp://192.0.2.1", None),
-            ("unix:///run/api.sock", None),
-            ("192.0.2.1:port", None),
-            ("a b", None),
-            (&long, None),
-        ] {
-            assert_eq!(url_of(server).as_deref(), expected, "{server}");
-        }
     }
 
     #[tokio::test]
