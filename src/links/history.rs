@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::view::{LinkEvent, state_of};
 use crate::model::link::{Link, LinkChange};
 use crate::model::service_key::ServiceKey;
-use crate::store::Store;
+use crate::store::{Input, Store};
 
 /// The maximum number of changes kept for one link. The oldest change is dropped first.
 const MAX_EVENTS_PER_LINK: usize = 16;
@@ -22,17 +22,27 @@ const MAX_EVENTS_PER_LINK: usize = 16;
 #[derive(Debug)]
 pub struct History {
     started: Timestamp,
-    events: Mutex<HashMap<ServiceKey, VecDeque<LinkEvent>>>,
+    records: Mutex<Records>,
     /// The number of processed changes and rescans.
     version: AtomicU64,
 }
 
+#[derive(Debug)]
+struct Records {
+    events: HashMap<ServiceKey, VecDeque<LinkEvent>>,
+    /// Since when links without events are known to be as they are.
+    unchanged_since: Timestamp,
+    /// Whether the first list is complete: a link that is new from then on had no target before.
+    is_listed: bool,
+}
+
 impl History {
     /// Returns an empty history of a process that started at this time. The first change of a link also records the
-    /// state before the change, with the start as its time.
+    /// state before the change.
     #[must_use]
     pub fn new(started: Timestamp) -> Self {
-        Self { started, events: Mutex::default(), version: AtomicU64::new(0) }
+        let records = Records { events: HashMap::new(), unchanged_since: started, is_listed: false };
+        Self { started, records: Mutex::new(records), version: AtomicU64::new(0) }
     }
 
     /// Returns the time when the history began.
@@ -51,7 +61,7 @@ impl History {
     /// Returns the changes of a link, the oldest first, also those from before its Service was recreated.
     #[must_use]
     pub fn events(&self, key: &ServiceKey) -> Vec<LinkEvent> {
-        self.events.lock().get(key).into_iter().flatten().cloned().collect()
+        self.records.lock().events.get(key).into_iter().flatten().cloned().collect()
     }
 
     /// Records the changes of a store, from this call on, until `stop`.
@@ -64,7 +74,20 @@ impl History {
         async move {
             // Adds the changes between the end of an earlier recording and this call.
             self.rescan(&store, Timestamp::now());
-            while let Some(change) = stop.run_until_cancelled(changes.recv()).await {
+            let mut are_known = false;
+            loop {
+                // The changes of the first list precede its end.
+                if are_known && changes.is_empty() {
+                    self.records.lock().is_listed = true;
+                }
+                let change = tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = store.known(Input::Services), if !are_known => {
+                        are_known = true;
+                        continue;
+                    }
+                    change = changes.recv() => change,
+                };
                 match change {
                     Ok(change) => self.add(&change, Timestamp::now()),
                     Err(RecvError::Lagged(_)) => self.rescan(&store, Timestamp::now()),
@@ -76,18 +99,18 @@ impl History {
 
     fn add(&self, change: &LinkChange, now: Timestamp) {
         let Some(key) = change.service() else { return };
-        let mut events = self.events.lock();
+        let mut records = self.records.lock();
+        let since = records.unchanged_since;
         match (&change.before, &change.after) {
             (_, None) => {
-                events.remove(key);
+                records.events.remove(key);
             }
-            // The first observation of a Service that is older than this process isn't a change.
-            (None, Some(after)) if !self.is_new(after) => {}
+            // In the first list, a Service that is older than this process isn't a change.
+            (None, Some(after)) if !records.is_listed && !self.is_new(after) => records.unchanged_since = now,
             (before, Some(after)) => {
-                let (before, after) =
-                    (before.as_deref().map(|link| event(link, self.started)), event(after, now));
+                let (before, after) = (before.as_deref().map(|link| event(link, since)), event(after, now));
                 if !before.as_ref().is_some_and(|before| is_alike(before, &after)) {
-                    let events = events.entry(key.clone()).or_default();
+                    let events = records.events.entry(key.clone()).or_default();
                     if events.is_empty() {
                         events.extend(before);
                     }
@@ -95,14 +118,16 @@ impl History {
                 }
             }
         }
-        drop(events);
+        drop(records);
         self.version.fetch_add(1, Ordering::Release);
     }
 
     /// Records missed changes of links that already have a history. The missed first change of a link stays
     /// unrecorded.
     fn rescan(&self, store: &Store, now: Timestamp) {
-        self.events.lock().retain(|key, events| {
+        let mut records = self.records.lock();
+        records.unchanged_since = now;
+        records.events.retain(|key, events| {
             let Some(link) = store.get(key) else { return false };
             let event = event(&link, now);
             if !events.back().is_some_and(|last| is_alike(last, &event)) {
@@ -110,6 +135,7 @@ impl History {
             }
             true
         });
+        drop(records);
         self.version.fetch_add(1, Ordering::Release);
     }
 
@@ -193,7 +219,7 @@ mod tests {
         assert_eq!(
             short(&history),
             [
-                (0, ViewState::Ready, Some("a.example".to_owned())),
+                (1, ViewState::Ready, Some("a.example".to_owned())),
                 (2, ViewState::Ready, Some("b.example".to_owned())),
                 (3, ViewState::Kept, Some("b.example".to_owned()))
             ]
@@ -239,7 +265,44 @@ mod tests {
         let (store, history) = (Store::new(OnGone::Dropped), history());
         history.add(&apply(&store, 0, Some("a.example.")), at(1));
         history.add(&store.gone(&key(), "uid", None, std::time::Instant::now()).unwrap(), at(2));
-        assert!(history.events.lock().is_empty());
+        assert!(history.records.lock().events.is_empty());
+    }
+
+    #[tokio::test]
+    async fn service_that_opts_in_had_no_target_before() {
+        let (store, history) = (Arc::new(Store::new(OnGone::Dropped)), Arc::new(history()));
+        let stop = CancellationToken::new();
+        let recording = Arc::clone(&history).record(Arc::clone(&store), stop.clone());
+        apply(&store, -10, Some("a.example."));
+        let recording = tokio::spawn(recording);
+        let begun = Timestamp::now().as_second() - START;
+        store.set_known(Input::Services);
+        while !history.records.lock().is_listed {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(short(&history), [], "the first list is no change");
+        store.gone(&key(), "uid", None, std::time::Instant::now()).unwrap();
+        apply(&store, -10, Some("b.example."));
+        apply(&store, -10, Some("c.example."));
+        while short(&history).len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        let told = short(&history);
+        let targets = told.iter().map(|(_, state, target)| (*state, target.as_deref()));
+        let expected = ["b.example", "c.example"].map(|target| (ViewState::Ready, Some(target)));
+        assert_eq!(targets.collect::<Vec<_>>(), expected);
+        assert!(told[0].0 >= begun, "{told:?}");
+        stop.cancel();
+        recording.await.unwrap();
+    }
+
+    #[test]
+    fn state_before_the_first_change_begins_when_it_was_read() {
+        let (store, history) = (Store::new(OnGone::Kept), history());
+        history.add(&apply(&store, -10, Some("a.example.")), at(60));
+        history.add(&apply(&store, -10, Some("b.example.")), at(90));
+        let times: Vec<i64> = short(&history).into_iter().map(|(time, ..)| time).collect();
+        assert_eq!(times, [60, 90]);
     }
 
     #[test]
