@@ -33,7 +33,7 @@ use self::stub::{StubAction, stub};
 use crate::app::run;
 use crate::cli::check::check;
 use crate::cli::flags::{Flags, LogFormat};
-use crate::cli::mistyped_variables::{log_filter, refused_variable};
+use crate::cli::mistyped_variables::{LogFilterProblem, log_filter, refused_variable};
 use crate::cli::replaced_flags::replaced_flags;
 use crate::dns::server::instance::SetDebug;
 use crate::links::{LinkFilter, OutputFormat};
@@ -394,7 +394,7 @@ async fn start(flags: Flags) -> ExitCode {
 }
 
 /// Returns the directives of the log filter, and what is wrong with them.
-fn log_directives() -> (String, Option<String>) {
+fn log_directives() -> (String, Option<LogFilterProblem>) {
     log_filter(std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| DEFAULT_LOG.to_owned()))
 }
 
@@ -403,7 +403,7 @@ fn refuse_log_filter(error: &ParseError) -> ExitCode {
 }
 
 async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
-    let (directives, mistyped) = log_directives();
+    let (directives, problem) = log_directives();
     if let Err(error) = EnvFilter::try_new(directives) {
         return refuse_log_filter(&error);
     }
@@ -411,7 +411,10 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
         Ok(check_report) => check_report,
         Err(error) => return fail(&error.into()),
     };
-    check_report.input_errors.extend(mistyped);
+    match problem {
+        Some(LogFilterProblem { text, is_typing_error: true }) => check_report.input_errors.push(text),
+        problem => check_report.lines.extend(problem.map(|problem| problem.text)),
+    }
     let mut out = std::io::stdout().lock();
     let found = check_report.cluster_errors.iter().map(|error| format!("error: {error}"));
     for line in check_report.lines.iter().cloned().chain(found) {
@@ -469,7 +472,7 @@ async fn query(arguments: &[String]) -> ExitCode {
 
 /// Starts the log; returns a function that switches the log level of DNS to `debug` and back.
 fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
-    let (directives, mistyped) = log_directives();
+    let (directives, problem) = log_directives();
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&directives)?);
     let log = tracing_subscriber::fmt::layer()
         .with_target(false)
@@ -482,7 +485,7 @@ fn start_log(format: LogFormat) -> Result<SetDebug, ParseError> {
         LogFormat::Text => registry.with(log).init(),
         LogFormat::Json => registry.with(log.with_ansi(false).event_format(JsonLines)).init(),
     }
-    mistyped.iter().for_each(|problem| warn!("{problem}"));
+    problem.iter().for_each(|problem| warn!("{}", problem.text));
     Ok(Box::new(move |debug| {
         let directives =
             if debug { format!("{directives},lb_linker::dns=debug") } else { directives.clone() };

@@ -37,10 +37,18 @@ fn warnings(variables: impl Iterator<Item = String>, of_corefile: &BTreeSet<Stri
     warnings
 }
 
+/// What is wrong with a log filter.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LogFilterProblem {
+    pub text: String,
+    /// Whether it looks like a typing error: a filter may also be about a library only.
+    pub is_typing_error: bool,
+}
+
 /// Returns the directives of a log filter, with the warnings of lb-linker if none of them is about lb-linker, as after a
 /// typing error, and a sentence about that.
 #[must_use]
-pub fn log_filter(directives: String) -> (String, Option<String>) {
+pub fn log_filter(directives: String) -> (String, Option<LogFilterProblem>) {
     const OWN: &str = "lb_linker";
     let is_own = |directive: &str| {
         // A span in brackets may be of any target.
@@ -54,11 +62,16 @@ pub fn log_filter(directives: String) -> (String, Option<String>) {
     if words.peek().is_none() || words.any(is_own) {
         return (directives, None);
     }
-    let problem = format!(
+    let is_mistyped = |word: &str| {
+        let target = word.split_once('=').map(|(target, _)| target);
+        target.is_none_or(|target| strsim::osa_distance(target, OWN) <= MAX_TYPOS)
+    };
+    let is_typing_error = directives.split(',').filter(|word| !word.is_empty()).any(is_mistyped);
+    let text = format!(
         "RUST_LOG {directives:?} has no level for lb-linker, so it logs only warnings and errors; valid are off, error, warn, \
          info, debug and trace, as in RUST_LOG=lb_linker=debug"
     );
-    (format!("{OWN}=warn,{directives}"), Some(problem))
+    (format!("{OWN}=warn,{directives}"), Some(LogFilterProblem { text, is_typing_error }))
 }
 
 /// Returns the environment variable that has the value which clap refuses: clap names only its flag. `None` if the value
@@ -86,12 +99,21 @@ mod tests {
 
     #[test]
     fn log_filter_without_a_level_keeps_warnings() {
-        for mistyped in ["debg", "lb_linkr=debug", "hyper=debug,", "inof,hyper=off", "lb-linker=debug"] {
+        for (mistyped, is_typing_error) in [
+            ("debg", true),
+            ("lb_linkr=debug", true),
+            ("inof,hyper=off", true),
+            ("lb-linker=debug", true),
+            ("hyper=debug,", false),
+            ("hyper=debug,kube_client::client=trace", false),
+        ] {
             let (filter, problem) = log_filter(mistyped.to_owned());
             assert_eq!(filter, format!("lb_linker=warn,{mistyped}"));
+            let problem = problem.unwrap();
             let expected =
                 format!("RUST_LOG {mistyped:?} has no level for lb-linker, so it logs only warnings");
-            assert!(problem.is_some_and(|problem| problem.starts_with(&expected)), "{mistyped}");
+            assert!(problem.text.starts_with(&expected), "{}", problem.text);
+            assert_eq!(problem.is_typing_error, is_typing_error, "{mistyped}");
         }
         for valid in [
             "",

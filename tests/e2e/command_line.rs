@@ -385,8 +385,10 @@ fn check_finds_what_run_refuses_without_a_cluster() {
         assert!(stderr(&output).starts_with(expected), "{}", stderr(&output));
         assert_eq!(output.status.code(), Some(2));
     }
-    let output = with_output(free.to_str().unwrap(), &[]);
-    assert!(output.status.success() && !free.exists(), "{}", stderr(&output));
+    for variables in [&[("RUST_LOG", "hyper=debug")][..], &[]] {
+        let output = with_output(free.to_str().unwrap(), variables);
+        assert!(output.status.success() && !free.exists(), "{}", stderr(&output));
+    }
     std::fs::write(&file, "apiVersion: v1\nkind: Servce\nmetadata: {name: web}\n").unwrap();
     let output = run_to_end(["check", "--manifests", directory.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
