@@ -101,6 +101,8 @@ struct KindWatch<'a, K> {
     /// The objects of the list that has begun.
     seen: HashSet<ServiceKey>,
     guard: RelistGuard,
+    /// Whether the API server doesn't serve the resource.
+    is_missing: bool,
     /// When a suspicious list has to be confirmed by another one, or a missing resource is asked for again.
     confirm_at: Option<Instant>,
     kind: std::marker::PhantomData<fn() -> K>,
@@ -117,6 +119,7 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
             object_errors: ObjectErrors::of_kind(K::NAME, watcher.log.clone()),
             seen: HashSet::new(),
             guard: RelistGuard::default(),
+            is_missing: false,
             confirm_at: None,
             kind: std::marker::PhantomData,
         }
@@ -181,7 +184,14 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
     fn on_missing(&mut self) {
         self.activity.note();
         self.seen.clear();
-        self.on_list_end();
+        if !std::mem::replace(&mut self.is_missing, true) {
+            info!(
+                "{} aren't served by the API server (no CRD); asked for again every {} s",
+                self.what,
+                CONFIRM_AFTER.as_secs()
+            );
+        }
+        self.replace();
         self.confirm_at = Some(Instant::now() + CONFIRM_AFTER);
     }
 
@@ -209,8 +219,17 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
         self.watcher.cluster.remove(K::KIND, key);
     }
 
-    /// Removes what the list lacks, unless that is suspiciously much.
     fn on_list_end(&mut self) {
+        let was_missing = std::mem::take(&mut self.is_missing);
+        let is_first = was_missing || !self.watcher.cluster.is_listed();
+        self.replace();
+        if is_first {
+            info!("{} for DNS: {}", self.what, self.watcher.cluster.number(K::KIND));
+        }
+    }
+
+    /// Removes what the list lacks, unless that is suspiciously much.
+    fn replace(&mut self) {
         let cluster = Arc::clone(&self.watcher.cluster);
         let known = cluster.keys(K::KIND);
         let seen = std::mem::take(&mut self.seen);
@@ -236,9 +255,6 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
             );
         }
         let was_listed = cluster.is_listed();
-        if !was_listed {
-            info!("{} for DNS: {}", self.what, cluster.number(K::KIND));
-        }
         cluster.set_listed(K::KIND);
         if !was_listed && cluster.is_listed() {
             info!("ready: {}", in_cluster("names of kubernetes", self.watcher));

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use super::*;
+use crate::captured_log::CapturedLog;
 use crate::metrics::MetricGroup;
 use crate::model::names;
 use crate::store::cluster::answer::{Outcome, PodMode, Rules};
@@ -297,6 +298,7 @@ async fn failures_name_the_connection_that_isnt_the_own_one() {
 
 #[tokio::test(start_paused = true)]
 async fn missing_imports_are_none_and_are_listed_again() {
+    let (log, _guard) = CapturedLog::start(tracing::Level::INFO);
     let missing = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404 });
     let slice = |name: &str, id: &str| {
         let labels = json!({ "multicluster.kubernetes.io/service-name": "db", "multicluster.kubernetes.io/source-cluster": id });
@@ -331,6 +333,12 @@ async fn missing_imports_are_none_and_are_listed_again() {
     assert!(!found());
     sleep(Duration::from_secs(20)).await;
     assert!(found() && began.elapsed() < Duration::from_secs(45));
+    let about = |text: &str| log.text().lines().filter(|line| line.contains(text)).count();
+    let missing = "ServiceImports aren't served by the API server (no CRD); asked for again every 30 s";
+    assert_eq!(
+        [about(missing), about("ServiceImports for DNS: 1"), about("ServiceImports for DNS: ")],
+        [1; 3]
+    );
 }
 
 #[tokio::test(start_paused = true)]
