@@ -22,8 +22,8 @@
 //! # Syntax
 //!
 //! Syntax: `lb_linker [ZONES...]`: the zones with the links' names, by default those of the block without reverse zones
-//! and the root. A zone that equals, holds or lies in the cluster's own domain (`--cluster-domain`) is refused: it would
-//! hide names of the cluster. Options:
+//! and the root. A zone that equals, holds or lies in the cluster's own domain (`--cluster-domain`), or a zone of
+//! *kubernetes* on the same address, is refused: one would hide names of the other. Options:
 //!
 //! - `ttl SECONDS`: the TTL of records and negative answers, 0 to 3600, 5 by default. A Service's annotation overrides
 //!   it.

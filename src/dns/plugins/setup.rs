@@ -74,6 +74,13 @@ pub struct Setup<'a> {
     pub context: &'a ServerContext,
 }
 
+/// A zone of `kubernetes` or `k8s_external`, and the line that names it.
+pub struct ClusterZone {
+    pub zone: Name,
+    pub plugin: String,
+    pub position: Position,
+}
+
 /// A server block during set-up, before it is served.
 #[derive(Default)]
 pub struct BlockBuilder {
@@ -82,8 +89,8 @@ pub struct BlockBuilder {
     pub on_restart: Vec<OnRestart>,
     /// The zones in which links have names.
     pub link_zones: ZoneSet,
-    /// The zones of `kubernetes` and `k8s_external`, with their positions: no listener may have links' names there, too.
-    pub cluster_zones: Vec<(Name, Position)>,
+    /// The zones of `kubernetes` and `k8s_external`: no listener may have links' names there, too.
+    pub cluster_zones: Vec<ClusterZone>,
     /// The bounds of TTLs by `cache`.
     pub(super) limited_ttls: Option<LimitedTtls>,
     /// The zones of `metadata`.
@@ -257,7 +264,11 @@ impl Setup<'_> {
     /// Fails if a word isn't a zone.
     pub fn cluster_zones(&mut self, line: &Directive) -> Result<ZoneSet, CorefileError> {
         let zones = self.zones_or_own(line.arguments())?;
-        let named = zones.all().iter().map(|zone| (zone.clone(), line.position().clone()));
+        let named = zones.all().iter().map(|zone| ClusterZone {
+            zone: zone.clone(),
+            plugin: line.name().to_owned(),
+            position: line.position().clone(),
+        });
         self.builder.cluster_zones.extend(named);
         Ok(zones)
     }

@@ -19,8 +19,9 @@ use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::interfaces::is_own;
 use crate::dns::plugins::build;
 use crate::dns::plugins::lb_linker::link_zones;
-use crate::dns::plugins::setup::{BlockBuilder, HttpEndpoint, ServerContext};
+use crate::dns::plugins::setup::{BlockBuilder, ClusterZone, HttpEndpoint, ServerContext};
 use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
+use crate::model::cluster_domain::overlap;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::cluster::answer::is_reverse;
 
@@ -195,22 +196,31 @@ fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), 
     Ok(())
 }
 
-/// Checks that no listener has a zone both for names of links and for names of the cluster. Blocks may share a reverse
-/// zone: each has the records of its own addresses.
+/// Checks that no listener has a zone both for names of links and for names of the cluster, or one in the other: the names
+/// of the inner zone would hide those of the outer one. Blocks may share a reverse zone: each has the records of its own
+/// addresses.
 fn check_cluster_zones(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), CorefileError> {
     for listener in listeners {
         let builders = || listener.zones.iter().map(|(_, number)| &blocks[*number].builder);
         for builder in builders() {
-            for (zone, position) in &builder.cluster_zones {
-                let is_shared = |other: &BlockBuilder| {
-                    is_reverse(&whole_wire_name(zone)) && !std::ptr::eq(other, builder)
-                };
-                let is_taken =
-                    |other: &BlockBuilder| other.link_zones.all().contains(zone) && !is_shared(other);
-                if builders().any(is_taken) {
-                    return Err(position.error(format!(
-                        "lb_linker answers for the zone {zone} already: leave it out here, or there"
-                    )));
+            for ClusterZone { zone, plugin, position } in &builder.cluster_zones {
+                let is_reverse = is_reverse(&whole_wire_name(zone));
+                for other in builders() {
+                    let is_shared = is_reverse && !std::ptr::eq(other, builder);
+                    if other.link_zones.all().contains(zone) && !is_shared {
+                        return Err(position.error(format!(
+                            "lb_linker answers for the zone {zone} already: leave it out here, or there"
+                        )));
+                    }
+                    let is_own = plugin == "kubernetes" && !is_reverse && !zone.is_root();
+                    let mut links = other.link_zones.all().iter().filter(|_| is_own);
+                    if let Some((links, verb)) = links.find_map(|links| Some((links, overlap(links, zone)?)))
+                    {
+                        return Err(position.error(format!(
+                            "lb_linker's zone {links} {verb} the zone {zone}, and the inner one would hide names of the \
+                             outer one: give lb_linker a zone outside of it"
+                        )));
+                    }
                 }
             }
         }
@@ -347,7 +357,7 @@ impl Configuration {
             plugins: builder.plugins.clone(),
             access_rules: builder.access_rules.clone(),
             link_zones: builder.link_zones.clone(),
-            cluster_zones: ZoneSet::new(builder.cluster_zones.iter().map(|(zone, _)| zone.clone())),
+            cluster_zones: ZoneSet::new(builder.cluster_zones.iter().map(|it| it.zone.clone())),
             labeled: builder.labeled.clone(),
             debug: builder.debug,
         };
