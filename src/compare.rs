@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::dns::message::presentation::{parse_name, rcode_text, type_text};
 use crate::query::{QueryError, Question};
 use answer::{Answer, Reply, describe};
-use explanation::{Context, cache_explanation, explanation};
+use explanation::{Context, SILENT, cache_explanation, explanation, upstream_failure};
 use names::Names;
 
 /// The types that each name is asked for. Answers for A explain others.
@@ -233,6 +233,9 @@ impl<'a> Comparison<'a> {
             {
                 return Verdict::Explained(why);
             }
+            if round == ROUNDS && replies.iter().all(Result::is_err) {
+                return Verdict::Explained(SILENT);
+            }
             if round == ROUNDS {
                 let servers = self.servers.map(|server| server.to_string());
                 return Verdict::Differs(describe(&question_text(text, qtype), &servers, &replies));
@@ -265,6 +268,7 @@ impl<'a> Comparison<'a> {
             Some(answers) => explanation(self.names, text, qtype, answers, context),
             None => None,
         };
+        let explained = explained.or_else(|| upstream_failure(self.names, text, replies));
         explained.map_or_else(|| Verdict::Differs(Vec::new()), Verdict::Explained)
     }
 

@@ -162,6 +162,7 @@ pub mod tests {
             "NOERROR" => ResponseCode::NoError,
             "NXDOMAIN" => ResponseCode::NXDomain,
             "SERVFAIL" => ResponseCode::ServFail,
+            "REFUSED" => ResponseCode::Refused,
             other => panic!("{other}"),
         };
         let flags =

@@ -3,7 +3,7 @@
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
-use super::answer::{Answer, Shape};
+use super::answer::{Answer, Reply, Shape};
 use super::names::Names;
 
 const ALIAS: &str = "an ExternalName is a CNAME for each type, with what is behind it";
@@ -18,6 +18,9 @@ const POD_ADDRESS: &str = "each address of a Pod counts";
 const HIDDEN: &str = "namespace_labels hides PTR records, too";
 const NAME_SERVER: &str = "each server names the Services in front of its own Pod as name servers";
 const UPSTREAM: &str = "records from outside of the cluster vary with the upstream and its caches";
+const UPSTREAM_FAILS: &str =
+    "a name outside of the cluster for which neither server gets an answer from its upstream";
+pub const SILENT: &str = "neither server gives an answer that can be compared";
 const CACHED: &str = "TTLs count down in a cache of one server";
 
 /// What is known about the name of a question beside the answers.
@@ -122,6 +125,21 @@ fn is_upstreams(names: &Names, name: &str, a: &Answer, b: &Answer) -> bool {
     let is_inside = |owner: &str| owner == names.zone || owner.ends_with(&format!(".{}", names.zone));
     let inside = |answer: &Answer| answer.retaining(|entry| is_inside(&entry.owner));
     names.aliases.contains(name) && inside(a) == inside(b)
+}
+
+/// Returns why replies may differ, if the name is outside of the cluster, and each server gives no answer, or that of an
+/// upstream that fails. The time that upstreams get differs, and with it the reply.
+#[must_use]
+pub fn upstream_failure(names: &Names, name: &str, replies: &[Reply; 2]) -> Option<&'static str> {
+    let fails = |reply: &Reply| {
+        reply.as_ref().map_or(true, |answer| {
+            let is_failure = matches!(answer.rcode, ResponseCode::ServFail | ResponseCode::Refused);
+            // An ExternalName has its own CNAME record, with authority.
+            is_failure && (names.aliases.contains(name) || !answer.is_authoritative())
+        })
+    };
+    let is_outside = name.ends_with(".arpa") || names.aliases.contains(name);
+    (is_outside && replies.iter().all(fails)).then_some(UPSTREAM_FAILS)
 }
 
 /// Returns why TTLs may differ, if nothing else does. `earlier` are the answers to the same question more than a second
@@ -281,6 +299,29 @@ mod tests {
             ),
         ] {
             assert_eq!(explained(name, qtype, theirs, ours, for_a), None, "{name} {qtype}");
+        }
+    }
+
+    #[test]
+    fn failures_of_both_upstreams_are_explained() {
+        let (silent, failed) = (|| Err("no answer".to_owned()), || Ok(answer("SERVFAIL", &[])));
+        let refused = || Ok(answer("REFUSED", &[]));
+        let nxdomain = || Ok(answer("NXDOMAIN", &[]));
+        let own = || Ok(answer("SERVFAIL aa", &[]));
+        let (reverse, alias, web) =
+            ("9.9.9.9.in-addr.arpa", "alias.shop.svc.c.local", "web.shop.svc.c.local");
+        for (name, replies, expected) in [
+            (reverse, [silent(), silent()], Some(UPSTREAM_FAILS)),
+            (reverse, [silent(), failed()], Some(UPSTREAM_FAILS)),
+            (reverse, [refused(), failed()], Some(UPSTREAM_FAILS)),
+            ("9.0.d.f.ip6.arpa", [failed(), silent()], Some(UPSTREAM_FAILS)),
+            (alias, [own(), silent()], Some(UPSTREAM_FAILS)),
+            (reverse, [nxdomain(), failed()], None),
+            (reverse, [silent(), nxdomain()], None),
+            (reverse, [own(), silent()], None),
+            (web, [failed(), silent()], None),
+        ] {
+            assert_eq!(upstream_failure(&known(), name, &replies), expected, "{name} {replies:?}");
         }
     }
 
