@@ -40,6 +40,7 @@ use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::first_list::FirstList;
 use crate::sync::source::manifests::{self, ManifestSource};
+use crate::sync::source::missing_namespaces::missing_namespaces;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::selection::Selection;
 use crate::sync::source_annotation::{self, SourceAnnotationContext};
@@ -302,6 +303,7 @@ impl SyncSource {
                     .tasks
                     .spawn(async move { stopped.run_until_cancelled(relists).await.unwrap_or_default() });
                 parts.start_controllers(&client, &availability, check_dns);
+                parts.warn_of_missing_namespaces(client.clone());
                 let source = parts.service_watcher(client, availability, first_list);
                 let run = move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
                 parts.spawn_source("the watch of load balancers", run);
@@ -400,6 +402,21 @@ impl Parts {
     }
 
     /// Starts what else watches a cluster, beside the load balancers and their external targets.
+    /// Logs which watched namespaces don't exist, once the API server answers.
+    fn warn_of_missing_namespaces(&mut self, client: Client) {
+        if self.selection.namespaces.is_empty() {
+            return;
+        }
+        let (store, selection) = (Arc::clone(&self.facts.store), Arc::clone(&self.selection));
+        let stop = self.stop.clone();
+        let search = async move {
+            store.known(Input::Services).await;
+            let missing = missing_namespaces(client, &selection.namespaces).await;
+            missing.iter().for_each(|warning| warn!("{warning}"));
+        };
+        self.tasks.spawn(async move { stop.run_until_cancelled(search).await.unwrap_or_default() });
+    }
+
     fn start_controllers(&mut self, client: &Client, availability: &ApiAvailability, check_dns: CheckDns) {
         let writes = self.flags.sync_mode() != SyncMode::Off;
         if writes || self.facts.reads_followers {

@@ -22,6 +22,7 @@ use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::output_dir;
 use crate::sync::k8s::client::{ClientConnection, connect, connect_to};
 use crate::sync::source::manifests;
+use crate::sync::source::missing_namespaces::missing_namespaces;
 
 /// The line about a cluster without the CRD.
 const WITHOUT_STABLE_NAMES: &str = "StableNames aren't used, because their CRD isn't installed: deploy/crd/";
@@ -152,7 +153,7 @@ async fn check_cluster(
     if !permissions::review_access(check_report, client.clone(), &needed).await || !reads_links {
         return Ok(());
     }
-    permissions::check_watched(check_report, client.clone(), &flags.watch_namespaces).await;
+    check_report.lines.extend(missing_namespaces(client.clone(), &flags.watch_namespaces).await);
     match permissions::has_external_targets(check_report, &client).await {
         Some(true) => {
             let mut needed = permissions::for_stable_names(flags, folder);

@@ -6,6 +6,7 @@ pub mod first_list;
 pub(crate) mod kept_services;
 pub mod manifests;
 pub mod metrics;
+pub mod missing_namespaces;
 pub(crate) mod own_targets;
 pub mod persisted_targets;
 pub(crate) mod relist_guard;

@@ -201,7 +201,7 @@ async fn process_without_election_leaves_writes_to_a_leader() {
 }
 
 #[tokio::test]
-async fn check_names_a_watched_namespace_that_is_missing() {
+async fn watched_namespace_that_is_missing_is_named() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("there").await;
     let (user, watched) = (plane.admin_kubeconfig(), format!("{namespace},{namespace}-typo"));
@@ -211,7 +211,10 @@ async fn check_names_a_watched_namespace_that_is_missing() {
     let printed = String::from_utf8(run_to_end(args).stdout).unwrap();
     let lines: Vec<&str> = printed.lines().filter(|line| line.contains("doesn't exist")).collect();
     let expected = "doesn't exist (yet): correct the flag, or create the namespace";
-    assert_eq!(lines, [format!("--watch-namespaces: namespace {namespace}-typo {expected}")]);
+    let warning = format!("--watch-namespaces: namespace {namespace}-typo {expected}");
+    assert_eq!(lines, [&*warning]);
+    let args = ["--watch-namespaces", &watched, "--kubeconfig", user.to_str().unwrap(), "--upstream", "none"];
+    Linker::start_bare(&[], args).line(&format!("WARN {warning}")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

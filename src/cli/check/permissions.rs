@@ -6,7 +6,6 @@ use std::time::Duration;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
-use k8s_openapi::api::core::v1::Namespace;
 use kube::api::PostParams;
 use kube::{Api, Client, Resource as _};
 
@@ -192,20 +191,6 @@ fn watched(flags: &Flags) -> Vec<Option<&str>> {
         vec![None]
     } else {
         flags.watch_namespaces.iter().map(|namespace| Some(&**namespace)).collect()
-    }
-}
-
-/// Adds a warning about each watched namespace that doesn't exist. lb-linker's own ServiceAccount may not read namespaces.
-pub(super) async fn check_watched(check_report: &mut CheckReport, client: Client, watched: &[String]) {
-    let api: Api<Namespace> = Api::all(client);
-    for namespace in watched {
-        if let Ok(Ok(None)) = tokio::time::timeout(REQUEST_TIMEOUT, api.get_metadata_opt(namespace)).await {
-            let line = format!(
-                "--watch-namespaces: namespace {namespace} doesn't exist (yet): correct the flag, or create the \
-                 namespace"
-            );
-            check_report.lines.push(line);
-        }
     }
 }
 
