@@ -135,7 +135,7 @@ impl LinkReader {
     /// If the flags can't be used, the API server can't be reached or refuses to list the load balancers, or they can't be
     /// read within 10 s.
     pub async fn open(flags: Flags) -> Result<Self, RunError> {
-        Ok(Self::start(flags, false).await?.0)
+        Ok(Self::start(flags, None).await?.0)
     }
 
     /// As [`Self::open`], and also reads what else `lb-linker links` shows: the external targets and, with
@@ -145,7 +145,7 @@ impl LinkReader {
     /// # Errors
     /// As [`Self::open`], or if the Services that follow can't be read.
     pub async fn open_for_views(flags: Flags, reads_followers: bool) -> Result<Self, RunError> {
-        let (reader, deadline) = Self::start(flags, reads_followers).await?;
+        let (reader, deadline) = Self::start(flags, Some(reads_followers)).await?;
         let LinkFacts { external_targets, followers, .. } = &reader.facts;
         if timeout_at(deadline, external_targets.known()).await.is_err() {
             warn!(
@@ -160,8 +160,9 @@ impl LinkReader {
         Ok(reader)
     }
 
-    /// Returns the reader, and until when it may read.
-    async fn start(flags: Flags, reads_followers: bool) -> Result<(Self, Instant), RunError> {
+    /// Returns the reader, and until when it may read. `views` is whether a reader for views reads the Services that
+    /// follow; `None` if it isn't for views.
+    async fn start(flags: Flags, views: Option<bool>) -> Result<(Self, Instant), RunError> {
         let needs_external_targets = flags.sync_mode() != SyncMode::Off;
         let flags = flags.read_only();
         let zones = read_zones(&flags)?;
@@ -170,7 +171,8 @@ impl LinkReader {
         let store = Arc::new(store_for(&zones.links, Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
         let facts = source.facts(&flags, &store, Arc::default(), &metrics);
-        let facts = LinkFacts { needs_external_targets, reads_followers, ..facts };
+        let (reads_followers, looks_up) = (views == Some(true), views.is_some());
+        let facts = LinkFacts { needs_external_targets, reads_followers, looks_up, ..facts };
         let policy = watch::Sender::new(Arc::new(flags.hostname_policy(&zones)));
         let stop = CancellationToken::new();
         let (policies, until) = (policy.subscribe(), stop.clone());

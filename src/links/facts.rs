@@ -47,6 +47,8 @@ pub struct LinkFacts {
     pub only_plans: bool,
     /// Whether the Services that follow are read with `--sync off`, too.
     pub reads_followers: bool,
+    /// Whether it is looked up which unlisted Services exist.
+    pub looks_up: bool,
     pub followers: Arc<Followers>,
     /// The targets that can't be resolved; `None` in a process that doesn't answer DNS.
     pub failed_targets: Option<FailedTargetsGauge>,
@@ -306,3 +308,4 @@ impl LinkFacts {
 
 #[cfg(test)]
 mod tests;
+            looks_up: true,

@@ -95,9 +95,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
     let mut are_overrides_known = false;
     loop {
         reconciler.drain_queue();
-        if are_overrides_known && reconciler.initial_pass.is_empty() && !reconciler.waits_for_look_up() {
-            reconciler.context.external_target_states.set_known();
-        }
+        reconciler.publish_states(are_overrides_known);
         if std::mem::take(&mut reconciler.lists_again) {
             events = reconciler.context.backend.events(&reconciler.context.staleness);
         }
@@ -122,6 +120,7 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             ended = reconciler.runtime.event() => ended?.into_iter().for_each(|ended| reconciler.on_write_end(ended)),
             () = sleep_until_opt(reconciler.adoption.due()) => reconciler.queue_adoption(),
             Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.on_look_up_end(&existing?),
+            () = sleep_until_opt(reconciler.start_check.awaited_until), if reconciler.waits_for_look_up() => {}
             () = sleep_until_opt(reconciler.report.reminder_due().map(Into::into)) => {}
             () = sleep_until_opt(reconciler.start_check.kept.due().map(Into::into)) => reconciler.end_kept(),
         }
@@ -304,9 +303,16 @@ impl Reconciler {
         self.begin_pass();
     }
 
-    /// Returns whether a process that only reads doesn't know yet which unlisted Services exist.
+    /// Lets the states of external targets count once each link was compared.
+    fn publish_states(&self, are_overrides_known: bool) {
+        if are_overrides_known && self.initial_pass.is_empty() && !self.waits_for_look_up() {
+            self.context.external_target_states.set_known();
+        }
+    }
+
+    /// Returns whether a process that only reads doesn't know yet which unlisted Services exist, and still waits for it.
     fn waits_for_look_up(&self) -> bool {
-        self.context.policy.sync == SyncMode::Off && !self.start_check.look_ups.is_empty()
+        self.context.policy.sync == SyncMode::Off && self.start_check.is_awaited()
     }
 
     fn begin_pass(&mut self) {

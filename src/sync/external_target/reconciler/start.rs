@@ -10,6 +10,7 @@ use tracing::warn;
 
 use super::Reconciler;
 use super::context::ReconcilerContext;
+use super::start_check::MAX_WAIT;
 use crate::model::excerpt::examples;
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
@@ -215,6 +216,7 @@ impl Reconciler {
             return;
         }
         self.start_check.look_up_keys.clone_from(&wanted);
+        self.start_check.awaited_until.get_or_insert_with(|| tokio::time::Instant::now() + MAX_WAIT);
         // A look-up that is in flight lacks some of these Services: abort it.
         self.start_check.look_ups = JoinSet::new();
         let (service_lookup, selection, availability) =

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
@@ -13,6 +14,9 @@ use crate::sync::external_target::left_out::{Flag, LookupResult};
 use crate::sync::external_target::metrics::ReconcilerMetrics;
 use crate::sync::removal::facts::StartCheck;
 use crate::sync::source::kept_services::KeptServices;
+
+/// How long the states of external targets wait for the first look-up.
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(3);
 
 #[derive(Default)]
 pub(super) struct CheckedTargets {
@@ -30,6 +34,8 @@ pub(super) struct CheckedTargets {
     /// The look-up of the links in `look_up_keys`: at most one task.
     pub(super) look_ups: JoinSet<LookupResult>,
     pub(super) look_up_keys: HashSet<ServiceKey>,
+    /// The time until which states of external targets wait for a look-up.
+    pub(super) awaited_until: Option<Instant>,
     /// Whether most external targets would have been removed at the last check, or at one before it whose look-up hasn't
     /// ended, and `--max-deletes unlimited` isn't set.
     pub(super) most: bool,
@@ -40,6 +46,11 @@ pub(super) struct CheckedTargets {
 impl CheckedTargets {
     pub(super) fn new(delete_delay: Duration) -> Self {
         Self { kept: KeptServices::new(delete_delay), ..Self::default() }
+    }
+
+    /// Returns whether a look-up is under way that isn't slow yet.
+    pub(super) fn is_awaited(&self) -> bool {
+        !self.look_ups.is_empty() && self.awaited_until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Returns what the check says about the external target of a link.

@@ -223,3 +223,13 @@ async fn unwatched_external_targets_have_events_of_their_own() {
         ]
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn slow_look_up_is_awaited_for_three_seconds() {
+    let (mut reconciler, _lists) = left_out(&["web"], &[], Duration::ZERO, false);
+    assert!(!reconciler.waits_for_look_up());
+    reconciler.context.policy.sync = SyncMode::Off;
+    assert!(reconciler.waits_for_look_up());
+    tokio::time::advance(Duration::from_secs(3)).await;
+    assert!(!reconciler.waits_for_look_up() && !reconciler.start_check.look_ups.is_empty());
+}
