@@ -145,6 +145,12 @@ impl LinkFacts {
         notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
     }
 
+        if shown.state == ViewState::Gone
+            && let Some(unselected) = self.unselected.get(&link.key)
+            && unselected.uid == link.uid
+        {
+            shown.reason = Some("the Service exists, and isn't selected any more".into());
+        }
     fn view(
         &self,
         link: &Arc<Link>,
@@ -152,7 +158,8 @@ impl LinkFacts {
         unread: &HashMap<Uid, Arc<str>>,
     ) -> LinkView {
         let mut shown = view(link, &self.store, &self.target_namespace);
-        let Findings { services, stable_names, held_removals, left_out, readiness } = &self.findings;
+        let Findings { services, stable_names, held_removals, removals, left_out, readiness } =
+            &self.findings;
         let of_flag = left_out.get(&link.key).filter(|_| shown.state == ViewState::LeftOut);
         let of_flag = of_flag.map(|why| why.to_string().into());
         let mut reasons: Vec<Cow<'static, str>> = of_flag.or(shown.reason.take()).into_iter().collect();
@@ -182,7 +189,7 @@ impl LinkFacts {
             .overridden_by
             .as_ref()
             .map(|_| [stable_names.get(&link.key), readiness.unwritten.get(&link.key)]);
-        let of_link = [services.get(&link.key), held_removals.get(&link.key)];
+        let of_link = [services.get(&link.key), held_removals.get(&link.key), removals.get(&link.key)];
         let own = of_override.into_iter().flatten().chain(of_link);
         reasons.extend(own.flatten().map(|why| paragraph(&why).to_string().into()));
         match self.last_of_chain(link).as_deref() {

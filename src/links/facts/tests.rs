@@ -395,3 +395,15 @@ fn unwritten_statuses_are_a_notice_also_for_ready() {
     assert_eq!(facts.notice().as_deref(), Some(expected));
     assert_eq!(facts.findings.readiness.of_statuses().as_deref(), Some(expected));
 }
+
+#[test]
+fn gone_link_tells_what_has_ended_it_and_when_its_target_goes() {
+    let facts = facts(&[("web", "a.example.")]);
+    facts.store.gone(&key(), "web", None, std::time::Instant::now());
+    let shown = || facts.views(&LinkFilter::default()).remove(0).reason.unwrap().into_owned();
+    assert_eq!(shown(), "the Service is gone, isn't a load balancer any more, or isn't selected any more");
+    facts.unselected.insert(observed(key(), "web", "a.example."));
+    facts.findings.removals.set(&key(), Some("its external target stays (Retained)"));
+    let why = "the Service exists, and isn't selected any more; its external target stays (Retained)";
+    assert_eq!(shown(), why);
+}

@@ -14,6 +14,8 @@ pub struct Findings {
     pub stable_names: ObjectTexts,
     /// Why external targets aren't removed yet although their load balancers are gone: there are too many.
     pub held_removals: ObjectTexts,
+    /// When external targets are removed whose load balancers are gone, or why they stay.
+    pub removals: ObjectTexts,
     /// Which flag leaves out a load balancer, and what follows for its names.
     pub left_out: ObjectTexts,
     /// What keeps sync from its work.
@@ -30,9 +32,9 @@ impl Findings {
     /// Returns a number that grows with each change.
     #[must_use]
     pub fn version(&self) -> u64 {
-        let Self { services, stable_names, held_removals, left_out, readiness } = self;
-        let versions =
-            [services, stable_names, &readiness.unwritten, held_removals, left_out].map(ObjectTexts::version);
+        let Self { services, stable_names, held_removals, removals, left_out, readiness } = self;
+        let versions = [services, stable_names, &readiness.unwritten, held_removals, removals, left_out]
+            .map(ObjectTexts::version);
         versions.into_iter().fold(0, u64::wrapping_add)
     }
 }

@@ -8,6 +8,7 @@ mod adoption;
 pub mod context;
 pub(crate) mod departure;
 mod former;
+mod removal_notes;
 mod start;
 mod start_check;
 mod terms;
@@ -119,8 +120,8 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
             event = events.next() => reconciler.on_object_event(event.ok_or(SyncError::WatchEnded)?),
             ended = reconciler.runtime.event() => ended?.into_iter().for_each(|ended| reconciler.on_write_end(ended)),
             () = sleep_until_opt(reconciler.adoption.due()) => reconciler.queue_adoption(),
-            Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.on_look_up_end(&existing?),
             () = sleep_until_opt(reconciler.start_check.awaited_until), if reconciler.waits_for_look_up() => {}
+            Some(existing) = reconciler.start_check.look_ups.join_next() => reconciler.on_look_up_end(&existing?),
             () = sleep_until_opt(reconciler.report.reminder_due().map(Into::into)) => {}
             () = sleep_until_opt(reconciler.start_check.kept.due().map(Into::into)) => reconciler.end_kept(),
         }
@@ -457,6 +458,7 @@ impl Reconciler {
         self.outdated.remove(key);
         self.lost_answers.forget(key);
         self.context.external_target_states.set(key, None, None, false);
+        self.context.link_reporter.findings.removals.set(key, None);
         // The store has no link for an object that exists: add the link again, as the link of a gone Service.
         if self.has_removable_object(key) {
             insert_gone(&self.context.store, key, self.recorded_hostnames(key));
@@ -482,6 +484,7 @@ impl Reconciler {
         if let Some(Verdict::Wait(_, until)) = verdict {
             step = NextStep::Wait(until);
         }
+        self.show_removal(link, verdict, now);
         step = self.yield_to_higher_term(link, step, now);
         match verdict {
             Some(Verdict::Keep(RemovalReason::MostGone) | Verdict::Wait(RemovalReason::MostGone, _))

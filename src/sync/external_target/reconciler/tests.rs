@@ -454,6 +454,28 @@ async fn recreated_undecodable_service_keeps_its_target() {
     assert_eq!(reconciler.context.rewinds.count(), 0, "another list would not help");
 }
 
+#[tokio::test]
+async fn removal_of_an_external_target_is_told_with_its_time() {
+    let (mut reconciler, _) = denied();
+    let object = external_target(&reconciler, "1");
+    let key = ServiceKey::new("shop", "web");
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, vec![ObservedObject::of(&object)]));
+    reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
+    let removals = reconciler.context.link_reporter.findings.removals.clone();
+    reconciler.reconcile(&key);
+    assert_eq!(removals.get(&key), None);
+    reconciler.context.policy.delete_delay = Duration::from_secs(600);
+    reconciler.context.store.gone(&key, "web", None, Instant::now());
+    reconciler.reconcile(&key);
+    let told = removals.get(&key).unwrap();
+    let removed =
+        told.starts_with("its external target is removed at 2") && told.ends_with("Z (DeleteDelay)");
+    assert!(removed, "{told}");
+    load_balancer(&reconciler, "web");
+    reconciler.reconcile(&key);
+    assert_eq!(removals.get(&key), None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn restore_resets_refused_look_ups() {
     let (mut reconciler, deleted) = without_permission_to_list(NO_PERMISSION);
