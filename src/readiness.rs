@@ -1,7 +1,8 @@
 //! What keeps sync from its work at present: `/ready` shows it.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
@@ -52,9 +53,22 @@ pub struct LeaderAbsence {
     pub since: Timestamp,
 }
 
+type Note = Box<dyn Fn(&Readiness) -> Option<String> + Send + Sync>;
+
+/// Returns a note about the age of what was read, while the API server can't be reached or is silent.
+#[derive(Default)]
+struct AgeNote(OnceLock<Note>);
+
+impl fmt::Debug for AgeNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AgeNote")
+    }
+}
+
 /// The notes of sync, each a clause or a sentence.
 #[derive(Debug, Default)]
 pub struct Readiness {
+    age: AgeNote,
     /// Why the first list of load balancers isn't complete yet; `None` if that isn't known.
     pub list: ArcSwapOption<Cow<'static, str>>,
     /// Why manifests aren't used as they are now.
@@ -74,6 +88,26 @@ pub struct Readiness {
 }
 
 impl Readiness {
+    /// Sets what tells the age of what was read. The first call counts.
+    pub fn set_age(&self, note: impl Fn(&Self) -> Option<String> + Send + Sync + 'static) {
+        // A second value is dropped: a process has one source of links.
+        let _ = self.age.0.set(Box::new(note));
+    }
+
+    /// Returns a note about the age of what was read, while the API server can't be reached or is silent.
+    #[must_use]
+    pub fn age(&self) -> Option<String> {
+        self.age.0.get()?(self)
+    }
+
+    /// Returns the notes about what is old, or else about what can't be read or written: an old state explains these.
+    #[must_use]
+    pub fn of_view(&self) -> Vec<String> {
+        let Some(age) = self.age() else { return self.of_cluster() };
+        let election = self.election.load_full().map(|absence| absence.note.clone());
+        [age].into_iter().chain(election).collect()
+    }
+
     /// Returns the notes about what can't be read from the API server or written. DNS answers anyway.
     #[must_use]
     pub fn of_cluster(&self) -> Vec<String> {

@@ -15,7 +15,7 @@ use crate::app::sync_metrics::SyncMetrics;
 use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
-use crate::links::facts::LinkFacts;
+use crate::links::facts::{LinkFacts, tell_age};
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::object_log::ObjectLog;
 use crate::readiness::Readiness;
@@ -171,6 +171,7 @@ impl SyncSource {
             Self::Cluster { availability, .. } => availability.clone(),
             Self::Manifests { .. } => ApiAvailability::default(),
         };
+        tell_age(&readiness, availability.clone(), Arc::clone(&metrics.staleness));
         LinkFacts {
             store: Arc::clone(store),
             unselected: Arc::default(),
@@ -180,11 +181,10 @@ impl SyncSource {
             needs_external_targets: flags.sync_mode() != SyncMode::Off,
             only_plans: flags.sync_mode() == SyncMode::Plan,
             reads_followers: false,
-            followers: Arc::clone(&metrics.followers),
             looks_up: true,
+            followers: Arc::clone(&metrics.followers),
             failed_targets: None,
             availability,
-            staleness: Arc::clone(&metrics.staleness),
         }
     }
 
@@ -303,8 +303,8 @@ impl SyncSource {
                 parts
                     .tasks
                     .spawn(async move { stopped.run_until_cancelled(relists).await.unwrap_or_default() });
-                parts.start_controllers(&client, &availability, check_dns);
                 parts.warn_of_missing_namespaces(client.clone());
+                parts.start_controllers(&client, &availability, check_dns);
                 let source = parts.service_watcher(client, availability, first_list);
                 let run = move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
                 parts.spawn_source("the watch of load balancers", run);
@@ -402,7 +402,6 @@ impl Parts {
         }
     }
 
-    /// Starts what else watches a cluster, beside the load balancers and their external targets.
     /// Logs which watched namespaces don't exist, once the API server answers.
     fn warn_of_missing_namespaces(&mut self, client: Client) {
         if self.selection.namespaces.is_empty() {
@@ -418,6 +417,7 @@ impl Parts {
         self.tasks.spawn(async move { stop.run_until_cancelled(search).await.unwrap_or_default() });
     }
 
+    /// Starts what else watches a cluster, beside the load balancers and their external targets.
     fn start_controllers(&mut self, client: &Client, availability: &ApiAvailability, check_dns: CheckDns) {
         let writes = self.flags.sync_mode() != SyncMode::Off;
         if writes || self.facts.reads_followers {

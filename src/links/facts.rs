@@ -15,7 +15,7 @@ use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
-use crate::readiness::ForbiddenLists;
+use crate::readiness::{ForbiddenLists, Readiness};
 use crate::store::Store;
 use crate::sync::events::findings::Findings;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
@@ -53,7 +53,6 @@ pub struct LinkFacts {
     /// The targets that can't be resolved; `None` in a process that doesn't answer DNS.
     pub failed_targets: Option<FailedTargetsGauge>,
     pub availability: ApiAvailability,
-    pub staleness: Arc<Staleness>,
 }
 
 impl LinkFacts {
@@ -115,10 +114,6 @@ impl LinkFacts {
     pub fn notice(&self) -> Option<String> {
         let Findings { readiness, held_removals, .. } = &self.findings;
         let manifests = readiness.manifests.load_full().map(|note| note.to_string());
-        let of_view = manifests.or_else(|| self.notice_of_age());
-        let election = readiness.election.load_full().map(|absence| absence.note.clone());
-        let of_view = of_view.map(|note| [Some(note), election].into_iter().flatten().collect());
-        let of_view: Vec<String> = of_view.unwrap_or_else(|| readiness.of_cluster());
         let held = held_removals.number();
         let of_removals = (held > 0).then(|| {
             format!(
@@ -127,30 +122,18 @@ impl LinkFacts {
             )
         });
         let planned = self.only_plans.then(|| format!("{PLANNED}: the log says what would be written"));
+        let of_view = readiness.of_view().into_iter().chain(readiness.of_statuses());
         let notices: Vec<String> =
-            of_view.into_iter().chain(readiness.of_statuses()).chain(of_removals).chain(planned).collect();
+            manifests.into_iter().chain(of_view).chain(of_removals).chain(planned).collect();
         (!notices.is_empty()).then(|| notices.join("; "))
     }
 
     /// Returns the part of [`Self::notice`] about the age of the views. The log has the rest.
     #[must_use]
     pub fn notice_of_age(&self) -> Option<String> {
-        let is_refused = self.findings.readiness.load_balancers.load().is_some();
-        let is_unreachable = self.lasting_outage().is_some();
-        let seen = match is_unreachable {
-            true => self.staleness.least_recently_connected(&OF_TARGETS)?,
-            false => self.staleness.least_recent(&OF_TARGETS)?,
-        };
-        // An API server that refuses a watch isn't silent.
-        notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
+        self.findings.readiness.age()
     }
 
-        if shown.state == ViewState::Gone
-            && let Some(unselected) = self.unselected.get(&link.key)
-            && unselected.uid == link.uid
-        {
-            shown.reason = Some("the Service exists, and isn't selected any more".into());
-        }
     fn view(
         &self,
         link: &Arc<Link>,
@@ -162,6 +145,12 @@ impl LinkFacts {
             &self.findings;
         let of_flag = left_out.get(&link.key).filter(|_| shown.state == ViewState::LeftOut);
         let of_flag = of_flag.map(|why| why.to_string().into());
+        if shown.state == ViewState::Gone
+            && let Some(unselected) = self.unselected.get(&link.key)
+            && unselected.uid == link.uid
+        {
+            shown.reason = Some("the Service exists, and isn't selected any more".into());
+        }
         let mut reasons: Vec<Cow<'static, str>> = of_flag.or(shown.reason.take()).into_iter().collect();
         if matches!(shown.state, ViewState::Ready | ViewState::Kept)
             && let Some((state, why)) = self.external_target_problem(link)
@@ -219,12 +208,8 @@ impl LinkFacts {
                 absence.since
             ));
         }
-        self.lasting_outage().map(|_| "a move may not be seen: the API server can't be reached".to_owned())
-    }
-
-    /// Returns the present outage of the API server, if it has lasted for some seconds.
-    fn lasting_outage(&self) -> Option<Outage> {
-        self.availability.outage().filter(|outage| outage.duration().as_secs() >= NOTICE_STEP)
+        lasting_outage(&self.availability)
+            .map(|_| "a move may not be seen: the API server can't be reached".to_owned())
     }
 
     fn external_target_problem(&self, link: &Link) -> Option<(ViewState, String)> {
@@ -277,15 +262,34 @@ impl LinkFacts {
     }
 }
 
+/// Returns the present outage of the API server, if it has lasted for some seconds.
+fn lasting_outage(availability: &ApiAvailability) -> Option<Outage> {
+    availability.outage().filter(|outage| outage.duration().as_secs() >= NOTICE_STEP)
+}
+
+/// Lets `readiness` tell how old the links are that these watches have brought.
+pub fn tell_age(readiness: &Readiness, availability: ApiAvailability, staleness: Arc<Staleness>) {
+    readiness.set_age(move |readiness| {
+        let is_refused = readiness.load_balancers.load().is_some();
+        let is_unreachable = lasting_outage(&availability).is_some();
+        let seen = match is_unreachable {
+            true => staleness.least_recently_connected(&OF_TARGETS)?,
+            false => staleness.least_recent(&OF_TARGETS)?,
+        };
+        // An API server that refuses a watch isn't silent.
+        notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
+    });
+}
+
 fn notice(age_of_view: Duration, is_unreachable: bool) -> Option<String> {
     let seconds = age_of_view.as_secs();
     let shown = age(i64::try_from(seconds - seconds % NOTICE_STEP).unwrap_or(i64::MAX));
     match is_unreachable {
         true if seconds >= NOTICE_STEP => {
-            Some(format!("this view is {shown} old: the API server can't be reached"))
+            Some(format!("what lb-linker knows is {shown} old: the API server can't be reached"))
         }
         false if age_of_view > MAX_SILENCE => Some(format!(
-            "this view may be {shown} old: its watch has brought no event and no bookmark since"
+            "what lb-linker knows may be {shown} old: its watch has brought no event and no bookmark since"
         )),
         _ => None,
     }
@@ -295,7 +299,7 @@ fn notice(age_of_view: Duration, is_unreachable: bool) -> Option<String> {
 impl LinkFacts {
     /// Returns the facts of a store about which nothing else is known.
     pub(crate) fn of(store: Arc<Store>) -> Self {
-        let (unselected, findings, external_targets, availability) = Default::default();
+        let (unselected, findings, external_targets, availability): (_, Findings, _, _) = Default::default();
         Self {
             store,
             unselected,
@@ -305,14 +309,13 @@ impl LinkFacts {
             needs_external_targets: true,
             only_plans: false,
             reads_followers: false,
+            looks_up: true,
             followers: crate::sync::test_support::metrics(),
             failed_targets: None,
             availability,
-            staleness: crate::sync::test_support::metrics(),
         }
     }
 }
 
 #[cfg(test)]
 mod tests;
-            looks_up: true,

@@ -326,15 +326,15 @@ async fn links_tell_how_old_they_are_in_an_outage() {
     let errors = || text(&links_of(admin, &[]).stderr);
     assert!(!errors().contains("old"), "{}", errors());
     plane.stop_apiserver();
-    let is_told = || async {
-        let errors = errors();
-        let is_old = errors.contains("this view is ") && errors.contains("the API server can't be reached");
-        is_old.then_some(())
+    let is_old = |text: &str| {
+        text.contains("what lb-linker knows is ") && text.contains("the API server can't be reached")
     };
-    eventually("the age of the view", is_told).await;
+    eventually("the age of the view", || async { is_old(&errors()).then_some(()) }).await;
+    let (status, note) = linker.get_ready();
+    assert!(status == 200 && is_old(&note), "{note}");
     assert!(text(&links_of(admin, &[]).stdout).contains("web-default.lb.internal"));
     plane.start_apiserver();
-    let is_over = || async { (!errors().contains("this view is ")).then_some(()) };
+    let is_over = || async { (!errors().contains("what lb-linker knows is ")).then_some(()) };
     eventually("the end of the notice", is_over).await;
 }
 

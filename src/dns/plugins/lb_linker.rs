@@ -212,10 +212,12 @@ impl Plugin for LbLinker {
         let reading = self.readiness.list.load_full().filter(|_| is_reading);
         let reading = reading.map(|why| format!("the load balancers haven't been read yet: {why}"));
         let snapshot = snapshot_links.map(|snapshot_links| snapshot_links.to_string());
+        let start = snapshot.or(reading);
         let manifests = self.readiness.manifests.load_full().map(|note| note.to_string());
-        let notes = snapshot.or(reading).into_iter().chain(manifests);
-        let notes: Vec<String> =
-            notes.chain(self.readiness.of_cluster()).chain(self.readiness.of_statuses()).collect();
+        // The note about the start says how old the links are.
+        let of_cluster = if start.is_some() { self.readiness.of_cluster() } else { self.readiness.of_view() };
+        let notes = start.into_iter().chain(manifests).chain(of_cluster);
+        let notes: Vec<String> = notes.chain(self.readiness.of_statuses()).collect();
         (!notes.is_empty()).then(|| notes.join("\n"))
     }
 

@@ -4,8 +4,8 @@
 //! plugins are ready, else 503 with the names of the other ones, and why. Only `lb_linker` has to become ready, when
 //! the load balancers are first known, and `kubernetes`, when its objects are. They then stay ready, also without the API
 //! server. While `lb_linker` answers from a
-//! [snapshot](operations.md#start-without-the-api-server), objects can't be read, no replica leads, or
-//! external targets or statuses of StableNames can't be written, `/ready` is 200 with a note instead of "OK".
+//! [snapshot](operations.md#start-without-the-api-server), the API server is away, objects can't be read, no replica
+//! leads, or external targets or statuses of StableNames can't be written, `/ready` is 200 with a note instead of "OK".
 //!
 //! One line applies to all blocks. CoreDNS checks only the plugins of the blocks that have *ready*; but a Pod is ready
 //! or not as a whole.

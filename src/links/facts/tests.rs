@@ -6,6 +6,7 @@ use prometheus::IntGauge;
 
 use super::*;
 use crate::dns::message::query::UpstreamQuery;
+use crate::metrics::staleness::LastActivity;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
@@ -203,7 +204,7 @@ async fn stable_name_that_is_not_checked_is_degraded() {
     let why = "not checked: since 1970-01-01T00:00:00Z no replica leads, as far as this one knows";
     assert_eq!(states(), degraded(why), "a Service needs no checks");
     facts.findings.readiness.election.store(None);
-    let activity = facts.staleness.watch(OF_TARGETS[0]);
+    let activity = watched(&facts);
     facts.availability.report("Connection refused");
     assert_eq!(states(), vec![(ViewState::Ready, None); 2], "an API server may restart");
     activity.age_by(Duration::from_secs(NOTICE_STEP));
@@ -287,15 +288,22 @@ fn link_of_an_unreadable_service_is_degraded() {
     assert!(degraded(&["blog"]).is_empty(), "they can be read");
 }
 
+/// Lets facts tell the age of the watch that is returned.
+fn watched(facts: &LinkFacts) -> Arc<LastActivity> {
+    let staleness: Arc<Staleness> = crate::sync::test_support::metrics();
+    tell_age(&facts.findings.readiness, facts.availability.clone(), Arc::clone(&staleness));
+    staleness.watch(OF_TARGETS[0])
+}
+
 #[tokio::test(start_paused = true)]
 async fn forbidden_watch_is_not_silent() {
     let facts = facts(&[]);
-    let activity = facts.staleness.watch(OF_TARGETS[0]);
+    let activity = watched(&facts);
     activity.age_by(MAX_SILENCE + Duration::from_secs(2));
     assert!(facts.notice().unwrap().contains("no event and no bookmark since"));
     facts.availability.report("Connection refused");
     tokio::time::advance(Duration::from_secs(NOTICE_STEP)).await;
-    assert!(facts.notice().unwrap().starts_with("this view is 3m"), "{:?}", facts.notice());
+    assert!(facts.notice().unwrap().starts_with("what lb-linker knows is 3m"), "{:?}", facts.notice());
     activity.note_connection();
     assert_eq!(facts.notice(), None, "the outage has just begun");
     facts.availability.report_available();
@@ -351,9 +359,10 @@ fn targets_that_lead_in_a_circle_are_degraded() {
 fn old_view_has_a_notice_with_its_age() {
     let after = |seconds, is_unreachable| notice(Duration::from_secs(seconds), is_unreachable);
     assert_eq!((after(9, true), after(179, false)), (None, None));
-    let outage = "this view is 30s old: the API server can't be reached";
+    let outage = "what lb-linker knows is 30s old: the API server can't be reached";
     assert_eq!((after(35, true).as_deref(), after(39, true).as_deref()), (Some(outage), Some(outage)));
-    let silence = "this view may be 5m10s old: its watch has brought no event and no bookmark since";
+    let silence =
+        "what lb-linker knows may be 5m10s old: its watch has brought no event and no bookmark since";
     assert_eq!(after(312, false).as_deref(), Some(silence));
     assert_eq!(facts(&[]).notice(), None, "manifests have no watch");
 }
