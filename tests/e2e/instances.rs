@@ -275,6 +275,43 @@ async fn with_sync_off_the_objects_of_all_instances_are_read() {
 }
 
 #[tokio::test]
+async fn ambiguous_name_is_answered_alike_by_its_record() {
+    let (plane, cluster, target) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("alike").await;
+    let other = format!("y-{namespace}");
+    plane.create_namespace(&other);
+    let (watched, question) = (format!("{namespace},{other}"), format!("x-y-{namespace}.lb.internal. CNAME"));
+    let start = |target: &str, more: &[&str]| {
+        let args = [&["--upstream", "none", "--watch-namespaces", &watched][..], more].concat();
+        Linker::in_cluster(plane, target, &args)
+    };
+    let service = |name: &str, annotations: Value| {
+        json!({"metadata": {"name": name, "annotations": annotations},
+            "spec": {"type": "LoadBalancer", "ports": [{"port": 80}], "allocateLoadBalancerNodePorts": false}})
+    };
+    // The older Service opts in after the younger one has the name.
+    cluster.create_service(&other, service("x", json!({"linker.hsj.com/managed": "false"}))).await;
+    cluster.set_ingress(&other, "x", &[Ingress::Hostname("old.example.com")]).await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    cluster.create_service(&namespace, service("x-y", json!({}))).await;
+    cluster.set_ingress(&namespace, "x-y", &[Ingress::Hostname("young.example.com")]).await;
+    let (writer, before) = (start(&target, &[]), start(&target, &["--sync", "off"]));
+    let name = format!("x-y-{namespace}-ext");
+    wait_for_external_target(&cluster, &target, &name, "young.example.com").await;
+    answers(before.dns, &question, "young.example.com.").await;
+    let opt_in = json!({"metadata": {"annotations": {"linker.hsj.com/managed": null}}});
+    cluster.patch_service(&other, "x", opt_in).await;
+    let after = start(&target, &["--sync", "off"]);
+    for linker in [&writer, &before, &after] {
+        answers(linker.dns, &format!("x.{other}.lb.internal. CNAME"), "old.example.com.").await;
+        answers(linker.dns, &question, "young.example.com.").await;
+    }
+    // Without these records the older Service has the name.
+    let elsewhere = cluster.create_namespace("alike-else").await;
+    answers(start(&elsewhere, &["--sync", "off"]).dns, &question, "old.example.com.").await;
+}
+
+#[tokio::test]
 async fn takeover_lists_no_orphans_of_other_instances() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("none").await;
