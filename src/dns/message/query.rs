@@ -1,6 +1,7 @@
 //! A query for an upstream or the cache, and the key that equal queries share.
 
-use std::sync::Arc;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
 
 use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
@@ -24,11 +25,26 @@ pub struct UpstreamQuery {
 /// The key of a query: queries with equal keys share one answer and one query to an upstream.
 ///
 /// AD isn't part of the key: it only shows what the client understands, and is set in all queries to upstreams.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct QueryKey(
-    /// Type, class and flags, followed by the name: one slice is hashed faster than separate fields.
-    Arc<[u8]>,
-);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueryKey {
+    /// The hash of the octets, computed once for all maps. [`NAME_BITS`] depend on the name alone.
+    hash: u64,
+    /// Type, class and flags, followed by the name.
+    octets: Arc<[u8]>,
+}
+
+/// For maps whose keys begin with a [`QueryKey`].
+pub(crate) type QueryKeyHashing = BuildHasherDefault<QueryKeyHasher>;
+
+/// Mixes further parts of a key into the hash of a [`QueryKey`], which is secret, so that no client can choose keys with
+/// equal hashes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct QueryKeyHasher(u64);
+
+/// The random key of all hashes.
+static HASHING: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+/// Neither the highest nor the lowest bits, which choose a place in a map.
+const NAME_BITS: u64 = 0xffff << 32;
 
 /// The offsets of the flags and of the name in a key.
 const FLAGS: usize = 4;
@@ -64,7 +80,7 @@ impl UpstreamQuery {
         key.extend(u16::from(self.query.query_class()).to_be_bytes());
         key.push(flags.into_iter().filter_map(|(is_set, flag)| is_set.then_some(flag)).sum());
         names::push_labels(self.query.name(), &mut key);
-        QueryKey(key.into())
+        QueryKey::new(key.into())
     }
 
     /// Returns this query, and then the queries that differ only in DO and CD.
@@ -80,18 +96,31 @@ impl UpstreamQuery {
 }
 
 impl QueryKey {
+    fn new(octets: Arc<[u8]>) -> Self {
+        let mut hasher = HASHING.build_hasher();
+        hasher.write(&octets[NAME..]);
+        let of_name = hasher.finish() & NAME_BITS;
+        hasher.write(&octets[..NAME]);
+        Self { hash: hasher.finish() & !NAME_BITS | of_name, octets }
+    }
+
+    /// Returns a number that is the same for all queries about a name.
+    pub(crate) fn name_hash(&self) -> usize {
+        name_bits(self.hash)
+    }
+
     /// Returns the query as a message for an upstream; the socket sets its id. The client's EDNS options aren't forwarded:
     /// cookies, keepalive and padding are hop-by-hop (RFC 7873 section 5, RFC 7828 section 3.2.1, RFC 7830 section 3).
     pub(crate) fn encode(&self, with_edns: bool) -> Vec<u8> {
         const AUTHENTIC_DATA: u8 = 0x20;
         let checking_disabled = u8::from(self.has(CHECKING_DISABLED)) << 4;
-        let mut message = Vec::with_capacity(HEADER + self.0.len() + OPT_LENGTH);
+        let mut message = Vec::with_capacity(HEADER + self.octets.len() + OPT_LENGTH);
         message.extend([0, 0, u8::from(self.has(RECURSION_DESIRED))]);
         message.push(AUTHENTIC_DATA | checking_disabled);
         message.extend([0, 1, 0, 0, 0, 0, 0, u8::from(with_edns)]);
         message.extend(self.name());
         message.push(0);
-        message.extend(&self.0[..FLAGS]);
+        message.extend(&self.octets[..FLAGS]);
         if with_edns {
             message.extend(opt(self.has(DNSSEC_OK)));
         }
@@ -101,22 +130,22 @@ impl QueryKey {
     /// Returns the name in wire form without the root octet, in lower case.
     #[must_use]
     pub fn name(&self) -> &[u8] {
-        &self.0[NAME..]
+        &self.octets[NAME..]
     }
 
     /// Returns another key for the same query by TCP or TLS, for failures that say nothing about UDP.
     pub(crate) fn by_stream(&self) -> Self {
-        let mut key = self.0.to_vec();
-        key[FLAGS] |= BY_STREAM;
-        Self(key.into())
+        let mut octets = self.octets.to_vec();
+        octets[FLAGS] |= BY_STREAM;
+        Self::new(octets.into())
     }
 
     pub(crate) fn qtype(&self) -> RecordType {
-        u16::from_be_bytes([self.0[0], self.0[1]]).into()
+        u16::from_be_bytes([self.octets[0], self.octets[1]]).into()
     }
 
     fn has(&self, flag: u8) -> bool {
-        self.0[FLAGS] & flag != 0
+        self.octets[FLAGS] & flag != 0
     }
 
     /// Returns whether the query is for addresses or for HTTPS records, which can contain addresses (RFC 9460 section
@@ -141,6 +170,46 @@ impl QueryKey {
     pub(crate) fn is_cacheable(&self) -> bool {
         self.has(RECURSION_DESIRED) && !is_transfer(self.qtype())
     }
+}
+
+impl Hash for QueryKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl Hasher for QueryKeyHasher {
+    fn write(&mut self, octets: &[u8]) {
+        for chunk in octets.chunks(8) {
+            self.write_u64(chunk.iter().fold(0, |number, octet| number << 8 | u64::from(*octet)));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        /// The golden ratio.
+        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+        let (low, high) = (self.0 ^ number).carrying_mul(FACTOR, 0);
+        self.0 = low ^ high;
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Returns [`QueryKey::name_hash`] of a name in wire form without the root octet, in lower case.
+pub(crate) fn name_hash(name: &[u8]) -> usize {
+    let mut hasher = HASHING.build_hasher();
+    hasher.write(name);
+    name_bits(hasher.finish())
+}
+
+fn name_bits(hash: u64) -> usize {
+    ((hash & NAME_BITS) >> NAME_BITS.trailing_zeros()) as usize
 }
 
 /// Returns whether the type is a zone transfer (RFC 5936, RFC 1995).
@@ -197,5 +266,22 @@ mod tests {
         }
         question.query.set_name(Name::root());
         assert_eq!(question.key().encode(false)[HEADER..], [0, 0, 28, 0, 1]);
+    }
+
+    #[test]
+    fn only_the_name_hash_ignores_type_flags_and_transport() {
+        let key = |name: &str, qtype| UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), qtype).key();
+        let one = key("a.example.", RecordType::A);
+        assert_eq!(one, key("A.Example.", RecordType::A));
+        assert_eq!(one.hash, key("A.Example.", RecordType::A).hash);
+        let others = [key("a.example.", RecordType::AAAA), key("a.example.", RecordType::A).by_stream()];
+        for other in &others {
+            assert_eq!(one.name_hash(), name_hash(other.name()));
+            assert_ne!(one.hash & !NAME_BITS, other.hash & !NAME_BITS);
+        }
+        let hashing = QueryKeyHashing::default();
+        let clients = [None, Some([10, 0, 0, 1]), Some([10, 0, 0, 2])];
+        let hashes = clients.map(|client| hashing.hash_one((&one, client)));
+        assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2], "{hashes:?}");
     }
 }

@@ -1,13 +1,12 @@
 //! A map from queries to values, with limits on its size. Evictions are random, so that an attacker can't predict them.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use indexmap::IndexMap;
 use parking_lot::{Mutex, MutexGuard};
 use rand::RngExt;
 
-use crate::dns::message::query::QueryKey;
+use crate::dns::message::query::{QueryKey, QueryKeyHashing, name_hash};
 
 /// The number of shards with separate locks. All queries about a name are in one shard.
 const SHARDS: usize = 64;
@@ -17,7 +16,6 @@ const MIN_SHARD_CAPACITY: usize = 32;
 #[derive(Debug)]
 pub(crate) struct ShardedCache<V> {
     shards: Box<[Mutex<CacheShard<V>>]>,
-    hasher: RandomState,
     /// The limits of a shard: entries, and bytes.
     max_shard_entries: usize,
     max_shard_bytes: usize,
@@ -28,7 +26,7 @@ pub(crate) struct ShardedCache<V> {
 #[derive(Debug)]
 struct CacheShard<V> {
     /// The values, and the size of each in bytes.
-    values: IndexMap<QueryKey, (V, usize)>,
+    values: IndexMap<QueryKey, (V, usize), QueryKeyHashing>,
     bytes: usize,
 }
 
@@ -37,10 +35,9 @@ impl<V: Clone> ShardedCache<V> {
     /// distributed over the shards.
     pub(crate) fn new(capacity: usize, bytes: usize) -> Self {
         let shards = (capacity / MIN_SHARD_CAPACITY).clamp(1, SHARDS);
-        let shard = || Mutex::new(CacheShard { values: IndexMap::new(), bytes: 0 });
+        let shard = || Mutex::new(CacheShard { values: IndexMap::default(), bytes: 0 });
         Self {
             shards: (0..shards).map(|_| shard()).collect(),
-            hasher: RandomState::new(),
             max_shard_entries: capacity / shards,
             max_shard_bytes: bytes / shards,
             len: AtomicUsize::new(0),
@@ -48,13 +45,13 @@ impl<V: Clone> ShardedCache<V> {
     }
 
     pub(crate) fn get(&self, key: &QueryKey) -> Option<V> {
-        self.shard(key.name()).values.get(key).map(|(value, _)| value.clone())
+        self.shard(key.name_hash()).values.get(key).map(|(value, _)| value.clone())
     }
 
     /// Replaces the value of a key by a value of `bytes` bytes. A value that exceeds the limit of a shard isn't stored.
     /// Returns the number of evicted entries of other keys.
     pub(crate) fn put(&self, key: QueryKey, value: V, bytes: usize) -> usize {
-        let mut shard = self.shard(key.name());
+        let mut shard = self.shard(key.name_hash());
         self.change(&mut shard, |shard| {
             shard.remove(&key);
             if bytes > self.max_shard_bytes {
@@ -80,11 +77,11 @@ impl<V: Clone> ShardedCache<V> {
     }
 
     pub(crate) fn remove(&self, key: &QueryKey) {
-        self.change(&mut self.shard(key.name()), |shard| shard.remove(key));
+        self.change(&mut self.shard(key.name_hash()), |shard| shard.remove(key));
     }
 
     pub(crate) fn remove_name(&self, name: &[u8]) {
-        self.change(&mut self.shard(name), |shard| {
+        self.change(&mut self.shard(name_hash(name)), |shard| {
             shard.values.retain(|key, _| *key.name() != *name);
             shard.bytes = shard.values.values().map(|(_, bytes)| bytes).sum();
         });
@@ -113,10 +110,8 @@ impl<V: Clone> ShardedCache<V> {
         result
     }
 
-    fn shard(&self, name: &[u8]) -> MutexGuard<'_, CacheShard<V>> {
-        #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
-        let hash = self.hasher.hash_one(name) as usize;
-        self.shards[hash % self.shards.len()].lock()
+    fn shard(&self, name_hash: usize) -> MutexGuard<'_, CacheShard<V>> {
+        self.shards[name_hash % self.shards.len()].lock()
     }
 }
 

@@ -14,6 +14,7 @@ use tokio::sync::SetOnce;
 use tokio::time::Instant;
 use tracing::error;
 
+use crate::dns::message::query::QueryKeyHashing;
 use crate::dns::net::thread_tasks;
 
 /// A handle of a task that waits for a look-up. The result is a `T`; `None` if the look-up panicked, or was abandoned
@@ -69,10 +70,10 @@ impl<T: Send + 'static> Drop for CallDriver<T> {
     }
 }
 
-/// All look-ups under way, keyed by `K`.
+/// All look-ups under way, keyed by `K`, which begins with the key of a query.
 #[derive(Debug)]
 pub(crate) struct Group<K: Eq + Hash, T> {
-    calls: Arc<DashMap<K, CallEntry<T>>>,
+    calls: Arc<DashMap<K, CallEntry<T>, QueryKeyHashing>>,
 }
 
 /// The entry of a look-up that tasks can join.
@@ -157,7 +158,7 @@ where
 
 /// Removes the entry of a look-up when it ends, even by a panic.
 struct EntryGuard<K: Eq + Hash, T> {
-    calls: Arc<DashMap<K, CallEntry<T>>>,
+    calls: Arc<DashMap<K, CallEntry<T>, QueryKeyHashing>>,
     key: K,
     /// `None` after the removal.
     result: Option<CallResult<T>>,
