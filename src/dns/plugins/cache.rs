@@ -122,6 +122,7 @@ use crate::dns::net::shared_runtime::shared_runtime;
 use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::dns::plugins::cache::store::{CacheHit, CacheStore, Freshness};
 use invalidated::InvalidatedNames;
+use metrics::AllCacheCounters;
 use options::{NAME, ParsedOptions, parse};
 use query::CacheQuery;
 use state::{CacheState, ReceivedReply, cached_failure};
@@ -159,11 +160,10 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         prefer_positive: options.prefer_positive,
         store: CacheStore::new(options),
         zones,
-        zones_label: labels.join(","),
         zones_without_success_cache,
         zones_without_denial_cache,
         invalidated: InvalidatedNames::default(),
-        metrics: setup.metrics()?,
+        counters: AllCacheCounters::new(setup.metrics()?, labels.join(",")),
     };
     setup.add_reusable(Cache { shared: Arc::new(shared), refreshes: Mutex::default() });
     Ok(())
@@ -180,15 +180,15 @@ impl Plugin for Cache {
         if request.is_check() || !shared.zones.contains(request.query.name()) {
             return next.serve(request).await;
         }
-        let cache_query = CacheQuery::new(request);
-        let counters = shared.counters(&cache_query);
+        let cache_query = CacheQuery::new(request, shared.counters.at(&request.server.label));
+        let counters = &cache_query.counters;
         let Some(found) = shared.find(request, &cache_query) else {
             let counted = counters.answered(None);
             let mark = shared.invalidated.mark();
             let mut reply = shared.store_outcome(&cache_query, mark, ask(request, next).await)?;
             // The response cache may reuse the reply even if it isn't stored here.
             if let Some(validity) = &mut reply.validity {
-                validity.counters.extend(counted);
+                validity.counters.extend(counted.map(Arc::clone));
             }
             return Ok(reply);
         };
@@ -239,7 +239,7 @@ impl Cache {
             let place = found.begin_refresh()?;
             let (shared, cache_query) = (Arc::clone(&self.shared), cache_query.clone());
             let (mut request, next) = (background_request(request), next.detached());
-            shared.counters(&cache_query).prefetch();
+            cache_query.counters.prefetch();
             Some(async move {
                 let mark = shared.invalidated.mark();
                 let outcome = next.serve(&mut request).await;

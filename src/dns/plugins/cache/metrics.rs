@@ -1,8 +1,9 @@
 //! The cache's metrics, with CoreDNS's names and labels.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+use parking_lot::RwLock;
+use prometheus::{IntGauge, IntGaugeVec, Opts, Registry};
 
 use crate::dns::plugins::cache::entry::ResponseKind;
 use crate::metrics::sharded::{ShardedCounterVec, ShardedCounters};
@@ -14,33 +15,47 @@ pub(super) struct CacheMetrics {
     requests: ShardedCounterVec,
     hits: ShardedCounterVec,
     misses: ShardedCounterVec,
-    prefetch: IntCounterVec,
-    served_stale: IntCounterVec,
-    evictions: IntCounterVec,
+    prefetch: ShardedCounterVec,
+    served_stale: ShardedCounterVec,
+    evictions: ShardedCounterVec,
 }
 
-/// The metrics of one cache at one listener.
-#[derive(Clone, Copy)]
-pub(super) struct CacheCounters<'a> {
-    pub(super) metrics: &'a CacheMetrics,
-    pub(super) server: &'a str,
-    pub(super) zones: &'a str,
+/// The metrics of one cache at its listeners.
+#[derive(Debug)]
+pub(super) struct AllCacheCounters {
+    metrics: Arc<CacheMetrics>,
+    zones: String,
+    listeners: RwLock<Vec<Arc<CacheCounters>>>,
 }
+
+/// The metrics of one cache at one listener. They are looked up by their labels once.
+#[derive(Debug)]
+pub(super) struct CacheCounters {
+    server: String,
+    requests: Arc<ShardedCounters>,
+    misses: Arc<ShardedCounters>,
+    prefetch: Arc<ShardedCounters>,
+    served_stale: Arc<ShardedCounters>,
+    /// Of the parts, as the gauges of their sizes, which are exported from the first answer on.
+    hits: [Arc<ShardedCounters>; 2],
+    evictions: [Arc<ShardedCounters>; 2],
+    entries: OnceLock<[IntGauge; 2]>,
+}
+
+/// The labels of the parts.
+const PARTS: [&str; 2] = ["success", "denial"];
 
 impl MetricGroup for CacheMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         const COMMON: &[&str] = &["server", "zones", "view"];
         const TYPED: &[&str] = &["server", "type", "zones", "view"];
-        let counter = |name, help, labels: &[&str]| {
-            registered(registry, IntCounterVec::new(Opts::new(name, help), labels))
-        };
-        let sharded = |name, help, labels: &[&str]| ShardedCounterVec::register(registry, name, help, labels);
+        let counter = |name, help, labels: &[&str]| ShardedCounterVec::register(registry, name, help, labels);
         let entries = Opts::new("coredns_cache_entries", "The number of elements in the cache.");
         Ok(Self {
             entries: registered(registry, IntGaugeVec::new(entries, TYPED))?,
-            requests: sharded("coredns_cache_requests_total", "The count of cache requests.", COMMON)?,
-            hits: sharded("coredns_cache_hits_total", "The count of cache hits.", TYPED)?,
-            misses: sharded(
+            requests: counter("coredns_cache_requests_total", "The count of cache requests.", COMMON)?,
+            hits: counter("coredns_cache_hits_total", "The count of cache hits.", TYPED)?,
+            misses: counter(
                 "coredns_cache_misses_total",
                 "The count of cache misses. Deprecated, derive misses from cache hits/requests counters.",
                 COMMON,
@@ -60,47 +75,71 @@ impl MetricGroup for CacheMetrics {
     }
 }
 
-impl CacheCounters<'_> {
+impl AllCacheCounters {
+    pub(super) fn new(metrics: Arc<CacheMetrics>, zones: String) -> Self {
+        Self { metrics, zones, listeners: RwLock::default() }
+    }
+
+    pub(super) fn at(&self, server: &str) -> Arc<CacheCounters> {
+        if let Some(known) = self.listeners.read().iter().find(|known| known.server == server) {
+            return Arc::clone(known);
+        }
+        let Self { metrics, zones, .. } = self;
+        let common = |counters: &ShardedCounterVec| counters.with(&[server, zones, ""]);
+        let typed =
+            |counters: &ShardedCounterVec| PARTS.map(|part| counters.with(&[server, part, zones, ""]));
+        let counters = Arc::new(CacheCounters {
+            server: server.to_owned(),
+            requests: common(&metrics.requests),
+            misses: common(&metrics.misses),
+            prefetch: common(&metrics.prefetch),
+            served_stale: common(&metrics.served_stale),
+            hits: typed(&metrics.hits),
+            evictions: typed(&metrics.evictions),
+            entries: OnceLock::new(),
+        });
+        self.listeners.write().push(Arc::clone(&counters));
+        counters
+    }
+
+    /// Counts evictions, and sets the gauges to the present sizes.
+    pub(super) fn stored(
+        &self,
+        counters: &CacheCounters,
+        kind: ResponseKind,
+        evicted: usize,
+        (success, denial): (usize, usize),
+    ) {
+        if evicted > 0 {
+            counters.evictions[part(kind)].add(0, evicted as u64);
+        }
+        let gauge =
+            |part| self.metrics.entries.with_label_values(&[&*counters.server, part, &self.zones, ""]);
+        let gauges = counters.entries.get_or_init(|| PARTS.map(gauge));
+        for (gauge, entries) in gauges.iter().zip([success, denial]) {
+            gauge.set(i64::try_from(entries).unwrap_or(i64::MAX));
+        }
+    }
+}
+
+impl CacheCounters {
     /// Counts a hit or a miss, and returns the incremented counters.
-    pub(super) fn answered(self, found: Option<ResponseKind>) -> [Arc<ShardedCounters>; 2] {
-        let common = [self.server, self.zones, ""];
-        let how = match found {
-            Some(kind) => self.metrics.hits.with(&self.labels_of_type(part(kind))),
-            None => self.metrics.misses.with(&common),
-        };
-        let counted = [self.metrics.requests.with(&common), how];
+    pub(super) fn answered(&self, found: Option<ResponseKind>) -> [&Arc<ShardedCounters>; 2] {
+        let counted = [&self.requests, found.map_or(&self.misses, |kind| &self.hits[part(kind)])];
         counted.iter().for_each(|counter| counter.add(0, 1));
         counted
     }
 
-    pub(super) fn prefetch(self) {
-        self.count(&self.metrics.prefetch);
+    pub(super) fn prefetch(&self) {
+        self.prefetch.add(0, 1);
     }
 
-    pub(super) fn served_stale(self) {
-        self.count(&self.metrics.served_stale);
-    }
-
-    /// Counts evictions, and sets the gauges to the present sizes.
-    pub(super) fn stored(self, kind: ResponseKind, evicted: usize, (success, denial): (usize, usize)) {
-        if evicted > 0 {
-            self.metrics.evictions.with_label_values(&self.labels_of_type(part(kind))).inc_by(evicted as u64);
-        }
-        for (part, entries) in [("success", success), ("denial", denial)] {
-            let entries = i64::try_from(entries).unwrap_or(i64::MAX);
-            self.metrics.entries.with_label_values(&self.labels_of_type(part)).set(entries);
-        }
-    }
-
-    fn count(self, counter: &IntCounterVec) {
-        counter.with_label_values(&[self.server, self.zones, ""]).inc();
-    }
-
-    fn labels_of_type<'a>(&'a self, part: &'a str) -> [&'a str; 4] {
-        [self.server, part, self.zones, ""]
+    pub(super) fn served_stale(&self) {
+        self.served_stale.add(0, 1);
     }
 }
 
-fn part(kind: ResponseKind) -> &'static str {
-    if kind == ResponseKind::Success { "success" } else { "denial" }
+/// Returns the index of the part.
+fn part(kind: ResponseKind) -> usize {
+    usize::from(kind != ResponseKind::Success)
 }

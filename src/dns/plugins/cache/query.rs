@@ -7,9 +7,9 @@ use hickory_proto::op::{Metadata, ResponseCode};
 use hickory_proto::rr::Name;
 use tokio::time::Instant;
 
+use super::metrics::CacheCounters;
 use super::options::NAME;
 use crate::dns::chain::request::{Purpose, Request};
-use crate::dns::chain::server::Server;
 use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::records::Records;
 use crate::dns::message::reply::Reply;
@@ -23,16 +23,16 @@ use crate::metrics::sharded::ShardedCounters;
 pub(super) struct CacheQuery {
     pub(super) upstream_query: UpstreamQuery,
     pub(super) key: QueryKey,
-    pub(super) server: Arc<Server>,
+    pub(super) counters: Arc<CacheCounters>,
     /// Whether upstreams are asked by TCP alone, as the client asks: the UDP port of an upstream may work, and TCP not.
     is_by_stream: bool,
 }
 
 impl CacheQuery {
-    pub(super) fn new(request: &Request) -> Self {
+    pub(super) fn new(request: &Request, counters: Arc<CacheCounters>) -> Self {
         let upstream_query = request.upstream_query();
         let is_by_stream = request.protocol != Protocol::Udp && matches!(request.purpose, Purpose::Client);
-        Self { key: upstream_query.key(), upstream_query, server: Arc::clone(&request.server), is_by_stream }
+        Self { key: upstream_query.key(), upstream_query, counters, is_by_stream }
     }
 
     /// Returns the key of a failure of all upstreams: clients that use UDP don't get a failure by TCP.
@@ -73,11 +73,11 @@ impl CacheQuery {
         request: &Request,
         found: &CacheHit,
         reply: &Reply,
-        counted: [Arc<ShardedCounters>; 2],
+        counted: [&Arc<ShardedCounters>; 2],
     ) -> Option<Box<Validity>> {
         let reusable = found.reusable_ref()?;
         let mut validity = Validity::of_cached(reusable, found.countdown(), reply.records.counts());
-        validity.counters.extend(counted);
+        validity.counters.extend(counted.map(Arc::clone));
         if let Some(rests_on) = &found.answer.rests_on {
             validity.add_rests_on(rests_on);
         }

@@ -1,13 +1,12 @@
 //! The state that queries and background refreshes share.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use hickory_proto::op::ResponseCode;
 use tracing::debug;
 
 use super::invalidated::{InvalidatedNames, QueryMark};
-use super::metrics::{CacheCounters, CacheMetrics};
+use super::metrics::AllCacheCounters;
 use super::query::{CacheQuery, replaces_stale};
 use crate::dns::chain::plugin::{PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
@@ -22,7 +21,6 @@ use crate::dns::plugins::cache::store::{CacheHit, CacheStore, Freshness, is_stor
 pub(super) struct CacheState {
     pub(super) store: CacheStore,
     pub(super) zones: ZoneSet,
-    pub(super) zones_label: String,
     pub(super) zones_without_success_cache: ZoneSet,
     pub(super) zones_without_denial_cache: ZoneSet,
     /// Whether `FAILURE_RECHECK` is set, so that also with `verify` an expired entry has one refresh at a time, and
@@ -30,7 +28,7 @@ pub(super) struct CacheState {
     pub(super) is_refresh_exclusive: bool,
     pub(super) prefer_positive: bool,
     pub(super) invalidated: InvalidatedNames,
-    pub(super) metrics: Arc<CacheMetrics>,
+    pub(super) counters: AllCacheCounters,
 }
 
 /// A received answer, and whether it was stored.
@@ -41,10 +39,6 @@ pub(super) struct ReceivedReply {
 }
 
 impl CacheState {
-    pub(super) fn counters<'a>(&'a self, cache_query: &'a CacheQuery) -> CacheCounters<'a> {
-        CacheCounters { metrics: &self.metrics, server: &cache_query.server.label, zones: &self.zones_label }
-    }
-
     /// Returns the cache entry that may answer the request. Answers of targets are served with authority, so neither an
     /// expired answer nor a denial older than `max_negative_age` may answer for a target.
     pub(super) fn find(&self, request: &Request, cache_query: &CacheQuery) -> Option<CacheHit> {
@@ -202,7 +196,7 @@ impl CacheState {
             self.store.remove(&cache_query.key);
             self.store.remove(&cache_query.failure_key());
         }
-        self.counters(cache_query).stored(kind, evicted, self.store.len());
+        self.counters.stored(&cache_query.counters, kind, evicted, self.store.len());
     }
 }
 
