@@ -4,9 +4,12 @@ use std::any::Any;
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::Deref;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::Name;
 
@@ -95,6 +98,10 @@ pub struct Next<'a> {
     at: usize,
 }
 
+/// The outcome of the next plugin, with whether answers that pass through it may be reused. An async function would copy
+/// the outcome, which is large, once more for each plugin.
+pub struct Serving<'a>(Option<(BoxFuture<'a, PluginResult>, bool)>);
+
 /// The rest of the plugin chain, for work that continues after the client has its answer.
 #[derive(Clone, Debug)]
 pub struct OwnedNext {
@@ -171,20 +178,17 @@ impl<'a> Next<'a> {
     ///
     /// # Errors
     /// If there is no answer.
-    pub async fn serve(self, request: &mut Request) -> PluginResult {
+    pub fn serve<'r>(self, request: &'r mut Request) -> Serving<'r>
+    where
+        'a: 'r,
+    {
         let Self { block, at } = self;
-        match block.plugins.get(at) {
-            Some(plugin) => {
-                let mut outcome = plugin.serve(request, Next { block, at: at + 1 }).await;
-                if let Ok(reply) = &mut outcome
-                    && !plugin.is_reusable
-                {
-                    reply.validity = None;
-                }
-                outcome
-            }
-            None => Err(PluginError::servfail("no next plugin found")),
-        }
+        Serving(
+            block
+                .plugins
+                .get(at)
+                .map(|plugin| (plugin.serve(request, Next { block, at: at + 1 }), plugin.is_reusable)),
+        )
     }
 
     /// Returns whether no plugin follows.
@@ -215,6 +219,25 @@ impl<'a> Next<'a> {
     #[must_use]
     pub fn detached(self) -> OwnedNext {
         OwnedNext { block: Arc::clone(self.block), at: self.at }
+    }
+}
+
+// === impl Serving ===
+
+impl Future for Serving<'_> {
+    type Output = PluginResult;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<PluginResult> {
+        let Some((serving, is_reusable)) = &mut self.0 else {
+            return Poll::Ready(Err(PluginError::servfail("no next plugin found")));
+        };
+        let mut outcome = serving.as_mut().poll(context);
+        if let Poll::Ready(Ok(reply)) = &mut outcome
+            && !*is_reusable
+        {
+            reply.validity = None;
+        }
+        outcome
     }
 }
 

@@ -29,14 +29,14 @@ pub(super) struct WireRecords {
     /// The last section that is part of the reply.
     pub(super) last: Section,
     /// The client's spelling of the question's name, if it differs from the spelling in the message.
-    spelling: Option<Name>,
+    spelling: Option<Box<Name>>,
 }
 
 // === impl WireRecords ===
 
 impl WireRecords {
     fn decode(&self) -> Sections {
-        let mut sections = self.message.decode_until(self.spelling.as_ref(), self.last);
+        let mut sections = self.message.decode_until(self.spelling.as_deref(), self.last);
         if let Some(ttl) = self.ttl {
             sections.all_mut().into_iter().flatten().for_each(|record| record.ttl = ttl);
         }
@@ -90,7 +90,7 @@ impl Records {
     /// message's question at most in case.
     #[must_use]
     pub fn of_wire(message: Arc<WireMessage>, name: &Name) -> Self {
-        let spelling = (!message.is_spelled(name)).then(|| name.clone());
+        let spelling = (!message.is_spelled(name)).then(|| Box::new(name.clone()));
         let wire = WireRecords { message, ttl: None, last: Section::Additional, spelling };
         Self { wire: Some(wire), sections: OnceLock::new() }
     }

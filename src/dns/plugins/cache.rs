@@ -200,7 +200,9 @@ impl Plugin for Cache {
             Freshness::Fresh => {}
             Freshness::Due | Freshness::Stale(None) => self.refresh(request, next, &cache_query, &found),
             Freshness::Stale(Some(verify_timeout)) => {
-                if let Some(reply) = self.verify(request, next, &cache_query, &found, verify_timeout).await {
+                // Boxed, because it is large and seldom needed.
+                let verify = self.verify(request, next, &cache_query, &found, verify_timeout);
+                if let Some(reply) = Box::pin(verify).await {
                     return Ok(reply);
                 }
             }

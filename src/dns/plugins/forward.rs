@@ -258,7 +258,9 @@ impl Forward {
             (Purpose::Target { .. } | Purpose::Check(_), _) => {
                 // `lb_linker` already lets clients share the look-up of a target.
                 let _quota = self.upstreams.admit(LookupOrigin::Target, key.is_address_or_https(), client)?;
-                return self.upstreams.ask(&key, LookupOrigin::Target, client, limiter).await.map(Arc::new);
+                // Boxed, because it is larger than a client's look-up, which boxes it, too.
+                let asking = Box::pin(self.upstreams.ask(&key, LookupOrigin::Target, client, limiter));
+                return asking.await.map(Arc::new);
             }
             (Purpose::Client, Protocol::Udp) => LookupOrigin::Forward,
             (Purpose::Client, _) => LookupOrigin::ForwardByTcp,
@@ -266,7 +268,8 @@ impl Forward {
         let answer = self.look_ups.look_up(&self.upstreams, key, origin, client, limiter);
         let query = &request.query;
         if query.name().is_root() && query.query_type() == RecordType::NS {
-            return timeout(HEALTH_CHECK_TIMEOUT, answer).await.unwrap_or(Err(ForwardError::Late));
+            let answer = timeout(HEALTH_CHECK_TIMEOUT, Box::pin(answer));
+            return answer.await.unwrap_or(Err(ForwardError::Late));
         }
         answer.await
     }

@@ -72,10 +72,10 @@ pub(crate) async fn exchange(
     let attempt =
         Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota, limiter };
     let mut attempt = pin!(attempt.ask());
-    let answer = tokio::select! {
-        biased;
-        answer = &mut attempt => answer,
-        () = LateTimer::new(times.begun, times.begun + SILENT_AFTER) => {
+    let mut silence = LateTimer::new(times.begun, times.begun + SILENT_AFTER);
+    let answer = match silence.limit(&mut attempt).await {
+        Some(answer) => answer,
+        None => {
             upstream.start_health_checks();
             attempt.await
         }

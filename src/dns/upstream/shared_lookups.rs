@@ -36,41 +36,46 @@ impl SharedLookups {
         client: IpAddr,
         limiter: &Arc<QueryLimiter>,
     ) -> ForwardResult {
-        let (begun_for, result) =
-            self.join_or_start(forward, (question.clone(), origin, None), client, limiter).await?;
+        let mut route = (question, origin, None);
+        let (begun_for, result) = self.join_or_start(forward, &route, client, limiter)?.await?;
         // If another client started the look-up and had no socket left, this client may still have sockets.
         if matches!(result, Err(ForwardError::NoSocket)) && begun_for != client {
-            return self.join_or_start(forward, (question, origin, Some(client)), client, limiter).await?.1;
+            route.2 = Some(client);
+            return Box::pin(self.join_or_start(forward, &route, client, limiter)?).await?.1;
         }
         result
     }
 
     /// Returns the result of a look-up, and the client that started it.
-    async fn join_or_start(
+    fn join_or_start<'a>(
         &self,
         forward: &Arc<UpstreamGroup>,
-        route: ForwardRoute,
+        route: &ForwardRoute,
         client: IpAddr,
-        limiter: &Arc<QueryLimiter>,
-    ) -> Result<(IpAddr, ForwardResult), ForwardError> {
+        limiter: &'a Arc<QueryLimiter>,
+    ) -> Result<impl Future<Output = Result<(IpAddr, ForwardResult), ForwardError>> + use<'a>, ForwardError>
+    {
         let look_up = || {
-            let (question, origin, _) = &route;
+            let (question, origin, _) = route;
             let share = forward.admit(*origin, question.is_address_or_https(), client)?;
             let (forward, limiter) = (Arc::clone(forward), Arc::clone(limiter));
             let (question, origin) = (question.clone(), *origin);
-            Ok(async move {
+            // Boxed at once, because it is large and would be moved several times.
+            Ok(Box::pin(async move {
                 let result = forward.ask(&question, origin, client, &limiter).await.map(Arc::new);
                 drop(share);
                 (client, limiter, result)
-            })
+            }))
         };
-        let call = self.0.join_or_start(&route, look_up, |_| {})?;
+        let call = self.0.join_or_start(route, look_up, |_| {})?;
         let defect = || ForwardError::no_answer("the look-up has failed because of a bug in lb-linker");
-        let (begun_for, joined, result) = call.wait().await.ok_or_else(defect)?;
-        if !Arc::ptr_eq(limiter, &joined) {
-            limiter.add(&joined);
-        }
-        Ok((begun_for, result))
+        Ok(async move {
+            let (begun_for, joined, result) = call.wait().await.ok_or_else(defect)?;
+            if !Arc::ptr_eq(limiter, &joined) {
+                limiter.add(&joined);
+            }
+            Ok((begun_for, result))
+        })
     }
 
     /// Prevents further clients from joining the look-ups of a name (in wire form, in lower case and without the root

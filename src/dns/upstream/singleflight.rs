@@ -42,7 +42,7 @@ impl<T: Clone + Send + Sync + 'static> Call<T> {
     pub(crate) async fn wait(self) -> Option<T> {
         match self.role {
             CallRole::Driver(driver) => driver.await,
-            CallRole::Waiter(result) => result.wait().await.clone(),
+            CallRole::Waiter(result) => Box::pin(result.wait()).await.clone(),
         }
     }
 }

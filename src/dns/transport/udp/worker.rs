@@ -6,14 +6,13 @@ use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, Either};
+use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, Stream, StreamExt};
 use tokio::runtime::{Builder, Handle};
@@ -342,16 +341,27 @@ impl Worker {
     }
 
     /// Answers a query, after waiting for an upstream if necessary.
-    async fn answer(&self, query: PendingQuery) -> Finished {
+    fn answer(&self, query: PendingQuery) -> impl Future<Output = Finished> {
         let (progress, peer, key, guard) = query.begin();
-        let Peer { address, local: asked, .. } = peer;
-        let client = unmapped(address).ip();
-        let mut answering = pin!(match progress {
+        // Boxed, because it is large and would be moved several times.
+        let answering: BoxFuture<'_, _> = match progress {
             QueryProgress::Message(message) => {
-                Either::Left(self.handler.answer(message, address, asked, Protocol::Udp, key.is_some()))
+                let Peer { address, local, .. } = peer;
+                self.handler.answer(message, address, local, Protocol::Udp, key.is_some()).boxed()
             }
-            QueryProgress::UnderWay(answering) => Either::Right(answering),
-        });
+            QueryProgress::UnderWay(answering) => answering,
+        };
+        self.finished(answering, peer, key, guard)
+    }
+
+    async fn finished(
+        &self,
+        mut answering: BoxFuture<'_, Option<EncodedReply>>,
+        peer: Peer,
+        key: Option<Box<[u8]>>,
+        guard: InFlightGuard,
+    ) -> Finished {
+        let client = unmapped(peer.address).ip();
         let mut share = None;
         let answer = poll_fn(|context| match answering.as_mut().poll(context) {
             Poll::Pending if share.is_none() => {
