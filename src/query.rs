@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Edns, Message, Query, ResponseCode};
@@ -370,7 +371,9 @@ async fn by_udp(server: SocketAddr, query: &[u8]) -> Result<WireMessage, QueryEr
         let length = socket.recv(&mut buffer).await.map_err(io_error)?;
         // No datagram is larger than the buffer.
         match parse_datagram(query, &buffer[..length], false) {
-            UpstreamReply::Answer(message) | UpstreamReply::Truncated(message) => return Ok(*message),
+            UpstreamReply::Answer(message) | UpstreamReply::Truncated(message) => {
+                return Ok(Arc::unwrap_or_clone(message));
+            }
             UpstreamReply::Malformed(source) => return Err(QueryError::Malformed { server, source }),
             UpstreamReply::Mismatch => {}
         }
@@ -389,7 +392,9 @@ async fn by_tcp(server: SocketAddr, query: &[u8]) -> Result<WireMessage, QueryEr
     };
     let reply = exchange.await.map_err(|source| QueryError::Io { server, source })?;
     match parse_reply(query, &reply) {
-        UpstreamReply::Answer(message) | UpstreamReply::Truncated(message) => Ok(*message),
+        UpstreamReply::Answer(message) | UpstreamReply::Truncated(message) => {
+            Ok(Arc::unwrap_or_clone(message))
+        }
         UpstreamReply::Malformed(source) => Err(QueryError::Malformed { server, source }),
         UpstreamReply::Mismatch => Err(QueryError::Mismatch { server }),
     }

@@ -40,7 +40,7 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
     let step = |name: &Name| if ours(name) { ChainStep::LinkZone } else { ChainStep::InAnswer };
     check_passed_on(&message, qtype.into()).map_err(|rule| format!("{rule}\n{bytes:02x?}"))?;
     let answer = Answer {
-        records: Records::of_wire(Arc::new(*message.clone()), &name),
+        records: Records::of_wire(Arc::clone(&message), &name),
         ..Answer::new(message.metadata, "")
     };
     let mut chain = follow(&answer, &name, qtype.into(), TTL, step);

@@ -1,5 +1,7 @@
 //! Checks whether a reply of an upstream belongs to a query, and reads it.
 
+use std::sync::Arc;
+
 use hickory_proto::op::ResponseCode;
 
 use super::header::{HEADER, question};
@@ -9,9 +11,9 @@ use super::wire::{WireError, WireMessage};
 #[derive(Debug)]
 pub enum UpstreamReply {
     /// An answer, or an error response of the upstream.
-    Answer(Box<WireMessage>),
+    Answer(Arc<WireMessage>),
     /// A reply that isn't whole, with the whole records that can be used, and with TC.
-    Truncated(Box<WireMessage>),
+    Truncated(Arc<WireMessage>),
     /// A reply to the query that isn't accepted.
     Malformed(WireError),
     /// A message that isn't the reply to the query.
@@ -25,7 +27,7 @@ pub enum UpstreamReply {
 pub fn parse_datagram(sent: &[u8], datagram: &[u8], is_cut: bool) -> UpstreamReply {
     match parse_reply(sent, datagram) {
         UpstreamReply::Answer(mut message) if is_cut => {
-            message.metadata.truncation = true;
+            Arc::make_mut(&mut message).metadata.truncation = true;
             UpstreamReply::Truncated(message)
         }
         UpstreamReply::Malformed(WireError::Cut) => truncated(datagram),
@@ -53,7 +55,7 @@ pub fn parse_reply(sent: &[u8], reply: &[u8]) -> UpstreamReply {
         _ => return UpstreamReply::Mismatch,
     };
     let has_tc = reply[2] & 0x02 != 0;
-    match message.map(Box::new) {
+    match message.map(Arc::new) {
         Ok(message) if has_tc => UpstreamReply::Truncated(message),
         Ok(message) => UpstreamReply::Answer(message),
         // The cut may be inside a record.
@@ -65,7 +67,7 @@ pub fn parse_reply(sent: &[u8], reply: &[u8]) -> UpstreamReply {
 /// Returns the whole records of a reply that isn't whole.
 fn truncated(reply: &[u8]) -> UpstreamReply {
     match WireMessage::truncated(reply) {
-        Ok(message) => UpstreamReply::Truncated(Box::new(message)),
+        Ok(message) => UpstreamReply::Truncated(Arc::new(message)),
         Err(error) => UpstreamReply::Malformed(error),
     }
 }

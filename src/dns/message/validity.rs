@@ -60,10 +60,15 @@ pub struct CacheEntryUse {
     last_hit: AtomicU64,
 }
 
+/// An entry of the plugin *cache*.
+pub trait CacheEntry: fmt::Debug + Send + Sync {
+    fn usage(&self) -> &CacheEntryUse;
+}
+
 /// A reference to a cache entry: an answer made of the entry may be reused as long as the cache holds the entry.
 #[derive(Clone, Debug)]
 pub struct CacheEntryRef {
-    used: Weak<CacheEntryUse>,
+    entry: Weak<dyn CacheEntry>,
     until: Instant,
     /// The longest gap between two hits of a popular entry; `None` if hits aren't counted.
     max_gap: Option<Duration>,
@@ -141,8 +146,9 @@ impl CacheEntryRef {
     /// Returns a reference to an entry that may be reused until `until`. `within` is the longest gap between two hits
     /// of a popular entry; `None` if hits aren't counted.
     #[must_use]
-    pub fn new(used: &Arc<CacheEntryUse>, until: Instant, within: Option<Duration>) -> Self {
-        Self { used: Arc::downgrade(used), until, max_gap: within }
+    pub fn new(entry: &Arc<impl CacheEntry + 'static>, until: Instant, within: Option<Duration>) -> Self {
+        let entry = Arc::downgrade(entry);
+        Self { entry, until, max_gap: within }
     }
 
     #[must_use]
@@ -153,7 +159,7 @@ impl CacheEntryRef {
     /// Returns whether the cache still holds the entry. Other strong references are short-lived.
     #[must_use]
     pub fn is_cached(&self) -> bool {
-        self.used.strong_count() > 0
+        self.entry.strong_count() > 0
     }
 
     #[must_use]
@@ -163,8 +169,8 @@ impl CacheEntryRef {
 
     /// Adds `times` hits up to `now`.
     pub fn record_hits(&self, times: u32, now: Instant) {
-        if let (Some(within), Some(used)) = (self.max_gap, self.used.upgrade()) {
-            used.record_hits(times, within, now);
+        if let (Some(within), Some(entry)) = (self.max_gap, self.entry.upgrade()) {
+            entry.usage().record_hits(times, within, now);
         }
     }
 }

@@ -14,6 +14,7 @@ use hickory_proto::op::{Metadata, Query};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::{Name, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+use smallvec::SmallVec;
 
 use super::address_range::AddressRange;
 use super::alias::is_alias_type;
@@ -40,7 +41,7 @@ pub struct WireMessage {
     /// The extended errors of the OPT record (RFC 8914).
     pub extended_errors: Box<[EdnsOption]>,
     bytes: Box<[u8]>,
-    records: Box<[WireRecord]>,
+    records: SmallVec<[WireRecord; 2]>,
     /// The ends of the three sections in `records`.
     section_ends: [u16; 3],
     /// The end of the question.
@@ -131,7 +132,7 @@ impl WireMessage {
             metadata,
             extended_errors,
             bytes,
-            records: Box::default(),
+            records: SmallVec::new(),
             section_ends: [0; 3],
             question_end: end,
             uncompressed: [end.into(); 3],

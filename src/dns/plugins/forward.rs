@@ -260,7 +260,7 @@ impl Forward {
                 let _quota = self.upstreams.admit(LookupOrigin::Target, key.is_address_or_https(), client)?;
                 // Boxed, because it is larger than a client's look-up, which boxes it, too.
                 let asking = Box::pin(self.upstreams.ask(&key, LookupOrigin::Target, client, limiter));
-                return asking.await.map(Arc::new);
+                return asking.await;
             }
             (Purpose::Client, Protocol::Udp) => LookupOrigin::Forward,
             (Purpose::Client, _) => LookupOrigin::ForwardByTcp,
@@ -289,7 +289,7 @@ impl Forward {
         let answer = match upstream {
             Some(upstream) => {
                 let limiter = request.query_limiter.get_or_insert_default();
-                self.upstreams.ask_one(upstream, &key, check, limiter).await.map(Arc::new)
+                self.upstreams.ask_one(upstream, &key, check, limiter).await
             }
             None if is_first => {
                 check.end(TargetOutcome::Inconclusive("the upstream isn't used any more".to_owned()));

@@ -114,9 +114,9 @@ impl AttemptSchedule {
     pub(crate) fn record_outcome(
         &mut self,
         number: usize,
-        outcome: Result<WireMessage, ExchangeError>,
+        outcome: Result<Arc<WireMessage>, ExchangeError>,
         now: Instant,
-    ) -> Option<WireMessage> {
+    ) -> Option<Arc<WireMessage>> {
         if let Some(at) = self.in_flight.iter().position(|waiting| waiting.number == number) {
             let index = self.in_flight.swap_remove(at).index;
             self.upstreams[index].1 =
@@ -193,12 +193,12 @@ mod tests {
         AttemptSchedule::new((1..=upstreams).map(upstream), attempts, Instant::now())
     }
 
-    fn answer() -> WireMessage {
+    fn answer() -> Arc<WireMessage> {
         let query = UpstreamQuery::recursive(Name::root(), RecordType::NS).key().encode(false);
-        WireMessage::new(&query).unwrap()
+        Arc::new(WireMessage::new(&query).unwrap())
     }
 
-    fn failure() -> Result<WireMessage, ExchangeError> {
+    fn failure() -> Result<Arc<WireMessage>, ExchangeError> {
         Err(Operation::dial("tcp", ([127, 0, 0, 1], 1).into()).failed(io::ErrorKind::Other.into()))
     }
 

@@ -68,7 +68,7 @@ pub(crate) async fn exchange(
     progress: Arc<ExchangeProgress>,
     quota: &SocketQuota,
     limiter: &QueryLimiter,
-) -> (Instant, Result<WireMessage, ExchangeError>) {
+) -> (Instant, Result<Arc<WireMessage>, ExchangeError>) {
     let attempt =
         Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota, limiter };
     let mut attempt = pin!(attempt.ask());
@@ -82,8 +82,8 @@ pub(crate) async fn exchange(
     };
     let ended = Instant::now();
     match &answer {
-        Ok(WireMessage { metadata, .. }) => upstream.metrics.iter().for_each(|metrics| {
-            metrics.record_answer(metadata.response_code, ended - times.begun);
+        Ok(answer) => upstream.metrics.iter().for_each(|metrics| {
+            metrics.record_answer(answer.metadata.response_code, ended - times.begun);
         }),
         Err(error) => {
             debug!("upstream {}: {error}", upstream.endpoint);
@@ -183,7 +183,7 @@ impl Upstream {
 }
 
 impl Attempt<'_> {
-    async fn ask(&self) -> Result<WireMessage, ExchangeError> {
+    async fn ask(&self) -> Result<Arc<WireMessage>, ExchangeError> {
         let answer = self.ask_once(true, self.times.begun).await?;
         let rcode = answer.metadata.response_code;
         // RFC 6891 section 6.2.2: a server without support for EDNS gets the query again without EDNS.
@@ -195,7 +195,7 @@ impl Attempt<'_> {
         Ok(answer)
     }
 
-    async fn ask_once(&self, edns: bool, now: Instant) -> Result<WireMessage, ExchangeError> {
+    async fn ask_once(&self, edns: bool, now: Instant) -> Result<Arc<WireMessage>, ExchangeError> {
         // Boxed only when needed: the future of a stream is large and seldom used. A connection outlives the thread that
         // has opened it.
         let by_stream = || on_shared_runtime(Box::pin(self.by_stream(edns)));
@@ -207,14 +207,18 @@ impl Attempt<'_> {
             UpstreamReply::Truncated(cut) => {
                 // Not longer than a reply may take: the attempt would count as failed, and the truncated answer be lost.
                 let whole = timeout(STREAM_TIMEOUT.min(self.upstream.reply_timeout), by_stream()).await;
-                Ok(self.best_of(*cut, whole.unwrap_or_else(|_| Err(self.late()))))
+                Ok(self.best_of(cut, whole.unwrap_or_else(|_| Err(self.late()))))
             }
             reply => self.accepted("udp", (reply, None)),
         }
     }
 
     /// Returns the answer by TCP, unless it is an error, or it is truncated and the answer by UDP has records.
-    fn best_of(&self, cut: WireMessage, by_tcp: Result<WireMessage, ExchangeError>) -> WireMessage {
+    fn best_of(
+        &self,
+        cut: Arc<WireMessage>,
+        by_tcp: Result<Arc<WireMessage>, ExchangeError>,
+    ) -> Arc<WireMessage> {
         let by_tcp = match by_tcp {
             Ok(by_tcp) => by_tcp,
             Err(error) => {
@@ -338,7 +342,7 @@ impl Attempt<'_> {
     /// Sends the query over an open connection if there is one, else over a new one. If the open connection fails, the query
     /// is sent once more over a new one; if it is silent for [`POOLED_STREAM_TIMEOUT`], also over a new one, and the first
     /// answer counts.
-    async fn by_stream(&self, edns: bool) -> Result<WireMessage, ExchangeError> {
+    async fn by_stream(&self, edns: bool) -> Result<Arc<WireMessage>, ExchangeError> {
         let bytes = &self.question.encode(edns);
         let connections = &self.upstream.connections;
         let begun = self.wait_to_send("tcp", Instant::now()).await?;
@@ -387,7 +391,7 @@ impl Attempt<'_> {
         &self,
         bytes: &[u8],
         permit: io::Result<SocketPermit>,
-    ) -> Result<WireMessage, ExchangeError> {
+    ) -> Result<Arc<WireMessage>, ExchangeError> {
         let permit = permit.inspect(|_| self.upstream.count_socket(false, true));
         self.accepted("tcp", self.reply_by_new_connection(bytes, permit, false).await?)
     }
@@ -432,9 +436,9 @@ impl Attempt<'_> {
         &self,
         network: &'static str,
         (reply, local): (UpstreamReply, Option<SocketAddr>),
-    ) -> Result<WireMessage, ExchangeError> {
+    ) -> Result<Arc<WireMessage>, ExchangeError> {
         match reply {
-            UpstreamReply::Answer(answer) | UpstreamReply::Truncated(answer) => Ok(*answer),
+            UpstreamReply::Answer(answer) | UpstreamReply::Truncated(answer) => Ok(answer),
             UpstreamReply::Malformed(error) => {
                 Err(self.refused(network, local, format!("the reply isn't accepted: {error}")))
             }

@@ -127,7 +127,7 @@ impl UpstreamGroup {
         origin: LookupOrigin,
         client: IpAddr,
         limiter: &QueryLimiter,
-    ) -> Result<WireMessage, ForwardError> {
+    ) -> Result<Arc<WireMessage>, ForwardError> {
         let (upstreams, attempts) = self.order()?;
         let quota = &self.options.sockets.quota_for(origin, client);
         let by_tcp = origin == LookupOrigin::ForwardByTcp && !self.options.prefer_udp;
@@ -137,7 +137,7 @@ impl UpstreamGroup {
         let mut tries = SmallFutureSet::new();
         // Usually the first attempt is late then.
         let mut timer = LateTimer::new(begun, begun + self.options.read_timeout);
-        let mut fallback: Option<WireMessage> = None;
+        let mut fallback: Option<Arc<WireMessage>> = None;
         // The clock is read only after waiting, because reading it takes time.
         let mut now = begun;
         loop {
@@ -165,7 +165,7 @@ impl UpstreamGroup {
                     now = ended;
                     match schedule.record_outcome(number, outcome, now) {
                         Some(answer) if self.is_final(&answer, origin) => return Ok(answer),
-                        Some(answer) if is_better(&answer, fallback.as_ref(), origin) => fallback = Some(answer),
+                        Some(answer) if is_better(&answer, fallback.as_deref(), origin) => fallback = Some(answer),
                         _ => {}
                     }
                 }
@@ -204,7 +204,7 @@ impl UpstreamGroup {
         question: &QueryKey,
         check: &TargetCheck,
         limiter: &QueryLimiter,
-    ) -> Result<WireMessage, ForwardError> {
+    ) -> Result<Arc<WireMessage>, ForwardError> {
         let permits = Arc::clone(&upstream.target_checks);
         // The semaphore is never closed.
         let _permit = check.wait_for(Wait::Turn, permits.acquire()).await;

@@ -62,7 +62,7 @@ impl SharedLookups {
             let (question, origin) = (question.clone(), *origin);
             // Boxed at once, because it is large and would be moved several times.
             Ok(Box::pin(async move {
-                let result = forward.ask(&question, origin, client, &limiter).await.map(Arc::new);
+                let result = forward.ask(&question, origin, client, &limiter).await;
                 drop(share);
                 (client, limiter, result)
             }))

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::reply::MAX_CNAMES_IN_ANSWER;
-use crate::dns::message::validity::{CacheEntryUse, RestsOn, Section};
+use crate::dns::message::validity::{self, CacheEntryUse, RestsOn, Section};
 use crate::dns::message::wire::WireMessage;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +126,7 @@ impl CachedAnswer {
 
     /// Returns the approximate memory of an entry with this answer, in bytes.
     pub(crate) fn memory_size(&self) -> usize {
-        /// The size of the allocations beside the message: the key, the entry and its use count.
+        /// The size of the allocations beside the message: the key and the entry.
         const ENTRY: usize = 300;
         let rests_on = self.rests_on.as_ref().map_or(0, |rests_on| rests_on.memory_size());
         ENTRY + self.message.memory_size() + rests_on
@@ -152,11 +152,17 @@ pub(crate) struct CacheEntry {
     pub(crate) stored: Instant,
     /// The last positive answer with data, if this entry is an empty answer that counts as a success.
     last_with_data: Option<Arc<Self>>,
-    pub(crate) usage: Arc<CacheEntryUse>,
+    pub(crate) usage: CacheEntryUse,
     /// Whether a refresh is under way.
     refreshing: AtomicBool,
     /// The earliest time of the next refresh, in milliseconds after `stored`.
     retry_at_ms: AtomicU64,
+}
+
+impl validity::CacheEntry for CacheEntry {
+    fn usage(&self) -> &CacheEntryUse {
+        &self.usage
+    }
 }
 
 impl CacheEntry {
@@ -174,7 +180,7 @@ impl CacheEntry {
             ttl: cacheability.ttl,
             stored,
             last_with_data,
-            usage: Arc::new(CacheEntryUse::new(stored, hits)),
+            usage: CacheEntryUse::new(stored, hits),
             refreshing: AtomicBool::new(false),
             retry_at_ms: AtomicU64::new(0),
         }

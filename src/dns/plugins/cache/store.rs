@@ -338,7 +338,7 @@ impl CacheHit {
         let is_countable = self.prefetch_window.is_none_or(|within| within >= MIN_MEASURABLE_WINDOW);
         let may_be =
             self.freshness == Freshness::Fresh && self.kind != ResponseKind::NoAnswer && is_countable;
-        may_be.then(|| CacheEntryRef::new(&self.entry.usage, self.fresh_until, self.prefetch_window))
+        may_be.then(|| CacheEntryRef::new(&self.entry, self.fresh_until, self.prefetch_window))
     }
 
     /// Returns the start time and the start value in seconds of the TTL countdown; `None` if the TTL is constant.

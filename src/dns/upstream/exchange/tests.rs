@@ -21,7 +21,7 @@ fn upstream(address: SocketAddr, transport: Transport) -> Arc<Upstream> {
 }
 
 /// Sends one query to an upstream, and returns the answer.
-async fn ask(upstream: &Arc<Upstream>, quota: &SocketQuota) -> Result<WireMessage, ExchangeError> {
+async fn ask(upstream: &Arc<Upstream>, quota: &SocketQuota) -> Result<Arc<WireMessage>, ExchangeError> {
     let begun = Instant::now();
     let times = ExchangeTimes { begun, deadline: begun + Duration::from_secs(30) };
     let progress = Arc::new(upstream.progress(begun));
@@ -175,7 +175,7 @@ impl RawUpstream {
         UpstreamEndpoint { address: self.address, transport: Transport::Udp }
     }
 
-    async fn ask(&self, origin: LookupOrigin) -> Result<WireMessage, ForwardError> {
+    async fn ask(&self, origin: LookupOrigin) -> Result<Arc<WireMessage>, ForwardError> {
         let options = ForwardOptions { max_fails: 0, max_attempts: Some(0), ..ForwardOptions::default() };
         let group = UpstreamGroup::new(vec![self.endpoint()], options);
         group.ask(&question(), origin, [10, 0, 0, 1].into(), &QueryLimiter::default()).await
