@@ -148,6 +148,7 @@ fn decode(
         depth: 0,
         alias_look_up_tries: OnceLock::new(),
         query_limiter: None,
+        key: None,
         labels: None,
         max_udp: MAX_UDP,
     })

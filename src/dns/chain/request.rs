@@ -16,7 +16,7 @@ use crate::dns::chain::target_check::TargetCheck;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::encode::uncompressed_length;
 use crate::dns::message::header::{MAX_UDP, MIN_UDP, OPT_LENGTH};
-use crate::dns::message::query::UpstreamQuery;
+use crate::dns::message::query::{QueryKey, UpstreamQuery};
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
 
@@ -50,6 +50,8 @@ pub struct Request {
     pub alias_look_up_tries: OnceLock<Arc<AtomicUsize>>,
     /// The limit of the queries to one upstream, from the first look-up at upstreams on.
     pub(crate) query_limiter: Option<Arc<QueryLimiter>>,
+    /// The key that *cache* has computed. The plugins after it may have changed the query.
+    pub(crate) key: Option<QueryKey>,
     /// The labels, if the block has *metadata*.
     pub labels: Option<Arc<Labels>>,
 }

@@ -317,6 +317,7 @@ impl Server {
             depth: 0,
             alias_look_up_tries: OnceLock::new(),
             query_limiter: None,
+            key: None,
             labels: None,
         }
     }

@@ -7,6 +7,7 @@ use hickory_proto::op::Query;
 use hickory_proto::rr::{Name, RecordType};
 
 use super::header::{HEADER, OPT_LENGTH, opt};
+use super::wire::has_name_in_any_case;
 use crate::model::names;
 
 #[derive(Clone, Debug)]
@@ -70,17 +71,22 @@ impl UpstreamQuery {
 
     #[must_use]
     pub fn key(&self) -> QueryKey {
+        let mut key = Vec::with_capacity(NAME + self.query.name().len());
+        key.extend(self.fixed_octets());
+        names::push_labels(self.query.name(), &mut key);
+        QueryKey::new(key.into())
+    }
+
+    /// Returns the octets of the key before the name.
+    fn fixed_octets(&self) -> [u8; NAME] {
         let flags = [
             (self.recursion_desired, RECURSION_DESIRED),
             (self.checking_disabled, CHECKING_DISABLED),
             (self.dnssec_ok, DNSSEC_OK),
         ];
-        let mut key = Vec::with_capacity(NAME + self.query.name().len());
-        key.extend(u16::from(self.query.query_type()).to_be_bytes());
-        key.extend(u16::from(self.query.query_class()).to_be_bytes());
-        key.push(flags.into_iter().filter_map(|(is_set, flag)| is_set.then_some(flag)).sum());
-        names::push_labels(self.query.name(), &mut key);
-        QueryKey::new(key.into())
+        let [a, b] = u16::from(self.query.query_type()).to_be_bytes();
+        let [c, d] = u16::from(self.query.query_class()).to_be_bytes();
+        [a, b, c, d, flags.into_iter().filter_map(|(is_set, flag)| is_set.then_some(flag)).sum()]
     }
 
     /// Returns this query, and then the queries that differ only in DO and CD.
@@ -102,6 +108,11 @@ impl QueryKey {
         let of_name = hasher.finish() & NAME_BITS;
         hasher.write(&octets[..NAME]);
         Self { hash: hasher.finish() & !NAME_BITS | of_name, octets }
+    }
+
+    /// Returns whether this is the key of a query.
+    pub(crate) fn is_of(&self, query: &UpstreamQuery) -> bool {
+        self.octets[..NAME] == query.fixed_octets() && has_name_in_any_case(self.name(), query.query.name())
     }
 
     /// Returns a number that is the same for all queries about a name.

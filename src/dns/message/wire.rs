@@ -263,15 +263,12 @@ impl WireMessage {
         let fixed = usize::from(self.question_end) - 4;
         let numbers = [question.query_type().into(), question.query_class().into()].map(u16::to_be_bytes);
         self.bytes[fixed..fixed + 4] == *numbers.as_flattened()
-            && has_labels(&self.bytes[HEADER..fixed], question.name(), |own, label| {
-                // Mostly the case is the same, which is faster to see.
-                own == label || own.eq_ignore_ascii_case(label)
-            })
+            && has_name_in_any_case(&self.bytes[HEADER..fixed - 1], question.name())
     }
 
     /// Returns whether the question has exactly the spelling of a name.
     pub(super) fn is_spelled(&self, name: &Name) -> bool {
-        let own = &self.bytes[HEADER..usize::from(self.question_end) - 4];
+        let own = &self.bytes[HEADER..usize::from(self.question_end) - 5];
         has_labels(own, name, |own, label| own == label)
     }
 
@@ -568,7 +565,13 @@ fn has_name(message: &[u8], at: usize, name: &[u8]) -> bool {
     read.is_ok() && own.eq_ignore_ascii_case(name)
 }
 
-/// Returns whether a name in wire form has the same labels as a name, by `is_same`.
+/// Returns whether a name in wire form without the root octet equals a name, whatever the case.
+pub(super) fn has_name_in_any_case(wire: &[u8], name: &Name) -> bool {
+    // Mostly the case is the same, which is faster to see.
+    has_labels(wire, name, |own, label| own == label || own.eq_ignore_ascii_case(label))
+}
+
+/// Returns whether a name in wire form without the root octet has the same labels as a name, by `is_same`.
 fn has_labels(mut wire: &[u8], name: &Name, is_same: impl Fn(&[u8], &[u8]) -> bool) -> bool {
     name.iter().all(|label| {
         let own = wire.split_first().and_then(|(length, labels)| labels.split_at_checked((*length).into()));
@@ -576,7 +579,7 @@ fn has_labels(mut wire: &[u8], name: &Name, is_same: impl Fn(&[u8], &[u8]) -> bo
             wire = rest;
             is_same(own, label)
         })
-    }) && wire == [0]
+    }) && wire.is_empty()
 }
 
 /// Returns the record type at an offset.

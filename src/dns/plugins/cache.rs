@@ -185,6 +185,7 @@ impl Plugin for Cache {
         let Some(found) = shared.find(request, &cache_query) else {
             let counted = counters.answered(None);
             let mark = shared.invalidated.mark();
+            request.key = Some(cache_query.key.clone());
             let mut reply = shared.store_outcome(&cache_query, mark, ask(request, next).await)?;
             // The response cache may reuse the reply even if it isn't stored here.
             if let Some(validity) = &mut reply.validity {

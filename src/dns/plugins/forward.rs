@@ -251,7 +251,8 @@ impl Forward {
     }
 
     async fn look_up(&self, request: &mut Request) -> Result<Arc<WireMessage>, ForwardError> {
-        let (key, client) = (request.upstream_query().key(), request.quota_client());
+        let (query, client) = (request.upstream_query(), request.quota_client());
+        let key = request.key.take().filter(|key| key.is_of(&query)).unwrap_or_else(|| query.key());
         // The next line may name the same upstreams.
         let limiter = request.query_limiter.get_or_insert_default();
         let origin = match (&request.purpose, request.protocol) {

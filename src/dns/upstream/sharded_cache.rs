@@ -76,8 +76,8 @@ impl<V: Clone> ShardedCache<V> {
         })
     }
 
-    pub(crate) fn remove(&self, key: &QueryKey) {
-        self.change(&mut self.shard(key.name_hash()), |shard| shard.remove(key));
+    pub(crate) fn remove(&self, key: &QueryKey) -> Option<V> {
+        self.change(&mut self.shard(key.name_hash()), |shard| shard.remove(key))
     }
 
     pub(crate) fn remove_name(&self, name: &[u8]) {
@@ -116,10 +116,10 @@ impl<V: Clone> ShardedCache<V> {
 }
 
 impl<V> CacheShard<V> {
-    fn remove(&mut self, key: &QueryKey) {
-        if let Some((_, freed)) = self.values.swap_remove(key) {
-            self.bytes -= freed;
-        }
+    fn remove(&mut self, key: &QueryKey) -> Option<V> {
+        let (value, freed) = self.values.swap_remove(key)?;
+        self.bytes -= freed;
+        Some(value)
     }
 }
 

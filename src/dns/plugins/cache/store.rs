@@ -223,10 +223,13 @@ impl CacheStore {
 
     /// Stores an answer for which [`is_storable`] is true. Returns the number of evicted entries.
     pub fn put(&self, key: &QueryKey, answer: &CachedAnswer, cacheability: Cacheability) -> usize {
-        let parts = [self.success.get(key), self.denial.get(key)];
+        let replaces_positive = cacheability.kind == ResponseKind::Denial && !self.options.prefer_positive;
+        let success = if replaces_positive { self.success.remove(key) } else { self.success.get(key) };
+        let replaces_denial = cacheability.kind == ResponseKind::Success;
+        let denial = if replaces_denial { self.denial.remove(key) } else { self.denial.get(key) };
         // The result of a background refresh inherits the use count, so that a popular answer stays popular.
-        let hits = parts.iter().flatten().map(|before| before.inherited_hits()).max().unwrap_or(0);
-        let [success, denial] = parts;
+        let parts = [&success, &denial].into_iter().flatten();
+        let hits = parts.map(|before| before.inherited_hits()).max().unwrap_or(0);
         let item =
             |last_with_data| Arc::new(CacheEntry::new(cacheability, answer.clone(), hits, last_with_data));
         match cacheability.kind {
@@ -234,17 +237,11 @@ impl CacheStore {
                 let keeps_data = self.options.prefer_positive && answer.is_empty();
                 let last_with_data =
                     if keeps_data { success.and_then(CacheEntry::newest_with_data) } else { None };
-                self.denial.remove(key);
                 let bytes = answer.memory_size()
                     + last_with_data.as_ref().map_or(0, |good| good.answer.memory_size());
                 self.success.put(key.clone(), item(last_with_data), bytes)
             }
-            ResponseKind::Denial => {
-                if !self.options.prefer_positive {
-                    self.success.remove(key);
-                }
-                self.denial.put(key.clone(), item(None), answer.memory_size())
-            }
+            ResponseKind::Denial => self.denial.put(key.clone(), item(None), answer.memory_size()),
             ResponseKind::Failure | ResponseKind::NoAnswer | ResponseKind::Other => {
                 // A failure doesn't replace a denial that is still usable.
                 let denial = denial.filter(|before| before.kind == ResponseKind::Denial);
