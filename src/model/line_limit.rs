@@ -14,6 +14,13 @@ pub(crate) struct LineLimit {
     omitted: usize,
 }
 
+impl Default for LineLimit {
+    /// Returns a limit of one line per minute.
+    fn default() -> Self {
+        Self::new(1)
+    }
+}
+
 impl LineLimit {
     pub(crate) fn new(most: usize) -> Self {
         Self { most, since: None, logged: 0, omitted: 0 }

@@ -1,15 +1,13 @@
 //! Metrics of clients' connections and datagrams.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use tracing::warn;
 
 use crate::metrics::{MetricGroup, registered};
-
-/// The interval between warnings about dropped UDP queries.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
+use crate::model::line_limit::LineLimit;
 
 /// The reason why a UDP query or its answer was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,18 +23,8 @@ pub enum DropReason {
     Unreachable,
 }
 
-impl DropReason {
-    const ALL: [Self; 4] = [Self::Busy, Self::Queue, Self::Send, Self::Unreachable];
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::Busy => "busy",
-            Self::Queue => "queue",
-            Self::Send => "send",
-            Self::Unreachable => "unreachable",
-        }
-    }
-}
+/// The labels of the reasons, in their order.
+const REASONS: [&str; 4] = ["busy", "queue", "send", "unreachable"];
 
 #[derive(Debug)]
 pub struct TransportMetrics {
@@ -51,30 +39,20 @@ pub struct TransportMetrics {
     drop_log: Mutex<DropLog>,
 }
 
-/// The UDP queries that were dropped since the last warning.
+/// The UDP queries that were dropped since the last warning, by the first three reasons. Forged source addresses cause
+/// the drops for the last one; they don't mean that there are too many queries.
 #[derive(Debug, Default)]
 struct DropLog {
-    busy: u64,
-    queue: u64,
-    send: u64,
-    warned_at: Option<Instant>,
+    numbers: [u64; 3],
+    warnings: LineLimit,
 }
 
 impl DropLog {
     /// Counts dropped queries, and returns the text of a warning if one is due.
     fn add(&mut self, reason: DropReason, number: u32, now: Instant) -> Option<String> {
-        match reason {
-            DropReason::Busy => self.busy += u64::from(number),
-            DropReason::Queue => self.queue += u64::from(number),
-            DropReason::Send => self.send += u64::from(number),
-            // Forged source addresses cause such drops; they don't mean that there are too many queries.
-            DropReason::Unreachable => return None,
-        }
-        if self.warned_at.is_some_and(|at| now.saturating_duration_since(at) < LOG_INTERVAL) {
-            return None;
-        }
-        let Self { busy, queue, send, .. } =
-            std::mem::replace(self, Self { warned_at: Some(now), ..Self::default() });
+        *self.numbers.get_mut(reason as usize)? += u64::from(number);
+        self.warnings.take(now)?;
+        let [busy, queue, send] = std::mem::take(&mut self.numbers);
         Some(format!(
             "UDP: queries dropped since the last such line: {queue} because the kernel's receive queue was full, {busy} \
              because too many wait to be answered, {send} because the kernel refused to send the answer"
@@ -114,8 +92,8 @@ impl MetricGroup for TransportMetrics {
             udp_dropped: registered(registry, IntCounterVec::new(dropped, &["reason"]))?,
             drop_log: Mutex::default(),
         };
-        for reason in DropReason::ALL {
-            metrics.udp_dropped.with_label_values(&[reason.label()]);
+        for reason in REASONS {
+            metrics.udp_dropped.with_label_values(&[reason]);
         }
         Ok(metrics)
     }
@@ -123,7 +101,7 @@ impl MetricGroup for TransportMetrics {
 
 impl TransportMetrics {
     pub fn dropped(&self, reason: DropReason, number: u32) {
-        self.udp_dropped.with_label_values(&[reason.label()]).inc_by(number.into());
+        self.udp_dropped.with_label_values(&[REASONS[reason as usize]]).inc_by(number.into());
         let warning = self.drop_log.lock().add(reason, number, Instant::now());
         if let Some(warning) = warning {
             warn!("{warning}");
@@ -133,7 +111,11 @@ impl TransportMetrics {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
     #[test]
     fn drops_are_logged_once_a_minute_with_their_number() {

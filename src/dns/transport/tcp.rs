@@ -24,14 +24,13 @@ use tracing::{debug, warn};
 
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, bind_with, is_fatal, is_out_of_resources};
+use crate::model::line_limit::LineLimit;
 
 /// The kernel's limit of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 /// The size of the kernel's buffers of a connection in bytes, which the kernel doubles. The default would allow
 /// megabytes for a client that sends without end or doesn't read.
 const KERNEL_BUFFER: usize = 16 << 10;
-/// The interval between warnings that connections can't be accepted.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The timeouts and limits for connections of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +116,7 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> io::Result<()> {
     let mut connections = JoinSet::new();
-    let mut logged_at: Option<Instant> = None;
+    let mut warnings = LineLimit::default();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -137,9 +136,8 @@ pub async fn serve(
             }
             Err(error) if is_fatal(&error) => return Err(error),
             Err(error) if is_out_of_resources(&error) => {
-                if logged_at.is_none_or(|logged_at| logged_at.elapsed() > LOG_INTERVAL) {
+                if warnings.take(Instant::now()).is_some() {
                     warn!("TCP: a connection can't be accepted: {error}");
-                    logged_at = Some(Instant::now());
                 }
                 tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
             }

@@ -1,6 +1,5 @@
 //! Metrics of upstreams, with CoreDNS's names, labels and buckets.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,6 +14,7 @@ use crate::metrics::{MetricGroup, registered};
 /// The value of the label `proxy_name`, which CoreDNS has because other plugins also have upstreams.
 const PROXY: &str = "forward";
 
+#[derive(Debug)]
 pub struct ForwardMetrics {
     duration: HistogramVec,
     check_failures: IntCounterVec,
@@ -38,27 +38,12 @@ pub(crate) enum LookupLimit {
     Sockets,
 }
 
-impl LookupLimit {
-    const ALL: [Self; 3] = [Self::Client, Self::All, Self::Sockets];
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::All => "all",
-            Self::Sockets => "sockets",
-        }
-    }
-}
+/// The labels of the limits, in their order.
+const LIMITS: [&str; 3] = ["client", "all", "sockets"];
 
 impl ForwardMetrics {
     pub(crate) fn refused(&self, bound: LookupLimit) {
         self.refused[bound as usize].inc();
-    }
-}
-
-impl fmt::Debug for ForwardMetrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ForwardMetrics")
     }
 }
 
@@ -112,12 +97,13 @@ impl MetricGroup for ForwardMetrics {
                 "coredns_forward_max_concurrent_rejects_total",
                 "Counter of the number of queries rejected because the concurrent queries were at maximum.",
             )?,
-            refused: LookupLimit::ALL.map(|bound| refused.with_label_values(&[bound.label()])),
+            refused: LIMITS.map(|bound| refused.with_label_values(&[bound])),
         })
     }
 }
 
 /// The metrics of one upstream, with cached handles for the metrics that almost every query needs.
+#[derive(Debug)]
 pub(crate) struct UpstreamCounters {
     all: Arc<ForwardMetrics>,
     to: String,
@@ -125,12 +111,6 @@ pub(crate) struct UpstreamCounters {
     udp: OnceLock<[IntCounter; 2]>,
     /// Of NOERROR, FORMERR, SERVFAIL and NXDOMAIN.
     durations: [OnceLock<Histogram>; 4],
-}
-
-impl fmt::Debug for UpstreamCounters {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UpstreamCounters").field("to", &self.to).finish_non_exhaustive()
-    }
 }
 
 impl UpstreamCounters {

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use hickory_proto::op::Query;
 use hickory_proto::rr::RData;
+use parking_lot::Mutex;
+use tokio::time::Instant;
 use tracing::error;
 
 use super::editor::ResponseEditor;
@@ -13,14 +15,14 @@ use crate::dns::chain::plugin::PluginError;
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
 use crate::dns::message::presentation::name_text;
-use crate::dns::upstream::refusals::LineLimit;
+use crate::model::line_limit::LineLimit;
 
 #[derive(Clone, Debug)]
 pub(super) struct CnameRule {
     pub(super) from: NameMatcher,
     pub(super) to: String,
     /// Copies of the rule share it.
-    pub(super) failures: Arc<LineLimit>,
+    pub(super) failures: Arc<Mutex<LineLimit>>,
 }
 
 impl CnameRule {
@@ -41,10 +43,12 @@ impl CnameRule {
         let new = parse_rewritten(&new)?;
         let query = Query::query(new.clone(), request.query.query_type());
         let Some(mut found) = Server::look_up_alias(request, query).await else {
-            if let Some(number) = self.failures.due() {
+            let omitted = self.failures.lock().take(Instant::now().into_std());
+            if let Some(omitted) = omitted {
                 error!(
                     "plugin/rewrite: targets of rewritten CNAMEs that can't be looked up, or whose query has caused too \
-                     many look-ups, since the last such line: {number}; the newest: {new}"
+                     many look-ups, since the last such line: {}; the newest: {new}",
+                    omitted + 1
                 );
             }
             // Another client may get an answer, or a query that has caused fewer look-ups.

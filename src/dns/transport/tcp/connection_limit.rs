@@ -2,10 +2,10 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use std::{io, mem};
 
 use futures::future::{AbortHandle, AbortRegistration};
 use parking_lot::Mutex;
@@ -14,6 +14,7 @@ use tracing::warn;
 use crate::dns::net::{percent_of_file_limit, unmapped};
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::transport::metrics::TransportMetrics;
+use crate::model::line_limit::LineLimit;
 
 const MAX_CONNECTIONS: usize = 10_000;
 /// The maximum number of connections in percent of the limit of open files. The smaller maximum applies.
@@ -33,8 +34,6 @@ const MAX_EXTRA_PENDING_QUERIES: usize = 4096;
 const MAX_UNREAD_BYTES: usize = 32 << 20;
 /// The maximum size in bytes of an answer that may be sent without quota.
 const SMALL_REPLY_BYTES: usize = 4096;
-/// The interval between warnings about too many connections.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The limits that the connections of all listeners share.
 #[derive(Debug)]
@@ -59,7 +58,7 @@ struct LimiterState {
     /// The numbers of refused and evicted connections since the last warning.
     refused: u64,
     evicted: u64,
-    last_warning: Option<Instant>,
+    warnings: LineLimit,
 }
 
 #[derive(Debug)]
@@ -117,7 +116,8 @@ impl ConnectionLimiter {
             state.open += 1;
             *state.clients.entry(client).or_default() += 1;
         }
-        let counts = if refused || full { state.take_warning_counts() } else { None };
+        let warns = (refused || full) && state.warnings.take(Instant::now()).is_some();
+        let counts = warns.then(|| (mem::take(&mut state.refused), mem::take(&mut state.evicted)));
         drop(state);
         if let Some((refused, evicted)) = counts {
             warn!(
@@ -164,14 +164,6 @@ impl LimiterState {
                 connections.remove();
             }
         }
-    }
-
-    fn take_warning_counts(&mut self) -> Option<(u64, u64)> {
-        if self.last_warning.is_some_and(|last_warning| last_warning.elapsed() < LOG_INTERVAL) {
-            return None;
-        }
-        self.last_warning = Some(Instant::now());
-        Some((std::mem::take(&mut self.refused), std::mem::take(&mut self.evicted)))
     }
 }
 
