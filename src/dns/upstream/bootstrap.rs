@@ -6,15 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::rr::{Name, RData, RecordType};
-use rustls::pki_types::ServerName;
 use tokio::net::lookup_host;
 use tokio::time::sleep;
-use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::config::ForwardOptions;
-use super::endpoint::{TlsClient, Transport, UpstreamEndpoint};
+use super::endpoint::{Transport, UpstreamEndpoint};
 use super::group::UpstreamGroup;
 use super::lookup_origin::LookupOrigin;
 use super::policy::SelectionPolicy;
@@ -29,49 +27,16 @@ const RESOLVE_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration:
 
 #[derive(Clone, Debug)]
 pub enum UpstreamAddr {
-    Address(SocketAddr, TransportConfig),
+    Address(SocketAddr, Transport),
     /// All addresses of a name, with a port.
-    Host(String, u16, TransportConfig),
-}
-
-/// The transport to an upstream, independent of its address.
-#[derive(Clone)]
-pub enum TransportConfig {
-    Plain,
-    Tcp,
-    /// TLS. The certificate must be valid for the name or, if there is no name, for the address of the upstream.
-    Tls(TlsConnector, Option<ServerName<'static>>),
-}
-
-impl std::fmt::Debug for TransportConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Plain => "Plain",
-            Self::Tcp => "Tcp",
-            Self::Tls(..) => "Tls",
-        })
-    }
-}
-
-impl TransportConfig {
-    fn endpoint(&self, address: SocketAddr) -> UpstreamEndpoint {
-        let transport = match self {
-            Self::Plain => Transport::Udp,
-            Self::Tcp => Transport::Tcp,
-            Self::Tls(connector, name) => Transport::Tls(TlsClient {
-                connector: connector.clone(),
-                name: name.clone().unwrap_or_else(|| ServerName::from(address.ip())),
-            }),
-        };
-        UpstreamEndpoint { address, transport }
-    }
+    Host(String, u16, Transport),
 }
 
 /// Returns the upstreams with known addresses, without duplicates.
 #[must_use]
 pub fn known(upstreams: &[UpstreamAddr]) -> Vec<UpstreamEndpoint> {
     let known = upstreams.iter().filter_map(|to| match to {
-        UpstreamAddr::Address(address, transport) => Some(transport.endpoint(*address)),
+        UpstreamAddr::Address(address, transport) => Some(UpstreamEndpoint::new(*address, transport)),
         UpstreamAddr::Host(..) => None,
     });
     each_once(known)
@@ -124,7 +89,7 @@ async fn resolve_once(
     let mut all = Vec::new();
     for upstream in upstreams {
         match upstream {
-            UpstreamAddr::Address(address, transport) => all.push(transport.endpoint(*address)),
+            UpstreamAddr::Address(address, transport) => all.push(UpstreamEndpoint::new(*address, transport)),
             UpstreamAddr::Host(host, port, transport) => {
                 let found = addresses(host, resolvers, sockets).await.and_then(|ips| match ips[..] {
                     [] => Err(io::Error::other("it has no addresses")),
@@ -132,7 +97,9 @@ async fn resolve_once(
                 });
                 let ips = found
                     .map_err(|error| io::Error::other(format!("failed to resolve {host:?}: {error}")))?;
-                all.extend(ips.into_iter().map(|ip| transport.endpoint(SocketAddr::new(ip, *port))));
+                all.extend(
+                    ips.into_iter().map(|ip| UpstreamEndpoint::new(SocketAddr::new(ip, *port), transport)),
+                );
             }
         }
     }
@@ -149,7 +116,8 @@ async fn addresses(
     }
     let mut name = Name::from_ascii(host).map_err(io::Error::other)?;
     name.set_fqdn(true);
-    let endpoints = resolvers.iter().map(|address| TransportConfig::Plain.endpoint(*address)).collect();
+    let endpoints =
+        resolvers.iter().map(|address| UpstreamEndpoint::new(*address, &Transport::Udp)).collect();
     let options = ForwardOptions {
         policy: SelectionPolicy::Sequential,
         // No health checks, because this group serves only one attempt to resolve one name.

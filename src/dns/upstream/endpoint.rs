@@ -23,8 +23,20 @@ pub enum Transport {
 #[derive(Clone)]
 pub struct TlsClient {
     pub connector: TlsConnector,
-    /// The name that the upstream's certificate must have.
-    pub name: ServerName<'static>,
+    /// The name that the upstream's certificate must have; `None` for its address.
+    pub name: Option<ServerName<'static>>,
+}
+
+impl UpstreamEndpoint {
+    pub(crate) fn new(address: SocketAddr, transport: &Transport) -> Self {
+        Self { address, transport: transport.clone() }
+    }
+}
+
+impl TlsClient {
+    pub(crate) fn name_at(&self, address: SocketAddr) -> ServerName<'static> {
+        self.name.clone().unwrap_or_else(|| address.ip().into())
+    }
 }
 
 impl fmt::Debug for TlsClient {
@@ -36,7 +48,9 @@ impl fmt::Debug for TlsClient {
 impl fmt::Display for UpstreamEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.transport {
-            Transport::Tls(client) => write!(f, "tls://{} ({})", self.address, client.name.to_str()),
+            Transport::Tls(client) => {
+                write!(f, "tls://{} ({})", self.address, client.name_at(self.address).to_str())
+            }
             Transport::Udp | Transport::Tcp => self.address.fmt(f),
         }
     }

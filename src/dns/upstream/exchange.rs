@@ -169,7 +169,7 @@ impl Upstream {
         Ok(match &self.endpoint.transport {
             Transport::Udp | Transport::Tcp => Either::Left(stream),
             Transport::Tls(client) => {
-                let tls = client.connector.connect(client.name.clone(), stream).await;
+                let tls = client.connector.connect(client.name_at(self.endpoint.address), stream).await;
                 Either::Right(Box::new(tls.map_err(|error| match error.raw_os_error() {
                     Some(_) => error,
                     None => io::Error::other(format!(

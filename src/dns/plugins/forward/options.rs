@@ -18,8 +18,9 @@ use crate::dns::message::presentation::parse_rcode;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::max_files;
 use crate::dns::plugins::setup::Setup;
-use crate::dns::upstream::bootstrap::{TransportConfig, UpstreamAddr};
+use crate::dns::upstream::bootstrap::UpstreamAddr;
 use crate::dns::upstream::config::{ForwardOptions, HealthCheck, PoolConfig};
+use crate::dns::upstream::endpoint::{TlsClient, Transport};
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::SelectionPolicy;
 use crate::dns::upstream::tls::{ConnectorError, connector, root_certificates};
@@ -256,8 +257,8 @@ impl OptionsParser {
     ) -> Result<UpstreamAddr, CorefileError> {
         let Destination { scheme, at, server_name } = destination;
         let transport = match (scheme, &self.tls.name) {
-            (Scheme::Dns, _) if self.force_tcp => TransportConfig::Tcp,
-            (Scheme::Dns, _) => TransportConfig::Plain,
+            (Scheme::Dns, _) if self.force_tcp => Transport::Tcp,
+            (Scheme::Dns, _) => Transport::Udp,
             (Scheme::Tls, Some((_, name))) if server_name.is_some() => {
                 return Err(word.error(format!("tls_servername {name:?} is there, too: one name is enough")));
             }
@@ -267,7 +268,7 @@ impl OptionsParser {
                     None => connector.insert(self.tls.connector(word)?),
                 };
                 let name = server_name.or_else(|| for_all.as_ref().map(|(name, _)| name.clone()));
-                TransportConfig::Tls(connector.clone(), name)
+                Transport::Tls(TlsClient { connector: connector.clone(), name })
             }
         };
         Ok(match at {
