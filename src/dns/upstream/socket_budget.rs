@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::either::Either;
 
 use super::lookup_origin::LookupOrigin;
 use crate::dns::net::percent_of_file_limit;
@@ -35,15 +36,9 @@ pub(crate) enum SocketQuota {
     Checks(Arc<Semaphore>),
 }
 
-/// The permit for one open socket. Must be dropped after the socket, because the drop allows another socket to be
-/// opened.
-#[derive(Debug)]
-pub(crate) enum SocketPermit {
-    /// For a client's look-up.
-    Client { _share: QuotaGuard },
-    /// For a health check or an idle connection.
-    Pool { _permit: OwnedSemaphorePermit },
-}
+/// The permit for one open socket, for a client's look-up, or for a health check or an idle connection. Must be dropped
+/// after the socket, because the drop allows another socket to be opened.
+pub(crate) type SocketPermit = Either<QuotaGuard, OwnedSemaphorePermit>;
 
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the limit of sockets to upstreams is reached")]
@@ -84,7 +79,7 @@ impl SocketBudget {
 
     /// Returns the permit for an idle connection; `None` if there are too many.
     pub(crate) fn idle(&self) -> Option<SocketPermit> {
-        Arc::clone(&self.idle).try_acquire_owned().ok().map(|permit| SocketPermit::Pool { _permit: permit })
+        Arc::clone(&self.idle).try_acquire_owned().ok().map(Either::Right)
     }
 }
 
@@ -111,13 +106,8 @@ impl SocketQuota {
         take: impl FnOnce(&Arc<ClientQuota>, IpAddr) -> Option<QuotaGuard>,
     ) -> io::Result<SocketPermit> {
         let permit = match self {
-            Self::Client(shares, client) => {
-                take(shares, *client).map(|share| SocketPermit::Client { _share: share })
-            }
-            Self::Checks(checks) => {
-                let permit = Arc::clone(checks).try_acquire_owned().ok();
-                permit.map(|permit| SocketPermit::Pool { _permit: permit })
-            }
+            Self::Client(shares, client) => take(shares, *client).map(Either::Left),
+            Self::Checks(checks) => Arc::clone(checks).try_acquire_owned().ok().map(Either::Right),
         };
         permit.ok_or_else(|| io::Error::other(NoSocket))
     }

@@ -53,8 +53,7 @@ impl Connection {
     /// answers are unread.
     pub async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
         let stop = self.stop.clone();
-        let mut session = Session::new(self, Protocol::Tcp);
-        session.run(stream, stop.cancelled()).await
+        Session::new(self, Protocol::Tcp).run(stream, stop.cancelled()).await
     }
 
     /// Does the same as [`Connection::serve`], with TLS (RFC 7858).
@@ -71,8 +70,7 @@ impl Connection {
             handshake = timeout(self.limits.read, tls.accept(stream)) => handshake??,
             () = stop.cancelled() => return Ok(()),
         };
-        let mut session = Session::new(self, Protocol::Tls);
-        session.run(stream, stop.cancelled()).await
+        Session::new(self, Protocol::Tls).run(stream, stop.cancelled()).await
     }
 }
 
@@ -99,17 +97,9 @@ struct Unanswered {
 impl Session {
     fn new(connection: Connection, protocol: Protocol) -> Self {
         let (input, output, waiting) = Default::default();
-        let (remaining_queries, rested) = (connection.limits.queries, Instant::now());
-        Self {
-            connection,
-            protocol,
-            input,
-            output,
-            waiting,
-            open: true,
-            remaining_queries,
-            last_finished_at: rested,
-        }
+        let (remaining_queries, last_finished_at) = (connection.limits.queries, Instant::now());
+        let open = true;
+        Self { connection, protocol, input, output, waiting, open, remaining_queries, last_finished_at }
     }
 
     async fn run(
@@ -275,8 +265,7 @@ impl Session {
             if answered > 0 {
                 response_cache.set_hit_duration(now.elapsed() / answered);
             }
-            io::Result::Ok(())
-        })?;
+        });
         if answered > 0 {
             self.answered(None)?;
         }

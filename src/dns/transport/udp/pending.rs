@@ -85,13 +85,6 @@ impl Backlog {
     }
 }
 
-impl PendingQuery {
-    /// Ends the client's share of the backlog.
-    pub(super) fn begin(self) -> (QueryProgress, Peer, Option<Box<[u8]>>, InFlightGuard) {
-        (self.progress, self.peer, self.key, self.guard)
-    }
-}
-
 /// Counts a query as pending until the guard is dropped.
 pub(super) struct InFlightGuard(Arc<AtomicUsize>);
 

@@ -264,13 +264,8 @@ impl Worker {
                         computed += 1;
                         let key = response_cache.key_to_keep().map(Box::from);
                         let is_about_own_names = server.asks_about_own_names(question);
-                        self.enqueue(
-                            backlog,
-                            is_about_own_names,
-                            QueryProgress::Message(question.to_vec()),
-                            peer,
-                            key,
-                        );
+                        let message = QueryProgress::Message(question.to_vec());
+                        self.enqueue(backlog, is_about_own_names, message, peer, key);
                         None
                     }
                 };
@@ -342,46 +337,39 @@ impl Worker {
 
     /// Answers a query, after waiting for an upstream if necessary.
     fn answer(&self, query: PendingQuery) -> impl Future<Output = Finished> {
-        let (progress, peer, key, guard) = query.begin();
+        // Ends the client's share of the backlog.
+        let PendingQuery { progress, peer, key, guard, .. } = query;
+        let Peer { address, local, .. } = peer;
+        let client = unmapped(address).ip();
         // Boxed, because it is large and would be moved several times.
-        let answering: BoxFuture<'_, _> = match progress {
+        let mut answering: BoxFuture<'_, _> = match progress {
             QueryProgress::Message(message) => {
-                let Peer { address, local, .. } = peer;
                 self.handler.answer(message, address, local, Protocol::Udp, key.is_some()).boxed()
             }
             QueryProgress::UnderWay(answering) => answering,
         };
-        self.finished(answering, peer, key, guard)
-    }
-
-    async fn finished(
-        &self,
-        mut answering: BoxFuture<'_, Option<EncodedReply>>,
-        peer: Peer,
-        key: Option<Box<[u8]>>,
-        guard: InFlightGuard,
-    ) -> Finished {
-        let client = unmapped(peer.address).ip();
-        let mut share = None;
-        let answer = poll_fn(|context| match answering.as_mut().poll(context) {
-            Poll::Pending if share.is_none() => {
-                // Only a query that waits for an upstream needs quota.
-                share = self.quota.acquire(client, 1);
-                if share.is_some() {
-                    return Poll::Pending;
+        async move {
+            let mut share = None;
+            let answer = poll_fn(|context| match answering.as_mut().poll(context) {
+                Poll::Pending if share.is_none() => {
+                    // Only a query that waits for an upstream needs quota.
+                    share = self.quota.acquire(client, 1);
+                    if share.is_some() {
+                        return Poll::Pending;
+                    }
+                    self.socket.count_dropped(DropReason::Busy, 1);
+                    Poll::Ready(None)
                 }
-                self.socket.count_dropped(DropReason::Busy, 1);
-                Poll::Ready(None)
-            }
-            answer => answer,
-        });
-        let answer = answer.await;
-        drop(guard);
-        let Some(EncodedReply { bytes, wire_response }) = answer else {
-            return Finished { answer: None, insert: None };
-        };
-        let insert = key.zip(wire_response).map(|(key, wire_response)| (key, client, wire_response));
-        Finished { answer: Some(OutgoingDatagram { peer, bytes }), insert }
+                answer => answer,
+            });
+            let answer = answer.await;
+            drop(guard);
+            let Some(EncodedReply { bytes, wire_response }) = answer else {
+                return Finished { answer: None, insert: None };
+            };
+            let insert = key.zip(wire_response).map(|(key, wire_response)| (key, client, wire_response));
+            Finished { answer: Some(OutgoingDatagram { peer, bytes }), insert }
+        }
     }
 }
 
