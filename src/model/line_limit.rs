@@ -58,5 +58,8 @@ mod tests {
         assert_eq!(limit.take(now + WINDOW / 2), None);
         assert_eq!(limit.take(now + WINDOW), Some(8));
         assert_eq!(limit.take(now + WINDOW), Some(0));
+        let mut one = LineLimit::default();
+        assert_eq!([(); 5].map(|()| one.take(now)), [Some(0), None, None, None, None]);
+        assert_eq!(one.take(now + WINDOW), Some(4));
     }
 }

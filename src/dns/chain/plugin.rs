@@ -100,6 +100,7 @@ pub struct Next<'a> {
 
 /// The outcome of the next plugin, with whether answers that pass through it may be reused. An async function would copy
 /// the outcome, which is large, once more for each plugin.
+#[must_use = "futures do nothing unless they are awaited"]
 pub struct Serving<'a>(Option<(BoxFuture<'a, PluginResult>, bool)>);
 
 /// The rest of the plugin chain, for work that continues after the client has its answer.

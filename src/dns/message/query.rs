@@ -247,6 +247,7 @@ pub fn wire_name(name: &Name) -> Box<[u8]> {
 #[cfg(test)]
 mod tests {
     use hickory_proto::op::{Edns, Message};
+    use hickory_proto::rr::DNSClass;
 
     use super::super::header::MAX_UDP;
     use super::*;
@@ -277,6 +278,41 @@ mod tests {
         }
         question.query.set_name(Name::root());
         assert_eq!(question.key().encode(false)[HEADER..], [0, 0, 28, 0, 1]);
+    }
+
+    #[test]
+    fn key_is_of_its_own_query_alone() {
+        let query = |name: &str| UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A);
+        let key = query("www.a.example.").key();
+        let same = [
+            query("www.a.example."),
+            query("WWW.a.Example."),
+            UpstreamQuery { authentic_data: true, ..query("www.a.example.") },
+        ];
+        for same in same {
+            assert!(key.is_of(&same) && same.key() == key, "{same:?}");
+            assert!(!key.by_stream().is_of(&same));
+        }
+        let mut others: Vec<UpstreamQuery> =
+            ["wwx.a.example.", "a.example.", "x.www.a.example.", "www.a.exampl.e.", "wwwa.example.", "."]
+                .into_iter()
+                .map(query)
+                .collect();
+        let changed = |change: fn(&mut UpstreamQuery)| {
+            let mut other = query("www.a.example.");
+            change(&mut other);
+            other
+        };
+        others.extend([
+            changed(|other| drop(other.query.set_query_type(RecordType::AAAA))),
+            changed(|other| drop(other.query.set_query_class(DNSClass::CH))),
+            changed(|other| other.recursion_desired = false),
+            changed(|other| other.checking_disabled = true),
+            changed(|other| other.dnssec_ok = true),
+        ]);
+        for other in others {
+            assert!(!key.is_of(&other) && other.key() != key, "{other:?}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::RwLock;
+use arc_swap::ArcSwap;
 use prometheus::{IntGauge, IntGaugeVec, Opts, Registry};
 
 use crate::dns::plugins::cache::entry::ResponseKind;
@@ -25,7 +25,7 @@ pub(super) struct CacheMetrics {
 pub(super) struct AllCacheCounters {
     metrics: Arc<CacheMetrics>,
     zones: String,
-    listeners: RwLock<Vec<Arc<CacheCounters>>>,
+    listeners: ArcSwap<Vec<Arc<CacheCounters>>>,
 }
 
 /// The metrics of one cache at one listener. They are looked up by their labels once.
@@ -77,11 +77,11 @@ impl MetricGroup for CacheMetrics {
 
 impl AllCacheCounters {
     pub(super) fn new(metrics: Arc<CacheMetrics>, zones: String) -> Self {
-        Self { metrics, zones, listeners: RwLock::default() }
+        Self { metrics, zones, listeners: ArcSwap::default() }
     }
 
     pub(super) fn at(&self, server: &str) -> Arc<CacheCounters> {
-        if let Some(known) = self.listeners.read().iter().find(|known| known.server == server) {
+        if let Some(known) = self.listeners.load().iter().find(|known| known.server == server) {
             return Arc::clone(known);
         }
         let Self { metrics, zones, .. } = self;
@@ -98,7 +98,7 @@ impl AllCacheCounters {
             evictions: typed(&metrics.evictions),
             entries: OnceLock::new(),
         });
-        self.listeners.write().push(Arc::clone(&counters));
+        self.listeners.rcu(|known| [&known[..], &[Arc::clone(&counters)]].concat());
         counters
     }
 
