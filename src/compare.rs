@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::dns::message::presentation::{parse_name, rcode_text, type_text};
 use crate::query::{QueryError, Question};
 use answer::{Answer, Reply, describe};
-use explanation::{Context, SILENT, cache_explanation, explanation, upstream_failure};
+use explanation::{Context, SILENT, cache_explanation, explanations, upstream_failure};
 use names::Names;
 
 /// The types that each name is asked for. Answers for A explain others.
@@ -102,10 +102,13 @@ pub struct Difference {
     pub lines: Vec<String>,
 }
 
+/// Why answers may differ: if the first server is CoreDNS, and if the second one is.
+type Reasons = [Option<&'static str>; 2];
+
 enum Verdict {
     Same,
     Explained(&'static str),
-    /// With the lines that show it, if it lasts.
+    /// With the lines that show it.
     Differs(Vec<String>),
 }
 
@@ -134,22 +137,26 @@ impl<'a> Comparison<'a> {
         let all = self.names.all();
         let questions = all.len() * TYPES.len();
         let mut outcome = Outcome { questions, ..Outcome::default() };
-        let mut open: Vec<(usize, usize)> = Vec::new();
+        let mut apart: Vec<(usize, usize, Reasons)> = Vec::new();
         let mut first = stream::iter(0..all.len())
             .map(|at| {
                 let name = &all[at];
                 async move { (at, self.ask_name(name).await) }
             })
             .buffer_unordered(AT_ONCE);
-        let mut asked = 0;
-        while let Some((at, verdicts)) = first.next().await {
-            for (qtype, verdict) in verdicts.into_iter().enumerate() {
-                if !outcome.count(&verdict, &all[at], TYPES[qtype]) {
-                    open.push((at, qtype));
+        let (mut asked, mut open) = (0, 0);
+        while let Some((at, reasons)) = first.next().await {
+            for (qtype, reasons) in reasons.into_iter().enumerate() {
+                match reasons {
+                    None => outcome.same += 1,
+                    Some(reasons) => {
+                        open += usize::from(reasons == [None; 2]);
+                        apart.push((at, qtype, reasons));
+                    }
                 }
             }
             asked += TYPES.len();
-            progress(Progress { asked, questions, open: open.len() });
+            progress(Progress { asked, questions, open });
             for server in 0..2 {
                 if self.silent[server].load(Ordering::Relaxed) >= MAX_SILENT {
                     self.check(server).await?;
@@ -157,15 +164,33 @@ impl<'a> Comparison<'a> {
                 }
             }
         }
-        open.sort_unstable();
-        self.ask_again(&all, &open, &mut outcome).await;
+        drop(first);
+        apart.sort_unstable();
+        let coredns = role_of_coredns(&apart);
+        let mut open: Vec<(usize, usize)> = Vec::new();
+        for (at, qtype, reasons) in apart {
+            match reasons[coredns] {
+                Some(why) => _ = outcome.count(&Verdict::Explained(why), &all[at], TYPES[qtype]),
+                None => open.push((at, qtype)),
+            }
+        }
+        self.ask_again(&all, &open, coredns, &mut outcome).await;
         Ok(outcome)
     }
 
-    async fn ask_again(&self, all: &[String], open: &[(usize, usize)], outcome: &mut Outcome) {
-        let mut again = stream::iter(open)
-            .map(|&(at, qtype)| async move { (at, qtype, self.confirm(&all[at], TYPES[qtype]).await) })
-            .buffered(AGAIN_AT_ONCE);
+    async fn ask_again(
+        &self,
+        all: &[String],
+        open: &[(usize, usize)],
+        coredns: usize,
+        outcome: &mut Outcome,
+    ) {
+        let mut again =
+            stream::iter(open)
+                .map(|&(at, qtype)| async move {
+                    (at, qtype, self.confirm(&all[at], TYPES[qtype], coredns).await)
+                })
+                .buffered(AGAIN_AT_ONCE);
         let mut done = 0;
         while let Some((at, qtype, verdict)) = again.next().await {
             done += 1;
@@ -199,22 +224,22 @@ impl<'a> Comparison<'a> {
         Err(CompareError::NotServed { server, zone, answer })
     }
 
-    /// Asks for all types of a name. Returns a verdict for each.
-    async fn ask_name(&self, text: &str) -> Vec<Verdict> {
-        let (mut verdicts, mut context) = (Vec::new(), Context::default());
-        let Some(name) = parse_name(text) else { return verdicts };
+    /// Asks for all types of a name. Returns for each why the answers may differ, if they do.
+    async fn ask_name(&self, text: &str) -> Vec<Option<Reasons>> {
+        let (mut all, mut context) = (Vec::new(), Context::default());
+        let Some(name) = parse_name(text) else { return all };
         for qtype in TYPES {
             let replies = self.ask(&name, qtype).await;
             if qtype == RecordType::A {
                 context.rcodes_of_a = rcodes(&replies);
             }
-            verdicts.push(self.judge(text, qtype, &replies, context));
+            all.push(self.judge(text, qtype, &replies, context));
         }
-        verdicts
+        all
     }
 
     /// Asks again, until the answers are the same or explained, for [`ROUNDS`] rounds.
-    async fn confirm(&self, text: &str, qtype: RecordType) -> Verdict {
+    async fn confirm(&self, text: &str, qtype: RecordType, coredns: usize) -> Verdict {
         let Some(name) = parse_name(text) else { return Verdict::Same };
         let mut earlier = None;
         for round in 1.. {
@@ -223,9 +248,9 @@ impl<'a> Comparison<'a> {
                 Some([a, b]) if a != b => self.context(&name, &replies).await,
                 _ => Context::default(),
             };
-            let verdict = self.judge(text, qtype, &replies, context);
-            if !matches!(verdict, Verdict::Differs(_)) {
-                return verdict;
+            let Some(reasons) = self.judge(text, qtype, &replies, context) else { return Verdict::Same };
+            if let Some(why) = reasons[coredns] {
+                return Verdict::Explained(why);
             }
             let shapes = both(&replies).map(|answers| answers.map(Answer::shape));
             if let (Some(earlier), Some(shapes)) = (&earlier, &shapes)
@@ -262,14 +287,21 @@ impl<'a> Comparison<'a> {
         Context { rcodes_of_a, is_target_denied }
     }
 
-    fn judge(&self, text: &str, qtype: RecordType, replies: &[Reply; 2], context: Context) -> Verdict {
-        let explained = match both(replies) {
-            Some([a, b]) if a == b => return Verdict::Same,
-            Some(answers) => explanation(self.names, text, qtype, answers, context),
-            None => None,
+    /// Returns why answers may differ; `None` if they are the same.
+    fn judge(
+        &self,
+        text: &str,
+        qtype: RecordType,
+        replies: &[Reply; 2],
+        context: Context,
+    ) -> Option<Reasons> {
+        let reasons = match both(replies) {
+            Some([a, b]) if a == b => return None,
+            Some(answers) => explanations(self.names, text, qtype, answers, context),
+            None => [None; 2],
         };
-        let explained = explained.or_else(|| upstream_failure(self.names, text, replies));
-        explained.map_or_else(|| Verdict::Differs(Vec::new()), Verdict::Explained)
+        let failure = upstream_failure(self.names, text, replies);
+        Some(reasons.map(|why| why.or(failure)))
     }
 
     /// Asks both servers when it is the question's turn. If one answer was truncated by UDP, takes both by TCP: CoreDNS
@@ -378,6 +410,12 @@ impl Outcome {
         lines.push(summary);
         lines
     }
+}
+
+/// Returns which server is CoreDNS: the one that more explanations hold for.
+fn role_of_coredns(apart: &[(usize, usize, Reasons)]) -> usize {
+    let explained = |coredns: usize| apart.iter().filter(|(.., why)| why[coredns].is_some()).count();
+    usize::from(explained(1) > explained(0))
 }
 
 /// Returns a noun in the form for a number.

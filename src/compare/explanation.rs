@@ -1,9 +1,12 @@
 //! Which differences are those of the manual of the plugin *kubernetes*, or come from upstreams. Pure.
 
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
-use super::answer::{Answer, Reply, Shape};
+use super::answer::{Answer, Entry, Reply, Shape};
 use super::names::Names;
 
 const ALIAS: &str = "an ExternalName is a CNAME for each type, with what is behind it";
@@ -32,21 +35,21 @@ pub struct Context {
     pub is_target_denied: bool,
 }
 
-/// Returns why the answers of two servers to a question may differ; `None` if they may not. Either server may be
-/// lb-linker.
+/// Returns why the answers of two servers to a question may differ; `None` if they may not. The first reason holds if
+/// the first server is CoreDNS and the second is lb-linker, the second reason if they are the other way round.
 #[must_use]
-pub fn explanation(
+pub fn explanations(
     names: &Names,
     name: &str,
     qtype: RecordType,
-    answers: [&Answer; 2],
+    [a, b]: [&Answer; 2],
     context: Context,
-) -> Option<&'static str> {
-    let [a, b] = answers;
-    let upstream = || is_upstreams(names, name, a, b).then_some(UPSTREAM);
-    one_way(names, name, qtype, a, b, context.rcodes_of_a[0], context)
-        .or_else(|| one_way(names, name, qtype, b, a, context.rcodes_of_a[1], context))
-        .or_else(upstream)
+) -> [Option<&'static str>; 2] {
+    let upstream = is_upstreams(names, name, a, b).then_some(UPSTREAM);
+    [(a, b, 0), (b, a, 1)].map(|(theirs, ours, coredns)| {
+        let theirs_for_a = context.rcodes_of_a[coredns];
+        one_way(names, name, qtype, theirs, ours, theirs_for_a, context).or(upstream)
+    })
 }
 
 /// Returns the explanation if `theirs` is CoreDNS's answer and `ours` is lb-linker's.
@@ -60,14 +63,15 @@ fn one_way(
     context: Context,
 ) -> Option<&'static str> {
     let zone = &names.zone;
-    let subject = names.subject(name);
-    if names.aliases.contains(name) && is_unresolved(name, theirs, ours) {
+    if names.aliases.contains_key(name) && is_unresolved(names, name, theirs, ours) {
         return Some(ALIAS);
     }
-    if names.with_fqdn_slices.contains(subject) {
+    if is_by_fqdn_slices(names, name, qtype, theirs, ours) {
         return Some(FQDN);
     }
-    if names.without_service.contains(name) && qtype == RecordType::PTR {
+    let has_more = !theirs.sections[0].is_empty()
+        && ours.sections[0].iter().all(|entry| theirs.sections[0].contains(entry));
+    if names.without_service.contains(name) && qtype == RecordType::PTR && has_more {
         return Some(WITHOUT_SERVICE);
     }
     let is_apart = ours.is_nodata() && theirs.rcode == ResponseCode::NXDomain;
@@ -78,14 +82,32 @@ fn one_way(
     if is_apart && (is_name_server || name == format!("dns-version.{zone}")) {
         return Some(OTHER_TYPE);
     }
-    if is_name_server && ours.rcode == ResponseCode::NoError {
+    if is_name_server && [theirs, ours].iter().all(|answer| is_front(names, name, qtype, answer)) {
         return Some(NAME_SERVER);
     }
-    if is_apart && (name == format!("dns.{zone}") || name.starts_with('_')) {
+    let is_above = name.starts_with('_') && names.is_of_object(names.subject(name));
+    if is_apart && (name == format!("dns.{zone}") || is_above) {
         return Some(PARENT);
     }
-    let is_reverse = name.ends_with(".arpa");
+    of_reverse_name(name, qtype, theirs, ours, context).or_else(|| {
+        let denies_soa = ours.rcode == ResponseCode::NXDomain && theirs.is_nodata();
+        if qtype == RecordType::SOA && denies_soa && theirs_for_a == Some(ResponseCode::NXDomain) {
+            return Some(ABSENT_SOA);
+        }
+        let is_missing = theirs.rcode == ResponseCode::NXDomain && ours.rcode == ResponseCode::NoError;
+        (names.further_pod_addresses.contains(name) && is_missing).then_some(POD_ADDRESS)
+    })
+}
+
+fn of_reverse_name(
+    name: &str,
+    qtype: RecordType,
+    theirs: &Answer,
+    ours: &Answer,
+    context: Context,
+) -> Option<&'static str> {
     let has_other_type = ours.is_nodata() && ours.is_authoritative();
+    let is_reverse = name.ends_with(".arpa");
     if is_reverse && qtype != RecordType::PTR && has_other_type && theirs.sections[0].is_empty() {
         return Some(REVERSE_TYPE);
     }
@@ -93,27 +115,84 @@ fn one_way(
     if is_below_ipv6 && ours.rcode == ResponseCode::NXDomain {
         return Some(BELOW_IPV6);
     }
-    let denies_soa = ours.rcode == ResponseCode::NXDomain && theirs.is_nodata();
-    if qtype == RecordType::SOA && denies_soa && theirs_for_a == Some(ResponseCode::NXDomain) {
-        return Some(ABSENT_SOA);
-    }
-    let is_missing = theirs.rcode == ResponseCode::NXDomain && ours.rcode == ResponseCode::NoError;
-    if names.further_pod_addresses.contains(name) && is_missing {
-        return Some(POD_ADDRESS);
-    }
     let is_hidden = !theirs.sections[0].is_empty() && ours.sections[0].is_empty();
     (qtype == RecordType::PTR && is_hidden && context.is_target_denied).then_some(HIDDEN)
 }
 
-/// Returns whether `ours` has the CNAME record of an ExternalName, and `theirs` has none, or the same one alone.
-fn is_unresolved(name: &str, theirs: &Answer, ours: &Answer) -> bool {
+/// Returns whether the answers are the same without what EndpointSlices with names instead of addresses add to
+/// `theirs`: CNAME records at the name or SRV records that lead to the hosts, with what is behind them.
+fn is_by_fqdn_slices(names: &Names, name: &str, qtype: RecordType, theirs: &Answer, ours: &Answer) -> bool {
+    let Some(hosts) = names.with_fqdn_slices.get(name) else { return false };
+    let mut behind: HashSet<&str> = hosts.iter().map(String::as_str).collect();
+    loop {
+        let aliases = theirs.sections.iter().flatten().filter(|entry| entry.rtype == RecordType::CNAME);
+        let next = aliases.filter(|entry| behind.contains(&*entry.owner)).map(leads_to);
+        let next: Vec<&str> = next.filter(|name| !behind.contains(name)).collect();
+        if next.is_empty() {
+            break;
+        }
+        behind.extend(next);
+    }
+    let is_added = |entry: &Entry| {
+        let is_link = matches!(entry.rtype, RecordType::CNAME | RecordType::SRV);
+        behind.contains(&*entry.owner) || (entry.owner == name && is_link && hosts.contains(leads_to(entry)))
+    };
+    let mut rest = theirs.retaining(|entry| !is_added(entry));
+    let mut ours = ours.clone();
+    if qtype == RecordType::SRV {
+        // The weight depends on the number of records.
+        let unweighted = |entry: &mut Entry| {
+            let fields = entry.data.split(' ').enumerate();
+            entry.data =
+                fields.map(|(at, field)| if at == 1 { "-" } else { field }).collect::<Vec<_>>().join(" ");
+        };
+        rest.sections[0].iter_mut().for_each(unweighted);
+        ours.sections[0].iter_mut().for_each(unweighted);
+        ours.sections[0].dedup();
+        rest.sections[0].dedup();
+    }
+    let is_denied = ours.rcode == ResponseCode::NXDomain && ours.sections[0].is_empty();
+    if theirs.rcode == ResponseCode::NoError && is_denied {
+        ours.rcode = ResponseCode::NoError;
+    }
+    if !theirs.sections[0].is_empty() && ours.sections[0].is_empty() {
+        ours.sections[1].clear();
+    }
+    rest == ours
+}
+
+/// Returns the last field of the data of a record.
+fn leads_to(entry: &Entry) -> &str {
+    entry.data.rsplit(' ').next().unwrap_or_default().trim_end_matches('.')
+}
+
+/// Returns whether a server has the addresses of the Services in front of its Pod as those of the name server.
+fn is_front(names: &Names, name: &str, qtype: RecordType, answer: &Answer) -> bool {
+    let is_wanted = |ip: &IpAddr| match qtype {
+        RecordType::A => ip.is_ipv4(),
+        _ => ip.is_ipv6(),
+    };
+    let ip = |entry: &Entry| match entry.owner == name && entry.rtype == qtype {
+        true => entry.data.parse::<IpAddr>().ok(),
+        false => None,
+    };
+    let ips: Option<BTreeSet<IpAddr>> = answer.sections[0].iter().map(ip).collect();
+    let is_address =
+        matches!(qtype, RecordType::A | RecordType::AAAA) && answer.rcode == ResponseCode::NoError;
+    is_address && ips.is_some_and(|ips| names.is_front(&ips, is_wanted))
+}
+
+/// Returns whether `ours` has the CNAME record of an ExternalName, and `theirs` has none, or the same one alone. A name
+/// in the cluster can be looked up without an upstream.
+fn is_unresolved(names: &Names, name: &str, theirs: &Answer, ours: &Answer) -> bool {
     let alias = |answer: &Answer| {
         let mut aliases = answer.sections[0].iter().filter(|entry| entry.rtype == RecordType::CNAME);
         aliases.find(|entry| entry.owner == name).map(|entry| entry.data.clone())
     };
     let is_resolved = theirs.sections[0].iter().any(|entry| entry.rtype != RecordType::CNAME);
     let (of_theirs, of_ours) = (alias(theirs), alias(ours));
-    !is_resolved && of_ours.is_some() && (of_theirs.is_none() || of_theirs == of_ours)
+    let is_failure = ours.rcode == ResponseCode::ServFail && names.leads_inside(name);
+    !is_failure && !is_resolved && of_ours.is_some() && (of_theirs.is_none() || of_theirs == of_ours)
 }
 
 /// Returns whether answers differ only in what upstreams have answered.
@@ -124,7 +203,7 @@ fn is_upstreams(names: &Names, name: &str, a: &Answer, b: &Answer) -> bool {
     }
     let is_inside = |owner: &str| owner == names.zone || owner.ends_with(&format!(".{}", names.zone));
     let inside = |answer: &Answer| answer.retaining(|entry| is_inside(&entry.owner));
-    names.aliases.contains(name) && inside(a) == inside(b)
+    names.aliases.contains_key(name) && inside(a) == inside(b)
 }
 
 /// Returns why replies may differ, if the name is outside of the cluster, and each server gives no answer, or that of an
@@ -135,10 +214,10 @@ pub fn upstream_failure(names: &Names, name: &str, replies: &[Reply; 2]) -> Opti
         reply.as_ref().map_or(true, |answer| {
             let is_failure = matches!(answer.rcode, ResponseCode::ServFail | ResponseCode::Refused);
             // An ExternalName has its own CNAME record, with authority.
-            is_failure && (names.aliases.contains(name) || !answer.is_authoritative())
+            is_failure && (names.aliases.contains_key(name) || !answer.is_authoritative())
         })
     };
-    let is_outside = name.ends_with(".arpa") || names.aliases.contains(name);
+    let is_outside = name.ends_with(".arpa") || names.aliases.contains_key(name);
     (is_outside && replies.iter().all(fails)).then_some(UPSTREAM_FAILS)
 }
 
@@ -175,11 +254,19 @@ mod tests {
             services: from_value(json!([
                 {"metadata": {"name": "alias", "namespace": "shop"},
                  "spec": {"type": "ExternalName", "externalName": "a.example"}},
+                {"metadata": {"name": "inside", "namespace": "shop"},
+                 "spec": {"type": "ExternalName", "externalName": "web.shop.svc.C.local."}},
+                {"metadata": {"name": "loop", "namespace": "shop"},
+                 "spec": {"type": "ExternalName", "externalName": "loop.shop.svc.c.local"}},
                 {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"clusterIP": "10.0.0.1"}},
+                {"metadata": {"name": "dns", "namespace": "shop"}, "spec": {"clusterIP": "10.0.0.10"}},
+                {"metadata": {"name": "other-dns", "namespace": "shop"}, "spec": {"clusterIP": "10.0.0.11"}},
             ]))
             .unwrap(),
             slices: from_value(json!([
                 slice("names-1", json!({"kubernetes.io/service-name": "names"}), "FQDN", "h.example"),
+                slice("dns-1", json!({"kubernetes.io/service-name": "dns"}), "IPv4", "10.1.0.5"),
+                slice("other-dns-1", json!({"kubernetes.io/service-name": "other-dns"}), "IPv4", "10.1.0.6"),
                 slice("free", json!({}), "IPv4", "10.1.0.9"),
             ]))
             .unwrap(),
@@ -191,7 +278,7 @@ mod tests {
         Names::of(&objects, "c.local")
     }
 
-    /// Returns the explanation, which is the same for both orders of the servers.
+    /// Returns the explanation, after it was found to be that of the other order of the servers, too.
     fn explained(
         name: &str,
         qtype: &str,
@@ -203,9 +290,16 @@ mod tests {
         let rcode_of_a = Some(answer(for_a, &[]).rcode);
         let context = Context { rcodes_of_a: [rcode_of_a, rcode_of_a], is_target_denied: false };
         let qtype = qtype.parse().unwrap();
-        let one = explanation(&names, name, qtype, [theirs, ours], context);
-        assert_eq!(one, explanation(&names, name, qtype, [ours, theirs], context), "{name}");
+        let [one, _] = explanations(&names, name, qtype, [theirs, ours], context);
+        let [_, other] = explanations(&names, name, qtype, [ours, theirs], context);
+        assert_eq!(one, other, "{name}");
         one
+    }
+
+    /// Returns an answer with the CNAME record of an EndpointSlice and other records.
+    fn fqdn(more: &[&str]) -> Answer {
+        let alias = ["names.shop.svc.c.local. 5 CNAME h.example.", "h.example. 5 CNAME i.example."];
+        answer("NOERROR aa", &[&[&alias[..], &["i.example. 60 A 192.0.2.1"], more].concat()])
     }
 
     #[test]
@@ -215,12 +309,23 @@ mod tests {
         let alias = "alias.shop.svc.c.local. 5 CNAME a.example.";
         let behind = answer("NOERROR aa", &[&[alias, "a.example. 60 A 192.0.2.1"]]);
         let bare = answer("NOERROR aa", &[&[alias]]);
+        let looping = "loop.shop.svc.c.local. 5 CNAME loop.shop.svc.c.local.";
+        let endpoint = "names.shop.svc.c.local. 5 A 10.1.0.1";
+        let service =
+            |weight: u8| format!("names.shop.svc.c.local. 5 SRV 0 {weight} 80 e.names.shop.svc.c.local.");
+        let to_host = "names.shop.svc.c.local. 5 SRV 0 50 80 h.example.";
+        let srv = answer("NOERROR aa", &[&[to_host, &service(50)], &[], &["h.example. 9 A 192.0.2.1"]]);
         let data = |record: &str| answer("NOERROR aa", &[&[record]]);
         let below = format!("x.1.{}0.d.f.ip6.arpa", "0.".repeat(29));
         for (name, qtype, theirs, ours, for_a, expected) in [
             ("alias.shop.svc.c.local", "TXT", &nodata, &bare, "NOERROR", ALIAS),
             ("alias.shop.svc.c.local", "A", &bare, &answer("SERVFAIL aa", &[&[alias]]), "NOERROR", ALIAS),
-            ("x.names.shop.svc.c.local", "A", &bare, &nxdomain, "NOERROR", FQDN),
+            ("loop.shop.svc.c.local", "A", &nodata, &answer("SERVFAIL aa", &[&[looping]]), "NOERROR", ALIAS),
+            ("names.shop.svc.c.local", "A", &fqdn(&[]), &nxdomain, "NOERROR", FQDN),
+            ("names.shop.svc.c.local", "A", &fqdn(&[endpoint]), &data(endpoint), "NOERROR", FQDN),
+            ("names.shop.svc.c.local", "HTTPS", &nodata, &nxdomain, "NOERROR", FQDN),
+            ("h-example.names.shop.svc.c.local", "PTR", &nodata, &nxdomain, "NOERROR", FQDN),
+            ("names.shop.svc.c.local", "SRV", &srv, &data(&service(100)), "NOERROR", FQDN),
             ("9.0.1.10.in-addr.arpa", "PTR", &data("x. 5 PTR a."), &nxdomain, "NXDOMAIN", WITHOUT_SERVICE),
             ("web.shop.svc.c.local", "TXT", &nxdomain, &nodata, "NOERROR", OTHER_TYPE),
             ("dns-version.c.local", "A", &nxdomain, &nodata, "NXDOMAIN", OTHER_TYPE),
@@ -234,8 +339,8 @@ mod tests {
             (
                 "ns.dns.c.local",
                 "A",
-                &data("a. 5 A 10.0.0.1"),
-                &data("a. 5 A 10.0.0.2"),
+                &data("ns.dns.c.local. 5 A 10.0.0.10"),
+                &data("ns.dns.c.local. 5 A 10.0.0.11"),
                 "NOERROR",
                 NAME_SERVER,
             ),
@@ -273,7 +378,32 @@ mod tests {
                 &[&[&format!("alias.shop.svc.c.local. 5 CNAME {target}"), "a.example. 9 A 192.0.2.2"]],
             )
         };
+        let data = |record: &str| answer("NOERROR aa", &[&[record]]);
+        let failure = |alias: &str| answer("SERVFAIL aa", &[&[alias]]);
+        let inside = "inside.shop.svc.c.local. 5 CNAME web.shop.svc.c.local.";
+        let endpoint = |last: u8| format!("names.shop.svc.c.local. 5 A 10.1.0.{last}");
         for (name, qtype, theirs, ours, for_a) in [
+            (
+                "names.shop.svc.c.local",
+                "A",
+                &fqdn(&[&endpoint(1), &endpoint(2)]),
+                &data(&endpoint(1)),
+                "NOERROR",
+            ),
+            ("names.shop.svc.c.local", "A", &fqdn(&[&endpoint(1)]), &nxdomain, "NOERROR"),
+            ("names.shop.svc.c.local", "A", &data(&endpoint(1)), &data(&endpoint(2)), "NOERROR"),
+            ("x.names.shop.svc.c.local", "A", &fqdn(&[]), &nxdomain, "NOERROR"),
+            ("web.shop.svc.c.local", "TXT", &nodata, &nxdomain, "NOERROR"),
+            ("inside.shop.svc.c.local", "A", &data(inside), &failure(inside), "NOERROR"),
+            ("inside.shop.svc.c.local", "AAAA", &nodata, &failure(inside), "NOERROR"),
+            (
+                "ns.dns.c.local",
+                "A",
+                &data("ns.dns.c.local. 5 A 10.0.0.10"),
+                &data("ns.dns.c.local. 5 A 10.0.0.12"),
+                "NOERROR",
+            ),
+            ("_tcp.absent.shop.svc.c.local", "SRV", &nxdomain, &nodata, "NXDOMAIN"),
             ("web.shop.svc.c.local", "A", &address(5, 1), &address(30, 1), "NOERROR"),
             ("web.shop.svc.c.local", "A", &address(5, 1), &address(5, 2), "NOERROR"),
             ("web.shop.svc.c.local", "A", &address(5, 1), &nxdomain, "NOERROR"),
@@ -332,7 +462,8 @@ mod tests {
         for (is_target_denied, expected) in [(true, Some(HIDDEN)), (false, None)] {
             let context = Context { is_target_denied, ..Context::default() };
             let name = "1.0.0.10.in-addr.arpa";
-            assert_eq!(explanation(&known(), name, RecordType::PTR, [&ptr, &denied], context), expected);
+            let of = |answers| explanations(&known(), name, RecordType::PTR, answers, context);
+            assert_eq!((of([&ptr, &denied]), of([&denied, &ptr])), ([expected, None], [None, expected]));
         }
     }
 

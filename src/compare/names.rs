@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use hickory_proto::rr::Name;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::objects::{Objects, Pod, Port, Service, Slice};
+use super::objects::{Endpoint, Objects, Pod, Port, Service, Slice};
 use crate::dns::message::presentation::parse_name;
 use crate::sync::k8s::labels::SERVICE_NAME;
 use crate::sync::k8s::service::EXTERNAL_NAME;
@@ -19,10 +19,14 @@ pub struct Names {
     existing: BTreeSet<String>,
     /// A hash of the objects behind the name of a Service, a Pod, a Namespace or an address.
     states: HashMap<String, u64>,
-    /// The names of ExternalNames.
-    pub aliases: HashSet<String>,
-    /// The names of Services with EndpointSlices that have names instead of addresses.
-    pub with_fqdn_slices: HashSet<String>,
+    /// The names of ExternalNames, and their targets.
+    pub aliases: HashMap<String, String>,
+    /// The names that EndpointSlices with names instead of addresses give, and these hosts.
+    pub with_fqdn_slices: HashMap<String, HashSet<String>>,
+    /// The addresses that name servers have by an EndpointSlice: those of its Service, or of its endpoints.
+    fronts: Vec<BTreeSet<IpAddr>>,
+    /// The places in `fronts` of the slices that an address is in.
+    fronts_of: HashMap<IpAddr, Vec<usize>>,
     /// The reverse names of addresses in EndpointSlices without a Service.
     pub without_service: HashSet<String>,
     /// The names of further addresses of Pods.
@@ -36,8 +40,10 @@ impl Names {
             zone: zone.to_owned(),
             existing: BTreeSet::new(),
             states: HashMap::new(),
-            aliases: HashSet::new(),
-            with_fqdn_slices: HashSet::new(),
+            aliases: HashMap::new(),
+            with_fqdn_slices: HashMap::new(),
+            fronts: Vec::new(),
+            fronts_of: HashMap::new(),
             without_service: HashSet::new(),
             further_pod_addresses: HashSet::new(),
         };
@@ -47,7 +53,11 @@ impl Names {
             names.add_namespace(namespace.metadata.name.as_deref().unwrap_or_default());
         }
         objects.services.iter().for_each(|service| names.add_service(service));
-        objects.slices.iter().for_each(|slice| names.add_slice(slice));
+        let ips: HashMap<_, _> = objects.services.iter().map(|it| (key(&it.metadata), it.ips())).collect();
+        for slice in &objects.slices {
+            names.add_slice(slice);
+            names.add_front(slice, &ips);
+        }
         objects.pods.iter().for_each(|pod| names.add_pod(pod));
         names.existing.retain(|name| parse_name(name).is_some());
         names
@@ -78,6 +88,35 @@ impl Names {
             (Some(_), Some(at)) => &name[at + 1..],
             _ => name,
         }
+    }
+
+    /// Returns whether an ExternalName leads to a name of the cluster's zone that isn't one itself.
+    #[must_use]
+    pub fn leads_inside(&self, alias: &str) -> bool {
+        let (mut name, mut seen) = (alias, HashSet::new());
+        while let Some(target) = self.aliases.get(name) {
+            if !seen.insert(name) {
+                return false;
+            }
+            name = target;
+        }
+        name.strip_suffix(&*self.zone).is_some_and(|below| below.ends_with('.'))
+    }
+
+    /// Returns whether a server with an address in EndpointSlices has exactly these addresses as name server.
+    #[must_use]
+    pub fn is_front(&self, ips: &BTreeSet<IpAddr>, is_wanted: impl Fn(&IpAddr) -> bool) -> bool {
+        self.fronts_of.values().any(|places| {
+            let mut front = places.iter().flat_map(|&at| &self.fronts[at]).filter(|ip| is_wanted(ip));
+            let has = |ip| places.iter().any(|&at| self.fronts[at].contains(ip));
+            front.all(|ip| ips.contains(ip)) && ips.iter().all(has)
+        })
+    }
+
+    /// Returns whether a name is that of an object.
+    #[must_use]
+    pub fn is_of_object(&self, name: &str) -> bool {
+        self.states.contains_key(name)
     }
 
     fn add_namespace(&mut self, name: &str) {
@@ -117,12 +156,11 @@ impl Names {
         self.add(full.clone(), hash);
         self.add_ports(&service.spec.ports, &full);
         if service.spec.type_.as_deref() == Some(EXTERNAL_NAME) {
-            self.aliases.insert(full);
+            let target = service.spec.external_name.as_deref().unwrap_or_default();
+            self.aliases.insert(full, target.trim_end_matches('.').to_ascii_lowercase());
             return;
         }
-        let ips: BTreeSet<IpAddr> =
-            addresses(service.spec.cluster_ips.iter().chain(&service.spec.cluster_ip));
-        for ip in ips {
+        for ip in service.ips() {
             self.add_address(ip, hash);
         }
     }
@@ -137,7 +175,7 @@ impl Names {
             self.add(service.clone(), hash);
             self.add_ports(&slice.ports, service);
             if slice.address_type == "FQDN" {
-                self.with_fqdn_slices.insert(service.clone());
+                self.add_fqdn_slice(slice, service);
             }
         }
         for endpoint in &slice.endpoints {
@@ -156,6 +194,40 @@ impl Names {
                 self.existing.extend(labels.iter().map(|label| format!("{label}.{service}")));
             }
         }
+    }
+
+    /// Adds the names at which CoreDNS has CNAME records for a slice with names instead of addresses.
+    fn add_fqdn_slice(&mut self, slice: &Slice, service: &str) {
+        for endpoint in &slice.endpoints {
+            let hostname = endpoint.hostname.as_deref().filter(|name| !name.is_empty());
+            let pod = endpoint.target_ref.as_ref().and_then(|target| target.name.as_deref());
+            for host in &endpoint.addresses {
+                let dashed = host.replace(['.', ':'], "-");
+                let labels = hostname.map_or_else(|| vec![Some(&*dashed), pod], |name| vec![Some(name)]);
+                let ports = slice.ports.iter().map(|port| {
+                    let protocol = port.protocol.as_deref().unwrap_or("TCP");
+                    format!("_{}._{protocol}.{service}", port.name.as_deref().unwrap_or_default())
+                });
+                let below = labels.into_iter().flatten().map(|label| format!("{label}.{service}"));
+                for name in below.chain(ports).chain([service.to_owned()]) {
+                    let hosts = self.with_fqdn_slices.entry(name.to_ascii_lowercase()).or_default();
+                    hosts.insert(host.trim_end_matches('.').to_ascii_lowercase());
+                }
+            }
+        }
+    }
+
+    fn add_front(&mut self, slice: &Slice, ips: &HashMap<(&str, &str), BTreeSet<IpAddr>>) {
+        let (namespace, _) = key(&slice.metadata);
+        let service = slice.metadata.labels.as_ref().and_then(|labels| labels.get(SERVICE_NAME));
+        let Some(of_service) = service.and_then(|name| ips.get(&(namespace, &**name))) else { return };
+        let is_ready = |endpoint: &&Endpoint| endpoint.conditions.ready != Some(false);
+        let ready = || slice.endpoints.iter().filter(is_ready).flat_map(|endpoint| &endpoint.addresses);
+        let front = if of_service.is_empty() { addresses(ready()) } else { of_service.clone() };
+        for ip in addresses(slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses)) {
+            self.fronts_of.entry(ip).or_default().push(self.fronts.len());
+        }
+        self.fronts.push(front);
     }
 
     fn add_pod(&mut self, pod: &Pod) {
@@ -184,6 +256,12 @@ impl Names {
         };
         let first = hash(&name) % 4;
         (first..first + 4).map(|way| mutated(name, way % 4)).find(is_apart)
+    }
+}
+
+impl Service {
+    fn ips(&self) -> BTreeSet<IpAddr> {
+        addresses(self.spec.cluster_ips.iter().chain(&self.spec.cluster_ip))
     }
 }
 

@@ -31,6 +31,17 @@ fn report_ends_with_one_line_of_numbers() {
 }
 
 #[test]
+fn one_server_is_coredns_in_all_explanations() {
+    let (first, second): (Reasons, Reasons) = ([Some(WHY), None], [None, Some(WHY)]);
+    for (reasons, expected) in
+        [(&[first, second, second, [Some(WHY); 2]][..], 1), (&[first, first, second, [None; 2]], 0), (&[], 0)]
+    {
+        let apart: Vec<(usize, usize, Reasons)> = reasons.iter().map(|&why| (0, 0, why)).collect();
+        assert_eq!(role_of_coredns(&apart), expected, "{reasons:?}");
+    }
+}
+
+#[test]
 fn report_cuts_many_differences_with_their_number() {
     let lines = outcome(MAX_SHOWN + 20, 4000).report(0);
     assert_eq!(lines[2 * MAX_SHOWN], "and 4020 more differences");
