@@ -5,7 +5,7 @@ pub mod explanation;
 pub mod names;
 pub mod objects;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -174,6 +174,7 @@ impl<'a> Comparison<'a> {
                 None => open.push((at, qtype)),
             }
         }
+        let open = self.in_turns(&all, open);
         self.ask_again(&all, &open, coredns, &mut outcome).await;
         Ok(outcome)
     }
@@ -222,6 +223,24 @@ impl<'a> Comparison<'a> {
         let answer =
             if answer.is_nodata() { "no record".to_owned() } else { rcode_text(answer.rcode).to_string() };
         Err(CompareError::NotServed { server, zone, answer })
+    }
+
+    /// Orders questions so that those of each kind come by turns, and in each turn those about reverse names last.
+    fn in_turns(&self, all: &[String], mut open: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
+        let mut turns: HashMap<(usize, bool, &str), usize> = HashMap::new();
+        open.sort_by_cached_key(|&(at, qtype)| {
+            let name = &all[at];
+            let branch = ["in-addr.arpa", "ip6.arpa", "svc", "pod"].into_iter().find(|branch| {
+                name.strip_suffix(&*self.names.zone)
+                    .map_or(&**name, |below| below.trim_end_matches('.'))
+                    .ends_with(branch)
+            });
+            let is_alias = self.names.aliases.contains_key(name);
+            let turn = turns.entry((qtype, is_alias, branch.unwrap_or_default())).or_default();
+            *turn += 1;
+            (*turn, is_reverse(name), at, qtype)
+        });
+        open
     }
 
     /// Asks for all types of a name. Returns for each why the answers may differ, if they do.
@@ -370,7 +389,8 @@ impl Outcome {
     #[must_use]
     pub fn report(&self, changed: usize) -> Vec<String> {
         let shown = self.differences.iter().filter(|difference| !difference.lines.is_empty()).take(MAX_SHOWN);
-        let shown: Vec<&Difference> = shown.collect();
+        let mut shown: Vec<&Difference> = shown.collect();
+        shown.sort_by_key(|difference| (is_reverse(&difference.name), &difference.name));
         let mut lines: Vec<String> = shown
             .iter()
             .flat_map(|difference| difference.lines.iter().cloned().chain([String::new()]))
@@ -416,6 +436,10 @@ impl Outcome {
 fn role_of_coredns(apart: &[(usize, usize, Reasons)]) -> usize {
     let explained = |coredns: usize| apart.iter().filter(|(.., why)| why[coredns].is_some()).count();
     usize::from(explained(1) > explained(0))
+}
+
+fn is_reverse(name: &str) -> bool {
+    name.ends_with(".arpa")
 }
 
 /// Returns a noun in the form for a number.

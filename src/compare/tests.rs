@@ -42,6 +42,36 @@ fn one_server_is_coredns_in_all_explanations() {
 }
 
 #[test]
+fn questions_of_each_kind_are_asked_again_by_turns() {
+    let service = serde_json::json!([{"metadata": {"name": "alias", "namespace": "shop"},
+        "spec": {"type": "ExternalName", "externalName": "a.example"}}]);
+    let objects = Objects { services: serde_json::from_value(service).unwrap(), ..Objects::default() };
+    let names = Names::of(&objects, "c.local");
+    let comparison =
+        Comparison::new(&names, ["192.0.2.1:53", "192.0.2.2:53"].map(|it| it.parse().unwrap()), 1);
+    let all = [
+        "1.0.0.10.in-addr.arpa",
+        "2.0.0.10.in-addr.arpa",
+        "alias.shop.svc.c.local",
+        "w.shop.svc.c.local",
+        "x.shop.svc.c.local",
+    ];
+    let all = all.map(str::to_owned);
+    let open = vec![(0, 0), (0, 3), (1, 3), (2, 0), (3, 0), (4, 0), (4, 1)];
+    let expected = [(2, 0), (3, 0), (4, 1), (0, 0), (0, 3), (4, 0), (1, 3)];
+    assert_eq!(comparison.in_turns(&all, open), expected);
+}
+
+#[test]
+fn report_shows_reverse_names_last() {
+    let mut outcome = Outcome::default();
+    for name in ["1.0.0.10.in-addr.arpa", "x.c.local", "a.c.local"] {
+        outcome.differences.push(Difference { name: name.to_owned(), lines: vec![name.to_owned()] });
+    }
+    assert_eq!(outcome.report(0)[..5], ["a.c.local", "", "x.c.local", "", "1.0.0.10.in-addr.arpa"]);
+}
+
+#[test]
 fn report_cuts_many_differences_with_their_number() {
     let lines = outcome(MAX_SHOWN + 20, 4000).report(0);
     assert_eq!(lines[2 * MAX_SHOWN], "and 4020 more differences");
