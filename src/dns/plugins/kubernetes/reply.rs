@@ -180,6 +180,11 @@ async fn add_target(reply: &mut Reply, request: &Request, target: &[u8]) {
         reply.validity = None;
         return;
     };
+    if found.metadata.response_code == ResponseCode::ServFail {
+        // Each look-up of a loop has its records.
+        let known = &reply.records.answers;
+        found.records.answers.retain(|record| !known.contains(record));
+    }
     let [answers, authorities, _] = found.records.counts();
     let places = vec![(Section::Answer, 1..1 + answers), (Section::Authority, 0..authorities)];
     add_dependencies(reply, &mut found, places);
