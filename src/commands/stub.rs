@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use hickory_proto::rr::Name;
+use kube::Client;
 
 use crate::app::error::RunError;
 use crate::app::link_reader::{LinkReader, zones_of_links};
@@ -18,8 +19,8 @@ use crate::stub::changes::{
     unknown_plugins,
 };
 use crate::stub::cluster::read;
-use crate::stub::own_service::forwarding;
-use crate::stub::platform::{ClusterDns, KUBE_SYSTEM, Resolver};
+use crate::stub::own_service::{StubError, forwarding};
+use crate::stub::platform::{ClusterDns, KUBE_SYSTEM, LB_LINKER_DNS, Resolver};
 use crate::stub::report::report;
 use crate::stub::{Forwarding, verify};
 use crate::sync::k8s::client::{ClientConnection, connect};
@@ -72,7 +73,7 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
         return exit_with_error(&conflict, BAD_INPUT);
     }
     // Then lb-linker needs no Service to which a zone could be forwarded.
-    if matches!(action, StubAction::Print(None) | StubAction::Apply { .. })
+    if matches!(action, StubAction::Print(_) | StubAction::Apply { .. })
         && dns.node_local().is_none()
         && let Some(step) = answered_by_lb_linker(&dns, &zones)
     {
@@ -80,7 +81,7 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     }
     let is_complete = notices.is_empty();
     let own_namespace = flags.own_namespace();
-    let forwarding = forwarding(&client, name, own_namespace.as_deref(), zones.clone()).await;
+    let forwarding = own_service(&client, name, own_namespace.as_deref(), &zones, &dns).await;
     // From outside of the cluster another machine may answer at the Service's address.
     if own_namespace.is_some()
         && let (StubAction::Print(_) | StubAction::Apply { .. }, Ok(forwarding)) = (&action, &forwarding)
@@ -99,6 +100,22 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
             write_steps(&connection, &dns, to_apply(&dns, &forwarding), ask).await
         }
         (StubAction::Verify, Ok(forwarding)) => verify_zones(flags, &dns, &forwarding, is_complete).await,
+    }
+}
+
+/// Finds lb-linker's Service, which may be that of `deploy/cluster-dns/` alone.
+async fn own_service(
+    client: &Client,
+    name: Option<(&str, &str)>,
+    own_namespace: Option<&str>,
+    zones: &[String],
+    dns: &ClusterDns,
+) -> Result<Forwarding, StubError> {
+    match forwarding(client, name, own_namespace, zones.to_vec()).await {
+        Err(StubError::NoService(_)) if dns.selects_lb_linker() => {
+            forwarding(client, Some((KUBE_SYSTEM, LB_LINKER_DNS)), None, zones.to_vec()).await
+        }
+        found => found,
     }
 }
 

@@ -126,7 +126,7 @@ fn cluster_dns_is_applied_without_touching_anything_else() {
     let to_lb_linker = r#"{"spec":{"selector":{"k8s-app":"lb-linker-cluster-dns"}}}"#;
     plane.kubectl(&["-n", "kube-system", "patch", "service", "kube-dns", "-p", to_lb_linker]);
     let admin = plane.admin_kubeconfig();
-    for action in [&[][..], &["--apply", "--yes"]] {
+    for action in [&[][..], &["--apply", "--yes"], &["coredns"], &["nodelocal"]] {
         let output = run_to_end([&["stub", "--kubeconfig", admin.to_str().unwrap()], action].concat());
         let printed = String::from_utf8(output.stdout).unwrap();
         let expected = "the cluster DNS is lb-linker and answers for lb.internal itself (ConfigMap \
@@ -134,6 +134,10 @@ fn cluster_dns_is_applied_without_touching_anything_else() {
                         after the way back to it, these names aren't answered before `lb-linker stub --apply`\n";
         assert_eq!((output.status.code(), printed.as_str()), (Some(0), expected), "{:?}", output.stderr);
     }
+    let output = run_to_end(["stub", "--verify", "--kubeconfig", admin.to_str().unwrap()]);
+    let table = String::from_utf8(output.stdout).unwrap();
+    let asked: Vec<&str> = table.lines().skip(2).filter_map(|row| row.split("  ").next()).collect();
+    assert_eq!(asked, ["lb-linker", "cluster DNS"], "{table}");
     // An installer that applies its own Service again leads it back to CoreDNS, and not to no Pod at all.
     plane.kubectl_stdin(&["apply", "-f", "-"], CORE_DNS);
     let selector = ["get", "service", "kube-dns", "-n", "kube-system", "-o", "jsonpath={.spec.selector}"];
