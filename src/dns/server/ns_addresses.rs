@@ -1,6 +1,7 @@
 //! The addresses of this server, which the records of `ns.dns.<zone>` contain.
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::LazyLock;
 
 use tracing::warn;
 
@@ -15,12 +16,23 @@ pub(crate) fn of_this_server(bound: &[IpAddr]) -> Vec<IpAddr> {
     if bound.is_empty() {
         bound.push(Ipv6Addr::UNSPECIFIED.into());
     }
-    let pod_ips = POD_IPS.iter().filter_map(|name| std::env::var(name).ok()).find(|text| !text.is_empty());
-    choose(&bound, &pod_ips.map_or_else(Vec::new, |text| parse(&text)), of_interfaces)
+    choose(&bound, &POD_ADDRESSES, of_interfaces)
 }
 
-fn parse(text: &str) -> Vec<IpAddr> {
-    let parse = |text: &str| text.trim().parse().inspect_err(|_| warn!("invalid Pod IP: {text:?}")).ok();
+/// The addresses of the Pod. Each block asks for them, and a mistake is logged once.
+static POD_ADDRESSES: LazyLock<Vec<IpAddr>> = LazyLock::new(|| {
+    let value =
+        |name: &&'static str| Some((*name, std::env::var(name).ok().filter(|text| !text.is_empty())?));
+    POD_IPS.iter().find_map(value).map_or_else(Vec::new, |(name, text)| parse(name, &text))
+});
+
+fn parse(name: &str, text: &str) -> Vec<IpAddr> {
+    let parse = |text: &str| {
+        text.trim()
+            .parse()
+            .inspect_err(|_| warn!("{name}: {text:?} isn't an IP address, and is left out"))
+            .ok()
+    };
     text.split(',').filter(|text| !text.trim().is_empty()).filter_map(parse).collect()
 }
 
@@ -103,7 +115,7 @@ mod tests {
 
     #[test]
     fn invalid_pod_ips_are_ignored() {
-        assert_eq!(parse("10.1.0.1, 2001:db8::1,,x"), ips("10.1.0.1 2001:db8::1"));
+        assert_eq!(parse("POD_IPS", "10.1.0.1, 2001:db8::1,,x"), ips("10.1.0.1 2001:db8::1"));
     }
 
     #[test]
