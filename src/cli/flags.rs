@@ -268,7 +268,7 @@ pub struct Flags {
     pub output: Option<PathBuf>,
 
     /// Corefile for DNS, instead of the flags from --zone to --ready-listen: CoreDNS's syntax and plugins, and the
-    /// plugin lb_linker for the names of load balancers; without lb_linker no cluster is needed
+    /// plugin lb_linker for the names of load balancers; without lb_linker and kubernetes no cluster is needed
     #[arg(long, value_name = "PATH", env = "LB_LINKER_COREFILE", help_heading = "DNS")]
     pub corefile: Option<PathBuf>,
 
@@ -342,7 +342,7 @@ pub struct Flags {
     )]
     pub health_listen: Option<HttpListen>,
 
-    /// Address of /ready: 200 once all load balancers have been read, or while DNS answers from a snapshot; or "none"
+    /// Address of /ready: 200 once all objects that answers come from have been read, or while DNS answers from a snapshot; or "none"
     /// [default: :8181; outside a Pod 127.0.0.1:8181]
     #[arg(
         long,
