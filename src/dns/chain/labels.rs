@@ -44,10 +44,15 @@ impl Labels {
 }
 
 /// Returns a warning about a placeholder for a label that never has a value in a block; `None` if it may have one.
-pub(crate) fn warning(label: &str, has_metadata: bool) -> Option<String> {
+/// `missing` says what a plugin needs for a label.
+pub(crate) fn warning(
+    label: &str,
+    has_metadata: bool,
+    missing: impl Fn(&str) -> Option<&'static str>,
+) -> Option<String> {
     let why = match KNOWN.contains(&label) {
         _ if !has_metadata => "the block has no metadata".to_owned(),
-        true => return None,
+        true => missing(label)?.to_owned(),
         false => format!("the labels are {}", KNOWN.join(", ")),
     };
     Some(format!("{{/{label}}} has no effect here: {why}"))

@@ -211,6 +211,13 @@ impl Token {
         self.error(format!("{:?} isn't {what}", self.text))
     }
 
+    /// Returns the error of [`Self::unexpected`], with the closest of the known words, if one is close.
+    #[must_use]
+    pub fn unexpected_of(&self, what: &str, known: &[&str]) -> CorefileError {
+        let hint = suggestion(&self.text, known).map_or_else(String::new, |meant| format!("; {meant}"));
+        self.error(format!("{:?} isn't {what}{hint}", self.text))
+    }
+
     /// Parses a duration in Go's syntax: `5s`, `1h30m`, `1.5s`; only `0` needs no unit.
     ///
     /// # Errors

@@ -44,11 +44,13 @@ use hickory_proto::rr::rdata::CNAME;
 use hickory_proto::rr::{DNSClass, Name, RData, Record};
 use prometheus::Registry;
 
+use super::kubernetes::verifies_pods;
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
+use crate::dns::corefile::arguments::suggestion;
 use crate::dns::corefile::resolv_conf::search_domains;
-use crate::dns::corefile::{CorefileError, Directive, Token};
+use crate::dns::corefile::{CorefileError, Token};
 use crate::dns::message::presentation::parse_name;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::{ClientScope, Section, Validity};
@@ -116,15 +118,14 @@ fn of_plugin(setup: &mut Setup<'_>, word: &Token, plugin: &str) -> Result<Vec<Na
         // It answers all names, so that nothing is completed in CoreDNS either.
         Some(_) if plugin == "erratic" => "erratic answers all names".to_owned(),
         Some(_) => return Err(word.error(format!("{plugin} knows no search domains: there is @kubernetes"))),
-        None => format!("the block has no {}", value(plugin)),
+        None => {
+            let meant = suggestion(plugin, &[KUBERNETES]).filter(|_| plugin != KUBERNETES);
+            let meant = meant.map_or_else(String::new, |meant| format!("; {meant}"));
+            format!("the block has no {}{meant}", value(plugin))
+        }
     };
     setup.builder.warnings.push(word.error(format!("autopath has no effect here: {why}")));
     Ok(Vec::new())
-}
-
-fn verifies_pods(line: &Directive) -> bool {
-    let mode = line.options().iter().rev().find(|option| option.name() == "pods");
-    mode.is_some_and(|mode| mode.arguments().iter().any(|word| word.text == "verified"))
 }
 
 /// Returns the search domains of a file.

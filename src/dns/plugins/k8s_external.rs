@@ -48,6 +48,7 @@
 mod tests;
 
 use async_trait::async_trait;
+use hickory_proto::rr::Name;
 
 use super::kubernetes::Kubernetes;
 use super::kubernetes::reply::ZoneReply;
@@ -58,9 +59,10 @@ use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
+use crate::model::hostname::to_presentation;
 use crate::model::names;
 use crate::store::cluster::View;
-use crate::store::cluster::answer::zone_of;
+use crate::store::cluster::answer::{is_reverse, zone_of};
 use crate::store::cluster::external::ExternalRules;
 
 const NAME: &str = "k8s_external";
@@ -80,20 +82,21 @@ struct External {
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let lines = setup.lines;
     let [earlier @ .., line] = lines else { return Ok(()) };
-    if !setup.block.iter().any(|line| line.name() == "kubernetes") {
+    let Some(kubernetes) = setup.block.iter().find(|line| line.name() == "kubernetes") else {
         return Err(line.error(
             "k8s_external reads the objects of kubernetes, and this block has no kubernetes: add a line such as \"kubernetes \
              cluster.local\"",
         ));
-    }
+    };
     for line in earlier {
         setup
             .builder
             .warnings
             .push(line.error("the zones of the last line count, and the options of all, as in CoreDNS"));
     }
-    let zones = setup.cluster_zones(line)?;
-    let zones = zones.all().iter().map(|zone| whole_wire_name(zone).into()).collect();
+    let own = setup.cluster_zones(line)?;
+    let of_kubernetes = setup.zones_or_own(kubernetes.arguments())?;
+    let zones = own.all().iter().map(|zone| whole_wire_name(zone).into()).collect();
     let mut rules = ExternalRules { zones, apex: "dns".into(), ttl: 5, headless: false };
     let mut fallthrough = None;
     for option in lines.iter().flat_map(Directive::options) {
@@ -121,6 +124,14 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             _ => return Err(option.unknown(NAME, &KNOWN)),
         }
     }
+    let hidden = hidden(&own, &of_kubernetes, fallthrough.as_ref());
+    setup.builder.warnings.extend(hidden.map(|zone| {
+        line.error(format!(
+            "kubernetes (line {}) gets no question for {} here: k8s_external answers them before it. Name another zone",
+            kubernetes.position().line,
+            to_presentation(zone)
+        ))
+    }));
     let labels = |first: &str| {
         let mut wire = Vec::new();
         names::push_labels([first].into_iter().chain(rules.apex.split('.')).map(str::as_bytes), &mut wire);
@@ -129,6 +140,13 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let (server, mailbox) = (labels("ns1"), labels("hostmaster"));
     setup.add_reusable(External { rules, fallthrough, server, mailbox });
     Ok(())
+}
+
+/// Returns the first zone of `kubernetes` whose questions all end at `k8s_external`.
+fn hidden<'a>(own: &ZoneSet, of_kubernetes: &'a ZoneSet, fallthrough: Option<&ZoneSet>) -> Option<&'a Name> {
+    let is_passed = |zone: &Name| fallthrough.is_some_and(|zones| zones.contains(zone));
+    let mut forward = of_kubernetes.all().iter().filter(|zone| !is_reverse(&whole_wire_name(zone)));
+    forward.find(|zone| own.contains(zone) && !is_passed(zone))
 }
 
 fn first_word<'a>(

@@ -157,6 +157,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         stale_answers: metrics.stale_answers.clone(),
     });
     setup.builder.link_zones = ZoneSet::new(plugin.zones.iter().map(|zone| zone.origin().clone()));
+    setup.builder.links_at = setup.lines.last().map_or(0, |line| line.position().line);
     setup.builder.plugins.push(ChainPlugin::reusable(plugin));
     Ok(())
 }

@@ -54,6 +54,7 @@ use async_trait::async_trait;
 use hickory_proto::op::Metadata;
 use tokio::time::Instant;
 
+use super::kubernetes;
 use super::setup::{BlockBuilder, Setup};
 use crate::dns::chain::labels;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
@@ -85,14 +86,14 @@ struct LogRule {
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let lines = setup.lines;
-    let rules = lines.iter().map(|line| rule(line, setup.builder)).collect::<Result<_, _>>()?;
+    let (lines, block) = (setup.lines, setup.block);
+    let rules = lines.iter().map(|line| rule(line, block, setup.builder)).collect::<Result<_, _>>()?;
     let lines = setup.context.query_log.clone();
     setup.add_reusable(LogPlugin { rules, lines });
     Ok(())
 }
 
-fn rule(line: &Directive, builder: &mut BlockBuilder) -> Result<LogRule, CorefileError> {
+fn rule(line: &Directive, block: &[Directive], builder: &mut BlockBuilder) -> Result<LogRule, CorefileError> {
     let (names, format) = match line.arguments() {
         [only] if only.text.contains('{') => {
             return Err(only.error(format!("a format needs a name before it: log . {:?}", only.text)));
@@ -105,7 +106,9 @@ fn rule(line: &Directive, builder: &mut BlockBuilder) -> Result<LogRule, Corefil
         Some(word) => {
             let format = Format::parse(&word.text);
             let has_metadata = !builder.labeled.all().is_empty();
-            let warning = format.metadata().find_map(|label| labels::warning(label, has_metadata));
+            let warning = format.metadata().find_map(|label| {
+                labels::warning(label, has_metadata, |label| kubernetes::missing_for(label, block))
+            });
             builder.warnings.extend(warning.map(|warning| word.error(warning)));
             format
         }

@@ -21,15 +21,18 @@ use crate::dns::chain::plugin::{ChainPlugin, Plugin};
 use crate::dns::chain::server::{AccessRule, Server};
 use crate::dns::corefile::arguments::zones;
 use crate::dns::corefile::{CorefileError, Directive, Position, Token};
+use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::query_log::{LineFormat, LineQueue, QueryLog};
 use crate::dns::transport::tcp::Timeouts;
 use crate::dns::upstream::socket_budget::SocketBudget;
 use crate::dns::upstream::stale_cache::StaleCaches;
 use crate::metrics::{MetricGroup, Metrics};
+use crate::model::hostname::to_presentation;
 use crate::model::target_policy::TargetPolicy;
 use crate::readiness::Readiness;
 use crate::store::Store;
+use crate::store::cluster::answer::is_reverse;
 use crate::store::cluster::first_lists::FirstLists;
 use crate::store::cluster::metrics::ClusterMetrics;
 use crate::store::cluster::registry::ClusterRegistry;
@@ -89,6 +92,8 @@ pub struct BlockBuilder {
     pub on_restart: Vec<OnRestart>,
     /// The zones in which links have names.
     pub link_zones: ZoneSet,
+    /// The line of `lb_linker`; 0 without it.
+    pub links_at: usize,
     /// The zones of `kubernetes` and `k8s_external`: no listener may have links' names there, too.
     pub cluster_zones: Vec<ClusterZone>,
     /// The bounds of TTLs by `cache`.
@@ -270,6 +275,21 @@ impl Setup<'_> {
             position: line.position().clone(),
         });
         self.builder.cluster_zones.extend(named);
+        let of_block = ZoneSet::new(self.zones.iter().cloned());
+        let is_reached = |zone: &Name| {
+            is_reverse(&whole_wire_name(zone))
+                || of_block.contains(zone)
+                || of_block.all().iter().any(|own| zone.zone_of(own))
+        };
+        if let Some(zone) = zones.all().iter().find(|zone| !is_reached(zone)) {
+            let own: Vec<String> = of_block.all().iter().map(to_presentation).collect();
+            self.builder.warnings.push(line.error(format!(
+                "no question reaches {} for {}: the block has only {}",
+                line.name(),
+                to_presentation(zone),
+                own.join(", ")
+            )));
+        }
         Ok(zones)
     }
 

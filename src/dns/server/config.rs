@@ -22,6 +22,7 @@ use crate::dns::plugins::lb_linker::link_zones;
 use crate::dns::plugins::setup::{BlockBuilder, ClusterZone, HttpEndpoint, ServerContext};
 use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
 use crate::model::cluster_domain::overlap;
+use crate::model::hostname::to_presentation;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::cluster::answer::is_reverse;
 
@@ -209,7 +210,9 @@ fn check_cluster_zones(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<
                     let is_shared = is_reverse && !std::ptr::eq(other, builder);
                     if other.link_zones.all().contains(zone) && !is_shared {
                         return Err(position.error(format!(
-                            "lb_linker answers for the zone {zone} already: leave it out here, or there"
+                            "lb_linker answers for the zone {} already (line {}): leave it out here, or there",
+                            to_presentation(zone),
+                            other.links_at
                         )));
                     }
                     let is_own = plugin == "kubernetes" && !is_reverse && !zone.is_root();
@@ -217,8 +220,10 @@ fn check_cluster_zones(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<
                     if let Some((links, verb)) = links.find_map(|links| Some((links, overlap(links, zone)?)))
                     {
                         return Err(position.error(format!(
-                            "lb_linker's zone {links} {verb} the zone {zone}, and the inner one would hide names of the \
-                             outer one: give lb_linker a zone outside of it"
+                            "lb_linker's zone {} {verb} the zone {}, and the inner one would hide names of the outer \
+                             one: give lb_linker a zone outside of it",
+                            to_presentation(links),
+                            to_presentation(zone)
                         )));
                     }
                 }

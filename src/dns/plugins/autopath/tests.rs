@@ -185,6 +185,10 @@ fn lines_without_effect_are_warned_of() {
         ),
         ("autopath @none".to_owned(), "2:10: autopath has no effect here: the block has no \"none\""),
         (
+            "autopath @kubernete\nkubernetes cluster.local".to_owned(),
+            "2:10: autopath has no effect here: the block has no \"kubernete\"; is it kubernetes?",
+        ),
+        (
             "autopath @kubernetes\nkubernetes cluster.local".to_owned(),
             "2:10: autopath has no effect here: kubernetes has no line pods verified",
         ),

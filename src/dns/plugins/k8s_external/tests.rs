@@ -248,7 +248,7 @@ fn invalid_lines_of_k8s_external_are_rejected() {
         ),
         (
             "k8s_external a.b\nlb_linker a.b\nkubernetes c.d",
-            "Corefile:2:1: lb_linker answers for the zone a.b. already",
+            "Corefile:2:1: lb_linker answers for the zone a.b already (line 3)",
         ),
         (
             "k8s_external a.b {\napex a..b\n}\nkubernetes c.d",
@@ -285,4 +285,23 @@ async fn what_coredns_loads_of_k8s_external_is_loaded() {
         ],
     )
     .await;
+}
+
+#[test]
+fn zones_that_hide_names_of_the_cluster_are_warned_of() {
+    for (lines, expected) in [
+        (
+            "k8s_external a.b\nkubernetes a.b",
+            "Corefile:2:1: kubernetes (line 3) gets no question for a.b here: k8s_external answers them before it. Name \
+             another zone",
+        ),
+        ("k8s_external b\nkubernetes a.b", "Corefile:2:1: kubernetes (line 3) gets no question for a.b here"),
+        ("k8s_external a.b {\nfallthrough\n}\nkubernetes a.b", ""),
+        ("k8s_external c.a.b 10.0.0.0/8\nkubernetes a.b 10.0.0.0/8", ""),
+    ] {
+        let warnings: Vec<String> =
+            TestServer::builder(lines).warnings.iter().map(ToString::to_string).collect();
+        let found = warnings.join("\n");
+        assert!(found.starts_with(expected) && found.is_empty() == expected.is_empty(), "{lines}: {found}");
+    }
 }

@@ -16,6 +16,8 @@ use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::setup::Setup;
 use crate::model::api_server::server_url;
 use crate::model::excerpt::{examples, sentence};
+use crate::model::hostname::to_presentation;
+use crate::model::names::is_label;
 use crate::store::cluster::answer::{PodMode, Rules, is_reverse};
 use crate::store::cluster::registry::{ApiLimits, ClientTls, ClusterSpec, Connection};
 
@@ -39,6 +41,7 @@ const KNOWN: [&str; 18] = [
     "ttl",
     "zonal",
 ];
+const VERIFIED: &str = "verified";
 /// The TTL of records, and its maximum, in seconds.
 const TTL: u32 = 5;
 const MAX_TTL: u32 = 3600;
@@ -83,18 +86,14 @@ pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
         option.no_block()?;
         if option.name() == "multicluster" {
             parsed.multicluster = multicluster(option, &zones)?;
+            if option.arguments().is_empty() {
+                setup.builder.warnings.push(option.error("multicluster has no effect without zones"));
+            }
         } else {
             parsed.read(option)?;
         }
     }
-    if let (Some((option, _)), Some(_)) = (&parsed.namespace_labels, &parsed.namespaces) {
-        return Err(option.error("namespaces and namespace_labels can't both be there"));
-    }
-    if let (Some(option), false) = (parsed.zonal, parsed.has_endpoints) {
-        return Err(
-            option.error("zonal reads endpoints, and noendpoints leaves them out: delete either of them")
-        );
-    }
+    parsed.check(&line)?;
     let connection = connection(setup, &line, &parsed)?;
     let own_addresses = (setup.context.own_addresses)(&setup.builder.bind);
     let rules = Rules {
@@ -156,6 +155,11 @@ impl<'a> Parsed<'a> {
             "kubeconfig" => self.kubeconfig = Some(option),
             "namespaces" => {
                 let names = option.required_arguments("names of namespaces")?;
+                if let Some(wrong) = names.iter().find(|name| !is_label(&name.text)) {
+                    return Err(wrong.unexpected(
+                        "the name of a namespace: at most 63 of a-z, 0-9 and -, without - at either end",
+                    ));
+                }
                 self.namespaces
                     .get_or_insert_default()
                     .extend(names.iter().map(|name| name.text.as_str().into()));
@@ -179,7 +183,7 @@ impl<'a> Parsed<'a> {
             "ignore" => {
                 let word = option.single_argument("empty_service")?;
                 if word.text != "empty_service" {
-                    return Err(word.unexpected("empty_service"));
+                    return Err(word.unexpected_of("empty_service", &["empty_service"]));
                 }
                 self.ignores_empty = true;
             }
@@ -202,6 +206,27 @@ impl<'a> Parsed<'a> {
         }
         Ok(())
     }
+
+    /// Checks the options in combination.
+    fn check(&self, line: &Directive) -> Result<(), CorefileError> {
+        let line_of = |name: &str| {
+            let option = line.options().iter().find(|option| option.name() == name);
+            option.map_or(0, |option| option.position().line)
+        };
+        if let (Some((option, _)), Some(_)) = (&self.namespace_labels, &self.namespaces) {
+            return Err(option.error(format!(
+                "namespaces (line {}) and namespace_labels can't both be there: delete either of them",
+                line_of("namespaces")
+            )));
+        }
+        if let (Some(option), false) = (self.zonal, self.has_endpoints) {
+            return Err(option.error(format!(
+                "zonal reads endpoints, and noendpoints (line {}) leaves them out: delete either of them",
+                line_of("noendpoints")
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// Returns the zones of ServiceImports, which have to be among the zones of the plugin.
@@ -210,7 +235,8 @@ fn multicluster(option: &Directive, zones: &ZoneSet) -> Result<Vec<Box<[u8]>>, C
     for word in option.arguments() {
         for zone in ZoneSet::new(word.zones()?).all() {
             if !zones.all().contains(zone) {
-                let own: Vec<String> = zones.all().iter().map(ToString::to_string).collect();
+                let own: Vec<String> = zones.all().iter().map(to_presentation).collect();
+                let zone = to_presentation(zone);
                 return Err(word.error(format!(
                     "{zone} isn't a zone of kubernetes here, which has {}: add it to the line of kubernetes",
                     own.join(", ")
@@ -223,7 +249,7 @@ fn multicluster(option: &Directive, zones: &ZoneSet) -> Result<Vec<Box<[u8]>>, C
 }
 
 fn limit<T: FromStr>(option: &Directive, is_valid: impl Fn(&T) -> bool) -> Result<T, CorefileError> {
-    let what = "a number that isn't negative";
+    let what = "a number of 0 or more";
     let word = option.single_argument(what)?;
     word.text.parse().ok().filter(is_valid).ok_or_else(|| word.unexpected(what))
 }
@@ -233,7 +259,7 @@ fn labels(option: &Directive) -> Result<String, CorefileError> {
     let words = option.required_arguments("a label selector such as app=web")?;
     let text: Vec<&str> = words.iter().map(|word| &*word.text).collect();
     let text = text.join(" ");
-    let selector = selector(&text).map_err(|why| option.error(format!("{text:?} is {why}")))?;
+    let selector = selector(&text).map_err(|why| words[0].error(format!("{text:?} is {why}")))?;
     Ok(selector.to_string())
 }
 
@@ -243,8 +269,31 @@ fn pod_mode(option: &Directive) -> Result<PodMode, CorefileError> {
     match word.text.as_str() {
         "disabled" => Ok(PodMode::Disabled),
         "insecure" => Ok(PodMode::Insecure),
-        "verified" => Ok(PodMode::Verified),
-        _ => Err(word.unexpected(what)),
+        VERIFIED => Ok(PodMode::Verified),
+        _ => Err(word.unexpected_of(what, &["disabled", "insecure", VERIFIED])),
+    }
+}
+
+/// Returns whether the line of `kubernetes` has the option by which Pods are watched.
+pub(in crate::dns::plugins) fn verifies_pods(line: &Directive) -> bool {
+    let mode = line.options().iter().rev().find(|option| option.name() == "pods");
+    mode.is_some_and(|mode| mode.arguments().iter().any(|word| word.text == VERIFIED))
+}
+
+/// Returns why a label of `kubernetes` is never known in a block.
+pub(in crate::dns::plugins) fn missing_for(label: &str, block: &[Directive]) -> Option<&'static str> {
+    let label = label.strip_prefix("kubernetes/")?;
+    let Some(line) = block.iter().find(|line| line.name() == NAME) else {
+        return Some("the block has no kubernetes");
+    };
+    match label {
+        "zone" if !line.options().iter().any(|option| option.name() == "zonal") => {
+            Some("kubernetes has no line zonal")
+        }
+        "client-namespace" | "client-pod-name" if !verifies_pods(line) => {
+            Some("kubernetes has no line pods verified")
+        }
+        _ => None,
     }
 }
 
@@ -273,6 +322,12 @@ fn connection(
         }
         if server_url(&words[0].text).is_none() {
             return Err(words[0].unexpected(what));
+        }
+        if tls.is_none() && words[0].text.starts_with("https:") {
+            setup.builder.warnings.push(words[0].error(
+                "without tls only the system's certificate authorities are trusted, and lb-linker has no credentials; name \
+                 both by tls CERT KEY CACERT",
+            ));
         }
         return Ok(Connection::Endpoint { url: words[0].text.clone(), tls });
     }

@@ -273,10 +273,21 @@ fn invalid_lines_are_rejected_with_their_position() {
             "Corefile:2:1: kubernetes needs a zone that isn't a reverse zone, such as",
         ),
         ("kubernetes a.b\nkubernetes b.c", "Corefile:3:1: kubernetes can be there only once in a block"),
-        ("lb_linker a.b\nkubernetes a.b", "Corefile:3:1: lb_linker answers for the zone a.b. already"),
+        (
+            "lb_linker a.b\nkubernetes a.b",
+            "Corefile:3:1: lb_linker answers for the zone a.b already (line 2)",
+        ),
         (
             "kubernetes a.b lb.c\n}\nlb.c {\nlb_linker",
-            "Corefile:2:1: lb_linker answers for the zone lb.c. already: leave it out",
+            "Corefile:2:1: lb_linker answers for the zone lb.c already (line 5): leave it out",
+        ),
+        (
+            "kubernetes a.b {\nnamespaces c Shop\n}",
+            "Corefile:3:14: \"Shop\" isn't the name of a namespace: at most",
+        ),
+        (
+            "kubernetes a.b {\npods verifed\n}",
+            "Corefile:3:6: \"verifed\" isn't disabled, insecure or verified; is it verified?",
         ),
         (
             "kubernetes a.b\n}\nlb.a.b {\nlb_linker",
@@ -285,10 +296,10 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("kubernetes k.a.b\nlb_linker a.b", "Corefile:2:1: lb_linker's zone a.b. holds the zone k.a.b., and"),
         ("kubernetes a.b {\npods all\n}", "Corefile:3:6: \"all\" isn't disabled, insecure or verified"),
         ("kubernetes a.b {\nttl 3601\n}", "Corefile:3:5: \"3601\" isn't a number of seconds from 0 to 3600"),
-        ("kubernetes a.b {\nlabels a in (\n}", "Corefile:3:1: \"a in (\" is not a label selector such as"),
+        ("kubernetes a.b {\nlabels a in (\n}", "Corefile:3:8: \"a in (\" is not a label selector such as"),
         (
             "kubernetes a.b {\nnamespaces c\nnamespace_labels d=e\n}",
-            "Corefile:4:1: namespaces and namespace_labels can't both be there",
+            "Corefile:4:1: namespaces (line 3) and namespace_labels can't both be there: delete either of them",
         ),
         ("kubernetes a.b {\nkubeconfig /none\n}", "Corefile:3:12: /none: can't be read: No such file"),
         (
@@ -301,15 +312,15 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         ("kubernetes a.b {\ntls a b\n}", "Corefile:3:1: tls needs three files: a certificate, its key"),
         ("kubernetes a.b {\nignore all\n}", "Corefile:3:8: \"all\" isn't empty_service"),
-        ("kubernetes a.b {\napiserver_qps -1\n}", "Corefile:3:15: \"-1\" isn't a number that isn't negative"),
+        ("kubernetes a.b {\napiserver_qps -1\n}", "Corefile:3:15: \"-1\" isn't a number of 0 or more"),
         (
             "kubernetes a.b {\nnoendpoints\nzonal\n}",
-            "Corefile:4:1: zonal reads endpoints, and noendpoints leaves them out: delete either",
+            "Corefile:4:1: zonal reads endpoints, and noendpoints (line 3) leaves them out: delete either",
         ),
         ("kubernetes a.b {\nzonal x\n}", "Corefile:3:7: zonal takes no arguments"),
         (
             "kubernetes a.b b.c {\nmulticluster b.c c.d\n}",
-            "Corefile:3:18: c.d. isn't a zone of kubernetes here, which has a.b., b.c.: add it to the line of",
+            "Corefile:3:18: c.d isn't a zone of kubernetes here, which has a.b, b.c: add it to the line of",
         ),
         (
             "kubernetes a.b {\nupstream\n}",
@@ -326,6 +337,29 @@ fn invalid_lines_are_rejected_with_their_position() {
     ] {
         let error = TestServer::error(lines);
         assert!(error.starts_with(expected), "{lines}: {error}");
+    }
+}
+
+#[test]
+fn lines_that_have_no_effect_are_warned_of() {
+    for (lines, expected) in [
+        ("kubernetes a.b a.b 10.0.0.0/8", ""),
+        (
+            "kubernetes a.b {\nendpoint https://192.0.2.1\n}",
+            "Corefile:3:10: without tls only the system's certificate authorities are trusted, and lb-linker has no \
+             credentials; name both by tls CERT KEY CACERT",
+        ),
+        ("kubernetes a.b {\nmulticluster\n}", "Corefile:3:1: multicluster has no effect without zones"),
+        (
+            "metadata\n}\ncorp.test {\nkubernetes a.b corp.test",
+            "Corefile:5:1: no question reaches kubernetes for a.b: the block has only corp.test",
+        ),
+        ("metadata\n}\nb.c {\nkubernetes a.b.c c 10.0.0.0/8", ""),
+    ] {
+        let (_, configuration) = TestServer::configured(&format!(". {{\n{lines}\n}}\n"));
+        let warnings = configuration.blocks.iter().flat_map(|block| &block.builder.warnings);
+        let warnings: Vec<String> = warnings.map(ToString::to_string).collect();
+        assert_eq!(warnings.join("\n"), expected, "{lines}");
     }
 }
 

@@ -100,7 +100,21 @@ fn labels_that_are_never_known_are_warned_of() {
             "template IN A {\nanswer \"{{ .Meta `a` }}\"\n}",
             "2:1: .Meta has no effect here: the block has no metadata",
         ),
-        ("metadata\nlog . {/kubernetes/service}", ""),
+        (
+            "metadata\nlog . {/kubernetes/service}",
+            "3:7: {/kubernetes/service} has no effect here: the block has no kubernetes",
+        ),
+        (
+            "metadata\nlog . {/kubernetes/zone}\nkubernetes a.b",
+            "3:7: {/kubernetes/zone} has no effect here: kubernetes has no line zonal",
+        ),
+        (
+            "metadata\nlog . {/kubernetes/client-pod-name}\nkubernetes a.b {\npods insecure\n}",
+            "3:7: {/kubernetes/client-pod-name} has no effect here: kubernetes has no line pods verified",
+        ),
+        ("metadata\nlog . {/kubernetes/service}\nkubernetes a.b", ""),
+        ("metadata\nlog . {/kubernetes/zone}\nkubernetes a.b {\nzonal\n}", ""),
+        ("metadata\nlog . {/kubernetes/client-namespace}\nkubernetes a.b {\npods verified\n}", ""),
         ("metadata\ntemplate IN A {\nanswer \"{{ .Meta `a` }}\"\n}", ""),
     ] {
         let warnings = TestServer::builder(lines).warnings;
