@@ -304,8 +304,8 @@ mod tests {
             other
         };
         others.extend([
-            changed(|other| drop(other.query.set_query_type(RecordType::AAAA))),
-            changed(|other| drop(other.query.set_query_class(DNSClass::CH))),
+            changed(|other| _ = other.query.set_query_type(RecordType::AAAA)),
+            changed(|other| _ = other.query.set_query_class(DNSClass::CH)),
             changed(|other| other.recursion_desired = false),
             changed(|other| other.checking_disabled = true),
             changed(|other| other.dnssec_ok = true),
