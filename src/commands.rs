@@ -250,6 +250,7 @@ fn for_links(flag: &str) -> bool {
         "corefile",
         "zones",
         "target_namespace",
+        "instance",
         "watch_namespaces",
         "service_selector",
         "load_balancer_classes",

@@ -37,9 +37,9 @@ impl Flags {
     }
 
     /// Returns whether objects belong to an instance: files have no instance, and with `--sync off` objects of all
-    /// instances are read.
+    /// instances are read, unless one is named.
     fn has_instance(&self) -> bool {
-        self.manifests.is_none() && self.sync_mode() != SyncMode::Off
+        self.manifests.is_none() && (self.sync_mode() != SyncMode::Off || self.instance.is_some())
     }
 
     /// Returns the flags with their effective values, for the user. Flags that a Corefile replaces are left out.

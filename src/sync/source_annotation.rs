@@ -384,7 +384,8 @@ impl SourceAnnotationController {
         }
         let is_news = !self.initial_pass.remove(key);
         let decision = follower.decide(link.as_deref(), gone, &self.context.policy);
-        self.show(&follower, shown_state(&follower, &decision, link.as_deref()));
+        let state = shown_state(&follower, &decision, link.as_deref(), &self.context.policy.tombstone);
+        self.show(&follower, state);
         if !matches!(decision, Decision::Refuse(_)) {
             self.memory.object_errors.set(key, None);
         }
@@ -449,16 +450,19 @@ impl SourceAnnotationController {
 
 /// Returns what users see of a decision about an annotated Service.
 fn shown_state(
-    AnnotatedService { source, .. }: &AnnotatedService,
+    AnnotatedService { source, name, .. }: &AnnotatedService,
     decision: &Decision,
     link: Option<&Link>,
+    tombstone: &str,
 ) -> FollowerState {
     let kept = |why: String| FollowerState::Kept(format!("{source} {why}: the Service stays as it is"));
-    match (decision, link) {
+    match (decision, link.filter(|link| !link.is_gone())) {
         (Decision::Refuse(why), _) => FollowerState::Refused(why.clone()),
         (Decision::Write(name), _) => FollowerState::Outdated { name: name.clone(), failure: None },
+        (Decision::Leave, None) if name.trim_end_matches('.') == tombstone => {
+            FollowerState::Kept(format!("{source} is gone: the Service leads to {tombstone}"))
+        }
         (Decision::Leave, None) => kept("is gone".to_owned()),
-        (Decision::Leave, Some(link)) if link.is_gone() => kept("is gone".to_owned()),
         (Decision::Leave, Some(link)) if link.is_left_out() => kept("isn't followed".to_owned()),
         (Decision::Leave, Some(link)) if link.target.is_none() => kept("has no target".to_owned()),
         (Decision::Leave, Some(_)) => FollowerState::Follows,

@@ -178,6 +178,11 @@ async fn links_shows_left_out_services_without_a_running_process() {
         }
         assert!(rows[2].contains("Gone"), "{table}");
     }
+    let of_another = links(&["--instance", "team/two"]);
+    assert!(
+        of_another.contains("Conflict") && of_another.contains("belongs to the lb-linker instance"),
+        "{of_another}"
+    );
     let off = links(&["--service-selector", "app=x", "--sync", "off"]);
     assert!(!off.contains("LeftOut"), "{off}");
 }

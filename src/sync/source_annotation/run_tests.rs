@@ -75,6 +75,23 @@ fn list(controller: &mut SourceAnnotationController, number: usize, annotated: &
     }
 }
 
+#[test]
+fn service_of_a_gone_source_stays_or_leads_to_the_tombstone() {
+    for (name, expected) in [
+        ("old.example", "shop/web is gone: the Service stays as it is"),
+        ("deleted.lb.internal", "shop/web is gone: the Service leads to deleted.lb.internal"),
+    ] {
+        let service = json!({
+            "metadata": {"namespace": "shop", "name": "db", "annotations": {SOURCE: "web"}},
+            "spec": {"type": "ExternalName", "externalName": name},
+        });
+        let service = serde_json::from_value(service).unwrap();
+        let follower = AnnotatedService::of(&service, Some("targets")).unwrap().ok().unwrap();
+        let state = shown_state(&follower, &Decision::Leave, None, "deleted.lb.internal");
+        assert_eq!(state, FollowerState::Kept(expected.to_owned()));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn forbidden_list_is_retried_rarely_without_annotations() {
     let (context, requests) = refused();
