@@ -72,6 +72,7 @@ mod root;
 mod template;
 mod timeouts;
 mod tls;
+pub(crate) mod ttl_limits;
 mod whoami;
 
 use hickory_proto::rr::Name;

@@ -384,8 +384,7 @@ impl SourceAnnotationController {
         }
         let is_news = !self.initial_pass.remove(key);
         let decision = follower.decide(link.as_deref(), gone, &self.context.policy);
-        let state = shown_state(&follower, &decision, link.as_deref(), &self.context.policy.tombstone);
-        self.show(&follower, state);
+        self.show(&follower, shown_state(&follower, &decision, link.as_deref(), &self.context.policy));
         if !matches!(decision, Decision::Refuse(_)) {
             self.memory.object_errors.set(key, None);
         }
@@ -453,13 +452,13 @@ fn shown_state(
     AnnotatedService { source, name, .. }: &AnnotatedService,
     decision: &Decision,
     link: Option<&Link>,
-    tombstone: &str,
+    SyncPolicy { tombstone, .. }: &SyncPolicy,
 ) -> FollowerState {
     let kept = |why: String| FollowerState::Kept(format!("{source} {why}: the Service stays as it is"));
     match (decision, link.filter(|link| !link.is_gone())) {
         (Decision::Refuse(why), _) => FollowerState::Refused(why.clone()),
         (Decision::Write(name), _) => FollowerState::Outdated { name: name.clone(), failure: None },
-        (Decision::Leave, None) if name.trim_end_matches('.') == tombstone => {
+        (Decision::Leave, None) if name.trim_end_matches('.') == *tombstone => {
             FollowerState::Kept(format!("{source} is gone: the Service leads to {tombstone}"))
         }
         (Decision::Leave, None) => kept("is gone".to_owned()),

@@ -104,7 +104,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -112,11 +111,11 @@ use tokio::time::timeout;
 use tracing::error;
 
 use super::setup::Setup;
+use super::ttl_limits::TtlLimits;
 use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 use crate::dns::net::shared_runtime::shared_runtime;
 use crate::dns::plugins::cache::entry::ResponseKind;
@@ -126,19 +125,10 @@ use metrics::AllCacheCounters;
 use options::{NAME, ParsedOptions, parse};
 use query::CacheQuery;
 use state::{CacheState, ReceivedReply, cached_failure};
-pub(super) use store::CacheLimits;
 
 /// The maximum number of concurrent background refreshes. At the limit, a query gets the cached answer, and a later
 /// query refreshes the entry.
 const MAX_REFRESHES: usize = 1024;
-
-/// The bounds of the TTLs in answers that pass this plugin, also of those that it never keeps.
-#[derive(Clone, Debug)]
-pub(super) struct LimitedTtls {
-    zones: ZoneSet,
-    success: CacheLimits,
-    denial: CacheLimits,
-}
 
 #[derive(Debug)]
 struct Cache {
@@ -151,8 +141,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let ParsedOptions { options, zones, zones_without_success_cache, zones_without_denial_cache } =
         parse(setup)?;
     if !options.keep_ttl {
-        let limits = LimitedTtls { zones: zones.clone(), success: options.success, denial: options.denial };
-        setup.builder.limited_ttls = Some(limits);
+        let [success, denial] = [options.success.ttls(), options.denial.ttls()];
+        setup.builder.ttl_limits = Some(TtlLimits { zones: zones.clone(), success, denial });
     }
     let labels: Vec<String> = zones.all().iter().map(ToString::to_string).collect();
     let shared = CacheState {
@@ -224,13 +214,6 @@ impl Plugin for Cache {
             Some(name) => self.shared.store.remove_name(name),
             None => self.shared.store.clear(),
         }
-    }
-}
-
-impl LimitedTtls {
-    /// Returns the bounds for records that exist, and for the absence of records, at a name.
-    pub(super) fn at(&self, name: &Name) -> Option<[CacheLimits; 2]> {
-        self.zones.contains(name).then_some([self.success, self.denial])
     }
 }
 

@@ -183,7 +183,7 @@ impl Plugin for External {
             soa_ttl: self.rules.ttl,
             absence: self.rules.ttl,
             alias_ttl: kubernetes.rules.ttl,
-            limits: kubernetes.ttl_limits(request),
+            limits: kubernetes.ttls_for(request),
             serial: cluster.serial(if self.rules.headless { View::ExternalHeadless } else { View::External }),
         };
         let qtype = request.query.query_type().into();

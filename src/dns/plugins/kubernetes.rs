@@ -73,8 +73,8 @@ use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{DNSClass, Name};
 
-use super::cache::{CacheLimits, LimitedTtls};
 use super::setup::Setup;
+use super::ttl_limits::{TtlLimits, TtlRange};
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult, SearchPath};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
@@ -96,7 +96,7 @@ pub(super) struct Kubernetes {
     pub(super) rules: Rules,
     fallthrough: Option<ZoneSet>,
     first_lists: Arc<FirstLists>,
-    limited_ttls: Option<LimitedTtls>,
+    ttl_limits: Option<TtlLimits>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
@@ -111,8 +111,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let _served = registry.serve(Arc::clone(served.cluster()));
         stop.cancelled().await;
     });
-    let limited_ttls = setup.builder.limited_ttls.clone();
-    setup.add_reusable(Kubernetes { cluster, rules, fallthrough, first_lists, limited_ttls });
+    let ttl_limits = setup.builder.ttl_limits.clone();
+    setup.add_reusable(Kubernetes { cluster, rules, fallthrough, first_lists, ttl_limits });
     Ok(())
 }
 
@@ -133,7 +133,7 @@ impl Plugin for Kubernetes {
             soa_ttl: self.rules.ttl.min(MAX_SOA_TTL),
             absence: self.rules.ttl,
             alias_ttl: self.rules.ttl,
-            limits: self.ttl_limits(request),
+            limits: self.ttls_for(request),
             serial: match self.rules.is_multicluster(zone) {
                 true => self.cluster.serial(View::Imports),
                 false => self.cluster.serial(View::Inside),
@@ -163,8 +163,8 @@ impl Plugin for Kubernetes {
 
 impl Kubernetes {
     /// Returns the bounds that `cache` sets for TTLs of records, and of their absence.
-    pub(super) fn ttl_limits(&self, request: &Request) -> Option<[CacheLimits; 2]> {
-        self.limited_ttls.as_ref()?.at(request.query.name())
+    pub(super) fn ttls_for(&self, request: &Request) -> Option<[TtlRange; 2]> {
+        self.ttl_limits.as_ref()?.at(request.query.name())
     }
 
     /// Answers a question for a name in a zone, in wire form, from the objects of the cluster.

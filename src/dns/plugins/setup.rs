@@ -14,9 +14,9 @@ use rustls::ServerConfig;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::cache::LimitedTtls;
 use super::file::ZoneRegistry;
 use super::r#loop::LoopState;
+use super::ttl_limits::TtlLimits;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
 use crate::dns::chain::server::{AccessRule, Server};
 use crate::dns::corefile::arguments::zones;
@@ -97,7 +97,7 @@ pub struct BlockBuilder {
     /// The zones of `kubernetes` and `k8s_external`: no listener may have links' names there, too.
     pub cluster_zones: Vec<ClusterZone>,
     /// The bounds of TTLs by `cache`.
-    pub(super) limited_ttls: Option<LimitedTtls>,
+    pub(super) ttl_limits: Option<TtlLimits>,
     /// The zones of `metadata`.
     pub labeled: ZoneSet,
     /// The directory that relative paths start from; empty for the working directory.

@@ -87,7 +87,8 @@ fn service_of_a_gone_source_stays_or_leads_to_the_tombstone() {
         });
         let service = serde_json::from_value(service).unwrap();
         let follower = AnnotatedService::of(&service, Some("targets")).unwrap().ok().unwrap();
-        let state = shown_state(&follower, &Decision::Leave, None, "deleted.lb.internal");
+        let policy = SyncPolicy { tombstone: "deleted.lb.internal".to_owned(), ..test_support::policy(None) };
+        let state = shown_state(&follower, &Decision::Leave, None, &policy);
         assert_eq!(state, FollowerState::Kept(expected.to_owned()));
     }
 }

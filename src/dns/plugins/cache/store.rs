@@ -12,6 +12,7 @@ use crate::dns::message::validity::{CacheEntryRef, Section};
 use crate::dns::plugins::cache::entry::{
     CacheEntry, Cacheability, CachedAnswer, Prefetch, ResponseKind, is_referral,
 };
+use crate::dns::plugins::ttl_limits::TtlRange;
 use crate::dns::upstream::sharded_cache::ShardedCache;
 
 /// CoreDNS's default capacity of each of the two parts.
@@ -319,10 +320,15 @@ pub fn is_storable(key: &QueryKey, answer: &CachedAnswer, cacheability: Cacheabi
 }
 
 impl CacheLimits {
-    /// Clamps a TTL to the bounds.
+    /// Returns the bounds of TTLs.
     #[must_use]
-    pub fn clamp(self, ttl: u32) -> u32 {
-        ttl.max(self.min_ttl).min(self.max_ttl)
+    pub fn ttls(self) -> TtlRange {
+        TtlRange { min: self.min_ttl, max: self.max_ttl }
+    }
+
+    /// Clamps a TTL to the bounds.
+    fn clamp(self, ttl: u32) -> u32 {
+        self.ttls().clamp(ttl)
     }
 }
 

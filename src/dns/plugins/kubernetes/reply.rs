@@ -18,7 +18,7 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::{Section, Serial, TtlCountdown, Validity};
 use crate::dns::message::wire::WireMessage;
 use crate::dns::message::wire::writer::ReplyWriter;
-use crate::dns::plugins::cache::CacheLimits;
+use crate::dns::plugins::ttl_limits::TtlRange;
 use crate::store::cluster::answer::{Answer, Outcome, Record};
 
 /// The timers of the SOA record, in seconds: refresh, retry and expire.
@@ -38,7 +38,7 @@ pub(in crate::dns::plugins) struct ZoneReply<'a> {
     /// The TTL of CNAME records, in seconds.
     pub(in crate::dns::plugins) alias_ttl: u32,
     /// The bounds of the TTLs of records, and of their absence.
-    pub(in crate::dns::plugins) limits: Option<[CacheLimits; 2]>,
+    pub(in crate::dns::plugins) limits: Option<[TtlRange; 2]>,
     pub(in crate::dns::plugins) serial: &'a Arc<AtomicU64>,
 }
 
