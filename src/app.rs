@@ -7,6 +7,7 @@ mod cluster_dns;
 pub mod error;
 pub mod link_reader;
 pub mod link_source;
+mod name_sources;
 mod sync_metrics;
 mod sync_runtime;
 mod sync_tasks;

@@ -1,11 +1,13 @@
 //! What keeps sync from its work at present: `/ready` shows it.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 
 use crate::model::object_texts::ObjectTexts;
 use crate::model::service_key::ServiceKey;
@@ -75,6 +77,8 @@ pub struct Readiness {
     pub manifests: ArcSwapOption<String>,
     /// Why load balancers that were listed before can't be read any more.
     pub load_balancers: ArcSwapOption<ForbiddenLists>,
+    /// By kind and namespace: why the objects of other sources of names can't be read.
+    pub sources: Mutex<BTreeMap<(&'static str, Option<String>), String>>,
     /// Why StableNames can't be listed.
     pub stable_names: ArcSwapOption<ForbiddenLists>,
     /// Why the last targets of StableNames stay: they went with their CRD.
@@ -121,6 +125,29 @@ impl Readiness {
             text(&self.writes),
         ];
         notes.into_iter().flatten().collect()
+    }
+
+    /// Returns the notes about the sources of names that can't be read, or, without a reason, about the source of
+    /// this kind, which isn't listed.
+    #[must_use]
+    pub fn of_sources(&self, unlisted: Option<&str>) -> Vec<String> {
+        let known = self.sources.lock();
+        let mut by_kind: BTreeMap<&str, (String, usize)> = BTreeMap::new();
+        for ((kind, _), why) in &*known {
+            by_kind.entry(kind).or_insert_with(|| (why.clone(), 0)).1 += 1;
+        }
+        let waits = |kind: &&str| !by_kind.contains_key(*kind);
+        let waiting = unlisted.filter(waits).map(|kind| format!("the {kind} objects haven't been read yet"));
+        let note = |(why, namespaces): (String, usize)| match namespaces {
+            1 => why,
+            more => format!("{why} (and so in {} more namespaces)", more - 1),
+        };
+        by_kind.into_values().map(note).chain(waiting).collect()
+    }
+
+    /// Forgets what keeps the objects of a kind from being read.
+    pub fn forget_source(&self, kind: &str) {
+        self.sources.lock().retain(|(known, _), _| *known != kind);
     }
 
     /// Returns the note about the StableNames that don't move.

@@ -12,10 +12,10 @@ mod name_slots;
 mod names;
 mod owners;
 mod reverse_index;
-
+pub mod sources;
 mod update;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use arc_swap::ArcSwapOption;
 use dashmap::DashSet;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{broadcast, watch};
 
 use crate::model::link::{Link, LinkChange, Target};
@@ -101,7 +101,9 @@ pub struct Store {
     /// Whether the serial follows resourceVersions instead of the clock.
     has_versions: AtomicBool,
     on_gone: OnGone,
-    zones: RwLock<Arc<[Zone]>>,
+    zones: watch::Sender<Arc<[Zone]>>,
+    /// By source: the zones, as they are configured, whose names of the source are known completely.
+    listed: watch::Sender<BTreeMap<Source, Vec<Zone>>>,
     /// What DNS answers from until the load balancers are known.
     fallback: ArcSwapOption<Fallback>,
 }
@@ -122,7 +124,8 @@ impl Store {
             serial: Arc::default(),
             has_versions: AtomicBool::new(false),
             on_gone: policy,
-            zones: RwLock::default(),
+            zones: watch::Sender::new(Arc::default()),
+            listed: watch::Sender::default(),
             fallback: ArcSwapOption::default(),
         }
     }
@@ -131,12 +134,13 @@ impl Store {
     /// another.
     #[must_use]
     pub fn with_zones<Z: Into<Zone>>(self, zones: impl IntoIterator<Item = Z>) -> Self {
-        Self { zones: RwLock::new(zones.into_iter().map(Into::into).collect()), ..self }
+        self.zones.send_replace(zones.into_iter().map(Into::into).collect());
+        self
     }
 
     /// Returns the zones in which links have names now.
     pub(crate) fn zones(&self) -> Arc<[Zone]> {
-        Arc::clone(&self.zones.read())
+        Arc::clone(&self.zones.borrow())
     }
 
     /// Changes the namespaces whose Services aren't known although the load balancers are.
@@ -307,11 +311,21 @@ impl Store {
     fn find_host(&self, host: &Name) -> Lookup {
         let Some(wire) = crate::model::names::wire(host.iter()) else { return Lookup::Nothing };
         let zones = self.zones();
-        let in_zones = zones.iter().filter_map(|zone| Some((zone.below(&wire)?, zone)));
-        match in_zones.max_by_key(|(_, zone)| zone.origin.len()) {
-            Some((below, zone)) if !zone.reserves(below) => self.find(below, &zone.origin),
+        let zone = Zone::closest(&zones, &wire);
+        match zone.and_then(|zone| Some((zone.below(&wire)?, zone))) {
+            Some((below, zone)) if !zone.reserves(below) => {
+                self.find(below, &zone.origin, zone.has(&Source::SERVICES))
+            }
             _ => Lookup::Nothing,
         }
+    }
+
+    /// Returns whether a hostname, in wire form, is the target of an owner of any kind.
+    #[must_use]
+    pub fn is_target(&self, host: &[u8]) -> bool {
+        let is_it =
+            |link: &Arc<Link>| matches!(&link.target, Some(Target::Hostname(target)) if target.is(host));
+        self.owners.all(None).iter().any(|(_, link)| is_it(link))
     }
 
     /// Sets or removes what DNS answers from before the load balancers are known. Returns `false`, and sets nothing, if

@@ -30,6 +30,7 @@ use crate::links::facts::LinkFacts;
 use crate::metrics::Metrics;
 use crate::model::excerpt::sentence;
 use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::owner::Source;
 use crate::store::{Input, Store};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::missing_namespace::NAMESPACE_HINT;
@@ -165,7 +166,9 @@ impl LinkReader {
     async fn start(flags: Flags, views: Option<bool>) -> Result<(Self, Instant), RunError> {
         let needs_external_targets = flags.sync_mode() != SyncMode::Off;
         let flags = flags.read_only();
-        let zones = read_zones(&flags)?;
+        let mut zones = read_zones(&flags)?;
+        // Only links are shown.
+        zones.links.iter_mut().for_each(|zone| zone.sources.retain(|source| *source == Source::SERVICES));
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
         let (source, server, deadline) = sync.run(open_readable(flags.clone())).await?;
         let store = Arc::new(store_for(&zones.links, Some(&source)));

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use kube::Client;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -11,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::app::error::RunError;
+use crate::app::name_sources::{self, NameSources};
 use crate::app::sync_metrics::SyncMetrics;
 use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
@@ -41,6 +43,8 @@ use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::first_list::FirstList;
 use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source::missing_namespaces::missing_namespaces;
+use crate::sync::source::names::state::NameState;
+use crate::sync::source::names::watch::NameWatcher;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::selection::Selection;
 use crate::sync::source_annotation::{self, SourceAnnotationContext};
@@ -442,6 +446,8 @@ impl Parts {
         }
         let context = self.stable_names(client.clone(), availability.clone(), rules, check_dns);
         self.spawn_writer("the StableNames", context, stable_name::controller::run);
+        let context = self.name_sources(client.clone(), availability.clone());
+        self.spawn_writer("the sources of names", context, name_sources::run);
     }
 
     fn followers(&self, client: Client, availability: ApiAvailability) -> SourceAnnotationContext {
@@ -483,6 +489,20 @@ impl Parts {
             overrides_listed: self.overrides_listed.subscribe(),
             log: self.link_reporter.log.about("StableName"),
         }
+    }
+
+    fn name_sources(&self, client: Client, availability: ApiAvailability) -> NameSources {
+        let watcher = NameWatcher {
+            client,
+            availability,
+            selection: Arc::clone(&self.selection),
+            hostname_policy: self.hostname_policy.clone(),
+            store: Arc::clone(&self.facts.store),
+            link_reporter: self.link_reporter.clone(),
+            staleness: Arc::clone(&self.metrics.staleness),
+            rewinds: self.rewinds.clone(),
+        };
+        NameSources { watcher, supervisor: Arc::clone(&self.metrics.supervisor) }
     }
 
     fn stable_names(
@@ -560,6 +580,11 @@ impl Parts {
             persisted: Arc::clone(&self.persisted),
             unselected: Arc::clone(&self.facts.unselected),
             apply_overrides: Arc::new(move |objects, policy| overrides.apply(objects, policy)),
+            ingresses: Arc::new(Mutex::new(NameState::new(
+                Arc::clone(&self.facts.store),
+                Arc::clone(&self.selection),
+                self.link_reporter.clone(),
+            ))),
             link_reporter: self.link_reporter.clone(),
             files: Arc::default(),
             keeps_unlisted: self.keeps_unlisted,

@@ -31,7 +31,12 @@ pub(super) async fn run(
         if *before != *of_links {
             store.set_zones(of_links);
         }
-        policy.send_replace(Arc::new(flags.hostname_policy(&zones)));
+        let next = flags.hostname_policy(&zones);
+        if has_same_zones(&policy.borrow(), &next) {
+            info!("the names in the zones of links come from other sources now");
+            continue;
+        }
+        policy.send_replace(Arc::new(next));
         if have_moved {
             info!("links are in {} now; Services are listed again", names_of(&zones.links));
         } else {
@@ -40,4 +45,12 @@ pub(super) async fn run(
             );
         }
     }
+}
+
+fn has_same_zones(one: &HostnamePolicy, other: &HostnamePolicy) -> bool {
+    let zones = |policy: &HostnamePolicy| {
+        let HostnamePolicy { targets, reserved_labels, closed_zones, .. } = policy.clone();
+        (targets.zones, targets.cluster_zones, reserved_labels, closed_zones)
+    };
+    zones(one) == zones(other)
 }

@@ -3,8 +3,9 @@
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use super::effective::value_name;
 use super::election::Environment;
-use super::flags::Flags;
+use super::flags::{Flags, SourceName};
 use super::http_listen::HttpListen;
 use super::upstream_flag::UpstreamSpec;
 use crate::dns::server::config::quoted;
@@ -65,7 +66,12 @@ impl Flags {
             *text += &probes;
         }
         *text += &prometheus;
-        *text += "    loadbalance\n    lb_linker\n}\n";
+        *text += "    loadbalance\n    lb_linker";
+        if self.sources != [SourceName::Service] {
+            let sources: Vec<String> = self.sources.iter().map(value_name).collect();
+            let _ = write!(text, " {{\n        sources {}\n    }}", sources.join(" "));
+        }
+        *text += "\n}\n";
         if !upstreams.is_empty() {
             let _ = writeln!(text, ".:{port} {{");
             *text += &bind;

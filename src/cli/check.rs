@@ -13,8 +13,10 @@ use crate::cli::error::InputError;
 use crate::cli::flags::{Flags, without_links};
 use crate::cli::mistyped_variables::mistyped_variables;
 use crate::dns::corefile::CorefileError;
+use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::corefile_source::{CorefileSource, CorefileZones, LoadedCorefile};
+use crate::model::owner::Zone;
 use crate::snapshot::file::check_path;
 use crate::store::cluster::registry::{ClusterSpec, Connection};
 use crate::store::{OnGone, Store};
@@ -66,7 +68,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     } else if !needs_cluster {
         // Without links and names of this cluster no permission is needed.
     } else if ask_cluster {
-        check_cluster(&mut check_report, flags, reads_links, clusters).await?;
+        check_cluster(&mut check_report, flags, reads_links.then_some(&*zones.links), clusters).await?;
     } else {
         let connection = connect(flags.kubeconfig.clone(), flags.context.clone()).await;
         let is_named = flags.kubeconfig.is_some() || flags.context.is_some();
@@ -90,12 +92,18 @@ fn check_manifests(
     directory: &Path,
     zones: &CorefileZones,
 ) -> Result<(), InputError> {
-    let checked = manifests::check(directory, &flags.selection(), Some(&flags.hostname_policy(zones)))
+    let (policy, of_links) =
+        (flags.hostname_policy(zones), zones.links.iter().map(Zone::from).collect::<Vec<_>>());
+    let checked = manifests::check(directory, &flags.selection(), Some((&policy, &of_links)))
         .map_err(|source| InputError::Directory { flag: "manifests", source })?;
     check_report.lines.push(format!("load balancers in {}: {}", directory.display(), checked.services));
     if checked.stable_names > 0 {
         let stable_names = checked.stable_names;
         check_report.lines.push(format!("StableNames in {}: {stable_names}", directory.display()));
+    }
+    if checked.ingresses > 0 {
+        let ingresses = checked.ingresses;
+        check_report.lines.push(format!("Ingresses with names in {}: {ingresses}", directory.display()));
     }
     check_report.lines.extend(checked.notices);
     check_report.lines.extend(checked.rejections);
@@ -133,14 +141,15 @@ async fn check_clusters_of_plugin(check_report: &mut CheckReport, clusters: &[Cl
     }
 }
 
-/// Asks the API server for permissions, and for links looks for another leader, tries an external target, and looks for
+/// Asks the API server for permissions, and for links, with these zones, looks for another leader, tries an external target, and looks for
 /// another instance. Ends with the first request that has no usable answer.
 async fn check_cluster(
     check_report: &mut CheckReport,
     flags: &Flags,
-    reads_links: bool,
+    zones: Option<&[LinkZone]>,
     clusters: &[ClusterSpec],
 ) -> Result<(), InputError> {
+    let reads_links = zones.is_some();
     let ClientConnection { client, server, .. } =
         connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
     check_report.lines.push(format!("API server {server}"));
@@ -150,6 +159,7 @@ async fn check_cluster(
     let mut needed =
         if reads_links { permissions::needed(flags, folder, election_config.as_ref()) } else { Vec::new() };
     own.into_iter().for_each(|spec| permissions::add_for_cluster_dns(&mut needed, spec));
+    needed.extend(permissions::for_sources(flags, zones.unwrap_or_default().iter()));
     if !permissions::review_access(check_report, client.clone(), &needed).await || !reads_links {
         return Ok(());
     }

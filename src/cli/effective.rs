@@ -98,6 +98,6 @@ impl Flags {
 }
 
 /// Returns how a value is written on the command line.
-fn value_name(value: &impl ValueEnum) -> String {
+pub(crate) fn value_name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }

@@ -42,6 +42,8 @@ pub enum ConfigError {
     ClusterDomain(String),
     #[error("--zone {0} is given twice")]
     ZoneTwice(String),
+    #[error("--sources: {0} is given twice")]
+    SourceTwice(String),
     #[error("--listen {0} is given twice")]
     ListenTwice(SocketAddr),
     /// Leader-for-life is set without `POD_NAME` and `POD_NAMESPACE`.

@@ -10,6 +10,7 @@ use kube::core::Selector;
 
 use crate::cli::client_nets_flag::ClientNet;
 use crate::cli::client_nets_flag::PRIVATE_NETS;
+use crate::cli::effective::value_name;
 use crate::cli::election_flags::ElectionFlags;
 use crate::cli::error::ConfigError;
 use crate::cli::http_listen::{HttpListen, http_listen, loopback_http_listen};
@@ -66,6 +67,15 @@ pub enum SelectionMode {
     All,
     /// Only load balancers with the annotation linker.hsj.com/managed: "true".
     Annotated,
+}
+
+/// A source of the names in the zones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SourceName {
+    /// Load balancers and StableNames.
+    Service,
+    /// The hosts of Ingresses; needs the permissions of deploy/sources/.
+    Ingress,
 }
 
 /// The flags of all commands except `query` and `completion`.
@@ -284,6 +294,18 @@ pub struct Flags {
     )]
     pub zones: Vec<Name>,
 
+    /// Sources of the names in the zones, separated by commas: those before come first for a name
+    #[arg(
+        long,
+        value_name = "SOURCES",
+        env = "LB_LINKER_SOURCES",
+        default_value = "service",
+        value_enum,
+        value_delimiter = ',',
+        help_heading = "DNS"
+    )]
+    pub sources: Vec<SourceName>,
+
     /// Address for DNS by UDP and TCP; may be repeated
     #[arg(
         long,
@@ -402,6 +424,11 @@ impl Flags {
                         outer: to_presentation(outer),
                     });
                 }
+            }
+        }
+        for (i, source) in self.sources.iter().enumerate() {
+            if self.sources[..i].contains(source) {
+                return Err(ConfigError::SourceTwice(value_name(source)));
             }
         }
         if self.finalizer && self.max_deletes == Some(MaxDeletes::Number(0)) {

@@ -8,6 +8,7 @@ use super::parsers::{annotation, domain, namespace_or_all, net};
 use crate::dns::server::corefile_source::CorefileZones;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::owner::Source;
 use crate::model::target_policy::TargetPolicy;
 
 /// Policies for names and targets.
@@ -114,6 +115,7 @@ pub struct HostnamePolicyFlags {
 impl HostnamePolicyFlags {
     /// Returns the policy for names and targets in these zones, with the reserved label of each zone.
     pub(crate) fn hostname_policy(&self, zones: &CorefileZones) -> HostnamePolicy {
+        let closed = zones.links.iter().filter(|zone| !zone.sources.contains(&Source::SERVICES));
         HostnamePolicy {
             targets: TargetPolicy {
                 zones: zones.links.iter().map(|zone| zone.origin.clone()).collect(),
@@ -124,6 +126,7 @@ impl HostnamePolicyFlags {
                 denied_nets: self.denied_nets.clone(),
                 allowed_nets: self.allowed_nets.clone(),
             },
+            closed_zones: closed.map(|zone| zone.origin.clone()).collect(),
             reserved_labels: zones.links.iter().map(|zone| zone.apex.clone()).collect(),
             hostname_annotations: self.hostname_annotations.clone(),
             hostname_namespaces: self.hostname_namespaces.iter().cloned().collect(),

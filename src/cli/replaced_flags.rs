@@ -6,8 +6,9 @@ use clap::{ArgMatches, Args, Command};
 use crate::cli::flags::Flags;
 
 /// The ids of the flags that fill in the built-in Corefile, and what stands for each in a Corefile.
-const REPLACED: [(&str, &str); 7] = [
+const REPLACED: [(&str, &str); 8] = [
     ("zones", "lb_linker ZONE"),
+    ("sources", "lb_linker { sources SOURCE }"),
     ("listen", "the port of each block, as in .:53, and bind ADDRESS"),
     ("upstream", "forward . ADDRESS"),
     ("client_nets", "clients NETWORK"),
@@ -55,6 +56,7 @@ mod tests {
         assert_eq!(replaced(&["--corefile", "f", "--admin-listen", "none"]), None);
         for (arguments, expected) in [
             (["--zone", "a.example"], "--zone (in the Corefile: lb_linker ZONE)"),
+            (["--sources", "ingress"], "--sources (in the Corefile: lb_linker { sources SOURCE })"),
             (
                 ["--listen", ":54"],
                 "--listen (in the Corefile: the port of each block, as in .:53, and bind ADDRESS)",

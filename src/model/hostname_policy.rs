@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use hickory_proto::rr::Name;
+
 use super::rejection::{ListEntries, MAX_ENTRIES, MAX_ENTRY_BYTES, RejectedField, Rejection};
 use crate::model::hostname::to_presentation;
 use crate::model::names;
@@ -17,10 +19,22 @@ pub struct HostnamePolicy {
     pub targets: TargetPolicy,
     /// The labels below the zones that are reserved for the zones' own records; empty means [`names::RESERVED_LABEL`].
     pub reserved_labels: Vec<String>,
+    /// The zones in which load balancers have no names.
+    pub closed_zones: Vec<Name>,
     /// Further annotations with DNS names, in addition to [`HOSTNAME`].
     pub hostname_annotations: Vec<String>,
     /// The namespaces in which Services may request any name in the zones; `*` for all.
     pub hostname_namespaces: BTreeSet<String>,
+}
+
+/// The names that an object asks for in one of its fields.
+#[derive(Debug)]
+pub struct RequestedNames<'a> {
+    /// What each of the names is, in sentences.
+    pub field: String,
+    pub names: Vec<&'a str>,
+    /// The number of entries that don't count.
+    pub ignored: usize,
 }
 
 // === impl HostnamePolicy ===
@@ -42,23 +56,46 @@ impl HostnamePolicy {
         key: &ServiceKey,
         annotation: impl Fn(&str) -> Option<&'a str>,
     ) -> (Vec<Arc<str>>, Vec<Rejection>) {
-        let (mut granted, mut unusable): (Vec<Arc<str>>, Vec<Rejection>) = Default::default();
+        let requested = self.annotated_names(annotation);
+        let check = |name: &str| self.check_granted_to_service(key.namespace(), name);
+        self.granted("a Service", requested, check, |name| self.is_default_name(key, name))
+    }
+
+    /// Returns the DNS names in the annotations of an object. `annotation` returns the value of an annotation.
+    pub fn annotated_names<'a>(
+        &self,
+        annotation: impl Fn(&str) -> Option<&'a str>,
+    ) -> impl Iterator<Item = RequestedNames<'a>> {
         let annotations = [HOSTNAME].into_iter().chain(self.hostname_annotations.iter().map(String::as_str));
-        for name in annotations {
-            let Some(text) = annotation(name) else { continue };
-            let ListEntries { accepted, ignored } = ListEntries::of(text);
-            let mut rejection =
-                Rejection::new(RejectedField::Hostname, format!("the DNS name in annotation {name}"));
+        annotations.filter_map(move |name| {
+            let ListEntries { accepted: names, ignored } = ListEntries::of(annotation(name)?);
+            Some(RequestedNames { field: format!("the DNS name in annotation {name}"), names, ignored })
+        })
+    }
+
+    /// Returns those of the requested names that `check` accepts, in lower case, in their order and without duplicates, and
+    /// a [`Rejection`] for each field with other names. Names that are `passed_over` are neither.
+    #[must_use]
+    pub fn granted<'a>(
+        &self,
+        what: &str,
+        requested: impl IntoIterator<Item = RequestedNames<'a>>,
+        check: impl Fn(&str) -> Result<(), String>,
+        passed_over: impl Fn(&str) -> bool,
+    ) -> (Vec<Arc<str>>, Vec<Rejection>) {
+        let (mut granted, mut unusable): (Vec<Arc<str>>, Vec<Rejection>) = Default::default();
+        for RequestedNames { field, names, ignored } in requested {
+            let mut rejection = Rejection::new(RejectedField::Hostname, field);
             rejection.ignore(ignored, ListEntries::LIMIT);
-            for name in accepted {
+            for name in names {
                 let lower = in_stored_form(name);
-                if granted.iter().any(|known| **known == *lower) || self.is_default_name(key, &lower) {
+                if granted.iter().any(|known| **known == *lower) || passed_over(&lower) {
                     continue;
                 }
                 let outcome = if granted.len() < MAX_ENTRIES {
-                    self.check_granted(key.namespace(), &lower)
+                    check(&lower)
                 } else {
-                    Err(format!("a Service may have {MAX_ENTRIES} names at most"))
+                    Err(format!("{what} may have {MAX_ENTRIES} names at most"))
                 };
                 match outcome {
                     Ok(()) => granted.push(lower.into()),
@@ -80,7 +117,20 @@ impl HostnamePolicy {
         if self.is_default_name(key, &name) {
             return Ok(None);
         }
-        self.check_granted(key.namespace(), &name).map(|()| Some(name))
+        self.check_granted_to_service(key.namespace(), &name).map(|()| Some(name))
+    }
+
+    /// Checks whether a Service or StableName of the namespace may have a name, given in lower case.
+    fn check_granted_to_service(&self, namespace: &str, name: &str) -> Result<(), String> {
+        self.check_granted(namespace, name)?;
+        let below =
+            |zone: &&Name| name.strip_suffix(&*to_presentation(zone)).is_some_and(|rest| rest.ends_with('.'));
+        match self.closed_zones.iter().find(below) {
+            Some(zone) => {
+                Err(format!("Services have no names in {}, which has other sources", to_presentation(zone)))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns whether the domain `label` directly below a zone, including all names below it, is reserved. A name that
@@ -106,8 +156,11 @@ impl HostnamePolicy {
         hostnames.into_iter().filter(|name| self.check_granted(namespace, name).is_ok()).collect()
     }
 
-    /// Checks whether a Service of the namespace may have a name, given in lower case.
-    fn check_granted(&self, namespace: &str, name: &str) -> Result<(), String> {
+    /// Checks whether an object of the namespace may have a name, given in lower case, in a zone that has its source.
+    ///
+    /// # Errors
+    /// The reason why the name is denied.
+    pub fn check_granted(&self, namespace: &str, name: &str) -> Result<(), String> {
         let labels: Vec<&str> = name.split('.').collect();
         let plain = if labels[0] == "*" { &labels[1..] } else { &labels[..] };
         if name.len() > MAX_ENTRY_BYTES || !plain.iter().all(|label| is_name_label(label)) {
@@ -140,8 +193,7 @@ impl HostnamePolicy {
             Ok(())
         } else {
             Err(format!(
-                "Services of namespace {namespace} may have names below {namespace}.{zone} only, unless \
-                 --hostname-namespaces lists the namespace"
+                "namespace {namespace} may have names below {namespace}.{zone} only, unless --hostname-namespaces lists it"
             ))
         }
     }
@@ -157,7 +209,8 @@ pub fn recorded_hostnames(annotation: Option<&str>) -> Vec<Arc<str>> {
 }
 
 /// Returns a requested name as links have it: in lower case and without a dot at its end.
-fn in_stored_form(name: &str) -> String {
+#[must_use]
+pub fn in_stored_form(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
 
@@ -171,7 +224,6 @@ fn is_name_label(label: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::rr::Name;
     use serde_json::json;
 
     use super::*;
@@ -241,6 +293,20 @@ mod tests {
         }
         let long = format!("{}.default.lb.internal", "x".repeat(64));
         assert_eq!(asked(&hostname_policy(), &json!({HOSTNAME: long})).1.len(), 1);
+    }
+
+    #[test]
+    fn zone_with_other_sources_has_no_names_of_services() {
+        let closed_zones = vec![Name::from_ascii("other.example.").unwrap()];
+        let hostname_policy = HostnamePolicy { closed_zones, ..hostname_policy() };
+        let text = "a.default.lb.internal,a.default.other.example";
+        let (names, unusable) = asked(&hostname_policy, &json!({HOSTNAME: text}));
+        assert_eq!(names, ["a.default.lb.internal"].map(Arc::from));
+        let why = "\"a.default.other.example\" isn't served: Services have no names in other.example";
+        assert!(unusable[0].to_string().contains(why), "{}", unusable[0]);
+        assert!(
+            hostname_policy.check(&ServiceKey::new("default", "web"), "a.default.other.example").is_err()
+        );
     }
 
     #[test]

@@ -21,6 +21,16 @@ pub struct Source {
 impl Source {
     /// The load balancers of the own cluster. Only they have default names and external targets.
     pub const SERVICES: Self = Self { cluster: None, kind: Cow::Borrowed("Service") };
+    /// The Ingresses of the own cluster.
+    pub const INGRESSES: Self = Self { cluster: None, kind: Cow::Borrowed("Ingress") };
+    /// The sources that a zone may have, in the order of the documentation.
+    pub const ALL: [Self; 2] = [Self::SERVICES, Self::INGRESSES];
+
+    /// Returns the source's name in a Corefile, in flags and in metrics.
+    #[must_use]
+    pub fn word(&self) -> String {
+        self.kind.to_ascii_lowercase()
+    }
 }
 
 /// An object that asks for names. Its uid isn't part of it: an object that is recreated keeps its rank.
@@ -80,39 +90,51 @@ pub struct Claims {
     pub names: Arc<[Arc<str>]>,
 }
 
-/// A zone, and which sources come first for its names.
+/// A zone, and the sources of its names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Zone {
     /// The origin, in the form of [`crate::model::names::wire`].
     pub origin: Box<[u8]>,
     /// The label below the origin that is reserved for the zone itself; empty if it isn't known.
     pub apex: Box<str>,
-    /// The sources in their order. All sources that aren't listed come last, without an order.
+    /// The sources in their order. Other sources have no names in the zone.
     pub sources: Vec<Source>,
+    /// The classes of the Ingresses with names in the zone; empty for all.
+    pub ingress_classes: Vec<Box<str>>,
 }
 
 impl From<&Name> for Zone {
-    /// Returns a zone in which the own load balancers come first.
+    /// Returns a zone with the names of the own load balancers.
     fn from(origin: &Name) -> Self {
         // A `Name` has no label that the wire form can't have.
         let origin = names::wire(origin.iter()).unwrap_or_default().into();
-        Self { origin, apex: Box::default(), sources: vec![Source::SERVICES] }
+        Self { origin, apex: Box::default(), sources: vec![Source::SERVICES], ingress_classes: Vec::new() }
     }
 }
 
 impl Zone {
-    /// Returns the place of a source for a name in wire form among these zones: 0 comes first. The closest zone counts.
+    /// Returns the closest of these zones that contains a name in wire form.
     #[must_use]
-    pub fn place(zones: &[Self], name: &[u8], source: &Source) -> u16 {
-        let closest =
-            zones.iter().filter(|zone| zone.below(name).is_some()).max_by_key(|zone| zone.origin.len());
-        let place = match closest {
-            Some(zone) => {
-                zone.sources.iter().position(|listed| listed == source).unwrap_or(zone.sources.len())
-            }
-            None => usize::from(*source != Source::SERVICES),
+    pub fn closest<'a>(zones: &'a [Self], name: &[u8]) -> Option<&'a Self> {
+        zones.iter().filter(|zone| zone.below(name).is_some()).max_by_key(|zone| zone.origin.len())
+    }
+
+    /// Returns the place of a source for a name in wire form among these zones: 0 comes first. `None` if the name's zone
+    /// has other sources, and for a name outside of all zones that isn't a load balancer's.
+    #[must_use]
+    pub fn place(zones: &[Self], name: &[u8], source: &Source) -> Option<u16> {
+        let place = match Self::closest(zones, name) {
+            Some(zone) => zone.sources.iter().position(|listed| listed == source)?,
+            None if *source == Source::SERVICES => 0,
+            None => return None,
         };
-        u16::try_from(place).unwrap_or(u16::MAX)
+        u16::try_from(place).ok()
+    }
+
+    /// Returns whether a source has names in the zone.
+    #[must_use]
+    pub fn has(&self, source: &Source) -> bool {
+        self.sources.contains(source)
     }
 
     /// Returns whether no link has a name here; `below` is the part of the name below the origin.
@@ -131,5 +153,32 @@ impl Zone {
             rest = labels.get(usize::from(*length)..)?;
         }
         Some(below)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_sources_of_the_closest_zone_have_a_place() {
+        let zone = |origin: &str, sources: &[Source]| Zone {
+            sources: sources.to_vec(),
+            ..(&Name::from_ascii(origin).unwrap()).into()
+        };
+        let zones = [
+            zone("example.", &[Source::SERVICES]),
+            zone("apps.example.", &[Source::INGRESSES, Source::SERVICES]),
+        ];
+        let place = |name: &str, source: &Source| Zone::place(&zones, &names::wire_of(name).unwrap(), source);
+        for (name, services, ingresses) in [
+            ("a.example", Some(0), None),
+            ("a.apps.example", Some(1), Some(0)),
+            ("a.xapps.example", Some(0), None),
+            ("elsewhere", Some(0), None),
+        ] {
+            assert_eq!(place(name, &Source::SERVICES), services, "{name}");
+            assert_eq!(place(name, &Source::INGRESSES), ingresses, "{name}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::format::{SavedLink, SavedTarget, Snapshot};
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Annotations, Ingress, Link, ObservedService, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
-use crate::model::owner::{Claims, Owner, Source};
+use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
 use crate::sync::source::selection::Selection;
@@ -25,11 +25,16 @@ pub struct Restored {
     pub denied: usize,
 }
 
-/// Returns the links of a snapshot as the present flags allow them. Takes the snapshot, so that each link is freed once
+/// Returns the links of a snapshot as the present flags allow them, with their names in these zones. Takes the snapshot, so that each link is freed once
 /// it is in the store.
 #[must_use]
-pub fn restore(snapshot: Snapshot, selection: &Selection, policy: &HostnamePolicy) -> Restored {
-    let store = Store::new(OnGone::Dropped).with_zones(&policy.targets.zones);
+pub fn restore(
+    snapshot: Snapshot,
+    selection: &Selection,
+    policy: &HostnamePolicy,
+    zones: &[Zone],
+) -> Restored {
+    let store = Store::new(OnGone::Dropped).with_zones(zones.iter().cloned());
     store.continue_at(snapshot.head.serial);
     let is_selected = |link: &SavedLink| {
         let namespace = &link.namespace;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hickory_proto::rr::Name;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -19,6 +20,7 @@ use super::format::{FormatError, Snapshot, decode};
 use super::restore::{Restored, restore};
 use super::rules::{self, FIRST_LIST_TIMEOUT};
 use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::owner::Zone;
 use crate::store::Input;
 use crate::store::fallback::{Age, Fallback};
 use crate::sync::k8s::watch::sleep_until_opt;
@@ -124,9 +126,10 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
     loop {
         let (current, watched) = (Arc::clone(&policy.borrow_and_update()), Arc::clone(selection));
         let (decoded, bytes) = (decoded.take(), Arc::clone(&bytes));
+        let zones = zones(&current, &store.zones());
         let restored = spawn_blocking(move || {
             let snapshot = decoded.map_or_else(|| decode(&bytes), Ok)?;
-            Ok::<_, FormatError>(restore(snapshot, &watched, &current))
+            Ok::<_, FormatError>(restore(snapshot, &watched, &current, &zones))
         });
         let Restored { store: links, answered, denied } = match restored.await? {
             Ok(restored) => restored,
@@ -167,6 +170,15 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
             return Ok(());
         }
     }
+}
+
+/// Returns the zones of the policy, with their sources as far as they are known.
+fn zones(policy: &HostnamePolicy, known: &[Zone]) -> Vec<Zone> {
+    let with_sources = |origin: &Name| {
+        let zone = Zone::from(origin);
+        known.iter().find(|known| known.origin == zone.origin).cloned().unwrap_or(zone)
+    };
+    policy.targets.zones.iter().map(with_sources).collect()
 }
 
 /// Returns the age of a snapshot, or logs why it can't be used.

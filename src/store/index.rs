@@ -64,37 +64,51 @@ impl Default for Index {
 
 impl Store {
     /// Looks up a DNS name, given as the part below its zone and the zone's origin, both in the wire form of
-    /// [`crate::model::names::wire`].
+    /// [`crate::model::names::wire`]. `has_default_names` tells whether load balancers have their default names there.
     #[must_use]
-    pub fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
-        self.index.find(name, origin)
+    pub fn find(&self, name: &[u8], origin: &[u8], has_default_names: bool) -> Lookup {
+        self.index.find(name, origin, has_default_names)
     }
 
     /// Looks up a DNS name as [`Self::find`] does. Returns also on which names an answer made of the result rests; `None`
     /// if it rests on the found link alone.
     #[must_use]
-    pub fn find_to_keep(&self, name: &[u8], origin: &[u8]) -> (Lookup, Option<NameDependency>) {
-        self.index.find_to_keep(name, origin)
+    pub fn find_to_keep(
+        &self,
+        name: &[u8],
+        origin: &[u8],
+        has_default_names: bool,
+    ) -> (Lookup, Option<NameDependency>) {
+        self.index.find_to_keep(name, origin, has_default_names)
     }
 }
 
 impl Index {
     /// Looks up a name, given as the part below its zone and the zone's origin. Default names take precedence over
     /// custom hostnames.
-    fn find(&self, name: &[u8], origin: &[u8]) -> Lookup {
-        let own = self.default_names.find(name);
+    fn find(&self, name: &[u8], origin: &[u8], has_default_names: bool) -> Lookup {
+        let own = self.default_name(name, has_default_names);
         // Fast path: there are no custom hostnames.
         if matches!(own, Lookup::Link(_)) || self.custom_hostnames.count.load(Ordering::Acquire) == 0 {
             return own;
         }
-        self.find_custom(name, origin, own).0
+        self.find_custom(name, origin, has_default_names, own).0
+    }
+
+    fn default_name(&self, name: &[u8], has_default_names: bool) -> Lookup {
+        if has_default_names { self.default_names.find(name) } else { Lookup::Nothing }
     }
 
     /// Looks up a name as [`Self::find`] does. Returns also on which names the result rests; `None` if it is the link
     /// with this default name, which belongs to the link until the link is outdated.
-    fn find_to_keep(&self, name: &[u8], origin: &[u8]) -> (Lookup, Option<NameDependency>) {
+    fn find_to_keep(
+        &self,
+        name: &[u8],
+        origin: &[u8],
+        has_default_names: bool,
+    ) -> (Lookup, Option<NameDependency>) {
         let (all, changes) = NameDependency::on_all(&self.slots);
-        let own = self.default_names.find(name);
+        let own = self.default_name(name, has_default_names);
         if matches!(own, Lookup::Link(_)) {
             return (own, None);
         }
@@ -102,23 +116,34 @@ impl Index {
         if self.custom_hostnames.count.load(Ordering::Acquire) == 0 {
             return (own, Some(all.with_slots([self.default_names.slot_of(name)], changes)));
         }
-        let (found, encloser) = self.find_custom(name, origin, own);
+        let (found, encloser) = self.find_custom(name, origin, has_default_names, own);
         let slots = self.slots_of(name, origin, encloser);
         (found, Some(all.with_slots(slots, changes)))
     }
 
     /// Looks up a name that isn't the default name of a link; `own` is what the default names have at it. If it doesn't
     /// exist, and a wildcard could match it, returns also its closest encloser, as the part below the origin.
-    fn find_custom<'a>(&self, name: &'a [u8], origin: &[u8], own: Lookup) -> (Lookup, Option<&'a [u8]>) {
+    fn find_custom<'a>(
+        &self,
+        name: &'a [u8],
+        origin: &[u8],
+        has_default_names: bool,
+        own: Lookup,
+    ) -> (Lookup, Option<&'a [u8]>) {
         match self.custom_hostnames.find(&[name, origin].concat()) {
-            Lookup::Nothing if own == Lookup::Nothing => self.find_wildcard(name, origin),
+            Lookup::Nothing if own == Lookup::Nothing => self.find_wildcard(name, origin, has_default_names),
             Lookup::Nothing => (own, None),
             found => (found, None),
         }
     }
 
     /// Looks for a wildcard directly below the closest encloser (RFC 4592 section 3.3.1), and returns the encloser, too.
-    fn find_wildcard<'a>(&self, name: &'a [u8], origin: &[u8]) -> (Lookup, Option<&'a [u8]>) {
+    fn find_wildcard<'a>(
+        &self,
+        name: &'a [u8],
+        origin: &[u8],
+        has_default_names: bool,
+    ) -> (Lookup, Option<&'a [u8]>) {
         let mut rest = name;
         while let Some(parent) = parent(rest) {
             // Unlike in RFC 4592, a wildcard doesn't match a name with a label that begins with `_`.
@@ -130,7 +155,7 @@ impl Index {
                 return (Lookup::Link(link), Some(parent));
             }
             if parent.is_empty()
-                || self.default_names.find(parent) != Lookup::Nothing
+                || self.default_name(parent, has_default_names) != Lookup::Nothing
                 || self.custom_hostnames.find(&absolute) != Lookup::Nothing
             {
                 return (Lookup::Nothing, Some(parent));
@@ -327,8 +352,10 @@ mod tests {
 
     impl Kept {
         fn of(index: &Index, name: Vec<u8>) -> Self {
-            let (found, names) = index.find_to_keep(&name, ORIGIN);
-            assert_eq!(found, index.find(&name, ORIGIN));
+            // Every third name is looked up in a zone without default names.
+            let has_default_names = !name.len().is_multiple_of(3);
+            let (found, names) = index.find_to_keep(&name, ORIGIN, has_default_names);
+            assert_eq!(found, index.find(&name, ORIGIN, has_default_names));
             Self { name, found, names }
         }
 
@@ -338,7 +365,7 @@ mod tests {
         }
 
         fn is_right(&self, index: &Index) -> bool {
-            index.find(&self.name, ORIGIN) == self.found
+            index.find(&self.name, ORIGIN, !self.name.len().is_multiple_of(3)) == self.found
         }
     }
 

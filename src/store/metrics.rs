@@ -12,6 +12,7 @@ use crate::store::Store;
 pub struct LinkMetrics {
     store: Arc<Store>,
     links: IntGaugeVec,
+    names: IntGaugeVec,
     names_lost: IntGauge,
     targets_refused: IntGauge,
     snapshot_age: IntGauge,
@@ -24,6 +25,14 @@ impl LinkMetrics {
         Ok(Self {
             store,
             links: IntGaugeVec::new(Opts::new("lb_linker_links", "Links by state."), &["state"])?,
+            names: IntGaugeVec::new(
+                Opts::new(
+                    "lb_linker_names",
+                    "DNS names that objects other than load balancers ask for, by source and cluster; no cluster is the own \
+                     one.",
+                ),
+                &["source", "cluster"],
+            )?,
             names_lost: IntGauge::new(
                 "lb_linker_names_lost",
                 "Links that lack one of their names because another link has or had it.",
@@ -54,6 +63,11 @@ impl LinkMetrics {
             };
             count[state].1 += 1;
         }
+        for (source, number) in self.store.numbers_of_owners() {
+            let number = i64::try_from(number).unwrap_or(i64::MAX);
+            let cluster = source.cluster.as_deref().unwrap_or_default();
+            self.names.with_label_values(&[&*source.word(), cluster]).set(number);
+        }
         self.targets_refused.set(refused);
         self.names_lost.set(lost);
         // At least 1: 0 means that there is no snapshot.
@@ -68,12 +82,16 @@ impl LinkMetrics {
 impl Collector for LinkMetrics {
     fn desc(&self) -> Vec<&Desc> {
         let counts = [&self.names_lost, &self.targets_refused, &self.snapshot_age];
-        counts.into_iter().flat_map(Collector::desc).chain(self.links.desc()).collect()
+        let by_label = [&self.links, &self.names];
+        let by_label = by_label.into_iter().flat_map(Collector::desc);
+        counts.into_iter().flat_map(Collector::desc).chain(by_label).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         self.update();
         let counts = [&self.names_lost, &self.targets_refused, &self.snapshot_age];
-        counts.into_iter().flat_map(Collector::collect).chain(self.links.collect()).collect()
+        let by_label = [&self.links, &self.names];
+        let by_label = by_label.into_iter().flat_map(Collector::collect);
+        counts.into_iter().flat_map(Collector::collect).chain(by_label).collect()
     }
 }

@@ -60,11 +60,12 @@ struct Claim {
 #[derive(Debug)]
 struct Claims<N>(HashMap<N, SmallVec<[Claim; 1]>>);
 
-/// The custom hostnames that an owner asks for, with the place of its source for each.
+/// The custom hostnames that an owner asks for, with the place of its source for each; without one, the owner has no
+/// claim.
 #[derive(Debug)]
 struct HostnameRequest {
     created: i64,
-    names: Vec<(Arc<str>, u16)>,
+    names: Box<[(Arc<str>, Option<u16>)]>,
 }
 
 /// A name that has another owner from now on.
@@ -77,13 +78,13 @@ pub(super) struct OwnerChange {
 
 impl Names {
     /// Records the custom hostnames that an owner asks for; none if the owner is removed. `place` returns the place of the
-    /// owner's source for a hostname in wire form. Returns the changes.
+    /// owner's source for a hostname in wire form, if the source may have the hostname. Returns the changes.
     pub(super) fn request(
         &mut self,
         owner: OwnerId,
         created: i64,
         names: &[Arc<str>],
-        place: impl Fn(&[u8], &Source) -> u16,
+        place: impl Fn(&[u8], &Source) -> Option<u16>,
     ) -> Vec<OwnerChange> {
         let before = self.requests.get(&owner);
         if before.is_none() && names.is_empty() {
@@ -91,24 +92,32 @@ impl Names {
         }
         let source = self.owners.get(owner).0.source;
         let with_place = |name: &Arc<str>| Some((Arc::clone(name), place(&names::wire_of(name)?, &source)));
-        let names: Vec<(Arc<str>, u16)> = names.iter().filter_map(with_place).collect();
+        let names: Box<[(Arc<str>, Option<u16>)]> = names.iter().filter_map(with_place).collect();
         let concerned = before.iter().flat_map(|before| &before.names).chain(&names);
         let concerned = concerned.map(|(name, _)| Arc::clone(name)).collect();
         self.changes_of(concerned, |all| {
             // Not before the change, because `holder` reads the requests.
             if let Some(HostnameRequest { created, names }) = all.requests.remove(&owner) {
                 for (name, place) in names {
+                    let Some(place) = place else { continue };
                     all.hostnames.remove(&*name, &Claim { place, owner, created });
                 }
             }
             for (name, place) in &names {
-                let claim = Claim { place: *place, owner, created };
-                all.hostnames.add(Arc::clone(name), claim, &all.owners);
+                let Some(place) = *place else { continue };
+                all.hostnames.add(Arc::clone(name), Claim { place, owner, created }, &all.owners);
             }
             if !names.is_empty() {
                 all.requests.insert(owner, HostnameRequest { created, names });
             }
         })
+    }
+
+    /// Returns the custom hostnames that an owner asks for, may have, and doesn't hold.
+    pub(super) fn lost_by(&self, owner: OwnerId) -> Vec<Arc<str>> {
+        let requested = self.requests.get(&owner).into_iter().flat_map(|requested| &requested.names);
+        let lost = requested.filter(|(name, place)| place.is_some() && self.holder(name) != Some(owner));
+        lost.map(|(name, _)| Arc::clone(name)).collect()
     }
 
     /// Returns the custom hostnames that an owner asks for and holds.

@@ -90,6 +90,11 @@ impl Owners {
         }
     }
 
+    /// Returns the number of owners of each source.
+    pub(super) fn numbers(&self) -> Vec<(Source, usize)> {
+        self.0.read().sources.iter().map(|(source, ids)| (source.clone(), ids.len())).collect()
+    }
+
     /// Returns the owners of a source that have a target (`None`: of all sources), in no order.
     pub(super) fn all(&self, source: Option<&Source>) -> Vec<(OwnerId, Arc<Link>)> {
         let table = self.0.read();

@@ -8,6 +8,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, LinkState, ObservedService, Port};
+use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::*;
@@ -41,6 +42,7 @@ fn find(store: &Store, labels: &[&str]) -> Lookup {
     store.find(
         &crate::model::names::wire(labels.iter().map(|label| label.as_bytes())).unwrap(),
         b"\x02lb\x08internal",
+        true,
     )
 }
 
@@ -521,13 +523,12 @@ fn serial_is_the_newest_version_and_never_decreases() {
 #[test]
 fn serial_follows_versions_of_owners_of_other_kinds() {
     let key = ServiceKey::new("a", "b");
-    let owner = |cluster: Option<&str>| {
-        let source = Source { kind: "Ingress".into(), cluster: cluster.map(Arc::from) };
-        Owner { source, key: key.clone() }
-    };
+    let source = |cluster: Option<&str>| Source { kind: "Ingress".into(), cluster: cluster.map(Arc::from) };
+    let owner = |cluster: Option<&str>| Owner { source: source(cluster), key: key.clone() };
     let claims = Claims { created: 0, names: ["x.lb.internal".into()].into() };
     let target = Arc::new(Link::new(ServiceKey::new("a", "b.ingress"), ""));
     let store = store_with_zone();
+    store.set_zones([zone_with(&[Source::SERVICES, source(None), source(Some("west"))])]);
     store.continue_at(0);
     store.observe(&owner(None), &claims, &target, Some(70));
     store.observe(&owner(Some("west")), &claims, &target, None);
@@ -540,6 +541,64 @@ fn serial_follows_versions_of_owners_of_other_kinds() {
     assert_eq!(store.serial(), 80);
     store.forget(owner(None));
     assert_eq!(store.serial(), 81, "the name leads to the other cluster's target");
+}
+
+fn zone_with(sources: &[Source]) -> Zone {
+    Zone { sources: sources.to_vec(), ..(&Name::from_ascii("lb.internal.").unwrap()).into() }
+}
+
+fn ingress(namespace: &str, host: &str) -> Owner {
+    Owner { source: Source::INGRESSES, key: ServiceKey::new(namespace, host) }
+}
+
+fn observe_ingress(store: &Store, namespace: &str, host: &str, created: i64) -> Owner {
+    let owner = ingress(namespace, host);
+    let target = Arc::new(Link::new(ServiceKey::new(namespace, "web"), ""));
+    store.observe(&owner, &Claims { created, names: [host.into()].into() }, &target, None);
+    owner
+}
+
+#[test]
+fn owner_is_told_when_another_owner_takes_its_name() {
+    let store = store_with_zone();
+    store.set_zones([zone_with(&[Source::SERVICES, Source::INGRESSES])]);
+    let lost = |owner: &Owner| store.lost_names(owner).len();
+    let young = observe_ingress(&store, "b", "web.a.lb.internal", 2);
+    let mut feed = store.subscribe();
+    let mut told = || {
+        let changes = std::iter::from_fn(|| feed.try_recv().ok());
+        changes.filter(|change| change.owner == young).count()
+    };
+    let old = observe_ingress(&store, "c", "web.a.lb.internal", 1);
+    assert_eq!((lost(&young), lost(&old), told()), (1, 0, 1), "the oldest has the name");
+    store.forget(&old);
+    assert_eq!((lost(&young), told()), (0, 1));
+    store.apply(seen("a", "web", "1", &["a.example."]));
+    assert_eq!((lost(&young), told()), (1, 1), "it is a default name now");
+    store.set_zones([zone_with(&[Source::INGRESSES])]);
+    assert_eq!((lost(&young), told()), (0, 1), "load balancers have no names in the zone any more");
+    store.set_zones([zone_with(&[Source::SERVICES])]);
+    assert_eq!(lost(&young), 0, "nothing is asked for in zones of other sources");
+}
+
+#[test]
+fn zone_waits_for_its_own_sources_as_they_are_configured() {
+    let store = store_with_zone();
+    let both = zone_with(&[Source::SERVICES, Source::INGRESSES]);
+    store.set_zones([both.clone()]);
+    let unlisted = |zone: &Zone| store.unlisted_source(zone).is_some();
+    assert!(unlisted(&both) && !unlisted(&zone_with(&[Source::SERVICES])));
+    store.set_listed(&Source::INGRESSES, std::slice::from_ref(&both));
+    assert!(!unlisted(&both));
+    let of_class = Zone { ingress_classes: vec!["nginx".into()], ..both.clone() };
+    assert!(!store.has_listed(std::slice::from_ref(&of_class)));
+    store.set_zones([of_class.clone()]);
+    assert!(unlisted(&of_class) && !unlisted(&both), "the block before answers");
+    store.set_zones([both.clone()]);
+    let owner = observe_ingress(&store, "a", "x.a.lb.internal", 1);
+    store.forget_source(&Source::INGRESSES);
+    assert!(unlisted(&both) && store.owners_of(&Source::INGRESSES).is_empty());
+    assert_eq!(find(&store, &["x", "a"]), Lookup::Nothing, "{owner}");
 }
 
 /// Returns the owner of a name in the zone `lb.internal`: a Service's name, `.` for an empty non-terminal, or an empty
@@ -579,7 +638,7 @@ fn custom_hostnames_rank_below_default_names() {
         assert_eq!(leads(&store, name), expected, "{name}");
     }
     // The origin counts: the same name in another zone isn't requested.
-    assert_eq!(store.find(b"\x03api\x07default", b"\x05other"), Lookup::Nothing);
+    assert_eq!(store.find(b"\x03api\x07default", b"\x05other", true), Lookup::Nothing);
 
     // Default names come first, and return to the requester when their Service is forgotten.
     store.apply(seen("default", "api", "2", &["b.example."]));

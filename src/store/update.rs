@@ -12,7 +12,7 @@ use super::owners::OwnerId;
 use super::{Input, Lookup, OnGone, Store};
 use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
-use crate::model::owner::{Claims, Owner, Zone};
+use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
 
 impl Store {
@@ -20,7 +20,19 @@ impl Store {
     /// link's default name, or other sources may come first for it.
     pub fn set_zones<Z: Into<Zone>>(&self, zones: impl IntoIterator<Item = Z>) {
         let mut names = self.write();
-        *self.zones.write() = zones.into_iter().map(Into::into).collect();
+        let zones: Arc<[Zone]> = zones.into_iter().map(Into::into).collect();
+        self.listed.send_modify(|listed| {
+            listed.values_mut().for_each(|known| known.retain(|zone| zones.contains(zone)));
+        });
+        let has_services = |zones: &[Zone], origin: &[u8]| {
+            zones.iter().any(|zone| *zone.origin == *origin && zone.has(&Source::SERVICES))
+        };
+        let before = self.zones.send_replace(Arc::clone(&zones));
+        let differs = |zone: &Zone| has_services(&before, &zone.origin) != has_services(&zones, &zone.origin);
+        if before.iter().any(differs) {
+            // The zone gets or loses default names.
+            self.index.slots.set_changed();
+        }
         self.index.slots.outdate_all();
         let all = self.owners.all(None);
         // A name may pass several times: the first change tells where it was, the last one where it is.
@@ -56,14 +68,18 @@ impl Store {
         let known = names.claims_of(id);
         // Claims without names have no rank.
         let is_same_rank = claims.names.is_empty() || known.created == claims.created;
-        if is_same && is_same_rank && known.names == claims.names {
+        let has_same_claims = is_same_rank && known.names == claims.names;
+        if is_same && has_same_claims {
             return;
         }
         self.publish(&mut names, id, target);
-        let passed = self.request(&mut names, id, claims.created, &claims.names);
+        let passed = match has_same_claims {
+            true => Vec::new(),
+            false => self.request(&mut names, id, claims.created, &claims.names),
+        };
+        self.record_change(&mut names, owner, before, Some(Arc::clone(target)));
         self.refresh_hostnames(&mut names, id);
         self.apply_owner_changes(&mut names, passed);
-        self.record_change(&mut names, owner, before, Some(Arc::clone(target)));
     }
 
     /// Applies one observed Service; returns the change of its link, if any.
@@ -288,12 +304,12 @@ impl Store {
     }
 
     /// Removes an owner and its claims; the next claim for each name wins it.
-    fn remove(&self, names: &mut Names, owner: impl Into<Owner>) -> Option<LinkChange> {
+    pub(super) fn remove(&self, names: &mut Names, owner: impl Into<Owner>) -> Option<LinkChange> {
         let owner = owner.into();
         let (id, _) = self.owners.find(&owner)?;
         let reassigned = names.release(id);
         self.apply_reassigned(names, reassigned);
-        let passed = names.request(id, 0, &[], |_, _| 0);
+        let passed = names.request(id, 0, &[], |_, _| None);
         if let Some(dotted) = dotted_name(&owner) {
             self.set_default_name(names, &dotted, None);
         }
@@ -360,7 +376,17 @@ impl Store {
         for id in ids {
             if self.owners.get(id).0.is_service() {
                 self.refresh_hostnames(names, id);
+            } else {
+                self.record_other_names(names, id);
             }
+        }
+    }
+
+    /// Tells subscribers that an owner that isn't a Service has gained or lost names.
+    fn record_other_names(&self, names: &mut Names, id: OwnerId) {
+        let (owner, Some(target)) = self.owners.get(id) else { return };
+        if names.changes.last().is_none_or(|last| last.owner != owner) {
+            self.record_change(names, owner, Some(Arc::clone(&target)), Some(target));
         }
     }
 
@@ -382,7 +408,7 @@ impl Store {
         if !is_changed {
             return;
         }
-        for zone in &*self.zones() {
+        for zone in self.zones().iter().filter(|zone| zone.has(&Source::SERVICES)) {
             for id in names.requesters(&names::text(&[name, &*zone.origin].concat())) {
                 self.refresh_hostnames(names, id);
             }
@@ -396,8 +422,10 @@ impl Store {
         if !owner.is_service() {
             for name in names.hostnames_of(id).iter() {
                 let published = free.contains(name).then(|| Arc::clone(&target));
-                if let Some(wire) = names::wire_of(name) {
-                    self.index.custom_hostnames.set(&wire, published);
+                let Some(wire) = names::wire_of(name) else { continue };
+                let is_published = published.is_some();
+                if self.index.custom_hostnames.set(&wire, published).is_some() != is_published {
+                    self.record_other_names(names, id);
                 }
             }
         } else if *target.hostnames != *free {
@@ -416,7 +444,8 @@ impl Store {
         let (owner, zones) = (self.owners.get(id).0, self.zones());
         let own = [dotted_name(&owner), owner.key.label().filter(|_| names.has_label(id))];
         let is_own = |wire: &[u8]| {
-            let mut relative = zones.iter().filter_map(|zone| wire.strip_suffix(&*zone.origin));
+            let zones = zones.iter().filter(|zone| zone.has(&Source::SERVICES));
+            let mut relative = zones.filter_map(|zone| wire.strip_suffix(&*zone.origin));
             relative.any(|relative| own.iter().flatten().any(|name| *name == relative))
         };
         held.retain(|name| names::wire_of(name).is_some_and(|wire| self.is_free(&wire) && !is_own(&wire)));
@@ -424,9 +453,10 @@ impl Store {
     }
 
     /// Returns whether a name in wire form isn't the default name of a link.
-    fn is_free(&self, name: &[u8]) -> bool {
+    pub(super) fn is_free(&self, name: &[u8]) -> bool {
         let zones = self.zones();
-        let mut own = zones.iter().filter_map(|zone| name.strip_suffix(&*zone.origin));
+        let zones = zones.iter().filter(|zone| zone.has(&Source::SERVICES));
+        let mut own = zones.filter_map(|zone| name.strip_suffix(&*zone.origin));
         !own.any(|name| matches!(self.index.default_names.find(name), Lookup::Link(_)))
     }
 }

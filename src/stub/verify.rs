@@ -106,7 +106,7 @@ pub fn resolver_hops(dns: &ClusterDns, forwarding: &Forwarding, resolv_conf: &st
 /// link with a name in the zone, or else the zone itself.
 #[must_use]
 pub fn expected(links: &[LinkView], zone: &LinkZone) -> Expected {
-    let LinkZone { origin, apex } = zone;
+    let LinkZone { origin, apex, .. } = zone;
     let of_link = links.iter().filter(|link| link.state == ViewState::Ready).find_map(|link| {
         let names = link.dns_names.iter().filter_map(|name| Name::from_ascii(name).ok());
         let mut name = names.into_iter().find(|name| origin.zone_of(name) && !name.is_wildcard())?;

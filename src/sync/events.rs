@@ -143,11 +143,24 @@ impl fmt::Display for Reason {
 }
 
 /// The kind of the object that an Event is about.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RegardingKind {
     #[default]
     Service,
     StableName,
+    Ingress,
+}
+
+impl RegardingKind {
+    /// Returns the API version and the kind of the object.
+    #[must_use]
+    pub fn api(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Service => ("v1", "Service"),
+            Self::StableName => ("linker.hsj.com/v1alpha1", "StableName"),
+            Self::Ingress => ("networking.k8s.io/v1", "Ingress"),
+        }
+    }
 }
 
 /// The object that an Event is about. The object may be gone.

@@ -1,5 +1,6 @@
 //! The Kubernetes API: types, client, watches and errors.
 
+pub(crate) mod annotations;
 pub mod client;
 pub mod deserialize_guard;
 pub(crate) mod discovery;

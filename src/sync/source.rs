@@ -3,10 +3,12 @@
 pub mod cluster;
 pub mod cluster_dns;
 pub mod first_list;
+pub mod ingress;
 pub(crate) mod kept_services;
 pub mod manifests;
 pub mod metrics;
 pub mod missing_namespaces;
+pub mod names;
 pub(crate) mod own_targets;
 pub mod persisted_targets;
 pub(crate) mod relist_guard;

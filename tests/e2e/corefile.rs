@@ -11,7 +11,7 @@ mod answer;
 mod compare;
 mod expected;
 mod question;
-mod server;
+pub(crate) mod server;
 mod upstreams;
 
 mod autopath;

@@ -14,7 +14,7 @@ use crate::target_namespace::delete_namespace;
 
 /// The optional folders that can be applied as they are. The folder `monitoring` needs CRDs of another project: see
 /// `monitoring.rs`. The folder `sidecar/policy` needs a newer Kubernetes than the rest: see `sidecar.rs`.
-const OPTIONAL: [&str; 13] = [
+const OPTIONAL: [&str; 14] = [
     "alerts",
     "cluster-dns",
     "corefile",
@@ -26,6 +26,7 @@ const OPTIONAL: [&str; 13] = [
     "priority",
     "sidecar",
     "source",
+    "sources",
     "stub",
     "takeover",
 ];

@@ -267,6 +267,7 @@ fn commands_of_pages_for_an_installed_lb_linker_succeed() {
         "docs/moving.md",
         "docs/runbooks.md",
         "docs/sidecar.md",
+        "docs/sources.md",
         "docs/status.md",
         "docs/stub.md",
         "docs/troubleshooting.md",

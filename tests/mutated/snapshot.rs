@@ -4,6 +4,7 @@
 use hickory_proto::rr::Name;
 use lb_linker::model::hostname_policy::HostnamePolicy;
 use lb_linker::model::names::hash_of;
+use lb_linker::model::owner::Zone;
 use lb_linker::model::target_policy::TargetPolicy;
 use lb_linker::snapshot::format::{FormatError, Snapshot, decode, encode};
 use lb_linker::snapshot::restore::restore;
@@ -62,7 +63,7 @@ fn restored(snapshot: &Snapshot) -> Result<&'static str, String> {
         ..Default::default()
     };
     let lacks_hostnames = snapshot.links.iter().any(|link| link.lacks_hostnames);
-    let restored = restore(snapshot.clone(), &Selection::default(), &policy);
+    let restored = restore(snapshot.clone(), &Selection::default(), &policy, &[Zone::from(&zone)]);
     ensure(restored.answered + restored.denied <= snapshot.links.len(), "each link is counted once")?;
     let links = restored.store.links();
     ensure(links.len() <= snapshot.links.len(), "no link is added")?;

@@ -110,6 +110,11 @@ must not bring back the older image. */ -}}
 {{- else }}
 {{- include "lb-linker.checkZones" . }}
 - {{ printf "--zone=%s" (join "," .Values.zones) | quote }}
+{{- with .Values.sources }}
+{{- if ne (join "," .) "service" }}
+- {{ printf "--sources=%s" (join "," .) | quote }}
+{{- end }}
+{{- end }}
 {{- with .Values.upstreams }}
 - {{ printf "--upstream=%s" (join "," .) | quote }}
 {{- end }}

@@ -33,7 +33,7 @@ impl Api {
     fn new() -> Self {
         let origin = Name::from_ascii("lb.internal.").unwrap();
         let store = Arc::new(Store::new(OnGone::Kept).with_zones([&origin]));
-        let links = vec![LinkZone { origin, apex: "ns".to_owned() }];
+        let links = vec![LinkZone::new(origin, "ns")];
         let zones = watch::Sender::new(CorefileZones { links, ..CorefileZones::default() });
         let history = Arc::new(History::new(Timestamp::from_second(1_700_000_000).unwrap()));
         let facts = LinkFacts::of(Arc::clone(&store));

@@ -12,6 +12,8 @@ use kube::{Api, Client, Resource as _};
 use super::report::CheckReport;
 use crate::api::stable_name::StableName;
 use crate::cli::flags::Flags;
+use crate::dns::plugins::lb_linker::LinkZone;
+use crate::model::owner::Source;
 use crate::store::cluster::objects::Kind;
 use crate::store::cluster::registry::ClusterSpec;
 use crate::sync::election::ElectionConfig;
@@ -34,6 +36,7 @@ const PODS: Resource = ("", "v1", "pods");
 const SERVICE_IMPORTS: Resource = ("multicluster.x-k8s.io", "v1alpha1", "serviceimports");
 const STABLE_NAMES: Resource = ("linker.hsj.com", "v1alpha1", "stablenames");
 const STABLE_NAME_STATUS: Resource = ("linker.hsj.com", "v1alpha1", "stablenames/status");
+const INGRESSES: Resource = ("networking.k8s.io", "v1", "ingresses");
 const PROMETHEUS_RULES: Resource = ("monitoring.coreos.com", "v1", "prometheusrules");
 
 /// A permission: a verb on objects of a kind, in one namespace or in all.
@@ -158,6 +161,17 @@ pub(super) fn for_stable_names<'a>(flags: &'a Flags, folder: &str) -> Vec<Requir
         verbs.push(("patch", STABLE_NAME_STATUS));
     }
     in_watched_namespaces(flags, &verbs, need)
+}
+
+/// Returns the permissions for the sources of these zones.
+pub(super) fn for_sources<'a>(
+    flags: &'a Flags,
+    mut zones: impl Iterator<Item = &'a LinkZone>,
+) -> Vec<RequiredPermission<'a>> {
+    let need = Requirement::Always("deploy/sources/, for the source ingress");
+    let has_ingresses = zones.any(|zone| zone.sources.contains(&Source::INGRESSES));
+    let verbs: &[_] = if has_ingresses { &[("list", INGRESSES), ("watch", INGRESSES)] } else { &[] };
+    in_watched_namespaces(flags, verbs, need)
 }
 
 /// Returns the permissions for the PrometheusRules of StableNames.

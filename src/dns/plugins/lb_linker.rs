@@ -33,6 +33,9 @@
 //! - `reverse CIDR...`: networks with reverse zones to answer: an address of a load balancer has a PTR record with the
 //!   load balancer's name in the first of **ZONES**. The zones of the block have to include these reverse zones:
 //!   `lb.internal 10.20.0.0/16` for `reverse 10.20.0.0/16`.
+//! - `sources SOURCE...`: the [sources](sources.md) of the names, `service` and `ingress`, in the order in which they get a
+//!   name; `service` by default. `ingress_classes CLASS...`: only Ingresses of these classes have names here. Blocks with
+//!   the same zone need the same sources and classes.
 //! - `fallthrough [ZONES...]` passes queries for names that don't exist to the next plugin; with **ZONES**, only names
 //!   in these.
 
@@ -76,10 +79,11 @@ use crate::dns::plugins::lb_linker::chase::{
 };
 use crate::dns::plugins::lb_linker::zone::{Zone, ZoneAnswer, closest_first};
 use crate::metrics::{self, registered};
-use crate::model::link::{IpFamily, Link, Target};
+use crate::model::link::{IpFamily, Link};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::readiness::Readiness;
+use crate::store::sources::FirstNames;
 use crate::store::{Input, Store};
 use failed_targets::FailedTargetsGauge;
 use hops::{Denial, Denials, HopCheck, denied_by_acl, fail_check};
@@ -94,6 +98,7 @@ pub struct LbLinker {
     /// The zones, the most specific first.
     zones: Box<[Zone]>,
     fallthrough: Option<ZoneSet>,
+    first_names: Arc<FirstNames>,
     store: Arc<Store>,
     readiness: Arc<Readiness>,
     policy: Arc<TargetPolicy>,
@@ -141,8 +146,11 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let (denials, prohibited) = (setup.metrics()?, setup.metrics()?);
     let metrics = setup.metrics::<LbLinkerMetrics>()?;
     let context = setup.context;
+    let first_names = Arc::new(FirstNames::of(zones.iter().map(|zone| zone.configured().clone()).collect()));
+    setup.builder.first_names = Some(Arc::clone(&first_names));
     let plugin = Arc::new(LbLinker {
         zones: zones.into(),
+        first_names,
         fallthrough: options.fallthrough,
         store: Arc::clone(&context.store),
         readiness: Arc::clone(&context.readiness),
@@ -204,7 +212,8 @@ impl Plugin for LbLinker {
     }
 
     fn is_ready(&self) -> bool {
-        self.store.is_known(Input::Services) || self.store.fallback().is_some()
+        let is_known = self.store.is_known(Input::Services) && self.first_names.is_ready(&self.store);
+        is_known || self.store.fallback().is_some()
     }
 
     fn note(&self) -> Option<String> {
@@ -212,28 +221,23 @@ impl Plugin for LbLinker {
         let is_reading = !self.store.is_known(Input::Services) && snapshot_links.is_none();
         let reading = self.readiness.list.load_full().filter(|_| is_reading);
         let reading = reading.map(|why| format!("the load balancers haven't been read yet: {why}"));
+        let unlisted = self.first_names.unlisted(&self.store).map(|source| &*source.kind);
         let snapshot = snapshot_links.map(|snapshot_links| snapshot_links.to_string());
         let start = snapshot.or(reading);
         let manifests = self.readiness.manifests.load_full().map(|note| note.to_string());
         // The note about the start says how old the links are.
         let of_cluster = if start.is_some() { self.readiness.of_cluster() } else { self.readiness.of_view() };
-        let notes = start.into_iter().chain(manifests).chain(of_cluster);
-        let notes: Vec<String> = notes.chain(self.readiness.of_statuses()).collect();
+        let notes = start.into_iter().chain(self.readiness.of_sources(unlisted)).chain(manifests);
+        let notes: Vec<String> = notes.chain(of_cluster).chain(self.readiness.of_statuses()).collect();
         (!notes.is_empty()).then(|| notes.join("\n"))
     }
 
     fn invalidate(&self, name: Option<&[u8]>) {
-        self.targets.forget(name, |name| self.is_target(name));
+        self.targets.forget(name, |name| self.store.is_target(name));
     }
 }
 
 impl LbLinker {
-    /// Returns whether a link has this name, in wire form, as its target.
-    fn is_target(&self, name: &[u8]) -> bool {
-        let is_it = |link: &Arc<Link>| matches!(&link.target, Some(Target::Hostname(host)) if host.is(name));
-        self.store.links().iter().any(is_it)
-    }
-
     #[must_use]
     pub fn all_of(server: &Server) -> Vec<Arc<Self>> {
         let mut all: Vec<Arc<Self>> = Vec::new();

@@ -37,6 +37,7 @@ use crate::store::cluster::first_lists::FirstLists;
 use crate::store::cluster::metrics::ClusterMetrics;
 use crate::store::cluster::registry::ClusterRegistry;
 use crate::store::metrics::LinkMetrics;
+use crate::store::sources::FirstNames;
 
 /// The maximum size of a file that is read during set-up, in bytes.
 const MAX_FILE: u64 = 16 << 20;
@@ -112,6 +113,7 @@ pub struct BlockBuilder {
     pub reload: Option<Reload>,
     /// What a reload waits for, while the blocks before answer.
     pub first_lists: Vec<Arc<FirstLists>>,
+    pub first_names: Option<Arc<FirstNames>>,
     /// The upstreams that the Corefile names by address, with their positions: none of them may be a listener of this
     /// block.
     pub upstreams: Vec<(SocketAddr, Position)>,

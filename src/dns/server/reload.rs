@@ -14,7 +14,7 @@ use sha2::{Digest, Sha512};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
@@ -28,8 +28,12 @@ use crate::dns::server::config::Configuration;
 use crate::dns::server::error::ServerError;
 use crate::dns::server::instance::SetDebug;
 use crate::metrics::MetricGroup;
+use crate::model::owner::Zone;
 use crate::store::cluster::first_lists::FirstLists;
 use crate::store::cluster::registry::{ClusterRegistry, ServedCluster};
+
+/// How long a reload waits until the sources of names are listed, as for the plugin *kubernetes*.
+const FIRST_NAMES_TIMEOUT: Duration = Duration::from_secs(5);
 
 struct ReloadMetrics {
     failed: IntCounter,
@@ -174,10 +178,19 @@ impl Reloader {
                 let all: Vec<Arc<FirstLists>> = all.collect();
                 if is_ready(&self.instance.servers().borrow()) {
                     all.iter().for_each(|lists| lists.set_optional());
+                    let names =
+                        configuration.blocks.iter().filter_map(|built| built.builder.first_names.as_ref());
+                    names.for_each(|names| names.set_optional());
                 }
-                let listed = first_lists(all.clone(), &self.context.clusters);
+                let before = self.zones.borrow().clone();
+                let listed = async {
+                    tokio::join!(first_lists(all.clone(), &self.context.clusters), self.first_names(&zones)).0
+                };
                 let Some(served) = stop.run_until_cancelled(listed).await else { return };
                 let applied = self.instance.apply(configuration);
+                if applied.is_err() {
+                    self.set_zones(before);
+                }
                 // From here on the blocks keep the objects up to date themselves.
                 self.pending = if applied.is_ok() { Vec::new() } else { served };
                 applied.map(|summary| (hash, zones, summary, all)).map_err(ReloadError::from)
@@ -189,11 +202,7 @@ impl Reloader {
         };
         match outcome {
             Ok((hash, zones, summary, first_lists)) => {
-                self.zones.send_if_modified(|known| {
-                    let changed = *known != zones;
-                    *known = zones;
-                    changed
-                });
+                self.set_zones(zones);
                 info!("the {} was read again and is in force: {summary}", self.source.log_name());
                 first_lists.iter().for_each(|lists| warn_if_unlisted(lists));
                 self.metrics.version.reset();
@@ -212,6 +221,31 @@ impl Reloader {
                 self.last = Err(problem);
             }
         }
+    }
+
+    fn set_zones(&self, zones: CorefileZones) {
+        self.zones.send_if_modified(|known| {
+            let changed = *known != zones;
+            *known = zones;
+            changed
+        });
+    }
+
+    /// Waits until the sources of these zones are listed, or the time for that is over. The sources of the zones are read
+    /// from here on, also those of the zones before.
+    async fn first_names(&self, zones: &CorefileZones) {
+        let wanted: Vec<Zone> = zones.links.iter().map(Zone::from).collect();
+        if self.context.store.has_listed(&wanted) {
+            return;
+        }
+        let mut both = zones.clone();
+        let before = self.zones.borrow().clone();
+        let is_new = |zone: &LinkZone| !zones.links.iter().any(|known| known.origin == zone.origin);
+        both.links.extend(before.links.into_iter().filter(is_new));
+        both.cluster.extend(before.cluster.into_iter().filter(|zone| !zones.cluster.contains(zone)));
+        self.set_zones(both);
+        // After that, names that aren't known get SERVFAIL.
+        let _ = timeout(FIRST_NAMES_TIMEOUT, self.context.store.sources_listed(&wanted)).await;
     }
 
     /// Reads the Corefile. Builds its configuration after SIGUSR1 (`requested`), or if the Corefile or a file that its

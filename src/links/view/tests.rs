@@ -143,7 +143,7 @@ fn name_of_another_link_is_left_out_and_reported() {
 
 #[test]
 fn reserved_name_is_left_out_and_finds_no_link() {
-    let apex = |label: &str| LinkZone { origin: zone(), apex: label.to_owned() };
+    let apex = |label: &str| LinkZone::new(zone(), label);
     let store = Store::new(OnGone::Kept).with_zones([&apex("dns")]);
     store.apply(observed("dns", "web", Some("a.example.")));
     let found = |store: &Store| {

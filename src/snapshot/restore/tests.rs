@@ -138,7 +138,7 @@ fn shown(link: &Link) -> String {
 fn restored_names_lead_to_the_same_links() {
     for seed in 0..100 {
         let store = store(seed);
-        let restored = restore(snapshot(&store), &Selection::default(), &policy()).store;
+        let restored = restore(snapshot(&store), &Selection::default(), &policy(), &zones()).store;
         let dotted = keys().into_iter().flat_map(|key| {
             let (namespace, name) = key.parts();
             [format!("{name}.{namespace}"), names::dashed_label(namespace, name)]
@@ -146,7 +146,7 @@ fn restored_names_lead_to_the_same_links() {
         let custom = ["x", "a-a", "y.b", "z.y.b", "b.a", "nothing"].map(str::to_owned);
         for name in dotted.chain(custom) {
             let wire = names::wire(name.split('.').map(str::as_bytes)).unwrap();
-            let find = |store: &Store| match store.find(&wire, b"\x02lb\x08internal") {
+            let find = |store: &Store| match store.find(&wire, b"\x02lb\x08internal", true) {
                 Lookup::Link(link) => shown(&link),
                 other => format!("{other:?}"),
             };
@@ -172,7 +172,7 @@ fn contradictory_snapshot_is_restored_without_a_panic() {
             }
         }
         let saved = snapshot.links.len();
-        let restored = restore(snapshot, &Selection::default(), &policy());
+        let restored = restore(snapshot, &Selection::default(), &policy(), &zones());
         assert!(restored.store.links().len() <= saved, "seed {seed}");
     }
 }
@@ -190,7 +190,7 @@ fn override_by_a_stable_name_is_restored() {
         ..LinkOverride::default()
     };
     set_override(&store, &key, link_override, None);
-    let restored = restore(snapshot(&store), &Selection::default(), &policy());
+    let restored = restore(snapshot(&store), &Selection::default(), &policy(), &zones());
     assert_eq!((restored.answered, restored.denied), (1, 0));
     let link = restored.store.get(&key).unwrap();
     assert_eq!(link.target, Some(host("pinned.example.")));
@@ -226,7 +226,7 @@ fn present_flags_decide_what_is_restored() {
     policy.targets.cluster_domain = name("cluster.local.");
     policy.targets.denied_nets = vec!["10.0.0.0/8".parse().unwrap()];
     policy.hostname_namespaces.clear();
-    let restored = restore(snapshot, &selection, &policy);
+    let restored = restore(snapshot, &selection, &policy, &zones());
     assert_eq!((restored.answered, restored.denied), (3, 3));
     let target = |service: &str| restored.store.get(&ServiceKey::new("a", service)).unwrap().target.clone();
     assert_eq!(target("cloud"), Some(host("cloud.example.")));
@@ -251,7 +251,7 @@ fn target_that_would_change_as_text_is_left_out() {
         let target = Target::Hostname(Hostname::from(&name));
         store.apply(observed(&ServiceKey::new("a", service), 1, Some(target)));
     }
-    let restored = restore(snapshot(&store), &Selection::default(), &policy()).store;
+    let restored = restore(snapshot(&store), &Selection::default(), &policy(), &zones()).store;
     for link in store.links() {
         let target = restored.get(&link.key).unwrap().target.clone();
         assert!(target == link.target || target.is_none(), "{link:?}");
@@ -273,7 +273,8 @@ fn wildcards_arent_restored_if_hostnames_are_missing() {
     let names = |lacks_hostnames: bool| {
         let cut = SavedLink { target: None, hostnames: Vec::new(), lacks_hostnames, ..saved("large", "") };
         let links = vec![saved("wild", "*.y.lb.internal"), saved("plain", "z.lb.internal"), cut];
-        let restored = restore(Snapshot { head: head(), links }, &Selection::default(), &policy()).store;
+        let restored =
+            restore(Snapshot { head: head(), links }, &Selection::default(), &policy(), &zones()).store;
         ["wild", "plain"]
             .map(|service| restored.get(&ServiceKey::new("a", service)).unwrap().hostnames.to_vec())
     };
@@ -284,7 +285,7 @@ fn wildcards_arent_restored_if_hostnames_are_missing() {
 
 fn answer(store: &Store, name: &str) -> String {
     let wire = names::wire_of(name).unwrap();
-    match store.find(&wire, b"\x02lb\x08internal") {
+    match store.find(&wire, b"\x02lb\x08internal", true) {
         Lookup::Link(link) => shown(&link),
         other => format!("{other:?}"),
     }
@@ -295,7 +296,7 @@ fn file_of_format_1_is_restored() {
     // Written by lb-linker 0.1.0 before format 2.
     let bytes = include_bytes!("format-1.snapshot");
     assert!(bytes.starts_with(b"lb-linker snapshot 1 "));
-    let restored = restore(decode(bytes).unwrap(), &Selection::default(), &policy());
+    let restored = restore(decode(bytes).unwrap(), &Selection::default(), &policy(), &zones());
     assert_eq!((restored.answered, restored.denied, restored.store.serial()), (4, 0, 77));
     for (name, expected) in [
         ("x-y.z", "z/x-y a.example Some(7)"),
@@ -314,9 +315,19 @@ fn file_of_format_1_is_restored() {
     assert!(restored.store.other_owners().is_empty());
 }
 
+/// Returns a zone with names of several sources.
+fn zones() -> Vec<Zone> {
+    let sources = [(None, "Service"), (None, "HTTPRoute"), (Some("west"), "Service")];
+    let source = |(cluster, kind): (Option<&str>, &'static str)| Source {
+        cluster: cluster.map(Arc::from),
+        kind: kind.into(),
+    };
+    vec![Zone { sources: sources.map(source).to_vec(), ..(&name("lb.internal.")).into() }]
+}
+
 #[test]
 fn owners_of_other_kinds_share_their_target_again() {
-    let store = Store::new(OnGone::Kept).with_zones([&name("lb.internal.")]);
+    let store = Store::new(OnGone::Kept).with_zones(zones());
     store.apply(observed(&ServiceKey::new("shop", "web"), 1, Some(host("service.example."))));
     let gateway = Arc::new(Link {
         target: Some(host("gateway.example.")),
@@ -333,7 +344,7 @@ fn owners_of_other_kinds_share_their_target_again() {
     ] {
         store.observe(&owner, &Claims { created, names: names.map(Arc::from).into() }, &gateway, None);
     }
-    let restored = restore(snapshot(&store), &Selection::default(), &policy());
+    let restored = restore(snapshot(&store), &Selection::default(), &policy(), &zones());
     assert_eq!(restored.answered, 3);
     for name in ["web.shop", "a", "b", "x.b", "c"] {
         assert_eq!(answer(&restored.store, name), answer(&store, name), "{name}");

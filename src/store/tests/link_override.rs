@@ -42,7 +42,7 @@ fn override_and_its_end_keep_all_names() {
     let expected = ["x", "x", "x-y"].map(str::to_owned);
     assert_eq!(names(), expected);
 
-    let (_, set) = store.find_to_keep(b"\x06absent", b"");
+    let (_, set) = store.find_to_keep(b"\x06absent", b"", true);
     let set = set.unwrap();
     let change = set_override(&store, &key, asking_override("c.example."), None).unwrap();
     assert_eq!(change.to_string(), "link y-z/x: b.example → c.example");

@@ -50,13 +50,18 @@ fn shown(key: &ServiceKey, target: Option<&str>) -> String {
 }
 
 impl Model {
-    /// Returns the place of a source for an absolute name.
-    fn place(&self, name: &str, source: &Source) -> usize {
+    /// Returns the place of a source for an absolute name, if the source may have it.
+    fn place(&self, name: &str, source: &Source) -> Option<usize> {
         let within = |zone: &str| name.ends_with(&format!(".{zone}"));
         match self.zones.iter().find(|(zone, _)| within(zone)) {
-            Some((_, sources)) => sources.iter().position(|it| it == source).unwrap_or(sources.len()),
-            None => usize::from(*source != Source::SERVICES),
+            Some((_, sources)) => sources.iter().position(|it| it == source),
+            None => (*source == Source::SERVICES).then_some(0),
         }
+    }
+
+    /// Returns whether load balancers have names in a zone.
+    fn has_services(&self, zone: &str) -> bool {
+        self.zones.iter().any(|(known, sources)| *known == zone && sources.contains(&Source::SERVICES))
     }
 
     /// Returns the owner that holds a custom hostname.
@@ -73,7 +78,8 @@ impl Model {
         let rank = |(owner, created, _): &(Owner, i64, _)| {
             (self.place(name, &owner.source), !is_recorded(owner), *created, owner.clone())
         };
-        asking.min_by_key(rank).map(|(owner, ..)| owner)
+        let may = |(owner, ..): &(Owner, i64, _)| self.place(name, &owner.source).is_some();
+        asking.filter(may).min_by_key(rank).map(|(owner, ..)| owner)
     }
 
     /// Returns the Service with a default name, given as the part below a zone.
@@ -94,7 +100,7 @@ impl Model {
     }
 
     fn is_default(&self, name: &str) -> bool {
-        self.zones.iter().any(|(zone, _)| {
+        self.zones.iter().filter(|(zone, _)| self.has_services(zone)).any(|(zone, _)| {
             let relative = name.strip_suffix(zone).and_then(|relative| relative.strip_suffix('.'));
             relative.is_some_and(|relative| self.default_holder(relative).is_some())
         })
@@ -123,12 +129,13 @@ impl Model {
         let absolute = format!("{relative}.{zone}");
         let asked = self.services.values().flat_map(|it| it.hostnames.iter());
         let mut asked = asked.chain(self.others.values().flat_map(|(it, _)| it.names.iter()));
-        self.default_names().any(|name| is_at(&name, relative)) || asked.any(|name| is_at(name, &absolute))
+        self.has_services(zone) && self.default_names().any(|name| is_at(&name, relative))
+            || asked.any(|name| is_at(name, &absolute) && self.holder(name).is_some())
     }
 
     /// Returns the answer about a name, given as the part below a zone.
     fn answer(&self, relative: &str, zone: &str) -> String {
-        if let Some(key) = self.default_holder(relative) {
+        if let Some(key) = self.default_holder(relative).filter(|_| self.has_services(zone)) {
             return shown(key, self.services[key].target.as_deref());
         }
         if let Some(answer) = self.custom(&format!("{relative}.{zone}")) {
@@ -248,8 +255,12 @@ impl World {
             origin: names::wire_of(zone).unwrap().into(),
             apex: Box::default(),
             sources: sources.clone(),
+            ingress_classes: Vec::new(),
         }));
-        self.model.zones = zones;
+        let before = std::mem::replace(&mut self.model.zones, zones);
+        // A zone with or without default names is in another block, which keeps answers of its own.
+        let before = Model { zones: before, ..Model::default() };
+        self.kept.retain(|(_, zone, ..)| before.has_services(zone) == self.model.has_services(zone));
     }
 
     fn apply_service(&mut self) {
@@ -348,8 +359,9 @@ impl World {
 
     fn find(&self, relative: &str, zone: &str) -> (Lookup, Option<NameDependency>) {
         let wire = |name: &str| names::wire_of(name).unwrap();
-        let (found, names) = self.store.find_to_keep(&wire(relative), &wire(zone));
-        assert_eq!(found, self.store.find(&wire(relative), &wire(zone)));
+        let has_services = self.model.has_services(zone);
+        let (found, names) = self.store.find_to_keep(&wire(relative), &wire(zone), has_services);
+        assert_eq!(found, self.store.find(&wire(relative), &wire(zone), has_services));
         (found, names)
     }
 

@@ -25,7 +25,7 @@ fn link(state: ViewState, names: &[&str], target: Option<&str>) -> LinkView {
 }
 
 fn zone() -> LinkZone {
-    LinkZone { origin: Name::from_ascii("lb.internal.").unwrap(), apex: "dns".to_owned() }
+    LinkZone::new(Name::from_ascii("lb.internal.").unwrap(), "dns")
 }
 
 fn seen(rcode: ResponseCode, data: &[&str], ttl: u32) -> Result<ResolverAnswer, String> {

@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 
 use super::aggregator::{EventAggregator, EventWrite, ReasonQuota, TokenBucket};
 use super::namespace_breakers::NamespaceBreakers;
-use super::{EventKey, EventQueue, QueuedEvent, Recorder, Regarding, RegardingKind};
+use super::{EventKey, EventQueue, QueuedEvent, Recorder, Regarding};
 use crate::model::excerpt::sentence;
 use crate::sync::k8s::errors::{ApiAvailability, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::Forbidden;
@@ -328,10 +328,7 @@ impl EventPublisher {
     fn event(&self, event_key: &EventKey, at: Timestamp) -> Event {
         let EventKey { regarding: Regarding { kind, namespace, name: object, uid }, reason, note } =
             event_key;
-        let (api_version, kind) = match kind {
-            RegardingKind::Service => ("v1", "Service"),
-            RegardingKind::StableName => ("linker.hsj.com/v1alpha1", "StableName"),
-        };
+        let (api_version, kind) = kind.api();
         let namespace = Some(namespace.to_string());
         let instance = &self.instance[..self.instance.floor_char_boundary(MAX_INSTANCE_BYTES)];
         Event {
@@ -375,7 +372,7 @@ mod tests {
     use kube::client::Body;
     use tokio::sync::mpsc;
 
-    use super::super::Reason;
+    use super::super::{Reason, RegardingKind};
     use prometheus::IntCounter;
     use tower::ServiceBuilder;
     use tower::timeout::TimeoutLayer;

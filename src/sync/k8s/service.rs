@@ -15,14 +15,17 @@ use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::hostname::Hostname;
-use crate::model::hostname_policy::{HOSTNAME, HostnamePolicy};
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::Port;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::names;
-use crate::model::rejection::{ListEntries, MAX_ENTRY_BYTES, RejectedField, Rejection};
+use crate::model::rejection::{MAX_ENTRY_BYTES, RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
-use crate::model::target_policy::TargetPolicy;
+use crate::model::target_policy::{Denied, TargetPolicy};
 use crate::store::Store;
+pub use crate::sync::k8s::annotations::MANAGED;
+use crate::sync::k8s::annotations::{self, shared};
+pub(crate) use crate::sync::k8s::annotations::{ALLOW_FROM, MAX_TTL, PREFIX, TTL};
 
 /// `spec.type` of the Services that lb-linker watches.
 pub const LOAD_BALANCER: &str = "LoadBalancer";
@@ -107,19 +110,8 @@ pub struct IngressEntry {
 
 /// The finalizer that keeps a load balancer until its external target is gone.
 pub const FINALIZER: &str = "lb-linker/finalizer";
-/// The annotation with the TTL of a link's records, in seconds.
-pub(crate) const TTL: &str = "linker.hsj.com/ttl";
-/// The annotation with the namespaces whose Services, load balancers and StableNames may refer to a load balancer.
-pub(crate) const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
-/// The annotation with which a Service opts in (`"true"`) or out (`"false"`).
-pub const MANAGED: &str = "linker.hsj.com/managed";
-/// The prefix of all annotations of lb-linker.
-pub(crate) const PREFIX: &str = "linker.hsj.com/";
 /// Maximum number of entries of `status.loadBalancer.ingress` that are read: an EndpointSlice holds no more addresses.
 pub(crate) const MAX_INGRESS: usize = 1000;
-/// The maximum TTL in seconds that a Service may request: caches keep an old target for that long.
-pub(crate) const MAX_TTL: u32 = 3600;
-
 impl Service {
     /// Returns the key of the Service; the namespace is `default` if missing, as in kubectl.
     #[must_use]
@@ -150,7 +142,7 @@ impl Service {
 
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
-        self.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+        annotations::annotation(&self.metadata, key)
     }
 
     /// Returns whether the Service is a load balancer that isn't being deleted: with a `deletionTimestamp` it counts as
@@ -175,29 +167,20 @@ impl Service {
     ) -> (ObservedService, Vec<Rejection>) {
         let key = self.key();
         let (ingress, mut unusable) =
-            usable(&self.status.load_balancer.ingress, &key, &hostname_policy.targets, store);
+            usable(&self.status.load_balancer.ingress, &hostname_policy.targets, |targets, host| {
+                targets.check_host_of(&key, host, |host| store.link_of_host(host))
+            });
         let refused = unusable.iter().any(Rejection::has_rejected);
-        let ttl = self.annotation(TTL).and_then(|text| match text.parse() {
-            Ok(ttl) if ttl <= MAX_TTL => Some(ttl),
-            _ => {
-                let mut rejection = Rejection::new(RejectedField::Annotation, format!("annotation {TTL}"));
-                rejection.reject(text, &format!("not a number of seconds from 0 to {MAX_TTL}"));
-                unusable.push(rejection);
-                None
-            }
-        });
-        if let Some(text) = self.annotation(MANAGED).filter(|text| !["true", "false"].contains(text)) {
-            let mut rejection = Rejection::new(RejectedField::Annotation, format!("annotation {MANAGED}"));
-            rejection.reject(text, "neither true nor false");
-            unusable.push(rejection);
-        }
+        let ttl = annotations::ttl(&self.metadata, &mut unusable);
+        annotations::check_managed(&self.metadata, &mut unusable);
         let (mut hostnames, refused_names) =
             hostname_policy.hostnames(&self.key(), |name| self.annotation(name));
         hostnames.sort_unstable();
         unusable.extend(refused_names);
         let (allow_from, refused_namespaces) = self.allow_from();
         unusable.extend(refused_namespaces);
-        unusable.extend(self.unknown_annotations(&hostname_policy.hostname_annotations));
+        let known = &hostname_policy.hostname_annotations;
+        unusable.extend(annotations::unknown(&self.metadata, known, "load balancers"));
         let annotations = Annotations { ttl, hostnames: shared(hostnames), allow_from };
         let mut ports = self.spec.ports.clone();
         ports.sort_unstable();
@@ -221,40 +204,8 @@ impl Service {
     /// Returns the namespaces that may follow this Service, sorted and without duplicates, and the invalid part of the
     /// annotation.
     pub(crate) fn allow_from(&self) -> (Arc<[Arc<str>]>, Option<Rejection>) {
-        let ListEntries { accepted, ignored } =
-            ListEntries::of(self.annotation(ALLOW_FROM).unwrap_or_default());
-        let mut rejection =
-            Rejection::new(RejectedField::Annotation, format!("the namespace in annotation {ALLOW_FROM}"));
-        rejection.ignore(ignored, ListEntries::LIMIT);
-        let mut namespaces: Vec<Arc<str>> = Vec::new();
-        for namespace in accepted {
-            if namespace != "*" && !names::is_label(namespace) {
-                rejection.reject(namespace, "neither the name of a namespace nor *");
-            } else if !namespaces.iter().any(|known| **known == *namespace) {
-                namespaces.push(namespace.into());
-            }
-        }
-        namespaces.sort_unstable();
-        (shared(namespaces), rejection.non_empty())
+        annotations::allow_from(&self.metadata)
     }
-
-    /// Returns the annotations with our prefix that a load balancer can't have: mistyped ones, or those of other
-    /// objects.
-    fn unknown_annotations(&self, hostname_annotations: &[String]) -> Option<Rejection> {
-        const KNOWN: [&str; 4] = [ALLOW_FROM, HOSTNAME, MANAGED, TTL];
-        let mut rejection = Rejection::new(RejectedField::Annotation, "the annotation");
-        let is_known = |key: &String| KNOWN.contains(&&**key) || hostname_annotations.contains(key);
-        let ours = self.metadata.annotations.iter().flatten().map(|(key, _)| key);
-        for key in ours.filter(|key| key.starts_with(PREFIX) && !is_known(key)) {
-            rejection.reject(key, &format!("load balancers have {}", KNOWN.join(", ")));
-        }
-        rejection.non_empty()
-    }
-}
-
-/// Returns a list that links share. An empty one, as of nearly all Services, takes no memory.
-fn shared(list: Vec<Arc<str>>) -> Arc<[Arc<str>]> {
-    if list.is_empty() { Arc::default() } else { list.into() }
 }
 
 /// Returns the entries that are read. Of too many the order in the status doesn't decide: it may change each time.
@@ -269,11 +220,11 @@ pub(crate) fn entries_in_use(entries: &[IngressEntry]) -> Vec<&IngressEntry> {
     in_use
 }
 
-fn usable(
+/// Returns the usable entries of a status. `check_host` checks a hostname.
+pub(crate) fn usable(
     entries: &[IngressEntry],
-    key: &ServiceKey,
     targets: &TargetPolicy,
-    store: &Store,
+    check_host: impl Fn(&TargetPolicy, &Name) -> Result<(), Denied>,
 ) -> (Ingress, Vec<Rejection>) {
     let mut ingress = Ingress::default();
     let mut hosts = Rejection::new(RejectedField::Target, "the load balancer's hostname");
@@ -285,9 +236,7 @@ fn usable(
     for entry in entries_in_use(entries) {
         if let Some(text) = entry.hostname.as_deref().filter(|host| !host.is_empty()) {
             let checked = host_name(text).and_then(|host| {
-                targets
-                    .check_host_of(key, &host, |host| store.link_of_host(host))
-                    .map_err(|refusal| refusal.to_string())?;
+                check_host(targets, &host).map_err(|refusal| refusal.to_string())?;
                 Ok(Hostname::from(&host))
             });
             match checked {
@@ -420,6 +369,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::hostname_policy::HOSTNAME;
     use crate::model::link::Target;
     use crate::store::OnGone;
 

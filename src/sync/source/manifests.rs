@@ -1,5 +1,7 @@
-//! A source of links without a cluster: Services and StableNames in the YAML or JSON files of a directory.
+//! A source of links and names without a cluster: Services, Ingresses and StableNames in the YAML or JSON files of a
+//! directory.
 
+mod ingresses;
 mod reader;
 mod schema;
 #[cfg(test)]
@@ -33,6 +35,7 @@ use crate::model::excerpt::{examples, located, value};
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
+use crate::model::owner::Zone;
 use crate::model::rejection::Rejection;
 use crate::model::service_key::ServiceKey;
 use crate::store::{Input, OnGone, Store};
@@ -43,6 +46,8 @@ use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::removal::facts::{Found, Membership};
 use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Verdict, may_remove};
+use crate::sync::source::ingress::Ingress;
+use crate::sync::source::names::state::NameState;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::service_links::service_link;
 use crate::sync::task::supervisor::SyncError;
@@ -53,6 +58,7 @@ use tree::{Node, place};
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 const SERVICE: &str = "Service";
+const INGRESS: &str = "Ingress";
 const STABLE_NAME: &str = "StableName";
 
 /// Applies the overrides by these StableNames, of which no two have the same name, and ends all other overrides.
@@ -72,6 +78,8 @@ pub struct ManifestSource {
     pub unselected: Arc<UnselectedServices>,
     pub apply_overrides: ApplyOverrides,
     pub link_reporter: LinkReporter,
+    /// The Ingresses of the files, if a zone has their names.
+    pub ingresses: Arc<Mutex<NameState<Ingress>>>,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
     /// Whether targets are kept if the first list lacks the Services of most external targets, until it is certain that
@@ -102,9 +110,14 @@ impl ManifestSource {
         let mut object_errors = ObjectErrors::shown_in(&findings.services, "Service", log.clone());
         let (mut kept, mut owners_deadline) = (KeptServices::new(self.delete_delay), None);
         let mut is_empty = true;
+        let mut zones = self.store.watch_zones();
         loop {
             tokio::select! {
                 changed = changes.next() => changed.ok_or(SyncError::WatchEnded)?,
+                Ok(()) = zones.changed(), if self.store.is_known(Input::Services) => {
+                    self.take_ingresses();
+                    continue;
+                }
                 () = sleep_until_opt(kept.due().map(Into::into)) => {
                     for (key, uid, since) in kept.take_expired(Instant::now()) {
                         log_changes(&self.link_reporter, self.store.gone(&key, &uid, None, since));
@@ -136,8 +149,10 @@ impl ManifestSource {
             let changes = self.take_list(list, &kept);
             if !self.store.is_known(Input::Services) {
                 self.end_first_list(&changes);
+                self.take_ingresses();
                 continue;
             }
+            self.take_ingresses();
             if listed.is_empty() && !was_empty {
                 warn!("{} has no selected load balancer any more", self.directory.display());
             }
@@ -253,6 +268,8 @@ pub struct ManifestCheck {
     /// The number of Services that would become links.
     pub services: usize,
     pub stable_names: usize,
+    /// The number of Ingresses with names in the zones.
+    pub ingresses: usize,
     /// The errors, with the file, and with line and column if known.
     pub errors: Vec<String>,
     /// The objects that are ignored.
@@ -261,27 +278,30 @@ pub struct ManifestCheck {
     pub rejections: Vec<String>,
 }
 
-/// Reads all manifests of a directory once. Checks the load balancers by the hostname policy, if there is one.
+/// Reads all manifests of a directory once. Checks the objects with names by a hostname policy and zones, if given.
 ///
 /// # Errors
 /// If the directory can't be read.
 pub fn check(
     directory: &Path,
     selection: &Selection,
-    hostname_policy: Option<&HostnamePolicy>,
+    names: Option<(&HostnamePolicy, &[Zone])>,
 ) -> Result<ManifestCheck, DirectoryError> {
     let mut files = ManifestFiles::default();
     files.read(directory)?;
     let stable_names = files.stable_names(selection).len();
     let services = files.all().filter(|service| selection.selects(service)).count();
-    let mut rejections = Vec::new();
-    if let Some(hostname_policy) = hostname_policy {
+    let (mut rejections, mut ingresses) = (Vec::new(), 0);
+    if let Some((hostname_policy, zones)) = names {
         files.observed_by(selection, hostname_policy, |key, found| {
             rejections.extend(found.iter().map(|rejection| format!("Service {key}: {rejection}")));
         });
+        let found = ingresses::check(files.ingresses(), selection, hostname_policy, zones);
+        ingresses = found.0;
+        rejections.extend(found.1);
     }
     let errors = files.errors.into_iter().map(|broken| broken.error).collect();
-    Ok(ManifestCheck { services, stable_names, errors, notices: files.notices, rejections })
+    Ok(ManifestCheck { services, stable_names, ingresses, errors, notices: files.notices, rejections })
 }
 
 /// Returns all load balancers in the valid manifests of a directory, including load balancers that the flags leave out.
@@ -322,6 +342,7 @@ struct ManifestFile {
 pub struct Objects {
     pub services: Vec<Service>,
     pub stable_names: Vec<Arc<StableName>>,
+    pub ingresses: Vec<Ingress>,
     /// The errors of the objects that are refused, as sentences that begin with file, line and column.
     pub refused: Vec<String>,
     /// The object of each of these errors.
@@ -364,11 +385,17 @@ impl Objects {
             !known.contains(&key) && keeps(STABLE_NAME, &key)
         });
         self.stable_names.extend(stable_names);
+        let known: HashSet<ServiceKey> = self.ingresses.iter().map(ingresses::key).collect();
+        let ingresses = before.ingresses.drain(..).filter(|ingress| {
+            let key = ingresses::key(ingress);
+            !known.contains(&key) && keeps(INGRESS, &key)
+        });
+        self.ingresses.extend(ingresses);
         kept
     }
 
     fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.stable_names.is_empty()
+        self.services.is_empty() && self.stable_names.is_empty() && self.ingresses.is_empty()
     }
 }
 
@@ -443,11 +470,12 @@ impl ManifestFiles {
         let mut first: HashMap<(&str, ServiceKey), &Path> = HashMap::new();
         let mut reported_duplicates = BTreeSet::new();
         for (path, file) in &self.by_name {
-            let Objects { services, stable_names, .. } = &file.objects;
+            let Objects { services, stable_names, ingresses, .. } = &file.objects;
             let services = services.iter().map(|service| (SERVICE, service.key()));
             let stable_names = stable_names.iter();
             let stable_names = stable_names.map(|object| (STABLE_NAME, stable_names::key(object)));
-            for (kind, key) in services.chain(stable_names) {
+            let ingresses = ingresses.iter().map(|ingress| (INGRESS, ingresses::key(ingress)));
+            for (kind, key) in services.chain(stable_names).chain(ingresses) {
                 if let Some(winner) = first.get(&(kind, key.clone())) {
                     reported_duplicates.insert(format!(
                         "{}: {kind} {key} is passed over, {} has it already",
@@ -528,6 +556,13 @@ impl ManifestFiles {
             selection.watches(key.namespace()) && seen.insert(key)
         };
         objects.filter(is_used).cloned().collect()
+    }
+
+    /// Returns the Ingresses of all files; of several with the same name, the first.
+    fn ingresses(&self) -> Vec<Ingress> {
+        let mut seen = HashSet::new();
+        let ingresses = self.by_name.values().flat_map(|file| &file.objects.ingresses);
+        ingresses.filter(|ingress| seen.insert(ingresses::key(ingress))).cloned().collect()
     }
 
     fn observed(
@@ -661,6 +696,8 @@ impl FileReader<'_> {
         }
         let refused = if (api_version, kind) == (Some("v1"), Some(SERVICE)) {
             services::read(&self.content, object).map(|service| self.objects.services.push(service))
+        } else if (api_version, kind) == (Some(ingresses::API_VERSION), Some(INGRESS)) {
+            ingresses::read(&self.content, object).map(|ingress| self.objects.ingresses.push(ingress))
         } else {
             match stable_names::is_stable_name(api_version, kind) {
                 Ok(false) => match misspelled_kind(api_version, kind) {
@@ -696,13 +733,14 @@ impl FileReader<'_> {
 fn kind_of_items<'a>(api_version: &'a str, kind: &str) -> Option<(&'a str, &'static str)> {
     match (api_version, kind) {
         ("v1", "List" | "ServiceList") => Some(("v1", SERVICE)),
+        (ingresses::API_VERSION, "IngressList") => Some((ingresses::API_VERSION, INGRESS)),
         (_, kind) if kind.strip_suffix("List") == Some(STABLE_NAME) => Some((api_version, STABLE_NAME)),
         _ => None,
     }
 }
 
 fn kind_of(kind: &str) -> Option<&'static str> {
-    [SERVICE, STABLE_NAME].into_iter().find(|known| *known == kind)
+    [SERVICE, INGRESS, STABLE_NAME].into_iter().find(|known| *known == kind)
 }
 
 /// Returns the error for a kind that is a misspelled kind of this apiVersion, or isn't one of lb-linker's own group;
@@ -710,6 +748,7 @@ fn kind_of(kind: &str) -> Option<&'static str> {
 fn misspelled_kind(api_version: Option<&str>, kind: Option<&str>) -> Option<String> {
     let known = match api_version?.split_once('/') {
         None if api_version == Some("v1") => SERVICE,
+        _ if api_version == Some(ingresses::API_VERSION) => INGRESS,
         Some((group, _)) if group == StableName::group(&()) => STABLE_NAME,
         _ => return None,
     };

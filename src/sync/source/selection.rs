@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{Selector, SelectorExt};
 
+use crate::sync::k8s::annotations::{MANAGED, annotation};
 use crate::sync::k8s::labels::MANAGED_BY;
-use crate::sync::k8s::service::{MANAGED, Service};
+use crate::sync::k8s::service::Service;
 use crate::sync::removal::facts::Membership;
 
 /// The load balancer class of Services without a class.
@@ -50,6 +51,15 @@ impl Selection {
             && self.matches_labels(&service.metadata)
             && self.matches_class(service.spec.load_balancer_class.as_deref());
         if selected { Membership::Selected } else { Membership::NotSelected }
+    }
+
+    /// Returns whether an object that isn't a Service may have names: whether it is watched, and opts in or out.
+    #[must_use]
+    pub fn takes(&self, metadata: &ObjectMeta) -> bool {
+        let opted = annotation(metadata, MANAGED);
+        self.watches(metadata.namespace.as_deref().unwrap_or("default"))
+            && opted != Some("false")
+            && (!self.annotated_only || opted == Some("true"))
     }
 
     /// Returns whether the label selector selects an object with this metadata.

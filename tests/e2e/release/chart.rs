@@ -191,6 +191,21 @@ fn chart_with_alerts_equals_deploy_alerts() {
 }
 
 #[test]
+fn chart_with_ingresses_equals_deploy_sources() {
+    let expected = sorted(crate::deploy::objects(&deploy().join("sources")));
+    for helm in without_cluster() {
+        let rendered = |args: &[&str]| -> Vec<Value> {
+            let is_part = |object: &Value| object["metadata"]["name"] == "lb-linker-sources";
+            let mut objects: Vec<Value> = helm.template(args).into_iter().filter(is_part).collect();
+            objects.iter_mut().for_each(without_helm);
+            sorted(objects)
+        };
+        assert_eq!(rendered(&["--set=sources={service,ingress}"]), expected);
+        assert_eq!(rendered(&[]), [] as [Value; 0]);
+    }
+}
+
+#[test]
 fn chart_with_cluster_dns_equals_deploy_cluster_dns() {
     let is_part = |object: &Value| object["metadata"]["name"] == "lb-linker-cluster-dns";
     let expected = sorted(crate::deploy::objects(&deploy().join("cluster-dns")));

@@ -5,16 +5,20 @@ use std::net::IpAddr;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
-use crate::dns::corefile::arguments::zones_or_all;
+use crate::dns::corefile::arguments::{suggestion, zones_or_all};
 use crate::dns::corefile::{BlockSource, CorefileError, Directive, Token, addresses};
 use crate::dns::message::arpa::{is_reverse, reverse_origins};
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::lb_linker::zone::{TTL, Zone, ZoneOptions};
 use crate::model::cluster_domain::conflict;
 use crate::model::hostname::to_presentation;
+use crate::model::owner::Source;
+use crate::model::rejection::MAX_ENTRY_BYTES;
 use crate::model::{names, owner};
 
-const KNOWN: [&str; 5] = ["ttl", "apex", "ns", "reverse", "fallthrough"];
+const KNOWN: [&str; 7] = ["ttl", "apex", "ns", "reverse", "fallthrough", "sources", "ingress_classes"];
+/// The maximum number of classes of Ingresses.
+const MAX_CLASSES: usize = 100;
 /// The maximum TTL in seconds: caches keep an old target for that long.
 const MAX_TTL: u32 = 3600;
 /// The maximum length of a zone's name in characters: the labels of a Service and of a namespace take the rest of the
@@ -26,11 +30,51 @@ pub struct LinkZone {
     pub origin: Name,
     /// The label below the origin that is reserved for the zone itself.
     pub apex: String,
+    /// The sources of the zone's names, in their order.
+    pub sources: Vec<Source>,
+    /// The classes of the Ingresses with names in the zone; empty for all.
+    pub ingress_classes: Vec<Box<str>>,
+}
+
+impl LinkZone {
+    /// Returns a zone with the names of load balancers.
+    #[must_use]
+    pub fn new(origin: Name, apex: &str) -> Self {
+        let sources = vec![Source::SERVICES];
+        Self { origin, apex: apex.to_owned(), sources, ingress_classes: Vec::new() }
+    }
+
+    /// Returns how this zone differs from the same zone of another block, which has to be equal.
+    fn difference(&self, other: &Self) -> Option<String> {
+        let zone = to_presentation(&self.origin);
+        if other.apex != self.apex {
+            let apex = &other.apex;
+            return Some(format!(
+                "the zone {zone} has the apex {apex:?} in another block; both blocks need the same apex"
+            ));
+        }
+        let words = |zone: &Self| zone.sources.iter().map(Source::word).collect::<Vec<_>>().join(" ");
+        let classes = |zone: &Self| zone.ingress_classes.join(" ");
+        for (what, differ, theirs) in [
+            ("sources", other.sources != self.sources, words(other)),
+            ("ingress_classes", other.ingress_classes != self.ingress_classes, classes(other)),
+        ] {
+            if differ {
+                let theirs = if theirs.is_empty() { "none".to_owned() } else { theirs };
+                return Some(format!(
+                    "the zone {zone} has other {what} in another block ({theirs}); both blocks need the same {what}, in \
+                     the same order"
+                ));
+            }
+        }
+        None
+    }
 }
 
 impl From<&LinkZone> for owner::Zone {
     fn from(zone: &LinkZone) -> Self {
-        Self { apex: zone.apex.as_str().into(), ..Self::from(&zone.origin) }
+        let LinkZone { origin, apex, sources, ingress_classes } = zone.clone();
+        Self { apex: apex.into(), sources, ingress_classes, ..Self::from(&origin) }
     }
 }
 
@@ -38,7 +82,7 @@ impl From<&LinkZone> for owner::Zone {
 ///
 /// # Errors
 /// Fails for an invalid line of `lb_linker`, an invalid address of its block, a zone outside of those of the block, a zone
-/// with different apexes in two blocks, a zone that lies in another zone, and a zone with names of the cluster's own
+/// that differs in two blocks in its apex or its sources, a zone that lies in another zone, and a zone with names of the cluster's own
 /// domain.
 pub fn link_zones(blocks: &[BlockSource], cluster_domain: &Name) -> Result<Vec<LinkZone>, CorefileError> {
     let mut all: Vec<(LinkZone, &Directive)> = Vec::new();
@@ -51,17 +95,11 @@ pub fn link_zones(blocks: &[BlockSource], cluster_domain: &Name) -> Result<Vec<L
             }
             let options = parse(line, &own)?;
             check_reach(block, line, [&own, &reached], &options)?;
-            for origin in options.origins {
-                match all.iter().map(|(zone, _)| zone).find(|known| known.origin == origin) {
-                    None => all.push((LinkZone { origin, apex: options.apex.clone() }, line)),
-                    Some(known) if known.apex != options.apex => {
-                        return Err(line.error(format!(
-                            "the zone {} has the apex {:?} in another block; both blocks need the same apex",
-                            to_presentation(&origin),
-                            known.apex
-                        )));
-                    }
-                    Some(_) => {}
+            for zone in options.link_zones() {
+                let known = all.iter().map(|(known, _)| known).find(|known| known.origin == zone.origin);
+                match known.map(|known| zone.difference(known)) {
+                    None => all.push((zone, line)),
+                    Some(difference) => difference.map_or(Ok(()), |why| Err(line.error(why)))?,
                 }
             }
         }
@@ -132,6 +170,8 @@ pub(super) struct LinkZoneOptions {
     apex: String,
     ns: Vec<IpAddr>,
     reverse: Vec<IpNet>,
+    sources: Vec<Source>,
+    ingress_classes: Vec<Box<str>>,
     pub(super) fallthrough: Option<ZoneSet>,
 }
 
@@ -143,6 +183,8 @@ pub(super) fn parse(line: &Directive, own: &[Name]) -> Result<LinkZoneOptions, C
         apex: names::RESERVED_LABEL.to_owned(),
         ns: Vec::new(),
         reverse: Vec::new(),
+        sources: Vec::new(),
+        ingress_classes: Vec::new(),
         fallthrough: None,
     };
     for option in line.options() {
@@ -162,11 +204,55 @@ pub(super) fn parse(line: &Directive, own: &[Name]) -> Result<LinkZoneOptions, C
             }
             "ns" => options.ns = parse_all(option, "an address such as 192.0.2.53")?,
             "reverse" => options.reverse = networks(option, own)?,
+            "sources" => add_sources(option, &mut options.sources)?,
+            "ingress_classes" => add_classes(option, &mut options.ingress_classes)?,
             "fallthrough" => options.fallthrough = Some(zones_or_all(option.arguments())?),
             _ => return Err(option.unknown(super::NAME, &KNOWN)),
         }
     }
+    if options.sources.is_empty() {
+        options.sources.push(Source::SERVICES);
+    }
+    let classes = line.options().iter().find(|option| option.name() == "ingress_classes");
+    if let Some(classes) = classes.filter(|_| !options.sources.contains(&Source::INGRESSES)) {
+        return Err(
+            classes.error("ingress_classes has no effect without the source ingress: add `sources ingress`")
+        );
+    }
     Ok(options)
+}
+
+fn add_sources(option: &Directive, sources: &mut Vec<Source>) -> Result<(), CorefileError> {
+    for word in option.required_arguments("a source, such as service or ingress")? {
+        let Some(source) = Source::ALL.into_iter().find(|source| source.word() == word.text) else {
+            let known = Source::ALL.map(|source| source.word());
+            let known: Vec<&str> = known.iter().map(String::as_str).collect();
+            let hint = suggestion(&word.text, &known);
+            let hint = hint.unwrap_or_else(|| format!("there are {}", known.join(", ")));
+            return Err(word.error(format!("{:?} isn't a source of names; {hint}", word.text)));
+        };
+        if sources.contains(&source) {
+            return Err(word.error(format!("the source {} is there twice", word.text)));
+        }
+        sources.push(source);
+    }
+    Ok(())
+}
+
+fn add_classes(option: &Directive, classes: &mut Vec<Box<str>>) -> Result<(), CorefileError> {
+    for word in option.required_arguments("the name of an IngressClass")? {
+        if classes.iter().any(|known| **known == *word.text) {
+            return Err(word.error(format!("the class {:?} is there twice", word.text)));
+        }
+        if word.text.is_empty() || word.text.len() > MAX_ENTRY_BYTES {
+            return Err(word.unexpected("the name of an IngressClass"));
+        }
+        if classes.len() >= MAX_CLASSES {
+            return Err(word.error(format!("there can be {MAX_CLASSES} classes at most")));
+        }
+        classes.push(word.text.as_str().into());
+    }
+    Ok(())
 }
 
 /// Returns the zones in the arguments, or else the zones of the block that may have links' names.
@@ -225,6 +311,16 @@ fn networks(option: &Directive, own: &[Name]) -> Result<Vec<IpNet>, CorefileErro
 }
 
 impl LinkZoneOptions {
+    fn link_zones(&self) -> impl Iterator<Item = LinkZone> {
+        let zone = |origin: &Name| LinkZone {
+            origin: origin.clone(),
+            apex: self.apex.clone(),
+            sources: self.sources.clone(),
+            ingress_classes: self.ingress_classes.clone(),
+        };
+        self.origins.iter().map(zone)
+    }
+
     /// Builds the zones; `own_addresses` returns the addresses of this server, the default of `ns`.
     pub(super) fn zones(
         &self,
@@ -232,11 +328,11 @@ impl LinkZoneOptions {
     ) -> Result<Vec<Zone>, CorefileError> {
         let addresses = if self.ns.is_empty() { own_addresses() } else { self.ns.clone() };
         let mut zones = Vec::new();
-        for origin in &self.origins {
-            let options =
-                ZoneOptions { addresses: addresses.clone(), ttl: self.ttl, apex: self.apex.clone() };
+        for LinkZone { origin, apex, sources, ingress_classes } in self.link_zones() {
+            let (addresses, ttl) = (addresses.clone(), self.ttl);
+            let options = ZoneOptions { addresses, ttl, apex, sources, ingress_classes };
             // The origin is valid: `check_origin` has accepted it.
-            zones.extend(Zone::with_options(origin, options));
+            zones.extend(Zone::with_options(&origin, options));
         }
         let reverse: Vec<Zone> = self
             .reverse
@@ -267,6 +363,39 @@ mod tests {
             link_zones(&blocks, &Name::root()).unwrap_err().to_string(),
             "Corefile:6:1: the zone inner.outer.example lies in outer.example, whose names it would hide"
         );
+    }
+
+    #[test]
+    fn blocks_with_one_zone_need_equal_sources() {
+        for (first, second, expected) in [
+            ("", "sources service", None),
+            ("sources ingress service", "sources ingress service", None),
+            (
+                "sources ingress service",
+                "sources service ingress",
+                Some("other sources in another block (ingress service)"),
+            ),
+            ("", "sources ingress", Some("other sources in another block (service)")),
+            (
+                "sources ingress",
+                "sources ingress\ningress_classes a",
+                Some("other ingress_classes in another block (none)"),
+            ),
+        ] {
+            let block =
+                |port: u16, lines: &str| format!("lb.internal:{port} {{\nlb_linker {{\n{lines}\n}}\n}}\n");
+            let text = block(1, first) + &block(2, second);
+            let blocks = parse(Path::new("Corefile"), &text, &FileSources::SYSTEM).unwrap();
+            let found = link_zones(&blocks, &Name::root());
+            match expected {
+                None => assert_eq!(found.unwrap().len(), 1, "{text}"),
+                Some(expected) => {
+                    let error = found.unwrap_err().to_string();
+                    assert!(error.starts_with("Corefile:7:1: the zone lb.internal has"), "{error}");
+                    assert!(error.contains(expected), "{error}");
+                }
+            }
+        }
     }
 
     #[test]
@@ -352,7 +481,32 @@ mod tests {
             ),
             (
                 "lb_linker lb.internal {\nzone x\n}",
-                "Corefile:3:1: lb_linker has no option \"zone\"; it has ttl, apex, ns, reverse, fallthrough",
+                "Corefile:3:1: lb_linker has no option \"zone\"; it has ttl, apex, ns, reverse, fallthrough, sources, \
+                 ingress_classes",
+            ),
+            (
+                "lb_linker lb.internal {\nsources service ingres\n}",
+                "Corefile:3:17: \"ingres\" isn't a source of names; is it ingress?",
+            ),
+            (
+                "lb_linker lb.internal {\nsources gateway\n}",
+                "Corefile:3:9: \"gateway\" isn't a source of names; there are service, ingress",
+            ),
+            (
+                "lb_linker lb.internal {\nsources ingress service\nsources ingress\n}",
+                "Corefile:4:9: the source ingress is there twice",
+            ),
+            (
+                "lb_linker lb.internal {\nsources\n}",
+                "Corefile:3:1: sources needs a source, such as service or ingress",
+            ),
+            (
+                "lb_linker lb.internal {\nsources ingress\ningress_classes nginx nginx\n}",
+                "Corefile:4:23: the class \"nginx\" is there twice",
+            ),
+            (
+                "lb_linker lb.internal {\ningress_classes nginx\n}",
+                "Corefile:3:1: ingress_classes has no effect without the source ingress: add `sources ingress`",
             ),
             (
                 "lb_linker lb.internal\nlb_linker lab.example",

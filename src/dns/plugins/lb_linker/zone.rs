@@ -25,6 +25,7 @@ use crate::dns::message::zone_set::absolute;
 use crate::dns::plugins::lb_linker::zone::lookup::{Node, ZoneQuery};
 use crate::model::link::{Link, Target};
 use crate::model::names;
+use crate::model::owner::{self, Source};
 use crate::model::target_policy::Denied;
 use crate::store::{Input, NameDependency, Store};
 use dependencies::Lookups;
@@ -44,6 +45,8 @@ pub struct Zone {
     origin: Name,
     names: ZoneKind,
     authority: Authority,
+    /// The zone with its sources, as the store has it. Reverse zones have the names of load balancers.
+    configured: owner::Zone,
 }
 
 /// The options of a forward zone; its reverse zones share them.
@@ -54,6 +57,9 @@ pub struct ZoneOptions {
     pub ttl: u32,
     /// The label below the origin that is reserved for the zone itself: the name server is `ns.<apex>.<zone>`.
     pub apex: String,
+    /// The sources in their order, and the classes of Ingresses.
+    pub sources: Vec<Source>,
+    pub ingress_classes: Vec<Box<str>>,
 }
 
 /// The kind of a zone, with the names that it contains besides the apex.
@@ -104,7 +110,13 @@ pub struct Hop {
 
 impl Default for ZoneOptions {
     fn default() -> Self {
-        Self { addresses: Vec::new(), ttl: TTL, apex: names::RESERVED_LABEL.to_owned() }
+        Self {
+            addresses: Vec::new(),
+            ttl: TTL,
+            apex: names::RESERVED_LABEL.to_owned(),
+            sources: vec![Source::SERVICES],
+            ingress_classes: Vec::new(),
+        }
     }
 }
 
@@ -116,7 +128,7 @@ impl Zone {
     /// # Errors
     /// Fails if the origin is too long for names below it, or if the apex isn't a label.
     pub fn with_options(origin: &Name, options: ZoneOptions) -> Result<Self, ProtoError> {
-        let ZoneOptions { addresses, ttl, apex } = options;
+        let ZoneOptions { addresses, ttl, apex, sources, ingress_classes } = options;
         let apex = apex.to_ascii_lowercase();
         if !names::is_label(&apex) {
             return Err(ProtoError::from(format!("{apex:?} isn't a label")));
@@ -124,8 +136,12 @@ impl Zone {
         let origin = absolute(origin);
         let below = |labels: &[&str]| Name::from_labels(labels.iter().copied())?.append_domain(&origin);
         let (name_server, hostmaster) = (below(&["ns", &apex])?, below(&["hostmaster"])?);
-        let names = ZoneKind::LinkNames(LinkNames::new(origin.clone(), apex));
-        Ok(Self { origin, names, authority: Authority { name_server, hostmaster, addresses, ttl } })
+        let configured =
+            owner::Zone { apex: apex.as_str().into(), sources, ingress_classes, ..(&origin).into() };
+        let names =
+            ZoneKind::LinkNames(LinkNames::new(origin.clone(), apex, configured.has(&Source::SERVICES)));
+        let authority = Authority { name_server, hostmaster, addresses, ttl };
+        Ok(Self { origin, names, authority, configured })
     }
 
     /// Returns the reverse zones of a network: one zone, or several if the prefix ends within an octet or hexadecimal
@@ -141,6 +157,7 @@ impl Zone {
                 origin: arpa::reverse_name(net),
                 names: ZoneKind::Reverse(Reverse::new(net, first.clone())),
                 authority: self.authority.clone(),
+                configured: (&self.origin).into(),
             })
             .collect()
     }
@@ -148,6 +165,12 @@ impl Zone {
     #[must_use]
     pub fn origin(&self) -> &Name {
         &self.origin
+    }
+
+    /// Returns the zone with its sources, as the store has it.
+    #[must_use]
+    pub fn configured(&self) -> &owner::Zone {
+        &self.configured
     }
 
     /// Returns the zone's TTL in seconds, which is also the maximum negative TTL for the target of a CNAME of the zone.
@@ -184,7 +207,7 @@ impl Zone {
                 snapshot_links = Some((in_use, Arc::clone(&present.store)));
             }
         }
-        let is_unlisted = synced && !self.is_reverse() && store.may_lack(relative);
+        let is_unlisted = synced && !self.is_reverse() && self.may_lack(store, relative);
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
         if is_unlisted && matches!(node, Node::Nothing | Node::Empty) {
@@ -207,6 +230,11 @@ impl Zone {
             }
         }
         self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node)
+    }
+
+    /// Returns whether a name below the origin that isn't known may exist although the load balancers are known.
+    fn may_lack(&self, store: &Store, relative: &[u8]) -> bool {
+        store.may_lack(relative) || store.unlisted_source(&self.configured).is_some()
     }
 
     fn is_reverse(&self) -> bool {

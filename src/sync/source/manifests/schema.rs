@@ -1,4 +1,4 @@
-//! The fields of Services and StableNames, as the API server knows them: an unknown field of a manifest is an
+//! The fields of Services, Ingresses and StableNames, as the API server knows them: an unknown field of a manifest is an
 //! error, as in kubectl. Tests compare them with the types of Kubernetes and with the CRD, which are too large for the
 //! program.
 
@@ -115,6 +115,53 @@ static SERVICE_SPEC: [Field; 20] = [
     field("trafficDistribution", Any),
     field("type", Text),
 ];
+
+pub(super) static INGRESS: Schema = Object(&[
+    field("apiVersion", Text),
+    field("kind", Text),
+    field("metadata", METADATA),
+    field("spec", Object(&INGRESS_SPEC)),
+    field("status", Object(&INGRESS_STATUS)),
+]);
+
+const BACKEND: Schema = Object(&[
+    field("resource", Object(&[field("apiGroup", Any), field("kind", Any), field("name", Any)])),
+    field(
+        "service",
+        Object(&[field("name", Any), field("port", Object(&[field("name", Any), field("number", Any)]))]),
+    ),
+]);
+
+static INGRESS_SPEC: [Field; 4] = [
+    field("defaultBackend", BACKEND),
+    field("ingressClassName", Text),
+    field(
+        "rules",
+        List(&Object(&[
+            field("host", Text),
+            field(
+                "http",
+                Object(&[field(
+                    "paths",
+                    List(&Object(&[field("backend", BACKEND), field("path", Any), field("pathType", Any)])),
+                )]),
+            ),
+        ])),
+    ),
+    field("tls", List(&Object(&[field("hosts", List(&Text)), field("secretName", Any)]))),
+];
+
+static INGRESS_STATUS: [Field; 1] = [field(
+    "loadBalancer",
+    Object(&[field(
+        "ingress",
+        List(&Object(&[
+            field("hostname", Text),
+            field("ip", Text),
+            field("ports", List(&Object(&[field("error", Any), field("port", Any), field("protocol", Any)]))),
+        ])),
+    )]),
+)];
 
 static SERVICE_STATUS: [Field; 2] = [
     field(
@@ -276,6 +323,13 @@ mod tests {
         let ours = paths(&SERVICE);
         let differ: Vec<_> = ours.symmetric_difference(&theirs).collect();
         assert!(differ.is_empty(), "in one of them only: {differ:#?}");
+    }
+
+    #[test]
+    fn fields_of_an_ingress_are_those_of_kubernetes() {
+        use k8s_openapi::api::networking::v1::{IngressSpec, IngressStatus};
+        assert_eq!(paths(&Object(&INGRESS_SPEC)), fields_of::<IngressSpec>());
+        assert_eq!(paths(&Object(&INGRESS_STATUS)), fields_of::<IngressStatus>());
     }
 
     /// Returns the schema in OpenAPI, with only what `Schema` has.

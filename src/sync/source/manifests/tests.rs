@@ -47,6 +47,26 @@ fn stable_name_is_read_with_its_status() {
 }
 
 #[test]
+fn ingresses_of_documents_and_lists_are_read() {
+    let ingress = "apiVersion: networking.k8s.io/v1\nkind: Ingress\nmetadata: {name: a.b, resourceVersion: '7'}\nspec:\n  rules:\n\
+                   \x20   - {host: x.example, http: {paths: [{path: /, pathType: Prefix}]}}\n";
+    let list = "apiVersion: networking.k8s.io/v1\nkind: IngressList\nitems: [{metadata: {name: c, namespace: shop}}]\n";
+    let objects =
+        read(&format!("{ingress}---\n{list}---\napiVersion: networking.k8s.io/v1\nkind: IngressClass\n"));
+    let keys: Vec<String> = objects.ingresses.iter().map(|it| ingresses::key(it).to_string()).collect();
+    assert_eq!(keys, ["default/a.b", "shop/c"]);
+    assert_eq!(objects.ingresses[0].metadata.resource_version, None);
+    for (from, to, expected) in [
+        ("host: x", "hosts: x", "web.yaml:6:8: unknown field \"spec.rules[0].hosts\""),
+        ("name: a.b", "labels: {a: b}", "web.yaml:3:11: metadata.name is missing"),
+        ("Ingress\n", "Ingres\n", "web.yaml:2:7: kind \"Ingres\" is unknown; did you mean Ingress?"),
+    ] {
+        let found = errors(&ingress.replacen(from, to, 1));
+        assert!(found.len() == 1 && found[0].starts_with(expected), "{found:?}");
+    }
+}
+
+#[test]
 fn misspelled_kind_or_type_is_refused_with_its_position() {
     let service = |kind: &str, type_: &str| {
         format!("apiVersion: v1\nkind: {kind}\nmetadata: {{name: a}}\nspec:\n  type: {type_}\n")

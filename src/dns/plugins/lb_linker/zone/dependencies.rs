@@ -33,8 +33,8 @@ impl<'a> Lookups<'a> {
         self.store
     }
 
-    pub(super) fn find(&mut self, name: &[u8], origin: &[u8]) -> Lookup {
-        let (found, names) = self.store.find_to_keep(name, origin);
+    pub(super) fn find(&mut self, name: &[u8], origin: &[u8], has_default_names: bool) -> Lookup {
+        let (found, names) = self.store.find_to_keep(name, origin, has_default_names);
         if let Lookup::Link(link) = &found {
             self.links.push(Arc::clone(link));
         }

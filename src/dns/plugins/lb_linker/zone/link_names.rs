@@ -17,12 +17,14 @@ pub(super) struct LinkNames {
     wire: Box<[u8]>,
     /// The label directly below the origin that is reserved for the zone's own names.
     apex: Box<str>,
+    /// Whether load balancers have their default names here.
+    has_default_names: bool,
 }
 
 impl LinkNames {
-    pub(super) fn new(origin: Name, apex: String) -> Self {
+    pub(super) fn new(origin: Name, apex: String, has_default_names: bool) -> Self {
         let wire = names::wire(origin.iter()).unwrap_or_default().into();
-        Self { origin, wire, apex: apex.into() }
+        Self { origin, wire, apex: apex.into(), has_default_names }
     }
 
     /// Returns the node at a name; `relative` is the part of the name below the origin, empty for the origin itself.
@@ -35,7 +37,7 @@ impl LinkNames {
                 (is_apex, below) => Node::Reserved { exists: is_apex && below.is_empty() },
             };
         }
-        match lookups.find(relative, &self.wire) {
+        match lookups.find(relative, &self.wire, self.has_default_names) {
             Lookup::Link(link) => Node::Link(link),
             Lookup::EmptyNonTerminal => Node::Empty,
             Lookup::Nothing => self.find_service(lookups, relative),
@@ -51,7 +53,7 @@ impl LinkNames {
             Some((second, rest)) if is_service_label(second) => (Some(first), second, rest),
             _ => (None, first, rest),
         };
-        match lookups.find(service, &self.wire) {
+        match lookups.find(service, &self.wire, self.has_default_names) {
             Lookup::Link(link) if dotted(&link.key).as_deref() == Some(service) => {
                 service_node(link, protocol, port)
             }
@@ -70,8 +72,14 @@ impl LinkNames {
         let mut leads_back = |relative: &Vec<u8>| {
             let reserved = names::labels(relative).last().is_none_or(|top| self.is_reserved(top));
             !reserved
-                && matches!(lookups.find(relative, &self.wire), Lookup::Link(found) if found.key == link.key)
+                && matches!(
+                    lookups.find(relative, &self.wire, self.has_default_names),
+                    Lookup::Link(found) if found.key == link.key
+                )
         };
+        if !self.has_default_names {
+            return None;
+        }
         let relative = [dotted(&link.key), dashed(&link.key)].into_iter().flatten().find(&mut leads_back)?;
         Name::from_labels(names::labels(&relative)).ok()?.append_domain(&self.origin).ok()
     }

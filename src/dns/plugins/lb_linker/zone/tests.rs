@@ -1,6 +1,7 @@
 mod reverse;
 mod services;
 mod snapshot;
+mod sources;
 
 use std::net::IpAddr;
 
@@ -254,7 +255,12 @@ fn wildcard_matches_only_names_that_do_not_exist() {
 
 #[test]
 fn ttl_and_apex_label_are_configurable() {
-    let options = ZoneOptions { addresses: ips(&["192.0.2.53"]), ttl: 30, apex: "K8s".to_owned() };
+    let options = ZoneOptions {
+        addresses: ips(&["192.0.2.53"]),
+        ttl: 30,
+        apex: "K8s".to_owned(),
+        ..Default::default()
+    };
     let zone = Zone::with_options(&name("lb.internal."), options).unwrap();
     let store = store_of(vec![
         link("dns", "ns", &["a.example."], &[]),

@@ -1,0 +1,64 @@
+//! Zones with names of other sources than load balancers.
+
+use super::*;
+use crate::model::owner::{Claims, Owner};
+
+fn zone_of(sources: &[Source]) -> Zone {
+    let options = ZoneOptions { sources: sources.to_vec(), ..Default::default() };
+    Zone::with_options(&name("lb.internal."), options).unwrap()
+}
+
+/// Returns a store with a load balancer `default/web` and an Ingress with the host `app.default.lb.internal`.
+fn store_for(zone: &Zone) -> Store {
+    let store = Store::new(OnGone::Kept).with_zones([zone.configured().clone()]);
+    let custom = asking(&["custom.default.lb.internal"], link("default", "web", &[], &["192.0.2.1"]));
+    store.replace(None, [custom], vec![], &Default::default());
+    store.set_known(Input::Services);
+    let app = "app.default.lb.internal";
+    let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("default", app) };
+    let target = Some(Target::Addresses(ips(&["192.0.2.2"]).into()));
+    let target = Arc::new(Link { target, ..Link::new(ServiceKey::new("default", "ingress"), "") });
+    store.observe(&owner, &Claims { created: 0, names: [app.into()].into() }, &target, None);
+    store
+}
+
+fn rcode(zone: &Zone, store: &Store, below: &str) -> (ResponseCode, usize, bool) {
+    let name = name(&format!("{below}.lb.internal."));
+    let answer = zone.answer(store, &name, &zone.relative(&name).unwrap(), RecordType::A);
+    (answer.rcode, answer.answers.len(), answer.ede.is_some())
+}
+
+const FOUND: (ResponseCode, usize, bool) = (ResponseCode::NoError, 1, false);
+const ABSENT: (ResponseCode, usize, bool) = (ResponseCode::NXDomain, 0, false);
+
+#[test]
+fn unknown_names_arent_denied_before_all_sources_are_listed() {
+    let zone = zone_of(&[Source::SERVICES, Source::INGRESSES]);
+    let store = store_for(&zone);
+    for known in ["web.default", "web-default", "custom.default", "app.default"] {
+        assert_eq!(rcode(&zone, &store, known), FOUND, "{known}");
+    }
+    for unknown in ["absent.default", "default", "x.app.default"] {
+        assert_eq!(rcode(&zone, &store, unknown), (ResponseCode::ServFail, 0, true), "{unknown}");
+    }
+    store.set_listed(&Source::INGRESSES, &[zone.configured().clone()]);
+    assert_eq!(rcode(&zone, &store, "absent.default"), ABSENT);
+    assert_eq!(rcode(&zone, &store, "default"), (ResponseCode::NoError, 0, false));
+}
+
+#[test]
+fn zone_has_only_names_of_its_sources() {
+    for (sources, service, ingress) in [
+        (&[Source::INGRESSES][..], ABSENT, FOUND),
+        (&[Source::SERVICES], FOUND, ABSENT),
+        (&[Source::INGRESSES, Source::SERVICES], FOUND, FOUND),
+    ] {
+        let zone = zone_of(sources);
+        let store = store_for(&zone);
+        store.set_listed(&Source::INGRESSES, &[zone.configured().clone()]);
+        for name in ["web.default", "web-default", "custom.default"] {
+            assert_eq!(rcode(&zone, &store, name), service, "{name} with {sources:?}");
+        }
+        assert_eq!(rcode(&zone, &store, "app.default"), ingress, "{sources:?}");
+    }
+}

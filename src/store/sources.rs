@@ -1,0 +1,123 @@
+//! What the store knows of whole sources, beside the load balancers: which are listed completely, and for which zones.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::watch;
+
+use super::Store;
+use crate::model::owner::{Owner, Source, Zone};
+use crate::model::service_key::ServiceKey;
+
+/// The zones of a block, which is ready when their sources are listed.
+#[derive(Debug)]
+pub struct FirstNames {
+    zones: Vec<Zone>,
+    is_optional: AtomicBool,
+}
+
+impl FirstNames {
+    #[must_use]
+    pub fn of(zones: Vec<Zone>) -> Self {
+        Self { zones, is_optional: AtomicBool::new(false) }
+    }
+
+    /// Makes the block count as ready without the lists: it came by a reload, and the process was ready before.
+    pub fn set_optional(&self) {
+        self.is_optional.store(true, Ordering::Relaxed);
+    }
+
+    #[must_use]
+    pub fn is_ready(&self, store: &Store) -> bool {
+        self.is_optional.load(Ordering::Relaxed) || self.unlisted(store).is_none()
+    }
+
+    /// Returns a source that isn't listed.
+    #[must_use]
+    pub fn unlisted(&self, store: &Store) -> Option<&Source> {
+        self.zones.iter().find_map(|zone| store.unlisted_source(zone))
+    }
+}
+
+impl Store {
+    /// Returns a receiver of the zones in which objects have names.
+    #[must_use]
+    pub fn watch_zones(&self) -> watch::Receiver<Arc<[Zone]>> {
+        self.zones.subscribe()
+    }
+
+    /// Records that all names of a source in these zones are known.
+    pub fn set_listed(&self, source: &Source, zones: &[Zone]) {
+        let zones: Vec<Zone> = zones.iter().filter(|zone| zone.has(source)).cloned().collect();
+        self.listed.send_modify(|listed| drop(listed.insert(source.clone(), zones)));
+    }
+
+    /// Forgets all names of a source that isn't read any more.
+    pub fn forget_source(&self, source: &Source) {
+        self.listed.send_modify(|listed| drop(listed.remove(source)));
+        let mut names = self.write();
+        for (id, _) in self.owners.all(Some(source)) {
+            let owner = self.owners.get(id).0;
+            self.remove(&mut names, owner);
+        }
+    }
+
+    /// Returns a source of a zone whose names aren't all known. The load balancers aren't among these sources. During a
+    /// reload nothing is missing for the blocks before, with the zone as it was.
+    #[must_use]
+    pub fn unlisted_source<'a>(&self, zone: &'a Zone) -> Option<&'a Source> {
+        let is_simple = zone.sources.iter().all(|source| *source == Source::SERVICES);
+        if is_simple || !self.zones.borrow().contains(zone) { None } else { self.unlisted_of(zone) }
+    }
+
+    fn unlisted_of<'a>(&self, zone: &'a Zone) -> Option<&'a Source> {
+        let listed = self.listed.borrow();
+        let is_unlisted = |source: &&Source| {
+            **source != Source::SERVICES && listed.get(*source).is_none_or(|zones| !zones.contains(zone))
+        };
+        zone.sources.iter().find(is_unlisted)
+    }
+
+    /// Returns whether all sources of these zones, which may not be in force yet, are listed.
+    #[must_use]
+    pub fn has_listed(&self, zones: &[Zone]) -> bool {
+        zones.iter().all(|zone| self.unlisted_of(zone).is_none())
+    }
+
+    /// Waits until [`Self::has_listed`].
+    pub async fn sources_listed(&self, zones: &[Zone]) {
+        let mut listed = self.listed.subscribe();
+        // The sender lives as long as `self`: waiting can't fail.
+        while !self.has_listed(zones) && listed.changed().await.is_ok() {}
+    }
+
+    /// Returns the names that an owner asks for in the zones of its source, and that belong to other owners.
+    #[must_use]
+    pub fn lost_names(&self, owner: &Owner) -> Vec<Arc<str>> {
+        let names = self.write();
+        let Some((id, Some(_))) = self.owners.find(owner) else { return Vec::new() };
+        let mut lost = names.lost_by(id);
+        lost.extend(
+            names
+                .hostnames_of(id)
+                .into_iter()
+                .filter(|name| crate::model::names::wire_of(name).is_some_and(|wire| !self.is_free(&wire))),
+        );
+        lost
+    }
+
+    /// Returns the keys of the owners of a source.
+    #[must_use]
+    pub fn owners_of(&self, source: &Source) -> Vec<ServiceKey> {
+        let ids = self.owners.all(Some(source)).into_iter();
+        ids.map(|(id, _)| self.owners.get(id).0.key).collect()
+    }
+
+    /// Returns the numbers of owners that aren't load balancers, by their sources.
+    #[must_use]
+    pub fn numbers_of_owners(&self) -> Vec<(Source, usize)> {
+        let mut numbers = self.owners.numbers();
+        numbers.retain(|(source, _)| *source != Source::SERVICES);
+        numbers
+    }
+}

@@ -1,0 +1,176 @@
+use hickory_proto::rr::Name;
+use prometheus::IntCounter;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+
+use super::*;
+use crate::model::link::Target;
+use crate::model::owner::Source;
+use crate::model::target_policy::TargetPolicy;
+use crate::store::OnGone;
+use crate::sync::election::Leadership;
+use crate::sync::events::Recorder;
+use crate::sync::source::ingress::Ingress;
+use crate::sync::test_support;
+
+/// The state of Ingresses in a zone, with the store.
+struct World {
+    store: Arc<Store>,
+    state: NameState<Ingress>,
+    feed: broadcast::Receiver<LinkChange>,
+    link_reporter: LinkReporter,
+}
+
+fn zone() -> Zone {
+    let origin = Name::from_ascii("lb.internal.").unwrap();
+    Zone { sources: vec![Source::SERVICES, Source::INGRESSES], ..(&origin).into() }
+}
+
+impl World {
+    fn new() -> Self {
+        let store = Arc::new(Store::new(OnGone::Dropped).with_zones([zone()]));
+        store.set_known(crate::store::Input::Services);
+        let targets =
+            TargetPolicy { zones: vec![Name::from_ascii("lb.internal.").unwrap()], ..Default::default() };
+        let policy =
+            HostnamePolicy { targets, hostname_namespaces: ["*".to_owned()].into(), ..Default::default() };
+        let dropped = IntCounter::new("dropped", "dropped").unwrap();
+        let recorder = Recorder::new(dropped, Leadership::unconditional());
+        let link_reporter = LinkReporter { recorder, ..test_support::link_reporter() };
+        let mut state = NameState::new(Arc::clone(&store), Arc::default(), link_reporter.clone());
+        state.set_rules(store.zones(), Arc::new(policy));
+        Self { feed: store.subscribe(), store, state, link_reporter }
+    }
+
+    fn listed() -> Self {
+        let mut world = Self::new();
+        world.state.end_lists();
+        world
+    }
+
+    fn apply(&mut self, key: &str, created: i64, hosts: &[&str], status: &Value) {
+        let (namespace, name) = key.split_once('/').unwrap();
+        let rules: Vec<Value> =
+            hosts.iter().map(|host| json!({"host": format!("{host}.lb.internal")})).collect();
+        let object = json!({
+            "metadata": {"namespace": namespace, "name": name, "uid": key,
+                "creationTimestamp": format!("2026-01-01T00:00:{created:02}Z")},
+            "spec": {"rules": rules},
+            "status": {"loadBalancer": {"ingress": status}},
+        });
+        self.state.apply(serde_json::from_value(object).unwrap());
+        self.state.publish();
+        self.settle();
+    }
+
+    fn remove(&mut self, key: &str) {
+        let (namespace, name) = key.split_once('/').unwrap();
+        self.state.remove(&ServiceKey::new(namespace, name));
+        self.state.publish();
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        while let Ok(change) = self.feed.try_recv() {
+            self.state.on_change(&change);
+        }
+    }
+
+    fn answer(&self, host: &str) -> String {
+        let host = Name::from_ascii(format!("{host}.lb.internal.")).unwrap();
+        match self.store.link_of_host(&host) {
+            None => "nothing".to_owned(),
+            Some(link) => link.target.as_ref().map_or_else(|| "pending".to_owned(), Target::to_string),
+        }
+    }
+
+    fn events(&self) -> Vec<String> {
+        let queued = self.link_reporter.recorder.take_queued().into_iter();
+        queued.map(|(reason, note)| format!("{reason}: {note}")).collect()
+    }
+}
+
+fn ip(last: u8) -> Value {
+    json!([{"ip": format!("192.0.2.{last}")}])
+}
+
+#[test]
+fn objects_of_one_namespace_share_a_name() {
+    let mut world = World::listed();
+    world.apply("a/one", 1, &["x", "only"], &ip(1));
+    world.apply("a/two", 2, &["x"], &ip(2));
+    assert_eq!(world.answer("x"), "192.0.2.1,192.0.2.2");
+    assert_eq!(world.answer("only"), "192.0.2.1");
+    let link = |host: &str| {
+        world.store.link_of_host(&Name::from_ascii(format!("{host}.lb.internal.")).unwrap()).unwrap()
+    };
+    assert!(!link("only").is_outdated(), "the other name's union isn't a newer version of its target");
+    world.remove("a/one");
+    assert_eq!([world.answer("x"), world.answer("only")], ["192.0.2.2", "nothing"]);
+    assert_eq!(world.events(), [""; 0]);
+}
+
+#[test]
+fn oldest_object_has_a_name_between_namespaces() {
+    let mut world = World::listed();
+    world.apply("b/young", 5, &["x", "own"], &ip(5));
+    world.apply("c/old", 2, &["x"], &ip(2));
+    assert_eq!([world.answer("x"), world.answer("own")], ["192.0.2.2", "192.0.2.5"]);
+    let conflict = "Conflict: it doesn't get DNS names that another object has: x.lb.internal";
+    assert_eq!(world.events(), [conflict]);
+    // An older object in the namespace makes all of its objects older.
+    world.apply("b/oldest", 1, &["x"], &ip(1));
+    assert_eq!(world.answer("x"), "192.0.2.1,192.0.2.5");
+    assert_eq!(world.events(), [conflict]);
+    world.apply("b/oldest", 1, &["x"], &ip(1));
+    assert_eq!(world.events(), [""; 0], "nothing is new");
+    world.remove("b/oldest");
+    assert_eq!((world.answer("x"), world.events().len()), ("192.0.2.2".to_owned(), 1));
+    world.remove("c/old");
+    assert_eq!(world.answer("x"), "192.0.2.5");
+}
+
+#[test]
+fn denied_names_and_targets_are_told_once_listed() {
+    let mut world = World::new();
+    world.apply("a/web", 1, &["x"], &ip(1));
+    world.state.end_lists();
+    for _ in 0..2 {
+        world.apply("a/web", 1, &["x", "dns"], &json!([{"ip": "127.0.0.1"}]));
+    }
+    let events = world.events();
+    let reasons: Vec<&str> = events.iter().filter_map(|event| event.split(':').next()).collect();
+    assert_eq!(reasons, ["TargetRefused", "HostnameRefused", "TargetStale"], "{events:?}");
+    assert!(events[2].ends_with("192.0.2.1 stays the target"), "{events:?}");
+    assert_eq!(world.answer("x"), "192.0.2.1");
+}
+
+#[test]
+fn names_that_an_earlier_run_left_are_removed() {
+    let mut world = World::new();
+    world.apply("a/web", 1, &["x"], &ip(1));
+    let mut next =
+        NameState::<Ingress>::new(Arc::clone(&world.store), Arc::default(), world.link_reporter.clone());
+    next.set_rules(world.store.zones(), Arc::clone(&world.state.rules.policy));
+    assert!(world.store.unlisted_source(&zone()).is_some());
+    next.end_lists();
+    assert_eq!(world.answer("x"), "nothing");
+    assert!(world.store.unlisted_source(&zone()).is_none());
+}
+
+#[test]
+fn target_in_a_zone_of_links_is_checked_again() {
+    let mut world = World::listed();
+    world.apply("a/web", 1, &["x"], &json!([{"hostname": "host.lb.internal"}]));
+    assert_eq!(world.answer("x"), "pending");
+    assert_eq!(world.events().len(), 1, "it belongs to no object");
+    world.apply("a/host", 2, &["host"], &ip(2));
+    assert!(world.state.recheck_at.is_some());
+    world.state.recheck();
+    assert_eq!(world.answer("x"), "host.lb.internal");
+    // Another namespace takes the name over, and doesn't allow the reference.
+    world.apply("b/host", 1, &["host"], &ip(3));
+    world.state.recheck();
+    let events = world.events();
+    assert!(events.iter().any(|event| event.contains("allow-from")), "{events:?}");
+}
