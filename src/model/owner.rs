@@ -31,6 +31,21 @@ impl Source {
     pub fn word(&self) -> String {
         self.kind.to_ascii_lowercase()
     }
+
+    /// Returns the key of what is behind the names of an object, which no Service has.
+    #[must_use]
+    pub fn target_key(&self, object: &ServiceKey) -> ServiceKey {
+        let (namespace, name) = object.parts();
+        ServiceKey::new(namespace, &format!("{name}.{}", self.word()))
+    }
+
+    /// Returns whether a target's key is one of this source.
+    fn has_target(&self, key: &ServiceKey) -> bool {
+        match key.name().rsplit_once('.') {
+            None => *self == Self::SERVICES,
+            Some((_, word)) => *self != Self::SERVICES && self.kind.eq_ignore_ascii_case(word),
+        }
+    }
 }
 
 /// An object that asks for names. Its uid isn't part of it: an object that is recreated keeps its rank.
@@ -135,6 +150,13 @@ impl Zone {
     #[must_use]
     pub fn has(&self, source: &Source) -> bool {
         self.sources.contains(source)
+    }
+
+    /// Returns whether a source comes before the one that a target is of.
+    #[must_use]
+    pub fn is_before_target(&self, source: &Source, target: &ServiceKey) -> bool {
+        let of_target = self.sources.iter().position(|listed| listed.has_target(target));
+        self.sources.iter().position(|listed| listed == source) < of_target
     }
 
     /// Returns whether no link has a name here; `below` is the part of the name below the origin.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::excerpt;
 use crate::model::link::Port;
-use crate::model::names;
+use crate::model::names::{self, MAX_LABEL};
 use crate::model::rejection::{MAX_ENTRIES, MAX_ENTRY_BYTES};
 use crate::sync::k8s::client::ClusterIdentity;
 use crate::sync::k8s::service::{MAX_INGRESS, MAX_TTL};
@@ -256,20 +256,28 @@ fn read_line<'a, T: Deserialize<'a>>((text, line): (&'a [u8], usize)) -> Result<
 // === impl SavedLink ===
 
 impl SavedLink {
-    /// Returns the link with only its default names, its rank, and the name of its external target.
+    /// Returns the link with only its default names, its rank, and the name of its external target; another owner
+    /// with its names and its rank.
     fn names_only(self) -> Self {
-        let Self { cluster, kind, namespace, service, created, external_target, hostnames, .. } = self;
-        let lacks_hostnames = !hostnames.is_empty();
+        let is_service = self.is_service();
+        let Self { cluster, kind, namespace, service, created, external_target, mut hostnames, .. } = self;
+        let lacks_hostnames = is_service && !hostnames.is_empty();
+        hostnames.retain(|_| !is_service);
         Self {
             cluster,
             kind,
             namespace,
             service,
             created,
+            hostnames,
             external_target,
             lacks_hostnames,
             ..Self::default()
         }
+    }
+
+    pub(super) fn is_service(&self) -> bool {
+        self.cluster.is_none() && self.kind.is_none()
     }
 
     /// Checks the names of the objects, and the limits of all fields. Returns the first defect, as a clause.
@@ -278,15 +286,24 @@ impl SavedLink {
         let are_entries = |texts: &[String]| {
             texts.len() <= MAX_ENTRIES && texts.iter().all(|text| text.len() <= MAX_ENTRY_BYTES)
         };
+        // A name that another owner asks for, or the key of what is behind it, which ends with the source.
+        let is_host = |name: &str| {
+            let mut labels = name.strip_prefix("*.").unwrap_or(name).split('.');
+            let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
+            let is_label =
+                |label: &str| (1..=MAX_LABEL).contains(&label.len()) && label.chars().all(is_allowed);
+            name.len() <= MAX_TEXT_BYTES && labels.all(is_label)
+        };
         let source = [&self.cluster, &self.kind].into_iter().flatten();
         let behind = self.behind.iter().flat_map(|(namespace, name)| [namespace, name]);
-        let mut objects = behind.chain([&self.service]);
+        let mut keys = behind.chain([&self.service]);
         let by = self.overridden_by.iter().flat_map(|by| [&by.uid, &by.source, &by.service_uid]);
         let mut texts = by.chain([&self.uid]).chain(source);
-        let is_service = self.cluster.is_none() && self.kind.is_none();
+        let is_service = self.is_service();
         match &self.target {
             _ if !names::is_label(&self.namespace) => Err("the namespace isn't a DNS label"),
-            _ if !objects.all(|name| is_object(name)) => Err("the Service's name isn't a DNS name"),
+            _ if is_service && !is_object(&self.service) => Err("the Service's name isn't a DNS name"),
+            _ if !keys.all(|name| is_host(name)) => Err("the owner's name isn't a hostname"),
             _ if is_service && !is_object(&self.external_target) => {
                 Err("the external target's name isn't a DNS name")
             }

@@ -25,8 +25,8 @@ pub struct Restored {
     pub denied: usize,
 }
 
-/// Returns the links of a snapshot as the present flags allow them, with their names in these zones. Takes the snapshot, so that each link is freed once
-/// it is in the store.
+/// Returns the links of a snapshot as the present flags allow them, with their names in these zones. Takes the snapshot,
+/// so that each link is freed once it is in the store.
 #[must_use]
 pub fn restore(
     snapshot: Snapshot,
@@ -42,7 +42,7 @@ pub fn restore(
     };
     let all = snapshot.links.len();
     // A hostname that the snapshot lacks may lie below a wildcard of another link: no wildcard is restored then.
-    let lacks_hostnames = snapshot.links.iter().any(|link| link.lacks_hostnames);
+    let lacks_hostnames = snapshot.links.iter().any(|link| link.lacks_hostnames && link.is_service());
     let links: Vec<SavedLink> = snapshot.links.into_iter().filter(is_selected).collect();
     let mut denied = all - links.len();
     let granted = |link: &SavedLink| {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::watch;
 
-use super::Store;
+use super::{Lookup, Store};
 use crate::model::owner::{Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
 
@@ -104,6 +104,18 @@ impl Store {
                 .filter(|name| crate::model::names::wire_of(name).is_some_and(|wire| !self.is_free(&wire))),
         );
         lost
+    }
+
+    /// Returns whether something is behind the names of an owner.
+    #[must_use]
+    pub fn has(&self, owner: &Owner) -> bool {
+        self.owners.find(owner).is_some_and(|(_, target)| target.is_some())
+    }
+
+    /// Returns whether an absolute name in wire form is a custom hostname itself, not by a wildcard.
+    #[must_use]
+    pub fn has_exactly(&self, name: &[u8]) -> bool {
+        matches!(self.index.custom_hostnames.find(name), Lookup::Link(_))
     }
 
     /// Returns the keys of the owners of a source.

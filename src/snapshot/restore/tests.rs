@@ -292,6 +292,38 @@ fn answer(store: &Store, name: &str) -> String {
 }
 
 #[test]
+fn wildcard_underscore_and_shared_names_of_ingresses_survive() {
+    let zone = Zone { sources: vec![Source::SERVICES, Source::INGRESSES], ..(&name("lb.internal.")).into() };
+    let store = Store::new(OnGone::Kept).with_zones([zone.clone()]);
+    let wild = observed(&ServiceKey::new("b", "wild"), 1, Some(host("wild.example.")));
+    let hostnames: Arc<[Arc<str>]> = [Arc::from("*.b.lb.internal")].into();
+    store.apply(ObservedService { annotations: Annotations { hostnames, ..Default::default() }, ..wild });
+    let (long, huge) = ("l".repeat(63), "h.".repeat(126) + "h");
+    for (key, host_name, allowed) in [
+        ("web.ingress", "*.shop.lb.internal", 0),
+        ("web.ingress", "under_score.shop.lb.internal", 0),
+        ("web._shared.ingress", "shared.shop.lb.internal", 0),
+        (&*format!("{huge}._shared.ingress"), &*format!("{long}.shop.lb.internal"), 0),
+        ("cut.ingress", "cut.shop.lb.internal", 200),
+    ] {
+        let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("shop", host_name) };
+        let allow_from = (0..allowed).map(|number| Arc::from(format!("n{number}"))).collect();
+        let link = Arc::new(Link {
+            target: Some(host("ingress.example.")),
+            annotations: Annotations { allow_from, ..Annotations::default() },
+            ..Link::new(ServiceKey::new("shop", key), "u")
+        });
+        store.observe(&owner, &Claims { created: 1, names: [host_name.into()].into() }, &link, None);
+    }
+    let restored = restore(snapshot(&store), &Selection::default(), &policy(), &[zone]).store;
+    for name in ["x.shop", "under_score.shop", "shared.shop", &*format!("{long}.shop"), "x.b", "wild.b"] {
+        assert_eq!(answer(&restored, name), answer(&store, name), "{name}");
+        assert!(answer(&restored, name).contains(".example"), "{name}");
+    }
+    assert_eq!(answer(&restored, "cut.shop"), "shop/cut.shop.lb.internal without target");
+}
+
+#[test]
 fn file_of_format_1_is_restored() {
     // Written by lb-linker 0.1.0 before format 2.
     let bytes = include_bytes!("format-1.snapshot");

@@ -207,10 +207,13 @@ impl Zone {
                 snapshot_links = Some((in_use, Arc::clone(&present.store)));
             }
         }
-        let is_unlisted = synced && !self.is_reverse() && self.may_lack(store, relative);
+        let unlisted = store.unlisted_source(&self.configured).filter(|_| synced && !self.is_reverse());
+        let may_lack = synced && !self.is_reverse() && store.may_lack(relative);
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
-        if is_unlisted && matches!(node, Node::Nothing | Node::Empty) {
+        if may_lack && matches!(node, Node::Nothing | Node::Empty)
+            || unlisted.is_some_and(|source| self.may_have(source, store, relative, &node))
+        {
             return ZoneAnswer::not_ready();
         }
         let may_change = node.may_change(relative);
@@ -232,9 +235,17 @@ impl Zone {
         self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node)
     }
 
-    /// Returns whether a name below the origin that isn't known may exist although the load balancers are known.
-    fn may_lack(&self, store: &Store, relative: &[u8]) -> bool {
-        store.may_lack(relative) || store.unlisted_source(&self.configured).is_some()
+    /// Returns whether a name below the origin may belong to an object of a source that isn't listed.
+    fn may_have(&self, source: &Source, store: &Store, relative: &[u8], node: &Node) -> bool {
+        match node {
+            Node::Nothing | Node::Empty => true,
+            Node::Link(link) if LinkNames::is_default_name(&link.key, relative) => false,
+            Node::Link(link) => {
+                self.configured.is_before_target(source, &link.key)
+                    || !store.has_exactly(&[relative, &*self.configured.origin].concat())
+            }
+            _ => false,
+        }
     }
 
     fn is_reverse(&self) -> bool {

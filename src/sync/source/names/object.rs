@@ -108,7 +108,7 @@ pub fn observe<K: NamedObject>(
         last_queried: same.map(|link| link.last_queried.clone()).unwrap_or_default(),
         refused: is_refused,
         state,
-        ..Link::new(key.clone(), uid)
+        ..Link::new(before.map_or_else(|| K::SOURCE.target_key(&key), |before| before.key.clone()), uid)
     };
     let link = before.filter(|before| ***before == link).cloned().unwrap_or_else(|| Arc::new(link));
     let names = names.iter().map(|name| ServiceKey::new(key.namespace(), name)).collect();
@@ -131,8 +131,11 @@ fn hostnames<K: NamedObject>(object: &K, key: &ServiceKey, rules: &Rules) -> (Ve
     let hosts = RequestedNames { field: "the host".to_owned(), names: own.collect(), ignored: 0 };
     let annotated = rules.policy.annotated_names(|name| annotations::annotation(object.meta(), name));
     let requested = std::iter::once(hosts).chain(annotated);
-    let check = |name: &str| rules.policy.check_granted(key.namespace(), name);
-    rules.policy.granted(K::ONE, requested, check, |name| place(name) == Place::Other)
+    let check = |name: &str| match place(name) {
+        Place::Other => Err(format!("its zone doesn't have the names of {}, or not of this class", K::MANY)),
+        Place::Own | Place::Outside => rules.policy.check_granted(key.namespace(), name),
+    };
+    rules.policy.granted(K::ONE, requested, check, |_| false)
 }
 
 fn place_of<K: NamedObject>(object: &K, name: &str, zones: &[Zone]) -> Place {

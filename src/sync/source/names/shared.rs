@@ -3,15 +3,19 @@
 //! The objects of a namespace share a name: their addresses are united, and a hostname goes before addresses. The store
 //! has one owner for each name and namespace, as old as the oldest of these objects.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use indexmap::IndexSet;
 use smallvec::SmallVec;
 
 use crate::model::link::{Link, LinkState, Target};
 use crate::model::service_key::ServiceKey;
 use crate::sync::events::RegardingKind;
+
+/// Maximum number of objects, and of their addresses, that count for a name in a namespace.
+pub const MAX_SHARED: usize = 100;
 
 /// An object of a source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,9 +37,20 @@ pub struct Observation {
 #[derive(Debug, Default)]
 pub struct SharedNames {
     objects: HashMap<ObjectId, Observation>,
-    by_name: HashMap<ServiceKey, SmallVec<[ObjectId; 1]>>,
+    /// The names, each with the objects that ask for it, the oldest first.
+    asking: BTreeSet<(ServiceKey, i64, ObjectId)>,
     /// What is behind the names for which no single object decides.
     united: HashMap<ServiceKey, Arc<Link>>,
+}
+
+/// What is behind a name.
+#[derive(Debug)]
+pub struct Behind {
+    /// When the oldest object that asks for the name was created.
+    pub created: i64,
+    pub link: Arc<Link>,
+    /// The first object that doesn't count, or not with all of its addresses, because there are too many.
+    pub cut: Option<ObjectId>,
 }
 
 impl SharedNames {
@@ -49,31 +64,27 @@ impl SharedNames {
     }
 
     pub fn names(&self) -> impl Iterator<Item = &ServiceKey> {
-        self.by_name.keys()
+        let mut last = None;
+        self.asking.iter().map(|(name, ..)| name).filter(move |name| last.replace(*name) != Some(*name))
     }
 
-    /// Returns the objects that ask for a name, in no order.
-    #[must_use]
-    pub fn asking(&self, name: &ServiceKey) -> &[ObjectId] {
-        self.by_name.get(name).map(|ids| &**ids).unwrap_or_default()
+    /// Returns the objects that ask for a name, the oldest first.
+    pub fn asking(&self, name: &ServiceKey) -> impl Iterator<Item = &ObjectId> {
+        asking(&self.asking, name)
     }
 
     /// Replaces what was observed of an object; `None` if it is gone. Returns the names that are concerned.
     pub fn set(&mut self, id: &ObjectId, now: Option<Observation>) -> Vec<ServiceKey> {
-        let before = self.objects.remove(id);
         let mut concerned: Vec<ServiceKey> = Vec::new();
-        for name in before.iter().flat_map(|before| &before.names) {
-            if let Some(ids) = self.by_name.get_mut(name) {
-                ids.retain(|known| known != id);
-                if ids.is_empty() {
-                    self.by_name.remove(name);
-                }
+        if let Some(Observation { names, link }) = self.objects.remove(id) {
+            for name in names {
+                self.asking.remove(&(name.clone(), link.created, id.clone()));
+                concerned.push(name);
             }
-            concerned.push(name.clone());
         }
         if let Some(now) = now {
             for name in &now.names {
-                self.by_name.entry(name.clone()).or_default().push(id.clone());
+                self.asking.insert((name.clone(), now.link.created, id.clone()));
             }
             concerned.extend(now.names.iter().cloned());
             self.objects.insert(id.clone(), now);
@@ -83,47 +94,71 @@ impl SharedNames {
         concerned
     }
 
-    /// Returns when the oldest object that asks for a name was created, and what is behind the name.
-    pub fn behind(&mut self, name: &ServiceKey) -> Option<(i64, Arc<Link>)> {
-        let ids = self.by_name.get(name).into_iter().flatten();
-        let mut links: SmallVec<[(&ObjectId, &Arc<Link>); 1]> =
-            ids.filter_map(|id| Some((id, &self.objects.get(id)?.link))).collect();
-        links.sort_unstable_by_key(|(id, link)| (link.created, *id));
-        let (_, oldest) = *links.first()?;
-        let target = united(links.iter().map(|(_, link)| *link));
+    /// Returns what is behind a name; `None` if no object asks for it.
+    pub fn behind(&mut self, name: &ServiceKey) -> Option<Behind> {
+        let Self { objects, asking: all, united: known } = self;
+        let mut ids = asking(all, name);
+        let links: SmallVec<[(&ObjectId, &Arc<Link>); 1]> =
+            ids.by_ref().take(MAX_SHARED).filter_map(|id| Some((id, &objects.get(id)?.link))).collect();
+        let beyond = ids.next().cloned();
+        let Some((_, oldest)) = links.first().copied() else {
+            known.remove(name);
+            return None;
+        };
+        let (target, cut) = united(&links);
+        let (created, cut) = (oldest.created, cut.cloned().or(beyond));
         if target == oldest.target {
-            let behind = (oldest.created, Arc::clone(oldest));
-            self.united.remove(name);
-            return Some(behind);
+            let link = Arc::clone(oldest);
+            known.remove(name);
+            return Some(Behind { created, link, cut });
         }
-        let united = unite(oldest, target, self.united.get(name));
-        let created = oldest.created;
-        self.united.insert(name.clone(), Arc::clone(&united));
-        Some((created, united))
+        let link = unite(oldest, target, known.get(name));
+        known.insert(name.clone(), Arc::clone(&link));
+        Some(Behind { created, link, cut })
     }
 }
 
-/// Returns the first hostname, or else all addresses; `None` without any.
-fn united<'a>(links: impl Iterator<Item = &'a Arc<Link>> + Clone) -> Option<Target> {
-    let targets = links.filter_map(|link| link.target.as_ref());
-    if let Some(host) = targets.clone().find(|target| matches!(target, Target::Hostname(_))) {
-        return Some(host.clone());
+fn asking<'a>(
+    all: &'a BTreeSet<(ServiceKey, i64, ObjectId)>,
+    name: &ServiceKey,
+) -> impl Iterator<Item = &'a ObjectId> + use<'a> {
+    let before_all = ObjectId { key: ServiceKey::new("", ""), kind: RegardingKind::Ingress };
+    let (first, name) = ((name.clone(), i64::MIN, before_all), name.clone());
+    all.range(first..).take_while(move |(asked, ..)| *asked == name).map(|(.., id)| id)
+}
+
+/// Returns the first hostname, or else all addresses; `None` without any. Also returns the first object with more
+/// addresses than count.
+fn united<'a>(links: &[(&'a ObjectId, &Arc<Link>)]) -> (Option<Target>, Option<&'a ObjectId>) {
+    let mut targets = links.iter().filter_map(|(id, link)| Some((*id, link.target.as_ref()?)));
+    if let Some((_, host)) = targets.clone().find(|(_, target)| matches!(target, Target::Hostname(_))) {
+        return (Some(host.clone()), None);
     }
-    let mut all: Vec<IpAddr> = Vec::new();
-    for target in targets {
+    if links.len() == 1 {
+        return (targets.next().map(|(_, target)| target.clone()), None);
+    }
+    let (mut all, mut cut): (IndexSet<IpAddr>, _) = (IndexSet::new(), None);
+    for (id, target) in targets {
         let Target::Addresses(addresses) = target else { continue };
-        all.extend(addresses.iter().filter(|address| !all.contains(address)).copied().collect::<Vec<_>>());
+        for address in addresses {
+            if all.len() < MAX_SHARED {
+                all.insert(*address);
+            } else if !all.contains(address) {
+                cut.get_or_insert(id);
+            }
+        }
     }
-    (!all.is_empty()).then(|| Target::Addresses(all.into()))
+    ((!all.is_empty()).then(|| Target::Addresses(all.into_iter().collect())), cut)
 }
 
 /// Returns the settings of the oldest object with another target. `known` is what was behind the name before.
 fn unite(oldest: &Link, target: Option<Target>, known: Option<&Arc<Link>>) -> Arc<Link> {
     let (namespace, name) = oldest.key.parts();
+    let (object, word) = name.rsplit_once('.').unwrap_or((name, ""));
     let united = Link {
-        // No object has such a name: the store tells by the key that a link is a newer version of another one, which the
-        // oldest object's other names may share.
-        key: ServiceKey::new(namespace, &format!("{name} and others")),
+        // Another key than the object's: links with one key are versions of one target, which the other names of the
+        // oldest object may share. No object has a name with `_`.
+        key: ServiceKey::new(namespace, &format!("{object}._shared.{word}")),
         target,
         state: LinkState::Live,
         last_queried: known.unwrap_or(&Arc::new(oldest.clone())).last_queried.clone(),
@@ -142,6 +177,7 @@ mod tests {
     use super::*;
     use crate::model::hostname::Hostname;
     use crate::model::link::Annotations;
+    use crate::model::owner::Source;
 
     fn id(name: &str) -> ObjectId {
         ObjectId { key: ServiceKey::new("shop", name), kind: RegardingKind::Ingress }
@@ -162,12 +198,19 @@ mod tests {
 
     fn observed(object: &str, created: i64, names: &[&str], behind: &str) -> Option<Observation> {
         let annotations = Annotations { ttl: u32::try_from(created).ok(), ..Annotations::default() };
-        let link = Link { created, annotations, target: target(behind), ..Link::new(id(object).key, object) };
+        let link = Link {
+            created,
+            annotations,
+            target: target(behind),
+            ..Link::new(Source::INGRESSES.target_key(&id(object).key), object)
+        };
         Some(Observation { names: names.iter().map(|host| name(host)).collect(), link: Arc::new(link) })
     }
 
     fn shown(names: &mut SharedNames, host: &str) -> String {
-        let Some((created, link)) = names.behind(&name(host)) else { return "nothing".to_owned() };
+        let Some(Behind { created, link, .. }) = names.behind(&name(host)) else {
+            return "nothing".to_owned();
+        };
         let target = link.target.as_ref().map_or_else(|| "pending".to_owned(), Target::to_string);
         format!("{created} {target} {:?}", link.annotations.ttl)
     }
@@ -184,7 +227,8 @@ mod tests {
         assert_eq!(shown(&mut names, "y"), "1 pending Some(1)");
         assert_eq!(names.set(&id("c"), None), [name("x"), name("y")]);
         assert_eq!(shown(&mut names, "y"), "nothing");
-        assert_eq!(names.asking(&name("x")), [id("b"), id("a")]);
+        assert_eq!(names.asking(&name("x")).collect::<Vec<_>>(), [&id("b"), &id("a")]);
+        assert_eq!(names.names().collect::<Vec<_>>(), [&name("x")]);
     }
 
     #[test]
@@ -202,17 +246,38 @@ mod tests {
     }
 
     #[test]
+    fn oldest_objects_and_a_number_of_addresses_count() {
+        let mut names = SharedNames::default();
+        for number in 0..10_000 {
+            let object = format!("o{number}");
+            names.set(&id(&object), observed(&object, number, &["x"], &format!("192.0.{}.1", number % 200)));
+            names.behind(&name("x"));
+        }
+        let behind = names.behind(&name("x")).unwrap();
+        let Some(Target::Addresses(addresses)) = &behind.link.target else { panic!("{behind:?}") };
+        assert_eq!((addresses.len(), behind.cut), (MAX_SHARED, Some(id("o100"))));
+        let many: Vec<String> = (0..60).map(|last| format!("192.0.2.{last}")).collect();
+        let more: Vec<String> = (40..110).map(|last| format!("192.0.2.{last}")).collect();
+        names.set(&id("a"), observed("a", 1, &["y"], &many.join(",")));
+        names.set(&id("b"), observed("b", 2, &["y"], &more.join(",")));
+        assert_eq!(names.behind(&name("y")).unwrap().cut, Some(id("b")));
+    }
+
+    #[test]
     fn target_is_shared_where_one_object_decides() {
         let mut names = SharedNames::default();
         names.set(&id("a"), observed("a", 1, &["x", "y", "z"], "192.0.2.1"));
         names.set(&id("b"), observed("b", 2, &["y"], "192.0.2.1"));
         names.set(&id("c"), observed("c", 2, &["z"], "192.0.2.2"));
         let link = Arc::clone(&names.get(&id("a")).unwrap().link);
-        let mut behind = |host: &str| names.behind(&name(host)).unwrap().1;
+        let mut behind = |host: &str| names.behind(&name(host)).unwrap().link;
         assert!(Arc::ptr_eq(&behind("x"), &link));
         assert!(Arc::ptr_eq(&behind("y"), &link), "equal targets");
         let united = behind("z");
-        assert_ne!(united.key, link.key, "it isn't a newer version of the object's own link");
+        assert_eq!(
+            [&*link.key.to_string(), &*united.key.to_string()],
+            ["shop/a.ingress", "shop/a._shared.ingress"]
+        );
         assert!(Arc::ptr_eq(&behind("z"), &united), "nothing has changed");
     }
 }

@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
 use tokio::time::Instant;
 use tracing::info;
 
 use super::object::{NamedObject, Rules, has_own_target, id_of, observe};
-use super::shared::{ObjectId, SharedNames};
+use super::shared::{Behind, MAX_SHARED, ObjectId, SharedNames};
 use crate::model::excerpt::examples;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, LinkState};
@@ -22,8 +21,8 @@ use crate::sync::events::{Reason, Regarding};
 use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::source::selection::Selection;
 
-/// Maximum number of objects that are checked again when other objects change: their targets are in zones of links. Other
-/// ones are checked when they change themselves; DNS checks `allow-from` for each answer anyway.
+/// Maximum number of objects that are checked again when other objects change: their targets are in zones of links.
+/// Other ones are checked when they change themselves; DNS checks `allow-from` for each answer anyway.
 const MAX_DEPENDENT: usize = 1000;
 /// How long changes of other objects are collected before these objects are checked again.
 const RECHECK_AFTER: Duration = Duration::from_millis(500);
@@ -43,9 +42,17 @@ pub struct NameState<K> {
     /// When these objects are to be checked again.
     pub recheck_at: Option<Instant>,
     /// By name that another owner has: the objects that were told.
-    lost: HashMap<ServiceKey, SmallVec<[ObjectId; 1]>>,
+    lost: HashMap<ServiceKey, BTreeSet<ObjectId>>,
+    /// The names for which not all objects count.
+    cut: HashSet<ServiceKey>,
     /// Whether everything was listed: from here on Events tell what is wrong with objects.
     is_listed: bool,
+    /// Whether everything was listed under these rules. Before, a name may belong to an object that isn't known yet.
+    is_complete: bool,
+    /// The names of objects that have ended since the last publication.
+    ended: HashSet<ServiceKey>,
+    /// The namespaces of objects that can't be decoded, and that may have names from before.
+    unreadable: HashSet<Box<str>>,
 }
 
 impl<K: NamedObject> NameState<K> {
@@ -63,13 +70,18 @@ impl<K: NamedObject> NameState<K> {
             dependent: BTreeMap::new(),
             recheck_at: None,
             lost: HashMap::new(),
+            cut: HashSet::new(),
             is_listed: false,
+            is_complete: false,
+            ended: HashSet::new(),
+            unreadable: HashSet::new(),
         }
     }
 
     /// Changes the rules. All objects have to be applied again.
     pub fn set_rules(&mut self, zones: Arc<[Zone]>, policy: Arc<HostnamePolicy>) {
         self.rules = Rules { zones, policy, ..self.rules.clone() };
+        self.is_complete = false;
     }
 
     /// Returns whether these zones have the same names of the source as the present ones.
@@ -84,6 +96,11 @@ impl<K: NamedObject> NameState<K> {
     #[must_use]
     pub fn is_listed(&self) -> bool {
         self.is_listed
+    }
+
+    /// Takes an object that can't be decoded. What is known of it stays.
+    pub fn set_unreadable(&mut self, key: &ServiceKey) {
+        self.unreadable.insert(key.namespace().into());
     }
 
     /// Returns the errors of single objects.
@@ -136,38 +153,76 @@ impl<K: NamedObject> NameState<K> {
                 .log
                 .about(K::KIND.api().1)
                 .info(key, format_args!("{} {key}: {} → gone", K::KIND.api().1, shown(Some(&before.link))));
-            self.changed.extend(self.names.set(&id, None));
+            let ended = self.names.set(&id, None);
+            self.ended.extend(ended.iter().cloned());
+            self.changed.extend(ended);
         }
     }
 
-    /// Gives the names of changed objects to the store.
+    /// Gives the names of changed objects to the store. Before everything is listed these are only names that the
+    /// store has: another one may belong to an object that isn't known yet.
     pub fn publish(&mut self) {
-        let (changed, version) = (std::mem::take(&mut self.changed), self.version.take());
-        for name in &changed {
-            let owner = Owner { source: K::SOURCE, key: name.clone() };
+        let (changed, ended) = (std::mem::take(&mut self.changed), std::mem::take(&mut self.ended));
+        let (now, later): (BTreeSet<ServiceKey>, _) = changed.into_iter().partition(|name| {
+            let lives = || ended.contains(name) || self.names.asking(name).next().is_some();
+            self.is_complete || self.rules.store.has(&owner_of::<K>(name)) && lives()
+        });
+        self.changed = later;
+        let version = if self.changed.is_empty() { self.version.take() } else { None };
+        for name in &now {
+            let owner = owner_of::<K>(name);
             match self.names.behind(name) {
-                Some((created, link)) => {
+                Some(Behind { created, link, cut }) => {
                     let claims = Claims { created, names: [name.name().into()].into() };
                     self.rules.store.observe(&owner, &claims, &link, version);
+                    self.report_cut(name, cut);
                 }
-                None => drop(self.rules.store.forget(owner)),
+                None => {
+                    self.rules.store.forget(owner);
+                    self.cut.remove(name);
+                }
             }
         }
-        self.check_lost(changed);
+        self.check_lost(now);
     }
 
-    /// Takes the end of the lists of all objects, whose names are published.
-    pub fn end_lists(&mut self) {
-        if !self.is_listed {
-            // An earlier run of the source may have left names.
-            let known: HashSet<&ServiceKey> = self.names.names().collect();
-            let left = self.rules.store.owners_of(&K::SOURCE);
-            for key in left.into_iter().filter(|key| !known.contains(key)) {
-                self.rules.store.forget(Owner { source: K::SOURCE, key });
-            }
-            let (objects, names) = (self.names.objects().count(), self.names.names().count());
-            info!("ready: {}: {objects}; DNS names: {names}", K::MANY);
+    /// Reports that not all objects count for a name, if that is new.
+    fn report_cut(&mut self, name: &ServiceKey, cut: Option<ObjectId>) {
+        let Some(id) = cut else {
+            self.cut.remove(name);
+            return;
+        };
+        if !self.cut.insert(name.clone()) {
+            return;
         }
+        let note = format!(
+            "for the DNS name {} the {MAX_SHARED} oldest {} of the namespace, and {MAX_SHARED} addresses, count: this \
+             and newer ones don't, or not wholly",
+            name.name(),
+            K::MANY
+        );
+        let (kind, key) = (K::KIND.api().1, &id.key);
+        self.link_reporter.log.about(kind).warn(key, format_args!("{kind} {key}: {note}"));
+        if let Some(object) = self.names.get(&id).filter(|_| self.is_listed) {
+            let regarding = regarding(&id, &object.link.uid.to_string());
+            self.link_reporter.recorder.record(regarding, Reason::HostnameRefused, &note);
+        }
+    }
+
+    /// Takes the end of the lists of all objects, and publishes their names.
+    pub fn end_lists(&mut self) {
+        self.is_complete = true;
+        self.publish();
+        // An earlier run of the source may have left names.
+        let known: HashSet<&ServiceKey> = self.names.names().collect();
+        let is_left = |key: &ServiceKey| !known.contains(key) && !self.unreadable.contains(key.namespace());
+        for key in self.rules.store.owners_of(&K::SOURCE).into_iter().filter(is_left) {
+            self.rules.store.forget(Owner { source: K::SOURCE, key });
+        }
+        if !self.is_listed {
+            info!("ready: {}: {}; DNS names: {}", K::MANY, self.names.objects().count(), known.len());
+        }
+        self.unreadable.clear();
         self.recheck();
         self.is_listed = true;
         let origins = &self.rules.policy.targets.zones;
@@ -247,12 +302,11 @@ impl<K: NamedObject> NameState<K> {
     fn check_lost(&mut self, names: impl IntoIterator<Item = ServiceKey>) {
         let mut news: BTreeMap<ObjectId, Vec<ServiceKey>> = BTreeMap::new();
         for name in names {
-            let owner = Owner { source: K::SOURCE, key: name.clone() };
-            if self.rules.store.lost_names(&owner).is_empty() {
+            if self.rules.store.lost_names(&owner_of::<K>(&name)).is_empty() {
                 self.lost.remove(&name);
                 continue;
             }
-            let asking: SmallVec<[ObjectId; 1]> = self.names.asking(&name).into();
+            let asking: BTreeSet<ObjectId> = self.names.asking(&name).take(MAX_SHARED).cloned().collect();
             let told = self.lost.insert(name.clone(), asking.clone()).unwrap_or_default();
             for id in asking.into_iter().filter(|id| !told.contains(id)) {
                 news.entry(id).or_default().push(name.clone());
@@ -269,6 +323,10 @@ impl<K: NamedObject> NameState<K> {
             }
         }
     }
+}
+
+fn owner_of<K: NamedObject>(name: &ServiceKey) -> Owner {
+    Owner { source: K::SOURCE, key: name.clone() }
 }
 
 fn regarding(id: &ObjectId, uid: &str) -> Regarding {

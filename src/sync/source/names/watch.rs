@@ -55,6 +55,8 @@ struct Scope {
     seen: HashSet<ServiceKey>,
     /// Whether a list is complete since the rules have changed.
     is_listed: bool,
+    /// Whether a complete list waits for the load balancers: their names go before, and targets may depend on them.
+    is_waiting: bool,
     /// When a suspicious list has to be confirmed by another one.
     confirm_at: Option<Instant>,
     /// Ends the watch before.
@@ -90,6 +92,7 @@ impl NameWatcher {
             }
             loop {
                 let confirm_at = watches.scopes.iter().filter_map(|scope| scope.confirm_at).min();
+                let is_waiting = watches.scopes.iter().any(|scope| scope.is_waiting);
                 tokio::select! {
                     Ok(()) = zones.changed() => {
                         if !watches.state.has_zones(&zones.borrow()) {
@@ -100,7 +103,14 @@ impl NameWatcher {
                     () = self.rewinds.wait_for_change(rewinds) => break,
                     item = events.next() => {
                         let (number, item) = item.ok_or(SyncError::WatchEnded)?;
-                        self.on_item(&mut watches, number, item).await;
+                        self.on_item(&mut watches, number, item);
+                    }
+                    () = self.store.known(Input::Services), if is_waiting => {
+                        for number in 0..watches.scopes.len() {
+                            if std::mem::take(&mut watches.scopes[number].is_waiting) {
+                                watches.end_list(number);
+                            }
+                        }
                     }
                     () = sleep_until_opt(confirm_at) => {
                         for (number, scope) in watches.scopes.iter_mut().enumerate() {
@@ -127,6 +137,7 @@ impl NameWatcher {
             activity: None,
             seen: HashSet::new(),
             is_listed: false,
+            is_waiting: false,
             confirm_at: None,
             end: None,
         };
@@ -142,6 +153,7 @@ impl NameWatcher {
     fn begin<K: NamedObject>(&self, number: usize, scope: &mut Scope) -> Tagged<K> {
         let activity = self.staleness.watch(&watch_name(K::WATCH, scope.namespace.as_deref()));
         scope.activity = Some(Arc::clone(&activity));
+        scope.is_waiting = false;
         let query = RequestQuery {
             namespace: scope.namespace.clone(),
             first_list_pause: Some(FIRST_LIST_PAUSE),
@@ -155,26 +167,30 @@ impl NameWatcher {
         events.boxed()
     }
 
-    async fn on_item<K: NamedObject>(&self, watches: &mut Watches<K>, number: usize, item: WatchItem<K>) {
+    fn on_item<K: NamedObject>(&self, watches: &mut Watches<K>, number: usize, item: WatchItem<K>) {
         let Watches { scopes, state, .. } = watches;
         let scope = &mut scopes[number];
         self.note::<K>(scope, &item, state.is_listed());
         let Some(event) = scope.log.log_failure(item) else { return };
         match event {
-            Event::ListBegins => scope.seen.clear(),
+            Event::ListBegins => {
+                scope.seen.clear();
+                scope.is_waiting = false;
+            }
             Event::Resumed => {}
             Event::Listed(object) => {
-                scope.seen.insert(key_of(&object));
-                if let Some(object) = readable(object, state.errors()) {
-                    state.apply(object);
+                let key = key_of(&object);
+                match readable(object, state.errors()) {
+                    Some(object) => state.apply(object),
+                    None => state.set_unreadable(&key),
                 }
+                scope.seen.insert(key);
             }
-            Event::ListEnds { .. } => {
-                // Their names go before, and targets may depend on them.
-                self.store.known(Input::Services).await;
-                watches.end_list(number);
-            }
+            Event::ListEnds { .. } => scope.is_waiting = true,
             Event::Applied(object) => {
+                if scope.is_waiting {
+                    scope.seen.insert(key_of(&object));
+                }
                 if let Some(object) = readable(object, state.errors()) {
                     state.apply(object);
                     state.publish();
@@ -247,6 +263,10 @@ impl<K: NamedObject> Watches<K> {
             );
         }
         scope.is_listed = true;
+        if kept.is_empty() {
+            // Objects that can't be decoded have errors, too.
+            self.state.errors().retain(|key| !within(key) || seen.contains(key));
+        }
         self.state.publish();
         if self.scopes.iter().all(|scope| scope.is_listed) {
             self.state.end_lists();

@@ -128,7 +128,11 @@ fn annotations_are_as_on_load_balancers() {
         unusable.contains("\"b.example.com\" isn't served: it lies in none of lb-linker's zones"),
         "{unusable}"
     );
-    assert!(!unusable.contains("c.shop"), "{unusable}");
+    assert!(
+        unusable.contains("\"c.shop.services.example\" isn't served: its zone doesn't have"),
+        "{unusable}"
+    );
+    assert_eq!(link.key, ServiceKey::new("shop", "web.ingress"), "no key of a Service");
     assert!(unusable.contains("\"linker.hsj.com/tll\" is ignored: Ingresses have"), "{unusable}");
 }
 

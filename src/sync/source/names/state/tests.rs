@@ -70,6 +70,10 @@ impl World {
         self.settle();
     }
 
+    fn retain(&mut self, namespace: &str) {
+        self.state.set_unreadable(&ServiceKey::new(namespace, "broken"));
+    }
+
     fn settle(&mut self) {
         while let Ok(change) = self.feed.try_recv() {
             self.state.on_change(&change);
@@ -135,6 +139,7 @@ fn denied_names_and_targets_are_told_once_listed() {
     let mut world = World::new();
     world.apply("a/web", 1, &["x"], &ip(1));
     world.state.end_lists();
+    world.settle();
     for _ in 0..2 {
         world.apply("a/web", 1, &["x", "dns"], &json!([{"ip": "127.0.0.1"}]));
     }
@@ -146,13 +151,59 @@ fn denied_names_and_targets_are_told_once_listed() {
 }
 
 #[test]
-fn names_that_an_earlier_run_left_are_removed() {
+fn nothing_is_answered_before_everything_is_listed() {
     let mut world = World::new();
+    world.apply("b/young", 5, &["x", "own"], &ip(5));
+    assert_eq!([world.answer("x"), world.answer("own")], ["nothing", "nothing"]);
+    world.apply("a/old", 2, &["x"], &ip(2));
+    world.state.end_lists();
+    assert_eq!([world.answer("x"), world.answer("own")], ["192.0.2.2", "192.0.2.5"]);
+    // Under other rules everything is listed again: known names follow their objects, new ones wait.
+    let (zones, policy) = (world.store.zones(), Arc::clone(&world.state.rules.policy));
+    world.state.set_rules(zones, policy);
+    world.apply("b/young", 5, &["x", "own", "new"], &ip(6));
+    assert_eq!([world.answer("own"), world.answer("new")], ["192.0.2.6", "nothing"]);
+    world.remove("a/old");
+    assert_eq!([world.answer("x"), world.answer("new")], ["192.0.2.6", "nothing"]);
+    world.state.end_lists();
+    assert_eq!(world.answer("new"), "192.0.2.6");
+}
+
+#[test]
+fn objects_beyond_the_limit_of_a_name_are_told() {
+    let mut world = World::listed();
+    for number in 0..110_u8 {
+        world.apply(&format!("a/o{number:03}"), 1, &["x"], &ip(number));
+    }
+    let events = world.events();
+    assert!(
+        events.len() == 1 && events[0].starts_with("HostnameRefused: for the DNS name x.lb"),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn names_stay_in_the_namespace_of_an_undecodable_object() {
+    let mut world = World::listed();
     world.apply("a/web", 1, &["x"], &ip(1));
     let mut next =
         NameState::<Ingress>::new(Arc::clone(&world.store), Arc::default(), world.link_reporter.clone());
     next.set_rules(world.store.zones(), Arc::clone(&world.state.rules.policy));
-    assert!(world.store.unlisted_source(&zone()).is_some());
+    world.state = next;
+    world.retain("a");
+    world.state.end_lists();
+    assert_eq!(world.answer("x"), "192.0.2.1");
+    world.state.end_lists();
+    assert_eq!(world.answer("x"), "nothing");
+}
+
+#[test]
+fn names_that_an_earlier_run_left_are_removed() {
+    let mut world = World::listed();
+    world.apply("a/web", 1, &["x"], &ip(1));
+    let mut next =
+        NameState::<Ingress>::new(Arc::clone(&world.store), Arc::default(), world.link_reporter.clone());
+    next.set_rules(world.store.zones(), Arc::clone(&world.state.rules.policy));
     next.end_lists();
     assert_eq!(world.answer("x"), "nothing");
     assert!(world.store.unlisted_source(&zone()).is_none());

@@ -17,7 +17,7 @@ fn store_for(zone: &Zone) -> Store {
     let app = "app.default.lb.internal";
     let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("default", app) };
     let target = Some(Target::Addresses(ips(&["192.0.2.2"]).into()));
-    let target = Arc::new(Link { target, ..Link::new(ServiceKey::new("default", "ingress"), "") });
+    let target = Arc::new(Link { target, ..Link::new(ServiceKey::new("default", "app.ingress"), "") });
     store.observe(&owner, &Claims { created: 0, names: [app.into()].into() }, &target, None);
     store
 }
@@ -44,6 +44,33 @@ fn unknown_names_arent_denied_before_all_sources_are_listed() {
     store.set_listed(&Source::INGRESSES, &[zone.configured().clone()]);
     assert_eq!(rcode(&zone, &store, "absent.default"), ABSENT);
     assert_eq!(rcode(&zone, &store, "default"), (ResponseCode::NoError, 0, false));
+}
+
+#[test]
+fn names_that_an_unlisted_source_may_have_are_servfail() {
+    const UNLISTED: (ResponseCode, usize, bool) = (ResponseCode::ServFail, 0, true);
+    for (sources, custom, app) in [
+        ([Source::SERVICES, Source::INGRESSES], FOUND, FOUND),
+        ([Source::INGRESSES, Source::SERVICES], UNLISTED, FOUND),
+    ] {
+        let zone = zone_of(&sources);
+        let store = store_for(&zone);
+        store.apply(asking(&["*.default.lb.internal"], link("default", "wild", &[], &["192.0.2.3"])));
+        let check = |wildcard, custom| {
+            for (name, expected) in [
+                ("web.default", FOUND),
+                ("web-default", FOUND),
+                ("custom.default", custom),
+                ("app.default", app),
+                ("x.default", wildcard),
+            ] {
+                assert_eq!(rcode(&zone, &store, name), expected, "{name} with {sources:?}");
+            }
+        };
+        check(UNLISTED, custom);
+        store.set_listed(&Source::INGRESSES, &[zone.configured().clone()]);
+        check(FOUND, FOUND);
+    }
 }
 
 #[test]
