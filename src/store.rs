@@ -15,7 +15,7 @@ mod reverse_index;
 pub mod sources;
 mod update;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -102,9 +102,8 @@ pub struct Store {
     has_versions: AtomicBool,
     on_gone: OnGone,
     zones: watch::Sender<Arc<[Zone]>>,
-    /// By source: the zones, as they are configured, whose names of the source are known completely.
-    listed: watch::Sender<BTreeMap<Source, Vec<Zone>>>,
-    /// What DNS answers from until the load balancers are known.
+    listed: watch::Sender<sources::Listed>,
+    /// What DNS answers from until the load balancers are known, and for names of other sources until these are listed.
     fallback: ArcSwapOption<Fallback>,
 }
 
@@ -184,7 +183,7 @@ impl Store {
         self.known.of(input).send_replace(true);
         // Reused answers from before the first list, and those from the fallback, are invalid from here on.
         self.index.slots.outdate_all();
-        self.replace_fallback(None);
+        self.end_fallback();
     }
 
     fn record_change(
@@ -328,11 +327,11 @@ impl Store {
         self.owners.all(None).iter().any(|(_, link)| is_it(link))
     }
 
-    /// Sets or removes what DNS answers from before the load balancers are known. Returns `false`, and sets nothing, if
-    /// they are known.
+    /// Sets or removes what DNS answers from before everything is known. Returns `false`, and sets nothing, if all that it has
+    /// is known.
     pub fn set_fallback(&self, fallback: Option<Arc<Fallback>>) -> bool {
         let _writer = self.write();
-        if fallback.is_some() && self.is_known(Input::Services) {
+        if fallback.as_deref().is_some_and(|fallback| self.is_replaced(fallback)) {
             return false;
         }
         self.replace_fallback(fallback);

@@ -37,6 +37,12 @@ impl ServiceKey {
         self.0.split_once(SEPARATOR).unwrap_or_default()
     }
 
+    /// Returns whether a Service may have this key. The keys of targets of other sources have a name with a dot.
+    #[must_use]
+    pub fn may_be_service(&self) -> bool {
+        !self.name().contains('.')
+    }
+
     /// Returns the name `<service>.<namespace>` in wire form, which is unique to the Service.
     pub(crate) fn dotted(&self) -> Option<Vec<u8>> {
         let (namespace, name) = self.parts();

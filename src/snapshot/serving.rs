@@ -27,6 +27,9 @@ use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::first_list::FirstList;
 use crate::sync::task::supervisor::SyncError;
 
+/// Why the snapshot is in use although the load balancers are read.
+const UNLISTED: &str = "the other sources of names aren't read completely yet";
+
 /// The result of reading the file.
 enum Loaded {
     Missing,
@@ -39,32 +42,42 @@ enum Loaded {
     },
 }
 
+/// What a file has beside the load balancers.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Kept {
+    /// Targets that StableNames have chosen.
+    pub(super) overrides: bool,
+    /// Names of other sources.
+    pub(super) others: bool,
+}
+
 /// A snapshot, and its bytes.
 struct ReadSnapshot {
     bytes: Vec<u8>,
     snapshot: Snapshot,
 }
 
-/// Runs until the first list is complete.
+/// Runs until the first list is complete, and the sources of the names in the file are listed.
 ///
-/// Returns whether the file has targets that StableNames have chosen.
+/// Returns what the file has.
 ///
 /// # Errors
 /// If a task on another thread panics.
-pub(super) async fn until_first_list(context: &SnapshotContext) -> Result<bool, SyncError> {
+pub(super) async fn until_first_list(context: &SnapshotContext) -> Result<Kept, SyncError> {
     let deadline = Instant::now() + FIRST_LIST_TIMEOUT;
     let path = context.path.clone();
     let loaded = spawn_blocking(move || load(path)).await?;
-    let mut has_overrides = false;
+    let mut kept = Kept::default();
     if let Some(ReadSnapshot { bytes, snapshot }) = snapshot_or_log(context, loaded) {
-        has_overrides = snapshot.links.iter().any(|link| link.overridden_by.is_some());
+        kept.overrides = snapshot.links.iter().any(|link| link.overridden_by.is_some());
+        kept.others = snapshot.links.iter().any(|link| !link.is_service());
         context.metrics.links.set(i64::try_from(snapshot.links.len()).unwrap_or(i64::MAX));
-        if is_needed(context, deadline).await {
-            serve(context, snapshot, bytes).await?;
+        if is_needed(context, kept, deadline).await {
+            serve(context, kept, snapshot, bytes).await?;
         }
     }
     context.store.known(Input::Services).await;
-    Ok(has_overrides)
+    Ok(kept)
 }
 
 fn load(path: PathBuf) -> Loaded {
@@ -99,13 +112,21 @@ fn snapshot_or_log(context: &SnapshotContext, loaded: Loaded) -> Option<ReadSnap
     None
 }
 
+/// Waits until all that the file has is known.
+async fn known(context: &SnapshotContext, kept: Kept) {
+    match kept.others {
+        true => context.store.all_known().await,
+        false => context.store.known(Input::Services).await,
+    }
+}
+
 /// Returns `true` once the API server has refused the first list or can't produce it, or if the list isn't complete by
 /// `deadline`; `false` once the list is complete.
-async fn is_needed(context: &SnapshotContext, deadline: Instant) -> bool {
+async fn is_needed(context: &SnapshotContext, kept: Kept, deadline: Instant) -> bool {
     let mut first_list = context.first_list.clone();
     tokio::select! {
         biased;
-        () = context.store.known(Input::Services) => false,
+        () = known(context, kept) => false,
         // The sender lives as long as the source.
         Ok(_) = first_list.wait_for(|state| state.is_refused()) => true,
         () = sleep_until(deadline) => true,
@@ -114,7 +135,12 @@ async fn is_needed(context: &SnapshotContext, deadline: Instant) -> bool {
 
 /// Lets DNS answer with a snapshot until the first list is complete, or the snapshot is too old. `bytes` is the encoded
 /// snapshot. It is decoded again for each new policy, because the decoded links take several times the memory.
-async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) -> Result<(), SyncError> {
+async fn serve(
+    context: &SnapshotContext,
+    kept: Kept,
+    snapshot: Snapshot,
+    bytes: Vec<u8>,
+) -> Result<(), SyncError> {
     let SnapshotContext { path, max_age, selection, store, .. } = context;
     let (mut first_list, mut policy) = (context.first_list.clone(), context.policy.clone());
     let (path, taken) = (path.display(), snapshot.head.taken);
@@ -143,7 +169,10 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
             warn!("the snapshot {path} isn't used: it has no link with a target that the flags allow");
             return Ok(());
         }
-        let reason = first_list.borrow_and_update().reason();
+        let reason = match store.is_known(Input::Services) {
+            true => UNLISTED.into(),
+            false => first_list.borrow_and_update().reason(),
+        };
         let snapshot_links = Arc::new(Fallback {
             store: Arc::new(links),
             taken,
@@ -166,7 +195,7 @@ async fn serve(context: &SnapshotContext, snapshot: Snapshot, bytes: Vec<u8>) ->
             );
         }
         let end = read.checked_add(max_age.saturating_sub(age));
-        if !wait(context, &snapshot_links, &mut first_list, &mut policy, end).await {
+        if !wait(context, kept, &snapshot_links, &mut first_list, &mut policy, end).await {
             return Ok(());
         }
     }
@@ -194,21 +223,27 @@ fn usable_age(context: &SnapshotContext, Snapshot { head, .. }: &Snapshot) -> Op
 /// any more.
 async fn wait(
     context: &SnapshotContext,
+    kept: Kept,
     snapshot_links: &Fallback,
     first_list: &mut watch::Receiver<FirstList>,
     policy: &mut watch::Receiver<Arc<HostnamePolicy>>,
     end: Option<Instant>,
 ) -> bool {
     let (store, path) = (&context.store, context.path.display());
+    let mut is_known = false;
     loop {
         tokio::select! {
             biased;
-            () = store.known(Input::Services) => {
+            () = known(context, kept) => {
                 info!("the load balancers are read: DNS doesn't use the snapshot {path} any more");
                 return false;
             }
+            () = store.known(Input::Services), if !is_known => {
+                is_known = true;
+                *snapshot_links.reason.lock() = UNLISTED.into();
+            }
             Ok(()) = policy.changed() => return true,
-            Ok(()) = first_list.changed() => {
+            Ok(()) = first_list.changed(), if !is_known => {
                 *snapshot_links.reason.lock() = first_list.borrow_and_update().reason();
             }
             () = sleep_until_opt(end) => {

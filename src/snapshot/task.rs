@@ -13,7 +13,7 @@ use crate::sync::task::supervisor::SyncError;
 /// If a task on another thread panics.
 pub async fn run(context: SnapshotContext, stop: CancellationToken) -> Result<(), SyncError> {
     match stop.run_until_cancelled(serving::until_first_list(&context)).await {
-        Some(has_overrides) => writer::run(&context, has_overrides?, &stop).await,
+        Some(kept) => writer::run(&context, kept?, &stop).await,
         None => Ok(()),
     }
 }

@@ -15,13 +15,14 @@ use super::context::SnapshotContext;
 use super::file;
 use super::format::{Encoded, FormatError, Head, encode};
 use super::rules::{pause_after, renewal};
+use super::serving::Kept;
 use crate::store::Input;
 use crate::sync::k8s::errors::ThrottledLog;
 use crate::sync::k8s::watch::OF_TARGETS;
 use crate::sync::task::backoff::Backoff;
 use crate::sync::task::supervisor::{SHUTDOWN_TIMEOUT, SyncError};
 
-/// How long the first write waits for the StableNames if the file has no targets that StableNames have chosen.
+/// How long the first write waits for StableNames and sources of names if the file has nothing of them.
 /// If it has such targets, the write waits without limit, and a warning is logged after this time.
 const OVERRIDES_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first and the longest pause after a failed write.
@@ -49,22 +50,31 @@ struct Writer<'a> {
     cut: usize,
 }
 
-/// Writes the snapshot until `stop`, and then once more if the links have changed since. `has_overrides`: whether the
-/// file has targets that StableNames have chosen; then it isn't replaced before the StableNames are listed, or
-/// known not to be readable.
+/// Writes the snapshot until `stop`, and then once more if the links have changed since. A file that has targets of
+/// StableNames, or names of other sources, isn't replaced before these are listed, or StableNames known not to be readable.
 ///
 /// # Errors
 /// If the thread that writes panics.
 pub(super) async fn run(
     context: &SnapshotContext,
-    has_overrides: bool,
+    kept: Kept,
     stop: &CancellationToken,
 ) -> Result<(), SyncError> {
     let store = &context.store;
     let mut changes = store.subscribe();
     let known = async {
-        let is_late = timeout(OVERRIDES_TIMEOUT, store.known(Input::StableNames)).await.is_err();
-        if is_late && has_overrides {
+        let both = async { tokio::join!(store.known(Input::StableNames), store.all_known()) };
+        if timeout(OVERRIDES_TIMEOUT, both).await.is_ok() {
+            return;
+        }
+        if kept.others {
+            let path = context.path.display();
+            warn!(
+                "the snapshot {path} isn't written yet: it has names of sources that aren't read completely yet"
+            );
+            store.all_known().await;
+        }
+        if kept.overrides && !store.is_known(Input::StableNames) {
             let path = context.path.display();
             warn!(
                 "the snapshot {path} isn't written yet: it has targets that StableNames have chosen, and the StableNames \

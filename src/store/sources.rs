@@ -1,11 +1,13 @@
 //! What the store knows of whole sources, beside the load balancers: which are listed completely, and for which zones.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::watch;
 
-use super::{Lookup, Store};
+use super::fallback::Fallback;
+use super::{Input, Lookup, Store};
 use crate::model::owner::{Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
 
@@ -39,6 +41,33 @@ impl FirstNames {
     }
 }
 
+/// The zones, as they are configured, whose names of a source are known completely.
+#[derive(Debug, Default)]
+pub(super) struct Listed {
+    now: BTreeMap<Source, Vec<Zone>>,
+    /// As it was before the last change of the zones: blocks that are in force may have these zones still.
+    before: BTreeMap<Source, Vec<Zone>>,
+    /// The sources that were listed since then.
+    since: BTreeSet<Source>,
+}
+
+impl Listed {
+    /// Takes a change of the zones. Zones that return are still listed if the source wasn't listed for others meanwhile.
+    pub(super) fn change_zones(&mut self, zones: &[Zone]) {
+        let Self { now, before, since } = std::mem::take(self);
+        let returns = |source: &Source, zone: &Zone| !since.contains(source) && has(&before, source, zone);
+        for source in now.keys().chain(before.keys()) {
+            let is_listed = |zone: &&Zone| has(&now, source, zone) || returns(source, zone);
+            self.now.insert(source.clone(), zones.iter().filter(is_listed).cloned().collect());
+        }
+        self.before = now;
+    }
+}
+
+fn has(listed: &BTreeMap<Source, Vec<Zone>>, source: &Source, zone: &Zone) -> bool {
+    listed.get(source).is_some_and(|zones| zones.contains(zone))
+}
+
 impl Store {
     /// Returns a receiver of the zones in which objects have names.
     #[must_use]
@@ -49,12 +78,20 @@ impl Store {
     /// Records that all names of a source in these zones are known.
     pub fn set_listed(&self, source: &Source, zones: &[Zone]) {
         let zones: Vec<Zone> = zones.iter().filter(|zone| zone.has(source)).cloned().collect();
-        self.listed.send_modify(|listed| drop(listed.insert(source.clone(), zones)));
+        self.listed.send_modify(|listed| {
+            listed.now.insert(source.clone(), zones);
+            listed.since.insert(source.clone());
+        });
+        let _writer = self.write();
+        self.end_fallback();
     }
 
     /// Forgets all names of a source that isn't read any more.
     pub fn forget_source(&self, source: &Source) {
-        self.listed.send_modify(|listed| drop(listed.remove(source)));
+        self.listed.send_modify(|listed| {
+            listed.now.remove(source);
+            listed.before.remove(source);
+        });
         let mut names = self.write();
         for (id, _) in self.owners.all(Some(source)) {
             let owner = self.owners.get(id).0;
@@ -63,25 +100,61 @@ impl Store {
     }
 
     /// Returns a source of a zone whose names aren't all known. The load balancers aren't among these sources. During a
-    /// reload nothing is missing for the blocks before, with the zone as it was.
+    /// reload nothing is missing for the blocks before, if nothing was missing for the zone as it was.
     #[must_use]
     pub fn unlisted_source<'a>(&self, zone: &'a Zone) -> Option<&'a Source> {
-        let is_simple = zone.sources.iter().all(|source| *source == Source::SERVICES);
-        if is_simple || !self.zones.borrow().contains(zone) { None } else { self.unlisted_of(zone) }
+        if zone.sources.iter().all(|source| *source == Source::SERVICES) {
+            return None;
+        }
+        let is_in_force = self.zones.borrow().contains(zone);
+        self.unlisted_of(zone, |listed, source| !is_in_force && has(&listed.before, source, zone))
     }
 
-    fn unlisted_of<'a>(&self, zone: &'a Zone) -> Option<&'a Source> {
+    fn unlisted_of<'a>(
+        &self,
+        zone: &'a Zone,
+        is_known: impl Fn(&Listed, &Source) -> bool,
+    ) -> Option<&'a Source> {
         let listed = self.listed.borrow();
-        let is_unlisted = |source: &&Source| {
-            **source != Source::SERVICES && listed.get(*source).is_none_or(|zones| !zones.contains(zone))
-        };
-        zone.sources.iter().find(is_unlisted)
+        let mut others = zone.sources.iter().filter(|source| **source != Source::SERVICES);
+        others.find(|source| !has(&listed.now, source, zone) && !is_known(&listed, source))
     }
 
     /// Returns whether all sources of these zones, which may not be in force yet, are listed.
     #[must_use]
     pub fn has_listed(&self, zones: &[Zone]) -> bool {
-        zones.iter().all(|zone| self.unlisted_of(zone).is_none())
+        zones.iter().all(|zone| self.unlisted_of(zone, |_, _| false).is_none())
+    }
+
+    /// Waits until the load balancers are known, and the other sources of all zones are listed.
+    pub async fn all_known(&self) {
+        self.known(Input::Services).await;
+        let (mut listed, mut zones) = (self.listed.subscribe(), self.zones.subscribe());
+        loop {
+            drop(listed.borrow_and_update());
+            let all = Arc::clone(&zones.borrow_and_update());
+            if self.has_listed(&all) {
+                return;
+            }
+            // The senders live as long as `self`: waiting can't fail.
+            tokio::select! {
+                _ = listed.changed() => {}
+                _ = zones.changed() => {}
+            }
+        }
+    }
+
+    /// Returns whether nothing can be answered from a fallback any more: everything that it has is known.
+    pub(super) fn is_replaced(&self, fallback: &Fallback) -> bool {
+        let has_others = fallback.store.numbers_of_owners().iter().any(|(_, number)| *number > 0);
+        self.is_known(Input::Services) && (!has_others || self.has_listed(&self.zones()))
+    }
+
+    /// Ends the use of the fallback if it is replaced. The caller holds the lock of writers.
+    pub(super) fn end_fallback(&self) {
+        if self.fallback.load().as_deref().is_some_and(|fallback| self.is_replaced(fallback)) {
+            self.replace_fallback(None);
+        }
     }
 
     /// Waits until [`Self::has_listed`].

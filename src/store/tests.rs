@@ -595,6 +595,15 @@ fn zone_waits_for_its_own_sources_as_they_are_configured() {
     store.set_zones([of_class.clone()]);
     assert!(unlisted(&of_class) && !unlisted(&both), "the block before answers");
     store.set_zones([both.clone()]);
+    assert!(!unlisted(&both), "its names are there still");
+    store.set_zones([of_class.clone()]);
+    store.set_listed(&Source::INGRESSES, std::slice::from_ref(&of_class));
+    assert!(!unlisted(&of_class) && !unlisted(&both));
+    store.set_zones([both.clone()]);
+    assert!(unlisted(&both), "the last list was for another zone");
+    store.set_zones([zone_with(&[Source::SERVICES])]);
+    assert!(unlisted(&both), "blocks before whose zone was never listed");
+    store.set_zones([both.clone()]);
     let owner = observe_ingress(&store, "a", "x.a.lb.internal", 1);
     store.forget_source(&Source::INGRESSES);
     assert!(unlisted(&both) && store.owners_of(&Source::INGRESSES).is_empty());

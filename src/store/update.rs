@@ -21,9 +21,7 @@ impl Store {
     pub fn set_zones<Z: Into<Zone>>(&self, zones: impl IntoIterator<Item = Z>) {
         let mut names = self.write();
         let zones: Arc<[Zone]> = zones.into_iter().map(Into::into).collect();
-        self.listed.send_modify(|listed| {
-            listed.values_mut().for_each(|known| known.retain(|zone| zones.contains(zone)));
-        });
+        self.listed.send_modify(|listed| listed.change_zones(&zones));
         let has_services = |zones: &[Zone], origin: &[u8]| {
             zones.iter().any(|zone| *zone.origin == *origin && zone.has(&Source::SERVICES))
         };
@@ -49,6 +47,7 @@ impl Store {
         for (id, _) in all {
             self.refresh_hostnames(&mut names, id);
         }
+        self.end_fallback();
     }
 
     /// Records what an owner asks for, and what is behind its names, which many owners may share. `resource_version` is the

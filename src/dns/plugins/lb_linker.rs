@@ -217,7 +217,7 @@ impl Plugin for LbLinker {
     }
 
     fn note(&self) -> Option<String> {
-        let snapshot_links = if self.store.is_known(Input::Services) { None } else { self.store.fallback() };
+        let snapshot_links = self.store.fallback();
         let is_reading = !self.store.is_known(Input::Services) && snapshot_links.is_none();
         let reading = self.readiness.list.load_full().filter(|_| is_reading);
         let reading = reading.map(|why| format!("the load balancers haven't been read yet: {why}"));

@@ -66,6 +66,8 @@ pub(crate) struct Reloader {
     /// The hash of the Corefile in force, or the error of the last reload.
     last: Result<String, String>,
     sigusr1: Signal,
+    /// The hash of a Corefile that couldn't be applied.
+    failed: Option<String>,
     /// Keeps up to date what the blocks of a Corefile that couldn't be applied answer from, for the next attempt.
     pending: Vec<ServedCluster>,
 }
@@ -120,6 +122,7 @@ impl Reloader {
             metrics,
             last: Ok(hash),
             sigusr1: requested,
+            failed: None,
             pending: Vec::new(),
         })
     }
@@ -183,14 +186,22 @@ impl Reloader {
                     names.for_each(|names| names.set_optional());
                 }
                 let before = self.zones.borrow().clone();
+                // Each attempt would list all objects twice, and names of the blocks in force wouldn't be known meanwhile.
+                let is_repeated = !requested && self.failed.as_ref() == Some(&hash);
                 let listed = async {
-                    tokio::join!(first_lists(all.clone(), &self.context.clusters), self.first_names(&zones)).0
+                    let names = async {
+                        if !is_repeated {
+                            self.first_names(&zones).await;
+                        }
+                    };
+                    tokio::join!(first_lists(all.clone(), &self.context.clusters), names).0
                 };
                 let Some(served) = stop.run_until_cancelled(listed).await else { return };
                 let applied = self.instance.apply(configuration);
                 if applied.is_err() {
                     self.set_zones(before);
                 }
+                self.failed = applied.is_err().then(|| hash.clone());
                 // From here on the blocks keep the objects up to date themselves.
                 self.pending = if applied.is_ok() { Vec::new() } else { served };
                 applied.map(|summary| (hash, zones, summary, all)).map_err(ReloadError::from)

@@ -543,8 +543,10 @@ fn code(error: &kube::Error) -> u16 {
 pub(crate) const LOAD_BALANCERS: &str = "load-balancers";
 /// The name of the watches of StableNames.
 pub(crate) const STABLE_NAMES: &str = "stable-names";
+/// The name of the watches of Ingresses.
+pub(crate) const INGRESSES: &str = "ingresses";
 /// The watches on which names and targets depend: they are as current as the watch that has been silent for longest.
-pub(crate) const OF_TARGETS: [&str; 2] = [LOAD_BALANCERS, STABLE_NAMES];
+pub(crate) const OF_TARGETS: [&str; 3] = [LOAD_BALANCERS, STABLE_NAMES, INGRESSES];
 
 /// Returns the name of the watch of a namespace, or of all namespaces, for the metrics.
 pub(crate) fn watch_name(watch: &str, namespace: Option<&str>) -> String {

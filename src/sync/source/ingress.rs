@@ -12,6 +12,7 @@ use crate::sync::events::RegardingKind;
 use crate::sync::k8s::annotations::annotation;
 use crate::sync::k8s::service::{IngressEntry, Status, null_is_default, slim_metadata};
 use crate::sync::k8s::slim_resource::slim_resource;
+use crate::sync::k8s::watch::INGRESSES;
 
 /// The annotation with the class of an Ingress without `spec.ingressClassName`.
 const CLASS: &str = "kubernetes.io/ingress.class";
@@ -55,7 +56,7 @@ impl NamedObject for Ingress {
     const KIND: RegardingKind = RegardingKind::Ingress;
     const ONE: &'static str = "an Ingress";
     const MANY: &'static str = "Ingresses";
-    const WATCH: &'static str = "ingresses";
+    const WATCH: &'static str = INGRESSES;
     const HINT: &'static str = "deploy/sources/ grants the permission";
 
     fn hosts(&self) -> Vec<&str> {

@@ -214,7 +214,8 @@ impl Zone {
         if may_lack && matches!(node, Node::Nothing | Node::Empty)
             || unlisted.is_some_and(|source| self.may_have(source, store, relative, &node))
         {
-            return ZoneAnswer::not_ready();
+            let saved = self.answer_of_unlisted(store, name, relative, qtype);
+            return saved.filter(|_| unlisted.is_some()).unwrap_or_else(ZoneAnswer::not_ready);
         }
         let may_change = node.may_change(relative);
         let is_incomplete =
@@ -233,6 +234,24 @@ impl Zone {
             }
         }
         self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node)
+    }
+
+    /// Returns the answer from the names of a snapshot that have other sources than the load balancers, which are known.
+    fn answer_of_unlisted(
+        &self,
+        store: &Store,
+        name: &Name,
+        relative: &[u8],
+        qtype: RecordType,
+    ) -> Option<ZoneAnswer> {
+        let present = store.fallback()?;
+        let in_use = present.store.use_as_fallback();
+        // If the snapshot is removed after this check, the answer is outdated.
+        store.fallback().filter(|now| Arc::ptr_eq(now, &present))?;
+        let query = ZoneQuery { store: &present.store, name, relative, qtype };
+        let answer = self.answer_from_snapshot(&query, &in_use)?;
+        let is_of_other = answer.link.as_ref().is_some_and(|link| !link.key.may_be_service());
+        is_of_other.then(|| ZoneAnswer { snapshot: Some(Arc::clone(&present.store)), ..answer })
     }
 
     /// Returns whether a name below the origin may belong to an object of a source that isn't listed.

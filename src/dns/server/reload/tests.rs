@@ -4,6 +4,7 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 use crate::dns::server::reload::*;
+use crate::model::owner::Source;
 use crate::store::{OnGone, Store};
 
 const WHOAMI: &str = ".:0 {\nbind 127.0.0.1\nwhoami\n}\n";
@@ -106,6 +107,33 @@ async fn cluster_of_a_failing_corefile_is_listed_once_and_waited_for() {
     std::fs::write(corefile(&directory), WHOAMI).unwrap();
     reloader.reload(false, &stop).await;
     assert!(reloader.last.is_ok() && served.borrow().is_empty());
+    stop.cancel();
+    reloader.run(&stop).await.unwrap();
+}
+
+#[tokio::test]
+async fn zones_of_a_failing_corefile_are_tried_once() {
+    let (mut reloader, directory) = start(WHOAMI);
+    let (stop, store, mut zones) =
+        (CancellationToken::new(), Arc::clone(&reloader.context.store), reloader.zones());
+    let links = "lb.internal:0 {\nbind 192.0.2.1\nlb_linker {\nsources service ingress\n}\n}\n";
+    std::fs::write(corefile(&directory), links).unwrap();
+    for (attempt, requested) in [(0, false), (1, true)] {
+        let listed = async {
+            zones.changed().await.unwrap();
+            let wanted: Vec<Zone> = zones.borrow_and_update().links.iter().map(Zone::from).collect();
+            assert_eq!(wanted.len(), 1, "attempt {attempt}");
+            store.set_listed(&Source::INGRESSES, &wanted);
+        };
+        tokio::join!(reloader.reload(requested, &stop), listed);
+        assert!(reloader.last.is_err(), "the address can't be bound");
+        assert!(zones.borrow_and_update().links.is_empty(), "the zones in force are those before");
+        store.forget_source(&Source::INGRESSES);
+        let began = Instant::now();
+        reloader.reload(false, &stop).await;
+        assert!(reloader.last.is_err() && !zones.has_changed().unwrap(), "attempt {attempt}");
+        assert!(began.elapsed() < FIRST_NAMES_TIMEOUT);
+    }
     stop.cancel();
     reloader.run(&stop).await.unwrap();
 }
