@@ -183,6 +183,7 @@ impl Store {
         self.known.of(input).send_replace(true);
         // Reused answers from before the first list, and those from the fallback, are invalid from here on.
         self.index.slots.outdate_all();
+        self.invalidate_fallback();
         self.end_fallback();
     }
 
@@ -327,8 +328,8 @@ impl Store {
         self.owners.all(None).iter().any(|(_, link)| is_it(link))
     }
 
-    /// Sets or removes what DNS answers from before everything is known. Returns `false`, and sets nothing, if all that it has
-    /// is known.
+    /// Sets or removes what DNS answers from before everything is known. Returns `false`, and sets nothing, if all that
+    /// it has is known.
     pub fn set_fallback(&self, fallback: Option<Arc<Fallback>>) -> bool {
         let _writer = self.write();
         if fallback.as_deref().is_some_and(|fallback| self.is_replaced(fallback)) {

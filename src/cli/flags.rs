@@ -294,7 +294,7 @@ pub struct Flags {
     )]
     pub zones: Vec<Name>,
 
-    /// Sources of the names in the zones, separated by commas: those before come first for a name
+    /// Sources of the names in the zones, separated by commas, in the order in which they get a name
     #[arg(
         long,
         value_name = "SOURCES",

@@ -51,7 +51,8 @@ struct Writer<'a> {
 }
 
 /// Writes the snapshot until `stop`, and then once more if the links have changed since. A file that has targets of
-/// StableNames, or names of other sources, isn't replaced before these are listed, or StableNames known not to be readable.
+/// StableNames, or names of other sources, isn't replaced before these are listed, or StableNames known not to be
+/// readable.
 ///
 /// # Errors
 /// If the thread that writes panics.

@@ -52,7 +52,7 @@ pub(super) struct Listed {
 }
 
 impl Listed {
-    /// Takes a change of the zones. Zones that return are still listed if the source wasn't listed for others meanwhile.
+    /// Takes a change of the zones. A zone that returns is still listed if its source wasn't listed meanwhile.
     pub(super) fn change_zones(&mut self, zones: &[Zone]) {
         let Self { now, before, since } = std::mem::take(self);
         let returns = |source: &Source, zone: &Zone| !since.contains(source) && has(&before, source, zone);

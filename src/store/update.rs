@@ -61,6 +61,28 @@ impl Store {
         }
         let mut names = self.write();
         names.version = resource_version;
+        self.observe_other(&mut names, owner, claims, target);
+    }
+
+    /// Records what owners that aren't Services ask for and what is behind their names, as [`Self::observe`] does, with one
+    /// lock; without a target the owner is gone.
+    pub fn observe_all(
+        &self,
+        all: impl IntoIterator<Item = (Owner, Option<(Claims, Arc<Link>)>)>,
+        resource_version: Option<u64>,
+    ) {
+        let mut names = self.write();
+        names.version = resource_version;
+        for (owner, now) in all {
+            match now {
+                Some((claims, target)) => self.observe_other(&mut names, &owner, &claims, &target),
+                None if self.has(&owner) => drop(self.remove(&mut names, owner)),
+                None => {}
+            }
+        }
+    }
+
+    fn observe_other(&self, names: &mut Names, owner: &Owner, claims: &Claims, target: &Arc<Link>) {
         let id = self.owners.intern(owner);
         let before = self.owners.get(id).1;
         let is_same = before.as_ref().is_some_and(|before| Arc::ptr_eq(before, target));
@@ -71,14 +93,14 @@ impl Store {
         if is_same && has_same_claims {
             return;
         }
-        self.publish(&mut names, id, target);
+        self.publish(names, id, target);
         let passed = match has_same_claims {
             true => Vec::new(),
-            false => self.request(&mut names, id, claims.created, &claims.names),
+            false => self.request(names, id, claims.created, &claims.names),
         };
-        self.record_change(&mut names, owner, before, Some(Arc::clone(target)));
-        self.refresh_hostnames(&mut names, id);
-        self.apply_owner_changes(&mut names, passed);
+        self.record_change(names, owner, before, Some(Arc::clone(target)));
+        self.refresh_hostnames(names, id);
+        self.apply_owner_changes(names, passed);
     }
 
     /// Applies one observed Service; returns the change of its link, if any.

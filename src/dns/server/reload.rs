@@ -186,7 +186,7 @@ impl Reloader {
                     names.for_each(|names| names.set_optional());
                 }
                 let before = self.zones.borrow().clone();
-                // Each attempt would list all objects twice, and names of the blocks in force wouldn't be known meanwhile.
+                // Each attempt would list all objects twice, and meanwhile names of the blocks in force wouldn't be known.
                 let is_repeated = !requested && self.failed.as_ref() == Some(&hash);
                 let listed = async {
                     let names = async {

@@ -11,7 +11,8 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::link::{Annotations, Ingress, ObservedService};
+use crate::model::link::{Annotations, Ingress, Link, ObservedService};
+use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::snapshot::contents::saved_owners;
@@ -296,5 +297,41 @@ async fn unchanged_links_are_written_again_while_the_watch_lives() {
     assert!(!setting.context.path.exists());
     watch.note();
     setting.until("a renewal", |_| setting.written().is_some()).await;
+    setting.end(task).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_with_names_of_ingresses_stays_until_they_are_listed() {
+    let mut setting = Fixture::new(None);
+    let zone = Zone { sources: vec![Source::SERVICES, Source::INGRESSES], ..(&zone()).into() };
+    let new_store = || Arc::new(Store::new(OnGone::Kept).with_zones([zone.clone()]));
+    let saved = new_store();
+    saved.apply(link("old.example."));
+    let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("default", "x.default.lb.internal") };
+    let target = Arc::new(Link::new(ServiceKey::new("default", "web.ingress"), "u"));
+    let claims = Claims { created: 1, names: ["x.default.lb.internal".into()].into() };
+    saved.observe(&owner, &claims, &target, None);
+    let head = Head {
+        taken: Timestamp::now(),
+        program: String::new(),
+        cluster: ClusterIdentity::default(),
+        recorded_flags: RecordedFlags::default(),
+        serial: 7,
+    };
+    let (links, others) = (saved.links(), saved.other_owners());
+    fs::write(&setting.context.path, encode(&head, || saved_owners(&links, &others)).unwrap().bytes).unwrap();
+    setting.context.store = new_store();
+    setting.first_list.send_replace(failed(403));
+    let task = setting.start();
+    setting.until("a snapshot", |context| context.store.fallback().is_some()).await;
+    let store = Arc::clone(&setting.context.store);
+    store.set_known(Input::Services);
+    store.set_known(Input::StableNames);
+    sleep(Duration::from_secs(100)).await;
+    assert!(store.fallback().is_some_and(|it| it.to_string().contains("sources of names aren't read")));
+    assert_eq!(setting.written().unwrap().links.len(), 2, "the file keeps its names");
+    store.set_listed(&Source::INGRESSES, &[zone]);
+    assert!(store.fallback().is_none());
+    setting.until("a write", |_| setting.written().unwrap().links.is_empty()).await;
     setting.end(task).await;
 }

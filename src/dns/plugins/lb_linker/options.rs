@@ -55,15 +55,15 @@ impl LinkZone {
         }
         let words = |zone: &Self| zone.sources.iter().map(Source::word).collect::<Vec<_>>().join(" ");
         let classes = |zone: &Self| zone.ingress_classes.join(" ");
-        for (what, differ, theirs) in [
+        for (what, differ, known) in [
             ("sources", other.sources != self.sources, words(other)),
             ("ingress_classes", other.ingress_classes != self.ingress_classes, classes(other)),
         ] {
             if differ {
-                let theirs = if theirs.is_empty() { "none".to_owned() } else { theirs };
+                let known = if known.is_empty() { "none".to_owned() } else { known };
                 return Some(format!(
-                    "the zone {zone} has other {what} in another block ({theirs}); both blocks need the same {what}, in \
-                     the same order"
+                    "the zone {zone} has other {what} in another block ({known}); both blocks need the same {what}, \
+                     in the same order"
                 ));
             }
         }

@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn oldest_objects_and_a_number_of_addresses_count() {
         let mut names = SharedNames::default();
-        for number in 0..10_000 {
+        for number in 0..1_000 {
             let object = format!("o{number}");
             names.set(&id(&object), observed(&object, number, &["x"], &format!("192.0.{}.1", number % 200)));
             names.behind(&name("x"));

@@ -26,6 +26,8 @@ use crate::sync::source::selection::Selection;
 const MAX_DEPENDENT: usize = 1000;
 /// How long changes of other objects are collected before these objects are checked again.
 const RECHECK_AFTER: Duration = Duration::from_millis(500);
+/// The number of names that are published at once.
+const CHUNK: usize = 256;
 
 /// The objects of a kind with names.
 pub struct NameState<K> {
@@ -169,19 +171,20 @@ impl<K: NamedObject> NameState<K> {
         });
         self.changed = later;
         let version = if self.changed.is_empty() { self.version.take() } else { None };
-        for name in &now {
-            let owner = owner_of::<K>(name);
-            match self.names.behind(name) {
-                Some(Behind { created, link, cut }) => {
-                    let claims = Claims { created, names: [name.name().into()].into() };
-                    self.rules.store.observe(&owner, &claims, &link, version);
-                    self.report_cut(name, cut);
-                }
-                None => {
-                    self.rules.store.forget(owner);
-                    self.cut.remove(name);
-                }
+        let now: Vec<ServiceKey> = now.into_iter().collect();
+        // The lock isn't held for long: Services change, too.
+        let mut chunks = now.chunks(CHUNK).peekable();
+        while let Some(chunk) = chunks.next() {
+            let mut all = Vec::with_capacity(chunk.len());
+            for name in chunk {
+                let behind = self.names.behind(name);
+                self.report_cut(name, behind.as_ref().and_then(|behind| behind.cut.clone()));
+                let observed = behind.map(|Behind { created, link, .. }| {
+                    (Claims { created, names: [name.name().into()].into() }, link)
+                });
+                all.push((owner_of::<K>(name), observed));
             }
+            self.rules.store.observe_all(all, version.filter(|_| chunks.peek().is_none()));
         }
         self.check_lost(now);
     }

@@ -256,8 +256,8 @@ impl<K: NamedObject> Watches<K> {
         scope.confirm_at = (!kept.is_empty()).then(|| Instant::now() + CONFIRM_AFTER);
         if !kept.is_empty() {
             warn!(
-                "the list of {} lacks suspiciously many that were there: {}; DNS answers as before until a second list, \
-                 {CONFIRM_AFTER:?} later, confirms it",
+                "the list of {} lacks suspiciously many that were there: {}; DNS answers as before until a second \
+                 list, {CONFIRM_AFTER:?} later, confirms it",
                 scope.log.what(),
                 examples(kept.iter())
             );

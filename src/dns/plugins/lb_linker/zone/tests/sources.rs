@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::model::owner::{Claims, Owner};
+use crate::store::fallback::Fallback;
 
 fn zone_of(sources: &[Source]) -> Zone {
     let options = ZoneOptions { sources: sources.to_vec(), ..Default::default() };
@@ -87,5 +88,30 @@ fn zone_has_only_names_of_its_sources() {
             assert_eq!(rcode(&zone, &store, name), service, "{name} with {sources:?}");
         }
         assert_eq!(rcode(&zone, &store, "app.default"), ingress, "{sources:?}");
+    }
+}
+
+#[test]
+fn snapshot_answers_for_an_unlisted_source_alone() {
+    let zone = zone_of(&[Source::SERVICES, Source::INGRESSES]);
+    let saved = store_for(&zone);
+    saved.apply(link("default", "gone", &[], &["192.0.2.9"]));
+    let store = Store::new(OnGone::Kept).with_zones([zone.configured().clone()]);
+    let fallback = Fallback {
+        store: Arc::new(saved),
+        taken: jiff::Timestamp::UNIX_EPOCH,
+        age_then: std::time::Duration::ZERO,
+        since: std::time::Instant::now(),
+        reason: parking_lot::Mutex::new("".into()),
+    };
+    assert!(store.set_fallback(Some(Arc::new(fallback))));
+    store.set_known(Input::Services);
+    assert_eq!(rcode(&zone, &store, "app.default"), (ResponseCode::NoError, 1, true));
+    for unknown in ["gone.default", "custom.default", "absent.default"] {
+        assert_eq!(rcode(&zone, &store, unknown), (ResponseCode::ServFail, 0, true), "{unknown}");
+    }
+    store.set_listed(&Source::INGRESSES, &[zone.configured().clone()]);
+    for absent in ["app.default", "gone.default"] {
+        assert_eq!(rcode(&zone, &store, absent), ABSENT, "{absent}");
     }
 }
