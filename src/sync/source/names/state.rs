@@ -39,6 +39,8 @@ pub struct NameState<K> {
     /// The names that changed objects ask for, and the newest resourceVersion of these objects.
     changed: BTreeSet<ServiceKey>,
     version: Option<u64>,
+    /// The names that wait until everything is listed.
+    held: BTreeSet<ServiceKey>,
     /// The objects whose targets depend on other objects.
     dependent: BTreeMap<ServiceKey, K>,
     /// When these objects are to be checked again.
@@ -69,6 +71,7 @@ impl<K: NamedObject> NameState<K> {
             errors,
             changed: BTreeSet::new(),
             version: None,
+            held: BTreeSet::new(),
             dependent: BTreeMap::new(),
             recheck_at: None,
             lost: HashMap::new(),
@@ -98,6 +101,11 @@ impl<K: NamedObject> NameState<K> {
     #[must_use]
     pub fn is_listed(&self) -> bool {
         self.is_listed
+    }
+
+    /// Takes the begin of a list of a namespace (`None`: of all).
+    pub fn begin_list(&mut self, namespace: Option<&str>) {
+        self.unreadable.retain(|known| namespace.is_some_and(|namespace| **known != *namespace));
     }
 
     /// Takes an object that can't be decoded. What is known of it stays.
@@ -164,13 +172,16 @@ impl<K: NamedObject> NameState<K> {
     /// Gives the names of changed objects to the store. Before everything is listed these are only names that the
     /// store has: another one may belong to an object that isn't known yet.
     pub fn publish(&mut self) {
-        let (changed, ended) = (std::mem::take(&mut self.changed), std::mem::take(&mut self.ended));
+        let (mut changed, ended) = (std::mem::take(&mut self.changed), std::mem::take(&mut self.ended));
+        if self.is_complete {
+            changed.append(&mut self.held);
+        }
         let (now, later): (BTreeSet<ServiceKey>, _) = changed.into_iter().partition(|name| {
             let lives = || ended.contains(name) || self.names.asking(name).next().is_some();
             self.is_complete || self.rules.store.has(&owner_of::<K>(name)) && lives()
         });
-        self.changed = later;
-        let version = if self.changed.is_empty() { self.version.take() } else { None };
+        self.held.extend(later);
+        let version = if self.held.is_empty() { self.version.take() } else { None };
         let now: Vec<ServiceKey> = now.into_iter().collect();
         // The lock isn't held for long: Services change, too.
         let mut chunks = now.chunks(CHUNK).peekable();
@@ -225,7 +236,6 @@ impl<K: NamedObject> NameState<K> {
         if !self.is_listed {
             info!("ready: {}: {}; DNS names: {}", K::MANY, self.names.objects().count(), known.len());
         }
-        self.unreadable.clear();
         self.recheck();
         self.is_listed = true;
         let origins = &self.rules.policy.targets.zones;

@@ -176,6 +176,7 @@ impl NameWatcher {
             Event::ListBegins => {
                 scope.seen.clear();
                 scope.is_waiting = false;
+                state.begin_list(scope.namespace.as_deref());
             }
             Event::Resumed => {}
             Event::Listed(object) => {

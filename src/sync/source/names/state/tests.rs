@@ -70,7 +70,7 @@ impl World {
         self.settle();
     }
 
-    fn retain(&mut self, namespace: &str) {
+    fn set_unreadable(&mut self, namespace: &str) {
         self.state.set_unreadable(&ServiceKey::new(namespace, "broken"));
     }
 
@@ -190,9 +190,12 @@ fn names_stay_in_the_namespace_of_an_undecodable_object() {
         NameState::<Ingress>::new(Arc::clone(&world.store), Arc::default(), world.link_reporter.clone());
     next.set_rules(world.store.zones(), Arc::clone(&world.state.rules.policy));
     world.state = next;
-    world.retain("a");
+    world.set_unreadable("a");
+    world.state.end_lists();
+    world.state.begin_list(Some("b"));
     world.state.end_lists();
     assert_eq!(world.answer("x"), "192.0.2.1");
+    world.state.begin_list(Some("a"));
     world.state.end_lists();
     assert_eq!(world.answer("x"), "nothing");
 }
