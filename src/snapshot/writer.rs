@@ -63,28 +63,7 @@ pub(super) async fn run(
 ) -> Result<(), SyncError> {
     let store = &context.store;
     let mut changes = store.subscribe();
-    let known = async {
-        let both = async { tokio::join!(store.known(Input::StableNames), store.all_known()) };
-        if timeout(OVERRIDES_TIMEOUT, both).await.is_ok() {
-            return;
-        }
-        if kept.others {
-            let path = context.path.display();
-            warn!(
-                "the snapshot {path} isn't written yet: it has names of sources that aren't read completely yet"
-            );
-            store.all_known().await;
-        }
-        if kept.overrides && !store.is_known(Input::StableNames) {
-            let path = context.path.display();
-            warn!(
-                "the snapshot {path} isn't written yet: it has targets that StableNames have chosen, and the StableNames \
-                 can't be read"
-            );
-            store.known(Input::StableNames).await;
-        }
-    };
-    if stop.run_until_cancelled(known).await.is_none() {
+    if stop.run_until_cancelled(until_known(context, kept)).await.is_none() {
         return Ok(());
     }
     let mut writer = Writer {
@@ -121,6 +100,30 @@ pub(super) async fn run(
         if is_last {
             return Ok(());
         }
+    }
+}
+
+/// Waits until what the file has is known, or for a time if it lacks it.
+async fn until_known(context: &SnapshotContext, kept: Kept) {
+    let store = &context.store;
+    let both = async { tokio::join!(store.known(Input::StableNames), store.all_known()) };
+    if timeout(OVERRIDES_TIMEOUT, both).await.is_ok() {
+        return;
+    }
+    if kept.others {
+        let path = context.path.display();
+        warn!(
+            "the snapshot {path} isn't written yet: it has names of sources that aren't read completely yet"
+        );
+        store.all_known().await;
+    }
+    if kept.overrides && !store.is_known(Input::StableNames) {
+        let path = context.path.display();
+        warn!(
+            "the snapshot {path} isn't written yet: it has targets that StableNames have chosen, and the StableNames \
+             can't be read"
+        );
+        store.known(Input::StableNames).await;
     }
 }
 
