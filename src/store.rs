@@ -7,6 +7,7 @@
 pub mod cluster;
 pub mod fallback;
 mod index;
+mod listed;
 pub mod metrics;
 mod name_slots;
 mod names;
@@ -35,6 +36,7 @@ use crate::model::service_key::ServiceKey;
 use fallback::Fallback;
 use index::Index;
 pub use index::Lookup;
+use listed::Listed;
 pub use name_slots::NameDependency;
 use names::Names;
 use owners::Owners;
@@ -102,7 +104,7 @@ pub struct Store {
     has_versions: AtomicBool,
     on_gone: OnGone,
     zones: watch::Sender<Arc<[Zone]>>,
-    listed: watch::Sender<sources::Listed>,
+    listed: watch::Sender<Listed>,
     /// What DNS answers from until the load balancers are known, and for names of other sources until these are listed.
     fallback: ArcSwapOption<Fallback>,
 }
@@ -337,6 +339,26 @@ impl Store {
         }
         self.replace_fallback(fallback);
         true
+    }
+
+    /// Returns whether nothing can be answered from a fallback any more: everything that it has is known.
+    fn is_replaced(&self, fallback: &Fallback) -> bool {
+        let has_others = fallback.store.numbers_of_owners().iter().any(|(_, number)| *number > 0);
+        self.is_known(Input::Services) && (!has_others || self.has_listed(&self.zones()))
+    }
+
+    /// Ends the use of the fallback if it is replaced. The caller holds the lock of writers.
+    fn end_fallback(&self) {
+        if self.fallback.load().as_deref().is_some_and(|fallback| self.is_replaced(fallback)) {
+            self.replace_fallback(None);
+        }
+    }
+
+    /// Waits until [`Self::has_listed`].
+    pub async fn sources_listed(&self, zones: &[Zone]) {
+        let mut listed = self.listed.subscribe();
+        // The sender lives as long as `self`: waiting can't fail.
+        while !self.has_listed(zones) && listed.changed().await.is_ok() {}
     }
 
     /// Replaces the fallback. The caller holds the lock of writers.

@@ -1,12 +1,11 @@
 //! What the store knows of whole sources, beside the load balancers: which are listed completely, and for which zones.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::watch;
 
-use super::fallback::Fallback;
+use super::listed::{Listed, has};
 use super::{Input, Lookup, Store};
 use crate::model::owner::{Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
@@ -39,33 +38,6 @@ impl FirstNames {
     pub fn unlisted(&self, store: &Store) -> Option<&Source> {
         self.zones.iter().find_map(|zone| store.unlisted_source(zone))
     }
-}
-
-/// The zones, as they are configured, whose names of a source are known completely.
-#[derive(Debug, Default)]
-pub(super) struct Listed {
-    now: BTreeMap<Source, Vec<Zone>>,
-    /// As it was before the last change of the zones: blocks that are in force may have these zones still.
-    before: BTreeMap<Source, Vec<Zone>>,
-    /// The sources that were listed since then.
-    since: BTreeSet<Source>,
-}
-
-impl Listed {
-    /// Takes a change of the zones. A zone that returns is still listed if its source wasn't listed meanwhile.
-    pub(super) fn change_zones(&mut self, zones: &[Zone]) {
-        let Self { now, before, since } = std::mem::take(self);
-        let returns = |source: &Source, zone: &Zone| !since.contains(source) && has(&before, source, zone);
-        for source in now.keys().chain(before.keys()) {
-            let is_listed = |zone: &&Zone| has(&now, source, zone) || returns(source, zone);
-            self.now.insert(source.clone(), zones.iter().filter(is_listed).cloned().collect());
-        }
-        self.before = now;
-    }
-}
-
-fn has(listed: &BTreeMap<Source, Vec<Zone>>, source: &Source, zone: &Zone) -> bool {
-    listed.get(source).is_some_and(|zones| zones.contains(zone))
 }
 
 impl Store {
@@ -142,26 +114,6 @@ impl Store {
                 _ = zones.changed() => {}
             }
         }
-    }
-
-    /// Returns whether nothing can be answered from a fallback any more: everything that it has is known.
-    pub(super) fn is_replaced(&self, fallback: &Fallback) -> bool {
-        let has_others = fallback.store.numbers_of_owners().iter().any(|(_, number)| *number > 0);
-        self.is_known(Input::Services) && (!has_others || self.has_listed(&self.zones()))
-    }
-
-    /// Ends the use of the fallback if it is replaced. The caller holds the lock of writers.
-    pub(super) fn end_fallback(&self) {
-        if self.fallback.load().as_deref().is_some_and(|fallback| self.is_replaced(fallback)) {
-            self.replace_fallback(None);
-        }
-    }
-
-    /// Waits until [`Self::has_listed`].
-    pub async fn sources_listed(&self, zones: &[Zone]) {
-        let mut listed = self.listed.subscribe();
-        // The sender lives as long as `self`: waiting can't fail.
-        while !self.has_listed(zones) && listed.changed().await.is_ok() {}
     }
 
     /// Returns the names that an owner asks for in the zones of its source, and that belong to other owners.
