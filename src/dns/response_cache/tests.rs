@@ -425,10 +425,10 @@ fn answer_is_kept_from_its_second_query_on() {
         cache.key_to_keep().is_some()
     };
     assert_eq!([0, 0, 0].map(&mut is_kept), [false, true, true]);
-    // A quarter of the names that the cache has room for, in turn.
-    let few = CAPACITY.sets * WAYS / 4;
+    // An eighth of the names that the cache has room for, in turn: hardly any three sets have more names than places.
+    let few = CAPACITY.sets * WAYS / 8;
     let kept = (0..2 * few).filter(|number| is_kept(1_000_000 + number % few)).count();
-    assert!(kept > few * 95 / 100, "{kept} of {few}");
+    assert!(kept > few * 90 / 100, "{kept} of {few}");
     // Each name is asked again after as many other names as the cache has room for, ten times over.
     let flood = 10 * CAPACITY.sets * WAYS;
     let kept = (0..2 * flood).filter(|number| is_kept(1 + number % flood)).count();
