@@ -432,7 +432,7 @@ impl Outcome {
     }
 }
 
-/// Returns which server is CoreDNS: the one that more explanations hold for.
+/// Returns which server is CoreDNS: more explanations hold with it in that role.
 fn role_of_coredns(apart: &[(usize, usize, Reasons)]) -> usize {
     let explained = |coredns: usize| apart.iter().filter(|(.., why)| why[coredns].is_some()).count();
     usize::from(explained(1) > explained(0))

@@ -141,8 +141,8 @@ async fn check_clusters_of_plugin(check_report: &mut CheckReport, clusters: &[Cl
     }
 }
 
-/// Asks the API server for permissions, and for links, with these zones, looks for another leader, tries an external target, and looks for
-/// another instance. Ends with the first request that has no usable answer.
+/// Asks the API server for permissions, and for links, with these zones, looks for another leader, tries an external
+/// target, and looks for another instance. Ends with the first request that has no usable answer.
 async fn check_cluster(
     check_report: &mut CheckReport,
     flags: &Flags,

@@ -152,7 +152,7 @@ impl Zone {
         self.sources.contains(source)
     }
 
-    /// Returns whether a source comes before the one that a target is of.
+    /// Returns whether a source comes before the source of a target.
     #[must_use]
     pub fn is_before_target(&self, source: &Source, target: &ServiceKey) -> bool {
         let of_target = self.sources.iter().position(|listed| listed.has_target(target));

@@ -141,7 +141,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let ParsedOptions { options, zones, zones_without_success_cache, zones_without_denial_cache } =
         parse(setup)?;
     if !options.keep_ttl {
-        let [success, denial] = [options.success.ttls(), options.denial.ttls()];
+        let [success, denial] = [options.success.ttls, options.denial.ttls];
         setup.builder.ttl_limits = Some(TtlLimits { zones: zones.clone(), success, denial });
     }
     let labels: Vec<String> = zones.all().iter().map(ToString::to_string).collect();

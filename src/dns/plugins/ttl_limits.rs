@@ -1,11 +1,11 @@
-//! The bounds that *cache* sets for TTLs, also for answers that it never keeps.
+//! Bounds of TTLs: those of *rewrite*, and those of *cache*, also for answers that it never keeps.
 
 use hickory_proto::rr::Name;
 
 use crate::dns::message::zone_set::ZoneSet;
 
 /// Bounds in seconds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TtlRange {
     pub min: u32,
     pub max: u32,

@@ -109,10 +109,10 @@ fn bounds(option: &Directive, bounds: &mut CacheLimits) -> Result<(), CorefileEr
     let capacity: usize = capacity.parse("a number of answers")?;
     bounds.capacity = (capacity / SHARD_COUNT).max(MIN_SHARD_ENTRIES).saturating_mul(SHARD_COUNT);
     if let Some(word) = arguments.get(1) {
-        bounds.max_ttl = ttl(word)?;
+        bounds.ttls.max = ttl(word)?;
     }
     if let Some(word) = arguments.get(2) {
-        bounds.min_ttl = word.parse("a TTL in seconds, from 0 to 4294967295")?;
+        bounds.ttls.min = word.parse("a TTL in seconds, from 0 to 4294967295")?;
     }
     Ok(())
 }
@@ -197,6 +197,7 @@ mod tests {
     use crate::dns::corefile::{self, FileSources};
     use crate::dns::plugins::setup::BlockBuilder;
     use crate::dns::plugins::tests::support::TestServer;
+    use crate::dns::plugins::ttl_limits::TtlRange;
 
     #[test]
     fn invalid_lines_are_rejected_with_their_position() {
@@ -283,7 +284,7 @@ mod tests {
     #[test]
     fn lines_set_the_options() {
         let seconds = Duration::from_secs;
-        let bounds = |capacity, min_ttl, max_ttl| CacheLimits { capacity, min_ttl, max_ttl };
+        let bounds = |capacity, min, max| CacheLimits { capacity, ttls: TtlRange { min, max } };
         let default = CacheOptions::default;
         let stale =
             |verify_timeout, ttl| Some(ServeStale { max_stale: DEFAULT_STALE_FOR, verify_timeout, ttl });

@@ -30,10 +30,7 @@ const NO_ANSWER_TTL: u32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheLimits {
     pub capacity: usize,
-    /// The lower bound of the TTL, in seconds.
-    pub min_ttl: u32,
-    /// The upper bound of the TTL, in seconds.
-    pub max_ttl: u32,
+    pub ttls: TtlRange,
 }
 
 /// The options for serving expired answers (RFC 8767).
@@ -110,9 +107,10 @@ pub enum Freshness {
 
 impl Default for CacheOptions {
     fn default() -> Self {
+        let limits = |max| CacheLimits { capacity: MAX_ENTRIES, ttls: TtlRange { min: MIN_TTL, max } };
         Self {
-            success: CacheLimits { capacity: MAX_ENTRIES, min_ttl: MIN_TTL, max_ttl: MAX_TTL },
-            denial: CacheLimits { capacity: MAX_ENTRIES, min_ttl: MIN_TTL, max_ttl: MAX_DENIAL_TTL },
+            success: limits(MAX_TTL),
+            denial: limits(MAX_DENIAL_TTL),
             servfail: Duration::from_secs(MIN_TTL.into()),
             prefetch: None,
             serve_stale: None,
@@ -128,8 +126,8 @@ impl CacheOptions {
     #[must_use]
     pub fn capped(ttl: u32) -> Self {
         let mut options = Self::default();
-        options.success.max_ttl = ttl;
-        options.denial.max_ttl = ttl;
+        options.success.ttls.max = ttl;
+        options.denial.ttls.max = ttl;
         options
     }
 }
@@ -264,7 +262,7 @@ impl CacheStore {
     pub fn classify(&self, answer: &CachedAnswer, dnssec_ok: bool) -> Cacheability {
         let message = &answer.message;
         if dnssec_ok && message.has_invalid_signature(Section::Additional, now()) {
-            return Cacheability { kind: ResponseKind::Other, ttl: self.options.success.clamp(MIN_TTL) };
+            return Cacheability { kind: ResponseKind::Other, ttl: self.options.success.ttls.clamp(MIN_TTL) };
         }
         let kind = ResponseKind::of(answer);
         let rcode = answer.metadata.response_code;
@@ -281,7 +279,7 @@ impl CacheStore {
         let lowest = message.lowest_ttl().filter(|_| counts).unwrap_or(MIN_TTL);
         let is_denial = kind == ResponseKind::Denial;
         let negative = message.negative_ttl().filter(|_| is_denial).unwrap_or(u32::MAX);
-        Cacheability { kind, ttl: bounds.clamp(lowest.min(negative)) }
+        Cacheability { kind, ttl: bounds.ttls.clamp(lowest.min(negative)) }
     }
 
     fn servfail(&self) -> u32 {
@@ -317,19 +315,6 @@ pub fn is_storable(key: &QueryKey, answer: &CachedAnswer, cacheability: Cacheabi
         && cacheability.kind != ResponseKind::Other
         && !answer.metadata.truncation
         && key.is_cacheable()
-}
-
-impl CacheLimits {
-    /// Returns the bounds of TTLs.
-    #[must_use]
-    pub fn ttls(self) -> TtlRange {
-        TtlRange { min: self.min_ttl, max: self.max_ttl }
-    }
-
-    /// Clamps a TTL to the bounds.
-    fn clamp(self, ttl: u32) -> u32 {
-        self.ttls().clamp(ttl)
-    }
 }
 
 impl CacheHit {

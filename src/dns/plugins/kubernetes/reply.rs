@@ -135,7 +135,8 @@ impl ZoneReply<'_> {
 }
 
 impl Parts<'_> {
-    /// Returns the message, with the TTLs of answers and additional records by `ttl`. Answers that don't fit into 64 KiB are left out, and TC is set.
+    /// Returns the message, with the TTLs of answers and additional records by `ttl`. Answers that don't fit into 64 KiB
+    /// are left out, and TC is set.
     fn message(
         &self,
         metadata: &mut Metadata,

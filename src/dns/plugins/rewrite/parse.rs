@@ -10,11 +10,11 @@ use super::name_matcher::{NameMatcher, NameRenaming};
 use super::rcode::{self, RcodeRule};
 use super::response::ResponseRule;
 use super::rule::{NameChange, Rule, RuleChange};
-use super::ttl::TtlRange;
 use super::{NAME, names};
 use crate::dns::corefile::arguments::{MAX_REGEX, regex_error_text};
 use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::presentation::{parse_class, parse_type};
+use crate::dns::plugins::ttl_limits::TtlRange;
 
 const RULES: &str = "name, type, class, ttl, rcode, cname";
 /// The number of groups that CoreDNS looks for in a text.

@@ -12,10 +12,10 @@ use super::editor::ResponseEditor;
 use super::name_matcher::NameRenaming;
 use super::names::parse_rewritten;
 use super::rcode::RcodeRule;
-use super::ttl::TtlRange;
 use crate::dns::chain::plugin::{PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::message::presentation::{name_text, rcode_text};
+use crate::dns::plugins::ttl_limits::TtlRange;
 
 /// A change of an answer.
 #[derive(Clone, Debug)]

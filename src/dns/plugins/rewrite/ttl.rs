@@ -1,21 +1,12 @@
 //! The range of TTLs in a `ttl` rule.
 
 use crate::dns::corefile::{CorefileError, Token};
+use crate::dns::plugins::ttl_limits::TtlRange;
 
 /// The maximum if there is no upper bound, as in CoreDNS (RFC 2181 section 8).
 const MAX_TTL: u32 = 0x7fff_ffff;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TtlRange {
-    min: u32,
-    max: u32,
-}
-
 impl TtlRange {
-    pub(super) fn clamp(self, ttl: u32) -> u32 {
-        ttl.clamp(self.min, self.max)
-    }
-
     /// Parses `30`, `30-300`, `30-` or `-300`.
     pub(super) fn parse(word: &Token) -> Result<Self, CorefileError> {
         let (min, max) = match word.text.split_once('-') {

@@ -407,7 +407,7 @@ async fn keepttl_yields_only_to_a_nonzero_stale_ttl() {
 
 #[test]
 fn capacity_bounds_both_parts() {
-    let bounds = CacheLimits { capacity: 100, min_ttl: 5, max_ttl: 30 };
+    let bounds = CacheLimits { capacity: 100, ttls: TtlRange { min: 5, max: 30 } };
     let cache = CacheStore::new(CacheOptions { success: bounds, denial: bounds, ..CacheOptions::default() });
     for i in 0..1000 {
         let key = question(&format!("{i}.example."), RecordType::A).key();
