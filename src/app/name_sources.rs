@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::model::owner::{Source, Zone};
-use crate::sync::source::ingress::Ingress;
+use crate::sync::source::ingress::Ingresses;
 use crate::sync::source::names::watch::NameWatcher;
 use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
 
@@ -72,7 +72,7 @@ fn follow(
         async move {
             let followed = async {
                 match &source {
-                    source if *source == Source::INGRESSES => watcher.follow::<Ingress>().await,
+                    source if *source == Source::INGRESSES => watcher.follow(Ingresses::default()).await,
                     _ => std::future::pending().await,
                 }
             };

@@ -41,9 +41,10 @@ use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::first_list::FirstList;
+use crate::sync::source::ingress::Ingresses;
 use crate::sync::source::manifests::{self, ManifestSource};
 use crate::sync::source::missing_namespaces::missing_namespaces;
-use crate::sync::source::names::state::NameState;
+use crate::sync::source::names::source::Names;
 use crate::sync::source::names::watch::NameWatcher;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::selection::Selection;
@@ -580,7 +581,8 @@ impl Parts {
             persisted: Arc::clone(&self.persisted),
             unselected: Arc::clone(&self.facts.unselected),
             apply_overrides: Arc::new(move |objects, policy| overrides.apply(objects, policy)),
-            ingresses: Arc::new(Mutex::new(NameState::new(
+            ingresses: Arc::new(Mutex::new(Names::new(
+                Ingresses::default(),
                 Arc::clone(&self.facts.store),
                 Arc::clone(&self.selection),
                 self.link_reporter.clone(),

@@ -12,9 +12,8 @@ use hyper_util::client::legacy::Error as ClientError;
 use kube::client::AuthError;
 use tracing::{debug, info, warn};
 
-use super::deserialize_guard::RawDeserializeGuard;
 use super::forbidden::LastingRefusal;
-use super::watch::item::{Event, WatchError, WatchItem};
+use super::watch::item::{Event, WatchError};
 use crate::model::excerpt;
 use crate::model::object_texts::ObjectTexts;
 use crate::model::service_key::ServiceKey;
@@ -363,7 +362,7 @@ impl WatchLog {
     }
 
     /// Returns the event. If the watch has failed, logs the error and returns `None`.
-    pub fn log_failure<K>(&mut self, item: WatchItem<K>) -> Option<Event<RawDeserializeGuard<K>>> {
+    pub fn log_failure<T>(&mut self, item: Result<Event<T>, WatchError>) -> Option<Event<T>> {
         match item {
             Ok(Event::ListBegins) => Some(Event::ListBegins),
             Ok(event) => {

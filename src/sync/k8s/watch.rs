@@ -55,7 +55,7 @@ pub fn list_watch<K>(
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
-    let request = Request::new(K::url_path(&(), query.namespace.as_deref()));
+    let request = Request::new(query.path::<K>());
     let now = Instant::now();
     let list_watch = ListWatch {
         client,

@@ -5,7 +5,6 @@ pub mod metrics;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,11 +13,11 @@ use jiff::Timestamp;
 use kube::Client;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
-use super::relist_guard::{CONFIRM_AFTER, RelistGuard};
+use super::relist_guard::{CONFIRM_AFTER, GuardedList, ListEnd, RelistGuard};
 use crate::metrics::staleness::{LastActivity, Staleness};
-use crate::model::excerpt::{examples, value};
+use crate::model::excerpt::value;
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
 use crate::store::cluster::Cluster;
@@ -81,8 +80,8 @@ impl ClusterWatcher {
                     Some(item) => watch.on_item(item),
                     None => return,
                 },
-                () = sleep_until_opt(watch.confirm_at) => {
-                    watch.confirm_at = None;
+                () = sleep_until_opt(watch.list.confirm_at) => {
+                    watch.list.confirm_at = None;
                     events = watch.begin();
                 }
             }
@@ -98,13 +97,11 @@ struct KindWatch<'a, K> {
     activity: Arc<LastActivity>,
     log: WatchLog,
     object_errors: ObjectErrors,
-    /// The objects of the list that has begun.
-    seen: HashSet<ServiceKey>,
+    /// The list that has begun. It is confirmed, or a missing resource is asked for again, at its `confirm_at`.
+    list: GuardedList,
     guard: RelistGuard,
     /// Whether the API server doesn't serve the resource.
     is_missing: bool,
-    /// When a suspicious list has to be confirmed by another one, or a missing resource is asked for again.
-    confirm_at: Option<Instant>,
     kind: std::marker::PhantomData<fn() -> K>,
 }
 
@@ -117,10 +114,9 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
             log: WatchLog::new(watcher.availability.clone(), in_place(&what, None), K::HINT),
             what,
             object_errors: ObjectErrors::of_kind(K::NAME, watcher.log.clone()),
-            seen: HashSet::new(),
+            list: GuardedList::default(),
             guard: RelistGuard::default(),
             is_missing: false,
-            confirm_at: None,
             kind: std::marker::PhantomData,
         }
     }
@@ -153,9 +149,9 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
         }
         let Some(event) = self.log.log_failure(item) else { return };
         match event {
-            Event::ListBegins => self.seen.clear(),
+            Event::ListBegins => self.list.begin(),
             Event::Listed(object) => {
-                self.seen.insert(key_of(&object));
+                self.list.see(key_of(&object));
                 self.apply(object);
             }
             Event::ListEnds { .. } => self.on_list_end(),
@@ -183,7 +179,7 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
     /// Takes the missing resource for an empty list, and lists again later.
     fn on_missing(&mut self) {
         self.activity.note();
-        self.seen.clear();
+        self.list.begin();
         if !std::mem::replace(&mut self.is_missing, true) {
             info!(
                 "{} aren't served by the API server (no CRD); asked for again every {} s",
@@ -192,7 +188,7 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
             );
         }
         self.replace();
-        self.confirm_at = Some(Instant::now() + CONFIRM_AFTER);
+        self.list.confirm_at = Some(Instant::now() + CONFIRM_AFTER);
     }
 
     fn note_failure(&self, error: &WatchError) {
@@ -231,28 +227,15 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
     /// Removes what the list lacks, unless that is suspiciously much.
     fn replace(&mut self) {
         let cluster = Arc::clone(&self.watcher.cluster);
-        let known = cluster.keys(K::KIND);
-        let seen = std::mem::take(&mut self.seen);
-        let missing: HashSet<ServiceKey> = known.difference(&seen).cloned().collect();
-        let kept = match K::IS_GUARDED {
-            true => self.guard.keeps(known.len(), &missing, |_| true, Instant::now().into_std()),
-            false => HashSet::new(),
-        };
-        for key in missing.difference(&kept) {
+        let guard = K::IS_GUARDED.then_some(&mut self.guard);
+        let ListEnd { seen, gone, is_confirmed } =
+            self.list.end(&self.what, &cluster.keys(K::KIND), |_| true, guard);
+        for key in &gone {
             self.remove(key);
         }
-        self.confirm_at = (!kept.is_empty()).then(|| Instant::now() + CONFIRM_AFTER);
-        if kept.is_empty() {
+        if is_confirmed {
             // Objects that are in no index have errors, too.
             self.object_errors.retain(|key| seen.contains(key));
-        } else {
-            warn!(
-                "the list of {} lacks suspiciously many that were there: {}; DNS answers as before until a second list, in \
-                 {} s, confirms it",
-                self.what,
-                examples(kept.iter()),
-                CONFIRM_AFTER.as_secs()
-            );
         }
         let was_listed = cluster.is_listed();
         cluster.set_listed(K::KIND);

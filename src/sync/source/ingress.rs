@@ -1,19 +1,31 @@
 //! Names from Ingresses.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use super::names::object::NamedObject;
+use super::names::object::{Asking, Rules, Targeted, created, has_own_target, id_of, uid};
+use super::names::shared::{Claim, ObjectId, Observation};
+use super::names::source::{NameSource, Objects, WatchRequest, WatchedKind};
+use super::names::state::NameState;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::Link;
 use crate::model::owner::{Source, Zone};
+use crate::model::rejection::Rejection;
+use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
 use crate::sync::k8s::annotations::annotation;
 use crate::sync::k8s::service::{IngressEntry, Status, null_is_default, slim_metadata};
 use crate::sync::k8s::slim_resource::slim_resource;
 use crate::sync::k8s::watch::INGRESSES;
 
+/// Maximum number of Ingresses that are checked again when other objects change: their targets are in zones of links.
+/// Other ones are checked when they change themselves; DNS checks `allow-from` for each answer anyway.
+const MAX_DEPENDENT: usize = 1000;
 /// The annotation with the class of an Ingress without `spec.ingressClassName`.
 const CLASS: &str = "kubernetes.io/ingress.class";
 
@@ -51,14 +63,7 @@ struct Tls {
     hosts: Vec<String>,
 }
 
-impl NamedObject for Ingress {
-    const SOURCE: Source = Source::INGRESSES;
-    const KIND: RegardingKind = RegardingKind::Ingress;
-    const ONE: &'static str = "an Ingress";
-    const MANY: &'static str = "Ingresses";
-    const WATCH: &'static str = INGRESSES;
-    const HINT: &'static str = "deploy/sources/ grants the permission";
-
+impl Ingress {
     fn hosts(&self) -> Vec<&str> {
         let Spec { rules, tls, .. } = &self.spec;
         let of_rules = rules.iter().filter_map(|rule| rule.host.as_deref());
@@ -75,5 +80,121 @@ impl NamedObject for Ingress {
 
     fn status(&self) -> &[IngressEntry] {
         &self.status.load_balancer.ingress
+    }
+
+    #[must_use]
+    pub fn id(&self) -> ObjectId {
+        id_of(RegardingKind::Ingress, &self.metadata)
+    }
+
+    /// Returns whether the target is a name of another object.
+    #[must_use]
+    pub fn has_own_target(&self, policy: &HostnamePolicy) -> bool {
+        has_own_target(self.status(), policy)
+    }
+
+    /// Returns the names that the Ingress asks for, what is behind them, and what of it is invalid or denied. `before` is
+    /// what was behind the names before.
+    #[must_use]
+    pub fn observe(
+        &self,
+        rules: &Rules,
+        before: Option<&Arc<Link>>,
+    ) -> (Vec<Arc<str>>, Arc<Link>, Vec<Rejection>) {
+        let asking = Asking {
+            source: Source::INGRESSES,
+            one: "an Ingress",
+            many: Ingresses::MANY,
+            metadata: &self.metadata,
+            hosts: self.hosts(),
+            has_class_of: &|zone| self.has_class_of(zone),
+        };
+        let mut unusable = Vec::new();
+        let names = asking.hostnames(rules, &mut unusable);
+        let settings = asking.settings(rules, &mut unusable);
+        let targeted = Targeted {
+            key: Source::INGRESSES.target_key(&self.id().key),
+            metadata: &self.metadata,
+            status: self.status(),
+            names: &names,
+            before,
+        };
+        let link = targeted.target(settings, rules, &mut unusable);
+        (names, link, unusable)
+    }
+}
+
+/// The source of names from Ingresses.
+#[derive(Default)]
+pub struct Ingresses {
+    /// The Ingresses whose targets depend on other objects.
+    dependent: BTreeMap<ServiceKey, Ingress>,
+}
+
+impl Ingresses {
+    fn observe(&mut self, ingress: Ingress, is_checked_again: bool, state: &mut NameState) {
+        let id = ingress.id();
+        // With a deletionTimestamp an object counts as gone, as load balancers do.
+        if ingress.metadata.deletion_timestamp.is_some() || !state.selects(&ingress.metadata) {
+            return self.remove(&id, state);
+        }
+        let (names, link, unusable) = ingress.observe(&state.rules, state.target(&id));
+        let is_dependent = ingress.has_own_target(&state.rules.policy);
+        // The objects that its target depends on may not be listed yet.
+        if !is_dependent || state.is_listed() || is_checked_again {
+            state.report(&id, uid(&ingress.metadata), &unusable);
+        }
+        let claim = |name: &Arc<str>| Claim {
+            name: ServiceKey::new(id.key.namespace(), name),
+            target: Arc::clone(&link),
+        };
+        let uid = Uid::from(uid(&ingress.metadata));
+        let now = Observation::new(created(&ingress.metadata), uid, names.iter().map(claim).collect());
+        state.set_target(&id, link);
+        state.set_names(&id, now, &ingress.metadata);
+        if !is_dependent {
+            self.dependent.remove(&id.key);
+        } else if self.dependent.len() < MAX_DEPENDENT || self.dependent.contains_key(&id.key) {
+            self.dependent.insert(id.key, ingress);
+        }
+    }
+}
+
+impl NameSource for Ingresses {
+    type Object = Ingress;
+    const SOURCE: Source = Source::INGRESSES;
+    const MANY: &'static str = "Ingresses";
+    const KINDS: &'static [WatchedKind] = &[WatchedKind {
+        kind: RegardingKind::Ingress,
+        many: Self::MANY,
+        watch: INGRESSES,
+        hint: "deploy/sources/ grants the permission",
+        versions: &[],
+    }];
+
+    fn watch(_: RegardingKind, request: WatchRequest) -> Objects<Ingress> {
+        request.objects(std::convert::identity)
+    }
+
+    fn keys(&self, _: RegardingKind, state: &NameState) -> HashSet<ServiceKey> {
+        state.targets().map(|id| id.key.clone()).collect()
+    }
+
+    fn take(&mut self, ingress: Ingress, state: &mut NameState) {
+        self.observe(ingress, false, state);
+    }
+
+    fn remove(&mut self, id: &ObjectId, state: &mut NameState) {
+        self.dependent.remove(&id.key);
+        state.remove(id);
+    }
+
+    fn has_dependent(&self) -> bool {
+        !self.dependent.is_empty()
+    }
+
+    fn recheck(&mut self, state: &mut NameState) {
+        let dependent: Vec<Ingress> = self.dependent.values().cloned().collect();
+        dependent.into_iter().for_each(|ingress| self.observe(ingress, true, state));
     }
 }

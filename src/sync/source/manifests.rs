@@ -46,8 +46,8 @@ use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::removal::facts::{Found, Membership};
 use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Verdict, may_remove};
-use crate::sync::source::ingress::Ingress;
-use crate::sync::source::names::state::NameState;
+use crate::sync::source::ingress::{Ingress, Ingresses};
+use crate::sync::source::names::source::Names;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::service_links::service_link;
 use crate::sync::task::supervisor::SyncError;
@@ -79,7 +79,7 @@ pub struct ManifestSource {
     pub apply_overrides: ApplyOverrides,
     pub link_reporter: LinkReporter,
     /// The Ingresses of the files, if a zone has their names.
-    pub ingresses: Arc<Mutex<NameState<Ingress>>>,
+    pub ingresses: Arc<Mutex<Names<Ingresses>>>,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
     /// Whether targets are kept if the first list lacks the Services of most external targets, until it is certain that

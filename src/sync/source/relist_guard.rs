@@ -3,6 +3,9 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use tracing::warn;
+
+use crate::model::excerpt::examples;
 use crate::model::service_key::ServiceKey;
 
 /// Number of load balancers that may always disappear at once, so that a small cluster can become empty.
@@ -54,6 +57,63 @@ impl RelistGuard {
         self.missing.retain(|key, _| !missing.contains(key) || kept.contains(key));
         kept
     }
+}
+
+/// The list of a watch that is being received, and when it has to be confirmed by another one.
+#[derive(Debug, Default)]
+pub struct GuardedList {
+    seen: HashSet<ServiceKey>,
+    /// When a suspicious list has to be confirmed.
+    pub confirm_at: Option<tokio::time::Instant>,
+}
+
+impl GuardedList {
+    /// Begins a list.
+    pub fn begin(&mut self) {
+        self.seen.clear();
+    }
+
+    pub fn see(&mut self, key: ServiceKey) {
+        self.seen.insert(key);
+    }
+
+    /// Ends the list of `what`. Returns which of the `known` objects are gone: objects that the list lacks, unless that is
+    /// suspiciously much, and whether the list counts wholly. `within` tells which namespaces the list covers; without a
+    /// guard each list counts.
+    pub fn end(
+        &mut self,
+        what: &str,
+        known: &HashSet<ServiceKey>,
+        within: impl Fn(&ServiceKey) -> bool,
+        guard: Option<&mut RelistGuard>,
+    ) -> ListEnd {
+        let seen = std::mem::take(&mut self.seen);
+        let mut gone: HashSet<ServiceKey> =
+            known.difference(&seen).filter(|key| within(key)).cloned().collect();
+        let now = tokio::time::Instant::now();
+        let kept =
+            guard.map(|guard| guard.keeps(known.len(), &gone, within, now.into_std())).unwrap_or_default();
+        gone.retain(|key| !kept.contains(key));
+        self.confirm_at = (!kept.is_empty()).then(|| now + CONFIRM_AFTER);
+        if !kept.is_empty() {
+            warn!(
+                "the list of {what} lacks suspiciously many that were there: {}; DNS answers as before until a second \
+                 list, {} s later, confirms it",
+                examples(kept.iter()),
+                CONFIRM_AFTER.as_secs()
+            );
+        }
+        ListEnd { seen, gone, is_confirmed: kept.is_empty() }
+    }
+}
+
+/// What a complete list says.
+#[derive(Debug)]
+pub struct ListEnd {
+    pub seen: HashSet<ServiceKey>,
+    pub gone: HashSet<ServiceKey>,
+    /// Whether nothing is kept that the list lacks.
+    pub is_confirmed: bool,
 }
 
 /// Returns whether suspiciously many external targets would be removed: more than half of all, and more than one.

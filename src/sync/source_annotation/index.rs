@@ -88,7 +88,7 @@ impl WatchScope {
         let labels =
             if matches!(self, Self::Only(_, true)) { format!("{label}!={ours}") } else { String::new() };
         let namespace = self.namespace().map(ToOwned::to_owned);
-        RequestQuery { namespace, fields, labels, metadata_only, first_list_pause: None }
+        RequestQuery { namespace, fields, labels, metadata_only, ..RequestQuery::default() }
     }
 
     fn contains(&self, key: &ServiceKey) -> bool {

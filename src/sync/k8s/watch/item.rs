@@ -58,6 +58,20 @@ pub enum Event<K> {
     Deleted(K),
 }
 
+impl<K> Event<K> {
+    /// Changes the object of the event.
+    pub(crate) fn map<T>(self, change: impl FnOnce(K) -> T) -> Event<T> {
+        match self {
+            Self::ListBegins => Event::ListBegins,
+            Self::Listed(object) => Event::Listed(change(object)),
+            Self::ListEnds { version, rewound } => Event::ListEnds { version, rewound },
+            Self::Resumed => Event::Resumed,
+            Self::Applied(object) => Event::Applied(change(object)),
+            Self::Deleted(object) => Event::Deleted(change(object)),
+        }
+    }
+}
+
 /// An event, or the error of a list or watch.
 pub type WatchItem<K> = Result<Event<RawDeserializeGuard<K>>, WatchError>;
 

@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use kube::Client;
 use kube::api::{ListParams, WatchParams};
 use kube::core::Request;
+use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
@@ -21,6 +21,8 @@ const SINGLE_LIST_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct RequestQuery {
     /// The namespace; `None` for all.
     pub namespace: Option<String>,
+    /// The version of the API, instead of the type's.
+    pub version: Option<&'static str>,
     pub fields: String,
     pub labels: String,
     /// Whether to request only the metadata of objects.
@@ -33,6 +35,16 @@ impl RequestQuery {
     pub(crate) fn named(namespace: &str, name: &str) -> Self {
         let fields = format!("metadata.name={name}");
         Self { namespace: Some(namespace.to_owned()), fields, ..Self::default() }
+    }
+
+    /// Returns the path of the objects of a type.
+    pub(super) fn path<K: Resource<DynamicType = ()>>(&self) -> String {
+        let path = K::url_path(&(), self.namespace.as_deref());
+        let prefix = |version: &str| format!("/apis/{}/{version}/", K::group(&()));
+        match (self.version, path.strip_prefix(&prefix(&K::version(&())))) {
+            (Some(version), Some(rest)) => prefix(version) + rest,
+            _ => path,
+        }
     }
 
     pub(super) fn list(&self, limit: u32, token: Option<&str>) -> ListParams {

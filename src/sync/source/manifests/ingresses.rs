@@ -15,8 +15,11 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::owner::{Source, Zone};
 use crate::model::service_key::ServiceKey;
 use crate::store::{OnGone, Store};
+use crate::sync::events::RegardingKind;
 use crate::sync::source::ingress::Ingress;
-use crate::sync::source::names::object::{Rules, has_own_target, id_of, observe};
+use crate::sync::source::names::object::Rules;
+use crate::sync::source::names::shared::ObjectId;
+use crate::sync::source::names::source::NameSource;
 use crate::sync::source::selection::Selection;
 
 /// The apiVersion of Ingresses.
@@ -41,7 +44,7 @@ pub(super) fn read(content: &SourceText<'_>, object: &Spanned<Node>) -> Result<I
 }
 
 pub(super) fn key(ingress: &Ingress) -> ServiceKey {
-    id_of::<Ingress>(&ingress.metadata).key
+    ingress.id().key
 }
 
 /// Returns the number of Ingresses with names in the zones, and what of each selected one is denied or ignored.
@@ -56,10 +59,10 @@ pub(super) fn check(
     let rules = Rules { zones: zones.into(), policy: Arc::new(policy.clone()), store };
     let selected = ingresses.into_iter().filter(|ingress| selection.takes(&ingress.metadata));
     for ingress in selected.filter(|_| zones.iter().any(|zone| zone.has(&Source::INGRESSES))) {
-        let (observation, found) = observe(&ingress, &rules, None);
-        number += usize::from(!observation.names.is_empty());
+        let (names, _, found) = ingress.observe(&rules, None);
+        number += usize::from(!names.is_empty());
         // Whether such a target is allowed depends on the objects of all files.
-        let found = found.iter().filter(|_| !has_own_target(&ingress, policy));
+        let found = found.iter().filter(|_| !ingress.has_own_target(policy));
         let key = key(&ingress);
         rejections.extend(found.map(|rejection| format!("Ingress {key}: {rejection}")));
     }
@@ -74,12 +77,15 @@ impl ManifestSource {
             return self.store.forget_source(&Source::INGRESSES);
         }
         let ingresses = self.files.lock().ingresses();
-        let mut state = self.ingresses.lock();
-        state.set_rules(zones, Arc::clone(&self.hostname_policy));
+        let mut names = self.ingresses.lock();
+        names.state.set_rules(zones, Arc::clone(&self.hostname_policy));
         let present: HashSet<ServiceKey> = ingresses.iter().map(key).collect();
-        state.keys().difference(&present).for_each(|key| state.remove(key));
-        ingresses.into_iter().for_each(|ingress| state.apply(ingress));
-        state.publish();
-        state.end_lists();
+        let known = names.source.keys(RegardingKind::Ingress, &names.state);
+        for key in known.difference(&present).cloned() {
+            names.remove(&ObjectId { key, kind: RegardingKind::Ingress });
+        }
+        ingresses.into_iter().for_each(|ingress| names.take(ingress));
+        names.state.publish();
+        names.end_lists();
     }
 }

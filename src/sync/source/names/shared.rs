@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::model::link::{Link, LinkState, Target};
 use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
 
 /// Maximum number of objects, and of their addresses, that count for a name in a namespace.
@@ -24,13 +25,43 @@ pub struct ObjectId {
     pub kind: RegardingKind,
 }
 
-/// What an object asks for, and what is behind its names.
-#[derive(Debug)]
+/// What an object asks for.
+#[derive(Debug, Default)]
 pub struct Observation {
-    /// For each name: the namespace whose objects share it, and the hostname.
-    pub names: Box<[ServiceKey]>,
-    /// What is behind the names, as far as the object decides.
-    pub link: Arc<Link>,
+    /// When the object was created, in seconds since 1970: the oldest object comes first.
+    pub created: i64,
+    pub uid: Uid,
+    /// The names, in order: see [`Observation::new`].
+    claims: Box<[Claim]>,
+}
+
+/// A name that an object asks for.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// The namespace whose objects share the name, and the hostname.
+    pub name: ServiceKey,
+    /// What is behind the name, as far as the object decides.
+    pub target: Arc<Link>,
+}
+
+impl Observation {
+    #[must_use]
+    pub fn new(created: i64, uid: Uid, mut claims: Vec<Claim>) -> Self {
+        // The order of equal names, with several targets, stays.
+        claims.sort_by(|one, other| one.name.cmp(&other.name));
+        Self { created, uid, claims: claims.into() }
+    }
+
+    /// Returns the names, each once.
+    fn names(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.claims.chunk_by(|one, other| one.name == other.name).map(|claims| &claims[0].name)
+    }
+
+    /// Returns what is behind a name, as far as the object decides.
+    fn targets(&self, name: &ServiceKey) -> impl Iterator<Item = &Arc<Link>> {
+        let first = self.claims.partition_point(|claim| claim.name < *name);
+        self.claims[first..].iter().take_while(move |claim| claim.name == *name).map(|claim| &claim.target)
+    }
 }
 
 /// The objects of a source.
@@ -76,17 +107,17 @@ impl SharedNames {
     /// Replaces what was observed of an object; `None` if it is gone. Returns the names that are concerned.
     pub fn set(&mut self, id: &ObjectId, now: Option<Observation>) -> Vec<ServiceKey> {
         let mut concerned: Vec<ServiceKey> = Vec::new();
-        if let Some(Observation { names, link }) = self.objects.remove(id) {
-            for name in names {
-                self.asking.remove(&(name.clone(), link.created, id.clone()));
-                concerned.push(name);
+        if let Some(before) = self.objects.remove(id) {
+            for name in before.names() {
+                self.asking.remove(&(name.clone(), before.created, id.clone()));
+                concerned.push(name.clone());
             }
         }
-        if let Some(now) = now {
-            for name in &now.names {
-                self.asking.insert((name.clone(), now.link.created, id.clone()));
+        if let Some(now) = now.filter(|now| !now.claims.is_empty()) {
+            for name in now.names() {
+                self.asking.insert((name.clone(), now.created, id.clone()));
+                concerned.push(name.clone());
             }
-            concerned.extend(now.names.iter().cloned());
             self.objects.insert(id.clone(), now);
         }
         concerned.sort_unstable();
@@ -98,15 +129,18 @@ impl SharedNames {
     pub fn behind(&mut self, name: &ServiceKey) -> Option<Behind> {
         let Self { objects, asking: all, united: known } = self;
         let mut ids = asking(all, name);
-        let links: SmallVec<[(&ObjectId, &Arc<Link>); 1]> =
-            ids.by_ref().take(MAX_SHARED).filter_map(|id| Some((id, &objects.get(id)?.link))).collect();
+        let asked: SmallVec<[(&ObjectId, &Observation); 1]> =
+            ids.by_ref().take(MAX_SHARED).filter_map(|id| Some((id, objects.get(id)?))).collect();
         let beyond = ids.next().cloned();
-        let Some((_, oldest)) = links.first().copied() else {
+        let targets = asked.iter().flat_map(|(id, object)| object.targets(name).map(move |link| (*id, link)));
+        let links: SmallVec<[(&ObjectId, &Arc<Link>); 1]> = targets.collect();
+        let (Some((_, Observation { created, .. })), Some((_, oldest))) = (asked.first(), links.first())
+        else {
             known.remove(name);
             return None;
         };
         let (target, cut) = united(&links);
-        let (created, cut) = (oldest.created, cut.cloned().or(beyond));
+        let (created, cut) = (*created, cut.cloned().or(beyond));
         if target == oldest.target {
             let link = Arc::clone(oldest);
             known.remove(name);
@@ -122,7 +156,7 @@ fn asking<'a>(
     all: &'a BTreeSet<(ServiceKey, i64, ObjectId)>,
     name: &ServiceKey,
 ) -> impl Iterator<Item = &'a ObjectId> + use<'a> {
-    let before_all = ObjectId { key: ServiceKey::new("", ""), kind: RegardingKind::Ingress };
+    let before_all = ObjectId { key: ServiceKey::new("", ""), kind: RegardingKind::default() };
     let (first, name) = ((name.clone(), i64::MIN, before_all), name.clone());
     all.range(first..).take_while(move |(asked, ..)| *asked == name).map(|(.., id)| id)
 }
@@ -199,12 +233,13 @@ mod tests {
     fn observed(object: &str, created: i64, names: &[&str], behind: &str) -> Option<Observation> {
         let annotations = Annotations { ttl: u32::try_from(created).ok(), ..Annotations::default() };
         let link = Link {
-            created,
             annotations,
             target: target(behind),
             ..Link::new(Source::INGRESSES.target_key(&id(object).key), object)
         };
-        Some(Observation { names: names.iter().map(|host| name(host)).collect(), link: Arc::new(link) })
+        let link = Arc::new(link);
+        let claim = |host: &&str| Claim { name: name(host), target: Arc::clone(&link) };
+        Some(Observation::new(created, Uid::from(object), names.iter().map(claim).collect()))
     }
 
     fn shown(names: &mut SharedNames, host: &str) -> String {
@@ -264,12 +299,29 @@ mod tests {
     }
 
     #[test]
+    fn targets_of_one_object_for_a_name_are_united() {
+        let mut names = SharedNames::default();
+        let claims =
+            [("x", "192.0.2.1"), ("y", "192.0.2.3"), ("x", "192.0.2.2")].map(|(host, behind)| Claim {
+                name: name(host),
+                target: Arc::new(Link {
+                    target: target(behind),
+                    ..Link::new(ServiceKey::new("shop", behind), "")
+                }),
+            });
+        let concerned = names.set(&id("a"), Some(Observation::new(1, Uid::default(), claims.to_vec())));
+        assert_eq!(concerned, [name("x"), name("y")]);
+        assert_eq!(shown(&mut names, "x"), "1 192.0.2.1,192.0.2.2 None");
+        assert_eq!(shown(&mut names, "y"), "1 192.0.2.3 None");
+    }
+
+    #[test]
     fn target_is_shared_where_one_object_decides() {
         let mut names = SharedNames::default();
         names.set(&id("a"), observed("a", 1, &["x", "y", "z"], "192.0.2.1"));
         names.set(&id("b"), observed("b", 2, &["y"], "192.0.2.1"));
         names.set(&id("c"), observed("c", 2, &["z"], "192.0.2.2"));
-        let link = Arc::clone(&names.get(&id("a")).unwrap().link);
+        let link = Arc::clone(&names.get(&id("a")).unwrap().claims[0].target);
         let mut behind = |host: &str| names.behind(&name(host)).unwrap().link;
         assert!(Arc::ptr_eq(&behind("x"), &link));
         assert!(Arc::ptr_eq(&behind("y"), &link), "equal targets");

@@ -1,49 +1,50 @@
-//! The objects of a source, and what the store knows of their names.
+//! What is known of a source's objects, and what the store knows of their names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::object::{NamedObject, Rules, has_own_target, id_of, observe};
-use super::shared::{Behind, MAX_SHARED, ObjectId, SharedNames};
+use super::object::Rules;
+use super::shared::{Behind, MAX_SHARED, ObjectId, Observation, SharedNames};
 use crate::model::excerpt::examples;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, LinkState};
-use crate::model::owner::{Claims, Owner, Zone};
+use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::events::link_log::LinkReporter;
-use crate::sync::events::{Reason, Regarding};
+use crate::sync::events::{Reason, Regarding, RegardingKind};
 use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::source::selection::Selection;
 
-/// Maximum number of objects that are checked again when other objects change: their targets are in zones of links.
-/// Other ones are checked when they change themselves; DNS checks `allow-from` for each answer anyway.
-const MAX_DEPENDENT: usize = 1000;
 /// How long changes of other objects are collected before these objects are checked again.
 const RECHECK_AFTER: Duration = Duration::from_millis(500);
 /// The number of names that are published at once.
 const CHUNK: usize = 256;
 
-/// The objects of a kind with names.
-pub struct NameState<K> {
-    rules: Rules,
+/// The names of a source.
+pub struct NameState {
+    source: Source,
+    /// The objects that ask for names, in sentences.
+    many: &'static str,
+    pub(in crate::sync::source) rules: Rules,
     selection: Arc<Selection>,
     link_reporter: LinkReporter,
     names: SharedNames,
-    errors: ObjectErrors,
+    /// What is behind the names, by the object that decides about it.
+    targets: HashMap<ObjectId, Arc<Link>>,
+    errors: BTreeMap<RegardingKind, ObjectErrors>,
     /// The names that changed objects ask for, and the newest resourceVersion of these objects.
     changed: BTreeSet<ServiceKey>,
     version: Option<u64>,
     /// The names that wait until everything is listed.
     held: BTreeSet<ServiceKey>,
-    /// The objects whose targets depend on other objects.
-    dependent: BTreeMap<ServiceKey, K>,
-    /// When these objects are to be checked again.
+    /// When objects whose targets depend on other objects are to be checked again.
     pub recheck_at: Option<Instant>,
     /// By name that another owner has: the objects that were told.
     lost: HashMap<ServiceKey, BTreeSet<ObjectId>>,
@@ -56,23 +57,29 @@ pub struct NameState<K> {
     /// The names of objects that have ended since the last publication.
     ended: HashSet<ServiceKey>,
     /// The namespaces of objects that can't be decoded, and that may have names from before.
-    unreadable: HashSet<Box<str>>,
+    unreadable: HashSet<(RegardingKind, Box<str>)>,
 }
 
-impl<K: NamedObject> NameState<K> {
+impl NameState {
     #[must_use]
-    pub fn new(store: Arc<Store>, selection: Arc<Selection>, link_reporter: LinkReporter) -> Self {
-        let errors = ObjectErrors::of_kind(K::KIND.api().1, link_reporter.log.clone());
+    pub fn new(
+        (source, many): (Source, &'static str),
+        store: Arc<Store>,
+        selection: Arc<Selection>,
+        link_reporter: LinkReporter,
+    ) -> Self {
         Self {
+            source,
+            many,
             rules: Rules { zones: store.zones(), policy: Arc::default(), store },
             selection,
             link_reporter,
             names: SharedNames::default(),
-            errors,
+            targets: HashMap::new(),
+            errors: BTreeMap::new(),
             changed: BTreeSet::new(),
             version: None,
             held: BTreeSet::new(),
-            dependent: BTreeMap::new(),
             recheck_at: None,
             lost: HashMap::new(),
             cut: HashSet::new(),
@@ -89,13 +96,9 @@ impl<K: NamedObject> NameState<K> {
         self.is_complete = false;
     }
 
-    /// Returns whether these zones have the same names of the source as the present ones.
     #[must_use]
-    pub fn has_zones(&self, zones: &[Zone]) -> bool {
-        let of_source = |zones: &[Zone]| -> Vec<Zone> {
-            zones.iter().filter(|zone| zone.has(&K::SOURCE)).cloned().collect()
-        };
-        of_source(&self.rules.zones) == of_source(zones)
+    pub fn zones(&self) -> &[Zone] {
+        &self.rules.zones
     }
 
     #[must_use]
@@ -103,70 +106,73 @@ impl<K: NamedObject> NameState<K> {
         self.is_listed
     }
 
-    /// Takes the begin of a list of a namespace (`None`: of all).
-    pub fn begin_list(&mut self, namespace: Option<&str>) {
-        self.unreadable.retain(|known| namespace.is_some_and(|namespace| **known != *namespace));
+    /// Returns whether all objects are known under the present rules.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// Returns whether the flags select an object.
+    #[must_use]
+    pub fn selects(&self, metadata: &ObjectMeta) -> bool {
+        self.selection.takes(metadata)
+    }
+
+    /// Takes the begin of a list of a kind, in a namespace (`None`: in all).
+    pub fn begin_list(&mut self, kind: RegardingKind, namespace: Option<&str>) {
+        let within = |known: &str| namespace.is_none_or(|namespace| *known == *namespace);
+        self.unreadable.retain(|(of_kind, known)| *of_kind != kind || !within(known));
     }
 
     /// Takes an object that can't be decoded. What is known of it stays.
-    pub fn set_unreadable(&mut self, key: &ServiceKey) {
-        self.unreadable.insert(key.namespace().into());
+    pub fn set_unreadable(&mut self, id: &ObjectId, why: &str) {
+        let why = format!("it can't be read and counts as it was: {why}");
+        self.errors(id.kind).set(&id.key, Some(why));
+        self.unreadable.insert((id.kind, id.key.namespace().into()));
     }
 
-    /// Returns the errors of single objects.
-    pub fn errors(&mut self) -> &mut ObjectErrors {
-        &mut self.errors
+    /// Returns the errors of single objects of a kind.
+    pub fn errors(&mut self, kind: RegardingKind) -> &mut ObjectErrors {
+        let log = &self.link_reporter.log;
+        self.errors.entry(kind).or_insert_with(|| ObjectErrors::of_kind(kind.api().1, log.clone()))
     }
 
-    /// Returns the keys of all objects.
+    /// Returns the objects that decide about targets.
+    pub fn targets(&self) -> impl Iterator<Item = &ObjectId> {
+        self.targets.keys()
+    }
+
+    /// Returns what is behind the names for which an object decides.
     #[must_use]
-    pub fn keys(&self) -> HashSet<ServiceKey> {
-        self.names.objects().map(|id| id.key.clone()).collect()
+    pub fn target(&self, id: &ObjectId) -> Option<&Arc<Link>> {
+        self.targets.get(id)
     }
 
-    /// Takes a version of an object. Its names are published by [`Self::publish`].
-    pub fn apply(&mut self, object: K) {
-        self.take(object, false);
+    /// Replaces what is behind the names for which an object decides. The names of this and other objects follow by
+    /// [`Self::set_names`].
+    pub fn set_target(&mut self, id: &ObjectId, now: Arc<Link>) {
+        let before = self.targets.insert(id.clone(), Arc::clone(&now));
+        self.log(id, before.as_deref(), &now);
     }
 
-    fn take(&mut self, object: K, is_checked_again: bool) {
-        let (metadata, id) = (object.meta(), id_of::<K>(object.meta()));
+    /// Replaces the names that an object asks for. They are published by [`Self::publish`].
+    pub fn set_names(&mut self, id: &ObjectId, now: Observation, metadata: &ObjectMeta) {
         let version = metadata.resource_version.as_deref().and_then(|version| version.parse().ok());
-        // With a deletionTimestamp an object counts as gone, as load balancers do.
-        if metadata.deletion_timestamp.is_some() || !self.selection.takes(metadata) {
-            return self.remove(&id.key);
-        }
-        let before = self.names.get(&id).map(|before| Arc::clone(&before.link));
-        let (now, rejections) = observe(&object, &self.rules, before.as_ref());
-        let is_dependent = has_own_target(&object, &self.rules.policy);
-        // The objects that its target depends on may not be listed yet.
-        if !is_dependent || self.is_listed || is_checked_again {
-            self.report(&id, metadata.uid.as_deref().unwrap_or_default(), &rejections);
-        }
-        self.log(&id, before.as_deref(), &now.link);
         self.version = self.version.max(version);
-        self.changed.extend(self.names.set(&id, Some(now)));
-        if !is_dependent {
-            self.dependent.remove(&id.key);
-        } else if self.dependent.len() < MAX_DEPENDENT || self.dependent.contains_key(&id.key) {
-            self.dependent.insert(id.key, object);
-        }
+        self.changed.extend(self.names.set(id, Some(now)));
     }
 
     /// Takes the end of an object.
-    pub fn remove(&mut self, key: &ServiceKey) {
-        let id = ObjectId { key: key.clone(), kind: K::KIND };
-        self.errors.set(key, None);
-        self.dependent.remove(key);
-        if let Some(before) = self.names.get(&id) {
-            self.link_reporter
-                .log
-                .about(K::KIND.api().1)
-                .info(key, format_args!("{} {key}: {} → gone", K::KIND.api().1, shown(Some(&before.link))));
-            let ended = self.names.set(&id, None);
-            self.ended.extend(ended.iter().cloned());
-            self.changed.extend(ended);
+    pub fn remove(&mut self, id: &ObjectId) {
+        self.errors(id.kind).set(&id.key, None);
+        if let Some(before) = self.targets.remove(id) {
+            let (kind, key) = (id.kind.api().1, &id.key);
+            let log = self.link_reporter.log.about(kind);
+            log.info(key, format_args!("{kind} {key}: {} → gone", shown(Some(&before))));
         }
+        let ended = self.names.set(id, None);
+        self.ended.extend(ended.iter().cloned());
+        self.changed.extend(ended);
     }
 
     /// Gives the names of changed objects to the store. Before everything is listed these are only names that the
@@ -178,7 +184,7 @@ impl<K: NamedObject> NameState<K> {
         }
         let (now, later): (BTreeSet<ServiceKey>, _) = changed.into_iter().partition(|name| {
             let lives = || ended.contains(name) || self.names.asking(name).next().is_some();
-            self.is_complete || self.rules.store.has(&owner_of::<K>(name)) && lives()
+            self.is_complete || self.rules.store.has(&self.owner_of(name)) && lives()
         });
         self.held.extend(later);
         let version = if self.held.is_empty() { self.version.take() } else { None };
@@ -193,7 +199,7 @@ impl<K: NamedObject> NameState<K> {
                 let observed = behind.map(|Behind { created, link, .. }| {
                     (Claims { created, names: [name.name().into()].into() }, link)
                 });
-                all.push((owner_of::<K>(name), observed));
+                all.push((self.owner_of(name), observed));
             }
             self.rules.store.observe_all(all, version.filter(|_| chunks.peek().is_none()));
         }
@@ -213,71 +219,77 @@ impl<K: NamedObject> NameState<K> {
             "for the DNS name {} the {MAX_SHARED} oldest {} of the namespace, and {MAX_SHARED} addresses, count: this \
              and newer ones don't, or not wholly",
             name.name(),
-            K::MANY
+            self.many
         );
-        let (kind, key) = (K::KIND.api().1, &id.key);
+        let (kind, key) = (id.kind.api().1, &id.key);
         self.link_reporter.log.about(kind).warn(key, format_args!("{kind} {key}: {note}"));
         if let Some(object) = self.names.get(&id).filter(|_| self.is_listed) {
-            let regarding = regarding(&id, &object.link.uid.to_string());
+            let regarding = regarding(&id, &object.uid.to_string());
             self.link_reporter.recorder.record(regarding, Reason::HostnameRefused, &note);
         }
     }
 
-    /// Takes the end of the lists of all objects, and publishes their names.
-    pub fn end_lists(&mut self) {
+    /// Records that all objects are known under the present rules.
+    pub(super) fn complete(&mut self) {
         self.is_complete = true;
+    }
+
+    /// Publishes the names of all objects, which are known now, and removes all other names of the source.
+    pub(super) fn publish_all(&mut self) {
         self.publish();
         // An earlier run of the source may have left names.
         let known: HashSet<&ServiceKey> = self.names.names().collect();
-        let is_left = |key: &ServiceKey| !known.contains(key) && !self.unreadable.contains(key.namespace());
-        for key in self.rules.store.owners_of(&K::SOURCE).into_iter().filter(is_left) {
-            self.rules.store.forget(Owner { source: K::SOURCE, key });
+        let has_unreadable = |namespace: &str| self.unreadable.iter().any(|(_, known)| **known == *namespace);
+        let is_left = |key: &ServiceKey| !known.contains(key) && !has_unreadable(key.namespace());
+        for key in self.rules.store.owners_of(&self.source).into_iter().filter(is_left) {
+            self.rules.store.forget(self.owner_of(&key));
         }
         if !self.is_listed {
-            info!("ready: {}: {}; DNS names: {}", K::MANY, self.names.objects().count(), known.len());
+            let (objects, names) = (self.names.objects().count(), known.len());
+            info!("ready: {} with DNS names: {objects}; DNS names: {names}", self.many);
         }
-        self.recheck();
+    }
+
+    /// Records in the store that the names of the source are known.
+    pub(super) fn set_listed(&mut self) {
         self.is_listed = true;
         let origins = &self.rules.policy.targets.zones;
         let is_checked = |zone: &&Zone| origins.iter().any(|origin| Zone::from(origin).origin == zone.origin);
         let zones: Vec<Zone> = self.rules.zones.iter().filter(is_checked).cloned().collect();
-        self.rules.store.set_listed(&K::SOURCE, &zones);
+        self.rules.store.set_listed(&self.source, &zones);
     }
 
     /// Takes a change of the store.
-    pub fn on_change(&mut self, change: &LinkChange) {
+    pub fn on_change(&mut self, change: &LinkChange, has_dependent: bool) {
         let LinkChange { owner, before, after } = change;
-        if !self.dependent.is_empty() && self.recheck_at.is_none() {
+        if has_dependent && self.recheck_at.is_none() {
             self.recheck_at = Some(Instant::now() + RECHECK_AFTER);
         }
         // Without a change of its own, an owner has gained or lost names.
         let is_same = matches!((before, after), (Some(before), Some(after)) if Arc::ptr_eq(before, after));
-        if owner.source == K::SOURCE && is_same {
+        if owner.source == self.source && is_same {
             self.check_lost([owner.key.clone()]);
         }
     }
 
     /// Makes up for changes of the store that were missed.
-    pub fn check_all(&mut self) {
+    pub(super) fn check_all(&mut self) {
         let names: Vec<ServiceKey> = self.names.names().cloned().collect();
         self.check_lost(names);
-        self.recheck();
     }
 
-    /// Checks the objects again whose targets depend on other objects.
-    pub fn recheck(&mut self) {
-        self.recheck_at = None;
-        let dependent: Vec<K> = self.dependent.values().cloned().collect();
-        dependent.into_iter().for_each(|object| self.take(object, true));
-        // An old version says nothing about the age of the names.
+    /// Publishes the names of objects that haven't changed themselves: an old version says nothing about the age of the
+    /// names.
+    pub(super) fn publish_without_version(&mut self) {
         self.version = None;
         self.publish();
     }
 
     /// Reports what of an object is invalid or denied, if it is new.
-    fn report(&mut self, id: &ObjectId, uid: &str, rejections: &[Rejection]) {
-        let new = self.errors.set_parts(&id.key, rejections);
-        if !self.is_listed {
+    pub fn report(&mut self, id: &ObjectId, uid: &str, rejections: &[Rejection]) {
+        let is_listed = self.is_listed;
+        let new = self.errors(id.kind).set_parts(&id.key, rejections);
+        if !is_listed {
             return;
         }
         for (field, reason) in [
@@ -298,7 +310,8 @@ impl<K: NamedObject> NameState<K> {
         if !self.is_listed || is_same {
             return;
         }
-        let (log, kind, key) = (self.link_reporter.log.about(K::KIND.api().1), K::KIND.api().1, &id.key);
+        let (kind, key) = (id.kind.api().1, &id.key);
+        let log = self.link_reporter.log.about(kind);
         match (&now.target, now.state) {
             (Some(target), LinkState::Stale) => {
                 let why = if now.refused { "the new target isn't allowed" } else { "the status is blank" };
@@ -315,7 +328,7 @@ impl<K: NamedObject> NameState<K> {
     fn check_lost(&mut self, names: impl IntoIterator<Item = ServiceKey>) {
         let mut news: BTreeMap<ObjectId, Vec<ServiceKey>> = BTreeMap::new();
         for name in names {
-            if self.rules.store.lost_names(&owner_of::<K>(&name)).is_empty() {
+            if self.rules.store.lost_names(&self.owner_of(&name)).is_empty() {
                 self.lost.remove(&name);
                 continue;
             }
@@ -328,18 +341,18 @@ impl<K: NamedObject> NameState<K> {
         for (id, names) in news {
             let hosts = examples(names.iter().map(ServiceKey::name));
             let note = format!("it doesn't get DNS names that another object has: {hosts}");
-            let (kind, key) = (K::KIND.api().1, &id.key);
+            let (kind, key) = (id.kind.api().1, &id.key);
             self.link_reporter.log.about(kind).warn(key, format_args!("{kind} {key}: {note}"));
             if let Some(object) = self.names.get(&id).filter(|_| self.is_listed) {
-                let regarding = regarding(&id, &object.link.uid.to_string());
+                let regarding = regarding(&id, &object.uid.to_string());
                 self.link_reporter.recorder.record(regarding, Reason::Conflict, &note);
             }
         }
     }
-}
 
-fn owner_of<K: NamedObject>(name: &ServiceKey) -> Owner {
-    Owner { source: K::SOURCE, key: name.clone() }
+    fn owner_of(&self, name: &ServiceKey) -> Owner {
+        Owner { source: self.source.clone(), key: name.clone() }
+    }
 }
 
 fn regarding(id: &ObjectId, uid: &str) -> Regarding {
@@ -353,6 +366,3 @@ fn shown(link: Option<&Link>) -> String {
         Some(Some(target)) => target.to_string(),
     }
 }
-
-#[cfg(test)]
-mod tests;

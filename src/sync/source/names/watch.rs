@@ -1,6 +1,6 @@
 //! Reads the objects of a source from the API server.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,23 +10,21 @@ use kube::Client;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::info;
 
-use super::object::NamedObject;
-use super::state::NameState;
+use super::shared::ObjectId;
+use super::source::{NameSource, Names, Seen, WatchRequest, WatchedKind};
 use crate::metrics::staleness::{LastActivity, Staleness};
-use crate::model::excerpt::examples;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::service_key::ServiceKey;
 use crate::store::{Input, Store};
+use crate::sync::events::RegardingKind;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::k8s::errors::{ApiAvailability, WatchLog, explain_watch, in_place, watch_scopes};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::k8s::watch::item::WatchError;
-use crate::sync::k8s::watch::{
-    Event, RequestQuery, WatchItem, key_of, list_watch, readable, sleep_until_opt, watch_name,
-};
-use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard};
+use crate::sync::k8s::watch::{Event, RequestQuery, sleep_until_opt, watch_name};
+use crate::sync::source::relist_guard::{CONFIRM_AFTER, GuardedList, ListEnd, RelistGuard};
 use crate::sync::source::selection::Selection;
 use crate::sync::task::supervisor::SyncError;
 
@@ -46,56 +44,66 @@ pub struct NameWatcher {
     pub rewinds: RestoreCounter,
 }
 
-/// The watch of a namespace, or of all.
+/// The watch of a kind in a namespace, or in all.
 struct Scope {
+    kind: &'static WatchedKind,
     namespace: Option<String>,
     log: WatchLog,
     activity: Option<Arc<LastActivity>>,
-    /// The objects of the list that has begun.
-    seen: HashSet<ServiceKey>,
+    /// The list that has begun. It is confirmed, or a missing resource is asked for again, at its `confirm_at`.
+    list: GuardedList,
+    version: Version,
     /// Whether a list is complete since the rules have changed.
     is_listed: bool,
     /// Whether a complete list waits for the load balancers: their names go before, and targets may depend on them.
     is_waiting: bool,
-    /// When a suspicious list has to be confirmed by another one.
-    confirm_at: Option<Instant>,
     /// Ends the watch before.
     end: Option<AbortHandle>,
 }
 
-/// The watches of a source, and its objects.
-struct Watches<K> {
-    scopes: Vec<Scope>,
-    state: NameState<K>,
-    guard: RelistGuard,
+/// Which version of a resource is read.
+#[derive(Debug, Default)]
+struct Version {
+    index: usize,
+    /// The number of versions that weren't served, in a row.
+    missing: usize,
+    /// Whether no version is served.
+    is_missing: bool,
 }
 
-type Tagged<K> = BoxStream<'static, (usize, WatchItem<K>)>;
+/// The watches of a source, and its names.
+struct Watches<S> {
+    scopes: Vec<Scope>,
+    names: Names<S>,
+    guards: BTreeMap<RegardingKind, RelistGuard>,
+}
+
+type Tagged<O> = BoxStream<'static, (usize, Result<Event<Seen<O>>, WatchError>)>;
 
 impl NameWatcher {
-    /// Follows the objects of a kind.
+    /// Follows the objects of a source.
     ///
     /// # Errors
     /// If a watch ends, which should never happen.
-    pub async fn follow<K: NamedObject>(&self) -> Result<(), SyncError> {
+    pub async fn follow<S: NameSource>(&self, source: S) -> Result<(), SyncError> {
         let mut feed = self.store.subscribe();
         let (mut zones, mut policies) = (self.store.watch_zones(), self.hostname_policy.clone());
-        let mut watches = self.watches::<K>();
+        let mut watches = self.watches(source);
         loop {
             let (zones_now, policy) =
                 (Arc::clone(&zones.borrow_and_update()), Arc::clone(&policies.borrow_and_update()));
-            watches.state.set_rules(zones_now, policy);
+            watches.names.state.set_rules(zones_now, policy);
             let (rewinds, mut events) = (self.rewinds.count(), SelectAll::new());
             for (number, scope) in watches.scopes.iter_mut().enumerate() {
                 scope.is_listed = false;
-                events.push(self.begin(number, scope));
+                events.push(self.begin::<S>(number, scope));
             }
             loop {
-                let confirm_at = watches.scopes.iter().filter_map(|scope| scope.confirm_at).min();
+                let confirm_at = watches.scopes.iter().filter_map(|scope| scope.list.confirm_at).min();
                 let is_waiting = watches.scopes.iter().any(|scope| scope.is_waiting);
                 tokio::select! {
                     Ok(()) = zones.changed() => {
-                        if !watches.state.has_zones(&zones.borrow()) {
+                        if !watches.names.has_zones(&zones.borrow()) {
                             break;
                         }
                     }
@@ -103,26 +111,22 @@ impl NameWatcher {
                     () = self.rewinds.wait_for_change(rewinds) => break,
                     item = events.next() => {
                         let (number, item) = item.ok_or(SyncError::WatchEnded)?;
-                        self.on_item(&mut watches, number, item);
-                    }
-                    () = self.store.known(Input::Services), if is_waiting => {
-                        for number in 0..watches.scopes.len() {
-                            if std::mem::take(&mut watches.scopes[number].is_waiting) {
-                                watches.end_list(number);
-                            }
+                        if self.on_item(&mut watches, number, item) == Next::Begin {
+                            events.push(self.begin::<S>(number, &mut watches.scopes[number]));
                         }
                     }
+                    () = self.store.known(Input::Services), if is_waiting => watches.end_waiting(),
                     () = sleep_until_opt(confirm_at) => {
                         for (number, scope) in watches.scopes.iter_mut().enumerate() {
-                            if scope.confirm_at.take_if(|at| *at <= Instant::now()).is_some() {
-                                events.push(self.begin(number, scope));
+                            if scope.list.confirm_at.take_if(|at| *at <= Instant::now()).is_some() {
+                                events.push(self.begin::<S>(number, scope));
                             }
                         }
                     }
-                    () = sleep_until_opt(watches.state.recheck_at) => watches.state.recheck(),
+                    () = sleep_until_opt(watches.names.state.recheck_at) => watches.names.recheck(),
                     change = feed.recv() => match change {
-                        Ok(change) => watches.state.on_change(&change),
-                        Err(RecvError::Lagged(_)) => watches.state.check_all(),
+                        Ok(change) => watches.names.on_change(&change),
+                        Err(RecvError::Lagged(_)) => watches.names.check_all(),
                         Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
                     },
                 }
@@ -130,36 +134,42 @@ impl NameWatcher {
         }
     }
 
-    fn watches<K: NamedObject>(&self) -> Watches<K> {
-        let scope = |namespace: Option<&str>| Scope {
+    fn watches<S: NameSource>(&self, source: S) -> Watches<S> {
+        let scope = |kind: &'static WatchedKind, namespace: Option<&str>| Scope {
+            kind,
             namespace: namespace.map(ToOwned::to_owned),
-            log: WatchLog::new(self.availability.clone(), in_place(K::MANY, namespace), K::HINT),
+            log: WatchLog::new(self.availability.clone(), in_place(kind.many, namespace), kind.hint),
             activity: None,
-            seen: HashSet::new(),
+            list: GuardedList::default(),
+            version: Version::default(),
             is_listed: false,
             is_waiting: false,
-            confirm_at: None,
             end: None,
+        };
+        let of_kind = |kind: &'static WatchedKind| {
+            watch_scopes(&self.selection.namespaces).map(move |namespace| scope(kind, namespace))
         };
         let (store, selection) = (Arc::clone(&self.store), Arc::clone(&self.selection));
         Watches {
-            scopes: watch_scopes(&self.selection.namespaces).map(scope).collect(),
-            state: NameState::new(store, selection, self.link_reporter.clone()),
-            guard: RelistGuard::default(),
+            scopes: S::KINDS.iter().flat_map(of_kind).collect(),
+            names: Names::new(source, store, selection, self.link_reporter.clone()),
+            guards: BTreeMap::new(),
         }
     }
 
     /// Starts to list and watch from the beginning, and ends the previous watch of this scope.
-    fn begin<K: NamedObject>(&self, number: usize, scope: &mut Scope) -> Tagged<K> {
-        let activity = self.staleness.watch(&watch_name(K::WATCH, scope.namespace.as_deref()));
+    fn begin<S: NameSource>(&self, number: usize, scope: &mut Scope) -> Tagged<S::Object> {
+        let activity = self.staleness.watch(&watch_name(scope.kind.watch, scope.namespace.as_deref()));
         scope.activity = Some(Arc::clone(&activity));
         scope.is_waiting = false;
         let query = RequestQuery {
             namespace: scope.namespace.clone(),
+            version: scope.kind.versions.get(scope.version.index).copied(),
             first_list_pause: Some(FIRST_LIST_PAUSE),
             ..RequestQuery::default()
         };
-        let events = list_watch::<K>(self.client.clone(), query, activity, self.availability.clone());
+        let (client, availability) = (self.client.clone(), self.availability.clone());
+        let events = S::watch(scope.kind.kind, WatchRequest { client, query, activity, availability });
         let (events, end) = abortable(events.map(move |event| (number, event)));
         if let Some(before) = scope.end.replace(end) {
             before.abort();
@@ -167,47 +177,56 @@ impl NameWatcher {
         events.boxed()
     }
 
-    fn on_item<K: NamedObject>(&self, watches: &mut Watches<K>, number: usize, item: WatchItem<K>) {
-        let Watches { scopes, state, .. } = watches;
+    fn on_item<S: NameSource>(
+        &self,
+        watches: &mut Watches<S>,
+        number: usize,
+        item: Result<Event<Seen<S::Object>>, WatchError>,
+    ) -> Next {
+        let Watches { scopes, names, .. } = watches;
         let scope = &mut scopes[number];
-        self.note::<K>(scope, &item, state.is_listed());
-        let Some(event) = scope.log.log_failure(item) else { return };
+        let kind = scope.kind.kind;
+        match &item {
+            Err(error) if error.code() == 404 && !scope.kind.versions.is_empty() => {
+                return scope.on_missing();
+            }
+            Ok(Event::ListBegins) | Err(_) => {}
+            Ok(_) => scope.version = Version { index: scope.version.index, ..Version::default() },
+        }
+        self.note(scope, &item, names.state.is_listed());
+        let Some(event) = scope.log.log_failure(item) else { return Next::Continue };
         match event {
             Event::ListBegins => {
-                scope.seen.clear();
+                scope.list.begin();
                 scope.is_waiting = false;
-                state.begin_list(scope.namespace.as_deref());
+                names.state.begin_list(kind, scope.namespace.as_deref());
             }
             Event::Resumed => {}
-            Event::Listed(object) => {
-                let key = key_of(&object);
-                match readable(object, state.errors()) {
-                    Some(object) => state.apply(object),
-                    None => state.set_unreadable(&key),
-                }
-                scope.seen.insert(key);
+            Event::Listed(Seen { key, object }) => {
+                let id = ObjectId { key, kind };
+                names.take_seen(&id, object);
+                scope.list.see(id.key);
             }
             Event::ListEnds { .. } => scope.is_waiting = true,
-            Event::Applied(object) => {
+            Event::Applied(Seen { key, object }) => {
                 if scope.is_waiting {
-                    scope.seen.insert(key_of(&object));
+                    scope.list.see(key.clone());
                 }
-                if let Some(object) = readable(object, state.errors()) {
-                    state.apply(object);
-                    state.publish();
-                }
+                names.take_seen(&ObjectId { key, kind }, object);
+                names.state.publish();
             }
-            Event::Deleted(object) => {
-                state.remove(&key_of(&object));
-                state.publish();
+            Event::Deleted(Seen { key, .. }) => {
+                names.remove(&ObjectId { key, kind });
+                names.state.publish();
             }
         }
+        Next::Continue
     }
 
     /// Notes for `/ready` why the objects can't be read.
-    fn note<K: NamedObject>(&self, scope: &Scope, item: &WatchItem<K>, is_listed: bool) {
+    fn note<T>(&self, scope: &Scope, item: &Result<Event<T>, WatchError>, is_listed: bool) {
         let mut sources = self.link_reporter.findings.readiness.sources.lock();
-        let key = (K::KIND.api().1, scope.namespace.clone());
+        let key = (scope.kind.kind.api().1, scope.namespace.clone());
         let error = match item {
             Ok(Event::ListBegins) => return,
             Ok(_) => return drop(sources.remove(&key)),
@@ -216,19 +235,56 @@ impl NameWatcher {
         if let Some(activity) = &scope.activity {
             activity.set_refused(error.code() == 403);
         }
-        if let Some(note) = failure_note::<K>(scope.namespace.as_deref(), error, is_listed) {
+        if let Some(note) = failure_note(scope, error, is_listed) {
             sources.insert(key, note);
         }
     }
 }
 
+/// What follows from an item of a watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Continue,
+    /// The watch begins again, with another version.
+    Begin,
+}
+
+impl Scope {
+    /// Takes the answer that the version of the resource isn't served. If no version is, that counts as an empty list.
+    fn on_missing(&mut self) -> Next {
+        let number = self.kind.versions.len();
+        self.version.missing += 1;
+        if self.version.missing < number {
+            self.version.index = (self.version.index + 1) % number;
+            return Next::Begin;
+        }
+        if let Some(activity) = &self.activity {
+            activity.note();
+        }
+        if !std::mem::replace(&mut self.version.is_missing, true) {
+            info!(
+                "{} aren't served by the API server (no CRD); asked for again every {} s",
+                self.kind.many,
+                CONFIRM_AFTER.as_secs()
+            );
+        }
+        self.version = Version { is_missing: true, ..Version::default() };
+        self.list.begin();
+        self.is_waiting = true;
+        if let Some(end) = self.end.take() {
+            end.abort();
+        }
+        Next::Continue
+    }
+
+    fn contains(&self, key: &ServiceKey) -> bool {
+        self.namespace.as_deref().is_none_or(|namespace| *namespace == *key.namespace())
+    }
+}
+
 /// Returns a sentence about a failure that keeps the objects from being read.
-fn failure_note<K: NamedObject>(
-    namespace: Option<&str>,
-    error: &WatchError,
-    is_listed: bool,
-) -> Option<String> {
-    let what = in_place(K::MANY, namespace);
+fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool) -> Option<String> {
+    let what = scope.log.what();
     match error.code() {
         410 => None,
         0 if is_listed => None,
@@ -238,39 +294,46 @@ fn failure_note<K: NamedObject>(
                 true => "DNS answers with the names that were read last",
                 false => "names that aren't known get SERVFAIL",
             };
-            Some(format!("{}; {effect}", explain_watch(error, &what, K::HINT)))
+            Some(format!("{}; {effect}", explain_watch(error, what, scope.kind.hint)))
         }
     }
 }
 
-impl<K: NamedObject> Watches<K> {
+impl<S: NameSource> Watches<S> {
+    /// Ends the lists that have waited.
+    fn end_waiting(&mut self) {
+        for number in 0..self.scopes.len() {
+            if std::mem::take(&mut self.scopes[number].is_waiting) {
+                self.end_list(number);
+            }
+        }
+    }
+
     /// Removes what a complete list lacks, unless that is suspiciously much.
     fn end_list(&mut self, number: usize) {
-        let scope = &mut self.scopes[number];
-        let (known, seen) = (self.state.keys(), std::mem::take(&mut scope.seen));
-        let namespace = scope.namespace.clone();
-        let within = |key: &ServiceKey| namespace.as_deref().is_none_or(|it| *it == *key.namespace());
-        let missing: HashSet<ServiceKey> =
-            known.difference(&seen).filter(|key| within(key)).cloned().collect();
-        let kept = self.guard.keeps(known.len(), &missing, within, Instant::now().into_std());
-        missing.difference(&kept).for_each(|key| self.state.remove(key));
-        scope.confirm_at = (!kept.is_empty()).then(|| Instant::now() + CONFIRM_AFTER);
-        if !kept.is_empty() {
-            warn!(
-                "the list of {} lacks suspiciously many that were there: {}; DNS answers as before until a second \
-                 list, {CONFIRM_AFTER:?} later, confirms it",
-                scope.log.what(),
-                examples(kept.iter())
-            );
+        let Self { scopes, names, guards } = self;
+        let scope = &mut scopes[number];
+        let kind = scope.kind.kind;
+        let known = names.source.keys(kind, &names.state);
+        let mut list = std::mem::take(&mut scope.list);
+        let guard = Some(guards.entry(kind).or_default());
+        let ListEnd { seen, gone, is_confirmed } =
+            list.end(scope.log.what(), &known, |key| scope.contains(key), guard);
+        for key in gone {
+            names.remove(&ObjectId { key, kind });
         }
-        scope.is_listed = true;
-        if kept.is_empty() {
+        if is_confirmed {
             // Objects that can't be decoded have errors, too.
-            self.state.errors().retain(|key| !within(key) || seen.contains(key));
+            names.state.errors(kind).retain(|key| !scope.contains(key) || seen.contains(key));
         }
-        self.state.publish();
+        if scope.version.is_missing {
+            list.confirm_at = Some(Instant::now() + CONFIRM_AFTER);
+        }
+        scope.list = list;
+        scope.is_listed = true;
+        names.state.publish();
         if self.scopes.iter().all(|scope| scope.is_listed) {
-            self.state.end_lists();
+            self.names.end_lists();
         }
     }
 }

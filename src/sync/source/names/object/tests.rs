@@ -50,11 +50,11 @@ fn hosts(hosts: &[&str]) -> Value {
 
 /// Returns the names of an Ingress, its target, and what is wrong with it.
 fn observed(object: &Ingress, before: Option<&Arc<Link>>) -> (Vec<String>, String, String, Arc<Link>) {
-    let (observation, unusable) = observe(object, &rules(), before);
-    let names = observation.names.iter().map(|name| name.name().to_owned()).collect();
-    let target = observation.link.target.as_ref().map_or_else(|| "none".to_owned(), Target::to_string);
+    let (names, link, unusable) = object.observe(&rules(), before);
+    let names = names.iter().map(|name| (**name).to_owned()).collect();
+    let target = link.target.as_ref().map_or_else(|| "none".to_owned(), Target::to_string);
     let unusable = unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-    (names, target, unusable, observation.link)
+    (names, target, unusable, link)
 }
 
 #[test]

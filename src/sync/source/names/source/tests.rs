@@ -4,19 +4,19 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
 use super::*;
-use crate::model::link::Target;
-use crate::model::owner::Source;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::{LinkChange, Target};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::OnGone;
 use crate::sync::election::Leadership;
 use crate::sync::events::Recorder;
-use crate::sync::source::ingress::Ingress;
+use crate::sync::source::ingress::Ingresses;
 use crate::sync::test_support;
 
 /// The state of Ingresses in a zone, with the store.
 struct World {
     store: Arc<Store>,
-    state: NameState<Ingress>,
+    names: Names<Ingresses>,
     feed: broadcast::Receiver<LinkChange>,
     link_reporter: LinkReporter,
 }
@@ -37,14 +37,15 @@ impl World {
         let dropped = IntCounter::new("dropped", "dropped").unwrap();
         let recorder = Recorder::new(dropped, Leadership::unconditional());
         let link_reporter = LinkReporter { recorder, ..test_support::link_reporter() };
-        let mut state = NameState::new(Arc::clone(&store), Arc::default(), link_reporter.clone());
-        state.set_rules(store.zones(), Arc::new(policy));
-        Self { feed: store.subscribe(), store, state, link_reporter }
+        let mut names =
+            Names::new(Ingresses::default(), Arc::clone(&store), Arc::default(), link_reporter.clone());
+        names.state.set_rules(store.zones(), Arc::new(policy));
+        Self { feed: store.subscribe(), store, names, link_reporter }
     }
 
     fn listed() -> Self {
         let mut world = Self::new();
-        world.state.end_lists();
+        world.names.end_lists();
         world
     }
 
@@ -58,25 +59,25 @@ impl World {
             "spec": {"rules": rules},
             "status": {"loadBalancer": {"ingress": status}},
         });
-        self.state.apply(serde_json::from_value(object).unwrap());
-        self.state.publish();
+        self.names.take(serde_json::from_value(object).unwrap());
+        self.names.state.publish();
         self.settle();
     }
 
     fn remove(&mut self, key: &str) {
         let (namespace, name) = key.split_once('/').unwrap();
-        self.state.remove(&ServiceKey::new(namespace, name));
-        self.state.publish();
+        self.names.remove(&id(namespace, name));
+        self.names.state.publish();
         self.settle();
     }
 
     fn set_unreadable(&mut self, namespace: &str) {
-        self.state.set_unreadable(&ServiceKey::new(namespace, "broken"));
+        self.names.state.set_unreadable(&id(namespace, "broken"), "broken");
     }
 
     fn settle(&mut self) {
         while let Ok(change) = self.feed.try_recv() {
-            self.state.on_change(&change);
+            self.names.on_change(&change);
         }
     }
 
@@ -92,6 +93,10 @@ impl World {
         let queued = self.link_reporter.recorder.take_queued().into_iter();
         queued.map(|(reason, note)| format!("{reason}: {note}")).collect()
     }
+}
+
+fn id(namespace: &str, name: &str) -> ObjectId {
+    ObjectId { key: ServiceKey::new(namespace, name), kind: RegardingKind::Ingress }
 }
 
 fn ip(last: u8) -> Value {
@@ -138,7 +143,7 @@ fn oldest_object_has_a_name_between_namespaces() {
 fn denied_names_and_targets_are_told_once_listed() {
     let mut world = World::new();
     world.apply("a/web", 1, &["x"], &ip(1));
-    world.state.end_lists();
+    world.names.end_lists();
     world.settle();
     for _ in 0..2 {
         world.apply("a/web", 1, &["x", "dns"], &json!([{"ip": "127.0.0.1"}]));
@@ -156,16 +161,16 @@ fn nothing_is_answered_before_everything_is_listed() {
     world.apply("b/young", 5, &["x", "own"], &ip(5));
     assert_eq!([world.answer("x"), world.answer("own")], ["nothing", "nothing"]);
     world.apply("a/old", 2, &["x"], &ip(2));
-    world.state.end_lists();
+    world.names.end_lists();
     assert_eq!([world.answer("x"), world.answer("own")], ["192.0.2.2", "192.0.2.5"]);
     // Under other rules everything is listed again: known names follow their objects, new ones wait.
-    let (zones, policy) = (world.store.zones(), Arc::clone(&world.state.rules.policy));
-    world.state.set_rules(zones, policy);
+    let (zones, policy) = (world.store.zones(), Arc::clone(&world.names.state.rules.policy));
+    world.names.state.set_rules(zones, policy);
     world.apply("b/young", 5, &["x", "own", "new"], &ip(6));
     assert_eq!([world.answer("own"), world.answer("new")], ["192.0.2.6", "nothing"]);
     world.remove("a/old");
     assert_eq!([world.answer("x"), world.answer("new")], ["192.0.2.6", "nothing"]);
-    world.state.end_lists();
+    world.names.end_lists();
     assert_eq!(world.answer("new"), "192.0.2.6");
 }
 
@@ -186,17 +191,21 @@ fn objects_beyond_the_limit_of_a_name_are_told() {
 fn names_stay_in_the_namespace_of_an_undecodable_object() {
     let mut world = World::listed();
     world.apply("a/web", 1, &["x"], &ip(1));
-    let mut next =
-        NameState::<Ingress>::new(Arc::clone(&world.store), Arc::default(), world.link_reporter.clone());
-    next.set_rules(world.store.zones(), Arc::clone(&world.state.rules.policy));
-    world.state = next;
+    let mut next = Names::new(
+        Ingresses::default(),
+        Arc::clone(&world.store),
+        Arc::default(),
+        world.link_reporter.clone(),
+    );
+    next.state.set_rules(world.store.zones(), Arc::clone(&world.names.state.rules.policy));
+    world.names = next;
     world.set_unreadable("a");
-    world.state.end_lists();
-    world.state.begin_list(Some("b"));
-    world.state.end_lists();
+    world.names.end_lists();
+    world.names.state.begin_list(RegardingKind::Ingress, Some("b"));
+    world.names.end_lists();
     assert_eq!(world.answer("x"), "192.0.2.1");
-    world.state.begin_list(Some("a"));
-    world.state.end_lists();
+    world.names.state.begin_list(RegardingKind::Ingress, Some("a"));
+    world.names.end_lists();
     assert_eq!(world.answer("x"), "nothing");
 }
 
@@ -204,9 +213,13 @@ fn names_stay_in_the_namespace_of_an_undecodable_object() {
 fn names_that_an_earlier_run_left_are_removed() {
     let mut world = World::listed();
     world.apply("a/web", 1, &["x"], &ip(1));
-    let mut next =
-        NameState::<Ingress>::new(Arc::clone(&world.store), Arc::default(), world.link_reporter.clone());
-    next.set_rules(world.store.zones(), Arc::clone(&world.state.rules.policy));
+    let mut next = Names::new(
+        Ingresses::default(),
+        Arc::clone(&world.store),
+        Arc::default(),
+        world.link_reporter.clone(),
+    );
+    next.state.set_rules(world.store.zones(), Arc::clone(&world.names.state.rules.policy));
     next.end_lists();
     assert_eq!(world.answer("x"), "nothing");
     assert!(world.store.unlisted_source(&zone()).is_none());
@@ -219,12 +232,12 @@ fn target_in_a_zone_of_links_is_checked_again() {
     assert_eq!(world.answer("x"), "pending");
     assert_eq!(world.events().len(), 1, "it belongs to no object");
     world.apply("a/host", 2, &["host"], &ip(2));
-    assert!(world.state.recheck_at.is_some());
-    world.state.recheck();
+    assert!(world.names.state.recheck_at.is_some());
+    world.names.recheck();
     assert_eq!(world.answer("x"), "host.lb.internal");
     // Another namespace takes the name over, and doesn't allow the reference.
     world.apply("b/host", 1, &["host"], &ip(3));
-    world.state.recheck();
+    world.names.recheck();
     let events = world.events();
     assert!(events.iter().any(|event| event.contains("allow-from")), "{events:?}");
 }

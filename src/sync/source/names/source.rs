@@ -1,0 +1,175 @@
+//! What a source of names adds to the common parts.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use kube::core::error_boundary::InvalidObject;
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+
+use super::shared::ObjectId;
+use super::state::NameState;
+use crate::metrics::staleness::LastActivity;
+use crate::model::link::LinkChange;
+use crate::model::owner::{Source, Zone};
+use crate::model::service_key::ServiceKey;
+use crate::store::Store;
+use crate::sync::events::RegardingKind;
+use crate::sync::events::link_log::LinkReporter;
+use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
+use crate::sync::k8s::errors::ApiAvailability;
+use crate::sync::k8s::watch::item::WatchError;
+use crate::sync::k8s::watch::{Event, RequestQuery, key_of, list_watch};
+use crate::sync::source::selection::Selection;
+
+/// A kind of objects that a source reads.
+#[derive(Debug)]
+pub struct WatchedKind {
+    pub kind: RegardingKind,
+    /// The objects, in sentences.
+    pub many: &'static str,
+    /// The name of the watch in metrics.
+    pub watch: &'static str,
+    /// How a missing permission is granted.
+    pub hint: &'static str,
+    /// The versions of a resource of a CRD, the newest first: the first that is served is read, and a missing CRD is an empty
+    /// list. Empty for a resource that is always there.
+    pub versions: &'static [&'static str],
+}
+
+/// The kinds of objects of a source, and what they mean for its names.
+pub trait NameSource: Send + 'static {
+    /// An object of one of the kinds.
+    type Object: Send + 'static;
+    const SOURCE: Source;
+    /// The objects that ask for names, in sentences.
+    const MANY: &'static str;
+    const KINDS: &'static [WatchedKind];
+
+    /// Starts to list and watch the objects of a kind.
+    fn watch(kind: RegardingKind, request: WatchRequest) -> Objects<Self::Object>;
+
+    /// Returns the known objects of a kind.
+    fn keys(&self, kind: RegardingKind, state: &NameState) -> HashSet<ServiceKey>;
+
+    /// Takes a version of an object.
+    fn take(&mut self, object: Self::Object, state: &mut NameState);
+
+    /// Takes the end of an object.
+    fn remove(&mut self, id: &ObjectId, state: &mut NameState);
+
+    /// Takes the end of the lists of all kinds, before the names are published.
+    fn end_lists(&mut self, _: &mut NameState) {}
+
+    /// Returns whether the targets of some objects are names of other objects, which may change.
+    fn has_dependent(&self) -> bool;
+
+    /// Checks these objects again.
+    fn recheck(&mut self, state: &mut NameState);
+}
+
+/// The request of a list and watch, as [`list_watch`] takes it.
+pub struct WatchRequest {
+    pub client: Client,
+    pub query: RequestQuery,
+    pub activity: Arc<LastActivity>,
+    pub availability: ApiAvailability,
+}
+
+/// A version of an object, or why it can't be decoded.
+pub struct Seen<O> {
+    pub key: ServiceKey,
+    pub object: Result<O, InvalidObject>,
+}
+
+/// The events of a watch, with objects of a source.
+pub type Objects<O> = BoxStream<'static, Result<Event<Seen<O>>, WatchError>>;
+
+impl WatchRequest {
+    /// Lists and watches objects of one kind.
+    pub fn objects<K, O: 'static>(self, of_source: fn(K) -> O) -> Objects<O>
+    where
+        K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
+    {
+        let Self { client, query, activity, availability } = self;
+        let seen = move |object: RawDeserializeGuard<K>| Seen {
+            key: key_of(&object),
+            object: object.0.map(of_source),
+        };
+        let items = list_watch::<K>(client, query, activity, availability);
+        items.map(move |item| item.map(|event| event.map(seen))).boxed()
+    }
+}
+
+/// A source with what is known of its names.
+pub struct Names<S> {
+    pub source: S,
+    pub state: NameState,
+}
+
+impl<S: NameSource> Names<S> {
+    #[must_use]
+    pub fn new(source: S, store: Arc<Store>, selection: Arc<Selection>, link_reporter: LinkReporter) -> Self {
+        Self { source, state: NameState::new((S::SOURCE, S::MANY), store, selection, link_reporter) }
+    }
+
+    /// Returns whether these zones have the same names of the source as the present ones.
+    #[must_use]
+    pub fn has_zones(&self, zones: &[Zone]) -> bool {
+        let of_source = |zones: &[Zone]| -> Vec<Zone> {
+            zones.iter().filter(|zone| zone.has(&S::SOURCE)).cloned().collect()
+        };
+        of_source(self.state.zones()) == of_source(zones)
+    }
+
+    /// Takes a version of an object. Its names are published by [`NameState::publish`].
+    pub fn take(&mut self, object: S::Object) {
+        self.source.take(object, &mut self.state);
+    }
+
+    /// As [`Self::take`], for an object that may not be decodable: what is known of such an object stays.
+    pub fn take_seen(&mut self, id: &ObjectId, object: Result<S::Object, InvalidObject>) {
+        match object {
+            Ok(object) => self.take(object),
+            Err(invalid) => self.state.set_unreadable(id, &invalid.error),
+        }
+    }
+
+    /// Takes the end of an object.
+    pub fn remove(&mut self, id: &ObjectId) {
+        self.source.remove(id, &mut self.state);
+    }
+
+    /// Takes the end of the lists of all objects, and publishes their names.
+    pub fn end_lists(&mut self) {
+        self.state.complete();
+        self.source.end_lists(&mut self.state);
+        self.state.publish_all();
+        // Targets may be names that have just been published.
+        self.recheck();
+        self.state.set_listed();
+    }
+
+    /// Takes a change of the store.
+    pub fn on_change(&mut self, change: &LinkChange) {
+        self.state.on_change(change, self.source.has_dependent());
+    }
+
+    /// Checks the objects again whose targets depend on other objects.
+    pub fn recheck(&mut self) {
+        self.state.recheck_at = None;
+        self.source.recheck(&mut self.state);
+        self.state.publish_without_version();
+    }
+
+    /// Makes up for changes of the store that were missed.
+    pub fn check_all(&mut self) {
+        self.state.check_all();
+        self.recheck();
+    }
+}
+
+#[cfg(test)]
+mod tests;
