@@ -4,6 +4,7 @@ mod compare;
 mod json_log;
 mod leading_flags;
 mod links;
+mod names;
 mod output;
 mod scan;
 mod stub;
@@ -27,6 +28,7 @@ use self::compare::{compare, server};
 use self::json_log::JsonLines;
 use self::leading_flags::arguments;
 use self::links::{links, list_followers};
+use self::names::list_names;
 use self::output::{BAD_INPUT, FAILED, exit_with_error, fail, print_problem};
 use self::scan::{ScanOutput, scan_cluster};
 use self::stub::{StubAction, stub};
@@ -36,6 +38,7 @@ use crate::cli::flags::{Flags, LogFormat};
 use crate::cli::mistyped_variables::{LogFilterProblem, log_filter, refused_variable};
 use crate::cli::replaced_flags::replaced_flags;
 use crate::dns::server::instance::SetDebug;
+use crate::links::names::NameFilter;
 use crate::links::{LinkFilter, OutputFormat};
 use crate::model::excerpt::printable;
 use crate::query::{Question, SHORT};
@@ -114,6 +117,27 @@ enum Command {
         /// Instead of the load balancers, list the Services that follow one by linker.hsj.com/source
         #[arg(long, conflicts_with = "watch")]
         followers: bool,
+        #[command(flatten)]
+        flags: Box<Flags>,
+    },
+    /// List the DNS names of all sources, with the objects that have them and those that ask for them, too
+    ///
+    /// Reads them as `links` does: from the lb-linker that runs on the same machine or in the same Pod, at
+    /// --admin-listen, else from the cluster or the manifests. With a name, prints that name in detail, or the wildcard
+    /// that answers it; exit code 1 if there is none.
+    #[command(mut_args = |arg| { let hide = !for_names(arg.get_id().as_str()); arg.hide(hide) })]
+    Names {
+        /// Only this name, or the wildcard that answers it
+        name: Option<String>,
+        /// Only names that objects of this namespace ask for [default: all namespaces]
+        #[arg(short, long, value_name = "NAMESPACE", conflicts_with = "all_namespaces")]
+        namespace: Option<String>,
+        /// Names of all namespaces, which is the default
+        #[arg(short = 'A', long)]
+        all_namespaces: bool,
+        /// Format of the output [default: a table, or details of one name]
+        #[arg(short, long, value_name = "FORMAT", value_enum)]
+        output_format: Option<OutputFormat>,
         #[command(flatten)]
         flags: Box<Flags>,
     },
@@ -266,6 +290,11 @@ fn for_links(flag: &str) -> bool {
     .contains(&flag)
 }
 
+/// Returns whether `names` uses a flag. `names` accepts all other flags of `run`, too.
+fn for_names(flag: &str) -> bool {
+    ["name", "sources"].contains(&flag) || for_links(flag) && !["service", "watch"].contains(&flag)
+}
+
 /// Returns whether `scan` uses a flag. `scan` accepts all other flags of `run`, too.
 fn for_scan(flag: &str) -> bool {
     let own = ["namespace", "output_format", "apply", "yes", "upstream"].contains(&flag);
@@ -351,6 +380,10 @@ fn execute(cli: Cli, runtime: &Runtime) -> ExitCode {
             Ok(filter) if followers => runtime.block_on(list_followers(*flags, &filter, output_format)),
             Ok(filter) => runtime.block_on(links(*flags, &filter, output_format, watch)),
         },
+        Some(Command::Names { name, namespace, all_namespaces: _, output_format, flags }) => {
+            let filter = NameFilter { name, namespace, ..NameFilter::default() };
+            runtime.block_on(list_names(*flags, &filter, output_format))
+        }
         Some(Command::Scan { namespace, output_format, apply, yes, flags }) => {
             let output = if output_format.is_some() { ScanOutput::Json } else { ScanOutput::Text };
             runtime.block_on(scan_cluster(*flags, namespace, output, apply.then_some(yes)))

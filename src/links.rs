@@ -5,6 +5,8 @@ pub mod detail;
 pub mod facts;
 pub mod followers;
 pub mod history;
+pub mod names;
+pub mod names_table;
 pub mod output;
 pub mod table;
 pub mod view;

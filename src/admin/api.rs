@@ -24,6 +24,7 @@ use crate::links::LinkFilter;
 use crate::links::facts::LinkFacts;
 use crate::links::followers::FollowerView;
 use crate::links::history::History;
+use crate::links::names::{NameFilter, NamePage};
 use crate::links::view::LinkView;
 use crate::model::hostname::to_presentation;
 use crate::model::service_key::ServiceKey;
@@ -33,6 +34,8 @@ use crate::sync::election::{ElectionMetrics, KnownLeader};
 
 /// The path of the links.
 pub(super) const LINKS_PATH: &str = "/api/links";
+/// The path of the DNS names.
+pub(super) const NAMES_PATH: &str = "/api/names";
 
 const JSON: &str = "application/json";
 /// The beginning of the text of a 503 before the first list.
@@ -104,6 +107,18 @@ pub struct LinkListing {
     pub followers_notice: Option<String>,
 }
 
+/// The answer of `/api/names`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct NameListing {
+    /// The name of the replica that answers.
+    pub instance: String,
+    /// How old the items are, and why; `None` while the API server tells each change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<String>,
+    #[serde(flatten)]
+    pub page: NamePage,
+}
+
 impl Status {
     fn instance(&self) -> Instance {
         Instance {
@@ -142,7 +157,15 @@ impl Status {
         }
     }
 
-    /// Returns the ETag of the links at present.
+    fn names(&self, filter: &NameFilter) -> NameListing {
+        NameListing {
+            instance: self.identity.clone(),
+            notice: self.facts.notice(),
+            page: self.facts.names(filter),
+        }
+    }
+
+    /// Returns the ETag of the links and the names at present.
     fn etag(&self) -> String {
         // The zones of the store determine the names of the links. After a reload of the Corefile, `self.zones` changes
         // before them.
@@ -166,6 +189,7 @@ pub fn router(status: Status) -> Router {
         .route("/page.css", asset("text/css; charset=utf-8", include_str!("page/page.css")))
         .route("/api/instance", get(instance))
         .route(LINKS_PATH, get(links))
+        .route(NAMES_PATH, get(names))
         .with_state(state)
         .layer(from_fn(check_host))
         .layer(from_fn(with_headers))
@@ -183,9 +207,26 @@ async fn instance(State(shared): State<Shared>) -> Response {
 }
 
 async fn links(
-    State(Shared { status, list_permit }): State<Shared>,
+    State(shared): State<Shared>,
     Query(filter): Query<LinkFilter>,
     headers: HeaderMap,
+) -> Response {
+    list(shared, &headers, move |status| json(&status.links(&filter))).await
+}
+
+async fn names(
+    State(shared): State<Shared>,
+    Query(filter): Query<NameFilter>,
+    headers: HeaderMap,
+) -> Response {
+    list(shared, &headers, move |status| json(&status.names(&filter))).await
+}
+
+/// Returns a list, unless the client has it already, or the load balancers haven't been read.
+async fn list(
+    Shared { status, list_permit }: Shared,
+    headers: &HeaderMap,
+    list: impl FnOnce(&Status) -> Response + Send + 'static,
 ) -> Response {
     let store = &status.facts.store;
     if !store.is_known(Input::Services) {
@@ -194,18 +235,18 @@ async fn links(
         let why = format!("{NOT_READ}{}{}\n", reason.unwrap_or_default(), note.unwrap_or_default());
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }
-    // Read before the links, so that the ETag is never newer than the links.
+    // Read before the list, so that the ETag is never newer than the list.
     let etag = status.etag();
     if headers.get(header::IF_NONE_MATCH).is_some_and(|known| known.as_bytes() == etag.as_bytes()) {
         return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
     }
-    match one_at_a_time(list_permit, move || json(&status.links(&filter))).await {
+    match one_at_a_time(list_permit, move || list(&status)).await {
         Ok(mut answer) => {
             answer.headers_mut().extend(HeaderValue::from_str(&etag).map(|etag| (header::ETAG, etag)));
             answer
         }
         Err(panic) => {
-            error!("{LINKS_PATH}: {panic}");
+            error!("the status API: {panic}");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }

@@ -1,4 +1,4 @@
-//! Reads the links of a running lb-linker by its status API.
+//! Reads the status API of a running lb-linker.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,12 +8,14 @@ use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode, header};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::api::{LINKS_PATH, LinkListing, NOT_READ};
+use super::api::{LINKS_PATH, LinkListing, NAMES_PATH, NOT_READ, NameListing};
 use crate::links::LinkFilter;
+use crate::links::names::NameFilter;
 use crate::model::excerpt::sentence;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -22,16 +24,17 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum length of an answer, in bytes: some 200,000 links.
 const MAX_BODY: usize = 64 << 20;
 
-/// A client for the status API of a running lb-linker.
+/// A client for a path of the status API of a running lb-linker.
 #[derive(Debug)]
 pub struct InstanceClient {
     address: SocketAddr,
-    filter: LinkFilter,
+    /// The path that is read, with its parameters.
+    path: String,
     /// The ETag of the last answer.
     etag: Option<String>,
 }
 
-/// The reason why the links of an instance can't be read.
+/// The reason why an instance can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No connection could be opened: nothing listens at the address, or the attempt timed out.
@@ -56,8 +59,21 @@ impl ClientError {
 impl InstanceClient {
     /// Returns a client for the links that a filter selects.
     #[must_use]
-    pub fn new(address: SocketAddr, filter: LinkFilter) -> Self {
-        Self { address, filter, etag: None }
+    pub fn of_links(address: SocketAddr, filter: &LinkFilter) -> Self {
+        let LinkFilter { namespace, service } = filter;
+        Self::new(address, path(LINKS_PATH, &[("namespace", namespace), ("service", service)]))
+    }
+
+    /// Returns a client for the names that a filter selects.
+    #[must_use]
+    pub fn of_names(address: SocketAddr, filter: &NameFilter) -> Self {
+        let NameFilter { name, namespace, search, after } = filter;
+        let parameters = [("name", name), ("namespace", namespace), ("search", search), ("after", after)];
+        Self::new(address, path(NAMES_PATH, &parameters))
+    }
+
+    fn new(address: SocketAddr, path: String) -> Self {
+        Self { address, path, etag: None }
     }
 
     /// Asks for the links. Returns `None` if they haven't changed since the last call.
@@ -65,6 +81,18 @@ impl InstanceClient {
     /// # Errors
     /// If no lb-linker of this version answers, or it hasn't read the load balancers yet.
     pub async fn links(&mut self) -> Result<Option<LinkListing>, ClientError> {
+        self.get().await
+    }
+
+    /// Asks for the names. Returns `None` if they haven't changed since the last call.
+    ///
+    /// # Errors
+    /// If no lb-linker of this version answers, or it hasn't read the load balancers yet.
+    pub async fn names(&mut self) -> Result<Option<NameListing>, ClientError> {
+        self.get().await
+    }
+
+    async fn get<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ClientError> {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(self.address)).await;
         let stream = stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let stream = stream.map_err(ClientError::Unreachable)?;
@@ -77,7 +105,7 @@ impl InstanceClient {
         }
     }
 
-    async fn request(&mut self, stream: TcpStream) -> Result<Option<LinkListing>, ClientError> {
+    async fn request<T: DeserializeOwned>(&mut self, stream: TcpStream) -> Result<Option<T>, ClientError> {
         // The text of the error may quote the answer: `sentence` limits its length and escapes it.
         let foreign =
             |error: &dyn ToString| ClientError::UnexpectedAnswer(sentence(&error.to_string()).to_string());
@@ -85,7 +113,7 @@ impl InstanceClient {
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| foreign(&error))?;
         // A failure of the connection is reported by the request.
         let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
-        let mut request = Request::get(path(&self.filter)).header(header::HOST, self.address.to_string());
+        let mut request = Request::get(&self.path).header(header::HOST, self.address.to_string());
         if let Some(etag) = &self.etag {
             request = request.header(header::IF_NONE_MATCH, etag);
         }
@@ -101,7 +129,7 @@ impl InstanceClient {
                     sentence(String::from_utf8_lossy(&body).trim_end()).to_string(),
                 ));
             }
-            status => return Err(foreign(&format_args!("status {status} for {LINKS_PATH}"))),
+            status => return Err(foreign(&format_args!("status {status} for {}", self.path))),
         }
         let listing = serde_json::from_slice(&body).map_err(|error| foreign(&error))?;
         self.etag = head.headers.get(header::ETAG).and_then(|etag| etag.to_str().ok()).map(ToOwned::to_owned);
@@ -109,18 +137,15 @@ impl InstanceClient {
     }
 }
 
-fn path(filter: &LinkFilter) -> String {
-    let parameter = |name: &str, value: &Option<String>| {
-        let value = value.as_ref()?;
-        Some(format!("{name}={}", value.bytes().map(escaped).collect::<String>()))
-    };
-    let parameters = [parameter("namespace", &filter.namespace), parameter("service", &filter.service)];
-    let parameters: Vec<String> = parameters.into_iter().flatten().collect();
-    if parameters.is_empty() {
-        LINKS_PATH.to_owned()
-    } else {
-        format!("{LINKS_PATH}?{}", parameters.join("&"))
+/// Returns a path with the parameters that have values.
+fn path(path: &str, parameters: &[(&str, &Option<String>)]) -> String {
+    let mut path = path.to_owned();
+    let given = parameters.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+    for (number, (name, value)) in given.enumerate() {
+        let value: String = value.bytes().map(escaped).collect();
+        path += &format!("{}{name}={value}", if number == 0 { '?' } else { '&' });
     }
+    path
 }
 
 fn escaped(byte: u8) -> String {
@@ -137,12 +162,13 @@ mod tests {
 
     #[test]
     fn filter_becomes_escaped_parameters() {
-        let filter = |namespace: Option<&str>, service: Option<&str>| LinkFilter {
-            namespace: namespace.map(str::to_owned),
-            service: service.map(str::to_owned),
+        let path = |namespace: Option<&str>, service: Option<&str>| {
+            let (namespace, service) = (namespace.map(str::to_owned), service.map(str::to_owned));
+            let address = SocketAddr::from(([127, 0, 0, 1], 1));
+            InstanceClient::of_links(address, &LinkFilter { namespace, service }).path
         };
-        assert_eq!(path(&filter(None, None)), "/api/links");
-        assert_eq!(path(&filter(Some("shop"), Some("web"))), "/api/links?namespace=shop&service=web");
-        assert_eq!(path(&filter(None, Some("a&b=c/ö"))), "/api/links?service=a%26b%3Dc%2F%C3%B6");
+        assert_eq!(path(None, None), "/api/links");
+        assert_eq!(path(Some("shop"), Some("web")), "/api/links?namespace=shop&service=web");
+        assert_eq!(path(None, Some("a&b=c/ö")), "/api/links?service=a%26b%3Dc%2F%C3%B6");
     }
 }

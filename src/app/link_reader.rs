@@ -41,6 +41,18 @@ use crate::sync::k8s::service::Service;
 /// The time in which all load balancers, external targets and StableNames have to be read.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What a reader reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reads {
+    Links,
+    /// Links as users see them, and the Services that follow, if asked for.
+    Views {
+        reads_followers: bool,
+    },
+    /// As users see them, and the names of all sources.
+    Names,
+}
+
 /// A store that is kept in step with its source until the `LinkReader` is dropped.
 pub struct LinkReader {
     pub store: Arc<Store>,
@@ -136,7 +148,25 @@ impl LinkReader {
     /// If the flags can't be used, the API server can't be reached or refuses to list the load balancers, or they can't be
     /// read within 10 s.
     pub async fn open(flags: Flags) -> Result<Self, RunError> {
-        Ok(Self::start(flags, None).await?.0)
+        Ok(Self::start(flags, Reads::Links).await?.0)
+    }
+
+    /// As [`Self::open_for_views`], with the names of all sources. Logs a warning if a source can't be read.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_for_names(flags: Flags) -> Result<Self, RunError> {
+        let (reader, deadline) = Self::start(flags, Reads::Names).await?;
+        let zones = reader.store.zones();
+        if timeout_at(deadline, reader.store.sources_listed(&zones)).await.is_err() {
+            let unlisted = zones.iter().find_map(|zone| reader.store.unlisted_source(zone));
+            let source = unlisted.map(Source::word).unwrap_or_default();
+            warn!(
+                "the source {source} wasn't read within {} s: its names are missing",
+                READ_TIMEOUT.as_secs()
+            );
+        }
+        Ok(reader)
     }
 
     /// As [`Self::open`], and also reads what else `lb-linker links` shows: the external targets and, with
@@ -146,7 +176,7 @@ impl LinkReader {
     /// # Errors
     /// As [`Self::open`], or if the Services that follow can't be read.
     pub async fn open_for_views(flags: Flags, reads_followers: bool) -> Result<Self, RunError> {
-        let (reader, deadline) = Self::start(flags, Some(reads_followers)).await?;
+        let (reader, deadline) = Self::start(flags, Reads::Views { reads_followers }).await?;
         let LinkFacts { external_targets, followers, .. } = &reader.facts;
         if timeout_at(deadline, external_targets.known()).await.is_err() {
             warn!(
@@ -161,20 +191,21 @@ impl LinkReader {
         Ok(reader)
     }
 
-    /// Returns the reader, and until when it may read. `views` is whether a reader for views reads the Services that
-    /// follow; `None` if it isn't for views.
-    async fn start(flags: Flags, views: Option<bool>) -> Result<(Self, Instant), RunError> {
+    /// Returns the reader, and until when it may read.
+    async fn start(flags: Flags, reads: Reads) -> Result<(Self, Instant), RunError> {
         let needs_external_targets = flags.sync_mode() != SyncMode::Off;
         let flags = flags.read_only();
         let mut zones = read_zones(&flags)?;
-        // Only links are shown.
-        zones.links.iter_mut().for_each(|zone| zone.sources.retain(|source| *source == Source::SERVICES));
+        if reads != Reads::Names {
+            zones.links.iter_mut().for_each(|zone| zone.sources.retain(|source| *source == Source::SERVICES));
+        }
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
         let (source, server, deadline) = sync.run(open_readable(flags.clone())).await?;
         let store = Arc::new(store_for(&zones.links, Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
         let facts = source.facts(&flags, &store, Arc::default(), &metrics);
-        let (reads_followers, looks_up) = (views == Some(true), views.is_some());
+        let reads_followers = reads == Reads::Views { reads_followers: true };
+        let looks_up = reads != Reads::Links;
         let facts = LinkFacts { needs_external_targets, reads_followers, looks_up, ..facts };
         let policy = watch::Sender::new(Arc::new(flags.hostname_policy(&zones)));
         let stop = CancellationToken::new();

@@ -1,4 +1,5 @@
-//! Where `lb-linker links` reads the links: a running lb-linker, the API server, or manifests.
+//! Where `lb-linker links` reads the links, and `lb-linker names` the names: a running lb-linker, the API server, or
+//! manifests.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,12 +10,13 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::link_reader::LinkReader;
-use crate::admin::api::LinkListing;
+use crate::admin::api::{LinkListing, NameListing};
 use crate::admin::client::{ClientError, InstanceClient};
 use crate::app::error::RunError;
 use crate::cli::flags::Flags;
 use crate::links::LinkFilter;
 use crate::links::followers::FollowerView;
+use crate::links::names::{NameFilter, NameView};
 use crate::links::view::LinkView;
 use crate::model::excerpt::sentence;
 use crate::model::link::LinkChange;
@@ -39,6 +41,96 @@ enum OpenSource {
     },
 }
 
+/// A running lb-linker that was asked, or the reason why the cluster or the manifests are read instead.
+enum Asked<T> {
+    Instance { address: SocketAddr, client: Box<InstanceClient>, listing: Box<T> },
+    None { foreign: Option<String> },
+}
+
+/// Asks the lb-linker at `--admin-listen`, unless that is `none`, or a flag names a cluster or manifests.
+async fn ask<T: Default>(
+    flags: &Flags,
+    what: &str,
+    client: impl FnOnce(SocketAddr) -> InstanceClient,
+    list: impl AsyncFnOnce(&mut InstanceClient) -> Result<Option<T>, ClientError>,
+) -> Result<Asked<T>, RunError> {
+    let is_named = flags.manifests.is_some() || flags.kubeconfig.is_some() || flags.context.is_some();
+    let (false, Some(address)) = (is_named, flags.admin_listen.address()) else {
+        return Ok(Asked::None { foreign: None });
+    };
+    let mut client = Box::new(client(address));
+    match list(&mut client).await {
+        Ok(listing) => {
+            let listing = Box::new(listing.unwrap_or_default());
+            return Ok(Asked::Instance { address, client, listing });
+        }
+        Err(error @ ClientError::NotReady(_)) => return Err(RunError::Instance { address, error }),
+        // At its default address a running lb-linker is optional.
+        Err(error) if error.is_absent() && flags.named_admin_listen().is_none() => {}
+        Err(error) if error.is_absent() => {
+            warn!(
+                "nothing answers at --admin-listen {address}; the {what} are read from the cluster instead"
+            );
+        }
+        Err(error) => return Ok(Asked::None { foreign: Some(format!("--admin-listen {address}: {error}")) }),
+    }
+    Ok(Asked::None { foreign: None })
+}
+
+/// Returns the names that a filter selects, the name of the running lb-linker that they come from, and its address; and a
+/// line about their age. They come from a running lb-linker, the cluster or manifests, as [`LinkSource::open`] says.
+///
+/// # Errors
+/// If the flags can't be used, or the names can't be read.
+pub async fn read_names(flags: Flags, filter: &NameFilter) -> Result<NamesRead, RunError> {
+    let client = |address| InstanceClient::of_names(address, filter);
+    let asked = ask(&flags, "names", client, async |client| client.names().await).await?;
+    match asked {
+        Asked::Instance { address, listing, .. } => {
+            let NameListing { instance, notice, page } = *listing;
+            let mut read = NamesRead { instance: Some((instance, address)), notice, names: page.items };
+            let mut next = page.next;
+            while let Some(after) = next {
+                let filter = NameFilter { after: Some(after), ..filter.clone() };
+                let further = InstanceClient::of_names(address, &filter).names().await;
+                let further = further.map_err(|error| RunError::Instance { address, error })?;
+                let page = further.unwrap_or_default().page;
+                read.names.extend(page.items);
+                next = page.next;
+            }
+            Ok(read)
+        }
+        Asked::None { foreign } => {
+            let reader = LinkReader::open_for_names(flags).await?;
+            warn_of_foreign(foreign, &reader, "names");
+            let (mut names, mut after) = (Vec::new(), filter.after.clone());
+            loop {
+                let page = reader.facts.names(&NameFilter { after, ..filter.clone() });
+                names.extend(page.items);
+                after = page.next;
+                if after.is_none() {
+                    return Ok(NamesRead { instance: None, notice: reader.facts.notice_of_age(), names });
+                }
+            }
+        }
+    }
+}
+
+/// The names that a filter selects.
+pub struct NamesRead {
+    /// The name and the address of the running lb-linker that they come from.
+    pub instance: Option<(String, SocketAddr)>,
+    /// A line about their age.
+    pub notice: Option<String>,
+    pub names: Vec<NameView>,
+}
+
+fn warn_of_foreign(foreign: Option<String>, reader: &LinkReader, what: &str) {
+    if let (Some(foreign), Some(server)) = (foreign, &reader.server) {
+        warn!("{foreign}; the {what} are read from API server {} instead", sentence(server));
+    }
+}
+
 impl LinkSource {
     /// Opens the lb-linker at `--admin-listen`. If that is `none`, no lb-linker of this version answers there, or a flag
     /// names a cluster or manifests, opens the cluster or the manifests. Logs a warning if it opens the cluster because
@@ -48,43 +140,26 @@ impl LinkSource {
     /// # Errors
     /// If the flags can't be used, or the links can't be read.
     pub async fn open(flags: Flags, filter: LinkFilter, reads_followers: bool) -> Result<Self, RunError> {
-        let mut foreign = None;
-        let is_named = flags.manifests.is_some() || flags.kubeconfig.is_some() || flags.context.is_some();
-        if let (false, Some(address)) = (is_named, flags.admin_listen.address()) {
-            let mut client = InstanceClient::new(address, filter.clone());
-            match client.links().await {
-                Ok(listing) => {
-                    let listing = Box::new(listing.unwrap_or_default());
-                    if !reads_followers || listing.followers.is_some() {
-                        let client = Box::new(client);
-                        return Ok(Self {
-                            filter,
-                            origin: OpenSource::Instance { address, client, listing },
-                        });
-                    }
-                    let name = sentence(&listing.instance).to_string();
-                    foreign = Some(format!(
-                        "{name} at {address} doesn't know the Services that follow: only the leader does"
-                    ));
-                }
-                Err(error @ ClientError::NotReady(_)) => return Err(RunError::Instance { address, error }),
-                // At its default address a running lb-linker is optional.
-                Err(error) if error.is_absent() && flags.named_admin_listen().is_none() => {}
-                Err(error) if error.is_absent() => {
-                    warn!(
-                        "nothing answers at --admin-listen {address}; the links are read from the cluster instead"
-                    );
-                }
-                Err(error) => foreign = Some(format!("--admin-listen {address}: {error}")),
+        let client = |address| InstanceClient::of_links(address, &filter);
+        let asked = ask(&flags, "links", client, async |client| client.links().await).await?;
+        let foreign = match asked {
+            Asked::Instance { address, client, listing }
+                if !reads_followers || listing.followers.is_some() =>
+            {
+                return Ok(Self { filter, origin: OpenSource::Instance { address, client, listing } });
             }
-        }
+            Asked::Instance { address, listing, .. } => {
+                let name = sentence(&listing.instance).to_string();
+                let why = "doesn't know the Services that follow: only the leader does";
+                Some(format!("{name} at {address} {why}"))
+            }
+            Asked::None { foreign } => foreign,
+        };
         if reads_followers && flags.manifests.is_some() {
             return Err(RunError::FollowersOfManifests);
         }
         let reader = Box::new(LinkReader::open_for_views(flags, reads_followers).await?);
-        if let (Some(foreign), Some(server)) = (foreign, &reader.server) {
-            warn!("{foreign}; the links are read from API server {} instead", sentence(server));
-        }
+        warn_of_foreign(foreign, &reader, "links");
         let changes = reader.store.subscribe();
         let seen = (reader.facts.version(), reader.facts.notice());
         Ok(Self { filter, origin: OpenSource::Reader { reader, changes, seen } })

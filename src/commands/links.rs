@@ -1,6 +1,7 @@
 //! `lb-linker links`.
 
 use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use crate::app::link_source::LinkSource;
@@ -97,14 +98,17 @@ pub async fn list_followers(flags: Flags, filter: &LinkFilter, format: Option<Ou
 /// Prints where the links come from, and the notice about their age. Returns whether there is a notice.
 fn introduce(source: &LinkSource) -> bool {
     if let Some((name, address)) = source.instance() {
-        let name = printable(name, &[]);
-        let _ = writeln!(std::io::stderr(), "from {name}, the lb-linker at {address}");
+        print_instance(name, address);
     }
     print_notice(source.notice())
 }
 
+pub(super) fn print_instance(name: &str, address: SocketAddr) {
+    let _ = writeln!(std::io::stderr(), "from {}, the lb-linker at {address}", printable(name, &[]));
+}
+
 /// Prints a notice. Returns whether there is one.
-fn print_notice(notice: Option<String>) -> bool {
+pub(super) fn print_notice(notice: Option<String>) -> bool {
     let Some(notice) = notice else { return false };
     let _ = writeln!(std::io::stderr(), "{}", printable(&notice, &[]));
     true

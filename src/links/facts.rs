@@ -33,6 +33,13 @@ const NOTICE_STEP: u64 = 10;
 const MAX_CHAIN: usize = 16;
 
 const PLANNED: &str = "--sync plan writes nothing";
+const IN_A_CIRCLE: &str = "its target leads in a circle, so DNS answers SERVFAIL";
+
+/// What is wrong with targets and with Services at present.
+pub(super) struct NameProblems {
+    unresolved: UnresolvedTargets,
+    unread: HashMap<Uid, Arc<str>>,
+}
 
 #[derive(Clone)]
 pub struct LinkFacts {
@@ -59,9 +66,23 @@ impl LinkFacts {
     /// Returns the links that a filter selects, ordered by namespace and name.
     #[must_use]
     pub fn views(&self, filter: &LinkFilter) -> Vec<LinkView> {
+        let problems = self.name_problems();
+        selected(&self.store, filter).iter().map(|link| self.view(link, &problems)).collect()
+    }
+
+    pub(super) fn name_problems(&self) -> NameProblems {
         let unresolved = self.failed_targets.as_ref().map(FailedTargetsGauge::unresolved).unwrap_or_default();
-        let unread = self.unread_services();
-        selected(&self.store, filter).iter().map(|link| self.view(link, &unresolved, &unread)).collect()
+        NameProblems { unresolved, unread: self.unread_services() }
+    }
+
+    /// Returns the state of a link, and why it isn't `Ready`.
+    pub(super) fn state_of_link(
+        &self,
+        link: &Arc<Link>,
+        problems: &NameProblems,
+    ) -> (ViewState, Option<String>) {
+        let view = self.view(link, problems);
+        (view.state, view.reason.map(Cow::into_owned))
     }
 
     /// Returns the uids of the Services that can't be read any more, and why.
@@ -134,14 +155,9 @@ impl LinkFacts {
         self.findings.readiness.age()
     }
 
-    fn view(
-        &self,
-        link: &Arc<Link>,
-        unresolved: &UnresolvedTargets,
-        unread: &HashMap<Uid, Arc<str>>,
-    ) -> LinkView {
+    fn view(&self, link: &Arc<Link>, problems: &NameProblems) -> LinkView {
         let mut shown = view(link, &self.store, &self.target_namespace);
-        let Findings { services, stable_names, held_removals, removals, left_out, readiness } =
+        let Findings { services, stable_names, held_removals, removals, left_out, readiness, .. } =
             &self.findings;
         let of_flag = left_out.get(&link.key).filter(|_| shown.state == ViewState::LeftOut);
         let of_flag = of_flag.map(|why| why.to_string().into());
@@ -170,7 +186,7 @@ impl LinkFacts {
         let (unread_names, unlisted) = (readiness.stable_names.load(), readiness.load_balancers.load());
         let of_stable_name = unread_names.as_deref().filter(|_| shown.overridden_by.is_some()).and_then(note);
         let of_service = match link.active_override() {
-            Some(by) => unread.get(&by.service_uid).cloned(),
+            Some(by) => problems.unread.get(&by.service_uid).cloned(),
             None => unlisted.as_deref().filter(|_| link.service_link().is_some()).and_then(note),
         };
         reasons.extend(of_stable_name.into_iter().chain(of_service).map(|note| note.to_string().into()));
@@ -181,17 +197,13 @@ impl LinkFacts {
         let of_link = [services.get(&link.key), held_removals.get(&link.key), removals.get(&link.key)];
         let own = of_override.into_iter().flatten().chain(of_link);
         reasons.extend(own.flatten().map(|why| paragraph(&why).to_string().into()));
-        match self.last_of_chain(link).as_deref() {
-            None => reasons.push("its target leads in a circle, so DNS answers SERVFAIL".into()),
-            Some(Link { target: Some(Target::Hostname(host)), .. }) => {
-                if let Some(failure) = unresolved.of(&host.name()) {
-                    if failure.is_address && matches!(shown.state, ViewState::Ready | ViewState::Degraded) {
-                        shown.state = ViewState::Unresolved;
-                    }
-                    reasons.insert(0, format!("its target can't be resolved: {}", failure.why).into());
-                }
+        if let Some((state, why)) = self.problem_of_target(link, problems) {
+            let is_answered = matches!(shown.state, ViewState::Ready | ViewState::Degraded);
+            if state == ViewState::Unresolved && is_answered {
+                shown.state = state;
             }
-            Some(_) => {}
+            let at = if why == IN_A_CIRCLE { reasons.len() } else { 0 };
+            reasons.insert(at, why.into());
         }
         if shown.state == ViewState::Ready && !reasons.is_empty() {
             shown.state = ViewState::Degraded;
@@ -241,6 +253,21 @@ impl LinkFacts {
         let why = failure.or_else(|| refused.map(|refused| refused.to_string())).or(planned).or(leaderless);
         let why = why.map(|why| format!(": {}", paragraph(&why))).unwrap_or_default();
         Some((ViewState::Degraded, what + &why))
+    }
+
+    /// Returns why the target of a link brings no addresses.
+    pub(super) fn problem_of_target(
+        &self,
+        link: &Arc<Link>,
+        problems: &NameProblems,
+    ) -> Option<(ViewState, String)> {
+        let Some(last) = self.last_of_chain(link) else {
+            return Some((ViewState::Degraded, IN_A_CIRCLE.to_owned()));
+        };
+        let Some(Target::Hostname(host)) = &last.target else { return None };
+        let failure = problems.unresolved.of(&host.name())?;
+        let state = if failure.is_address { ViewState::Unresolved } else { ViewState::Degraded };
+        Some((state, format!("its target can't be resolved: {}", failure.why)))
     }
 
     /// Returns the last link that the target of a link leads to, which is the link itself unless its target is a name of

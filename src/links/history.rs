@@ -98,7 +98,11 @@ impl History {
     }
 
     fn add(&self, change: &LinkChange, now: Timestamp) {
-        let Some(key) = change.service() else { return };
+        let Some(key) = change.service() else {
+            // Names of other sources have no history, but lists of names have changed.
+            self.version.fetch_add(1, Ordering::Release);
+            return;
+        };
         let mut records = self.records.lock();
         let since = records.unchanged_since;
         match (&change.before, &change.after) {

@@ -230,7 +230,7 @@ fn owner_of(store: &Store, name: &str) -> Option<Arc<Link>> {
 
 /// Returns the StableName that a link belongs to: once the StableName has announced a target, or if no Service
 /// has the link's name. `None` if the link belongs to a Service.
-fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
+pub(super) fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
     let (namespace, name) = link.key.parts();
     let source = link.active_override().map(|by| by.source.to_string()).filter(|source| !source.is_empty());
     (link.active_override().is_some() || link.service_link().is_none()).then(|| OverrideView {

@@ -135,6 +135,19 @@ impl Names {
         owner::Claims { created: *created, names: names.iter().map(|(name, _)| Arc::clone(name)).collect() }
     }
 
+    /// Returns the custom hostnames that owners ask for.
+    pub(super) fn asked(&self) -> Vec<Arc<str>> {
+        self.hostnames.0.keys().cloned().collect()
+    }
+
+    /// Returns the owners that ask for a custom hostname, the holder first.
+    pub(super) fn asking(&self, name: &str) -> Vec<OwnerId> {
+        let holder = self.holder(name);
+        let mut all = self.requesters(name);
+        all.sort_by_key(|id| Some(*id) != holder);
+        all
+    }
+
     /// Returns the owners that ask for a custom hostname.
     pub(super) fn requesters(&self, name: &str) -> Vec<OwnerId> {
         self.hostnames.of(name).iter().map(|claim| claim.owner).collect()

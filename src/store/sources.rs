@@ -143,6 +143,19 @@ impl Store {
         matches!(self.index.custom_hostnames.find(name), Lookup::Link(_))
     }
 
+    /// Returns the custom hostnames that owners ask for, in no order.
+    #[must_use]
+    pub fn asked_names(&self) -> Vec<Arc<str>> {
+        self.write().asked()
+    }
+
+    /// Returns the owners that ask for a custom hostname, the holder first.
+    #[must_use]
+    pub fn owners_asking(&self, name: &str) -> Vec<Owner> {
+        let names = self.write();
+        names.asking(name).into_iter().map(|id| self.owners.get(id).0).collect()
+    }
+
     /// Returns the keys of the owners of a source.
     #[must_use]
     pub fn owners_of(&self, source: &Source) -> Vec<ServiceKey> {

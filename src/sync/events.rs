@@ -4,6 +4,7 @@
 //! is dropped: recording never blocks.
 
 mod aggregator;
+pub mod asking_objects;
 pub mod findings;
 pub mod link_log;
 pub mod metrics;

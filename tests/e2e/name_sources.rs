@@ -13,7 +13,7 @@ use crate::corefile::server::{CorefileDir, Program, Server};
 use crate::harness::cluster::Cluster;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, ask_udp, ede, query, short};
-use crate::harness::linker::{self, Linker};
+use crate::harness::linker::{self, Linker, run_to_end};
 use crate::harness::{LINKER, apply_deploy, cluster_with_target, deploy, eventually, permission};
 
 const ABSENT: &str = "Non-Existent Domain";
@@ -175,6 +175,52 @@ async fn older_namespace_has_a_host_of_both() {
     cluster.delete_service(&shop, "web").await;
     owners.delete("web").await;
     answers(linker.dns, &format!("{app}. A"), "192.0.2.66").await;
+}
+
+/// `lb-linker names` prints the same from a running lb-linker and from the cluster.
+#[tokio::test]
+async fn names_tell_which_objects_ask_for_them() {
+    let (plane, cluster, [shop, thief], linker) = start(true).await;
+    let app = format!("app-{shop}.lb.internal");
+    let (owners, thieves) = (Ingresses::of(&cluster, &shop), Ingresses::of(&cluster, &thief));
+    owners.create("web", &[&app], "192.0.2.1").await;
+    // creationTimestamp has a resolution of 1 s.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    thieves.create("web", &[&app], "192.0.2.66").await;
+    owners.create("second", &[&app], "192.0.2.2").await;
+    cluster.create_load_balancer(&shop, "lb").await;
+    event(plane, &thief, "web", "Conflict").await;
+    let admin = linker.admin().await.to_string();
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let namespaces = format!("{shop},{thief}");
+    let from_cluster = ["--sources", "service,ingress", "--hostname-namespaces", &namespaces];
+    let from_cluster = [
+        &from_cluster[..],
+        &["--watch-namespaces", &namespaces, "--kubeconfig", kubeconfig.to_str().unwrap()],
+    ]
+    .concat();
+    for from in [&["--admin-listen", &*admin][..], &from_cluster] {
+        let names = |arguments: &[&str]| run_to_end([&["names"], from, arguments].concat());
+        eventually("all names", || async {
+            let listed: Value = serde_json::from_slice(&names(&["-o", "json"]).stdout).ok()?;
+            let items = listed["items"].as_array()?;
+            let found: Vec<&str> = items.iter().filter_map(|item| item["name"].as_str()).collect();
+            let default = [format!("lb-{shop}.lb.internal"), format!("lb.{shop}.lb.internal")];
+            (found == [&*app, &default[0], &default[1]]).then_some(())
+        })
+        .await;
+        let output = names(&[&app]);
+        let expected = format!(
+            "Name:               {app}\nSource:             ingress\nObject:             Ingress {shop}/web\n\
+             State:              Ready\nTarget:             192.0.2.1,192.0.2.2\n\
+             Shared with:        Ingress {shop}/second\nAlso asked for by:  Ingress {thief}/web\n"
+        );
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+        let absent = names(&["absent.lb.internal"]);
+        let error = String::from_utf8(absent.stderr).unwrap();
+        assert_eq!(absent.status.code(), Some(1));
+        assert!(error.ends_with("no name absent.lb.internal found\n"), "{error}");
+    }
 }
 
 const COREFILE: &str = "

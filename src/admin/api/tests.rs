@@ -322,7 +322,7 @@ async fn client_reads_the_links_and_notices_changes() {
     let api = Api::new();
     let _recording = api.record().await;
     let (address, _serving) = listening(router(api.status()), &api.stop).await;
-    let mut client = InstanceClient::new(address, LinkFilter::default());
+    let mut client = InstanceClient::of_links(address, &LinkFilter::default());
     let error = client.links().await.unwrap_err();
     assert!(
         matches!(&error, ClientError::NotReady(why) if why == "the load balancers haven't been read yet"),
@@ -342,13 +342,13 @@ async fn client_recognizes_another_program() {
     let stop = CancellationToken::new();
     let other = Router::new().route("/api/links", get(|| async { "<html>" }));
     let (address, _serving) = listening(other, &stop).await;
-    let error = InstanceClient::new(address, LinkFilter::default()).links().await.unwrap_err();
+    let error = InstanceClient::of_links(address, &LinkFilter::default()).links().await.unwrap_err();
     assert!(matches!(error, ClientError::UnexpectedAnswer(_)), "{error}");
     let (address, _serving) = listening(Router::new(), &stop).await;
-    let error = InstanceClient::new(address, LinkFilter::default()).links().await.unwrap_err();
+    let error = InstanceClient::of_links(address, &LinkFilter::default()).links().await.unwrap_err();
     assert!(matches!(error, ClientError::UnexpectedAnswer(_)), "{error}");
     let held = crate::held_port::HeldPort::take().unwrap();
-    let error = InstanceClient::new(held.local(), LinkFilter::default()).links().await.unwrap_err();
+    let error = InstanceClient::of_links(held.local(), &LinkFilter::default()).links().await.unwrap_err();
     assert!(matches!(error, ClientError::Unreachable(_)), "{error}");
 }
 

@@ -19,6 +19,9 @@ let followersNotice = "";
 let otherLeader = null;
 let shownLeader = null;
 let etag = null;
+// The words that the shown names contain, and the ETag of their list.
+let namesSearch = null;
+let namesEtag = null;
 let chosenState = null;
 let openKey = null;
 let openLink = null;
@@ -199,6 +202,51 @@ function showFollowers() {
   by("follower-note").textContent = text;
 }
 
+const objectText = ({ kind, namespace, name }) => `${kind} ${namespace}/${name}`;
+
+function nameRow(view) {
+  const shared = view.sharedWith || [];
+  const objects = element("td", { title: shared.map(objectText).join(", "), textContent: objectText(view.object) });
+  if (shared.length) objects.append(` and ${shared.length} more`);
+  return element("tr", {}, [
+    element("td", { textContent: view.name }),
+    element("td", { textContent: view.source }),
+    objects,
+    element("td", {}, [targetText(view.target)]),
+    element("td", { title: view.reason || "" }, [stateText(view.state)]),
+    element("td", { textContent: (view.alsoAsking || []).map(objectText).join(", ") }),
+  ]);
+}
+
+// Reads the names only while they are shown: there may be tens of thousands.
+async function readNames() {
+  if (!by("all-names").open) return;
+  const search = by("search").value.trim();
+  if (search !== namesSearch) namesEtag = null;
+  const path = `api/names${search ? `?${new URLSearchParams({ search })}` : ""}`;
+  const answer = await get(path, namesEtag ? { "If-None-Match": namesEtag } : {});
+  if (answer.status === 304) return;
+  const listing = await answer.json();
+  if (search !== by("search").value.trim()) return;
+  namesSearch = search;
+  namesEtag = answer.headers.get("ETag");
+  by("names").replaceChildren(...listing.items.map(nameRow));
+  by("name-table").hidden = listing.items.length === 0;
+  let text = "";
+  if (!listing.items.length) text = search ? "No name matches." : "There is no name.";
+  else if (listing.next) text = `These are the first ${listing.items.length}; search for the others.`;
+  by("name-note").hidden = !text;
+  by("name-note").textContent = text;
+}
+
+async function showNames() {
+  try {
+    await readNames();
+  } catch (error) {
+    problem(error.message);
+  }
+}
+
 function notice(text) {
   by("notice").hidden = !text;
   by("notice").textContent = text || "";
@@ -253,6 +301,7 @@ async function poll() {
       show();
     }
     if (answer.status !== 304 || otherLeader !== shownLeader) showFollowers();
+    await readNames();
     problem("");
   } catch (error) {
     problem(error instanceof TypeError ? "lb-linker doesn't answer; trying again" : error.message);
@@ -279,5 +328,9 @@ document.addEventListener("keydown", (event) => {
     else if (next < buttons.length) buttons[next].focus();
   }
 });
-by("search").addEventListener("input", show);
+by("search").addEventListener("input", () => {
+  show();
+  showNames();
+});
+by("all-names").addEventListener("toggle", showNames);
 poll();

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::asking_objects::AskingObjects;
 use crate::model::object_texts::ObjectTexts;
 use crate::readiness::Readiness;
 
@@ -18,6 +19,8 @@ pub struct Findings {
     pub removals: ObjectTexts,
     /// Which flag leaves out a load balancer, and what follows for its names.
     pub left_out: ObjectTexts,
+    /// Which objects ask for names.
+    pub asking: AskingObjects,
     /// What keeps sync from its work.
     pub readiness: Arc<Readiness>,
 }
@@ -32,7 +35,7 @@ impl Findings {
     /// Returns a number that grows with each change.
     #[must_use]
     pub fn version(&self) -> u64 {
-        let Self { services, stable_names, held_removals, removals, left_out, readiness } = self;
+        let Self { services, stable_names, held_removals, removals, left_out, asking: _, readiness } = self;
         let versions = [services, stable_names, &readiness.unwritten, held_removals, removals, left_out]
             .map(ObjectTexts::version);
         versions.into_iter().fold(0, u64::wrapping_add)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use parking_lot::RwLock;
 use tokio::time::Instant;
 use tracing::info;
 
@@ -35,7 +36,7 @@ pub struct NameState {
     pub(in crate::sync::source) rules: Rules,
     selection: Arc<Selection>,
     link_reporter: LinkReporter,
-    names: SharedNames,
+    names: Arc<RwLock<SharedNames>>,
     /// What is behind the names, by the object that decides about it.
     targets: HashMap<ObjectId, Arc<Link>>,
     errors: BTreeMap<RegardingKind, ObjectErrors>,
@@ -68,13 +69,18 @@ impl NameState {
         selection: Arc<Selection>,
         link_reporter: LinkReporter,
     ) -> Self {
+        let names: Arc<RwLock<SharedNames>> = Arc::default();
+        let asked = Arc::clone(&names);
+        link_reporter.findings.asking.set(source.clone(), move |name| {
+            asked.read().asking(name).take(MAX_SHARED).map(|id| (id.kind, id.key.clone())).collect()
+        });
         Self {
             source,
             many,
             rules: Rules { zones: store.zones(), policy: Arc::default(), store },
             selection,
             link_reporter,
-            names: SharedNames::default(),
+            names,
             targets: HashMap::new(),
             errors: BTreeMap::new(),
             changed: BTreeSet::new(),
@@ -159,7 +165,7 @@ impl NameState {
     pub fn set_names(&mut self, id: &ObjectId, now: Observation, metadata: &ObjectMeta) {
         let version = metadata.resource_version.as_deref().and_then(|version| version.parse().ok());
         self.version = self.version.max(version);
-        self.changed.extend(self.names.set(id, Some(now)));
+        self.changed.extend(self.names.write().set(id, Some(now)));
     }
 
     /// Takes the end of an object.
@@ -170,7 +176,7 @@ impl NameState {
             let log = self.link_reporter.log.about(kind);
             log.info(key, format_args!("{kind} {key}: {} → gone", shown(Some(&before))));
         }
-        let ended = self.names.set(id, None);
+        let ended = self.names.write().set(id, None);
         self.ended.extend(ended.iter().cloned());
         self.changed.extend(ended);
     }
@@ -183,7 +189,7 @@ impl NameState {
             changed.append(&mut self.held);
         }
         let (now, later): (BTreeSet<ServiceKey>, _) = changed.into_iter().partition(|name| {
-            let lives = || ended.contains(name) || self.names.asking(name).next().is_some();
+            let lives = || ended.contains(name) || self.names.read().asking(name).next().is_some();
             self.is_complete || self.rules.store.has(&self.owner_of(name)) && lives()
         });
         self.held.extend(later);
@@ -194,7 +200,7 @@ impl NameState {
         while let Some(chunk) = chunks.next() {
             let mut all = Vec::with_capacity(chunk.len());
             for name in chunk {
-                let behind = self.names.behind(name);
+                let behind = self.names.write().behind(name);
                 self.report_cut(name, behind.as_ref().and_then(|behind| behind.cut.clone()));
                 let observed = behind.map(|Behind { created, link, .. }| {
                     (Claims { created, names: [name.name().into()].into() }, link)
@@ -223,10 +229,7 @@ impl NameState {
         );
         let (kind, key) = (id.kind.api().1, &id.key);
         self.link_reporter.log.about(kind).warn(key, format_args!("{kind} {key}: {note}"));
-        if let Some(object) = self.names.get(&id).filter(|_| self.is_listed) {
-            let regarding = regarding(&id, &object.uid.to_string());
-            self.link_reporter.recorder.record(regarding, Reason::HostnameRefused, &note);
-        }
+        self.tell(&id, Reason::HostnameRefused, &note);
     }
 
     /// Records that all objects are known under the present rules.
@@ -238,14 +241,15 @@ impl NameState {
     pub(super) fn publish_all(&mut self) {
         self.publish();
         // An earlier run of the source may have left names.
-        let known: HashSet<&ServiceKey> = self.names.names().collect();
+        let names = self.names.read();
+        let known: HashSet<&ServiceKey> = names.names().collect();
         let has_unreadable = |namespace: &str| self.unreadable.iter().any(|(_, known)| **known == *namespace);
         let is_left = |key: &ServiceKey| !known.contains(key) && !has_unreadable(key.namespace());
         for key in self.rules.store.owners_of(&self.source).into_iter().filter(is_left) {
             self.rules.store.forget(self.owner_of(&key));
         }
         if !self.is_listed {
-            let (objects, names) = (self.names.objects().count(), known.len());
+            let (objects, names) = (names.objects().count(), known.len());
             info!("ready: {} with DNS names: {objects}; DNS names: {names}", self.many);
         }
     }
@@ -274,7 +278,7 @@ impl NameState {
 
     /// Makes up for changes of the store that were missed.
     pub(super) fn check_all(&mut self) {
-        let names: Vec<ServiceKey> = self.names.names().cloned().collect();
+        let names: Vec<ServiceKey> = self.names.read().names().cloned().collect();
         self.check_lost(names);
     }
 
@@ -332,7 +336,8 @@ impl NameState {
                 self.lost.remove(&name);
                 continue;
             }
-            let asking: BTreeSet<ObjectId> = self.names.asking(&name).take(MAX_SHARED).cloned().collect();
+            let asking: BTreeSet<ObjectId> =
+                self.names.read().asking(&name).take(MAX_SHARED).cloned().collect();
             let told = self.lost.insert(name.clone(), asking.clone()).unwrap_or_default();
             for id in asking.into_iter().filter(|id| !told.contains(id)) {
                 news.entry(id).or_default().push(name.clone());
@@ -343,10 +348,15 @@ impl NameState {
             let note = format!("it doesn't get DNS names that another object has: {hosts}");
             let (kind, key) = (id.kind.api().1, &id.key);
             self.link_reporter.log.about(kind).warn(key, format_args!("{kind} {key}: {note}"));
-            if let Some(object) = self.names.get(&id).filter(|_| self.is_listed) {
-                let regarding = regarding(&id, &object.uid.to_string());
-                self.link_reporter.recorder.record(regarding, Reason::Conflict, &note);
-            }
+            self.tell(&id, Reason::Conflict, &note);
+        }
+    }
+
+    /// Records an Event about an object that asks for names, once everything is listed.
+    fn tell(&self, id: &ObjectId, reason: Reason, note: &str) {
+        let uid = self.names.read().get(id).map(|object| object.uid.to_string());
+        if let Some(uid) = uid.filter(|_| self.is_listed) {
+            self.link_reporter.recorder.record(regarding(id, &uid), reason, note);
         }
     }
 
