@@ -1,8 +1,8 @@
 //! The time since the last sign of life of each watch.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 #[cfg(test)]
 use std::time::Duration;
 use std::time::Instant;
@@ -66,14 +66,20 @@ pub struct Staleness {
     watches: Arc<Mutex<Watches>>,
 }
 
-/// The recorders by the names of their watches.
-type Watches = BTreeMap<String, Vec<Weak<LastActivity>>>;
+/// The recorders by the names of their watches. Those of watches that have ended stay until a watch of the same name
+/// begins.
+type Watches = BTreeMap<String, Vec<Arc<LastActivity>>>;
+
+/// Returns whether the watch of a recorder in [`Watches`] still goes on.
+fn is_held(sign: &Arc<LastActivity>) -> bool {
+    Arc::strong_count(sign) > 1
+}
 
 fn add(watches: &mut Watches, name: &str) -> Arc<LastActivity> {
     let sign = Arc::new(LastActivity::new());
     let signs = watches.entry(name.to_owned()).or_default();
-    signs.retain(|sign| sign.strong_count() > 0);
-    signs.push(Arc::downgrade(&sign));
+    signs.retain(is_held);
+    signs.push(Arc::clone(&sign));
     sign
 }
 
@@ -104,7 +110,7 @@ impl Staleness {
     /// still exists; the metric is exported as long as the recorder is held.
     pub fn watch(&self, name: &str) -> Arc<LastActivity> {
         let mut watches = self.watches.lock();
-        let known = watches.get(name).and_then(|signs| signs.iter().find_map(Weak::upgrade));
+        let known = watches.get(name).and_then(|signs| signs.iter().find(|sign| is_held(sign)).cloned());
         known.unwrap_or_else(|| add(&mut watches, name))
     }
 
@@ -114,7 +120,8 @@ impl Staleness {
     }
 
     /// Returns the earliest last activity of the watches named `<name>` or `<name>/<namespace>`, for each of these
-    /// names; `None` if there is no such watch. A refused watch counts only if all watches of its name are refused.
+    /// names; `None` if there was no such watch. A refused watch counts only if all watches of its name are refused, and
+    /// one that has ended only if all of these names have ended: at a shutdown watches end before the listeners.
     #[must_use]
     pub fn least_recent(&self, names: &[&str]) -> Option<Instant> {
         self.earliest(names, |sign| *sign.at.lock())
@@ -128,30 +135,29 @@ impl Staleness {
 
     fn earliest(&self, names: &[&str], time: impl Fn(&LastActivity) -> Instant) -> Option<Instant> {
         let watches = self.watches.lock();
-        let earliest = |name: &&str| {
-            let is_one = |watch: &str| watch.split('/').next() == Some(*name);
-            let signs = watches.iter().filter(|(watch, _)| is_one(watch));
-            let signs: Vec<_> = signs.flat_map(|(_, signs)| signs).filter_map(Weak::upgrade).collect();
-            let (refused, followed): (Vec<_>, Vec<_>) =
-                signs.iter().partition(|sign| sign.is_refused.load(Ordering::Relaxed));
+        let earliest = |name: &str, counts: fn(&Arc<LastActivity>) -> bool| {
+            let signs = watches.iter().filter(|(watch, _)| watch.split('/').next() == Some(name));
+            let (refused, followed): (Vec<_>, Vec<_>) = signs
+                .flat_map(|(_, signs)| signs)
+                .filter(|sign| counts(sign))
+                .partition(|sign| sign.is_refused.load(Ordering::Relaxed));
             let counting = if followed.is_empty() { refused } else { followed };
             counting.into_iter().map(|sign| time(sign)).min()
         };
-        names.iter().filter_map(earliest).min()
+        let of_all = |counts| names.iter().filter_map(|name| earliest(name, counts)).min();
+        of_all(is_held).or_else(|| of_all(|_| true))
     }
 
     /// Sets the metric to the current ages.
     fn show(&self) {
-        let mut watches = self.watches.lock();
-        watches.retain(|name, signs| {
-            signs.retain(|sign| sign.strong_count() > 0);
-            match signs.iter().filter_map(Weak::upgrade).map(|sign| sign.age()).reduce(f64::max) {
+        for (name, signs) in &*self.watches.lock() {
+            let held = signs.iter().filter(|sign| is_held(sign));
+            match held.map(|sign| sign.age()).reduce(f64::max) {
                 Some(age) => self.gauge.with_label_values(&[name]).set(age),
                 // Removing the label values ends the export.
                 None => drop(self.gauge.remove_label_values(&[name])),
             }
-            !signs.is_empty()
-        });
+        }
     }
 }
 
@@ -178,6 +184,17 @@ mod tests {
         assert_eq!(staleness.least_recent(&["one", "two"]), Some(*shop.at.lock()));
         assert_eq!(staleness.least_recent(&["one", "three"]), Some(*one.at.lock()));
         assert_eq!(staleness.least_recent(&["three"]), None);
+        let (at, connected) = (*one.at.lock(), *one.connected.lock());
+        drop(one);
+        assert_eq!(
+            staleness.least_recent(&["one", "two"]),
+            Some(*shop.at.lock()),
+            "a watch that goes on counts"
+        );
+        drop(shop);
+        assert_eq!(staleness.least_recent(&["one"]), Some(at), "all watches have ended");
+        assert_eq!(staleness.least_recently_connected(&["one"]), Some(connected));
+        assert_eq!(shown(), 0);
     }
 
     #[test]

@@ -314,6 +314,12 @@ async fn forbidden_watch_is_not_silent() {
     facts.availability.report("Connection refused");
     tokio::time::advance(Duration::from_secs(NOTICE_STEP)).await;
     assert!(facts.notice().unwrap().ends_with("the API server can't be reached"));
+    drop(activity);
+    let notice = facts.notice().unwrap();
+    assert!(
+        notice.ends_with("the API server can't be reached"),
+        "as in the lameduck of a shutdown: {notice}"
+    );
 }
 
 #[tokio::test]
