@@ -29,7 +29,7 @@ use self::json_log::JsonLines;
 use self::leading_flags::arguments;
 use self::links::{links, list_followers};
 use self::names::list_names;
-use self::output::{BAD_INPUT, FAILED, exit_with_error, fail, print_problem};
+use self::output::{BAD_INPUT, FAILED, NOT_CONFIRMED, confirm, exit_with_error, fail, print_problem};
 use self::scan::{ScanOutput, scan_cluster};
 use self::stub::{StubAction, stub};
 use crate::app::run;
@@ -43,7 +43,7 @@ use crate::links::{LinkFilter, OutputFormat};
 use crate::model::excerpt::printable;
 use crate::query::{Question, SHORT};
 use crate::stub::platform::Resolver;
-use crate::sync::k8s::client::kill_credential_programs;
+use crate::sync::k8s::client::{ApiServer, kill_credential_programs};
 use crate::takeover::takeover;
 /// Warnings of kube and errors of rustls-platform-verifier repeat on every retry what lb-linker logs once; any packet can
 /// cause hickory's warnings.
@@ -82,7 +82,7 @@ enum Command {
         cluster: bool,
     },
     /// Remove the earlier operator's finalizer from Services, and list its orphaned external targets; exit
-    /// code 1 if some Services couldn't be changed
+    /// code 1 if some Services weren't changed
     #[command(mut_args = |arg| { let hide = !for_takeover(arg.get_id().as_str()); arg.hide(hide) })]
     Takeover {
         #[command(flatten)]
@@ -90,6 +90,9 @@ enum Command {
         /// Only print what would be done
         #[arg(long, conflicts_with = "manifests")]
         dry_run: bool,
+        /// Don't ask
+        #[arg(long, conflicts_with = "dry_run")]
+        yes: bool,
     },
     /// List the links: load balancers, their DNS names, targets and states
     ///
@@ -255,6 +258,7 @@ fn for_takeover(flag: &str) -> bool {
         "selection",
         "sync",
         "dry_run",
+        "yes",
     ]
     .contains(&flag)
 }
@@ -358,7 +362,7 @@ fn execute(cli: Cli, runtime: &Runtime) -> ExitCode {
         None => runtime.block_on(start(cli.flags)),
         Some(Command::Run { flags }) => runtime.block_on(start(*flags)),
         Some(Command::Check { flags, cluster }) => runtime.block_on(report(&flags, cluster)),
-        Some(Command::Takeover { flags, dry_run }) => runtime.block_on(take_over(&flags, dry_run)),
+        Some(Command::Takeover { flags, dry_run, yes }) => runtime.block_on(take_over(&flags, dry_run, !yes)),
         Some(Command::Links { output_format: Some(format), watch: true, .. })
             if format != OutputFormat::Wide =>
         {
@@ -466,13 +470,15 @@ async fn report(flags: &Flags, ask_cluster: bool) -> ExitCode {
     }
 }
 
-async fn take_over(flags: &Flags, dry_run: bool) -> ExitCode {
+async fn take_over(flags: &Flags, dry_run: bool, ask: bool) -> ExitCode {
     if flags.manifests.is_some() {
         return exit_with_error("takeover is about a cluster: leave out --manifests", BAD_INPUT);
     }
     // Ignore EPIPE: stderr may be closed.
     let progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
-    let outcome = match takeover(flags, dry_run, progress).await {
+    let objection =
+        |objects: &[String], server: &ApiServer| (ask && !confirm(objects, server)).then_some(NOT_CONFIRMED);
+    let outcome = match takeover(flags, dry_run, objection, progress).await {
         Ok(outcome) => outcome,
         Err(error) => return fail(&error.into()),
     };

@@ -15,7 +15,7 @@ use crate::model::excerpt::examples;
 use crate::model::service_key::ServiceKey;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::orphans::{orphan_of, removal_command};
-use crate::sync::k8s::client::{ClientConnection, ClientError, connect};
+use crate::sync::k8s::client::{ApiServer, ClientConnection, ClientError, connect};
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::errors::{ListError, in_place, is_uid_mismatch, watch_scopes};
@@ -45,13 +45,15 @@ pub struct TakeoverReport {
 }
 
 /// Removes the earlier operator's finalizer from every Service in the watched namespaces, and lists its orphans. With
-/// `dry_run` or `--sync plan`, only reports what would be done. `progress` gets progress messages.
+/// `dry_run` or `--sync plan`, or if `objection` returns why these objects of the API server mustn't be changed, only
+/// reports what would be done. `progress` gets progress messages.
 ///
 /// # Errors
 /// If no client of the cluster can be created.
 pub async fn takeover(
     flags: &Flags,
     dry_run: bool,
+    objection: impl Fn(&[String], &ApiServer) -> Option<&'static str>,
     progress: impl Fn(&str),
 ) -> Result<TakeoverReport, ClientError> {
     let ClientConnection { client, server, .. } =
@@ -63,8 +65,12 @@ pub async fn takeover(
     let mut outcome = TakeoverReport::default();
     match find(&client, &selection, &progress).await {
         Ok(found) => {
-            let namespaces = &selection.namespaces;
-            remove_all(&client, namespaces, found, dry_run, &progress, &mut outcome).await
+            let services: Vec<String> = found.iter().map(|it| format!("Service {}", it.key)).collect();
+            let writes = !dry_run && !services.is_empty();
+            let objection = writes.then(|| objection(&services, &server)).flatten();
+            let (dry_run, namespaces) = (dry_run || objection.is_some(), &selection.namespaces);
+            remove_all(&client, namespaces, found, dry_run, &progress, &mut outcome).await;
+            outcome.problems.extend(objection.map(ToOwned::to_owned));
         }
         Err(error) => {
             outcome.problems.push(error.explain(PERMISSION_HINT));

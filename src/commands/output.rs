@@ -18,6 +18,9 @@ const READING_LOG: &str = "warn,lb_linker::object_log=error,lb_linker::sync::eve
     lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off,\
     rustls_platform_verifier=off";
 
+/// The answer to the question of [`confirm`] was no, or standard input is empty.
+pub(super) const NOT_CONFIRMED: &str = "nothing was changed; --yes leaves out the question";
+
 /// Asks on stderr whether to change these objects of an API server. Returns whether the answer on stdin begins with y or
 /// Y.
 pub(super) fn confirm(objects: &[String], server: &ApiServer) -> bool {

@@ -12,7 +12,9 @@ use crate::scan::report::report;
 use crate::scan::{ScanScope, scan};
 use crate::sync::k8s::client::connect;
 
-use super::output::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings, print_problem};
+use super::output::{
+    BAD_INPUT, FAILED, NOT_CONFIRMED, confirm, exit_with_error, fail, log_warnings, print_problem,
+};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ScanOutput {
@@ -70,7 +72,7 @@ pub async fn scan_cluster(
     }
     let Some(without_question) = apply.filter(|_| !found.exact.is_empty()) else { return ExitCode::SUCCESS };
     if !without_question && !confirm(&changed_objects(&found.exact), &connection.server) {
-        return exit_with_error("nothing was changed; --yes leaves out the question", FAILED);
+        return exit_with_error(NOT_CONFIRMED, FAILED);
     }
     let problems = annotate(&connection.client, &found.exact, print).await;
     for problem in &problems {

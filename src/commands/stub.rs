@@ -25,7 +25,9 @@ use crate::stub::report::report;
 use crate::stub::{Forwarding, verify};
 use crate::sync::k8s::client::{ClientConnection, connect};
 
-use super::output::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, log_warnings, print_problem};
+use super::output::{
+    BAD_INPUT, FAILED, NOT_CONFIRMED, confirm, exit_with_error, fail, log_warnings, print_problem,
+};
 
 /// What `lb-linker stub` does.
 pub enum StubAction {
@@ -205,7 +207,7 @@ async fn write_steps(
     let object = |change: &Change| format!("ConfigMap {KUBE_SYSTEM}/{}", change.config_map);
     let objects: Vec<String> = changes.iter().map(object).collect();
     if ask && !confirm(&objects, &connection.server) {
-        return exit_with_error("nothing was changed; --yes leaves out the question", FAILED);
+        return exit_with_error(NOT_CONFIRMED, FAILED);
     }
     for change in &changes {
         let name = format!("{KUBE_SYSTEM}/{}", change.config_map);

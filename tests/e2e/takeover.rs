@@ -19,6 +19,7 @@ use crate::harness::dns::{answers, short};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::port::HeldPort;
 use crate::harness::{cluster_with_target, deploy, eventually, permission};
+use crate::laptop::api_server;
 use crate::recreation::wait_for_external_target as points_at;
 
 const FINALIZER: &str = "lb-linker/finalizer";
@@ -78,7 +79,7 @@ fn writes(plane: &ControlPlane) -> BTreeMap<String, usize> {
     count
 }
 
-/// Runs `lb-linker takeover` with the permissions of a ServiceAccount.
+/// Runs `lb-linker takeover` with the permissions of a ServiceAccount, and an empty standard input.
 fn takeover(plane: &ControlPlane, account: &str, args: &[&str]) -> Output {
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", account);
     run_to_end([&["takeover", "--kubeconfig", kubeconfig.to_str().unwrap()], args].concat())
@@ -278,7 +279,7 @@ async fn migration_keeps_objects_and_writes_only_differences() {
 
     // The permissions of lb-linker itself don't allow `takeover` to remove the other finalizers, and `takeover`
     // reports that.
-    let refused = takeover(&plane, "lb-linker", &[]);
+    let refused = takeover(&plane, "lb-linker", &["--yes"]);
     let (out, err) = (text(&refused.stdout), text(&refused.stderr));
     assert_eq!(refused.status.code(), Some(1), "{err}");
     for name in ["opted", "stuck", "held"] {
@@ -298,7 +299,19 @@ async fn migration_keeps_objects_and_writes_only_differences() {
     assert_eq!(text(&dry.stdout).matches("would be freed").count(), 3);
     assert!(cluster.get_service("default", "stuck").await.is_some());
 
-    let done = takeover(&plane, "lb-linker-takeover", &[]);
+    let asked = takeover(&plane, "lb-linker-takeover", &[]);
+    let (out, err) = (text(&asked.stdout), text(&asked.stderr));
+    assert_eq!((asked.status.code(), out.matches("would be freed").count()), (Some(1), 3), "{out}{err}");
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker-takeover");
+    let server = api_server(kubeconfig.to_str().unwrap());
+    assert!(
+        err.contains("Change Service default/") && err.contains(&format!(" at {server}? [y/N] ")),
+        "{err}"
+    );
+    assert!(err.contains("lb-linker: nothing was changed; --yes leaves out the question\n"), "{err}");
+    assert!(cluster.get_service("default", "stuck").await.is_some());
+
+    let done = takeover(&plane, "lb-linker-takeover", &["--yes"]);
     let out = text(&done.stdout);
     assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
     for (name, was, now) in [
@@ -318,7 +331,9 @@ async fn migration_keeps_objects_and_writes_only_differences() {
     );
     assert!(cluster.get_service("default", "stuck").await.is_none());
     assert_eq!(finalizers(&cluster, "default", "held").await, ["example.com/other"]);
+    // Nothing is asked if nothing would be changed.
     let again = takeover(&plane, "lb-linker-takeover", &[]);
+    assert_eq!(again.status.code(), Some(0), "{}", text(&again.stderr));
     assert!(
         text(&again.stdout)
             .contains(&format!("no Service in all namespaces carries the finalizer {FINALIZER}"))
