@@ -270,8 +270,9 @@ impl Reconciler {
             self.runtime.queue.add(&key);
         }
         gone.sort();
-        if protects {
-            self.report_left_out(&left_out);
+        match protects {
+            true => self.report_left_out(&left_out),
+            false => self.report_unwatched(&left_out),
         }
         self.report_gone(&gone);
         self.start_check.left_out.extend(left_out);
@@ -294,19 +295,10 @@ impl Reconciler {
 
     /// Keeps the left-out link of an existing Service for `--delete-delay`.
     fn keep_for_delay(&mut self, key: &ServiceKey) {
-        let (kept, ReconcilerContext { selection, policy, link_reporter, .. }) =
+        let (kept, ReconcilerContext { selection, link_reporter, .. }) =
             (&mut self.start_check.kept, &self.context);
-        if !kept.keep(key, "") {
-            return;
-        }
-        if selection.watches(key.namespace()) {
+        if kept.keep(key, "") && selection.watches(key.namespace()) {
             link_reporter.log.info(key, kept.notice(key));
-        } else {
-            let (delay, why) = (policy.delete_delay, RemovalReason::NotWatched);
-            let line = format_args!(
-                "link {key}: its namespace isn't watched; its names end after {delay:?}, its external target stays ({why})"
-            );
-            link_reporter.log.info(key, line);
         }
     }
 
@@ -419,6 +411,28 @@ impl Reconciler {
                 RemovalReason::LeftOut
             );
         }
+    }
+
+    /// Warns once of the links that end because their namespaces aren't watched: the flag may have a typing error.
+    fn report_unwatched(&self, left_out: &BTreeMap<ServiceKey, Option<Flag>>) {
+        let is_new = |(key, flag): &(&ServiceKey, &Option<Flag>)| {
+            **flag == Some(Flag::WatchNamespaces) && !self.start_check.left_out.contains_key(*key)
+        };
+        let keys: Vec<&ServiceKey> = left_out.iter().filter(is_new).map(|(key, _)| key).collect();
+        if keys.is_empty() {
+            return;
+        }
+        let namespaces: BTreeSet<&str> = keys.iter().map(|key| key.namespace()).collect();
+        let noun = if namespaces.len() == 1 { "namespace" } else { "namespaces" };
+        warn!(
+            "{} leaves out {noun} {}, where load balancers have external targets: the names of {} end after {:?}, the \
+             external targets stay ({}); correct the flag, or delete these external targets",
+            Flag::WatchNamespaces,
+            examples(&namespaces),
+            examples(&keys),
+            self.context.policy.delete_delay,
+            RemovalReason::NotWatched
+        );
     }
 
     fn report_gone(&self, gone: &[ServiceKey]) {

@@ -3,6 +3,7 @@
 use kube::core::Selector;
 
 use super::*;
+use crate::captured_log::CapturedLog;
 use crate::sync::external_target::left_out::Flag;
 use crate::sync::source::service_links::{end_override, service_link};
 
@@ -17,6 +18,20 @@ fn left_out(
     delay: Duration,
     is_refused: bool,
 ) -> (Reconciler, watch::Sender<CompletedLists>) {
+    let labels = Selector::from_iter([("tier".to_owned(), "web".to_owned())]);
+    let namespaces = NAMESPACES.map(ToOwned::to_owned).into();
+    let selection = Selection { namespaces, labels, ..Selection::default() };
+    left_out_by(selection, names, selected, delay, is_refused)
+}
+
+/// As [`left_out`], with another selection.
+fn left_out_by(
+    selection: Selection,
+    names: &[&str],
+    selected: &[&str],
+    delay: Duration,
+    is_refused: bool,
+) -> (Reconciler, watch::Sender<CompletedLists>) {
     let metadata = |name: &&str| json!({"metadata": {"namespace": "shop", "name": name, "uid": name}});
     let items: Vec<Value> = names.iter().map(metadata).collect();
     let client = test_support::client(move |request| match request.method().as_str() {
@@ -24,23 +39,25 @@ fn left_out(
         _ => test_support::status(422, "Invalid", "no"),
     });
     let mut reconciler = reconciler(client);
-    let objects = names.iter().map(|name| ObservedObject::of(&external_target_of(&reconciler, name, "1")));
-    let objects = objects.collect();
+    let own = |name: &&str| {
+        let mut object = ObservedObject::of(&external_target_of(&reconciler, name, "1"));
+        object.has_our_field_manager = true;
+        object
+    };
+    let objects = names.iter().map(own).collect();
     reconciler.context.store = Arc::new(Store::new(OnGone::Kept));
     reconciler.context.store.set_known(Input::Services);
     reconciler.context.policy.max_deletes = MaxDeletes::Share;
     reconciler.context.policy.delete_delay = delay;
     reconciler.context.policy.prune = true;
     reconciler.start_check = CheckedTargets::new(delay);
-    let namespaces: BTreeSet<String> = NAMESPACES.map(ToOwned::to_owned).into();
-    let mut listed = CompletedLists::new(&namespaces, None);
-    for namespace in NAMESPACES {
+    let mut listed = CompletedLists::new(&selection.namespaces, None);
+    for namespace in &selection.namespaces {
         listed.note(Some(namespace), reconciler.lists(), !is_refused || namespace == "open");
     }
     let lists = watch::Sender::new(listed);
     reconciler.context.links_listed = lists.subscribe();
-    let labels = Selector::from_iter([("tier".to_owned(), "web".to_owned())]);
-    reconciler.context.selection = Arc::new(Selection { namespaces, labels, ..Selection::default() });
+    reconciler.context.selection = Arc::new(selection);
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, objects));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));
     for name in selected {
@@ -106,6 +123,18 @@ async fn left_out_link_ends_although_a_stable_name_came_and_went() {
     reconciler.end_kept();
     assert!(service_link(&reconciler.context.store, &key).unwrap().is_gone());
     assert!(end(&mut reconciler, &key, Duration::ZERO).is_gone());
+}
+
+#[tokio::test]
+async fn unwatched_namespace_with_external_targets_is_warned_of() {
+    let (log, _guard) = CapturedLog::start(tracing::Level::INFO);
+    let selection = Selection { namespaces: ["open".to_owned()].into(), ..Selection::default() };
+    let (mut reconciler, _lists) = left_out_by(selection, &["web"], &[], Duration::from_secs(60), false);
+    look_up(&mut reconciler).await;
+    let text = log.text();
+    let warning = "WARN lb_linker::sync::external_target::reconciler::start: --watch-namespaces leaves out namespace \
+                   shop, where load balancers have external targets: the names of shop/web end after 60s";
+    assert_eq!(text.matches(warning).count(), 1, "{text}");
 }
 
 #[tokio::test]
