@@ -309,6 +309,12 @@ impl Store {
         }
     }
 
+    /// Returns whether a target is a DNS name of the link of this key.
+    pub(crate) fn leads_to(&self, target: Option<&Target>, key: &ServiceKey) -> bool {
+        let Some(Target::Hostname(host)) = target else { return false };
+        self.link_of_host(&host.name()).is_some_and(|link| link.key == *key)
+    }
+
     /// Looks up an absolute DNS name. Names outside the zones, and reserved ones, give [`Lookup::Nothing`].
     fn find_host(&self, host: &Name) -> Lookup {
         let Some(wire) = crate::model::names::wire(host.iter()) else { return Lookup::Nothing };

@@ -237,8 +237,12 @@ impl Store {
             // All maps share the text of the key.
             observed.key = before.key.clone();
         }
-        let known = before.as_ref().and_then(Link::service_link);
-        let link = observed.link(known.map(|link| &**link), !self.is_known(Input::Services));
+        let known = before.as_ref().and_then(Link::service_link).map(|link| &**link);
+        // Without a usable target the last one stays, unless DNS would lead in a circle, as after a change of zones.
+        let keeps = observed.ingress.hostnames.is_empty() && observed.ingress.addresses.is_empty();
+        let emptied = known.filter(|link| keeps && self.leads_to(link.target.as_ref(), &link.key));
+        let emptied = emptied.map(|link| Link { target: None, ..Link::clone(link) });
+        let link = observed.link(emptied.as_ref().or(known), !self.is_known(Input::Services));
         let link = match &before {
             Some(before) => before.with_service(Some(link))?,
             None => link,

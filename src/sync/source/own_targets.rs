@@ -277,9 +277,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::hostname::Hostname;
+    use crate::model::link::Target;
     use crate::model::owner::Owner;
+    use crate::model::persisted_target::{PersistedTarget, TargetOwner};
     use crate::model::target_policy::TargetPolicy;
     use crate::store::OnGone;
+    use crate::sync::source::service_links::apply_persisted_target;
 
     fn hostname_policy() -> HostnamePolicy {
         let zones = vec![Name::from_ascii("lb.internal.").unwrap()];
@@ -351,10 +355,30 @@ mod tests {
         assert!(observed.refused && observed.ingress.hostnames.is_empty());
         assert!(rejections[0].to_string().contains("a DNS name of this load balancer itself"));
         store.apply(observed);
+        let target = || store.get(&web.key()).unwrap().target.clone();
+        assert_eq!(target(), None, "its own name isn't kept as the last target");
         // The link keeps its names while it has no target.
         assert!(web.observe(&hostname_policy, &store).0.refused);
+        let last = PersistedTarget {
+            target: Some(Target::Hostname(Hostname::from(&host_name("web.a.lb.internal").unwrap()))),
+            owner: TargetOwner::Uid("u".into()),
+            hostnames: Box::default(),
+            is_removable: true,
+            overridden_by: None,
+        };
+        assert!(apply_persisted_target(&store, &web.key(), last).is_none());
         let other = service("a", "other", "web.a.lb.internal", "");
         assert!(!other.observe(&hostname_policy, &store).0.refused);
+
+        // A target outside of the zones may be a name of the link after a reload.
+        let moved = service("a", "web", "web.a.apps.example", "");
+        store.apply(moved.observe(&hostname_policy, &store).0);
+        assert!(target().is_some());
+        let mut hostname_policy = hostname_policy;
+        hostname_policy.targets.zones = vec![Name::from_ascii("apps.example.").unwrap()];
+        store.set_zones(&hostname_policy.targets.zones);
+        store.apply(moved.observe(&hostname_policy, &store).0);
+        assert_eq!(target(), None);
     }
 
     #[test]

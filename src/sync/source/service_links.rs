@@ -174,7 +174,8 @@ pub fn set_has_finalizer(
 /// Applies an external target of an earlier process that was observed later than its Service: see
 /// [`Link::with_persisted`].
 pub fn apply_persisted_target(store: &Store, key: &ServiceKey, last: PersistedTarget) -> Option<LinkChange> {
-    change_service(store, key, |service| service?.with_persisted(last))
+    let is_own_name = store.leads_to(last.target.as_ref(), key);
+    change_service(store, key, |service| service.filter(|_| !is_own_name)?.with_persisted(last))
 }
 
 /// Gives the link of a key to a StableName, or updates its override. The Service of the same name is still followed, and
