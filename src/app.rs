@@ -7,6 +7,7 @@ mod cluster_dns;
 pub mod error;
 pub mod link_reader;
 pub mod link_source;
+mod list_hints;
 mod name_sources;
 mod sync_metrics;
 mod sync_runtime;
@@ -51,6 +52,7 @@ use crate::store::Store;
 use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
 use cluster_dns::ClusterDns;
 use error::RunError;
+use list_hints::ListHints;
 use sync_metrics::SyncMetrics;
 use sync_runtime::SyncRuntime;
 use sync_tasks::{SyncSource, store_for};
@@ -74,9 +76,10 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let has_cluster_dns = corefile.has_plugin("kubernetes");
     let source = if flags.reads_links(&zones.links, has_cluster_dns) {
         let flags = flags.clone();
+        let hints = ListHints::new(flags.is_cluster_dns(has_cluster_dns));
         // A program for credentials may take a minute.
         tokio::select! {
-            source = sync.run(async move { SyncSource::open(&flags).await }) => Some(source?),
+            source = sync.run(async move { SyncSource::open(&flags, hints).await }) => Some(source?),
             () = stop.cancelled() => return Ok(()),
         }
     } else {

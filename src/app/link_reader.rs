@@ -23,6 +23,7 @@ use super::sync_runtime::SyncRuntime;
 use super::sync_tasks::{SyncSource, store_for};
 use super::target_checks::no_checks;
 use crate::app::error::RunError;
+use crate::app::list_hints::ListHints;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::server::corefile_source::{CorefileSource, CorefileZones};
@@ -110,7 +111,7 @@ where
 /// # Errors
 /// If the API server can't be reached, or refuses to list the load balancers.
 async fn open_readable(flags: Flags) -> Result<(SyncSource, Option<String>, Instant), RunError> {
-    let mut source = SyncSource::open(&flags).await?;
+    let mut source = SyncSource::open(&flags, ListHints::new(false)).await?;
     // From here on: a program for credentials may take long.
     let deadline = Instant::now() + READ_TIMEOUT;
     let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());

@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::app::error::RunError;
+use crate::app::list_hints::ListHints;
 use crate::app::name_sources::{self, NameSources};
 use crate::app::sync_metrics::SyncMetrics;
 use crate::cli::error::InputError;
@@ -60,6 +61,7 @@ pub(super) enum SyncSource {
     Cluster {
         client: Client,
         availability: ApiAvailability,
+        list_hints: ListHints,
         backend: Option<Backend>,
         election_config: Option<Box<ElectionConfig>>,
         leader: KnownLeader,
@@ -72,8 +74,9 @@ pub(super) enum SyncSource {
 }
 
 impl SyncSource {
-    /// Opens the source that the flags name: a cluster, or a directory of manifests.
-    pub(super) async fn open(flags: &Flags) -> Result<Self, RunError> {
+    /// Opens the source that the flags name: a cluster, or a directory of manifests. `list_hints` tells how missing
+    /// permissions are granted.
+    pub(super) async fn open(flags: &Flags, list_hints: ListHints) -> Result<Self, RunError> {
         if let Some(manifests) = &flags.manifests {
             // At the start a broken manifest is an error. Later, the objects of a broken manifest stay unchanged.
             let checked = manifests::check(manifests, &flags.selection(), None)
@@ -108,10 +111,20 @@ impl SyncSource {
             client: client.clone(),
             availability: availability.clone(),
             namespace,
+            list_hint: list_hints.external_targets,
         });
         let (election_config, leader) = (flags.election_config()?.map(Box::new), KnownLeader::default());
         let first_list = watch::Sender::default();
-        Ok(Self::Cluster { client, availability, backend, election_config, leader, identity, first_list })
+        Ok(Self::Cluster {
+            client,
+            availability,
+            list_hints,
+            backend,
+            election_config,
+            leader,
+            identity,
+            first_list,
+        })
     }
 
     /// Returns where the election records the holder of the Lease.
@@ -302,15 +315,15 @@ impl SyncSource {
             parts.facts.external_targets.set_known();
         }
         match self {
-            Self::Cluster { client, availability, first_list, identity, .. } => {
+            Self::Cluster { client, availability, list_hints, first_list, identity, .. } => {
                 let relists = relist_at_new_address(identity, parts.rewinds.clone());
                 let stopped = parts.stop.clone();
                 parts
                     .tasks
                     .spawn(async move { stopped.run_until_cancelled(relists).await.unwrap_or_default() });
                 parts.warn_of_missing_namespaces(client.clone());
-                parts.start_controllers(&client, &availability, check_dns);
-                let source = parts.service_watcher(client, availability, first_list);
+                parts.start_controllers(&client, &availability, list_hints, check_dns);
+                let source = parts.service_watcher(client, availability, list_hints, first_list);
                 let run = move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
                 parts.spawn_source("the watch of load balancers", run);
             }
@@ -423,7 +436,13 @@ impl Parts {
     }
 
     /// Starts what else watches a cluster, beside the load balancers and their external targets.
-    fn start_controllers(&mut self, client: &Client, availability: &ApiAvailability, check_dns: CheckDns) {
+    fn start_controllers(
+        &mut self,
+        client: &Client,
+        availability: &ApiAvailability,
+        hints: ListHints,
+        check_dns: CheckDns,
+    ) {
         let writes = self.flags.sync_mode() != SyncMode::Off;
         if writes || self.facts.reads_followers {
             let context = self.followers(client.clone(), availability.clone());
@@ -445,7 +464,7 @@ impl Parts {
             self.tasks.spawn(search);
             self.spawn_writer("the PrometheusRules", context, alerts::run);
         }
-        let context = self.stable_names(client.clone(), availability.clone(), rules, check_dns);
+        let context = self.stable_names(client.clone(), availability.clone(), hints, rules, check_dns);
         self.spawn_writer("the StableNames", context, stable_name::controller::run);
         let context = self.name_sources(client.clone(), availability.clone());
         self.spawn_writer("the sources of names", context, name_sources::run);
@@ -510,12 +529,14 @@ impl Parts {
         &self,
         client: Client,
         availability: ApiAvailability,
+        hints: ListHints,
         rules: Arc<RuleRequests>,
         check_dns: CheckDns,
     ) -> FailoverContext {
         FailoverContext {
             client,
             availability,
+            list_hint: hints.stable_names,
             store: Arc::clone(&self.facts.store),
             selection: Arc::clone(&self.selection),
             unselected: Arc::clone(&self.facts.unselected),
@@ -541,11 +562,13 @@ impl Parts {
         &self,
         client: Client,
         availability: ApiAvailability,
+        hints: ListHints,
         first_list: watch::Sender<FirstList>,
     ) -> ServiceWatcher {
         ServiceWatcher {
             client,
             availability,
+            list_hint: hints.services,
             selection: Arc::clone(&self.selection),
             hostname_policy: Arc::default(),
             sets_finalizer: self.flags.finalizer,

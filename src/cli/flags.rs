@@ -470,6 +470,12 @@ impl Flags {
         Ok(())
     }
 
+    /// Returns whether lb-linker is only the cluster's DNS, as in `deploy/cluster-dns/`.
+    #[must_use]
+    pub fn is_cluster_dns(&self, has_cluster_dns: bool) -> bool {
+        has_cluster_dns && self.sync_mode() == SyncMode::Off
+    }
+
     /// Returns whether load balancers are read: for the zones of links that DNS answers, or because a flag names
     /// manifests, or is about load balancers or external targets. A flag that names a cluster counts, too, unless the
     /// plugin *kubernetes* needs it.

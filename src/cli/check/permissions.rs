@@ -78,7 +78,7 @@ const DEPLOY: &str = "deploy/";
 
 /// Returns the folder with the ServiceAccount that these flags are for.
 pub(super) fn folder(flags: &Flags, has_cluster_dns: bool) -> &'static str {
-    if has_cluster_dns && flags.sync_mode() == SyncMode::Off { CLUSTER_DNS } else { DEPLOY }
+    if flags.is_cluster_dns(has_cluster_dns) { CLUSTER_DNS } else { DEPLOY }
 }
 
 /// Returns the permissions that lb-linker needs with these flags.

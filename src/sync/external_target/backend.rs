@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 
 use super::decision::Write;
 use super::desired::{Stamp, merge_patch};
-use super::missing_namespace::NAMESPACE_HINT;
 use super::observed_object::ObservedObject;
 use super::output_dir::OutputDirectory;
 use crate::metrics::staleness::Staleness;
@@ -62,6 +61,8 @@ pub enum Backend {
         /// Reports an unreachable API server.
         availability: ApiAvailability,
         namespace: String,
+        /// How a missing permission to list them is granted.
+        list_hint: &'static str,
     },
     Directory(OutputDirectory),
 }
@@ -72,7 +73,7 @@ impl Backend {
     #[must_use]
     pub fn events(&self, staleness: &Staleness) -> BoxStream<'static, ObjectEvent> {
         match self {
-            Self::Namespace { client, availability, namespace } => {
+            Self::Namespace { client, availability, namespace, list_hint } => {
                 let query = RequestQuery {
                     namespace: Some(namespace.clone()),
                     first_list_pause: Some(FIRST_LIST_PAUSE),
@@ -84,9 +85,16 @@ impl Backend {
                 let activity = staleness.watch("endpoint-slices");
                 let slices =
                     list_watch::<EndpointSlice>(client.clone(), query, activity, availability.clone());
+                let log = |kind: ObjectKind| {
+                    WatchLog::new(
+                        availability.clone(),
+                        format!("{kind}s in namespace {namespace}"),
+                        list_hint,
+                    )
+                };
                 futures::stream::select(
-                    namespace_events(services, ObjectKind::Service, namespace, availability.clone()),
-                    namespace_events(slices, ObjectKind::EndpointSlice, namespace, availability.clone()),
+                    namespace_events(services, ObjectKind::Service, log(ObjectKind::Service)),
+                    namespace_events(slices, ObjectKind::EndpointSlice, log(ObjectKind::EndpointSlice)),
                 )
                 .boxed()
             }
@@ -122,7 +130,9 @@ impl Backend {
         hint: &str,
     ) -> (u16, Result<Option<Object>, WriteError>) {
         let (client, availability, namespace) = match self {
-            Self::Namespace { client, availability, namespace } => (client.clone(), availability, namespace),
+            Self::Namespace { client, availability, namespace, .. } => {
+                (client.clone(), availability, namespace)
+            }
             Self::Directory(directory) => return (0, directory.write(write).await),
         };
         let created = matches!(write, Write::Create(_));
@@ -224,11 +234,8 @@ where
 fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     events: WatchStream<K>,
     kind: ObjectKind,
-    namespace: &str,
-    availability: ApiAvailability,
+    mut watch_log: WatchLog,
 ) -> impl Stream<Item = ObjectEvent> + Send + use<K> {
-    let mut watch_log =
-        WatchLog::new(availability, format!("{kind}s in namespace {namespace}"), NAMESPACE_HINT);
     let mut object_errors = ObjectErrors::of_kind(kind.name(), ObjectLog::default());
     let mut list = Vec::new();
     events.filter_map(move |event| {

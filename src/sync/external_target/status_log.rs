@@ -581,6 +581,7 @@ mod tests {
             client: test_support::refusing(500, "InternalError", "").0,
             availability: ApiAvailability::default(),
             namespace: "external-targets".to_owned(),
+            list_hint: "",
         };
         let (metrics, api) = (test_support::metrics(), test_support::metrics());
         StatusLog::new(backend, test_support::link_reporter(), metrics, api)

@@ -335,6 +335,13 @@ pub struct WatchLog {
 impl WatchLog {
     /// Hint about the permission to read load balancers.
     pub const READING: &'static str = "lb-linker needs the permissions of deploy/ there";
+    /// Hint of a process that is the cluster's DNS: one folder has all permissions.
+    pub const CLUSTER_DNS: &'static str = "deploy/cluster-dns/ grants the permission";
+
+    /// Returns how a missing permission is granted.
+    pub(crate) fn hint(&self) -> &'static str {
+        self.hint
+    }
 
     /// Returns the log for a watch of `what`; `hint` tells how to grant a missing permission.
     #[must_use]

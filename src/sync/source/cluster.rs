@@ -60,6 +60,8 @@ pub struct ServiceWatcher {
     pub client: Client,
     /// Reports an unreachable API server.
     pub availability: ApiAvailability,
+    /// How a missing permission to list Services is granted.
+    pub list_hint: &'static str,
     /// Selects the Services that become links.
     pub selection: Arc<Selection>,
     /// Decides which requested hostnames and targets are allowed.
@@ -637,8 +639,9 @@ struct Watches {
 impl Watches {
     fn new(source: &ServiceWatcher, feed: broadcast::Receiver<LinkChange>) -> Self {
         let (availability, log) = (&source.availability, &source.link_reporter.log);
-        let scope =
-            |namespace: Option<&str>| WatchState::new(namespace.map(ToOwned::to_owned), availability.clone());
+        let scope = |namespace: Option<&str>| {
+            WatchState::new(namespace.map(ToOwned::to_owned), availability.clone(), source.list_hint)
+        };
         Self {
             scopes: watch_scopes(&source.selection.namespaces).map(scope).collect(),
             events: SelectAll::new(),
@@ -657,6 +660,7 @@ impl Watches {
                 Arc::clone(&source.selection),
                 source.delete_delay,
                 log.clone(),
+                source.list_hint,
             ),
         }
     }

@@ -19,6 +19,8 @@ pub mod status_format;
 mod watched;
 mod write;
 
+pub(crate) use write::PERMISSION_HINT;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,6 +74,8 @@ pub struct FailoverContext {
     pub client: Client,
     /// Reports an unreachable API server.
     pub availability: ApiAvailability,
+    /// How a missing permission to list StableNames is granted.
+    pub list_hint: &'static str,
     pub store: Arc<Store>,
     /// Selects the namespaces and the labels of sources.
     pub selection: Arc<Selection>,
@@ -200,7 +204,7 @@ impl FailoverController {
         readiness.stable_names.store(None);
         readiness.crd.store(None);
         Self {
-            scopes: Scope::of(&context.selection, &context.availability),
+            scopes: Scope::of(&context.selection, &context.availability, context.list_hint),
             object_errors: ObjectErrors::of_kind("StableName", context.link_reporter.log.clone()),
             lists: ListEpoch { term: context.leadership.term(), rewinds: context.rewinds.count() },
             objects: HashMap::new(),

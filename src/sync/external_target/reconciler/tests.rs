@@ -57,6 +57,7 @@ fn reconciler_with(client: Client, link_reporter: LinkReporter) -> Reconciler {
             client: client.clone(),
             availability: ApiAvailability::default(),
             namespace: "external-targets".to_owned(),
+            list_hint: "",
         },
         service_lookup: ServiceLookup::Cluster(client),
         looks_up: true,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::model::excerpt::value;
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
-use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, WatchLog, describe, retry_after, root_cause};
+use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, describe, retry_after, root_cause};
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{RequestQuery, find};
@@ -70,6 +70,7 @@ pub(super) struct RemovalChecks {
     reselected: HashSet<ServiceKey>,
     pub(super) kept: KeptServices,
     log: ObjectLog,
+    list_hint: &'static str,
 }
 
 impl RemovalChecks {
@@ -79,6 +80,7 @@ impl RemovalChecks {
         selection: Arc<Selection>,
         delay: Duration,
         log: ObjectLog,
+        list_hint: &'static str,
     ) -> Self {
         Self {
             client,
@@ -92,6 +94,7 @@ impl RemovalChecks {
             reselected: HashSet::new(),
             kept: KeptServices::new(delay),
             log,
+            list_hint,
         }
     }
 
@@ -192,7 +195,7 @@ impl RemovalChecks {
                 }
                 if let kube::Error::Api(status) = &error {
                     let doing = format!("list Service {} by its name", deleted.key);
-                    self.error_log.report(status.code, &describe(&error, &doing, WatchLog::READING));
+                    self.error_log.report(status.code, &describe(&error, &doing, self.list_hint));
                 }
                 pending.pauses.next().max(retry_after(&error).unwrap_or_default())
             }
@@ -275,6 +278,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::sync::k8s::errors::WatchLog;
 
     /// The URIs of the requests to the API server stub.
     type Requests = Arc<Mutex<Vec<String>>>;
@@ -320,6 +324,7 @@ mod tests {
                 Arc::default(),
                 Duration::from_secs(delay),
                 ObjectLog::default(),
+                WatchLog::READING,
             ),
             requests,
         )

@@ -17,6 +17,7 @@ use crate::model::target_policy::TargetPolicy;
 use crate::store::fallback::Fallback;
 use crate::store::{Input, OnGone};
 use crate::sync::events::Recorder;
+use crate::sync::k8s::errors::WatchLog;
 use crate::sync::k8s::listed::Reading;
 use crate::sync::source::cluster::*;
 use crate::sync::source::service_links::{insert_from_snapshot, service_link, set_override};
@@ -50,6 +51,7 @@ fn source_with(lists: Vec<Vec<Value>>, named: Option<Value>) -> ServiceWatcher {
     store.set_known(Input::StableNames);
     let leadership = Leadership::unconditional();
     ServiceWatcher {
+        list_hint: WatchLog::READING,
         client: Client::new(service, "default"),
         availability: ApiAvailability::default(),
         selection: Arc::default(),

@@ -46,9 +46,9 @@ pub(super) struct WatchState {
 }
 
 impl WatchState {
-    pub(super) fn new(namespace: Option<String>, availability: ApiAvailability) -> Self {
+    pub(super) fn new(namespace: Option<String>, availability: ApiAvailability, hint: &'static str) -> Self {
         let what = in_place("LoadBalancer Services", namespace.as_deref());
-        let watch_log = WatchLog::new(availability, what, WatchLog::READING);
+        let watch_log = WatchLog::new(availability, what, hint);
         Self {
             namespace,
             list: PartialList::default(),
@@ -93,7 +93,7 @@ impl WatchState {
                 // Another error doesn't show that the lists are permitted again.
                 self.refusal.note(error.is_refusal_of_services() || self.is_refused());
                 if error.code() == 403 {
-                    self.forbidden = Some(explain_watch(error, self.watch_log.what(), WatchLog::READING));
+                    self.forbidden = Some(explain_watch(error, self.watch_log.what(), self.watch_log.hint()));
                 }
             }
         }
@@ -192,7 +192,7 @@ mod tests {
         };
         let refused =
             "services is forbidden: User \"lb\" cannot list resource \"services\" in API group \"\"";
-        let mut scope = WatchState::new(None, ApiAvailability::default());
+        let mut scope = WatchState::new(None, ApiAvailability::default(), WatchLog::READING);
         let mut note = |item| {
             scope.note_refusal(&item);
             scope.is_refused()

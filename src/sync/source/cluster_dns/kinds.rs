@@ -17,6 +17,7 @@ use crate::store::cluster::objects::{
     Addressing, EndpointZones, External, Kind, Port, Protocol, Service, Slice,
 };
 use crate::store::cluster::registry::ClusterSpec;
+use crate::sync::k8s::errors::WatchLog;
 use crate::sync::k8s::service::{EXTERNAL_NAME, IngressEntry, Status, host_name, null_is_default};
 use crate::sync::k8s::slim_resource::slim_resource;
 
@@ -113,7 +114,7 @@ impl ClusterObject for ClusterService {
     const NAME: &'static str = "Service";
     const WATCH: &'static str = "cluster-services";
     const WHAT: &'static str = "Services";
-    const HINT: &'static str = "deploy/cluster-dns/ grants the permission";
+    const HINT: &'static str = WatchLog::CLUSTER_DNS;
 
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
         if !names::is_label(key.name()) {
@@ -288,7 +289,7 @@ impl ClusterObject for ClusterSlice {
     const NAME: &'static str = "EndpointSlice";
     const WATCH: &'static str = "cluster-endpointslices";
     const WHAT: &'static str = "EndpointSlices";
-    const HINT: &'static str = "deploy/cluster-dns/ grants the permission";
+    const HINT: &'static str = WatchLog::CLUSTER_DNS;
 
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
         let spec = cluster.spec();
@@ -453,7 +454,7 @@ impl ClusterObject for ClusterNamespace {
     const NAME: &'static str = "Namespace";
     const WATCH: &'static str = "cluster-namespaces";
     const WHAT: &'static str = "Namespaces";
-    const HINT: &'static str = "deploy/cluster-dns/ grants the permission";
+    const HINT: &'static str = WatchLog::CLUSTER_DNS;
 
     fn apply(&self, key: &ServiceKey, cluster: &Cluster) -> Vec<String> {
         cluster.set_namespace(key.name(), true);

@@ -11,10 +11,12 @@ use serde_json::{Value, json};
 
 use super::checks::TargetCheckResult;
 use super::object::ObservedStableName;
+use super::pending_deletions::REFUSALS_UNTIL_FORBIDDEN;
 use super::*;
 use crate::captured_log::CapturedLog;
 use crate::store::{Input, OnGone};
 use crate::sync::events::{Reason, Recorder};
+use crate::sync::k8s::watch::WatchError;
 use crate::sync::test_support;
 
 /// Returns the context of a leader with complete lists.
@@ -24,6 +26,7 @@ pub(super) fn context(client: Client, recorder: Recorder) -> FailoverContext {
     let context = FailoverContext {
         client,
         availability: ApiAvailability::default(),
+        list_hint: PERMISSION_HINT,
         store: Arc::new(Store::new(OnGone::Kept)),
         selection: Arc::default(),
         unselected: Arc::default(),
@@ -119,6 +122,30 @@ async fn failed_discovery_and_its_end_have_one_wording() {
     controller.on_discovery(Ok(false));
     let lines = log_text.text();
     assert_eq!(lines.matches("serves StableNames").count(), 2, "{lines}");
+}
+
+#[tokio::test]
+async fn forbidden_stable_names_have_the_effect_of_what_is_known() {
+    let client = test_support::client(|_| test_support::status(500, "InternalError", "no"));
+    let mut controller = FailoverController::new(context(client, Recorder::none()));
+    let listed = controller.context.overrides_listed.borrow().clone();
+    let mut note = |lists: CompletedLists| {
+        controller.context.overrides_listed.send_replace(lists);
+        for _ in 0..REFUSALS_UNTIL_FORBIDDEN {
+            let status = Status::failure("no", "Forbidden").with_code(403);
+            let refused = WatchError::List(kube::Error::Api(Box::new(status)));
+            controller.on_watch_item(0, Err(refused));
+        }
+        controller.context.link_reporter.findings.readiness.stable_names.load_full().unwrap().note.clone()
+    };
+    let known = note(listed);
+    assert!(
+        known.contains("their changes aren't seen, and DNS answers with the targets that are known"),
+        "{known}"
+    );
+    let unknown = note(CompletedLists::new(&BTreeSet::new(), None));
+    assert!(unknown.contains("their external targets, and the Services that follow them, stay"), "{unknown}");
+    assert!(unknown.ends_with("tries again every 30s"), "{unknown}");
 }
 
 /// Returns a StableName of the namespace shop with one source, which is announced.

@@ -14,8 +14,7 @@ use super::object::{ObservedStableName, TrackedStableName};
 use super::overrides::{former_source, link_override};
 use super::pending_deletions::{REFUSALS_UNTIL_FORBIDDEN, deadline_after};
 use super::status_format::problem;
-use super::write::PERMISSION_HINT;
-use super::{FailoverContext, FailoverController, sources_of};
+use super::{DISCOVERY_INTERVAL, FailoverContext, FailoverController, sources_of};
 use crate::api::stable_name::StableName;
 use crate::model::link::{Link, LinkChange};
 use crate::model::link_override::LinkOverride;
@@ -64,12 +63,12 @@ pub(super) struct Scope {
 }
 
 impl Scope {
-    pub(super) fn of(selection: &Selection, availability: &ApiAvailability) -> Vec<Self> {
+    pub(super) fn of(selection: &Selection, availability: &ApiAvailability, hint: &'static str) -> Vec<Self> {
         let scope = |namespace: Option<&str>| {
             let what = in_place("StableNames", namespace);
             Self {
                 namespace: namespace.map(ToOwned::to_owned),
-                log: WatchLog::new(availability.clone(), what, PERMISSION_HINT),
+                log: WatchLog::new(availability.clone(), what, hint),
                 list: HashMap::new(),
                 is_listed: false,
                 newest: None,
@@ -271,7 +270,7 @@ impl FailoverController {
             self.note_list(number, false);
             return self.pending_deletions.retry_soon();
         }
-        scope.forbidden = Some(explain_watch(error, scope.log.what(), PERMISSION_HINT));
+        scope.forbidden = Some(explain_watch(error, scope.log.what(), scope.log.hint()));
         self.report_forbidden();
         self.note_list(number, false);
         self.on_lists_changed();
@@ -512,12 +511,22 @@ impl FailoverController {
 
     /// Reports which lists are forbidden: the first one in full.
     fn report_forbidden(&self) {
-        let effect = "until the permission is granted, their external targets, and the Services that follow them, stay as \
-                      they are";
-        let forbidden = self
-            .scopes
-            .iter()
-            .filter_map(|scope| Some((scope.namespace.as_deref(), &**scope.forbidden.as_ref()?, effect)));
+        // What was listed in the present term goes on.
+        let [known, unknown] = [
+            "their changes aren't seen, and DNS answers with the targets that are known",
+            "their external targets, and the Services that follow them, stay as they are",
+        ]
+        .map(|effect| format!("{effect}; lb-linker tries again every {DISCOVERY_INTERVAL:?}"));
+        let listed = self.context.overrides_listed.borrow().clone();
+        let effect = |namespace: Option<&str>| match listed.covers(namespace.unwrap_or_default(), self.lists)
+        {
+            true => &*known,
+            false => &*unknown,
+        };
+        let forbidden = self.scopes.iter().filter_map(|scope| {
+            let namespace = scope.namespace.as_deref();
+            Some((namespace, &**scope.forbidden.as_ref()?, effect(namespace)))
+        });
         let forbidden = ForbiddenLists::of(forbidden);
         let note = forbidden.as_ref().map(|forbidden| forbidden.note.clone());
         let before = self.readiness().stable_names.swap(forbidden.map(Arc::new));

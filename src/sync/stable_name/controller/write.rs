@@ -12,7 +12,7 @@ use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::labels::FIELD_MANAGER;
 
 /// Names the manifest that grants the permissions for StableNames.
-pub(super) const PERMISSION_HINT: &str = "StableNames need the permissions of deploy/crd/ there";
+pub(crate) const PERMISSION_HINT: &str = "StableNames need the permissions of deploy/crd/ there";
 
 /// A write under way.
 #[derive(Debug)]
