@@ -18,9 +18,12 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::dns::message::presentation::{parse_name, rcode_text, type_text};
+use crate::dns::net::interfaces::is_own;
 use crate::query::{QueryError, Question};
 use answer::{Answer, Reply, describe};
-use explanation::{Context, SILENT, cache_explanation, explanations, upstream_failure};
+use explanation::{
+    Context, SILENT, cache_explanation, explanations, is_itself, is_name_server, upstream_failure,
+};
 use names::Names;
 
 /// The types that each name is asked for. Answers for A explain others.
@@ -303,7 +306,7 @@ impl<'a> Comparison<'a> {
             }
             None => false,
         };
-        Context { rcodes_of_a, is_target_denied }
+        Context { rcodes_of_a, is_target_denied, ..Context::default() }
     }
 
     /// Returns why answers may differ; `None` if they are the same.
@@ -316,7 +319,13 @@ impl<'a> Comparison<'a> {
     ) -> Option<Reasons> {
         let reasons = match both(replies) {
             Some([a, b]) if a == b => return None,
-            Some(answers) => explanations(self.names, text, qtype, answers, context),
+            Some(answers) => {
+                // Not asked of the system for each of many names.
+                let is_asked = is_name_server(self.names, text);
+                let is_itself = [0, 1]
+                    .map(|at| is_asked && is_itself(text, qtype, answers[at], self.servers[at].ip(), is_own));
+                explanations(self.names, text, qtype, answers, Context { is_itself, ..context })
+            }
             None => [None; 2],
         };
         let failure = upstream_failure(self.names, text, replies);

@@ -19,7 +19,8 @@ const BELOW_IPV6: &str = "a PTR record is only at the exact name of the address"
 const ABSENT_SOA: &str = "a name that doesn't exist has no SOA record";
 const POD_ADDRESS: &str = "each address of a Pod counts";
 const HIDDEN: &str = "namespace_labels hides PTR records, too";
-const NAME_SERVER: &str = "each server names the Services in front of its own Pod as name servers";
+const NAME_SERVER: &str =
+    "each server names the Services in front of its own Pod as name servers, or else itself";
 const UPSTREAM: &str = "records from outside of the cluster vary with the upstream and its caches";
 const UPSTREAM_FAILS: &str =
     "a name outside of the cluster for which neither server gets an answer from its upstream";
@@ -33,6 +34,8 @@ pub struct Context {
     pub rcodes_of_a: [Option<ResponseCode>; 2],
     /// Both servers answer NXDOMAIN for the target of a PTR record.
     pub is_target_denied: bool,
+    /// Whether each server has only addresses of its own as those of the name server.
+    pub is_itself: [bool; 2],
 }
 
 /// Returns why the answers of two servers to a question may differ; `None` if they may not. The first reason holds if
@@ -46,9 +49,12 @@ pub fn explanations(
     context: Context,
 ) -> [Option<&'static str>; 2] {
     let upstream = is_upstreams(names, name, a, b).then_some(UPSTREAM);
+    let is_server = |(answer, is_itself)| is_itself || is_front(names, name, qtype, answer);
+    let are_servers = is_name_server(names, name) && [a, b].into_iter().zip(context.is_itself).all(is_server);
+    let other = are_servers.then_some(NAME_SERVER).or(upstream);
     [(a, b, 0), (b, a, 1)].map(|(theirs, ours, coredns)| {
         let theirs_for_a = context.rcodes_of_a[coredns];
-        one_way(names, name, qtype, theirs, ours, theirs_for_a, context).or(upstream)
+        one_way(names, name, qtype, theirs, ours, theirs_for_a, context).or(other)
     })
 }
 
@@ -78,12 +84,8 @@ fn one_way(
     if is_apart && qtype == RecordType::TXT && theirs_for_a == Some(ResponseCode::NoError) {
         return Some(OTHER_TYPE);
     }
-    let is_name_server = name == format!("ns.dns.{zone}");
-    if is_apart && (is_name_server || name == format!("dns-version.{zone}")) {
+    if is_apart && (is_name_server(names, name) || name == format!("dns-version.{zone}")) {
         return Some(OTHER_TYPE);
-    }
-    if is_name_server && [theirs, ours].iter().all(|answer| is_front(names, name, qtype, answer)) {
-        return Some(NAME_SERVER);
     }
     let is_above = name.starts_with('_') && names.is_of_object(names.subject(name));
     if is_apart && (name == format!("dns.{zone}") || is_above) {
@@ -166,20 +168,46 @@ fn leads_to(entry: &Entry) -> &str {
     entry.data.rsplit(' ').next().unwrap_or_default().trim_end_matches('.')
 }
 
+/// Returns whether a name is that of the name server.
+#[must_use]
+pub fn is_name_server(names: &Names, name: &str) -> bool {
+    name.strip_prefix("ns.dns.") == Some(&*names.zone)
+}
+
 /// Returns whether a server has the addresses of the Services in front of its Pod as those of the name server.
 fn is_front(names: &Names, name: &str, qtype: RecordType, answer: &Answer) -> bool {
-    let is_wanted = |ip: &IpAddr| match qtype {
-        RecordType::A => ip.is_ipv4(),
-        _ => ip.is_ipv6(),
-    };
+    let is_wanted = |ip: &IpAddr| is_of_type(*ip, qtype);
+    addresses(name, qtype, answer).is_some_and(|ips| names.is_front(&ips, is_wanted))
+}
+
+/// Returns whether a server that is asked at `server` has only addresses of its own as those of the name server, as
+/// outside of a cluster: the address that it is asked at, or, on this machine, those for which `is_local` holds.
+#[must_use]
+pub fn is_itself(
+    name: &str,
+    qtype: RecordType,
+    answer: &Answer,
+    server: IpAddr,
+    is_local: impl Fn(IpAddr) -> bool,
+) -> bool {
+    let is_own = |ip: &IpAddr| *ip == server || is_local(server) && is_local(*ip);
+    let has_none = !is_of_type(server, qtype);
+    addresses(name, qtype, answer).is_some_and(|ips| ips.iter().all(is_own) && (has_none || !ips.is_empty()))
+}
+
+fn is_of_type(ip: IpAddr, qtype: RecordType) -> bool {
+    if qtype == RecordType::A { ip.is_ipv4() } else { ip.is_ipv6() }
+}
+
+/// Returns the addresses in an answer for A or AAAA; `None` if it is another one, or has other records.
+fn addresses(name: &str, qtype: RecordType, answer: &Answer) -> Option<BTreeSet<IpAddr>> {
     let ip = |entry: &Entry| match entry.owner == name && entry.rtype == qtype {
         true => entry.data.parse::<IpAddr>().ok(),
         false => None,
     };
-    let ips: Option<BTreeSet<IpAddr>> = answer.sections[0].iter().map(ip).collect();
     let is_address =
         matches!(qtype, RecordType::A | RecordType::AAAA) && answer.rcode == ResponseCode::NoError;
-    is_address && ips.is_some_and(|ips| names.is_front(&ips, is_wanted))
+    answer.sections[0].iter().map(ip).collect::<Option<_>>().filter(|_| is_address)
 }
 
 /// Returns whether `ours` has the CNAME record of an ExternalName, and `theirs` has none, or the same one alone. A name
@@ -288,7 +316,7 @@ mod tests {
     ) -> Option<&'static str> {
         let names = known();
         let rcode_of_a = Some(answer(for_a, &[]).rcode);
-        let context = Context { rcodes_of_a: [rcode_of_a, rcode_of_a], is_target_denied: false };
+        let context = Context { rcodes_of_a: [rcode_of_a, rcode_of_a], ..Context::default() };
         let qtype = qtype.parse().unwrap();
         let [one, _] = explanations(&names, name, qtype, [theirs, ours], context);
         let [_, other] = explanations(&names, name, qtype, [ours, theirs], context);
@@ -464,6 +492,34 @@ mod tests {
             let name = "1.0.0.10.in-addr.arpa";
             let of = |answers| explanations(&known(), name, RecordType::PTR, answers, context);
             assert_eq!((of([&ptr, &denied]), of([&denied, &ptr])), ([expected, None], [None, expected]));
+        }
+    }
+
+    #[test]
+    fn name_server_outside_of_a_cluster_is_the_server_itself() {
+        let (name, names) = ("ns.dns.c.local", known());
+        let at = |ip: &str| answer("NOERROR aa", &[&[&format!("ns.dns.c.local. 5 A {ip}")]]);
+        let local = ["127.0.0.1", "192.0.2.7"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        let (front, none) = (at("10.0.0.10"), answer("NOERROR aa", &[&[], &[SOA]]));
+        for (server, qtype, ours, expected) in [
+            ("203.0.113.5", RecordType::A, at("203.0.113.5"), Some(NAME_SERVER)),
+            ("203.0.113.5", RecordType::A, at("203.0.113.6"), None),
+            ("203.0.113.5", RecordType::A, at("192.0.2.7"), None),
+            ("127.0.0.1", RecordType::A, at("192.0.2.7"), Some(NAME_SERVER)),
+            ("127.0.0.1", RecordType::A, at("203.0.113.5"), None),
+            ("127.0.0.1", RecordType::A, none.clone(), None),
+            ("::1", RecordType::A, none, Some(NAME_SERVER)),
+        ] {
+            let is_itself = is_itself(name, qtype, &ours, server.parse().unwrap(), |ip| {
+                local.contains(&ip) || ip.is_loopback()
+            });
+            let context = Context { is_itself: [false, is_itself], ..Context::default() };
+            let found = explanations(&names, name, qtype, [&front, &ours], context);
+            assert_eq!(found, [expected; 2], "{server} {ours:?}");
+            assert_eq!(
+                explanations(&names, "web.shop.svc.c.local", qtype, [&front, &ours], context),
+                [None; 2]
+            );
         }
     }
 

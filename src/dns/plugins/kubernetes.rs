@@ -31,7 +31,8 @@
 //!   the slice has ports.
 //! - A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels before an IPv6 address.
 //! - Before the first lists are complete, `fallthrough` passes on nothing.
-//! - The name servers are the Services in front of the addresses in `POD_IPS`, if that is set.
+//! - The name servers are the Services in front of the addresses in `POD_IPS`, if that is set; without such a Service,
+//!   as outside of a cluster, this server itself.
 //!
 //! # Syntax
 //!
