@@ -109,10 +109,14 @@ impl ClusterDns {
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = sleep(LINGER), if has_unwanted => {
-                    running.iter().filter(|known| !is_wanted(known)).for_each(|known| {
-                        self.clusters.forget(&known.cluster);
+                    // A reload under way may have built a block that answers from these objects.
+                    running.retain(|known| {
+                        let is_kept = is_wanted(known) || known.cluster.has_blocks();
+                        if !is_kept {
+                            self.clusters.forget(&known.cluster);
+                        }
+                        is_kept
                     });
-                    running.retain(is_wanted);
                 }
                 changed = served.changed() => changed.map_err(|_| SyncError::WatchEnded)?,
                 Some(_) = tasks.join_next(), if !tasks.is_empty() => {}

@@ -49,6 +49,8 @@ pub struct Cluster {
     all_listed: watch::Sender<bool>,
     /// Why each kind can't be listed at present.
     failures: Mutex<[Option<Box<str>>; Kind::ALL.len()]>,
+    /// Each block that answers from the objects, or is about to, has a clone.
+    blocks: Arc<()>,
 }
 
 /// What a zone shows of the objects.
@@ -76,7 +78,14 @@ impl Cluster {
             is_listed: AtomicBool::new(false),
             all_listed: watch::Sender::new(false),
             failures: Mutex::default(),
+            blocks: Arc::default(),
         }
+    }
+
+    /// Returns whether a block answers from the objects, or is about to.
+    #[must_use]
+    pub fn has_blocks(&self) -> bool {
+        Arc::strong_count(&self.blocks) > 1
     }
 
     #[must_use]

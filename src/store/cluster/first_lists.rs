@@ -20,13 +20,15 @@ pub struct FirstLists {
     began: OnceLock<Instant>,
     places: Semaphore,
     is_optional: AtomicBool,
+    _block: Arc<()>,
 }
 
 impl FirstLists {
     #[must_use]
     pub fn new(cluster: Arc<Cluster>, longest: Duration) -> Self {
         let (began, places) = (OnceLock::new(), Semaphore::new(MAX_WAITING));
-        Self { cluster, longest, began, places, is_optional: AtomicBool::new(false) }
+        let block = Arc::clone(&cluster.blocks);
+        Self { cluster, longest, began, places, is_optional: AtomicBool::new(false), _block: block }
     }
 
     #[must_use]

@@ -1,6 +1,8 @@
 use std::net::IpAddr;
+use std::time::Duration;
 
 use super::answer::{Answer, Outcome, PodMode, Rules};
+use super::first_lists::FirstLists;
 use super::objects::{Addressing, EndpointZones, Kind, Port, Protocol, Service, Slice};
 use super::records::{A, AAAA, NS, PTR, SOA, SRV, TXT};
 use super::registry::{ClusterRegistry, ClusterSpec};
@@ -648,6 +650,10 @@ fn blocks_with_the_same_selection_share_a_cluster() {
     assert_eq!(served.borrow().len(), 2);
     drop(guards);
     assert!(served.borrow().is_empty());
+    let block = FirstLists::new(Arc::clone(&other), Duration::ZERO);
+    assert!(other.has_blocks(), "a reload has built a block, which isn't served yet");
+    drop(block);
+    assert!(!other.has_blocks());
     registry.forget(&other);
     assert!(!Arc::ptr_eq(&registry.cluster(spec()), &other), "its objects aren't kept up to date any more");
     drop((other, labelled));
