@@ -273,6 +273,8 @@ async fn options_of_kubernetes_have_corednss_answers() {
         "fallthrough in-addr.arpa ip6.arpa",
         "fallthrough",
         "zonal",
+        // Without zones it has no effect.
+        "multicluster",
     ] {
         eprintln!("cluster names: {options:?}");
         world.hides_pointers = options.starts_with("namespace_labels");

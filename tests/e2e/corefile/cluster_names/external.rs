@@ -24,17 +24,17 @@ const COREFILE: &str = "
         forward . {$UPSTREAM}
     }";
 
-/// Returns the names to ask for: those of all objects, and as many that don't exist.
-fn external_names(world: &World, random: &mut StdRng) -> Vec<String> {
+/// Returns the names in a zone to ask for: those of all objects, and as many that don't exist.
+fn external_names(world: &World, zone: &str, random: &mut StdRng) -> Vec<String> {
     let labels: Vec<&String> = world.below.iter().collect();
     let mut names: BTreeSet<String> = world.externals.iter().map(|ip| reverse(*ip)).collect();
     for key in &world.services {
-        names.insert(format!("{key}.{ZONE}"));
+        names.insert(format!("{key}.{zone}"));
         for _ in 0..4 {
-            names.insert(format!("{}.{key}.{ZONE}", labels[random.random_range(0..labels.len())]));
+            names.insert(format!("{}.{key}.{zone}", labels[random.random_range(0..labels.len())]));
         }
     }
-    names.extend(World::namespaces().map(|namespace| format!("{namespace}.{ZONE}")));
+    names.extend(World::namespaces().map(|namespace| format!("{namespace}.{zone}")));
     let special = [
         "",
         "dns.",
@@ -51,7 +51,7 @@ fn external_names(world: &World, random: &mut StdRng) -> Vec<String> {
         "svc.",
         "web.svc.",
     ];
-    names.extend(special.map(|below| format!("{below}{ZONE}")));
+    names.extend(special.map(|below| format!("{below}{zone}")));
     names.extend(
         ["100.51.198.in-addr.arpa", "8.b.d.0.1.0.0.2.ip6.arpa", "web.100.51.198.in-addr.arpa"]
             .map(str::to_owned),
@@ -70,7 +70,8 @@ fn external_explanation(
 ) -> Option<&'static str> {
     let mut words = question.text.split(' ');
     let (name, qtype) = (words.next()?.to_lowercase(), words.next()?);
-    let below = name.strip_suffix(&format!(".{ZONE}"));
+    let mut zones = [ZONE, super::ZONE].into_iter();
+    let below = zones.find_map(|zone| name.strip_suffix(zone)?.strip_suffix('.'));
     let is_in = |keys: &BTreeSet<String>| {
         below.is_some_and(|name| keys.iter().any(|key| name == key || name.ends_with(&format!(".{key}"))))
     };
@@ -147,11 +148,43 @@ async fn external_names_are_answered_as_by_coredns() {
         eprintln!("external names: {options:?}");
         let servers = Servers::with(&plane, &upstreams, &COREFILE.replace("OPTIONS", options)).await;
         wait_until_listed(&servers).await;
-        let all = external_names(&world, &mut random);
+        let all = external_names(&world, ZONE, &mut random);
         compare_names(&world, &servers, &mut random, all, external_explanation).await;
         if options.starts_with("ttl") {
             world.change(&client, services, &mut random).await;
             world.add(&client, services / 4, &mut random).await;
         }
+    }
+}
+
+/// The explanations of both plugins.
+fn shared_explanation(
+    world: &World,
+    question: &Question,
+    rcodes_of_a: &BTreeMap<String, ResponseCode>,
+    coredns: &Answer,
+    subject: &Answer,
+) -> Option<&'static str> {
+    external_explanation(world, question, rcodes_of_a, coredns, subject)
+        .or_else(|| explanation(world, question, rcodes_of_a, coredns, subject))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zone_of_both_plugins_is_answered_as_by_coredns() {
+    let mut random = StdRng::seed_from_u64(number("LB_LINKER_CLUSTER_SEED", 1) + 4);
+    let plane = ControlPlane::start(dual_stack());
+    let client = plane.admin_client().await;
+    let mut world = World::default();
+    World::write_namespaces(&client).await;
+    world.add(&client, 30, &mut random).await;
+    let upstreams = Upstreams::start().await;
+    for options in ["ttl 7", "headless\nfallthrough"] {
+        eprintln!("external names in the zone of kubernetes: {options:?}");
+        let corefile = COREFILE.replace("k8s_external ext.test", "k8s_external cluster.local");
+        let servers = Servers::with(&plane, &upstreams, &corefile.replace("OPTIONS", options)).await;
+        wait_until_listed(&servers).await;
+        let mut all = external_names(&world, super::ZONE, &mut random);
+        all.extend(names(&world, &mut random));
+        compare_names(&world, &servers, &mut random, all, shared_explanation).await;
     }
 }
