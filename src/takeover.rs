@@ -66,6 +66,9 @@ pub async fn takeover(
     match find(&client, &selection, &progress).await {
         Ok(found) => {
             let services: Vec<String> = found.iter().map(|it| format!("Service {}", it.key)).collect();
+            if !services.is_empty() {
+                progress(&format!("Services with the finalizer {FINALIZER}: {}", services.len()));
+            }
             let writes = !dry_run && !services.is_empty();
             let objection = writes.then(|| objection(&services, &server)).flatten();
             let (dry_run, namespaces) = (dry_run || objection.is_some(), &selection.namespaces);
@@ -122,7 +125,6 @@ async fn remove_all(
         return;
     }
     let number = found.len();
-    progress(&format!("Services with the finalizer {FINALIZER}: {number}"));
     let (mut done, mut failed) = (0, 0);
     let mut rows = BTreeMap::new();
     let mut forbidden = None;
