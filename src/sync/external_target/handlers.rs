@@ -25,9 +25,13 @@ use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Spec;
 use crate::sync::source::service_links::is_present;
 
+fn are_all(kinds: &HashSet<ObjectKind>) -> bool {
+    kinds.contains(&ObjectKind::Service) && kinds.contains(&ObjectKind::EndpointSlice)
+}
+
 impl Reconciler {
     pub(crate) fn is_listed(&self) -> bool {
-        self.listed.contains(&ObjectKind::Service) && self.listed.contains(&ObjectKind::EndpointSlice)
+        are_all(&self.listed)
     }
 
     pub(crate) fn on_object_event(&mut self, event: ObjectEvent) {
@@ -99,6 +103,7 @@ impl Reconciler {
 
     fn on_list(&mut self, kind: ObjectKind, list: Vec<ObservedObject>) {
         let (was_listed, could_write) = (self.is_listed(), self.may_write());
+        let is_first = self.read.insert(kind) && are_all(&self.read);
         self.count_unlisted_removals(kind, &list);
         let gone = self.objects.replace(kind, list);
         self.listed.insert(kind);
@@ -114,7 +119,7 @@ impl Reconciler {
             return;
         }
         for object in self.objects.iter().filter(|object| object.id.kind == ObjectKind::Service) {
-            if !was_listed {
+            if is_first {
                 self.publish_persisted_target(object);
             }
             self.report_owner(&object.id);

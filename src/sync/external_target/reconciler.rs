@@ -134,6 +134,8 @@ pub(crate) struct Reconciler {
     pub(crate) objects: ObjectCache,
     /// The kinds of objects with a complete list.
     pub(crate) listed: HashSet<ObjectKind>,
+    /// The kinds that have been listed, without those that `--sync off` doesn't wait for.
+    pub(crate) read: HashSet<ObjectKind>,
     /// The term of the writes.
     pub(crate) term: u64,
     /// The number of restores of etcd before the lists of `listed_in_term` began.
@@ -183,6 +185,7 @@ impl Reconciler {
         Self {
             objects: ObjectCache::new(context.policy.instance.clone()),
             listed: HashSet::new(),
+            read: HashSet::new(),
             term: context.leadership.term(),
             rewinds: context.rewinds.count(),
             listed_in_term: HashSet::new(),

@@ -31,6 +31,7 @@ use crate::sync::external_target::states::ExternalTargetState;
 use crate::sync::external_target::write_result::{Answered, Before, SentWrite};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::instance::INSTANCE;
+use crate::sync::k8s::labels::STABLE_NAME_UID;
 use crate::sync::k8s::listed::CompletedLists;
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::k8s::service::Spec;
@@ -818,6 +819,32 @@ async fn lost_deletion_is_forgotten_when_the_link_needs_no_write() {
     reconciler.queue_all();
     reconciler.drain_queue();
     assert!(reconciler.lost_answers.of_kind(ObjectKind::Service).is_empty());
+}
+
+#[tokio::test]
+async fn targets_of_stable_names_that_are_read_late_are_answered() {
+    let mut reconciler =
+        reconciler(test_support::client(|_| test_support::status(500, "InternalError", "no")));
+    reconciler.context.policy.sync = SyncMode::Off;
+    let mut object = to_json(&external_target_of(&reconciler, "web", "1"), "7");
+    object["metadata"]["annotations"][STABLE_NAME_UID] = "s".into();
+    let object: Object = serde_json::from_value::<Service>(object).unwrap().into();
+    reconciler.context.store = Arc::new(Store::new(OnGone::Kept));
+    reconciler.context.store.set_known(Input::Services);
+    // Nothing may be read at first, and later everything but StableNames.
+    reconciler.context.store.set_known(Input::StableNames);
+    reconciler.context.overrides_listed =
+        watch::Sender::new(CompletedLists::new(&BTreeSet::new(), None)).subscribe();
+    reconciler.on_object_event(ObjectEvent::Unseen);
+    assert!(reconciler.is_listed(), "nothing waits for them");
+    for (kind, list) in
+        [(ObjectKind::Service, vec![ObservedObject::of(&object)]), (ObjectKind::EndpointSlice, vec![])]
+    {
+        reconciler.on_object_event(ObjectEvent::Listed(kind, list));
+    }
+    let link = reconciler.context.store.get(&ServiceKey::new("shop", "web")).unwrap();
+    assert!(link.active_override().is_some_and(|by| by.is_provisional), "{link:?}");
+    assert!(link.target.is_some());
 }
 
 #[tokio::test(start_paused = true)]
