@@ -433,6 +433,7 @@ impl<'a> LeaseClient<'a> {
         let ElectionConfig { namespace, lease, .. } = &self.election.election_config;
         self.refusal.note(false);
         self.error_log.recovered(&format!("Lease {namespace}/{lease} can be used again"));
+        self.election.availability.report_available();
         self.pauses = Backoff::new(RETRY_BACKOFF);
     }
 
@@ -456,7 +457,11 @@ impl<'a> LeaseClient<'a> {
         let sentence = failure.sentence(doing, hint);
         self.refusal.note(failure.code() == 403);
         match failure {
-            RequestFailure::Unanswered => self.error_log.report(0, &sentence),
+            // The first sign of an API server that is silent: other requests are rarer.
+            RequestFailure::Unanswered => {
+                let cause = format!("no answer within {REQUEST_TIMEOUT:?} ({doing})");
+                self.election.availability.report(&cause);
+            }
             RequestFailure::Kube(error) if failure.code() == 0 => {
                 self.election.availability.report(&root_cause(error))
             }
