@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output, Stdio};
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::answers::with_upstream;
@@ -320,21 +321,30 @@ async fn links_tell_how_old_they_are_in_an_outage() {
     let plane = ControlPlane::lend();
     let cluster = plane.cluster().await;
     cluster.create_load_balancer("default", "web").await;
-    let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);
+    let args = ["--upstream", "none", "--leader-election", "lease", "--instance", "lb-linker/lb-linker"];
+    let linker = Linker::in_cluster(&plane, "external-targets", &args);
     let admin = linker.admin().await;
     linker.ready().await;
     let errors = || text(&links_of(admin, &[]).stderr);
     assert!(!errors().contains("old"), "{}", errors());
-    plane.stop_apiserver();
     let is_old = |text: &str| {
         text.contains("what lb-linker knows is ") && text.contains("the API server can't be reached")
     };
+    let is_over = || async { (!errors().contains("what lb-linker knows is ")).then_some(()) };
+    linker.line("leading now").await;
+    // The first requests without an answer are those for the Lease.
+    plane.signal_apiserver(Signal::SIGSTOP);
+    linker.line("no answer within 5s (update Lease lb-linker/lb-linker)").await;
+    eventually("the age of the view", || async { is_old(&errors()).then_some(()) }).await;
+    plane.signal_apiserver(Signal::SIGCONT);
+    eventually("the end of the notice", is_over).await;
+
+    plane.stop_apiserver();
     eventually("the age of the view", || async { is_old(&errors()).then_some(()) }).await;
     let (status, note) = linker.get_ready();
     assert!(status == 200 && is_old(&note), "{note}");
     assert!(text(&links_of(admin, &[]).stdout).contains("web-default.lb.internal"));
     plane.start_apiserver();
-    let is_over = || async { (!errors().contains("what lb-linker knows is ")).then_some(()) };
     eventually("the end of the notice", is_over).await;
 }
 

@@ -232,16 +232,22 @@ fn dual_stack() -> Options {
     Options { apiserver_args: vec![ranges.to_owned()], ..Options::default() }
 }
 
+/// Starts a control plane with generated Services.
+async fn generated(services: usize, random: &mut StdRng) -> (ControlPlane, Client, World) {
+    let plane = ControlPlane::start(dual_stack());
+    let client = plane.admin_client().await;
+    let mut world = World::default();
+    World::write_namespaces(&client).await;
+    world.add(&client, services, random).await;
+    (plane, client, world)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_names_are_answered_as_by_coredns() {
     let seed = number("LB_LINKER_CLUSTER_SEED", 1);
     let services = usize::try_from(number("LB_LINKER_CLUSTER_SERVICES", 300)).unwrap();
     let mut random = StdRng::seed_from_u64(seed);
-    let plane = ControlPlane::start(dual_stack());
-    let client = plane.admin_client().await;
-    let mut world = World::default();
-    World::write_namespaces(&client).await;
-    world.add(&client, services, &mut random).await;
+    let (plane, client, mut world) = generated(services, &mut random).await;
     let upstreams = Upstreams::start().await;
     let servers = Servers::start(&plane, &upstreams, "pods verified").await;
     servers.wait_for_changes(&client, 1).await;
@@ -256,11 +262,7 @@ async fn cluster_names_are_answered_as_by_coredns() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn options_of_kubernetes_have_corednss_answers() {
     let mut random = StdRng::seed_from_u64(number("LB_LINKER_CLUSTER_SEED", 1) + 1);
-    let plane = ControlPlane::start(dual_stack());
-    let client = plane.admin_client().await;
-    let mut world = World::default();
-    World::write_namespaces(&client).await;
-    world.add(&client, 40, &mut random).await;
+    let (plane, _, mut world) = generated(40, &mut random).await;
     let upstreams = Upstreams::start().await;
     for options in [
         "pods insecure\nttl 30",
