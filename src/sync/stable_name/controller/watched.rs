@@ -25,6 +25,7 @@ use crate::store::Input;
 use crate::sync::events::findings::Findings;
 use crate::sync::events::link_log::log_change;
 use crate::sync::events::{Reason, Regarding};
+use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{
     ApiAvailability, ObjectErrors, WatchLog, describe, explain_watch, in_place, root_cause, watch_scopes,
@@ -514,7 +515,10 @@ impl FailoverController {
         // What was listed in the present term goes on.
         let [known, unknown] = [
             "their changes aren't seen, and DNS answers with the targets that are known",
-            "their external targets, and the Services that follow them, stay as they are",
+            match self.context.policy.sync {
+                SyncMode::Off => "their targets are those of their external targets",
+                _ => "their external targets, and the Services that follow them, stay as they are",
+            },
         ]
         .map(|effect| format!("{effect}; lb-linker tries again every {DISCOVERY_INTERVAL:?}"));
         let listed = self.context.overrides_listed.borrow().clone();
