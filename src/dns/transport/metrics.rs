@@ -126,6 +126,21 @@ mod tests {
         assert_eq!(log.add(DropReason::Queue, 4, start + LOG_INTERVAL / 2), None);
         assert_eq!(log.add(DropReason::Busy, 5, start + LOG_INTERVAL / 2), None);
         let next = log.add(DropReason::Send, 1, start + LOG_INTERVAL).unwrap();
-        assert!(next.contains("4 because the kernel's receive queue was full, 5 because"), "{next}");
+        assert!(next.contains("4 because the kernel's receive queue was full, 5 because too many"), "{next}");
+        assert!(next.contains("answered, 1 because the kernel refused"), "{next}");
+    }
+
+    #[test]
+    fn each_reason_counts_under_its_own_label() {
+        let metrics = TransportMetrics::register(&Registry::new()).unwrap();
+        for (number, (reason, label)) in (1..).zip([
+            (DropReason::Busy, "busy"),
+            (DropReason::Queue, "queue"),
+            (DropReason::Send, "send"),
+            (DropReason::Unreachable, "unreachable"),
+        ]) {
+            metrics.dropped(reason, number);
+            assert_eq!(metrics.udp_dropped.with_label_values(&[label]).get(), u64::from(number), "{label}");
+        }
     }
 }

@@ -150,3 +150,25 @@ impl UpstreamCounters {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_counts_under_its_own_label() {
+        let registry = Registry::new();
+        let metrics = ForwardMetrics::register(&registry).unwrap();
+        let limits =
+            [(LookupLimit::Client, "client"), (LookupLimit::All, "all"), (LookupLimit::Sockets, "sockets")];
+        for (number, (limit, _)) in (1..).zip(limits) {
+            (0..number).for_each(|_| metrics.refused(limit));
+        }
+        let families = registry.gather();
+        let refused = families.iter().find(|family| family.name() == "lb_linker_dns_lookups_refused_total");
+        for (number, (_, label)) in (1..).zip(limits) {
+            let metric = refused.unwrap().get_metric().iter().find(|it| it.get_label()[0].value() == label);
+            assert_eq!(metric.unwrap().get_counter().get_value(), f64::from(number), "{label}");
+        }
+    }
+}
