@@ -14,7 +14,7 @@ use prometheus::proto::MetricFamily;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::dns::message::query::{QueryKey, UpstreamQuery, wire_name};
+use crate::dns::message::query::{QueryKey, QueryKeyHashing, UpstreamQuery, wire_name};
 use crate::model::hostname::to_presentation;
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
@@ -110,7 +110,7 @@ impl FailedTargetsGauge {
 
     /// Returns an empty set that counts in this gauge.
     pub(crate) fn new_set(&self) -> Arc<FailedTargets> {
-        let state = FailureState { failing: HashMap::new(), last_cleanup: Instant::now(), reported: 0 };
+        let state = FailureState { failing: HashMap::default(), last_cleanup: Instant::now(), reported: 0 };
         let (gauge, version, log) = (self.gauge.clone(), Arc::clone(&self.version), self.log.clone());
         let set = Arc::new(FailedTargets { state: Mutex::new(state), gauge, version, log });
         let mut sets = self.sets.lock();
@@ -142,7 +142,7 @@ pub(crate) struct FailedTargets {
 
 #[derive(Debug)]
 struct FailureState {
-    failing: HashMap<QueryKey, FailingTarget>,
+    failing: HashMap<QueryKey, FailingTarget, QueryKeyHashing>,
     /// The time of the last search for targets to forget.
     last_cleanup: Instant,
     /// This set's share of the gauge.

@@ -28,8 +28,6 @@ pub(super) struct PendingQuery {
     /// The key of the response cache, if the answer may be cached.
     pub(super) key: Option<Box<[u8]>>,
     pub(super) guard: InFlightGuard,
-    /// The client's share of the backlog, until the query leaves it.
-    _queue_share: QuotaGuard,
 }
 
 /// The state of a query.
@@ -48,7 +46,8 @@ pub(super) struct Backlog {
 }
 
 struct Part {
-    queries: VecDeque<PendingQuery>,
+    /// Each with its client's share of the capacity.
+    queries: VecDeque<(PendingQuery, QuotaGuard)>,
     capacity: Arc<ClientQuota>,
 }
 
@@ -67,17 +66,18 @@ impl Backlog {
         guard: InFlightGuard,
     ) -> bool {
         let part = if is_about_own_names { &mut self.own } else { &mut self.others };
-        let Some(queue_share) = part.capacity.acquire(unmapped(peer.address).ip(), 1) else { return false };
-        part.queries.push_back(PendingQuery { progress, peer, key, guard, _queue_share: queue_share });
+        let Some(share) = part.capacity.acquire(unmapped(peer.address).ip(), 1) else { return false };
+        part.queries.push_back((PendingQuery { progress, peer, key, guard }, share));
         true
     }
 
     /// Removes at most `number` queries, those about own names first; at least `number / 8` are others, if there are as many.
+    /// They use no share of the capacity any more.
     pub(super) fn take(&mut self, number: usize) -> impl Iterator<Item = PendingQuery> {
         let others = self.others.queries.len().min(number / 8);
         let own = self.own.queries.len().min(number - others);
         let others = self.others.queries.len().min(number - own);
-        self.own.queries.drain(..own).chain(self.others.queries.drain(..others))
+        self.own.queries.drain(..own).chain(self.others.queries.drain(..others)).map(|(query, _)| query)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -337,8 +337,7 @@ impl Worker {
 
     /// Answers a query, after waiting for an upstream if necessary.
     fn answer(&self, query: PendingQuery) -> impl Future<Output = Finished> {
-        // Ends the client's share of the backlog.
-        let PendingQuery { progress, peer, key, guard, .. } = query;
+        let PendingQuery { progress, peer, key, guard } = query;
         let Peer { address, local, .. } = peer;
         let client = unmapped(address).ip();
         // Boxed, because it is large and would be moved several times.
