@@ -16,7 +16,7 @@ use crate::dns::chain::target_check::TargetCheck;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::encode::uncompressed_length;
 use crate::dns::message::header::{MAX_UDP, MIN_UDP, OPT_LENGTH};
-use crate::dns::message::query::{QueryKey, UpstreamQuery};
+use crate::dns::message::query::{KeyFlags, QueryKey, UpstreamQuery};
 use crate::dns::message::reply::Reply;
 use crate::dns::net::Protocol;
 
@@ -173,6 +173,14 @@ impl Request {
             authentic_data: self.metadata.authentic_data,
             dnssec_ok: self.dnssec_ok(),
         }
+    }
+
+    /// Returns the key of the query for an upstream: the key that *cache* has computed, unless the query has changed.
+    pub(crate) fn take_key(&mut self) -> QueryKey {
+        let Metadata { recursion_desired, checking_disabled, .. } = self.metadata;
+        let flags = KeyFlags::new(recursion_desired, checking_disabled, self.dnssec_ok());
+        let known = self.key.take().filter(|key| key.is_of(&self.query, flags));
+        known.unwrap_or_else(|| QueryKey::of(&self.query, flags))
     }
 }
 

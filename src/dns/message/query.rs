@@ -42,6 +42,10 @@ pub(crate) type QueryKeyHashing = BuildHasherDefault<QueryKeyHasher>;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct QueryKeyHasher(u64);
 
+/// The flags of a query that are part of its key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeyFlags(u8);
+
 /// The random key of all hashes.
 static HASHING: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 /// Neither the highest nor the lowest bits, which choose a place in a map.
@@ -71,22 +75,11 @@ impl UpstreamQuery {
 
     #[must_use]
     pub fn key(&self) -> QueryKey {
-        let mut key = Vec::with_capacity(NAME + self.query.name().len());
-        key.extend(self.fixed_octets());
-        names::push_labels(self.query.name(), &mut key);
-        QueryKey::new(key.into())
+        QueryKey::of(&self.query, self.flags())
     }
 
-    /// Returns the octets of the key before the name.
-    fn fixed_octets(&self) -> [u8; NAME] {
-        let flags = [
-            (self.recursion_desired, RECURSION_DESIRED),
-            (self.checking_disabled, CHECKING_DISABLED),
-            (self.dnssec_ok, DNSSEC_OK),
-        ];
-        let [a, b] = u16::from(self.query.query_type()).to_be_bytes();
-        let [c, d] = u16::from(self.query.query_class()).to_be_bytes();
-        [a, b, c, d, flags.into_iter().filter_map(|(is_set, flag)| is_set.then_some(flag)).sum()]
+    fn flags(&self) -> KeyFlags {
+        KeyFlags::new(self.recursion_desired, self.checking_disabled, self.dnssec_ok)
     }
 
     /// Returns this query, and then the queries that differ only in DO and CD.
@@ -110,9 +103,16 @@ impl QueryKey {
         Self { hash: hasher.finish() & !NAME_BITS | of_name, octets }
     }
 
+    pub(crate) fn of(query: &Query, flags: KeyFlags) -> Self {
+        let mut key = Vec::with_capacity(NAME + query.name().len());
+        key.extend(fixed_octets(query, flags));
+        names::push_labels(query.name(), &mut key);
+        Self::new(key.into())
+    }
+
     /// Returns whether this is the key of a query.
-    pub(crate) fn is_of(&self, query: &UpstreamQuery) -> bool {
-        self.octets[..NAME] == query.fixed_octets() && has_name_in_any_case(self.name(), query.query.name())
+    pub(crate) fn is_of(&self, query: &Query, flags: KeyFlags) -> bool {
+        self.octets[..NAME] == fixed_octets(query, flags) && has_name_in_any_case(self.name(), query.name())
     }
 
     /// Returns a number that is the same for all queries about a name.
@@ -181,6 +181,24 @@ impl QueryKey {
     pub(crate) fn is_cacheable(&self) -> bool {
         self.has(RECURSION_DESIRED) && !is_transfer(self.qtype())
     }
+}
+
+impl KeyFlags {
+    pub(crate) fn new(recursion_desired: bool, checking_disabled: bool, dnssec_ok: bool) -> Self {
+        let flag = |is_set, flag: u8| if is_set { flag } else { 0 };
+        Self(
+            flag(recursion_desired, RECURSION_DESIRED)
+                | flag(checking_disabled, CHECKING_DISABLED)
+                | flag(dnssec_ok, DNSSEC_OK),
+        )
+    }
+}
+
+/// Returns the octets of a key before the name.
+fn fixed_octets(query: &Query, flags: KeyFlags) -> [u8; NAME] {
+    let [a, b] = u16::from(query.query_type()).to_be_bytes();
+    let [c, d] = u16::from(query.query_class()).to_be_bytes();
+    [a, b, c, d, flags.0]
 }
 
 impl Hash for QueryKey {
@@ -290,8 +308,8 @@ mod tests {
             UpstreamQuery { authentic_data: true, ..query("www.a.example.") },
         ];
         for same in same {
-            assert!(key.is_of(&same) && same.key() == key, "{same:?}");
-            assert!(!key.by_stream().is_of(&same));
+            assert!(key.is_of(&same.query, same.flags()) && same.key() == key, "{same:?}");
+            assert!(!key.by_stream().is_of(&same.query, same.flags()));
         }
         let mut others: Vec<UpstreamQuery> =
             ["wwx.a.example.", "a.example.", "x.www.a.example.", "www.a.exampl.e.", "wwwa.example.", "."]
@@ -311,7 +329,7 @@ mod tests {
             changed(|other| other.dnssec_ok = true),
         ]);
         for other in others {
-            assert!(!key.is_of(&other) && other.key() != key, "{other:?}");
+            assert!(!key.is_of(&other.query, other.flags()) && other.key() != key, "{other:?}");
         }
     }
 

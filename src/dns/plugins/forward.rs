@@ -251,8 +251,7 @@ impl Forward {
     }
 
     async fn look_up(&self, request: &mut Request) -> Result<Arc<WireMessage>, ForwardError> {
-        let (query, client) = (request.upstream_query(), request.quota_client());
-        let key = request.key.take().filter(|key| key.is_of(&query)).unwrap_or_else(|| query.key());
+        let (key, client) = (request.take_key(), request.quota_client());
         // The next line may name the same upstreams.
         let limiter = request.query_limiter.get_or_insert_default();
         let origin = match (&request.purpose, request.protocol) {
@@ -284,7 +283,7 @@ impl Forward {
             CheckStep::Ask(address) => (address, true),
             CheckStep::AskAgain(address) => (address, false),
         };
-        let key = check.probe().cloned().unwrap_or_else(|| request.upstream_query().key());
+        let key = check.probe().cloned().unwrap_or_else(|| request.take_key());
         let upstream = self.upstreams.find(address);
         let is_checked = upstream.is_some();
         let answer = match upstream {
