@@ -80,17 +80,17 @@ impl UdpSockets {
         now: Instant,
         after: Option<Instant>,
     ) -> Option<Arc<UpstreamSocket>> {
-        let mut sockets = self.0.get_or_default().borrow_mut();
-        sockets.retain(|socket| !socket.is_over(now));
-        let first = rand::rng().random_range(..sockets.len().max(1));
-        let mut all = sockets.iter().cycle().skip(first).take(sockets.len());
+        let sockets = self.0.get_or_default().borrow();
+        let (before, from) = sockets.split_at(rand::rng().random_range(..sockets.len().max(1)));
         let is_new = |socket: &UpstreamSocket| after.is_none_or(|after| socket.opened > after);
-        all.find(|socket| is_new(socket) && socket.has_room(max_waiting)).cloned()
+        from.iter().chain(before).find(|socket| is_new(socket) && socket.has_room(max_waiting, now)).cloned()
     }
 
-    /// Adds a socket that this thread has opened.
+    /// Adds a socket that this thread has opened, and removes the sockets that are over.
     pub(crate) fn add(&self, socket: &Arc<UpstreamSocket>) {
-        self.0.get_or_default().borrow_mut().push(Arc::clone(socket));
+        let mut sockets = self.0.get_or_default().borrow_mut();
+        sockets.retain(|known| known.has_room(usize::MAX, socket.opened));
+        sockets.push(Arc::clone(socket));
     }
 }
 
@@ -121,13 +121,10 @@ impl UpstreamSocket {
         Ok(socket)
     }
 
-    fn is_over(&self, now: Instant) -> bool {
+    /// Returns whether the socket takes another query while fewer than `max_waiting` wait.
+    fn has_room(&self, max_waiting: usize, now: Instant) -> bool {
         let queries = self.queries.lock();
-        queries.is_retired || now.duration_since(self.opened) >= MAX_AGE
-    }
-
-    fn has_room(&self, max_waiting: usize) -> bool {
-        self.queries.lock().by_id.len() < max_waiting
+        !queries.is_retired && now.duration_since(self.opened) < MAX_AGE && queries.by_id.len() < max_waiting
     }
 
     /// Gives the datagram to the query that it answers; returns whether there is one.
