@@ -47,59 +47,21 @@ pub(crate) struct ExchangeTimes {
     pub(crate) deadline: Instant,
 }
 
-struct Attempt<'a> {
-    upstream: &'a Upstream,
-    question: &'a QueryKey,
-    by_tcp: bool,
-    times: ExchangeTimes,
-    progress: &'a ExchangeProgress,
-    quota: &'a SocketQuota,
-    limiter: &'a QueryLimiter,
-}
-
-/// Sends a query to an upstream, repeatedly if necessary and within the rate of the look-up, and waits for the reply until
-/// the deadline. Also returns the time at which the exchange ended. Starts a health check of an upstream that fails, or
-/// that is silent for [`SILENT_AFTER`].
-pub(crate) async fn exchange(
-    upstream: Arc<Upstream>,
-    question: &QueryKey,
-    by_tcp: bool,
-    times: ExchangeTimes,
-    progress: Arc<ExchangeProgress>,
-    quota: &SocketQuota,
-    limiter: &QueryLimiter,
-) -> (Instant, Result<Arc<WireMessage>, ExchangeError>) {
-    let attempt =
-        Attempt { upstream: &upstream, question, by_tcp, times, progress: &progress, quota, limiter };
-    let mut attempt = pin!(attempt.ask());
-    let mut silence = LateTimer::new(times.begun, times.begun + SILENT_AFTER);
-    let answer = match silence.limit(&mut attempt).await {
-        Some(answer) => answer,
-        None => {
-            upstream.start_health_checks();
-            attempt.await
-        }
-    };
-    let ended = Instant::now();
-    match &answer {
-        Ok(answer) => upstream.metrics.iter().for_each(|metrics| {
-            metrics.record_answer(answer.metadata.response_code, ended - times.begun);
-        }),
-        Err(error) => {
-            debug!("upstream {}: {error}", upstream.endpoint);
-            // A lack of sockets isn't a failure of the upstream.
-            if !error.is_shortage() {
-                upstream.start_health_checks();
-            }
-        }
-    }
-    (ended, answer)
+/// A query to an upstream.
+pub(crate) struct Attempt<'a> {
+    pub(crate) upstream: &'a Arc<Upstream>,
+    pub(crate) question: &'a QueryKey,
+    pub(crate) by_tcp: bool,
+    pub(crate) times: ExchangeTimes,
+    pub(crate) progress: &'a ExchangeProgress,
+    pub(crate) quota: &'a SocketQuota,
+    pub(crate) limiter: &'a QueryLimiter,
 }
 
 /// Sends a health check query to an upstream. By every transport, any reply to the query shows that the upstream works, as
 /// in CoreDNS: also one that is truncated, malformed or an error.
 pub(crate) async fn ping(
-    upstream: &Upstream,
+    upstream: &Arc<Upstream>,
     question: &QueryKey,
     deadline: Instant,
 ) -> Result<(), ExchangeError> {
@@ -183,6 +145,35 @@ impl Upstream {
 }
 
 impl Attempt<'_> {
+    /// Sends the query, repeatedly if necessary and within the rate of the look-up, and waits for the reply until the
+    /// deadline. Also returns the time at which the exchange ended. Starts a health check of an upstream that fails, or that
+    /// is silent for [`SILENT_AFTER`].
+    pub(crate) async fn exchange(&self) -> (Instant, Result<Arc<WireMessage>, ExchangeError>) {
+        let (upstream, begun) = (self.upstream, self.times.begun);
+        let mut asking = pin!(self.ask());
+        let mut silence = LateTimer::new(begun, begun + SILENT_AFTER);
+        let answer = if let Some(answer) = silence.limit(&mut asking).await {
+            answer
+        } else {
+            upstream.start_health_checks();
+            asking.await
+        };
+        let ended = Instant::now();
+        match &answer {
+            Ok(answer) => upstream.metrics.iter().for_each(|metrics| {
+                metrics.record_answer(answer.metadata.response_code, ended - begun);
+            }),
+            Err(error) => {
+                debug!("upstream {}: {error}", upstream.endpoint);
+                // A lack of sockets isn't a failure of the upstream.
+                if !error.is_shortage() {
+                    upstream.start_health_checks();
+                }
+            }
+        }
+        (ended, answer)
+    }
+
     async fn ask(&self) -> Result<Arc<WireMessage>, ExchangeError> {
         let answer = self.ask_once(true, self.times.begun).await?;
         let rcode = answer.metadata.response_code;
@@ -247,14 +238,17 @@ impl Attempt<'_> {
         self.progress.due(Duration::ZERO).0.late()
     }
 
+    fn reading(&self, network: &'static str, local: Option<SocketAddr>) -> Operation {
+        Operation::read(network, local, self.upstream.endpoint.address)
+    }
+
     fn refused(
         &self,
         network: &'static str,
         local: Option<SocketAddr>,
         why: impl Into<String>,
     ) -> ExchangeError {
-        let error = io::Error::other(why.into());
-        Operation::read(network, local, self.upstream.endpoint.address).failed(error)
+        self.reading(network, local).failed(io::Error::other(why.into()))
     }
 
     /// Sends the query by UDP, from a socket of its own or from one that has room, and repeats it until an answer comes. If
@@ -276,8 +270,7 @@ impl Attempt<'_> {
                 let sent = self.send(edns, is_alone, &mut tries, now);
                 sent.map_err(|error| self.upstream.dialing("udp").failed(error))?;
             }
-            let reading = Operation::read("udp", tries.local, self.upstream.endpoint.address);
-            self.progress.begin_unless_current(reading, now);
+            self.progress.begin_unless_current(self.reading("udp", tries.local), now);
             let next = now + pause;
             let repeat = if next < given_up { next.min(self.times.deadline) } else { self.times.deadline };
             let mut timer = LateTimer::new(now, repeat);
@@ -285,13 +278,13 @@ impl Attempt<'_> {
                 // If a socket fails, other sockets may still receive an answer. If a socket that was open fails, the query
                 // is sent again from another socket.
                 if reply.is_ok() || tries.is_empty() && !was_open {
-                    return reply.map_err(|error| reading.failed(error));
+                    return reply.map_err(|error| self.reading("udp", tries.local).failed(error));
                 }
             }
             tries.retire_silent();
             now = Instant::now();
             if now >= self.times.deadline {
-                return Err(reading.late());
+                return Err(self.reading("udp", tries.local).late());
             }
             // The query that is sent at once after a socket has failed isn't a retransmission.
             if tries.is_empty() {
@@ -420,7 +413,7 @@ impl Attempt<'_> {
         query: SentQuery,
     ) -> Result<(UpstreamReply, Option<SocketAddr>), ExchangeError> {
         let local = query.socket.local;
-        let reading = Operation::read("tcp", local, self.upstream.endpoint.address);
+        let reading = self.reading("tcp", local);
         self.progress.begin(reading, Instant::now());
         match timeout_at(self.times.deadline, poll_fn(|context| query.poll_reply(context))).await {
             Ok(reply) => Ok((reply.map_err(|error| reading.failed(error))?, local)),

@@ -25,7 +25,7 @@ use crate::dns::upstream::attempts::{AttemptSchedule, InFlight};
 use crate::dns::upstream::config::ForwardOptions;
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
-use crate::dns::upstream::exchange::{ExchangeTimes, exchange, is_about_the_name};
+use crate::dns::upstream::exchange::{Attempt, ExchangeTimes, is_about_the_name};
 use crate::dns::upstream::health::Upstream;
 use crate::dns::upstream::lookup_origin::LookupOrigin;
 use crate::dns::upstream::metrics::LookupLimit;
@@ -152,9 +152,10 @@ impl UpstreamGroup {
                 // Created inside the block: a future that is moved into a future that awaits it occupies its space
                 // twice.
                 tries.push(async move {
-                    let address = upstream.endpoint.address;
-                    let ended = exchange(upstream, question, by_tcp, times, progress, quota, limiter).await;
-                    limiter.set_upstream(address);
+                    let (upstream, progress) = (&upstream, &progress);
+                    let attempt = Attempt { upstream, question, by_tcp, times, progress, quota, limiter };
+                    let ended = attempt.exchange().await;
+                    limiter.set_upstream(upstream.endpoint.address);
                     (number, ended)
                 });
                 continue;
@@ -210,10 +211,10 @@ impl UpstreamGroup {
         let _permit = check.wait_for(Wait::Turn, permits.acquire()).await;
         let quota = &self.options.sockets.quota_for(LookupOrigin::Target, CHECK_ADDRESS);
         let begun = Instant::now();
-        let progress = Arc::new(upstream.progress(begun));
+        let (upstream, progress) = (&upstream, &upstream.progress(begun));
         let times = ExchangeTimes { begun, deadline: check.deadline };
-        let answer = exchange(upstream, question, false, times, progress, quota, limiter);
-        check.wait_for(Wait::Upstream, answer).await.1.map_err(|error| {
+        let attempt = Attempt { upstream, question, by_tcp: false, times, progress, quota, limiter };
+        check.wait_for(Wait::Upstream, attempt.exchange()).await.1.map_err(|error| {
             if error.is_shortage() {
                 ForwardError::NoSocket
             } else if error.is_timeout() {

@@ -101,7 +101,7 @@ impl Upstream {
     }
 
     /// Sends an NS query. Returns whether the upstream has answered; as in CoreDNS, any answer counts.
-    async fn check(&self) -> bool {
+    async fn check(self: &Arc<Self>) -> bool {
         let mut question = UpstreamQuery::recursive(self.check.domain.clone(), RecordType::NS);
         question.recursion_desired = self.check.recursion_desired;
         let reply = ping(self, &question.key(), Instant::now() + CHECK_TIMEOUT).await;

@@ -37,24 +37,23 @@ impl SharedLookups {
         limiter: &Arc<QueryLimiter>,
     ) -> ForwardResult {
         let mut route = (question, origin, None);
-        let (begun_for, result) = self.join_or_start(forward, &route, client, limiter)?.await?;
+        let (begun_for, result) = self.join_or_start(forward, &route, client, limiter).await?;
         // If another client started the look-up and had no socket left, this client may still have sockets.
         if matches!(result, Err(ForwardError::NoSocket)) && begun_for != client {
             route.2 = Some(client);
-            return Box::pin(self.join_or_start(forward, &route, client, limiter)?).await?.1;
+            return Box::pin(self.join_or_start(forward, &route, client, limiter)).await?.1;
         }
         result
     }
 
     /// Returns the result of a look-up, and the client that started it.
-    fn join_or_start<'a>(
+    async fn join_or_start(
         &self,
         forward: &Arc<UpstreamGroup>,
         route: &ForwardRoute,
         client: IpAddr,
-        limiter: &'a Arc<QueryLimiter>,
-    ) -> Result<impl Future<Output = Result<(IpAddr, ForwardResult), ForwardError>> + use<'a>, ForwardError>
-    {
+        limiter: &Arc<QueryLimiter>,
+    ) -> Result<(IpAddr, ForwardResult), ForwardError> {
         let look_up = || {
             let (question, origin, _) = route;
             let share = forward.admit(*origin, question.is_address_or_https(), client)?;
@@ -67,15 +66,13 @@ impl SharedLookups {
                 (client, limiter, result)
             }))
         };
-        let call = self.0.join_or_start(route, look_up, |_| {})?;
+        let ended = self.0.join_or_start(route, look_up, |_| {})?.wait().await;
         let defect = || ForwardError::no_answer("the look-up has failed because of a bug in lb-linker");
-        Ok(async move {
-            let (begun_for, joined, result) = call.wait().await.ok_or_else(defect)?;
-            if !Arc::ptr_eq(limiter, &joined) {
-                limiter.add(&joined);
-            }
-            Ok((begun_for, result))
-        })
+        let (begun_for, joined, result) = ended.ok_or_else(defect)?;
+        if !Arc::ptr_eq(limiter, &joined) {
+            limiter.add(&joined);
+        }
+        Ok((begun_for, result))
     }
 
     /// Prevents further clients from joining the look-ups of a name (in wire form, in lower case and without the root

@@ -24,10 +24,9 @@ fn upstream(address: SocketAddr, transport: Transport) -> Arc<Upstream> {
 async fn ask(upstream: &Arc<Upstream>, quota: &SocketQuota) -> Result<Arc<WireMessage>, ExchangeError> {
     let begun = Instant::now();
     let times = ExchangeTimes { begun, deadline: begun + Duration::from_secs(30) };
-    let progress = Arc::new(upstream.progress(begun));
-    let (question, limiter) = (question(), QueryLimiter::default());
+    let (progress, question, limiter) = (&upstream.progress(begun), &question(), &QueryLimiter::default());
     let by_tcp = matches!(upstream.endpoint.transport, Transport::Tcp);
-    exchange(Arc::clone(upstream), &question, by_tcp, times, progress, quota, &limiter).await.1
+    Attempt { upstream, question, by_tcp, times, progress, quota, limiter }.exchange().await.1
 }
 
 #[tokio::test]
@@ -321,7 +320,7 @@ async fn health_check_has_one_rule_for_all_transports() {
     let is_alive = async |react: React, transport| {
         let upstream = RawUpstream::start(react, Some(react));
         let endpoint = UpstreamEndpoint { address: upstream.address, transport };
-        let checked = Upstream::new(endpoint, &ForwardOptions::default());
+        let checked = Arc::new(Upstream::new(endpoint, &ForwardOptions::default()));
         ping(&checked, &question(), Instant::now() + Duration::from_secs(1)).await.is_ok()
     };
     let unknown_label: React = |query| changed(query, 1, |reply| reply[QUESTION_END] = 0x40);
