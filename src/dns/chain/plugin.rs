@@ -229,16 +229,13 @@ impl Future for Serving<'_> {
     type Output = PluginResult;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<PluginResult> {
-        let Some((serving, is_reusable)) = &mut self.0 else {
-            return Poll::Ready(Err(PluginError::servfail("no next plugin found")));
-        };
-        let mut outcome = serving.as_mut().poll(context);
-        if let Poll::Ready(Ok(reply)) = &mut outcome
-            && !*is_reusable
-        {
-            reply.validity = None;
+        match &mut self.0 {
+            None => Poll::Ready(Err(PluginError::servfail("no next plugin found"))),
+            Some((serving, true)) => serving.as_mut().poll(context),
+            Some((serving, false)) => {
+                serving.as_mut().poll(context).map_ok(|reply| Reply { validity: None, ..reply })
+            }
         }
-        outcome
     }
 }
 
