@@ -22,6 +22,7 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::ClientScope;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
+use crate::model::names;
 
 /// The maximum depth of nested look-ups: a longer chain of targets is a mistake or an attack.
 pub(crate) const MAX_LOOKUP_DEPTH: usize = 8;
@@ -402,15 +403,21 @@ impl Server {
     /// Returns the block with the longest zone that contains a name, but for the DS record of a zone that of the zone
     /// above it.
     fn find(&self, name: &Name, qtype: RecordType) -> Option<&ServedZone> {
-        let wire = wire_name(name);
+        let length = if name.is_root() { 0 } else { name.len() };
+        let (mut left, mut wire) = (length, Vec::with_capacity(self.longest));
+        // The end of the name, no longer than the longest zone.
+        let end = name.iter().skip_while(|label| {
+            let is_too_long = left > self.longest;
+            left -= if is_too_long { 1 + label.len() } else { 0 };
+            is_too_long
+        });
+        names::push_labels(end, &mut wire);
         let mut rest = &*wire;
         let mut own = None;
         loop {
-            if rest.len() <= self.longest
-                && let Some(served) = self.blocks.get(rest)
-            {
+            if let Some(served) = self.blocks.get(rest) {
                 // RFC 4035 section 3.1.4.1: the parent zone answers for the DS record of a zone.
-                if qtype != RecordType::DS || rest.len() < wire.len() {
+                if qtype != RecordType::DS || rest.len() < length {
                     return Some(served);
                 }
                 own = Some(served);
