@@ -7,7 +7,9 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use futures::FutureExt;
+use hickory_proto::op::{self as proto, Edns, Header, Metadata, Query};
 use hickory_proto::rr::Name;
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use hickory_server::net::xfer;
 use hickory_server::server::Request as Message;
 use tracing::{debug, error};
@@ -126,24 +128,19 @@ fn decode(
     (client, local): (SocketAddr, SocketAddr),
     protocol: Protocol,
 ) -> Option<Request> {
-    let by = if protocol == Protocol::Udp { xfer::Protocol::Udp } else { xfer::Protocol::Tcp };
-    let mut bytes = message.to_vec();
-    disable_empty_subnets(&mut bytes);
-    let decoded = Message::from_bytes(bytes, client, by);
-    let decoded =
-        decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
-    let [query] = decoded.queries.queries() else { return None };
+    let decoded = decode_plain(message).or_else(|| decode_any(message, client, protocol));
+    let (metadata, query, edns) = decoded?;
     Some(Request {
         zone_metrics: server.unrouted_metrics(),
         zone: Name::root(),
         server,
-        query: query.original().clone(),
+        query,
         client,
         local,
         protocol,
         size: message.len(),
-        metadata: decoded.metadata,
-        edns: decoded.edns.clone(),
+        metadata,
+        edns,
         purpose: Purpose::Client,
         depth: 0,
         alias_look_up_tries: OnceLock::new(),
@@ -152,4 +149,34 @@ fn decode(
         labels: None,
         max_udp: MAX_UDP,
     })
+}
+
+/// What a request has of its message.
+type Decoded = (Metadata, Query, Option<Edns>);
+
+/// Decodes a message that has no records but those of its additional section, as nearly all have; `None` if the message
+/// has others, or can't be decoded.
+fn decode_plain(message: &[u8]) -> Option<Decoded> {
+    let mut decoder = BinDecoder::new(message);
+    let Header { metadata, counts } = Header::read(&mut decoder).ok()?;
+    if (counts.queries, counts.answers, counts.authorities) != (1, 0, 0) {
+        return None;
+    }
+    let query = Query::read(&mut decoder).ok()?;
+    let additionals = counts.additionals.into();
+    let (_, edns, _) =
+        proto::Message::read_records(&mut decoder, additionals, true, metadata.op_code).ok()?;
+    Some((metadata, query, edns))
+}
+
+/// Decodes a message; `None` if it can't be decoded, or hasn't exactly one question.
+fn decode_any(message: &[u8], client: SocketAddr, protocol: Protocol) -> Option<Decoded> {
+    let by = if protocol == Protocol::Udp { xfer::Protocol::Udp } else { xfer::Protocol::Tcp };
+    let mut bytes = message.to_vec();
+    disable_empty_subnets(&mut bytes);
+    let decoded = Message::from_bytes(bytes, client, by);
+    let decoded =
+        decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
+    let [query] = decoded.queries.queries() else { return None };
+    Some((decoded.metadata, query.original().clone(), decoded.edns.clone()))
 }
