@@ -1,6 +1,7 @@
 //! Recently invalidated names: an answer to a query that was sent before the invalidation isn't stored.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -13,12 +14,15 @@ const MAX_NAMES: usize = 4096;
 
 /// The invalidated names, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct InvalidatedNames(Mutex<InvalidatedState>);
+pub(super) struct InvalidatedNames {
+    /// The number of the next invalidation; changes with the lock held.
+    next: AtomicU64,
+    state: Mutex<InvalidatedState>,
+}
 
 #[derive(Debug, Default)]
 struct InvalidatedState {
     names: VecDeque<InvalidatedName>,
-    next: u64,
     /// A query with a mark below this number counts as invalidated, whatever its name.
     all_before: u64,
 }
@@ -36,17 +40,16 @@ pub(super) struct QueryMark(u64);
 
 impl InvalidatedNames {
     pub(super) fn mark(&self) -> QueryMark {
-        QueryMark(self.0.lock().next)
+        QueryMark(self.next.load(Ordering::SeqCst))
     }
 
     /// Adds an invalidated name; `None` invalidates all names.
     pub(super) fn add(&self, name: Option<&[u8]>) {
-        let mut inner = self.0.lock();
-        let number = inner.next;
-        inner.next += 1;
+        let mut inner = self.state.lock();
+        let number = self.next.fetch_add(1, Ordering::SeqCst);
         let Some(name) = name else {
             inner.names.clear();
-            inner.all_before = inner.next;
+            inner.all_before = number + 1;
             return;
         };
         inner.names.push_back(InvalidatedName { number, at: Instant::now(), name: name.into() });
@@ -62,7 +65,11 @@ impl InvalidatedNames {
 
     /// Returns whether a name was invalidated after a query for it was sent.
     pub(super) fn is_invalidated_since(&self, query_mark: QueryMark, name: &[u8]) -> bool {
-        let inner = self.0.lock();
+        // Usually nothing was invalidated meanwhile.
+        if self.next.load(Ordering::SeqCst) == query_mark.0 {
+            return false;
+        }
+        let inner = self.state.lock();
         let later = inner.names.iter().rev().take_while(|entry| entry.number >= query_mark.0);
         query_mark.0 < inner.all_before || later.into_iter().any(|entry| *entry.name == *name)
     }
@@ -95,12 +102,12 @@ mod tests {
         for i in 0..=MAX_NAMES {
             invalidated.add(Some(i.to_string().as_bytes()));
         }
-        assert_eq!(invalidated.0.lock().names.len(), MAX_NAMES);
+        assert_eq!(invalidated.state.lock().names.len(), MAX_NAMES);
         assert!(invalidated.is_invalidated_since(before, b"a"));
         let after = invalidated.mark();
         advance(RETENTION + Duration::from_secs(1)).await;
         invalidated.add(Some(b"a"));
-        assert_eq!(invalidated.0.lock().names.len(), 1);
+        assert_eq!(invalidated.state.lock().names.len(), 1);
         assert!(invalidated.is_invalidated_since(after, b"a"));
         assert!(!invalidated.is_invalidated_since(after, b"b"));
     }
