@@ -1,5 +1,6 @@
 //! A map from queries to values, with limits on its size. Evictions are random, so that an attacker can't predict them.
 
+use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use indexmap::IndexMap;
@@ -56,6 +57,16 @@ impl<V: Clone> ShardedCache<V> {
             shard.remove(&key);
             if bytes > self.max_shard_bytes {
                 return 0;
+            }
+            let number = shard.values.len();
+            if 0 < number && number == self.max_shard_entries && shard.bytes + bytes <= self.max_shard_bytes {
+                // In the place of the evicted entry, so that no other entry moves.
+                let victim = rand::rng().random_range(0..number);
+                if shard.values.replace_index(victim, key).is_ok() {
+                    let (_, freed) = mem::replace(&mut shard.values[victim], (value, bytes));
+                    shard.bytes = shard.bytes + bytes - freed;
+                }
+                return 1;
             }
             let mut evicted = 0;
             while !shard.values.is_empty()
