@@ -16,7 +16,9 @@ use super::records::WireRecords;
 use super::sections::Sections;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::Section;
-use typed::{encode_sections, finish_message, is_referral, write_header_and_question};
+use typed::{
+    encode_sections, finish_message, is_referral, write_header_and_octets, write_header_and_question,
+};
 
 pub use typed::RecordOffsets;
 
@@ -57,8 +59,13 @@ fn encode_with(
     limit: u16,
 ) -> Result<(Vec<u8>, RecordOffsets), ProtoError> {
     let room = usize::from(limit).saturating_sub(opt.len());
-    if let Some(wire) = reply.records.wire_for(question) {
-        return Ok(encode_wire(&reply.metadata, wire, question, opt, room));
+    if let Some((wire, is_spelled)) = reply.records.wire_for(question) {
+        let start = if is_spelled {
+            write_header_and_octets(wire.message.question_octets())
+        } else {
+            write_header_and_question(question)
+        };
+        return Ok(encode_wire(&reply.metadata, wire, start, opt, room));
     }
     let (bytes, offsets) = encode_sections(&reply.metadata, &reply.records, question, opt, room)?;
     let answers = &reply.records.answers;
@@ -71,15 +78,14 @@ fn encode_with(
     Ok((bytes, offsets))
 }
 
-/// Encodes records that are in wire form, without decoding them.
+/// Encodes records that are in wire form, without decoding them. `bytes` are an empty header and the question.
 fn encode_wire(
     metadata: &Metadata,
     wire: &WireRecords,
-    question: &Query,
+    mut bytes: Vec<u8>,
     opt: &[u8],
     room: usize,
 ) -> (Vec<u8>, RecordOffsets) {
-    let mut bytes = write_header_and_question(question);
     let start = bytes.len();
     let sections = wire.message.write_records(&mut bytes, wire.ttl, wire.last, room);
     let mut offsets = RecordOffsets { sections, is_reordered: false };
@@ -107,8 +113,9 @@ fn opt_record(edns: &Edns, reply: &Reply) -> Result<Vec<u8>, ProtoError> {
 /// client accepts less, and without OPT. A record that can't be encoded counts as 0.
 #[must_use]
 pub fn uncompressed_length(reply: &Reply, question: &Query) -> usize {
-    if let Some(wire) = reply.records.wire_for(question) {
-        return wire.message.uncompressed_length(wire.last);
+    let start = HEADER + length_of(question.name()) + 4;
+    if let Some(records) = reply.records.uncompressed_wire_length() {
+        return start + records;
     }
     let mut bytes = Vec::new();
     let records: usize = reply
@@ -133,7 +140,7 @@ pub fn uncompressed_length(reply: &Reply, question: &Query) -> usize {
             length_of(&record.name) + FIXED + data
         })
         .sum();
-    HEADER + length_of(question.name()) + 4 + records
+    start + records
 }
 
 /// Returns the length of an uncompressed name in wire form, in bytes.

@@ -95,9 +95,10 @@ impl Records {
         Self { wire: Some(wire), sections: OnceLock::new() }
     }
 
-    /// Returns the records in wire form, if they are the reply to this question.
-    pub(super) fn wire_for(&self, question: &Query) -> Option<&WireRecords> {
-        self.wire.as_ref().filter(|wire| wire.message.is_for(question))
+    /// Returns the records in wire form, if they are the reply to this question, and whether it has the same spelling
+    /// there.
+    pub(super) fn wire_for(&self, question: &Query) -> Option<(&WireRecords, bool)> {
+        self.wire.as_ref().and_then(|wire| Some((wire, wire.message.spells(question)?)))
     }
 
     /// Returns whether the records are in wire form, as the reply to this question.
@@ -115,7 +116,7 @@ impl Records {
         question: &Query,
         extended_errors: &[EdnsOption],
     ) -> Option<Arc<WireMessage>> {
-        if let Some(wire) = self.wire_for(question)
+        if let Some((wire, _)) = self.wire_for(question)
             && wire.ttl.is_none()
             && *wire.message.extended_errors == *extended_errors
         {
@@ -129,6 +130,11 @@ impl Records {
     #[must_use]
     pub fn has_longer_answer_than(&self, bytes: u16) -> bool {
         self.wire.as_ref().is_some_and(|wire| wire.message.length(Section::Answer) > usize::from(bytes))
+    }
+
+    /// Returns the size without name compression in bytes, if the records are in wire form.
+    pub(super) fn uncompressed_wire_length(&self) -> Option<usize> {
+        self.wire.as_ref().map(|wire| wire.message.uncompressed_length(wire.last))
     }
 
     /// Returns the number of records in a section.

@@ -40,7 +40,8 @@ pub struct WireMessage {
     pub metadata: Metadata,
     /// The extended errors of the OPT record (RFC 8914).
     pub extended_errors: Box<[EdnsOption]>,
-    bytes: Box<[u8]>,
+    /// Most messages need no other allocation.
+    bytes: SmallVec<[u8; 88]>,
     records: SmallVec<[WireRecord; 2]>,
     /// The ends of the three sections in `records`.
     section_ends: [u16; 3],
@@ -126,7 +127,7 @@ impl WireMessage {
         let (Self { mut metadata, extended_errors, .. }, _) = Self::index(message, &[])?;
         metadata.truncation = false;
         let question = question(query).ok_or(WireError::Question)?;
-        let bytes: Box<[u8]> = [&[0; HEADER][..], question].concat().into();
+        let bytes = SmallVec::from_vec([&[0; HEADER][..], question].concat());
         let end = u16::try_from(bytes.len()).map_err(|_| WireError::Question)?;
         Ok(Self {
             metadata,
@@ -189,7 +190,7 @@ impl WireMessage {
         is_complete.then_some(Self { metadata: self.metadata, extended_errors: errors, ..rewritten })
     }
 
-    fn question_octets(&self) -> &[u8] {
+    pub(super) fn question_octets(&self) -> &[u8] {
         &self.bytes[HEADER..self.question_end.into()]
     }
 
@@ -257,13 +258,17 @@ impl WireMessage {
         Query::read(&mut BinDecoder::new(&self.bytes).clone(u16::try_from(HEADER).ok()?)).ok()
     }
 
-    /// Returns whether this is a reply to a question, whatever the case of its name (RFC 4343 section 3).
-    #[must_use]
-    pub fn is_for(&self, question: &Query) -> bool {
+    /// Returns whether the question of this message is spelled as `question`; `None` unless it is the same question,
+    /// whatever the case of its name (RFC 4343 section 3).
+    pub(super) fn spells(&self, question: &Query) -> Option<bool> {
         let fixed = usize::from(self.question_end) - 4;
         let numbers = [question.query_type().into(), question.query_class().into()].map(u16::to_be_bytes);
-        self.bytes[fixed..fixed + 4] == *numbers.as_flattened()
-            && has_name_in_any_case(&self.bytes[HEADER..fixed - 1], question.name())
+        if self.bytes[fixed..fixed + 4] != *numbers.as_flattened() {
+            return None;
+        }
+        let is_spelled = self.is_spelled(question.name());
+        let is_same = is_spelled || has_name_in_any_case(&self.bytes[HEADER..fixed - 1], question.name());
+        is_same.then_some(is_spelled)
     }
 
     /// Returns whether the question has exactly the spelling of a name.
@@ -364,9 +369,10 @@ impl WireMessage {
         answers.iter().any(is_direct) && answers.iter().all(|record| self.rtype(record) != RecordType::CNAME)
     }
 
-    /// Returns the size up to the end of a section in bytes as CoreDNS counts it: without name compression.
+    /// Returns the size of the records up to the end of a section in bytes as CoreDNS counts it: without name
+    /// compression.
     pub(super) fn uncompressed_length(&self, last: Section) -> usize {
-        self.uncompressed[last as usize] as usize
+        self.uncompressed[last as usize] as usize - usize::from(self.question_end)
     }
 
     /// Returns the size up to the end of a section in bytes, without OPT.
@@ -382,7 +388,8 @@ impl WireMessage {
         const OPTION_ALLOCATION: usize = 64;
         let errors: usize =
             self.extended_errors.iter().map(|error| size_of_val(error) + OPTION_ALLOCATION).sum();
-        size_of::<Self>() + self.bytes.len() + size_of_val(&*self.records) + errors
+        let bytes = if self.bytes.spilled() { self.bytes.len() } else { 0 };
+        size_of::<Self>() + bytes + size_of_val(&*self.records) + errors
     }
 
     /// Returns the message up to the end of a section.

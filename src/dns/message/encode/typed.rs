@@ -110,10 +110,17 @@ fn push_name(name: &Name, to: &mut Vec<u8>) {
     to.push(0);
 }
 
-/// Returns an empty header, followed by the question.
-pub(super) fn write_header_and_question(question: &Query) -> Vec<u8> {
+/// Returns an empty header, followed by a question in wire form.
+pub(super) fn write_header_and_octets(question: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(usize::from(MIN_UDP));
     bytes.extend([0; HEADER]);
+    bytes.extend(question);
+    bytes
+}
+
+/// Returns an empty header, followed by the question.
+pub(super) fn write_header_and_question(question: &Query) -> Vec<u8> {
+    let mut bytes = write_header_and_octets(&[]);
     push_name(question.name(), &mut bytes);
     bytes.extend(u16::from(question.query_type()).to_be_bytes());
     bytes.extend(u16::from(question.query_class()).to_be_bytes());

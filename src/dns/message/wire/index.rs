@@ -178,7 +178,7 @@ impl Index<'_> {
         if self.opt_start.is_some_and(|start| start < end) {
             self.rewrite = Rewrite::Necessary;
         }
-        let mut bytes: Box<[u8]> = self.message[..end].into();
+        let mut bytes = SmallVec::from_slice(&self.message[..end]);
         for ttl in self.records.iter().map(|record| usize::from(record.ttl)) {
             if bytes[ttl] & INVALID_TTL != 0 {
                 bytes[ttl..ttl + 4].fill(0);
