@@ -12,6 +12,9 @@ use crate::dns::message::wire::WireMessage;
 
 /// How long an upstream may be silent before the next one is queried as well.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long an upstream may be silent before a health check starts. Shorter than [`ATTEMPT_TIMEOUT`], since the answer of
+/// the next upstream would end the attempt.
+pub(crate) const SILENT_AFTER: Duration = Duration::from_millis(400);
 /// The minimum duration of a round through the upstreams, which matters if all upstreams refuse at once.
 const MIN_ROUND_DURATION: Duration = Duration::from_millis(100);
 
@@ -50,6 +53,8 @@ pub(crate) struct InFlight {
     pub(crate) progress: Arc<ExchangeProgress>,
     /// The index of the upstream.
     index: usize,
+    /// When a health check starts; `None` once it has started.
+    silent_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +111,8 @@ impl AttemptSchedule {
         let (upstream, state) = &mut self.upstreams[index];
         *state = AttemptState::Pending;
         let (upstream, progress) = (Arc::clone(upstream), Arc::new(upstream.progress(now)));
-        self.in_flight.push(InFlight { number: self.started, upstream, progress, index });
+        let (number, silent_at) = (self.started, Some(now + SILENT_AFTER));
+        self.in_flight.push(InFlight { number, upstream, progress, index, silent_at });
         &self.in_flight[self.in_flight.len() - 1]
     }
 
@@ -139,13 +145,20 @@ impl AttemptSchedule {
         self.error.as_ref().is_some_and(ExchangeError::is_shortage)
     }
 
-    /// Returns when the first attempt under way becomes late.
+    /// Returns when the first attempt under way becomes late, or its upstream counts as silent.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.in_flight.iter().map(|waiting| waiting.due().1).min()
+        let times = self.in_flight.iter().map(|waiting| (waiting.due().1, waiting.silent_at));
+        times.map(|(late_at, silent_at)| silent_at.map_or(late_at, |at| at.min(late_at))).min()
     }
 
-    /// Treats late attempts as failed. Their answers are still accepted while other attempts are under way.
+    /// Starts health checks of silent upstreams, and treats late attempts as failed. Their answers are still accepted while
+    /// other attempts are under way.
     pub(crate) fn give_up_on_late(&mut self, now: Instant) {
+        for waiting in &mut self.in_flight {
+            if waiting.silent_at.take_if(|at| *at <= now).is_some() {
+                waiting.upstream.start_health_checks();
+            }
+        }
         while let Some(at) = self.in_flight.iter().position(|waiting| waiting.due().1 <= now) {
             let late = self.in_flight.swap_remove(at);
             late.upstream.start_health_checks();
@@ -237,12 +250,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn late_attempt_fails_but_may_still_answer() {
-        let mut schedule = schedule(1, 2);
+        let (mut schedule, begun) = (schedule(1, 2), Instant::now());
         begin(&mut schedule);
         schedule.give_up_on_late(Instant::now());
         assert_eq!(schedule.next(), None, "the attempt isn't late yet");
-        advance(schedule.due().unwrap().saturating_duration_since(Instant::now())).await;
-        schedule.give_up_on_late(Instant::now());
+        for (after, is_late) in [(SILENT_AFTER, false), (Duration::from_secs(2), true)] {
+            let due = schedule.due().unwrap();
+            assert_eq!(due - begun, after);
+            advance(due - Instant::now()).await;
+            schedule.give_up_on_late(due);
+            assert_eq!(!schedule.is_waiting(), is_late);
+        }
         assert!(schedule.error_text().ends_with("i/o timeout"), "{}", schedule.error_text());
         assert_eq!(begin(&mut schedule), (2, 0, 0));
         assert!(schedule.record_outcome(1, Ok(answer()), Instant::now()).is_some());

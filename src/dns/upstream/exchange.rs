@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -31,9 +30,6 @@ use crate::dns::net::shared_runtime::on_shared_runtime;
 use crate::dns::upstream::endpoint::Transport;
 use crate::model::tls_error;
 
-/// How long an upstream may be silent before a health check starts. Shorter than the time after which the next upstream
-/// is queried, since the answer of that upstream would end this attempt.
-const SILENT_AFTER: Duration = Duration::from_millis(400);
 /// The pause before the first retransmission of a datagram; it doubles with each retransmission.
 const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
 /// The timeout of the query by TCP after a truncated answer: a resolver that forwards to lb-linker waits for 2 s.
@@ -146,18 +142,10 @@ impl Upstream {
 
 impl Attempt<'_> {
     /// Sends the query, repeatedly if necessary and within the rate of the look-up, and waits for the reply until the
-    /// deadline. Also returns the time at which the exchange ended. Starts a health check of an upstream that fails, or that
-    /// is silent for [`SILENT_AFTER`].
+    /// deadline. Also returns the time at which the exchange ended. Starts a health check of an upstream that fails.
     pub(crate) async fn exchange(&self) -> (Instant, Result<Arc<WireMessage>, ExchangeError>) {
         let (upstream, begun) = (self.upstream, self.times.begun);
-        let mut asking = pin!(self.ask());
-        let mut silence = LateTimer::new(begun, begun + SILENT_AFTER);
-        let answer = if let Some(answer) = silence.limit(&mut asking).await {
-            answer
-        } else {
-            upstream.start_health_checks();
-            asking.await
-        };
+        let answer = self.ask().await;
         let ended = Instant::now();
         match &answer {
             Ok(answer) => upstream.metrics.iter().for_each(|metrics| {

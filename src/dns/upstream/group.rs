@@ -3,6 +3,7 @@
 
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::dns::message::validity::Section;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::net::late_timer::LateTimer;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
-use crate::dns::upstream::attempts::{AttemptSchedule, InFlight};
+use crate::dns::upstream::attempts::{AttemptSchedule, InFlight, SILENT_AFTER};
 use crate::dns::upstream::config::ForwardOptions;
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
@@ -135,8 +136,8 @@ impl UpstreamGroup {
         let deadline = begun + LOOKUP_TIMEOUT.max(self.options.read_timeout);
         let mut schedule = AttemptSchedule::new(upstreams, attempts, begun);
         let mut tries = SmallFutureSet::new();
-        // Usually the first attempt is late then.
-        let mut timer = LateTimer::new(begun, begun + self.options.read_timeout);
+        // When the first attempt is due, unless `read_timeout` is shorter.
+        let mut timer = LateTimer::new(begun, begun + SILENT_AFTER);
         let mut fallback: Option<Arc<WireMessage>> = None;
         // The clock is read only after waiting, because reading it takes time.
         let mut now = begun;
@@ -214,7 +215,15 @@ impl UpstreamGroup {
         let (upstream, progress) = (&upstream, &upstream.progress(begun));
         let times = ExchangeTimes { begun, deadline: check.deadline };
         let attempt = Attempt { upstream, question, by_tcp: false, times, progress, quota, limiter };
-        check.wait_for(Wait::Upstream, attempt.exchange()).await.1.map_err(|error| {
+        let exchange = async {
+            let mut exchange = pin!(attempt.exchange());
+            if let Some(ended) = LateTimer::new(begun, begun + SILENT_AFTER).limit(&mut exchange).await {
+                return ended;
+            }
+            upstream.start_health_checks();
+            exchange.await
+        };
+        check.wait_for(Wait::Upstream, exchange).await.1.map_err(|error| {
             if error.is_shortage() {
                 ForwardError::NoSocket
             } else if error.is_timeout() {
