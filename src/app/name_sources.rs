@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::model::owner::{Source, Zone};
 use crate::sync::source::ingress::Ingresses;
@@ -24,13 +24,13 @@ pub(super) struct NameSources {
 pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result<(), SyncError> {
     let NameSources { watcher, supervisor } = sources;
     let mut zones = watcher.store.watch_zones();
-    let mut running: BTreeMap<Source, (CancellationToken, JoinHandle<()>)> = BTreeMap::new();
+    let mut running: BTreeMap<Source, (CancellationToken, AbortOnDropHandle<()>)> = BTreeMap::new();
     loop {
         let wanted = wanted(&zones.borrow_and_update());
         for source in wanted.iter().filter(|source| !running.contains_key(*source)).collect::<Vec<_>>() {
             let until = stop.child_token();
             let task = tokio::spawn(follow(watcher.clone(), source.clone(), until.clone(), &supervisor));
-            running.insert(source.clone(), (until, task));
+            running.insert(source.clone(), (until, AbortOnDropHandle::new(task)));
         }
         let ended: Vec<Source> = running.keys().filter(|source| !wanted.contains(source)).cloned().collect();
         for source in ended {
