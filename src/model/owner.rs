@@ -23,8 +23,10 @@ impl Source {
     pub const SERVICES: Self = Self { cluster: None, kind: Cow::Borrowed("Service") };
     /// The Ingresses of the own cluster.
     pub const INGRESSES: Self = Self { cluster: None, kind: Cow::Borrowed("Ingress") };
+    /// ExternalDNS's DNSEndpoints of the own cluster.
+    pub const DNS_ENDPOINTS: Self = Self { cluster: None, kind: Cow::Borrowed("DNSEndpoint") };
     /// The sources that a zone may have, in the order of the documentation.
-    pub const ALL: [Self; 2] = [Self::SERVICES, Self::INGRESSES];
+    pub const ALL: [Self; 3] = [Self::SERVICES, Self::INGRESSES, Self::DNS_ENDPOINTS];
 
     /// Returns the source's name in a Corefile, in flags and in metrics.
     #[must_use]

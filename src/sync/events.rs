@@ -150,6 +150,7 @@ pub enum RegardingKind {
     Service,
     StableName,
     Ingress,
+    DnsEndpoint,
 }
 
 impl RegardingKind {
@@ -160,6 +161,7 @@ impl RegardingKind {
             Self::Service => ("v1", "Service"),
             Self::StableName => ("linker.hsj.com/v1alpha1", "StableName"),
             Self::Ingress => ("networking.k8s.io/v1", "Ingress"),
+            Self::DnsEndpoint => ("externaldns.k8s.io/v1alpha1", "DNSEndpoint"),
         }
     }
 }

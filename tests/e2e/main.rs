@@ -21,6 +21,7 @@ mod corefile;
 mod datagrams;
 mod deletion_limits;
 mod deploy;
+mod dns_endpoints;
 mod docs;
 mod environment;
 mod events;

@@ -10,6 +10,7 @@ use super::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Link, Port};
 use crate::model::names;
+use crate::model::records::{RecordData, RecordKind, Records};
 use crate::model::target_policy::TargetPolicy;
 use crate::snapshot::contents::saved_owners;
 use crate::snapshot::format::{Head, RecordedFlags, decode, encode};
@@ -345,6 +346,39 @@ fn file_of_format_1_is_restored() {
         assert!(found.starts_with(expected), "{name}: {found}");
     }
     assert!(restored.store.other_owners().is_empty());
+}
+
+#[test]
+fn records_and_underscore_names_of_dnsendpoints_survive() {
+    let sources = vec![Source::SERVICES, Source::DNS_ENDPOINTS];
+    let zone = Zone { sources, ..(&name("lb.internal.")).into() };
+    let store = Store::new(OnGone::Kept).with_zones([zone.clone()]);
+    for (host_name, kind, text) in [
+        ("_sip._tcp.shop.lb.internal", RecordKind::Srv, "0 5 5060 sip.example.com"),
+        ("*.shop.lb.internal", RecordKind::Mx, "0 ."),
+        ("txt.shop.lb.internal", RecordKind::Txt, "\"\\000\\\" \" \"b\""),
+    ] {
+        let mut records = Records::default();
+        assert!(records.add(kind, Some(9), RecordData::parse(kind, text).unwrap()));
+        let owner = Owner { source: Source::DNS_ENDPOINTS, key: ServiceKey::new("shop", host_name) };
+        let link = Link {
+            records: Some(Arc::new(records)),
+            ..Link::new(Source::DNS_ENDPOINTS.target_key(&owner.key), "u")
+        };
+        let claims = Claims { created: 1, names: [host_name.into()].into() };
+        store.observe(&owner, &claims, &Arc::new(link), None);
+    }
+    let restored = restore(snapshot(&store), &Selection::default(), &policy(), &[zone]);
+    assert_eq!((restored.answered, restored.denied), (3, 0));
+    for name in ["_sip._tcp.shop", "x.shop", "txt.shop"] {
+        let found =
+            |store: &Store| match store.find(&names::wire_of(name).unwrap(), b"\x02lb\x08internal", true) {
+                Lookup::Link(link) => link.records.clone(),
+                other => panic!("{name}: {other:?}"),
+            };
+        assert!(found(&store).is_some_and(|records| !records.is_empty()));
+        assert_eq!(found(&restored.store), found(&store), "{name}");
+    }
 }
 
 /// Returns a zone with names of several sources.

@@ -545,8 +545,10 @@ pub(crate) const LOAD_BALANCERS: &str = "load-balancers";
 pub(crate) const STABLE_NAMES: &str = "stable-names";
 /// The name of the watches of Ingresses.
 pub(crate) const INGRESSES: &str = "ingresses";
+/// The name of the watches of DNSEndpoints.
+pub(crate) const DNS_ENDPOINTS: &str = "dnsendpoints";
 /// The watches on which names and targets depend: they are as current as the watch that has been silent for longest.
-pub(crate) const OF_TARGETS: [&str; 3] = [LOAD_BALANCERS, STABLE_NAMES, INGRESSES];
+pub(crate) const OF_TARGETS: [&str; 4] = [LOAD_BALANCERS, STABLE_NAMES, INGRESSES, DNS_ENDPOINTS];
 
 /// Returns the name of the watch of a namespace, or of all namespaces, for the metrics.
 pub(crate) fn watch_name(watch: &str, namespace: Option<&str>) -> String {

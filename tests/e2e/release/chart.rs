@@ -191,7 +191,7 @@ fn chart_with_alerts_equals_deploy_alerts() {
 }
 
 #[test]
-fn chart_with_ingresses_equals_deploy_sources() {
+fn chart_with_sources_equals_deploy_sources() {
     let expected = sorted(crate::deploy::objects(&deploy().join("sources")));
     for helm in without_cluster() {
         let rendered = |args: &[&str]| -> Vec<Value> {
@@ -200,8 +200,16 @@ fn chart_with_ingresses_equals_deploy_sources() {
             objects.iter_mut().for_each(without_helm);
             sorted(objects)
         };
-        assert_eq!(rendered(&["--set=sources={service,ingress}"]), expected);
+        assert_eq!(rendered(&["--set=sources={service,ingress,dnsendpoint}"]), expected);
         assert_eq!(rendered(&[]), [] as [Value; 0]);
+        for (source, resource) in [("ingress", "ingresses"), ("dnsendpoint", "dnsendpoints")] {
+            let objects = rendered(&[&format!("--set=sources={{service,{source}}}")]);
+            let roles = objects.iter().filter(|object| object["kind"] == "ClusterRole");
+            let rules: Vec<&Value> = roles.map(|role| &role["rules"]).collect();
+            assert_eq!(rules.len(), 1);
+            assert_eq!(rules[0][0]["resources"], serde_json::json!([resource]));
+            assert_eq!(rules[0].as_array().unwrap().len(), 1);
+        }
     }
 }
 

@@ -490,7 +490,7 @@ mod tests {
             ),
             (
                 "lb_linker lb.internal {\nsources gateway\n}",
-                "Corefile:3:9: \"gateway\" isn't a source of names; there are service, ingress",
+                "Corefile:3:9: \"gateway\" isn't a source of names; there are service, ingress, dnsendpoint",
             ),
             (
                 "lb_linker lb.internal {\nsources ingress service\nsources ingress\n}",

@@ -30,7 +30,7 @@ use crate::model::target_policy::Denied;
 use crate::store::{Input, NameDependency, Store};
 use dependencies::Lookups;
 use link_names::LinkNames;
-use records::{addresses, pointers, record};
+use records::{addresses, declared, pointers, record};
 use reverse::Reverse;
 
 pub use dependencies::ZoneDependencies;
@@ -375,7 +375,6 @@ impl Zone {
     ) {
         let ZoneQuery { name, qtype, .. } = *zone_query;
         match &link.target {
-            None => {}
             // RFC 1034 section 3.6.2: the CNAME answers all types. Queries for CNAME itself, and for ANY (RFC 8482),
             // don't need the target's records.
             Some(Target::Hostname(host)) => {
@@ -392,7 +391,14 @@ impl Zone {
                 let ports: Vec<u16> = link.ports.iter().map(|port| port.port).collect();
                 self.services(zone_query, lookups, link, &ports, answer);
             }
-            Some(Target::Addresses(ips)) => answer.answers = addresses(name, self.ttl_of(link), ips, qtype),
+            target => {
+                if let Some(Target::Addresses(ips)) = target {
+                    answer.answers = addresses(name, self.ttl_of(link), ips, qtype);
+                }
+                if let Some(records) = link.records.as_ref().filter(|_| answer.answers.is_empty()) {
+                    answer.answers = declared(name, self.authority.ttl, records, qtype);
+                }
+            }
         }
     }
 

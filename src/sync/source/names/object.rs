@@ -74,7 +74,7 @@ pub fn created(metadata: &ObjectMeta) -> i64 {
     created_at(metadata).unwrap_or(RANK_WITHOUT_CREATION_TIME)
 }
 
-fn created_at(metadata: &ObjectMeta) -> Option<i64> {
+pub(in crate::sync::source) fn created_at(metadata: &ObjectMeta) -> Option<i64> {
     metadata.creation_timestamp.as_ref().map(|time| time.0.as_second())
 }
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::object::Rules;
-use super::shared::{Behind, MAX_SHARED, ObjectId, Observation, SharedNames};
+use super::shared::{Behind, Claim, MAX_SHARED, ObjectId, Observation, SharedNames};
 use crate::model::excerpt::examples;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, LinkState};
@@ -152,6 +152,26 @@ impl NameState {
     #[must_use]
     pub fn target(&self, id: &ObjectId) -> Option<&Arc<Link>> {
         self.targets.get(id)
+    }
+
+    /// Returns the objects that ask for names.
+    #[must_use]
+    pub fn objects(&self) -> HashSet<ServiceKey> {
+        self.names.read().objects().map(|id| id.key.clone()).collect()
+    }
+
+    /// Returns what an object asks for, sorted by name.
+    #[must_use]
+    pub fn claims(&self, id: &ObjectId) -> Vec<Claim> {
+        self.names.read().get(id).map(|object| object.claims().to_vec()).unwrap_or_default()
+    }
+
+    /// Logs a change of an object that decides about each of its names, once everything is listed.
+    pub fn log_names(&self, id: &ObjectId, note: &str) {
+        let (kind, key) = (id.kind.api().1, &id.key);
+        if self.is_listed {
+            self.link_reporter.log.about(kind).info(key, format_args!("{kind} {key}: {note}"));
+        }
     }
 
     /// Replaces what is behind the names for which an object decides. The names of this and other objects follow by
