@@ -28,7 +28,8 @@ impl DnsEndpoints {
     }
 
     async fn create(&self, name: &str, entries: &[Value]) {
-        let object = json!({"metadata": {"name": name}, "spec": {"endpoints": entries}});
+        let object = json!({"apiVersion": "externaldns.k8s.io/v1alpha1", "kind": "DNSEndpoint",
+            "metadata": {"name": name}, "spec": {"endpoints": entries}});
         let object: DynamicObject = serde_json::from_value(object).unwrap();
         self.0.create(&PostParams::default(), &object).await.unwrap();
     }
