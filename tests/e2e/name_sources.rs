@@ -177,7 +177,7 @@ async fn older_namespace_has_a_host_of_both() {
     answers(linker.dns, &format!("{app}. A"), "192.0.2.66").await;
 }
 
-const COREFILE: &str = "
+pub(crate) const COREFILE: &str = "
     lb.internal:{$PORT} {
         bind 127.0.0.1
         errors
@@ -207,6 +207,8 @@ async fn reload_adds_and_removes_ingresses() {
     for (options, expected) in [
         ("sources service ingress", "192.0.2.0"),
         ("sources ingress", "192.0.2.0"),
+        // Without the CRDs of Gateway API there are no routes.
+        ("sources gateway ingress", "192.0.2.0"),
         ("sources ingress service\ningress_classes nginx", ABSENT),
         ("sources ingress service", "192.0.2.0"),
         ("sources service", ABSENT),
