@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::owner::{Source, Zone};
 use crate::sync::source::dns_endpoint::DnsEndpoints;
+use crate::sync::source::gateway::Gateways;
 use crate::sync::source::ingress::Ingresses;
 use crate::sync::source::names::watch::NameWatcher;
 use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
@@ -74,6 +75,7 @@ fn follow(
             let followed = async {
                 match &source {
                     source if *source == Source::INGRESSES => watcher.follow(Ingresses::default()).await,
+                    source if *source == Source::GATEWAYS => watcher.follow(Gateways::default()).await,
                     source if *source == Source::DNS_ENDPOINTS => {
                         watcher.follow(DnsEndpoints::default()).await
                     }

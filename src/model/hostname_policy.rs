@@ -156,6 +156,15 @@ impl HostnamePolicy {
         hostnames.into_iter().filter(|name| self.check_granted_records(namespace, name).is_ok()).collect()
     }
 
+    /// Returns whether objects of some namespace may have a name, given in lower case.
+    #[must_use]
+    pub fn is_granted_to_any(&self, name: &str) -> bool {
+        let below = |zone| name.strip_suffix(&*to_presentation(zone))?.strip_suffix('.');
+        let own = self.targets.zones.iter().find_map(below).and_then(|below| below.rsplit('.').next());
+        let free = self.hostname_namespaces.iter().map(String::as_str);
+        own.into_iter().chain(free).any(|namespace| self.check_granted(namespace, name).is_ok())
+    }
+
     /// Checks whether an object of the namespace may have a name, given in lower case, in a zone that has its source.
     ///
     /// # Errors
@@ -303,6 +312,24 @@ mod tests {
         }
         let long = format!("{}.default.lb.internal", "x".repeat(64));
         assert_eq!(asked(&hostname_policy(), &json!({HOSTNAME: long})).1.len(), 1);
+    }
+
+    #[test]
+    fn some_namespace_may_have_a_name_unless_it_is_reserved() {
+        for (free, name, expected) in [
+            (None, "a.b.c.lb.internal", true),
+            (None, "a.lb.internal", false),
+            (None, "dns.lb.internal", false),
+            (None, "a.dns.lb.internal", false),
+            (None, "a.b.example.com", false),
+            (Some("infra"), "a.lb.internal", true),
+            (Some("*"), "a.lb.internal", true),
+            (Some("*"), "lb.internal", false),
+        ] {
+            let hostname_namespaces = free.map(str::to_owned).into_iter().collect();
+            let hostname_policy = HostnamePolicy { hostname_namespaces, ..hostname_policy() };
+            assert_eq!(hostname_policy.is_granted_to_any(name), expected, "{name} {free:?}");
+        }
     }
 
     #[test]

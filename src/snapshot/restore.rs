@@ -47,7 +47,11 @@ pub fn restore(
     let mut denied = all - links.len();
     let granted = |link: &SavedLink| {
         let names = link.hostnames.iter().filter(|name| !lacks_hostnames || !name.starts_with("*."));
-        let names = names.map(|name| Arc::from(&**name)).collect();
+        let names: Vec<Arc<str>> = names.map(|name| Arc::from(&**name)).collect();
+        if owner(link).source == Source::GATEWAYS {
+            // The namespace is that of a Gateway; those of its routes aren't in the snapshot.
+            return names.into_iter().filter(|name| policy.is_granted_to_any(name)).collect();
+        }
         policy.still_granted(&link.namespace, names)
     };
     // First the owners of names, so that no name goes to another link than before.

@@ -8,12 +8,14 @@ use kube::Api;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
+use crate::corefile::server::{CorefileDir, Program, Server};
 use crate::harness::cluster::Cluster;
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, ask_tcp, ask_udp, data, ede, query, short};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::programs::dns_endpoint_crd;
 use crate::harness::{LINKER, apply_deploy, cluster_with_target, deploy, eventually, grant, permission};
+use crate::name_sources::COREFILE;
 
 const ABSENT: &str = "Non-Existent Domain";
 const CRD: &str = "dnsendpoints.externaldns.k8s.io";
@@ -87,6 +89,25 @@ async fn start() -> (&'static ControlPlane, Cluster, [String; 2], Linker) {
         Linker::in_cluster(plane, &target, &[&args[..], &["--hostname-namespaces", &namespaces[1]]].concat());
     linker.ready().await;
     (plane, cluster, namespaces, linker)
+}
+
+#[tokio::test]
+async fn manifests_have_names_of_dnsendpoints() {
+    let object = |name: &str, kind: &str, target: &str| {
+        format!(
+            "apiVersion: externaldns.k8s.io/v1alpha1\nkind: DNSEndpoint\nmetadata: {{name: a}}\nspec:\n  endpoints:\n  \
+             - {{dnsName: {name}.default.lb.internal, recordType: {kind}, targets: [{target}]}}\n"
+        )
+    };
+    let file = "manifests/a.yaml";
+    let corefile = COREFILE.replace("OPTIONS", "sources service dnsendpoint");
+    let site = CorefileDir::new(&corefile, &[(file, &object("app", "MX", "10 mail.example.com"))]);
+    let server = Server::start(Program::Linker, &site).await;
+    answers(server.dns(), "app.default.lb.internal. MX", "10 mail.example.com.").await;
+    assert_eq!(short(server.dns(), "other.default.lb.internal. TXT").await, ABSENT);
+    site.write(file, &object("other", "TXT", "a"));
+    answers(server.dns(), "other.default.lb.internal. TXT", "a").await;
+    assert_eq!(short(server.dns(), "app.default.lb.internal. MX").await, ABSENT);
 }
 
 /// Starts a control plane of its own, with the permissions for the sources and a target namespace.

@@ -29,6 +29,7 @@ mod events;
 mod failover;
 mod failover_faults;
 mod finalizer;
+mod gateway_routes;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;
 mod instances;

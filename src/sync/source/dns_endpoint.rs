@@ -9,18 +9,20 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use super::names::object::{created, id_of, uid};
+use super::names::object::{Rules, created, id_of, uid};
 use super::names::shared::{Claim, ObjectId, Observation};
 use super::names::source::{NameSource, Objects, WatchRequest, WatchedKind};
 use super::names::state::NameState;
 use crate::model::excerpt::examples;
 use crate::model::owner::Source;
+use crate::model::rejection::Rejection;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
 use crate::sync::k8s::service::{null_is_default, slim_metadata};
 use crate::sync::k8s::slim_resource::slim_resource;
 use crate::sync::k8s::watch::DNS_ENDPOINTS;
+use decision::Decision;
 
 /// Maximum number of DNSEndpoints, and of bytes of their entries, that are kept to be checked again when other objects
 /// change: a CNAME of theirs leads to a name in zones of links. Other ones are checked when they change themselves; DNS
@@ -75,6 +77,14 @@ impl DnsEndpoint {
         id_of(RegardingKind::DnsEndpoint, &self.metadata)
     }
 
+    /// Returns whether the object has names, and what of it doesn't count, as far as it doesn't depend on other objects.
+    #[must_use]
+    pub fn check(&self, rules: &Rules) -> (bool, Vec<Rejection>) {
+        let Decision { claims, mut unusable, is_dependent } = self.decide(rules, &[]);
+        unusable.retain(|_| !is_dependent);
+        (!claims.is_empty(), unusable)
+    }
+
     /// Returns the size of the entries in bytes, roughly.
     fn size(&self) -> usize {
         let of_entry = |entry: &Entry| {
@@ -96,6 +106,9 @@ pub struct DnsEndpoints {
 impl DnsEndpoints {
     fn observe(&mut self, object: DnsEndpoint, is_checked_again: bool, state: &mut NameState) {
         let id = object.id();
+        if !is_checked_again {
+            state.note_version(&object.metadata);
+        }
         // With a deletionTimestamp an object counts as gone, as load balancers do.
         if object.metadata.deletion_timestamp.is_some() || !state.selects(&object.metadata) {
             return self.remove(&id, state);
@@ -112,7 +125,7 @@ impl DnsEndpoints {
         }
         let now =
             Observation::new(created(&object.metadata), Uid::from(uid(&object.metadata)), decision.claims);
-        state.set_names(&id, now, &object.metadata);
+        state.set_names(&id, now);
         self.forget_dependent(&id.key);
         let bytes = object.size();
         let has_room =

@@ -4,16 +4,13 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
-use super::decision::Decision;
 use super::*;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, Target};
 use crate::model::owner::{Claims, Owner, Zone};
 use crate::model::records::{MAX_BYTES, MAX_RECORDS};
-use crate::model::rejection::Rejection;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::{Input, OnGone, Store};
-use crate::sync::source::names::object::Rules;
 use crate::sync::source::names::source::Names;
 use crate::sync::test_support;
 

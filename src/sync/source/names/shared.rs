@@ -132,6 +132,27 @@ impl SharedNames {
         concerned
     }
 
+    /// Returns the same hostname in other namespaces, if an object asks for it there, too.
+    pub fn elsewhere<'a>(
+        &'a self,
+        id: &ObjectId,
+        name: &'a ServiceKey,
+    ) -> impl Iterator<Item = &'a ServiceKey> + use<'a> {
+        let names = self.objects.get(id).into_iter().flat_map(Observation::names);
+        names.filter(move |other| other.name() == name.name() && *other != name)
+    }
+
+    /// Replaces an earlier version of a target behind the names of an object. Returns the names that are concerned.
+    pub fn set_target(&mut self, id: &ObjectId, now: &Arc<Link>) -> Vec<ServiceKey> {
+        let claims = self.objects.get_mut(id).map(|object| &mut object.claims[..]).unwrap_or_default();
+        let earlier = |claim: &&mut Claim| claim.target.key == now.key && !Arc::ptr_eq(&claim.target, now);
+        let replace = |claim: &mut Claim| {
+            claim.target = Arc::clone(now);
+            claim.name.clone()
+        };
+        claims.iter_mut().filter(earlier).map(replace).collect()
+    }
+
     /// Returns what is behind a name; `None` if no object asks for it.
     pub fn behind(&mut self, name: &ServiceKey) -> Option<Behind> {
         let Self { objects, asking: all, united: known } = self;
@@ -363,6 +384,23 @@ mod tests {
         assert_eq!(concerned, [name("x"), name("y")]);
         assert_eq!(shown(&mut names, "x"), "1 192.0.2.1,192.0.2.2 None");
         assert_eq!(shown(&mut names, "y"), "1 192.0.2.3 None");
+    }
+
+    #[test]
+    fn newer_version_of_a_target_replaces_only_its_earlier_ones() {
+        let mut names = SharedNames::default();
+        names.set(&id("a"), observed("a", 1, &["x", "y"], "192.0.2.1"));
+        let now =
+            Link { target: target("192.0.2.2"), ..Link::new(ServiceKey::new("shop", "a.ingress"), "a") };
+        let now = Arc::new(now);
+        assert_eq!(names.set_target(&id("a"), &now), [name("x"), name("y")]);
+        assert_eq!(shown(&mut names, "y"), "1 192.0.2.2 None");
+        assert_eq!(names.set_target(&id("a"), &now), []);
+        let other = Arc::new(Link::new(ServiceKey::new("shop", "b.ingress"), "a"));
+        assert_eq!(
+            (names.set_target(&id("a"), &other), names.set_target(&id("b"), &other)),
+            (vec![], vec![])
+        );
     }
 
     #[test]
