@@ -171,6 +171,16 @@ fn entry_that_is_invalid_is_reported_and_passed_over() {
 }
 
 #[test]
+fn example_of_the_manual_has_no_errors() {
+    let page = include_str!("../../../../docs/sources.md");
+    let mut examples = page.split("```yaml\n").filter_map(|block| block.split("```").next());
+    let example = examples.find(|example| example.contains("kind: DNSEndpoint")).unwrap();
+    let object: DnsEndpoint = serde_saphyr::from_str(example).unwrap();
+    let Decision { claims, unusable, .. } = object.decide(&rules(), &[]);
+    assert_eq!((claims.len(), unusable), (4, vec![]));
+}
+
+#[test]
 fn ttl_that_is_out_of_range_is_the_zones() {
     for (ttl, expected, is_reported) in [
         (0, "- 192", false),
