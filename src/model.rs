@@ -14,6 +14,7 @@ mod observed_service;
 pub mod outdated;
 pub mod owner;
 pub mod persisted_target;
+pub mod records;
 pub mod rejection;
 pub mod service_key;
 pub mod target_policy;

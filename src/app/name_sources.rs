@@ -7,6 +7,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::model::owner::{Source, Zone};
+use crate::sync::source::dns_endpoint::DnsEndpoints;
+use crate::sync::source::gateway::Gateways;
 use crate::sync::source::ingress::Ingresses;
 use crate::sync::source::names::watch::NameWatcher;
 use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
@@ -73,6 +75,10 @@ fn follow(
             let followed = async {
                 match &source {
                     source if *source == Source::INGRESSES => watcher.follow(Ingresses::default()).await,
+                    source if *source == Source::GATEWAYS => watcher.follow(Gateways::default()).await,
+                    source if *source == Source::DNS_ENDPOINTS => {
+                        watcher.follow(DnsEndpoints::default()).await
+                    }
                     _ => std::future::pending().await,
                 }
             };

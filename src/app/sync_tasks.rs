@@ -42,10 +42,8 @@ use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::first_list::FirstList;
-use crate::sync::source::ingress::Ingresses;
-use crate::sync::source::manifests::{self, ManifestSource};
+use crate::sync::source::manifests::{self, ManifestSource, SourceNames};
 use crate::sync::source::missing_namespaces::missing_namespaces;
-use crate::sync::source::names::source::Names;
 use crate::sync::source::names::watch::NameWatcher;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::selection::Selection;
@@ -604,11 +602,10 @@ impl Parts {
             persisted: Arc::clone(&self.persisted),
             unselected: Arc::clone(&self.facts.unselected),
             apply_overrides: Arc::new(move |objects, policy| overrides.apply(objects, policy)),
-            ingresses: Arc::new(Mutex::new(Names::new(
-                Ingresses::default(),
-                Arc::clone(&self.facts.store),
-                Arc::clone(&self.selection),
-                self.link_reporter.clone(),
+            source_names: Arc::new(Mutex::new(SourceNames::new(
+                &self.facts.store,
+                &self.selection,
+                &self.link_reporter,
             ))),
             link_reporter: self.link_reporter.clone(),
             files: Arc::default(),

@@ -101,9 +101,8 @@ fn check_manifests(
         let stable_names = checked.stable_names;
         check_report.lines.push(format!("StableNames in {}: {stable_names}", directory.display()));
     }
-    if checked.ingresses > 0 {
-        let ingresses = checked.ingresses;
-        check_report.lines.push(format!("Ingresses with names in {}: {ingresses}", directory.display()));
+    for (many, number) in checked.of_sources {
+        check_report.lines.push(format!("{many} with names in {}: {number}", directory.display()));
     }
     check_report.lines.extend(checked.notices);
     check_report.lines.extend(checked.rejections);

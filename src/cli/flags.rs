@@ -76,6 +76,10 @@ pub enum SourceName {
     Service,
     /// The hosts of Ingresses; needs the permissions of deploy/sources/.
     Ingress,
+    /// The hostnames of HTTPRoutes, GRPCRoutes and TLSRoutes; needs the permissions of deploy/sources/.
+    Gateway,
+    /// The names of DNSEndpoints; needs the permissions of deploy/sources/.
+    Dnsendpoint,
 }
 
 /// The flags of all commands except `query` and `completion`.

@@ -39,7 +39,7 @@ pub struct NameView {
     pub source: String,
     /// The object that has the name. If several share it, the oldest.
     pub object: ObjectView,
-    /// The hostname, or the addresses with commas.
+    /// The hostname, or the addresses with commas; without both, the types of the records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     pub state: ViewState,
@@ -130,7 +130,7 @@ impl LinkFacts {
             name: name.to_owned(),
             source: holder.source.word(),
             object: objects.next()?,
-            target: link.target.as_ref().map(ToString::to_string),
+            target: shown_target(&link),
             state,
             reason,
             shared_with: objects.collect(),
@@ -157,12 +157,17 @@ impl LinkFacts {
                 (ViewState::Kept, "its status names a target that isn't allowed")
             }
             (Some(_), LinkState::Stale) => (ViewState::Kept, "its status is blank"),
-            (Some(_), _) => return (ViewState::Ready, None),
-            (None, _) if link.refused => (ViewState::Refused, "its status names a target that isn't allowed"),
-            (None, _) => (ViewState::Pending, "its status names no target yet"),
+            _ if link.has_data() => return (ViewState::Ready, None),
+            _ if link.refused => (ViewState::Refused, "its status names a target that isn't allowed"),
+            _ => (ViewState::Pending, "its status names no target yet"),
         };
         (state, Some(why.to_owned()))
     }
+}
+
+fn shown_target(link: &Link) -> Option<String> {
+    let records = link.records.as_ref().filter(|records| !records.is_empty());
+    link.target.as_ref().map(ToString::to_string).or_else(|| records.map(ToString::to_string))
 }
 
 impl NameView {
@@ -217,6 +222,7 @@ mod tests {
     use super::*;
     use crate::model::link::Target;
     use crate::model::owner::{Claims, Zone};
+    use crate::model::records::{RecordData, RecordKind, Records};
     use crate::store::{Input, OnGone};
     use crate::sync::events::RegardingKind;
 
@@ -278,6 +284,25 @@ mod tests {
             "x.lb.internal ingress Ingress a/one 192.0.2.2 Ready [Ingress a/two] [Ingress b/one,Ingress b/two]",
         ];
         assert_eq!(shown(&facts().names(&NameFilter::default())), expected);
+    }
+
+    #[test]
+    fn name_with_records_alone_is_ready_and_shows_their_types() {
+        let mut records = Records::default();
+        for (kind, text) in [(RecordKind::Mx, "0 ."), (RecordKind::Txt, "a")] {
+            assert!(records.add(kind, None, RecordData::parse(kind, text).unwrap()));
+        }
+        let records = Some(Arc::new(records));
+        let facts = facts();
+        let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("a", "mail.lb.internal") };
+        let claims = Claims { created: 1, names: ["mail.lb.internal".into()].into() };
+        let link = Link { records, ..Link::new(ServiceKey::new("a", "mail.ingress"), "u") };
+        facts.store.observe(&owner, &claims, &Arc::new(link), None);
+        let filter = NameFilter { name: Some("mail.lb.internal".to_owned()), ..NameFilter::default() };
+        assert_eq!(
+            shown(&facts.names(&filter)),
+            ["mail.lb.internal ingress Ingress a/one TXT, MX Ready [] []"]
+        );
     }
 
     #[test]

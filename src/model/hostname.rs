@@ -5,6 +5,7 @@ use std::fmt;
 use hickory_proto::rr::Name;
 
 use crate::model::names;
+use crate::model::rejection::MAX_ENTRY_BYTES;
 
 /// An absolute host name in lower case.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -24,6 +25,12 @@ impl Hostname {
     #[must_use]
     pub fn is(&self, wire: &[u8]) -> bool {
         *self.0 == *wire
+    }
+
+    /// Returns the size of the name in wire form, in bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.0.len() + 1
     }
 
     fn labels(&self) -> impl Iterator<Item = &[u8]> {
@@ -72,6 +79,27 @@ impl fmt::Display for Hostname {
         }
         Ok(())
     }
+}
+
+/// Parses a hostname to an absolute name in lower case. The API server accepts labels of 64 and more characters, which
+/// DNS can't carry.
+///
+/// # Errors
+/// What is wrong with the hostname.
+pub fn host_name(host: &str) -> Result<Name, String> {
+    if host.strip_suffix('.').unwrap_or(host).len() > MAX_ENTRY_BYTES {
+        return Err(format!("longer than {MAX_ENTRY_BYTES} characters"));
+    }
+    let has_long_label = || host.split('.').any(|label| label.len() > names::MAX_LABEL);
+    let mut name = Name::from_ascii(host.to_ascii_lowercase()).map_err(|_| match has_long_label() {
+        true => format!("not a DNS name: a label has more than {} characters", names::MAX_LABEL),
+        false => "not a DNS name".to_owned(),
+    })?;
+    if name.is_root() {
+        return Err("the root isn't a host".to_owned());
+    }
+    name.set_fqdn(true);
+    Ok(name)
 }
 
 /// Formats a name as Kubernetes does: without the trailing dot.

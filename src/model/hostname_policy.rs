@@ -153,7 +153,16 @@ impl HostnamePolicy {
     /// Returns those of `hostnames` that a Service of the namespace may still have.
     #[must_use]
     pub fn still_granted(&self, namespace: &str, hostnames: Vec<Arc<str>>) -> Vec<Arc<str>> {
-        hostnames.into_iter().filter(|name| self.check_granted(namespace, name).is_ok()).collect()
+        hostnames.into_iter().filter(|name| self.check_granted_records(namespace, name).is_ok()).collect()
+    }
+
+    /// Returns whether objects of some namespace may have a name, given in lower case.
+    #[must_use]
+    pub fn is_granted_to_any(&self, name: &str) -> bool {
+        let below = |zone| name.strip_suffix(&*to_presentation(zone))?.strip_suffix('.');
+        let own = self.targets.zones.iter().find_map(below).and_then(|below| below.rsplit('.').next());
+        let free = self.hostname_namespaces.iter().map(String::as_str);
+        own.into_iter().chain(free).any(|namespace| self.check_granted(namespace, name).is_ok())
     }
 
     /// Checks whether an object of the namespace may have a name, given in lower case, in a zone that has its source.
@@ -161,6 +170,19 @@ impl HostnamePolicy {
     /// # Errors
     /// The reason why the name is denied.
     pub fn check_granted(&self, namespace: &str, name: &str) -> Result<(), String> {
+        let below = self.check_granted_records(namespace, name)?;
+        match below.split('.').find(|label| label.starts_with('_')) {
+            Some(label) => Err(format!("names with a label like {label} are reserved")),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks as [`Self::check_granted`] whether an object may declare records of any type at a name: labels may begin with
+    /// `_`, as in `_sip._tcp` (RFC 8552 section 1.1). Returns the part of the name below its zone.
+    ///
+    /// # Errors
+    /// The reason why the name is denied.
+    pub fn check_granted_records<'a>(&self, namespace: &str, name: &'a str) -> Result<&'a str, String> {
         let labels: Vec<&str> = name.split('.').collect();
         let plain = if labels[0] == "*" { &labels[1..] } else { &labels[..] };
         if name.len() > MAX_ENTRY_BYTES || !plain.iter().all(|label| is_name_label(label)) {
@@ -181,16 +203,13 @@ impl HostnamePolicy {
             return Err(format!("it lies in none of lb-linker's zones ({})", zones.join(", ")));
         };
         let labels: Vec<&str> = below.split('.').collect();
-        if let Some(label) = labels.iter().find(|label| label.starts_with('_')) {
-            return Err(format!("names with a label like {label} are reserved"));
-        }
         if let Some(top) = labels.last().filter(|top| self.is_reserved(top)) {
             return Err(format!("{top}.{zone}, with all names below it, is reserved"));
         }
         let own = labels.len() >= 2 && labels.last() == Some(&namespace);
         let anywhere = ["*", namespace].iter().any(|allowed| self.hostname_namespaces.contains(*allowed));
         if own || anywhere {
-            Ok(())
+            Ok(below)
         } else {
             Err(format!(
                 "namespace {namespace} may have names below {namespace}.{zone} only, unless --hostname-namespaces lists it"
@@ -293,6 +312,24 @@ mod tests {
         }
         let long = format!("{}.default.lb.internal", "x".repeat(64));
         assert_eq!(asked(&hostname_policy(), &json!({HOSTNAME: long})).1.len(), 1);
+    }
+
+    #[test]
+    fn some_namespace_may_have_a_name_unless_it_is_reserved() {
+        for (free, name, expected) in [
+            (None, "a.b.c.lb.internal", true),
+            (None, "a.lb.internal", false),
+            (None, "dns.lb.internal", false),
+            (None, "a.dns.lb.internal", false),
+            (None, "a.b.example.com", false),
+            (Some("infra"), "a.lb.internal", true),
+            (Some("*"), "a.lb.internal", true),
+            (Some("*"), "lb.internal", false),
+        ] {
+            let hostname_namespaces = free.map(str::to_owned).into_iter().collect();
+            let hostname_policy = HostnamePolicy { hostname_namespaces, ..hostname_policy() };
+            assert_eq!(hostname_policy.is_granted_to_any(name), expected, "{name} {free:?}");
+        }
     }
 
     #[test]

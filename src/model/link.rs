@@ -14,6 +14,7 @@ use crate::model::link_override::OverriddenLink;
 use crate::model::names;
 use crate::model::owner::Owner;
 use crate::model::persisted_target::PersistedTarget;
+use crate::model::records::Records;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
@@ -278,6 +279,8 @@ pub struct Link {
     pub object_created: Option<i64>,
     /// The name of the external target, if it isn't the default name. Unrelated to the override by a StableName.
     pub(crate) external_target_override: Option<Arc<str>>,
+    /// The records that DNSEndpoints declare beside the target; `None` for all other objects.
+    pub records: Option<Arc<Records>>,
     /// The override by a StableName, if there is one, and the link of the Service itself. Boxed because few links
     /// have an override.
     pub overridden: Option<Box<OverriddenLink>>,
@@ -318,11 +321,18 @@ impl Link {
             has_finalizer: false,
             state: LinkState::Live,
             external_target_override: None,
+            records: None,
             overridden: None,
             last_queried: LastQueried::default(),
             outdated: OutdatedFlag::default(),
             key,
         }
+    }
+
+    /// Returns whether the link has a target or records.
+    #[must_use]
+    pub fn has_data(&self) -> bool {
+        self.target.is_some() || self.records.as_ref().is_some_and(|records| !records.is_empty())
     }
 
     /// Returns the name of the external target, which no other link has.

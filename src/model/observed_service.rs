@@ -58,6 +58,7 @@ impl ObservedService {
             external_target_override: known.and_then(|link| link.external_target_override.clone()),
             last_queried: known.map_or_else(LastQueried::default, |link| link.last_queried.clone()),
             outdated: OutdatedFlag::default(),
+            records: None,
             overridden: None,
             key,
         }

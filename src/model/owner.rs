@@ -23,8 +23,12 @@ impl Source {
     pub const SERVICES: Self = Self { cluster: None, kind: Cow::Borrowed("Service") };
     /// The Ingresses of the own cluster.
     pub const INGRESSES: Self = Self { cluster: None, kind: Cow::Borrowed("Ingress") };
+    /// The routes at Gateways of the own cluster.
+    pub const GATEWAYS: Self = Self { cluster: None, kind: Cow::Borrowed("Gateway") };
+    /// ExternalDNS's DNSEndpoints of the own cluster.
+    pub const DNS_ENDPOINTS: Self = Self { cluster: None, kind: Cow::Borrowed("DNSEndpoint") };
     /// The sources that a zone may have, in the order of the documentation.
-    pub const ALL: [Self; 2] = [Self::SERVICES, Self::INGRESSES];
+    pub const ALL: [Self; 4] = [Self::SERVICES, Self::INGRESSES, Self::GATEWAYS, Self::DNS_ENDPOINTS];
 
     /// Returns the source's name in a Corefile, in flags and in metrics.
     #[must_use]
@@ -116,6 +120,8 @@ pub struct Zone {
     pub sources: Vec<Source>,
     /// The classes of the Ingresses with names in the zone; empty for all.
     pub ingress_classes: Vec<Box<str>>,
+    /// The classes of the Gateways whose routes have names in the zone; empty for all.
+    pub gateway_classes: Vec<Box<str>>,
 }
 
 impl From<&Name> for Zone {
@@ -123,7 +129,13 @@ impl From<&Name> for Zone {
     fn from(origin: &Name) -> Self {
         // A `Name` has no label that the wire form can't have.
         let origin = names::wire(origin.iter()).unwrap_or_default().into();
-        Self { origin, apex: Box::default(), sources: vec![Source::SERVICES], ingress_classes: Vec::new() }
+        Self {
+            origin,
+            apex: Box::default(),
+            sources: vec![Source::SERVICES],
+            ingress_classes: Vec::new(),
+            gateway_classes: Vec::new(),
+        }
     }
 }
 

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 
-use super::format::{RecordedFlags, SavedLink, SavedOverride, SavedTarget};
+use super::format::{RecordedFlags, SavedLink, SavedOverride, SavedRecords, SavedTarget};
 use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, Target};
 use crate::model::owner::{Claims, Owner};
+use crate::model::records::{RecordData, RecordSet, Records};
 use crate::sync::source::selection::Selection;
 
 /// Returns what a snapshot keeps of the links and of the other owners of a store.
@@ -61,7 +62,23 @@ pub(crate) fn saved(link: &Link) -> SavedLink {
             source: by.source.to_string(),
             service_uid: by.service_uid.to_string(),
         }),
+        records: link.records.iter().flat_map(|records| records.sets()).map(saved_records).collect(),
     }
+}
+
+fn saved_records(RecordSet { kind, ttl, data }: &RecordSet) -> SavedRecords {
+    SavedRecords { kind: *kind, ttl: *ttl, data: data.iter().map(ToString::to_string).collect() }
+}
+
+/// Returns records as [`saved`] writes them, without invalid ones.
+pub(super) fn records(saved: &[SavedRecords]) -> Records {
+    let mut all = Records::default();
+    for SavedRecords { kind, ttl, data } in saved {
+        for data in data.iter().filter_map(|text| RecordData::parse(*kind, text).ok()) {
+            all.add(*kind, *ttl, data);
+        }
+    }
+    all
 }
 
 fn saved_target(target: &Target) -> Option<SavedTarget> {

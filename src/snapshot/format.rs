@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::excerpt;
 use crate::model::link::Port;
 use crate::model::names::{self, MAX_LABEL};
+use crate::model::records::{MAX_RECORDS, MAX_TEXT, RecordKind};
 use crate::model::rejection::{MAX_ENTRIES, MAX_ENTRY_BYTES};
 use crate::sync::k8s::client::ClusterIdentity;
 use crate::sync::k8s::service::{MAX_INGRESS, MAX_TTL};
@@ -33,6 +34,8 @@ const VERSIONS: [&str; 2] = ["1", VERSION];
 const MAGIC: &str = "lb-linker snapshot ";
 /// The size of the header line in bytes: name, version, checksum, and the characters between them.
 const HEADER_BYTES: usize = MAGIC.len() + VERSION.len() + 1 + 64 + 1;
+/// Maximum number of types of the records of a link.
+const MAX_RECORD_SETS: usize = 3;
 /// Maximum number of ports of a link.
 const MAX_PORTS: usize = 1000;
 /// Maximum size in bytes of a uid, or of the name of a source.
@@ -117,6 +120,21 @@ pub struct SavedLink {
     /// The StableName that overrides the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overridden_by: Option<SavedOverride>,
+    /// The records beside the target.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub records: Vec<SavedRecords>,
+}
+
+/// The records of a name and type.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SavedRecords {
+    #[serde(rename = "type")]
+    pub kind: RecordKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<u32>,
+    /// As in a zone file.
+    pub data: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -300,6 +318,10 @@ impl SavedLink {
         let by = self.overridden_by.iter().flat_map(|by| [&by.uid, &by.source, &by.service_uid]);
         let mut texts = by.chain([&self.uid]).chain(source);
         let is_service = self.is_service();
+        let is_ttl = |ttl: Option<u32>| ttl.is_none_or(|ttl| ttl <= MAX_TTL);
+        let are_records = |SavedRecords { ttl, data, .. }: &SavedRecords| {
+            is_ttl(*ttl) && data.len() <= MAX_RECORDS && data.iter().all(|text| text.len() <= MAX_TEXT)
+        };
         match &self.target {
             _ if !names::is_label(&self.namespace) => Err("the namespace isn't a DNS label"),
             _ if is_service && !is_object(&self.service) => Err("the Service's name isn't a DNS name"),
@@ -312,7 +334,10 @@ impl SavedLink {
                 Err("a list of names is too long")
             }
             _ if self.ports.len() > MAX_PORTS => Err("there are too many ports"),
-            _ if self.ttl.is_some_and(|ttl| ttl > MAX_TTL) => Err("the TTL is too long"),
+            _ if !is_ttl(self.ttl) => Err("the TTL is too long"),
+            _ if self.records.len() > MAX_RECORD_SETS || !self.records.iter().all(are_records) => {
+                Err("there are too many records, or too long ones")
+            }
             Some(SavedTarget::Hostname(host)) if host.len() > MAX_ENTRY_BYTES => {
                 Err("the target is too long")
             }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::contents::hostname;
+use super::contents::{hostname, records};
 use super::format::{SavedLink, SavedTarget, Snapshot};
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Annotations, Ingress, Link, ObservedService, Target};
@@ -19,7 +19,7 @@ use crate::sync::source::service_links::set_override;
 #[derive(Debug)]
 pub struct Restored {
     pub store: Store,
-    /// The number of links with a target.
+    /// The number of links with a target or records.
     pub answered: usize,
     /// The number of links that the present flags leave out, or whose target they deny.
     pub denied: usize,
@@ -47,7 +47,11 @@ pub fn restore(
     let mut denied = all - links.len();
     let granted = |link: &SavedLink| {
         let names = link.hostnames.iter().filter(|name| !lacks_hostnames || !name.starts_with("*."));
-        let names = names.map(|name| Arc::from(&**name)).collect();
+        let names: Vec<Arc<str>> = names.map(|name| Arc::from(&**name)).collect();
+        if owner(link).source == Source::GATEWAYS {
+            // The namespace is that of a Gateway; those of its routes aren't in the snapshot.
+            return names.into_iter().filter(|name| policy.is_granted_to_any(name)).collect();
+        }
         policy.still_granted(&link.namespace, names)
     };
     // First the owners of names, so that no name goes to another link than before.
@@ -59,7 +63,7 @@ pub fn restore(
     for link in links {
         let target = target(&link).and_then(|target| policy.targets.allowed(target));
         denied += usize::from(target.is_none() && link.target.is_some());
-        answered += usize::from(target.is_some());
+        answered += usize::from(target.is_some() || !link.records.is_empty());
         let annotations = Annotations {
             ttl: link.ttl,
             // Only the hostnames that the link held. A requested hostname may have been held by another link, which
@@ -129,6 +133,7 @@ fn behind(link: &SavedLink, target: Option<Target>, annotations: Annotations) ->
         target,
         ports: link.ports.as_slice().into(),
         annotations: Annotations { hostnames: Arc::default(), ..annotations },
+        records: (!link.records.is_empty()).then(|| Arc::new(records(&link.records))),
         ..Link::new(key, &link.uid)
     }
 }

@@ -150,6 +150,12 @@ pub enum RegardingKind {
     Service,
     StableName,
     Ingress,
+    Gateway,
+    ListenerSet,
+    HttpRoute,
+    GrpcRoute,
+    TlsRoute,
+    DnsEndpoint,
 }
 
 impl RegardingKind {
@@ -160,6 +166,12 @@ impl RegardingKind {
             Self::Service => ("v1", "Service"),
             Self::StableName => ("linker.hsj.com/v1alpha1", "StableName"),
             Self::Ingress => ("networking.k8s.io/v1", "Ingress"),
+            Self::Gateway => ("gateway.networking.k8s.io/v1", "Gateway"),
+            Self::ListenerSet => ("gateway.networking.k8s.io/v1", "ListenerSet"),
+            Self::HttpRoute => ("gateway.networking.k8s.io/v1", "HTTPRoute"),
+            Self::GrpcRoute => ("gateway.networking.k8s.io/v1", "GRPCRoute"),
+            Self::TlsRoute => ("gateway.networking.k8s.io/v1", "TLSRoute"),
+            Self::DnsEndpoint => ("externaldns.k8s.io/v1alpha1", "DNSEndpoint"),
         }
     }
 }

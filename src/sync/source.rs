@@ -2,7 +2,9 @@
 
 pub mod cluster;
 pub mod cluster_dns;
+pub mod dns_endpoint;
 pub mod first_list;
+pub mod gateway;
 pub mod ingress;
 pub(crate) mod kept_services;
 pub mod manifests;

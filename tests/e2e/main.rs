@@ -21,6 +21,7 @@ mod corefile;
 mod datagrams;
 mod deletion_limits;
 mod deploy;
+mod dns_endpoints;
 mod docs;
 mod environment;
 mod events;
@@ -28,6 +29,7 @@ mod events;
 mod failover;
 mod failover_faults;
 mod finalizer;
+mod gateway_routes;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;
 mod instances;

@@ -223,7 +223,7 @@ async fn names_tell_which_objects_ask_for_them() {
     }
 }
 
-const COREFILE: &str = "
+pub(crate) const COREFILE: &str = "
     lb.internal:{$PORT} {
         bind 127.0.0.1
         errors
@@ -253,6 +253,8 @@ async fn reload_adds_and_removes_ingresses() {
     for (options, expected) in [
         ("sources service ingress", "192.0.2.0"),
         ("sources ingress", "192.0.2.0"),
+        // Without the CRDs of Gateway API there are no routes.
+        ("sources gateway ingress", "192.0.2.0"),
         ("sources ingress service\ningress_classes nginx", ABSENT),
         ("sources ingress service", "192.0.2.0"),
         ("sources service", ABSENT),

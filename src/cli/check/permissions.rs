@@ -1,5 +1,6 @@
 //! The permissions that lb-linker needs, and their review by the API server.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -37,6 +38,15 @@ const SERVICE_IMPORTS: Resource = ("multicluster.x-k8s.io", "v1alpha1", "service
 const STABLE_NAMES: Resource = ("linker.hsj.com", "v1alpha1", "stablenames");
 const STABLE_NAME_STATUS: Resource = ("linker.hsj.com", "v1alpha1", "stablenames/status");
 const INGRESSES: Resource = ("networking.k8s.io", "v1", "ingresses");
+const DNS_ENDPOINTS: Resource = ("externaldns.k8s.io", "v1alpha1", "dnsendpoints");
+/// The resources of Gateway API that names come from.
+const OF_GATEWAYS: [Resource; 5] = [
+    ("gateway.networking.k8s.io", "v1", "gateways"),
+    ("gateway.networking.k8s.io", "v1", "listenersets"),
+    ("gateway.networking.k8s.io", "v1", "httproutes"),
+    ("gateway.networking.k8s.io", "v1", "grpcroutes"),
+    ("gateway.networking.k8s.io", "v1", "tlsroutes"),
+];
 const PROMETHEUS_RULES: Resource = ("monitoring.coreos.com", "v1", "prometheusrules");
 
 /// A permission: a verb on objects of a kind, in one namespace or in all.
@@ -166,12 +176,21 @@ pub(super) fn for_stable_names<'a>(flags: &'a Flags, folder: &str) -> Vec<Requir
 /// Returns the permissions for the sources of these zones.
 pub(super) fn for_sources<'a>(
     flags: &'a Flags,
-    mut zones: impl Iterator<Item = &'a LinkZone>,
+    zones: impl Iterator<Item = &'a LinkZone> + Clone,
 ) -> Vec<RequiredPermission<'a>> {
-    let need = Requirement::Always("deploy/sources/, for the source ingress");
-    let has_ingresses = zones.any(|zone| zone.sources.contains(&Source::INGRESSES));
-    let verbs: &[_] = if has_ingresses { &[("list", INGRESSES), ("watch", INGRESSES)] } else { &[] };
-    in_watched_namespaces(flags, verbs, need)
+    let mut permissions = Vec::new();
+    for (source, resources, need) in [
+        (Source::INGRESSES, &[INGRESSES][..], "deploy/sources/, for the source ingress"),
+        (Source::GATEWAYS, &OF_GATEWAYS, "deploy/sources/, for the source gateway"),
+        (Source::DNS_ENDPOINTS, &[DNS_ENDPOINTS], "deploy/sources/, for the source dnsendpoint"),
+    ] {
+        if zones.clone().any(|zone| zone.sources.contains(&source)) {
+            let verbs = resources.iter().flat_map(|resource| [("list", *resource), ("watch", *resource)]);
+            let verbs: Vec<_> = verbs.collect();
+            permissions.extend(in_watched_namespaces(flags, &verbs, Requirement::Always(need)));
+        }
+    }
+    permissions
 }
 
 /// Returns the permissions for the PrometheusRules of StableNames.

@@ -33,9 +33,10 @@
 //! - `reverse CIDR...`: networks with reverse zones to answer: an address of a load balancer has a PTR record with the
 //!   load balancer's name in the first of **ZONES**. The zones of the block have to include these reverse zones:
 //!   `lb.internal 10.20.0.0/16` for `reverse 10.20.0.0/16`.
-//! - `sources SOURCE...`: the [sources](sources.md) of the names, `service` and `ingress`, in the order in which they get
-//!   a name; `service` by default. `ingress_classes CLASS...`: only Ingresses of these classes have names here. Blocks
-//!   with the same zone need the same sources and classes.
+//! - `sources SOURCE...`: the [sources](sources.md) of the names, `service`, `ingress`, `gateway` and `dnsendpoint`, in
+//!   the order in which they get a name; `service` by default. `ingress_classes CLASS...`: only Ingresses of these classes
+//!   have names here. `gateway_classes CLASS...`: only routes at Gateways of these classes. Blocks with the same zone need
+//!   the same sources and classes.
 //! - `fallthrough [ZONES...]` passes queries for names that don't exist to the next plugin; with **ZONES**, only names
 //!   in these.
 

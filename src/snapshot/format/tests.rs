@@ -37,6 +37,14 @@ fn texts(random: &mut StdRng) -> Vec<String> {
     (0..random.random_range(0..4)).map(|_| text(random)).collect()
 }
 
+fn records(random: &mut StdRng) -> SavedRecords {
+    SavedRecords {
+        kind: *[RecordKind::Txt, RecordKind::Srv, RecordKind::Mx].choose(random).unwrap(),
+        ttl: random.random::<bool>().then(|| random.random_range(0..=MAX_TTL)),
+        data: texts(random),
+    }
+}
+
 fn link(random: &mut StdRng) -> SavedLink {
     let target = match random.random_range(0..4) {
         0 => None,
@@ -76,6 +84,7 @@ fn link(random: &mut StdRng) -> SavedLink {
             source: text(random),
             service_uid: text(random),
         }),
+        records: (0..random.random_range(0..=MAX_RECORD_SETS)).map(|_| records(random)).collect(),
     }
 }
 
@@ -183,6 +192,11 @@ fn links_with_invalid_fields_are_refused_and_never_written() {
     let long = "x".repeat(MAX_ENTRY_BYTES + 1);
     let ips = |count: usize| Some(SavedTarget::Addresses(vec![IpAddr::from([0; 4]); count]));
     let port = Port { name: None, protocol: "".into(), port: 1, app_protocol: None };
+    let records = |ttl, length, number| SavedRecords {
+        kind: RecordKind::Txt,
+        ttl,
+        data: vec!["x".repeat(length); number],
+    };
     for (wrong, expected) in [
         (
             SavedLink { namespace: "a/b".to_owned(), ..valid.clone() },
@@ -195,6 +209,10 @@ fn links_with_invalid_fields_are_refused_and_never_written() {
         (SavedLink { allow_from: vec![String::new(); 101], ..valid.clone() }, "a list of names is too long"),
         (SavedLink { ports: vec![port; 1001], ..valid.clone() }, "too many ports"),
         (SavedLink { ttl: Some(3601), ..valid.clone() }, "the TTL is too long"),
+        (SavedLink { records: vec![records(None, 0, 1); 4], ..valid.clone() }, "too many records"),
+        (SavedLink { records: vec![records(None, 0, 101)], ..valid.clone() }, "too many records"),
+        (SavedLink { records: vec![records(None, MAX_TEXT + 1, 1)], ..valid.clone() }, "or too long ones"),
+        (SavedLink { records: vec![records(Some(3601), 0, 1)], ..valid.clone() }, "or too long ones"),
         (SavedLink { target: Some(SavedTarget::Hostname(long)), ..valid.clone() }, "the target is too long"),
         (SavedLink { target: ips(0), ..valid.clone() }, "the number of addresses is wrong"),
         (SavedLink { target: ips(1001), ..valid.clone() }, "the number of addresses is wrong"),

@@ -10,6 +10,7 @@ use super::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Link, Port};
 use crate::model::names;
+use crate::model::records::{RecordData, RecordKind, Records};
 use crate::model::target_policy::TargetPolicy;
 use crate::snapshot::contents::saved_owners;
 use crate::snapshot::format::{Head, RecordedFlags, decode, encode};
@@ -292,8 +293,9 @@ fn answer(store: &Store, name: &str) -> String {
 }
 
 #[test]
-fn wildcard_underscore_and_shared_names_of_ingresses_survive() {
-    let zone = Zone { sources: vec![Source::SERVICES, Source::INGRESSES], ..(&name("lb.internal.")).into() };
+fn names_of_other_sources_survive() {
+    let sources = vec![Source::SERVICES, Source::INGRESSES, Source::GATEWAYS];
+    let zone = Zone { sources, ..(&name("lb.internal.")).into() };
     let store = Store::new(OnGone::Kept).with_zones([zone.clone()]);
     let wild = observed(&ServiceKey::new("b", "wild"), 1, Some(host("wild.example.")));
     let hostnames: Arc<[Arc<str>]> = [Arc::from("*.b.lb.internal")].into();
@@ -305,8 +307,12 @@ fn wildcard_underscore_and_shared_names_of_ingresses_survive() {
         ("web._shared.ingress", "shared.shop.lb.internal", 0),
         (&*format!("{huge}._shared.ingress"), &*format!("{long}.shop.lb.internal"), 0),
         ("cut.ingress", "cut.shop.lb.internal", 200),
+        ("gw.gateway", "route.other.lb.internal", 0),
+        ("gw._httproute.other.web.gateway", "own.other.lb.internal", 0),
+        ("gw.gateway", "route.dns.lb.internal", 0),
     ] {
-        let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("shop", host_name) };
+        let source = if key.ends_with("gateway") { Source::GATEWAYS } else { Source::INGRESSES };
+        let owner = Owner { source, key: ServiceKey::new("shop", host_name) };
         let allow_from = (0..allowed).map(|number| Arc::from(format!("n{number}"))).collect();
         let link = Arc::new(Link {
             target: Some(host("ingress.example.")),
@@ -316,11 +322,15 @@ fn wildcard_underscore_and_shared_names_of_ingresses_survive() {
         store.observe(&owner, &Claims { created: 1, names: [host_name.into()].into() }, &link, None);
     }
     let restored = restore(snapshot(&store), &Selection::default(), &policy(), &[zone]).store;
-    for name in ["x.shop", "under_score.shop", "shared.shop", &*format!("{long}.shop"), "x.b", "wild.b"] {
+    let long = format!("{long}.shop");
+    for name in
+        ["x.shop", "under_score.shop", "shared.shop", &*long, "x.b", "wild.b", "route.other", "own.other"]
+    {
         assert_eq!(answer(&restored, name), answer(&store, name), "{name}");
         assert!(answer(&restored, name).contains(".example"), "{name}");
     }
     assert_eq!(answer(&restored, "cut.shop"), "shop/cut.shop.lb.internal without target");
+    assert_eq!(answer(&restored, "route.dns"), "Nothing", "it is reserved");
 }
 
 #[test]
@@ -345,6 +355,39 @@ fn file_of_format_1_is_restored() {
         assert!(found.starts_with(expected), "{name}: {found}");
     }
     assert!(restored.store.other_owners().is_empty());
+}
+
+#[test]
+fn records_and_underscore_names_of_dnsendpoints_survive() {
+    let sources = vec![Source::SERVICES, Source::DNS_ENDPOINTS];
+    let zone = Zone { sources, ..(&name("lb.internal.")).into() };
+    let store = Store::new(OnGone::Kept).with_zones([zone.clone()]);
+    for (host_name, kind, text) in [
+        ("_sip._tcp.shop.lb.internal", RecordKind::Srv, "0 5 5060 sip.example.com"),
+        ("*.shop.lb.internal", RecordKind::Mx, "0 ."),
+        ("txt.shop.lb.internal", RecordKind::Txt, "\"\\000\\\" \" \"b\""),
+    ] {
+        let mut records = Records::default();
+        assert!(records.add(kind, Some(9), RecordData::parse(kind, text).unwrap()));
+        let owner = Owner { source: Source::DNS_ENDPOINTS, key: ServiceKey::new("shop", host_name) };
+        let link = Link {
+            records: Some(Arc::new(records)),
+            ..Link::new(Source::DNS_ENDPOINTS.target_key(&owner.key), "u")
+        };
+        let claims = Claims { created: 1, names: [host_name.into()].into() };
+        store.observe(&owner, &claims, &Arc::new(link), None);
+    }
+    let restored = restore(snapshot(&store), &Selection::default(), &policy(), &[zone]);
+    assert_eq!((restored.answered, restored.denied), (3, 0));
+    for name in ["_sip._tcp.shop", "x.shop", "txt.shop"] {
+        let found =
+            |store: &Store| match store.find(&names::wire_of(name).unwrap(), b"\x02lb\x08internal", true) {
+                Lookup::Link(link) => link.records.clone(),
+                other => panic!("{name}: {other:?}"),
+            };
+        assert!(found(&store).is_some_and(|records| !records.is_empty()));
+        assert_eq!(found(&restored.store), found(&store), "{name}");
+    }
 }
 
 /// Returns a zone with names of several sources.

@@ -256,6 +256,7 @@ impl World {
             apex: Box::default(),
             sources: sources.clone(),
             ingress_classes: Vec::new(),
+            gateway_classes: Vec::new(),
         }));
         let before = std::mem::replace(&mut self.model.zones, zones);
         // A zone with or without default names is in another block, which keeps answers of its own.

@@ -15,11 +15,11 @@ use kube::Resource;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::hostname::Hostname;
+pub(crate) use crate::model::hostname::host_name;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::Port;
 use crate::model::link::{Annotations, Ingress, ObservedService};
-use crate::model::names;
-use crate::model::rejection::{MAX_ENTRY_BYTES, RejectedField, Rejection};
+use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::{Denied, TargetPolicy};
 use crate::store::Store;
@@ -264,24 +264,6 @@ pub(crate) fn usable(
     ingress.addresses.shrink_to_fit();
     let unusable = [hosts, addresses, rest].into_iter().filter_map(Rejection::non_empty).collect();
     (ingress, unusable)
-}
-
-/// Parses a hostname to an absolute name in lower case. The API server accepts labels of 64 and more characters, which
-/// DNS can't carry.
-pub(crate) fn host_name(host: &str) -> Result<Name, String> {
-    if host.strip_suffix('.').unwrap_or(host).len() > MAX_ENTRY_BYTES {
-        return Err(format!("longer than {MAX_ENTRY_BYTES} characters"));
-    }
-    let has_long_label = || host.split('.').any(|label| label.len() > names::MAX_LABEL);
-    let mut name = Name::from_ascii(host.to_ascii_lowercase()).map_err(|_| match has_long_label() {
-        true => format!("not a DNS name: a label has more than {} characters", names::MAX_LABEL),
-        false => "not a DNS name".to_owned(),
-    })?;
-    if name.is_root() {
-        return Err("the root isn't a host".to_owned());
-    }
-    name.set_fqdn(true);
-    Ok(name)
 }
 
 impl Resource for Service {

@@ -545,8 +545,26 @@ pub(crate) const LOAD_BALANCERS: &str = "load-balancers";
 pub(crate) const STABLE_NAMES: &str = "stable-names";
 /// The name of the watches of Ingresses.
 pub(crate) const INGRESSES: &str = "ingresses";
+/// The names of the watches of Gateways, of ListenerSets, and of routes.
+pub(crate) const GATEWAYS: &str = "gateways";
+pub(crate) const LISTENER_SETS: &str = "listenersets";
+pub(crate) const HTTP_ROUTES: &str = "httproutes";
+pub(crate) const GRPC_ROUTES: &str = "grpcroutes";
+pub(crate) const TLS_ROUTES: &str = "tlsroutes";
+/// The name of the watches of DNSEndpoints.
+pub(crate) const DNS_ENDPOINTS: &str = "dnsendpoints";
 /// The watches on which names and targets depend: they are as current as the watch that has been silent for longest.
-pub(crate) const OF_TARGETS: [&str; 3] = [LOAD_BALANCERS, STABLE_NAMES, INGRESSES];
+pub(crate) const OF_TARGETS: [&str; 9] = [
+    LOAD_BALANCERS,
+    STABLE_NAMES,
+    INGRESSES,
+    GATEWAYS,
+    LISTENER_SETS,
+    HTTP_ROUTES,
+    GRPC_ROUTES,
+    TLS_ROUTES,
+    DNS_ENDPOINTS,
+];
 
 /// Returns the name of the watch of a namespace, or of all namespaces, for the metrics.
 pub(crate) fn watch_name(watch: &str, namespace: Option<&str>) -> String {

@@ -106,8 +106,10 @@ impl Ingress {
             one: "an Ingress",
             many: Ingresses::MANY,
             metadata: &self.metadata,
+            other_zone: "its zone doesn't have the names of Ingresses, or not of this class",
             hosts: self.hosts(),
-            has_class_of: &|zone| self.has_class_of(zone),
+            has_class_of: &|_, zone| self.has_class_of(zone),
+            is_handed_on: &|_| false,
         };
         let mut unusable = Vec::new();
         let names = asking.hostnames(rules, &mut unusable);
@@ -135,7 +137,7 @@ impl Ingresses {
     fn observe(&mut self, ingress: Ingress, is_checked_again: bool, state: &mut NameState) {
         let id = ingress.id();
         // With a deletionTimestamp an object counts as gone, as load balancers do.
-        if ingress.metadata.deletion_timestamp.is_some() || !state.selects(&ingress.metadata) {
+        if ingress.metadata.deletion_timestamp.is_some() || !state.selection().takes(&ingress.metadata) {
             return self.remove(&id, state);
         }
         let (names, link, unusable) = ingress.observe(&state.rules, state.target(&id));
@@ -151,7 +153,8 @@ impl Ingresses {
         let uid = Uid::from(uid(&ingress.metadata));
         let now = Observation::new(created(&ingress.metadata), uid, names.iter().map(claim).collect());
         state.set_target(&id, link);
-        state.set_names(&id, now, &ingress.metadata);
+        state.note_version(&ingress.metadata);
+        state.set_names(&id, now);
         if !is_dependent {
             self.dependent.remove(&id.key);
         } else if self.dependent.len() < MAX_DEPENDENT || self.dependent.contains_key(&id.key) {

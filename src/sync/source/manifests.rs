@@ -1,12 +1,12 @@
-//! A source of links and names without a cluster: Services, Ingresses and StableNames in the YAML or JSON files of a
-//! directory.
+//! A source of links and names without a cluster: Services, Ingresses, objects of Gateway API, and StableNames in the YAML
+//! or JSON files of a directory.
 
-mod ingresses;
 mod reader;
 mod schema;
 #[cfg(test)]
 mod serde_fields;
 mod services;
+mod source_objects;
 mod stable_names;
 mod strings;
 mod tree;
@@ -46,20 +46,23 @@ use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::removal::facts::{Found, Membership};
 use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Verdict, may_remove};
-use crate::sync::source::ingress::{Ingress, Ingresses};
-use crate::sync::source::names::source::Names;
+use crate::sync::source::names::shared::ObjectId;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::service_links::service_link;
 use crate::sync::task::supervisor::SyncError;
 use reader::{FieldError, MAX_ERRORS};
+pub use source_objects::SourceNames;
+use source_objects::SourceObject;
 use strings::SourceText;
 use tree::{Node, place};
 
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 const SERVICE: &str = "Service";
-const INGRESS: &str = "Ingress";
 const STABLE_NAME: &str = "StableName";
+
+/// Kinds that aren't read, and have names like some that are.
+const OTHER_ROUTES: [&str; 2] = ["TCPRoute", "UDPRoute"];
 
 /// Applies the overrides by these StableNames, of which no two have the same name, and ends all other overrides.
 /// Returns the changes of links.
@@ -78,8 +81,8 @@ pub struct ManifestSource {
     pub unselected: Arc<UnselectedServices>,
     pub apply_overrides: ApplyOverrides,
     pub link_reporter: LinkReporter,
-    /// The Ingresses of the files, if a zone has their names.
-    pub ingresses: Arc<Mutex<Names<Ingresses>>>,
+    /// The names of Ingresses and routes in the files, if a zone has them.
+    pub source_names: Arc<Mutex<SourceNames>>,
     /// The files as last read, also by an earlier run of this source.
     pub files: Arc<Mutex<ManifestFiles>>,
     /// Whether targets are kept if the first list lacks the Services of most external targets, until it is certain that
@@ -115,7 +118,7 @@ impl ManifestSource {
             tokio::select! {
                 changed = changes.next() => changed.ok_or(SyncError::WatchEnded)?,
                 Ok(()) = zones.changed(), if self.store.is_known(Input::Services) => {
-                    self.take_ingresses();
+                    self.take_source_objects();
                     continue;
                 }
                 () = sleep_until_opt(kept.due().map(Into::into)) => {
@@ -149,10 +152,10 @@ impl ManifestSource {
             let changes = self.take_list(list, &kept);
             if !self.store.is_known(Input::Services) {
                 self.end_first_list(&changes);
-                self.take_ingresses();
+                self.take_source_objects();
                 continue;
             }
-            self.take_ingresses();
+            self.take_source_objects();
             if listed.is_empty() && !was_empty {
                 warn!("{} has no selected load balancer any more", self.directory.display());
             }
@@ -268,8 +271,8 @@ pub struct ManifestCheck {
     /// The number of Services that would become links.
     pub services: usize,
     pub stable_names: usize,
-    /// The number of Ingresses with names in the zones.
-    pub ingresses: usize,
+    /// The number of objects with names in the zones, of each other source.
+    pub of_sources: Vec<(&'static str, usize)>,
     /// The errors, with the file, and with line and column if known.
     pub errors: Vec<String>,
     /// The objects that are ignored.
@@ -291,17 +294,17 @@ pub fn check(
     files.read(directory)?;
     let stable_names = files.stable_names(selection).len();
     let services = files.all().filter(|service| selection.selects(service)).count();
-    let (mut rejections, mut ingresses) = (Vec::new(), 0);
+    let (mut rejections, mut of_sources) = (Vec::new(), Vec::new());
     if let Some((hostname_policy, zones)) = names {
         files.observed_by(selection, hostname_policy, |key, found| {
             rejections.extend(found.iter().map(|rejection| format!("Service {key}: {rejection}")));
         });
-        let found = ingresses::check(files.ingresses(), selection, hostname_policy, zones);
-        ingresses = found.0;
+        let found = files.check_source_objects(selection, hostname_policy, zones);
+        of_sources = found.0;
         rejections.extend(found.1);
     }
     let errors = files.errors.into_iter().map(|broken| broken.error).collect();
-    Ok(ManifestCheck { services, stable_names, ingresses, errors, notices: files.notices, rejections })
+    Ok(ManifestCheck { services, stable_names, of_sources, errors, notices: files.notices, rejections })
 }
 
 /// Returns all load balancers in the valid manifests of a directory, including load balancers that the flags leave out.
@@ -342,7 +345,7 @@ struct ManifestFile {
 pub struct Objects {
     pub services: Vec<Service>,
     pub stable_names: Vec<Arc<StableName>>,
-    pub ingresses: Vec<Ingress>,
+    pub of_sources: Vec<SourceObject>,
     /// The errors of the objects that are refused, as sentences that begin with file, line and column.
     pub refused: Vec<String>,
     /// The object of each of these errors.
@@ -385,17 +388,17 @@ impl Objects {
             !known.contains(&key) && keeps(STABLE_NAME, &key)
         });
         self.stable_names.extend(stable_names);
-        let known: HashSet<ServiceKey> = self.ingresses.iter().map(ingresses::key).collect();
-        let ingresses = before.ingresses.drain(..).filter(|ingress| {
-            let key = ingresses::key(ingress);
-            !known.contains(&key) && keeps(INGRESS, &key)
+        let known: HashSet<ObjectId> = self.of_sources.iter().map(SourceObject::id).collect();
+        let of_sources = before.of_sources.drain(..).filter(|object| {
+            let id = object.id();
+            !known.contains(&id) && keeps(id.kind.api().1, &id.key)
         });
-        self.ingresses.extend(ingresses);
+        self.of_sources.extend(of_sources);
         kept
     }
 
     fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.stable_names.is_empty() && self.ingresses.is_empty()
+        self.services.is_empty() && self.stable_names.is_empty() && self.of_sources.is_empty()
     }
 }
 
@@ -470,12 +473,12 @@ impl ManifestFiles {
         let mut first: HashMap<(&str, ServiceKey), &Path> = HashMap::new();
         let mut reported_duplicates = BTreeSet::new();
         for (path, file) in &self.by_name {
-            let Objects { services, stable_names, ingresses, .. } = &file.objects;
+            let Objects { services, stable_names, of_sources, .. } = &file.objects;
             let services = services.iter().map(|service| (SERVICE, service.key()));
             let stable_names = stable_names.iter();
             let stable_names = stable_names.map(|object| (STABLE_NAME, stable_names::key(object)));
-            let ingresses = ingresses.iter().map(|ingress| (INGRESS, ingresses::key(ingress)));
-            for (kind, key) in services.chain(stable_names).chain(ingresses) {
+            let of_sources = of_sources.iter().map(SourceObject::id).map(|id| (id.kind.api().1, id.key));
+            for (kind, key) in services.chain(stable_names).chain(of_sources) {
                 if let Some(winner) = first.get(&(kind, key.clone())) {
                     reported_duplicates.insert(format!(
                         "{}: {kind} {key} is passed over, {} has it already",
@@ -556,13 +559,6 @@ impl ManifestFiles {
             selection.watches(key.namespace()) && seen.insert(key)
         };
         objects.filter(is_used).cloned().collect()
-    }
-
-    /// Returns the Ingresses of all files; of several with the same name, the first.
-    fn ingresses(&self) -> Vec<Ingress> {
-        let mut seen = HashSet::new();
-        let ingresses = self.by_name.values().flat_map(|file| &file.objects.ingresses);
-        ingresses.filter(|ingress| seen.insert(ingresses::key(ingress))).cloned().collect()
     }
 
     fn observed(
@@ -694,10 +690,13 @@ impl FileReader<'_> {
         {
             return self.refuse_list(object, format!("a {kind} can't be an item of a list"));
         }
+        let of_source =
+            api_version.zip(kind).and_then(|(version, kind)| source_objects::kind_of(version, kind));
         let refused = if (api_version, kind) == (Some("v1"), Some(SERVICE)) {
             services::read(&self.content, object).map(|service| self.objects.services.push(service))
-        } else if (api_version, kind) == (Some(ingresses::API_VERSION), Some(INGRESS)) {
-            ingresses::read(&self.content, object).map(|ingress| self.objects.ingresses.push(ingress))
+        } else if let Some(kind) = of_source {
+            let read = source_objects::read(&self.content, object, kind);
+            read.map(|object| self.objects.of_sources.push(object))
         } else {
             match stable_names::is_stable_name(api_version, kind) {
                 Ok(false) => match misspelled_kind(api_version, kind) {
@@ -731,31 +730,32 @@ impl FileReader<'_> {
 
 /// Returns the apiVersion and the kind that items of a list may omit; `None` if the object isn't a list.
 fn kind_of_items<'a>(api_version: &'a str, kind: &str) -> Option<(&'a str, &'static str)> {
-    match (api_version, kind) {
-        ("v1", "List" | "ServiceList") => Some(("v1", SERVICE)),
-        (ingresses::API_VERSION, "IngressList") => Some((ingresses::API_VERSION, INGRESS)),
-        (_, kind) if kind.strip_suffix("List") == Some(STABLE_NAME) => Some((api_version, STABLE_NAME)),
-        _ => None,
+    match (api_version, kind.strip_suffix("List")?) {
+        ("v1", "" | SERVICE) => Some(("v1", SERVICE)),
+        (_, STABLE_NAME) => Some((api_version, STABLE_NAME)),
+        (_, item) => Some((api_version, source_objects::kind_of(api_version, item)?.api().1)),
     }
 }
 
 fn kind_of(kind: &str) -> Option<&'static str> {
-    [SERVICE, INGRESS, STABLE_NAME].into_iter().find(|known| *known == kind)
+    let of_sources = source_objects::kind_names(None);
+    of_sources.into_iter().chain([SERVICE, STABLE_NAME]).find(|known| *known == kind)
 }
 
 /// Returns the error for a kind that is a misspelled kind of this apiVersion, or isn't one of lb-linker's own group;
 /// `None` for other kinds.
 fn misspelled_kind(api_version: Option<&str>, kind: Option<&str>) -> Option<String> {
     let known = match api_version?.split_once('/') {
-        None if api_version == Some("v1") => SERVICE,
-        _ if api_version == Some(ingresses::API_VERSION) => INGRESS,
-        Some((group, _)) if group == StableName::group(&()) => STABLE_NAME,
-        _ => return None,
+        None if api_version == Some("v1") => vec![SERVICE],
+        Some((group, _)) if group == StableName::group(&()) => vec![STABLE_NAME],
+        _ => source_objects::kind_names(api_version),
     };
-    let kind = kind?;
-    match meant(kind, &[known]) {
+    let kind = kind.filter(|kind| !OTHER_ROUTES.contains(kind))?;
+    match meant(kind, &known) {
         Some(meant) => Some(format!("kind {} is unknown; did you mean {meant}?", value(kind))),
-        None => (known == STABLE_NAME).then(|| format!("kind {} is unknown; there is {known}", value(kind))),
+        None => known
+            .contains(&STABLE_NAME)
+            .then(|| format!("kind {} is unknown; there is {STABLE_NAME}", value(kind))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The programs that tests start: the test control plane, programs that resolve names, a program that compares records,
 //! actionlint, Helm, promtool and the last version of lb-linker without StableNames. They are built from
-//! `tests/control-plane/`, `tests/control-plane-oldest/`, `tests/stubs/`, `tests/go/`, `tests/helm/`, `tests/prometheus/`
-//! and `tests/previous/` if they don't exist yet.
+//! `tests/control-plane/`, `tests/control-plane-oldest/`, `tests/external-dns/`, `tests/gateway-api/`, `tests/go/`,
+//! `tests/helm/`, `tests/prometheus/`, `tests/stubs/` and `tests/previous/` if they don't exist yet.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -121,6 +121,30 @@ pub fn prometheus_crds() -> &'static Path {
     static CRDS: OnceLock<PathBuf> = OnceLock::new();
     CRDS.get_or_init(|| {
         let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/prometheus/crds/build"), &[]);
+        path(&answer, "CRDS")
+    })
+}
+
+/// Returns folders with the CRDs of Gateway API 1.6 and 1.3; the first call fetches them.
+///
+/// # Panics
+/// As for [`programs`].
+pub fn gateway_api_crds() -> &'static [PathBuf; 2] {
+    static CRDS: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    CRDS.get_or_init(|| {
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gateway-api/build"), &[]);
+        ["GATEWAY_API_1_6", "GATEWAY_API_1_3"].map(|name| path(&answer, name))
+    })
+}
+
+/// Returns a folder with the CRD of ExternalDNS's DNSEndpoints; the first call fetches it.
+///
+/// # Panics
+/// As for [`programs`].
+pub fn dns_endpoint_crd() -> &'static Path {
+    static CRDS: OnceLock<PathBuf> = OnceLock::new();
+    CRDS.get_or_init(|| {
+        let answer = build(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/external-dns/build"), &[]);
         path(&answer, "CRDS")
     })
 }

@@ -191,7 +191,7 @@ fn chart_with_alerts_equals_deploy_alerts() {
 }
 
 #[test]
-fn chart_with_ingresses_equals_deploy_sources() {
+fn chart_with_sources_equals_deploy_sources() {
     let expected = sorted(crate::deploy::objects(&deploy().join("sources")));
     for helm in without_cluster() {
         let rendered = |args: &[&str]| -> Vec<Value> {
@@ -200,7 +200,13 @@ fn chart_with_ingresses_equals_deploy_sources() {
             objects.iter_mut().for_each(without_helm);
             sorted(objects)
         };
-        assert_eq!(rendered(&["--set=sources={service,ingress}"]), expected);
+        assert_eq!(rendered(&["--set=sources={service,ingress,gateway,dnsendpoint}"]), expected);
+        for (sources, rule) in [("{ingress}", 0), ("{gateway,service}", 1), ("{dnsendpoint}", 2)] {
+            let mut of_one = expected.clone();
+            let role = of_one.iter_mut().find(|object| object["kind"] == "ClusterRole").unwrap();
+            role["rules"] = Value::Array(vec![role["rules"][rule].take()]);
+            assert_eq!(rendered(&[&format!("--set=sources={sources}")]), of_one);
+        }
         assert_eq!(rendered(&[]), [] as [Value; 0]);
     }
 }

@@ -16,8 +16,9 @@ use crate::model::owner::Source;
 use crate::model::rejection::MAX_ENTRY_BYTES;
 use crate::model::{names, owner};
 
-const KNOWN: [&str; 7] = ["ttl", "apex", "ns", "reverse", "fallthrough", "sources", "ingress_classes"];
-/// The maximum number of classes of Ingresses.
+const KNOWN: [&str; 8] =
+    ["ttl", "apex", "ns", "reverse", "fallthrough", "sources", "ingress_classes", "gateway_classes"];
+/// The maximum number of classes of Ingresses, and of Gateways.
 const MAX_CLASSES: usize = 100;
 /// The maximum TTL in seconds: caches keep an old target for that long.
 const MAX_TTL: u32 = 3600;
@@ -34,6 +35,8 @@ pub struct LinkZone {
     pub sources: Vec<Source>,
     /// The classes of the Ingresses with names in the zone; empty for all.
     pub ingress_classes: Vec<Box<str>>,
+    /// The classes of the Gateways whose routes have names in the zone; empty for all.
+    pub gateway_classes: Vec<Box<str>>,
 }
 
 impl LinkZone {
@@ -41,7 +44,8 @@ impl LinkZone {
     #[must_use]
     pub fn new(origin: Name, apex: &str) -> Self {
         let sources = vec![Source::SERVICES];
-        Self { origin, apex: apex.to_owned(), sources, ingress_classes: Vec::new() }
+        let apex = apex.to_owned();
+        Self { origin, apex, sources, ingress_classes: Vec::new(), gateway_classes: Vec::new() }
     }
 
     /// Returns how this zone differs from the same zone of another block, which has to be equal.
@@ -54,10 +58,11 @@ impl LinkZone {
             ));
         }
         let words = |zone: &Self| zone.sources.iter().map(Source::word).collect::<Vec<_>>().join(" ");
-        let classes = |zone: &Self| zone.ingress_classes.join(" ");
+        let (ingress, gateway) = (&other.ingress_classes, &other.gateway_classes);
         for (what, differ, known) in [
             ("sources", other.sources != self.sources, words(other)),
-            ("ingress_classes", other.ingress_classes != self.ingress_classes, classes(other)),
+            ("ingress_classes", *ingress != self.ingress_classes, ingress.join(" ")),
+            ("gateway_classes", *gateway != self.gateway_classes, gateway.join(" ")),
         ] {
             if differ {
                 let known = if known.is_empty() { "none".to_owned() } else { known };
@@ -73,8 +78,8 @@ impl LinkZone {
 
 impl From<&LinkZone> for owner::Zone {
     fn from(zone: &LinkZone) -> Self {
-        let LinkZone { origin, apex, sources, ingress_classes } = zone.clone();
-        Self { apex: apex.into(), sources, ingress_classes, ..Self::from(&origin) }
+        let LinkZone { origin, apex, sources, ingress_classes, gateway_classes } = zone.clone();
+        Self { apex: apex.into(), sources, ingress_classes, gateway_classes, ..Self::from(&origin) }
     }
 }
 
@@ -172,6 +177,7 @@ pub(super) struct LinkZoneOptions {
     reverse: Vec<IpNet>,
     sources: Vec<Source>,
     ingress_classes: Vec<Box<str>>,
+    gateway_classes: Vec<Box<str>>,
     pub(super) fallthrough: Option<ZoneSet>,
 }
 
@@ -185,6 +191,7 @@ pub(super) fn parse(line: &Directive, own: &[Name]) -> Result<LinkZoneOptions, C
         reverse: Vec::new(),
         sources: Vec::new(),
         ingress_classes: Vec::new(),
+        gateway_classes: Vec::new(),
         fallthrough: None,
     };
     for option in line.options() {
@@ -205,7 +212,12 @@ pub(super) fn parse(line: &Directive, own: &[Name]) -> Result<LinkZoneOptions, C
             "ns" => options.ns = parse_all(option, "an address such as 192.0.2.53")?,
             "reverse" => options.reverse = networks(option, own)?,
             "sources" => add_sources(option, &mut options.sources)?,
-            "ingress_classes" => add_classes(option, &mut options.ingress_classes)?,
+            "ingress_classes" => {
+                add_classes(option, "the name of an IngressClass", &mut options.ingress_classes)?;
+            }
+            "gateway_classes" => {
+                add_classes(option, "the name of a GatewayClass", &mut options.gateway_classes)?;
+            }
             "fallthrough" => options.fallthrough = Some(zones_or_all(option.arguments())?),
             _ => return Err(option.unknown(super::NAME, &KNOWN)),
         }
@@ -213,11 +225,13 @@ pub(super) fn parse(line: &Directive, own: &[Name]) -> Result<LinkZoneOptions, C
     if options.sources.is_empty() {
         options.sources.push(Source::SERVICES);
     }
-    let classes = line.options().iter().find(|option| option.name() == "ingress_classes");
-    if let Some(classes) = classes.filter(|_| !options.sources.contains(&Source::INGRESSES)) {
-        return Err(
-            classes.error("ingress_classes has no effect without the source ingress: add `sources ingress`")
-        );
+    for (name, source) in [("ingress_classes", Source::INGRESSES), ("gateway_classes", Source::GATEWAYS)] {
+        let classes = line.options().iter().find(|option| option.name() == name);
+        if let Some(classes) = classes.filter(|_| !options.sources.contains(&source)) {
+            let source = source.word();
+            return Err(classes
+                .error(format!("{name} has no effect without the source {source}: add `sources {source}`")));
+        }
     }
     Ok(options)
 }
@@ -239,13 +253,13 @@ fn add_sources(option: &Directive, sources: &mut Vec<Source>) -> Result<(), Core
     Ok(())
 }
 
-fn add_classes(option: &Directive, classes: &mut Vec<Box<str>>) -> Result<(), CorefileError> {
-    for word in option.required_arguments("the name of an IngressClass")? {
+fn add_classes(option: &Directive, what: &str, classes: &mut Vec<Box<str>>) -> Result<(), CorefileError> {
+    for word in option.required_arguments(what)? {
         if classes.iter().any(|known| **known == *word.text) {
             return Err(word.error(format!("the class {:?} is there twice", word.text)));
         }
         if word.text.is_empty() || word.text.len() > MAX_ENTRY_BYTES {
-            return Err(word.unexpected("the name of an IngressClass"));
+            return Err(word.unexpected(what));
         }
         if classes.len() >= MAX_CLASSES {
             return Err(word.error(format!("there can be {MAX_CLASSES} classes at most")));
@@ -317,6 +331,7 @@ impl LinkZoneOptions {
             apex: self.apex.clone(),
             sources: self.sources.clone(),
             ingress_classes: self.ingress_classes.clone(),
+            gateway_classes: self.gateway_classes.clone(),
         };
         self.origins.iter().map(zone)
     }
@@ -328,9 +343,9 @@ impl LinkZoneOptions {
     ) -> Result<Vec<Zone>, CorefileError> {
         let addresses = if self.ns.is_empty() { own_addresses() } else { self.ns.clone() };
         let mut zones = Vec::new();
-        for LinkZone { origin, apex, sources, ingress_classes } in self.link_zones() {
+        for LinkZone { origin, apex, sources, ingress_classes, gateway_classes } in self.link_zones() {
             let (addresses, ttl) = (addresses.clone(), self.ttl);
-            let options = ZoneOptions { addresses, ttl, apex, sources, ingress_classes };
+            let options = ZoneOptions { addresses, ttl, apex, sources, ingress_classes, gateway_classes };
             // The origin is valid: `check_origin` has accepted it.
             zones.extend(Zone::with_options(&origin, options));
         }
@@ -380,6 +395,11 @@ mod tests {
                 "sources ingress",
                 "sources ingress\ningress_classes a",
                 Some("other ingress_classes in another block (none)"),
+            ),
+            (
+                "sources gateway",
+                "sources gateway\ngateway_classes a",
+                Some("other gateway_classes in another block (none)"),
             ),
         ] {
             let block =
@@ -482,15 +502,15 @@ mod tests {
             (
                 "lb_linker lb.internal {\nzone x\n}",
                 "Corefile:3:1: lb_linker has no option \"zone\"; it has ttl, apex, ns, reverse, fallthrough, sources, \
-                 ingress_classes",
+                 ingress_classes, gateway_classes",
             ),
             (
                 "lb_linker lb.internal {\nsources service ingres\n}",
                 "Corefile:3:17: \"ingres\" isn't a source of names; is it ingress?",
             ),
             (
-                "lb_linker lb.internal {\nsources gateway\n}",
-                "Corefile:3:9: \"gateway\" isn't a source of names; there are service, ingress",
+                "lb_linker lb.internal {\nsources certificate\n}",
+                "Corefile:3:9: \"certificate\" isn't a source of names; there are service, ingress, gateway, dnsendpoint",
             ),
             (
                 "lb_linker lb.internal {\nsources ingress service\nsources ingress\n}",
@@ -507,6 +527,14 @@ mod tests {
             (
                 "lb_linker lb.internal {\ningress_classes nginx\n}",
                 "Corefile:3:1: ingress_classes has no effect without the source ingress: add `sources ingress`",
+            ),
+            (
+                "lb_linker lb.internal {\nsources ingress\ngateway_classes a\n}",
+                "Corefile:4:1: gateway_classes has no effect without the source gateway: add `sources gateway`",
+            ),
+            (
+                "lb_linker lb.internal {\nsources gateway\ngateway_classes\n}",
+                "Corefile:4:1: gateway_classes needs the name of a GatewayClass",
             ),
             (
                 "lb_linker lb.internal\nlb_linker lab.example",

@@ -30,7 +30,7 @@ use crate::model::target_policy::Denied;
 use crate::store::{Input, NameDependency, Store};
 use dependencies::Lookups;
 use link_names::LinkNames;
-use records::{addresses, pointers, record};
+use records::{addresses, declared, pointers, record};
 use reverse::Reverse;
 
 pub use dependencies::ZoneDependencies;
@@ -57,9 +57,10 @@ pub struct ZoneOptions {
     pub ttl: u32,
     /// The label below the origin that is reserved for the zone itself: the name server is `ns.<apex>.<zone>`.
     pub apex: String,
-    /// The sources in their order, and the classes of Ingresses.
+    /// The sources in their order, and the classes of Ingresses and Gateways.
     pub sources: Vec<Source>,
     pub ingress_classes: Vec<Box<str>>,
+    pub gateway_classes: Vec<Box<str>>,
 }
 
 /// The kind of a zone, with the names that it contains besides the apex.
@@ -116,6 +117,7 @@ impl Default for ZoneOptions {
             apex: names::RESERVED_LABEL.to_owned(),
             sources: vec![Source::SERVICES],
             ingress_classes: Vec::new(),
+            gateway_classes: Vec::new(),
         }
     }
 }
@@ -128,7 +130,7 @@ impl Zone {
     /// # Errors
     /// Fails if the origin is too long for names below it, or if the apex isn't a label.
     pub fn with_options(origin: &Name, options: ZoneOptions) -> Result<Self, ProtoError> {
-        let ZoneOptions { addresses, ttl, apex, sources, ingress_classes } = options;
+        let ZoneOptions { addresses, ttl, apex, sources, ingress_classes, gateway_classes } = options;
         let apex = apex.to_ascii_lowercase();
         if !names::is_label(&apex) {
             return Err(ProtoError::from(format!("{apex:?} isn't a label")));
@@ -136,8 +138,9 @@ impl Zone {
         let origin = absolute(origin);
         let below = |labels: &[&str]| Name::from_labels(labels.iter().copied())?.append_domain(&origin);
         let (name_server, hostmaster) = (below(&["ns", &apex])?, below(&["hostmaster"])?);
+        let apex_label = apex.as_str().into();
         let configured =
-            owner::Zone { apex: apex.as_str().into(), sources, ingress_classes, ..(&origin).into() };
+            owner::Zone { apex: apex_label, sources, ingress_classes, gateway_classes, ..(&origin).into() };
         let names =
             ZoneKind::LinkNames(LinkNames::new(origin.clone(), apex, configured.has(&Source::SERVICES)));
         let authority = Authority { name_server, hostmaster, addresses, ttl };
@@ -375,7 +378,6 @@ impl Zone {
     ) {
         let ZoneQuery { name, qtype, .. } = *zone_query;
         match &link.target {
-            None => {}
             // RFC 1034 section 3.6.2: the CNAME answers all types. Queries for CNAME itself, and for ANY (RFC 8482),
             // don't need the target's records.
             Some(Target::Hostname(host)) => {
@@ -392,7 +394,14 @@ impl Zone {
                 let ports: Vec<u16> = link.ports.iter().map(|port| port.port).collect();
                 self.services(zone_query, lookups, link, &ports, answer);
             }
-            Some(Target::Addresses(ips)) => answer.answers = addresses(name, self.ttl_of(link), ips, qtype),
+            target => {
+                if let Some(Target::Addresses(ips)) = target {
+                    answer.answers = addresses(name, self.ttl_of(link), ips, qtype);
+                }
+                if let Some(records) = link.records.as_ref().filter(|_| answer.answers.is_empty()) {
+                    answer.answers = declared(name, self.authority.ttl, records, qtype);
+                }
+            }
         }
     }
 

@@ -1,6 +1,7 @@
-//! The fields of Services, Ingresses and StableNames, as the API server knows them: an unknown field of a manifest is an
-//! error, as in kubectl. Tests compare them with the types of Kubernetes and with the CRD, which are too large for the
-//! program.
+//! The fields of Services, Ingresses and StableNames, as the API server knows them: an unknown field of a manifest is
+//! an error, as in kubectl. Tests compare them with the types of Kubernetes and with the CRD, which are too large for
+//! the program. Objects of Gateway API have the fields of version 1.6,
+//! DNSEndpoints those of ExternalDNS 0.22; what isn't read of them may be anything.
 
 /// What a value in a manifest has to be.
 #[derive(Debug)]
@@ -162,6 +163,130 @@ static INGRESS_STATUS: [Field; 1] = [field(
         ])),
     )]),
 )];
+
+const ALLOWED_ROUTES: Schema = Object(&[
+    field("kinds", List(&Object(&[field("group", Text), field("kind", Text)]))),
+    field("namespaces", Object(&[field("from", Text), field("selector", LABEL_SELECTOR)])),
+]);
+
+const LABEL_SELECTOR: Schema = Object(&[
+    field(
+        "matchExpressions",
+        List(&Object(&[field("key", Text), field("operator", Text), field("values", List(&Text))])),
+    ),
+    field("matchLabels", Texts),
+]);
+
+static LISTENERS: Schema = Object(&[
+    field("allowedRoutes", ALLOWED_ROUTES),
+    field("hostname", Text),
+    field("name", Text),
+    field("port", Port),
+    field("protocol", Text),
+    field("tls", Any),
+]);
+
+const PARENT_REF: Schema = Object(&[
+    field("group", Text),
+    field("kind", Text),
+    field("name", Text),
+    field("namespace", Text),
+    field("port", Port),
+    field("sectionName", Text),
+]);
+
+const CONDITIONS: Schema = List(&Object(&[
+    field("lastTransitionTime", Any),
+    field("message", Any),
+    field("observedGeneration", Any),
+    field("reason", Any),
+    field("status", Text),
+    field("type", Text),
+]));
+
+pub(super) static GATEWAY: Schema = Object(&[
+    field("apiVersion", Text),
+    field("kind", Text),
+    field("metadata", METADATA),
+    field(
+        "spec",
+        Object(&[
+            field("addresses", Any),
+            field("allowedListeners", Any),
+            field("defaultScope", Any),
+            field("gatewayClassName", Text),
+            field("infrastructure", Any),
+            field("listeners", List(&LISTENERS)),
+            field("tls", Any),
+        ]),
+    ),
+    field(
+        "status",
+        Object(&[
+            field("addresses", List(&Object(&[field("type", Text), field("value", Text)]))),
+            field("attachedListenerSets", Any),
+            field("conditions", Any),
+            field("listeners", Any),
+        ]),
+    ),
+]);
+
+pub(super) static LISTENER_SET: Schema = Object(&[
+    field("apiVersion", Text),
+    field("kind", Text),
+    field("metadata", METADATA),
+    field("spec", Object(&[field("listeners", List(&LISTENERS)), field("parentRef", PARENT_REF)])),
+    field("status", Object(&[field("conditions", CONDITIONS), field("listeners", Any)])),
+]);
+
+/// An HTTPRoute, a GRPCRoute or a TLSRoute.
+pub(super) static ROUTE: Schema = Object(&[
+    field("apiVersion", Text),
+    field("kind", Text),
+    field("metadata", METADATA),
+    field(
+        "spec",
+        Object(&[
+            field("hostnames", List(&Text)),
+            field("parentRefs", List(&PARENT_REF)),
+            field("rules", Any),
+            field("useDefaultGateways", Any),
+        ]),
+    ),
+    field(
+        "status",
+        Object(&[field(
+            "parents",
+            List(&Object(&[
+                field("conditions", CONDITIONS),
+                field("controllerName", Any),
+                field("parentRef", PARENT_REF),
+            ])),
+        )]),
+    ),
+]);
+
+pub(super) static DNS_ENDPOINT: Schema = Object(&[
+    field("apiVersion", Text),
+    field("kind", Text),
+    field("metadata", METADATA),
+    field(
+        "spec",
+        Object(&[field(
+            "endpoints",
+            List(&Object(&[
+                field("dnsName", Text),
+                field("labels", Texts),
+                field("providerSpecific", List(&Object(&[field("name", Text), field("value", Text)]))),
+                field("recordTTL", Integer),
+                field("recordType", Text),
+                field("setIdentifier", Text),
+                field("targets", List(&Text)),
+            ])),
+        )]),
+    ),
+    field("status", Any),
+]);
 
 static SERVICE_STATUS: [Field; 2] = [
     field(

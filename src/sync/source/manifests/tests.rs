@@ -53,9 +53,9 @@ fn ingresses_of_documents_and_lists_are_read() {
     let list = "apiVersion: networking.k8s.io/v1\nkind: IngressList\nitems: [{metadata: {name: c, namespace: shop}}]\n";
     let objects =
         read(&format!("{ingress}---\n{list}---\napiVersion: networking.k8s.io/v1\nkind: IngressClass\n"));
-    let keys: Vec<String> = objects.ingresses.iter().map(|it| ingresses::key(it).to_string()).collect();
-    assert_eq!(keys, ["default/a.b", "shop/c"]);
-    assert_eq!(objects.ingresses[0].metadata.resource_version, None);
+    assert_eq!(shown(&objects), ["Ingress default/a.b", "Ingress shop/c"]);
+    let SourceObject::Ingress(first) = &objects.of_sources[0] else { panic!("{objects:?}") };
+    assert_eq!(first.metadata.resource_version, None);
     for (from, to, expected) in [
         ("host: x", "hosts: x", "web.yaml:6:8: unknown field \"spec.rules[0].hosts\""),
         ("name: a.b", "labels: {a: b}", "web.yaml:3:11: metadata.name is missing"),
@@ -64,6 +64,98 @@ fn ingresses_of_documents_and_lists_are_read() {
         let found = errors(&ingress.replacen(from, to, 1));
         assert!(found.len() == 1 && found[0].starts_with(expected), "{found:?}");
     }
+}
+
+fn shown(objects: &Objects) -> Vec<String> {
+    let ids = objects.of_sources.iter().map(SourceObject::id);
+    ids.map(|ObjectId { key, kind }| format!("{} {key}", kind.api().1)).collect()
+}
+
+#[test]
+fn objects_of_gateway_api_are_read() {
+    let listeners = "[{name: a, port: 80, protocol: HTTP, hostname: '*.example', tls: {x: 1}, allowedRoutes: {namespaces: \
+                     {from: Selector, selector: {matchLabels: {a: b}}}, kinds: [{kind: HTTPRoute}]}}]";
+    let conditions = "[{type: Accepted, status: 'True', reason: Accepted, observedGeneration: 1}]";
+    let group = "gateway.networking.k8s.io";
+    let gateway = format!(
+        "apiVersion: {group}/v1\nkind: Gateway\nmetadata: {{name: gw}}\nspec:\n  gatewayClassName: envoy\n  \
+         listeners: {listeners}\nstatus: {{addresses: [{{type: IPAddress, value: 192.0.2.1}}], \
+         conditions: {conditions}}}\n"
+    );
+    let set = format!(
+        "apiVersion: {group}/v1\nkind: ListenerSet\nmetadata: {{name: set}}\nspec: {{parentRef: {{name: gw}}, \
+         listeners: {listeners}}}\nstatus: {{conditions: {conditions}}}\n"
+    );
+    let route = |kind: &str, version: &str| {
+        format!(
+            "apiVersion: {group}/{version}\nkind: {kind}\nmetadata: {{name: r}}\nspec:\n  \
+             parentRefs: [{{name: gw, port: 80}}]\n  hostnames: [a.example]\n  \
+             rules: [{{matches: [{{path: {{value: /}}}}]}}]\nstatus: {{parents: [{{parentRef: {{name: gw}}, \
+             controllerName: x, conditions: {conditions}}}]}}\n"
+        )
+    };
+    let list =
+        format!("apiVersion: {group}/v1beta1\nkind: HTTPRouteList\nitems: [{{metadata: {{name: l}}}}]\n");
+    let class = format!("apiVersion: {group}/v1\nkind: GatewayClass\nmetadata: {{name: envoy}}\n");
+    let tcp = route("TCPRoute", "v1alpha2");
+    let all = [
+        &gateway,
+        &set,
+        &route("HTTPRoute", "v1"),
+        &route("GRPCRoute", "v1"),
+        &route("TLSRoute", "v1alpha2"),
+        &list,
+        &class,
+        &tcp,
+    ]
+    .map(|text| format!("{text}---\n"))
+    .concat();
+    let expected = [
+        "Gateway default/gw",
+        "ListenerSet default/set",
+        "HTTPRoute default/r",
+        "GRPCRoute default/r",
+        "TLSRoute default/r",
+        "HTTPRoute default/l",
+    ];
+    assert_eq!(shown(&read(&all)), expected);
+    for (content, from, to, expected) in [
+        (&gateway, "Gateway\n", "Gatway\n", "kind \"Gatway\" is unknown; did you mean Gateway?"),
+        (&gateway, "protocol", "protocoll", "unknown field \"spec.listeners[0].protocoll\""),
+        (
+            &route("HTTPRoute", "v1"),
+            "HTTPRoute",
+            "HttpRoutes",
+            "kind \"HttpRoutes\" is unknown; did you mean HTTPRoute?",
+        ),
+        (&route("HTTPRoute", "v1"), "hostnames:", "hosts:", "unknown field \"spec.hosts\""),
+    ] {
+        let found = errors(&content.replacen(from, to, 1));
+        assert!(found.len() == 1 && found[0].contains(expected), "{found:?}");
+    }
+}
+
+#[test]
+fn dnsendpoints_are_read() {
+    let list = |kind: &str| {
+        format!(
+            "apiVersion: externaldns.k8s.io/v1alpha1\nkind: {kind}\nitems:\n- metadata: {{name: a}}\n  spec:\n    endpoints:\n    \
+             - {{dnsName: x.example, recordType: TXT, targets: [a], recordTTL: 60, setIdentifier: b,\n        labels: {{a: b}}, \
+             providerSpecific: [{{name: a, value: b}}]}}\n  status: {{observedGeneration: 1}}\n"
+        )
+    };
+    assert_eq!(shown(&read(&list("DNSEndpointList"))), ["DNSEndpoint default/a"]);
+    let object = list("DNSEndpointList");
+    for (from, to, expected) in [
+        ("recordTTL: 60", "recordTTL: 1m", "spec.endpoints[0].recordTTL"),
+        ("recordTTL", "ttl", "unknown field \"spec.endpoints[0].ttl\""),
+        ("targets: [a]", "targets: a", "spec.endpoints[0].targets"),
+    ] {
+        let found = errors(&object.replacen(from, to, 1));
+        assert!(found.len() == 1 && found[0].contains(expected), "{found:?}");
+    }
+    let item = "apiVersion: externaldns.k8s.io/v1alpha1\nkind: DnsEndpoint\nmetadata: {name: a}\n";
+    assert!(errors(item)[0].contains("did you mean DNSEndpoint?"));
 }
 
 #[test]

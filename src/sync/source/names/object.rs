@@ -43,11 +43,15 @@ pub struct Asking<'a> {
     /// An object, and the objects, in sentences.
     pub one: &'static str,
     pub many: &'static str,
+    /// Why a name isn't served in a zone without names of the source, or of the object's class.
+    pub other_zone: &'static str,
     pub metadata: &'a ObjectMeta,
     /// The hostnames of the object's spec.
     pub hosts: Vec<&'a str>,
-    /// Whether the object is of a class that has names in a zone of its source.
-    pub has_class_of: &'a dyn Fn(&Zone) -> bool,
+    /// Whether the object has a name with a class that has names in the name's zone, which is of its source.
+    pub has_class_of: &'a dyn Fn(&str, &Zone) -> bool,
+    /// Whether another namespace hands a name on to the object.
+    pub is_handed_on: &'a dyn Fn(&str) -> bool,
 }
 
 /// An object with a status that names its target.
@@ -74,13 +78,19 @@ pub fn created(metadata: &ObjectMeta) -> i64 {
     created_at(metadata).unwrap_or(RANK_WITHOUT_CREATION_TIME)
 }
 
-fn created_at(metadata: &ObjectMeta) -> Option<i64> {
+pub(in crate::sync::source) fn created_at(metadata: &ObjectMeta) -> Option<i64> {
     metadata.creation_timestamp.as_ref().map(|time| time.0.as_second())
 }
 
 #[must_use]
 pub fn uid(metadata: &ObjectMeta) -> &str {
     metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// Returns the zone of a name in stored form.
+#[must_use]
+pub fn zone_of<'a>(name: &str, zones: &'a [Zone]) -> Option<&'a Zone> {
+    Zone::closest(zones, &names::wire_of(name)?)
 }
 
 impl Asking<'_> {
@@ -95,9 +105,8 @@ impl Asking<'_> {
         let annotated = rules.policy.annotated_names(|name| annotations::annotation(self.metadata, name));
         let requested = std::iter::once(hosts).chain(annotated);
         let check = |name: &str| match place(name) {
-            Place::Other => {
-                Err(format!("its zone doesn't have the names of {}, or not of this class", self.many))
-            }
+            Place::Other => Err(self.other_zone.to_owned()),
+            Place::Own if (self.is_handed_on)(name) => Ok(()),
             Place::Own | Place::Outside => rules.policy.check_granted(namespace, name),
         };
         let (names, denied) = rules.policy.granted(self.one, requested, check, |_| false);
@@ -106,9 +115,8 @@ impl Asking<'_> {
     }
 
     fn place(&self, name: &str, zones: &[Zone]) -> Place {
-        let zone = names::wire_of(name).and_then(|wire| Zone::closest(zones, &wire));
-        match zone {
-            Some(zone) if zone.has(&self.source) && (self.has_class_of)(zone) => Place::Own,
+        match zone_of(name, zones) {
+            Some(zone) if zone.has(&self.source) && (self.has_class_of)(name, zone) => Place::Own,
             Some(_) => Place::Other,
             None => Place::Outside,
         }
@@ -130,13 +138,12 @@ impl Targeted<'_> {
     /// Returns what is behind the names of the object, and adds what of its status is invalid or denied to `unusable`.
     #[must_use]
     pub fn target(&self, settings: Annotations, rules: &Rules, unusable: &mut Vec<Rejection>) -> Arc<Link> {
-        let namespace = self.key.namespace();
         let (ingress, refused) = usable(self.status, &rules.policy.targets, |targets, host| {
             let text = to_presentation(host);
             if self.names.iter().any(|name| **name == *text) {
                 return Err(Denied::OwnName);
             }
-            targets.check_host(namespace, host, |host| rules.store.link_of_host(host))
+            targets.check_host_of(&self.key, host, |host| rules.store.link_of_host(host))
         });
         let is_refused = refused.iter().any(Rejection::has_rejected);
         unusable.extend(refused);

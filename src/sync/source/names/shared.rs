@@ -10,7 +10,8 @@ use std::sync::Arc;
 use indexmap::IndexSet;
 use smallvec::SmallVec;
 
-use crate::model::link::{Link, LinkState, Target};
+use crate::model::link::{Annotations, Link, LinkState, Target};
+use crate::model::records::{Records, smallest};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
@@ -50,6 +51,12 @@ impl Observation {
         // The order of equal names, with several targets, stays.
         claims.sort_by(|one, other| one.name.cmp(&other.name));
         Self { created, uid, claims: claims.into() }
+    }
+
+    /// Returns the claims, sorted by name.
+    #[must_use]
+    pub fn claims(&self) -> &[Claim] {
+        &self.claims
     }
 
     /// Returns the names, each once.
@@ -125,6 +132,27 @@ impl SharedNames {
         concerned
     }
 
+    /// Returns the same hostname in other namespaces, if an object asks for it there, too.
+    pub fn elsewhere<'a>(
+        &'a self,
+        id: &ObjectId,
+        name: &'a ServiceKey,
+    ) -> impl Iterator<Item = &'a ServiceKey> + use<'a> {
+        let names = self.objects.get(id).into_iter().flat_map(Observation::names);
+        names.filter(move |other| other.name() == name.name() && *other != name)
+    }
+
+    /// Replaces an earlier version of a target behind the names of an object. Returns the names that are concerned.
+    pub fn set_target(&mut self, id: &ObjectId, now: &Arc<Link>) -> Vec<ServiceKey> {
+        let claims = self.objects.get_mut(id).map(|object| &mut object.claims[..]).unwrap_or_default();
+        let earlier = |claim: &&mut Claim| claim.target.key == now.key && !Arc::ptr_eq(&claim.target, now);
+        let replace = |claim: &mut Claim| {
+            claim.target = Arc::clone(now);
+            claim.name.clone()
+        };
+        claims.iter_mut().filter(earlier).map(replace).collect()
+    }
+
     /// Returns what is behind a name; `None` if no object asks for it.
     pub fn behind(&mut self, name: &ServiceKey) -> Option<Behind> {
         let Self { objects, asking: all, united: known } = self;
@@ -140,13 +168,15 @@ impl SharedNames {
             return None;
         };
         let (target, cut) = united(&links);
-        let (created, cut) = (*created, cut.cloned().or(beyond));
-        if target == oldest.target {
+        let (records, cut_records) = united_records(&links, &target);
+        let ttl = ttl(&links, &target);
+        let (created, cut) = (*created, cut.or(cut_records).cloned().or(beyond));
+        if target == oldest.target && records == oldest.records && ttl == oldest.annotations.ttl {
             let link = Arc::clone(oldest);
             known.remove(name);
             return Some(Behind { created, link, cut });
         }
-        let link = unite(oldest, target, known.get(name));
+        let link = unite(oldest, (target, records, ttl), known.get(name));
         known.insert(name.clone(), Arc::clone(&link));
         Some(Behind { created, link, cut })
     }
@@ -185,8 +215,47 @@ fn united<'a>(links: &[(&'a ObjectId, &Arc<Link>)]) -> (Option<Target>, Option<&
     ((!all.is_empty()).then(|| Target::Addresses(all.into_iter().collect())), cut)
 }
 
-/// Returns the settings of the oldest object with another target. `known` is what was behind the name before.
-fn unite(oldest: &Link, target: Option<Target>, known: Option<&Arc<Link>>) -> Arc<Link> {
+/// Returns the records that the objects declare beside their addresses; beside a hostname there are none (RFC 1034
+/// section 3.6.2). Also returns the first object with more records than count.
+fn united_records<'a>(
+    links: &[(&'a ObjectId, &Arc<Link>)],
+    target: &Option<Target>,
+) -> (Option<Arc<Records>>, Option<&'a ObjectId>) {
+    let (Some((_, oldest)), mut cut) = (links.first(), None) else { return (None, None) };
+    let Some(first) = oldest.records.as_ref().filter(|_| links.len() > 1) else {
+        return (oldest.records.clone(), None);
+    };
+    let mut all = Records::default();
+    if !matches!(target, Some(Target::Hostname(_))) {
+        for (id, link) in links {
+            if link.records.as_ref().is_some_and(|records| !all.add_all(records)) {
+                cut.get_or_insert(*id);
+            }
+        }
+    }
+    (Some(if **first == all { Arc::clone(first) } else { Arc::new(all) }), cut)
+}
+
+/// Returns the TTL of the target: that of the oldest object or, if its objects declare each name's TTL, the smallest.
+fn ttl(links: &[(&ObjectId, &Arc<Link>)], target: &Option<Target>) -> Option<u32> {
+    let (_, oldest) = links.first()?;
+    if oldest.records.is_none() {
+        return oldest.annotations.ttl;
+    }
+    let counts = |link: &&&Arc<Link>| match target {
+        Some(Target::Hostname(_)) => link.target == *target,
+        _ => link.target.is_some(),
+    };
+    smallest(links.iter().map(|(_, link)| link).filter(counts).map(|link| link.annotations.ttl))
+}
+
+/// Returns the settings of the oldest object with another target, other records and another TTL. `known` is what was
+/// behind the name before.
+fn unite(
+    oldest: &Link,
+    (target, records, ttl): (Option<Target>, Option<Arc<Records>>, Option<u32>),
+    known: Option<&Arc<Link>>,
+) -> Arc<Link> {
     let (namespace, name) = oldest.key.parts();
     let (object, word) = name.rsplit_once('.').unwrap_or((name, ""));
     let united = Link {
@@ -194,6 +263,8 @@ fn unite(oldest: &Link, target: Option<Target>, known: Option<&Arc<Link>>) -> Ar
         // oldest object may share. No object has a name with `_`.
         key: ServiceKey::new(namespace, &format!("{object}._shared.{word}")),
         target,
+        records,
+        annotations: Annotations { ttl, ..oldest.annotations.clone() },
         state: LinkState::Live,
         last_queried: known.unwrap_or(&Arc::new(oldest.clone())).last_queried.clone(),
         ..oldest.clone()
@@ -313,6 +384,23 @@ mod tests {
         assert_eq!(concerned, [name("x"), name("y")]);
         assert_eq!(shown(&mut names, "x"), "1 192.0.2.1,192.0.2.2 None");
         assert_eq!(shown(&mut names, "y"), "1 192.0.2.3 None");
+    }
+
+    #[test]
+    fn newer_version_of_a_target_replaces_only_its_earlier_ones() {
+        let mut names = SharedNames::default();
+        names.set(&id("a"), observed("a", 1, &["x", "y"], "192.0.2.1"));
+        let now =
+            Link { target: target("192.0.2.2"), ..Link::new(ServiceKey::new("shop", "a.ingress"), "a") };
+        let now = Arc::new(now);
+        assert_eq!(names.set_target(&id("a"), &now), [name("x"), name("y")]);
+        assert_eq!(shown(&mut names, "y"), "1 192.0.2.2 None");
+        assert_eq!(names.set_target(&id("a"), &now), []);
+        let other = Arc::new(Link::new(ServiceKey::new("shop", "b.ingress"), "a"));
+        assert_eq!(
+            (names.set_target(&id("a"), &other), names.set_target(&id("b"), &other)),
+            (vec![], vec![])
+        );
     }
 
     #[test]

@@ -63,6 +63,14 @@ pub trait NameSource: Send + 'static {
     /// Takes the end of the lists of all kinds, before the names are published.
     fn end_lists(&mut self, _: &mut NameState) {}
 
+    /// Returns whether a change of an object concerns other ones that don't have it yet.
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    /// Applies such changes, for some milliseconds at most.
+    fn work(&mut self, _: &mut NameState) {}
+
     /// Returns whether the targets of some objects are names of other objects, which may change.
     fn has_dependent(&self) -> bool;
 
@@ -150,6 +158,12 @@ impl<S: NameSource> Names<S> {
         // Targets may be names that have just been published.
         self.recheck();
         self.state.set_listed();
+    }
+
+    /// Applies changes that concern many objects, and publishes their names; in parts, so that other changes don't wait.
+    pub fn work(&mut self) {
+        self.source.work(&mut self.state);
+        self.state.publish();
     }
 
     /// Takes a change of the store.

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::object::Rules;
-use super::shared::{Behind, MAX_SHARED, ObjectId, Observation, SharedNames};
+use super::shared::{Behind, Claim, MAX_SHARED, ObjectId, Observation, SharedNames};
 use crate::model::excerpt::examples;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, LinkState};
@@ -118,10 +118,9 @@ impl NameState {
         self.is_complete
     }
 
-    /// Returns whether the flags select an object.
     #[must_use]
-    pub fn selects(&self, metadata: &ObjectMeta) -> bool {
-        self.selection.takes(metadata)
+    pub fn selection(&self) -> &Selection {
+        &self.selection
     }
 
     /// Takes the begin of a list of a kind, in a namespace (`None`: in all).
@@ -154,6 +153,26 @@ impl NameState {
         self.targets.get(id)
     }
 
+    /// Returns the objects that ask for names.
+    #[must_use]
+    pub fn objects(&self) -> HashSet<ServiceKey> {
+        self.names.read().objects().map(|id| id.key.clone()).collect()
+    }
+
+    /// Returns what an object asks for, sorted by name.
+    #[must_use]
+    pub fn claims(&self, id: &ObjectId) -> Vec<Claim> {
+        self.names.read().get(id).map(|object| object.claims().to_vec()).unwrap_or_default()
+    }
+
+    /// Logs a change of an object that decides about each of its names, once everything is listed.
+    pub fn log_names(&self, id: &ObjectId, note: &str) {
+        let (kind, key) = (id.kind.api().1, &id.key);
+        if self.is_listed {
+            self.link_reporter.log.about(kind).info(key, format_args!("{kind} {key}: {note}"));
+        }
+    }
+
     /// Replaces what is behind the names for which an object decides. The names of this and other objects follow by
     /// [`Self::set_names`].
     pub fn set_target(&mut self, id: &ObjectId, now: Arc<Link>) {
@@ -162,10 +181,19 @@ impl NameState {
     }
 
     /// Replaces the names that an object asks for. They are published by [`Self::publish`].
-    pub fn set_names(&mut self, id: &ObjectId, now: Observation, metadata: &ObjectMeta) {
+    pub fn set_names(&mut self, id: &ObjectId, now: Observation) {
+        self.changed.extend(self.names.write().set(id, Some(now)));
+    }
+
+    /// Gives the names of an object the present version of a target that they have already.
+    pub fn update_target(&mut self, id: &ObjectId, now: &Arc<Link>) {
+        self.changed.extend(self.names.write().set_target(id, now));
+    }
+
+    /// Takes the version of an object that has changed.
+    pub fn note_version(&mut self, metadata: &ObjectMeta) {
         let version = metadata.resource_version.as_deref().and_then(|version| version.parse().ok());
         self.version = self.version.max(version);
-        self.changed.extend(self.names.write().set(id, Some(now)));
     }
 
     /// Takes the end of an object.
@@ -345,7 +373,13 @@ impl NameState {
         }
         for (id, names) in news {
             let hosts = examples(names.iter().map(ServiceKey::name));
-            let note = format!("it doesn't get DNS names that another object has: {hosts}");
+            let has = |name| self.rules.store.lost_names(&self.owner_of(name)).is_empty();
+            let note = match names.iter().all(|name| self.names.read().elsewhere(&id, name).any(has)) {
+                true => format!(
+                    "of its parents in several namespaces, those of one are behind DNS names: {hosts}"
+                ),
+                false => format!("it doesn't get DNS names that another object has: {hosts}"),
+            };
             let (kind, key) = (id.kind.api().1, &id.key);
             self.link_reporter.log.about(kind).warn(key, format_args!("{kind} {key}: {note}"));
             self.tell(&id, Reason::Conflict, &note);

@@ -124,6 +124,7 @@ impl NameWatcher {
                         }
                     }
                     () = sleep_until_opt(watches.names.state.recheck_at) => watches.names.recheck(),
+                    () = tokio::task::yield_now(), if watches.names.source.has_work() => watches.names.work(),
                     change = feed.recv() => match change {
                         Ok(change) => watches.names.on_change(&change),
                         Err(RecvError::Lagged(_)) => watches.names.check_all(),
@@ -315,6 +316,11 @@ impl<S: NameSource> Watches<S> {
         let scope = &mut scopes[number];
         let kind = scope.kind.kind;
         let known = names.source.keys(kind, &names.state);
+        if scope.version.is_missing && scope.is_listed && known.is_empty() {
+            // The resource is missing as before.
+            scope.list.confirm_at = Some(Instant::now() + CONFIRM_AFTER);
+            return;
+        }
         let mut list = std::mem::take(&mut scope.list);
         let guard = Some(guards.entry(kind).or_default());
         let ListEnd { seen, gone, is_confirmed } =

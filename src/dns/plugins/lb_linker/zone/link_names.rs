@@ -37,10 +37,15 @@ impl LinkNames {
                 (is_apex, below) => Node::Reserved { exists: is_apex && below.is_empty() },
             };
         }
-        match lookups.find(relative, &self.wire, self.has_default_names) {
+        let found = match lookups.find(relative, &self.wire, self.has_default_names) {
             Lookup::Link(link) => Node::Link(link),
             Lookup::EmptyNonTerminal => Node::Empty,
-            Lookup::Nothing => self.find_service(lookups, relative),
+            Lookup::Nothing => return self.find_service(lookups, relative),
+        };
+        // The SRV names of load balancers go before the names of other objects, as all default names do.
+        match self.find_service(lookups, relative) {
+            service @ Node::Service { .. } => service,
+            _ => found,
         }
     }
 

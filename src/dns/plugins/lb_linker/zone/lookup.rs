@@ -50,8 +50,8 @@ impl Node {
     pub(super) fn may_change(&self, relative: &[u8]) -> bool {
         match self {
             Self::Apex(_) | Self::Empty | Self::Nothing => true,
-            Self::Link(link) => !has_known_target(link) || !is_unambiguous(&link.key, relative),
-            Self::Service { link, .. } => !has_known_target(link),
+            Self::Link(link) => !has_known_data(link) || !is_unambiguous(&link.key, relative),
+            Self::Service { link, .. } => !has_known_data(link),
             Self::NameServer | Self::Reserved { .. } | Self::Pointers(_) => false,
         }
     }
@@ -69,19 +69,19 @@ impl Node {
             })
     }
 
-    /// Returns whether the name belongs to a link with a known target, or is a reverse name with links.
+    /// Returns whether the name belongs to a link with a known target or records, or is a reverse name with links.
     pub(super) fn has_data(&self) -> bool {
         match self {
-            Self::Link(link) | Self::Service { link, .. } => has_known_target(link),
+            Self::Link(link) | Self::Service { link, .. } => has_known_data(link),
             Self::Pointers(_) => true,
             Self::Apex(_) | Self::NameServer | Self::Empty | Self::Nothing | Self::Reserved { .. } => false,
         }
     }
 }
 
-/// Returns whether the target of a link is known, and its Service isn't gone.
-fn has_known_target(link: &Link) -> bool {
-    link.target.is_some() && !link.is_gone()
+/// Returns whether the target or the records of a link are known, and its Service isn't gone.
+fn has_known_data(link: &Link) -> bool {
+    link.has_data() && !link.is_gone()
 }
 
 /// Returns whether a name below the origin is `<service>.<namespace>`, which no other link can have.

@@ -2,8 +2,10 @@
 
 use std::net::IpAddr;
 
-use hickory_proto::rr::rdata::{A, AAAA, PTR};
+use hickory_proto::rr::rdata::{A, AAAA, MX, PTR, SRV, TXT};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
+
+use crate::model::records::{RecordData, RecordKind, RecordSet, Records};
 
 pub(super) fn record(name: &Name, ttl: u32, data: RData) -> Record {
     Record::from_rdata(name.clone(), ttl, data)
@@ -27,6 +29,32 @@ pub(super) fn addresses(name: &Name, ttl: u32, ips: &[IpAddr], qtype: RecordType
     }
     let ipv4 = of_type(RecordType::A);
     if ipv4.is_empty() { of_type(RecordType::AAAA) } else { ipv4 }
+}
+
+/// Returns the declared records of the queried type; for ANY, the first type. `ttl` is the TTL of types without one.
+pub(super) fn declared(name: &Name, ttl: u32, records: &Records, qtype: RecordType) -> Vec<Record> {
+    let is_asked = |kind| match kind {
+        _ if qtype == RecordType::ANY => true,
+        RecordKind::Txt => qtype == RecordType::TXT,
+        RecordKind::Srv => qtype == RecordType::SRV,
+        RecordKind::Mx => qtype == RecordType::MX,
+    };
+    let set = records.sets().iter().find(|set| is_asked(set.kind));
+    let of_set = |RecordSet { ttl: own, data, .. }: &RecordSet| {
+        let ttl = own.unwrap_or(ttl);
+        data.iter().map(|data| record(name, ttl, rdata(data))).collect()
+    };
+    set.map(of_set).unwrap_or_default()
+}
+
+fn rdata(data: &RecordData) -> RData {
+    match data {
+        RecordData::Txt(strings) => RData::TXT(TXT::from_bytes(strings.iter().map(|text| &**text).collect())),
+        RecordData::Srv { priority, weight, port, host } => {
+            RData::SRV(SRV::new(*priority, *weight, *port, host.name()))
+        }
+        RecordData::Mx { preference, host } => RData::MX(MX::new(*preference, host.name())),
+    }
 }
 
 /// Returns PTR records for these names if the query asks for them. All records of an RRset have the same TTL (RFC 2181

@@ -1,3 +1,4 @@
+mod records;
 mod reverse;
 mod services;
 mod snapshot;

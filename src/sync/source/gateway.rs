@@ -1,0 +1,477 @@
+//! Names from routes at Gateways.
+//!
+//! A Gateway decides about a target, and each of its routes about names with that target. `decision` says which names a
+//! route has; a change of a Gateway or ListenerSet is applied to its routes in parts.
+
+pub mod decision;
+pub mod types;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::names::object::{Rules, Targeted, has_own_target, id_of, uid};
+use super::names::shared::{Claim, ObjectId, Observation};
+use super::names::source::{NameSource, Objects, WatchRequest, WatchedKind};
+use super::names::state::NameState;
+use super::selection::Selection;
+use crate::model::link::{Annotations, Link};
+use crate::model::owner::Source;
+use crate::model::rejection::{RejectedField, Rejection};
+use crate::model::service_key::ServiceKey;
+use crate::sync::controller::turns::Turns;
+use crate::sync::events::RegardingKind;
+use crate::sync::k8s::watch::{GATEWAYS, GRPC_ROUTES, HTTP_ROUTES, LISTENER_SETS, TLS_ROUTES};
+use decision::{Decision, Listeners, Route, parent};
+use types::{Gateway, GrpcRoute, HttpRoute, ListenerSet, Object, RouteObject, TlsRoute};
+
+/// Maximum number of Gateways that are checked again when other objects change, as of Ingresses.
+const MAX_DEPENDENT: usize = 1000;
+/// How long the routes of changed Gateways are worked on before other changes get their turn.
+const TURN: Duration = Duration::from_millis(5);
+const HINT: &str = "deploy/sources/ grants the permission";
+
+/// The source of names from routes.
+#[derive(Default)]
+pub struct Gateways {
+    gateways: HashMap<ServiceKey, Gateway>,
+    listener_sets: HashMap<ServiceKey, ListenerSet>,
+    routes: HashMap<ObjectId, KnownRoute>,
+    /// The routes and ListenerSets of Gateways, and the routes of ListenerSets.
+    children: HashMap<ObjectId, BTreeSet<ObjectId>>,
+    /// The routes that don't have a change of their Gateway or ListenerSet yet: what has changed, and their number
+    /// among those of their namespace.
+    waiting: HashMap<ObjectId, (Change, u64)>,
+    /// The same routes in their order.
+    turns: Turns<ObjectId>,
+    last_number: u64,
+    /// The Gateways whose targets depend on other objects.
+    dependent: BTreeSet<ServiceKey>,
+    /// The rules under which all routes were decided.
+    rules: Option<Rules>,
+}
+
+/// What has changed for a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Change {
+    /// The addresses of a Gateway.
+    Target,
+    Listeners,
+}
+
+/// A route, and the targets that it has for itself, by Gateway.
+struct KnownRoute {
+    route: Route,
+    own: Vec<(ServiceKey, Arc<Link>)>,
+}
+
+fn gateway_id(key: &ServiceKey) -> ObjectId {
+    ObjectId { key: key.clone(), kind: RegardingKind::Gateway }
+}
+
+impl Gateways {
+    fn take_gateway(&mut self, gateway: Gateway, state: &mut NameState) {
+        let key = id_of(RegardingKind::Gateway, &gateway.metadata).key;
+        let before = self.gateways.get(&key);
+        let has_same_listeners = before.is_some_and(|before| before.spec == gateway.spec);
+        self.gateways.insert(key.clone(), gateway);
+        if is_evaluated(state) {
+            let has_same_target = self.observe_gateway(&key, state.is_listed(), state);
+            match (has_same_listeners, has_same_target) {
+                (true, true) => {}
+                (true, false) => self.mark(&gateway_id(&key), Change::Target),
+                (false, _) => self.mark(&gateway_id(&key), Change::Listeners),
+            }
+        }
+    }
+
+    /// Takes what is behind the names of a Gateway's routes. Returns whether that is as before.
+    fn observe_gateway(&mut self, key: &ServiceKey, is_reported: bool, state: &mut NameState) -> bool {
+        let Some(gateway) = self.gateways.get(key) else { return true };
+        let id = gateway_id(key);
+        let before = state.target(&id).cloned();
+        let (link, unusable) = observe(gateway, key, &state.rules, before.as_ref());
+        let is_dependent = has_own_target(&gateway.addresses(), &state.rules.policy);
+        // The objects that its target depends on may not be listed yet.
+        if !is_dependent || is_reported {
+            state.report(&id, uid(&gateway.metadata), &unusable);
+        }
+        if !is_dependent {
+            self.dependent.remove(key);
+        } else if self.dependent.len() < MAX_DEPENDENT {
+            self.dependent.insert(key.clone());
+        }
+        let is_same = before.is_some_and(|before| Arc::ptr_eq(&before, &link));
+        state.set_target(&id, link);
+        is_same
+    }
+
+    fn take_listener_set(&mut self, set: ListenerSet, state: &NameState) {
+        let id = id_of(RegardingKind::ListenerSet, &set.metadata);
+        self.leave(&id);
+        if let Some(gateway) = gateway_of(&set) {
+            self.children.entry(gateway_id(&gateway)).or_default().insert(id.clone());
+        }
+        self.listener_sets.insert(id.key.clone(), set);
+        if is_evaluated(state) {
+            self.mark(&id, Change::Listeners);
+        }
+    }
+
+    fn take_route(&mut self, kind: RegardingKind, object: RouteObject, state: &mut NameState) {
+        let id = id_of(kind, &object.metadata);
+        self.leave(&id);
+        let route = Route::new(object, &state.rules.policy);
+        for attachment in &route.accepted {
+            self.children.entry(attachment.parent.clone()).or_default().insert(id.clone());
+        }
+        let own = self.routes.remove(&id).map(|before| before.own).unwrap_or_default();
+        self.routes.insert(id.clone(), KnownRoute { route, own });
+        if is_evaluated(state) {
+            self.evaluate(&id, state);
+        }
+    }
+
+    /// Removes an object from those of its parents.
+    fn leave(&mut self, id: &ObjectId) {
+        let parents: Vec<ObjectId> = match id.kind {
+            RegardingKind::ListenerSet => {
+                self.listener_sets.get(&id.key).and_then(gateway_of).iter().map(gateway_id).collect()
+            }
+            _ => {
+                let accepted = self.routes.get(id).map(|known| &known.route.accepted[..]).unwrap_or_default();
+                accepted.iter().map(|attachment| attachment.parent.clone()).collect()
+            }
+        };
+        for parent in parents {
+            if let Some(children) = self.children.get_mut(&parent) {
+                children.remove(id);
+                if children.is_empty() {
+                    self.children.remove(&parent);
+                }
+            }
+        }
+    }
+
+    /// Records that the routes of a Gateway or ListenerSet don't have a change of it yet.
+    fn mark(&mut self, parent: &ObjectId, change: Change) {
+        let Self { children, waiting, turns, last_number, .. } = self;
+        let children = |parent: &ObjectId| children.get(parent).into_iter().flatten();
+        let is_set = |child: &&ObjectId| child.kind == RegardingKind::ListenerSet;
+        let routes = children(parent).chain(children(parent).filter(is_set).flat_map(children));
+        for route in routes.filter(|child| !is_set(child)) {
+            let known = waiting.entry(route.clone()).or_insert_with(|| {
+                *last_number += 1;
+                turns.add(route.key.namespace(), *last_number, route.clone());
+                (change, *last_number)
+            });
+            known.0 = known.0.max(change);
+        }
+    }
+
+    fn stop_waiting(&mut self, id: &ObjectId) {
+        if let Some((_, number)) = self.waiting.remove(id) {
+            self.turns.remove(id.key.namespace(), number);
+        }
+    }
+
+    /// Returns the listeners of the parents that have accepted a route.
+    fn listeners<'a>(&'a self, route: &'a Route) -> Vec<Listeners<'a>> {
+        let mut all = Vec::new();
+        for attachment in &route.accepted {
+            let parent = &attachment.parent.key;
+            let set = self.listener_sets.get(parent).filter(|set| set.is_accepted());
+            let (key, own) = match attachment.parent.kind {
+                RegardingKind::ListenerSet => (set.and_then(gateway_of), set.map(|set| &set.spec.listeners)),
+                _ => (Some(parent.clone()), None),
+            };
+            let Some((gateway, object)) = key.and_then(|key| self.gateways.get_key_value(&key)) else {
+                continue;
+            };
+            let listeners = own.unwrap_or(&object.spec.listeners);
+            all.push(Listeners { attachment, listeners, gateway, class: &object.spec.gateway_class_name });
+        }
+        all
+    }
+
+    /// Decides about the names of a route.
+    fn evaluate(&mut self, id: &ObjectId, state: &mut NameState) {
+        self.stop_waiting(id);
+        let Some(KnownRoute { route, own }) = self.routes.get(id) else { return };
+        let Decision { names, settings, mut unusable } =
+            route.decide(id, &self.listeners(route), &state.rules);
+        unusable.extend(unwatched(route, state.selection()));
+        let mut now: Vec<(ServiceKey, Arc<Link>)> = Vec::new();
+        let mut claims = Vec::with_capacity(names.len());
+        for (name, gateway) in names {
+            let Some(target) = state.target(&gateway_id(gateway)) else { continue };
+            let known = now.iter().find(|(known, _)| known == gateway).map(|(_, link)| Arc::clone(link));
+            let target = known.unwrap_or_else(|| {
+                let before = own.iter().find(|(known, _)| known == gateway).map(|(_, link)| link);
+                let link = with_settings(id, target, &settings, before);
+                now.push((gateway.clone(), Arc::clone(&link)));
+                link
+            });
+            claims.push(Claim { name, target });
+        }
+        let uid = route.uid.clone();
+        state.report(id, &uid.to_string(), &unusable);
+        state.set_names(id, Observation::new(route.created, uid, claims));
+        now.retain(|_| settings != Annotations::default());
+        if let Some(known) = self.routes.get_mut(id) {
+            known.own = now;
+        }
+    }
+
+    /// Gives the names of a route the present addresses of its Gateways.
+    fn update_targets(&self, id: &ObjectId, state: &mut NameState) {
+        let Some(KnownRoute { route, .. }) = self.routes.get(id) else { return };
+        for Listeners { gateway, .. } in self.listeners(route) {
+            if let Some(target) = state.target(&gateway_id(gateway)).cloned() {
+                state.update_target(id, &target);
+            }
+        }
+    }
+}
+
+/// Returns what is behind the names of a Gateway's routes, and what of its status is invalid or denied. `before` is
+/// what was behind them before.
+fn observe(
+    gateway: &Gateway,
+    key: &ServiceKey,
+    rules: &Rules,
+    before: Option<&Arc<Link>>,
+) -> (Arc<Link>, Vec<Rejection>) {
+    let mut unusable = Vec::new();
+    let targeted = Targeted {
+        key: Source::GATEWAYS.target_key(key),
+        metadata: &gateway.metadata,
+        status: &gateway.addresses(),
+        names: &[],
+        before,
+    };
+    let link = targeted.target(Annotations::default(), rules, &mut unusable);
+    (link, unusable)
+}
+
+/// Returns for each of these objects whether it has names in the zones, and what of it is denied or ignored.
+#[must_use]
+pub fn check(
+    objects: Vec<Object>,
+    selection: &Selection,
+    rules: &Rules,
+) -> Vec<(ObjectId, bool, Vec<Rejection>)> {
+    let mut all = Gateways::default();
+    for object in objects
+        .into_iter()
+        .filter(|object| selection.watches(id_of(object.kind(), object.metadata()).key.namespace()))
+    {
+        match object {
+            Object::Gateway(gateway) => {
+                drop(all.gateways.insert(id_of(RegardingKind::Gateway, &gateway.metadata).key, gateway))
+            }
+            Object::ListenerSet(set) => {
+                drop(all.listener_sets.insert(id_of(RegardingKind::ListenerSet, &set.metadata).key, set))
+            }
+            Object::Route(kind, route) if selection.takes(&route.metadata) => {
+                let id = id_of(kind, &route.metadata);
+                let route = Route::new(route, &rules.policy);
+                all.routes.insert(id, KnownRoute { route, own: Vec::new() });
+            }
+            Object::Route(..) => {}
+        }
+    }
+    // Whether a target in our zones is allowed depends on the objects of all files.
+    let is_plain = |gateway: &Gateway| !has_own_target(&gateway.addresses(), &rules.policy);
+    let gateways = all.gateways.iter().filter(|(_, gateway)| is_plain(gateway));
+    let gateways =
+        gateways.map(|(key, gateway)| (gateway_id(key), false, observe(gateway, key, rules, None).1));
+    let routes = all.routes.iter().map(|(id, KnownRoute { route, .. })| {
+        let Decision { names, mut unusable, .. } = route.decide(id, &all.listeners(route), rules);
+        unusable.extend(unwatched(route, selection));
+        (id.clone(), !names.is_empty(), unusable)
+    });
+    let mut found: Vec<_> = gateways.chain(routes).collect();
+    found.sort_by(|one, other| one.0.cmp(&other.0));
+    found
+}
+
+/// Returns whether names follow from the objects that are known: before the first lists are complete some aren't.
+fn is_evaluated(state: &NameState) -> bool {
+    state.is_listed() || state.is_complete()
+}
+
+fn gateway_of(set: &ListenerSet) -> Option<ServiceKey> {
+    let namespace = set.metadata.namespace.as_deref().unwrap_or("default");
+    let gateway = parent(&set.spec.parent_ref, namespace)?;
+    (gateway.kind == RegardingKind::Gateway).then_some(gateway.key)
+}
+
+/// Returns what is behind the names of a route at a Gateway: the Gateway's target, or a version of it with the settings
+/// of the route, if it has some.
+fn with_settings(
+    id: &ObjectId,
+    gateway: &Arc<Link>,
+    settings: &Annotations,
+    before: Option<&Arc<Link>>,
+) -> Arc<Link> {
+    if *settings == Annotations::default() {
+        return Arc::clone(gateway);
+    }
+    let (namespace, name) = gateway.key.parts();
+    let (object, word) = name.rsplit_once('.').unwrap_or((name, ""));
+    let (route_namespace, route) = id.key.parts();
+    let kind = id.kind.api().1.to_ascii_lowercase();
+    let link = Link {
+        // No object has a name with `_`.
+        key: ServiceKey::new(namespace, &format!("{object}._{kind}.{route_namespace}.{route}.{word}")),
+        annotations: settings.clone(),
+        last_queried: before.unwrap_or(gateway).last_queried.clone(),
+        ..Link::clone(gateway)
+    };
+    before.filter(|before| ***before == link).cloned().unwrap_or_else(|| Arc::new(link))
+}
+
+/// Returns the Gateways and ListenerSets of a route whose namespaces aren't read.
+fn unwatched(route: &Route, selection: &Selection) -> Option<Rejection> {
+    let mut rejection = Rejection::new(RejectedField::Target, "the parent");
+    let parents = route.accepted.iter().map(|attachment| &attachment.parent);
+    for ObjectId { key, kind } in parents.filter(|parent| !selection.watches(parent.key.namespace())) {
+        rejection.reject(&format!("{} {key}", kind.api().1), "--watch-namespaces doesn't have its namespace");
+    }
+    rejection.non_empty()
+}
+
+const fn kind(
+    kind: RegardingKind,
+    many: &'static str,
+    watch: &'static str,
+    versions: &'static [&'static str],
+) -> WatchedKind {
+    WatchedKind { kind, many, watch, hint: HINT, versions }
+}
+
+impl NameSource for Gateways {
+    type Object = Object;
+    const SOURCE: Source = Source::GATEWAYS;
+    const MANY: &'static str = "routes";
+    const KINDS: &'static [WatchedKind] = &[
+        kind(RegardingKind::Gateway, "Gateways", GATEWAYS, &["v1", "v1beta1", "v1alpha2"]),
+        kind(RegardingKind::ListenerSet, "ListenerSets", LISTENER_SETS, &["v1"]),
+        kind(RegardingKind::HttpRoute, "HTTPRoutes", HTTP_ROUTES, &["v1", "v1beta1", "v1alpha2"]),
+        kind(RegardingKind::GrpcRoute, "GRPCRoutes", GRPC_ROUTES, &["v1", "v1alpha2"]),
+        kind(RegardingKind::TlsRoute, "TLSRoutes", TLS_ROUTES, &["v1", "v1alpha3", "v1alpha2"]),
+    ];
+
+    fn watch(kind: RegardingKind, request: WatchRequest) -> Objects<Object> {
+        match kind {
+            RegardingKind::Gateway => request.objects(Object::Gateway),
+            RegardingKind::ListenerSet => request.objects(Object::ListenerSet),
+            RegardingKind::GrpcRoute => {
+                request.objects(|route: GrpcRoute| Object::Route(RegardingKind::GrpcRoute, route.into()))
+            }
+            RegardingKind::TlsRoute => {
+                request.objects(|route: TlsRoute| Object::Route(RegardingKind::TlsRoute, route.into()))
+            }
+            _ => request.objects(|route: HttpRoute| Object::Route(RegardingKind::HttpRoute, route.into())),
+        }
+    }
+
+    fn keys(&self, kind: RegardingKind, _: &NameState) -> HashSet<ServiceKey> {
+        match kind {
+            RegardingKind::Gateway => self.gateways.keys().cloned().collect(),
+            RegardingKind::ListenerSet => self.listener_sets.keys().cloned().collect(),
+            _ => self.routes.keys().filter(|id| id.kind == kind).map(|id| id.key.clone()).collect(),
+        }
+    }
+
+    fn take(&mut self, object: Object, state: &mut NameState) {
+        let metadata = object.metadata();
+        state.note_version(metadata);
+        let id = id_of(object.kind(), metadata);
+        // Gateways and ListenerSets neither opt in nor out.
+        let is_selected = match object {
+            Object::Route(..) => state.selection().takes(metadata),
+            _ => state.selection().watches(id.key.namespace()),
+        };
+        if metadata.deletion_timestamp.is_some() || !is_selected {
+            return self.remove(&id, state);
+        }
+        match object {
+            Object::Gateway(gateway) => self.take_gateway(gateway, state),
+            Object::ListenerSet(set) => self.take_listener_set(set, state),
+            Object::Route(kind, route) => self.take_route(kind, route, state),
+        }
+    }
+
+    fn remove(&mut self, id: &ObjectId, state: &mut NameState) {
+        self.leave(id);
+        match id.kind {
+            RegardingKind::Gateway => {
+                self.gateways.remove(&id.key);
+                self.dependent.remove(&id.key);
+            }
+            RegardingKind::ListenerSet => drop(self.listener_sets.remove(&id.key)),
+            _ => {
+                self.routes.remove(id);
+                self.stop_waiting(id);
+            }
+        }
+        state.remove(id);
+        if is_evaluated(state) {
+            self.mark(id, Change::Listeners);
+        }
+    }
+
+    fn end_lists(&mut self, state: &mut NameState) {
+        let is_same = |rules: &Rules| {
+            Arc::ptr_eq(&rules.zones, &state.rules.zones) && Arc::ptr_eq(&rules.policy, &state.rules.policy)
+        };
+        if self.rules.as_ref().is_some_and(is_same) {
+            return;
+        }
+        self.rules = Some(state.rules.clone());
+        let gateways: Vec<ServiceKey> = self.gateways.keys().cloned().collect();
+        for key in gateways {
+            self.observe_gateway(&key, state.is_listed(), state);
+        }
+        let routes: Vec<ObjectId> = self.routes.keys().cloned().collect();
+        routes.iter().for_each(|id| self.evaluate(id, state));
+    }
+
+    fn has_work(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    fn work(&mut self, state: &mut NameState) {
+        let begun = Instant::now();
+        while let Some((_, id)) = self.turns.take(|_| true) {
+            match self.waiting.remove(&id) {
+                Some((Change::Target, _))
+                    if self.routes.get(&id).is_some_and(|known| known.own.is_empty()) =>
+                {
+                    self.update_targets(&id, state);
+                }
+                _ => self.evaluate(&id, state),
+            }
+            if begun.elapsed() >= TURN {
+                break;
+            }
+        }
+    }
+
+    fn has_dependent(&self) -> bool {
+        !self.dependent.is_empty()
+    }
+
+    fn recheck(&mut self, state: &mut NameState) {
+        for key in self.dependent.clone() {
+            if !self.observe_gateway(&key, true, state) {
+                self.mark(&gateway_id(&key), Change::Target);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,364 @@
+use hickory_proto::rr::Name;
+use prometheus::IntCounter;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+
+use super::*;
+use crate::captured_log::CapturedLog;
+use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::{LinkChange, Target};
+use crate::model::owner::Zone;
+use crate::model::target_policy::TargetPolicy;
+use crate::store::{OnGone, Store};
+use crate::sync::election::Leadership;
+use crate::sync::events::Recorder;
+use crate::sync::events::link_log::LinkReporter;
+use crate::sync::source::names::source::Names;
+use crate::sync::source::selection::Selection;
+use crate::sync::test_support;
+
+/// The state of routes in a zone, with the store.
+struct World {
+    store: Arc<Store>,
+    names: Names<Gateways>,
+    feed: broadcast::Receiver<LinkChange>,
+    link_reporter: LinkReporter,
+}
+
+impl World {
+    fn new(selection: Selection) -> Self {
+        let origin = Name::from_ascii("lb.internal.").unwrap();
+        let zone = Zone { sources: vec![Source::SERVICES, Source::GATEWAYS], ..(&origin).into() };
+        let store = Arc::new(Store::new(OnGone::Dropped).with_zones([zone]));
+        store.set_known(crate::store::Input::Services);
+        let targets = TargetPolicy { zones: vec![origin], ..Default::default() };
+        let policy = HostnamePolicy { targets, ..Default::default() };
+        let recorder =
+            Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
+        let link_reporter = LinkReporter { recorder, ..test_support::link_reporter() };
+        let selection = Arc::new(selection);
+        let mut names = Names::new(Gateways::default(), Arc::clone(&store), selection, link_reporter.clone());
+        names.state.set_rules(store.zones(), Arc::new(policy));
+        Self { feed: store.subscribe(), store, names, link_reporter }
+    }
+
+    fn listed() -> Self {
+        let mut world = Self::new(Selection::default());
+        world.names.end_lists();
+        world
+    }
+
+    fn take(&mut self, object: Object) {
+        self.names.take(object);
+        self.names.state.publish();
+        self.settle();
+    }
+
+    fn gateway(&mut self, key: &str, addresses: &Value) {
+        self.take(gateway(key, addresses));
+    }
+
+    fn route(&mut self, name: &str, hosts: &[&str], annotations: &Value) {
+        self.take(route(name, hosts, &json!({"name": "gw", "namespace": "infra"}), annotations));
+    }
+
+    fn remove(&mut self, kind: RegardingKind, key: &str) {
+        self.names.remove(&id(kind, key));
+        self.names.state.publish();
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        while self.names.source.has_work() {
+            self.names.work();
+        }
+        while let Ok(change) = self.feed.try_recv() {
+            self.names.on_change(&change);
+        }
+    }
+
+    fn link(&self, host: &str) -> Option<Arc<Link>> {
+        self.store.link_of_host(&Name::from_ascii(format!("{host}.lb.internal.")).unwrap())
+    }
+
+    fn answer(&self, host: &str) -> String {
+        match self.link(host) {
+            None => "nothing".to_owned(),
+            Some(link) => link.target.as_ref().map_or_else(|| "pending".to_owned(), Target::to_string),
+        }
+    }
+
+    fn events(&self) -> Vec<String> {
+        let queued = self.link_reporter.recorder.take_queued().into_iter();
+        queued.map(|(reason, note)| format!("{reason}: {note}")).collect()
+    }
+}
+
+fn id(kind: RegardingKind, key: &str) -> ObjectId {
+    let (namespace, name) = key.split_once('/').unwrap();
+    ObjectId { key: ServiceKey::new(namespace, name), kind }
+}
+
+fn gateway(key: &str, addresses: &Value) -> Object {
+    let (namespace, name) = key.split_once('/').unwrap();
+    let all = json!({"namespaces": {"from": "All"}});
+    let listeners = json!([
+        {"name": "web", "port": 80, "protocol": "HTTP", "allowedRoutes": all},
+        {"name": "tls", "port": 443, "protocol": "HTTPS", "allowedRoutes": all},
+    ]);
+    let object = json!({
+        "metadata": {"namespace": namespace, "name": name, "uid": key},
+        "spec": {"gatewayClassName": "envoy", "listeners": listeners},
+        "status": {"addresses": addresses},
+    });
+    Object::Gateway(serde_json::from_value(object).unwrap())
+}
+
+/// Returns a route in namespace `shop` that this parent has accepted.
+fn route(name: &str, hosts: &[&str], parent: &Value, annotations: &Value) -> Object {
+    let hosts: Vec<String> = hosts.iter().map(|host| format!("{host}.lb.internal")).collect();
+    let object = json!({
+        "metadata": {"namespace": "shop", "name": name, "uid": name, "annotations": annotations},
+        "spec": {"parentRefs": [parent], "hostnames": hosts},
+        "status": {"parents": [
+            {"parentRef": parent, "conditions": [{"type": "Accepted", "status": "True"}]}]},
+    });
+    Object::Route(RegardingKind::HttpRoute, serde_json::from_value(object).unwrap())
+}
+
+fn ip(last: u8) -> Value {
+    json!([{"type": "IPAddress", "value": format!("192.0.2.{last}")}])
+}
+
+#[test]
+fn target_is_the_gateways_addresses_and_hostnames() {
+    let mut world = World::listed();
+    world.route("web", &["a.shop"], &json!({}));
+    for (addresses, expected) in [
+        (json!([{"type": "example.com/own", "value": "192.0.2.9"}]), "pending"),
+        (
+            json!([{"value": "192.0.2.1"}, {"type": "IPAddress", "value": "2001:db8::1"}]),
+            "192.0.2.1,2001:db8::1",
+        ),
+        (json!([{"value": "192.0.2.1"}, {"type": "Hostname", "value": "gw.example.com"}]), "gw.example.com"),
+        (json!(null), "gw.example.com"),
+        (ip(2), "192.0.2.2"),
+        (json!([{"value": "127.0.0.1"}]), "192.0.2.2"),
+    ] {
+        world.gateway("infra/gw", &addresses);
+        assert_eq!(world.answer("a.shop"), expected, "{addresses}");
+    }
+    let events = world.events();
+    let reasons: Vec<&str> = events.iter().filter_map(|event| event.split(':').next()).collect();
+    assert_eq!(reasons, ["TargetStale", "TargetRefused", "TargetStale"], "{events:?}");
+}
+
+#[test]
+fn names_of_5000_routes_follow_with_one_log_line() {
+    let mut world = World::new(Selection::default());
+    world.names.take(gateway("infra/gw", &ip(1)));
+    for number in 0..5_000 {
+        let hosts = [&*format!("a{number}.shop"), &*format!("b{number}.shop")];
+        let object =
+            route(&format!("r{number}"), &hosts, &json!({"name": "gw", "namespace": "infra"}), &json!({}));
+        world.names.take(object);
+    }
+    world.names.end_lists();
+    let (log, _logging) = CapturedLog::start(tracing::Level::INFO);
+    assert_eq!(world.answer("b4999.shop"), "192.0.2.1");
+    // Several changes before the routes have their turns are one for them.
+    for last in 2..5 {
+        world.names.take(gateway("infra/gw", &ip(last)));
+    }
+    assert_eq!(world.names.source.waiting.len(), 5_000);
+    world.settle();
+    let links: Vec<Arc<Link>> =
+        (0..5_000).map(|number| world.link(&format!("a{number}.shop")).unwrap()).collect();
+    assert!(links.iter().all(|link| Arc::ptr_eq(link, &links[0])), "they share one target");
+    assert_eq!(world.answer("b0.shop"), "192.0.2.4");
+    let lines = log.text();
+    assert_eq!(lines.lines().count(), 3, "one line for each change: {lines}");
+    assert!(lines.contains("Gateway infra/gw: 192.0.2.3 → 192.0.2.4"), "{lines}");
+}
+
+#[test]
+fn route_may_come_before_its_gateway() {
+    let mut world = World::new(Selection::default());
+    world.route("web", &["a.shop"], &json!({}));
+    assert!(!world.names.source.has_work());
+    world.gateway("infra/gw", &ip(1));
+    assert_eq!(world.answer("a.shop"), "nothing", "not everything is listed");
+    world.names.end_lists();
+    assert_eq!(world.answer("a.shop"), "192.0.2.1");
+    world.route("next", &["b.shop"], &json!({}));
+    assert_eq!(world.answer("b.shop"), "192.0.2.1");
+    let other = json!({"name": "gw", "namespace": "other"});
+    world.take(route("other", &["c.shop"], &other, &json!({})));
+    assert_eq!(world.answer("c.shop"), "nothing");
+    world.gateway("other/gw", &ip(2));
+    assert_eq!(world.answer("c.shop"), "192.0.2.2");
+}
+
+#[test]
+fn names_end_with_their_gateway_or_route() {
+    let mut world = World::listed();
+    world.gateway("infra/gw", &ip(1));
+    world.route("one", &["a.shop"], &json!({}));
+    world.route("two", &["b.shop"], &json!({"linker.hsj.com/ttl": "60"}));
+    world.remove(RegardingKind::HttpRoute, "shop/one");
+    assert_eq!([world.answer("a.shop"), world.answer("b.shop")], ["nothing", "192.0.2.1"]);
+    world.remove(RegardingKind::Gateway, "infra/gw");
+    assert_eq!(world.answer("b.shop"), "nothing");
+    world.gateway("infra/gw", &json!(null));
+    assert_eq!(world.answer("b.shop"), "pending", "it has no target of its predecessor");
+    world.remove(RegardingKind::HttpRoute, "shop/two");
+    assert!(world.names.source.children.is_empty() && world.names.source.waiting.is_empty());
+}
+
+#[test]
+fn settings_of_a_route_are_its_own() {
+    let mut world = World::listed();
+    world.gateway("infra/gw", &ip(1));
+    world.route(
+        "one",
+        &["a.shop"],
+        &json!({"linker.hsj.com/ttl": "60", "linker.hsj.com/allow-from": "bank"}),
+    );
+    world.route("two", &["b.shop"], &json!({}));
+    let (own, plain) = (world.link("a.shop").unwrap(), world.link("b.shop").unwrap());
+    assert_eq!(
+        (own.annotations.ttl, own.annotations.allows("bank"), plain.annotations.ttl),
+        (Some(60), true, None)
+    );
+    assert_eq!(own.key, ServiceKey::new("infra", "gw._httproute.shop.one.gateway"));
+    assert_eq!(plain.key, ServiceKey::new("infra", "gw.gateway"));
+    world.gateway("infra/gw", &ip(2));
+    assert_eq!([world.answer("a.shop"), world.answer("b.shop")], ["192.0.2.2", "192.0.2.2"]);
+    assert!(own.is_outdated() && plain.is_outdated());
+    let own = world.link("a.shop").unwrap();
+    world.route(
+        "one",
+        &["a.shop"],
+        &json!({"linker.hsj.com/ttl": "60", "linker.hsj.com/allow-from": "bank"}),
+    );
+    assert!(Arc::ptr_eq(&own, &world.link("a.shop").unwrap()), "nothing has changed");
+    world.route("one", &["a.shop"], &json!({}));
+    assert_eq!(world.link("a.shop").unwrap().key, plain.key);
+}
+
+#[test]
+fn routes_of_a_listener_set_follow_it_and_its_gateway() {
+    let mut world = World::listed();
+    let set = |accepted: &str, hostname: &str| {
+        let object = json!({
+            "metadata": {"namespace": "shop", "name": "set"},
+            "spec": {"parentRef": {"name": "gw", "namespace": "infra"},
+                "listeners": [{"name": "web", "port": 80, "protocol": "HTTP", "hostname": hostname}]},
+            "status": {"conditions": [{"type": "Accepted", "status": accepted}]},
+        });
+        Object::ListenerSet(serde_json::from_value(object).unwrap())
+    };
+    world.take(route("web", &["a.shop"], &json!({"kind": "ListenerSet", "name": "set"}), &json!({})));
+    world.gateway("infra/gw", &ip(1));
+    world.take(set("Unknown", "*.shop.lb.internal"));
+    assert_eq!(world.answer("a.shop"), "nothing");
+    world.take(set("True", "*.shop.lb.internal"));
+    assert_eq!(world.answer("a.shop"), "192.0.2.1");
+    world.gateway("infra/gw", &ip(2));
+    assert_eq!(world.answer("a.shop"), "192.0.2.2");
+    world.take(set("True", "b.shop.lb.internal"));
+    assert_eq!(world.answer("a.shop"), "nothing");
+    world.take(set("True", ""));
+    world.remove(RegardingKind::ListenerSet, "shop/set");
+    assert_eq!(world.answer("a.shop"), "nothing");
+}
+
+#[test]
+fn gateway_in_an_unwatched_namespace_is_told_once() {
+    let namespaces = ["shop".to_owned()].into();
+    let mut world = World::new(Selection { namespaces, ..Selection::default() });
+    world.names.end_lists();
+    for _ in 0..2 {
+        world.route("web", &["a.shop"], &json!({}));
+    }
+    let expected = "TargetRefused: the parent \"Gateway infra/gw\" isn't served: --watch-namespaces doesn't have its \
+                    namespace";
+    assert_eq!(world.events(), [expected]);
+}
+
+#[test]
+fn routes_opt_in_or_out_but_not_gateways() {
+    let managed = |value: &str| json!({"linker.hsj.com/managed": value});
+    for (annotated_only, annotations, is_served) in
+        [(false, managed("false"), false), (true, json!({}), false), (true, managed("true"), true)]
+    {
+        let mut world = World::new(Selection { annotated_only, ..Selection::default() });
+        world.names.end_lists();
+        world.gateway("infra/gw", &ip(1));
+        world.route("web", &["a.shop"], &annotations);
+        assert_eq!(world.answer("a.shop") == "192.0.2.1", is_served, "{annotated_only} {annotations}");
+    }
+}
+
+#[test]
+fn refused_names_are_told_and_not_served() {
+    let mut world = World::listed();
+    world.gateway("infra/gw", &ip(1));
+    world.route("web", &["a.shop", "a.bank"], &json!({}));
+    let events = world.events();
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert!(
+        events[0].starts_with("HostnameRefused: the host \"a.bank.lb.internal\" isn't served"),
+        "{events:?}"
+    );
+    assert_eq!([world.answer("a.shop"), world.answer("a.bank")], ["192.0.2.1", "nothing"]);
+}
+
+#[test]
+fn gateway_with_a_hostname_of_our_zones_is_checked_again() {
+    let mut world = World::listed();
+    world.gateway("infra/gw", &json!([{"type": "Hostname", "value": "lb.infra.lb.internal"}]));
+    world.route("web", &["a.shop"], &json!({}));
+    assert_eq!(world.answer("a.shop"), "lb.infra.lb.internal", "its namespace may have the name");
+    let next = json!({"name": "next", "namespace": "shop"});
+    world.gateway("shop/next", &json!([{"type": "Hostname", "value": "a.shop.lb.internal"}]));
+    world.take(route("next", &["b.shop"], &next, &json!({})));
+    assert_eq!(world.answer("b.shop"), "pending", "the name belongs to namespace infra");
+    assert!(world.events()[0].contains("allow-from"));
+    world.route("web", &["a.shop"], &json!({"linker.hsj.com/allow-from": "shop"}));
+    assert!(world.names.state.recheck_at.is_some());
+    world.names.recheck();
+    world.settle();
+    assert_eq!(world.answer("b.shop"), "a.shop.lb.internal");
+}
+
+#[test]
+fn route_with_gateways_in_two_namespaces_is_told_which_counts() {
+    let mut world = World::listed();
+    world.gateway("a/gw", &ip(1));
+    world.gateway("b/gw", &ip(2));
+    let parents = ["a", "b"].map(|namespace| json!({"name": "gw", "namespace": namespace}));
+    let Object::Route(kind, first) = route("web", &["x.shop"], &parents[0], &json!({})) else { panic!() };
+    let Object::Route(_, second) = route("web", &["x.shop"], &parents[1], &json!({})) else { panic!() };
+    let mut both = first;
+    both.spec.parent_refs.extend(second.spec.parent_refs);
+    both.status.parents.extend(second.status.parents);
+    world.take(Object::Route(kind, both));
+    assert_eq!(world.answer("x.shop"), "192.0.2.1");
+    let expected = "Conflict: of its parents in several namespaces, those of one are behind DNS names: \
+                    x.shop.lb.internal";
+    assert_eq!(world.events(), [expected]);
+}
+
+#[test]
+fn changed_rules_apply_to_all_routes() {
+    let mut world = World::listed();
+    world.gateway("infra/gw", &ip(1));
+    world.route("web", &["a.shop", "a.bank"], &json!({}));
+    let hostname_namespaces = ["shop".to_owned()].into();
+    let policy =
+        HostnamePolicy { hostname_namespaces, ..HostnamePolicy::clone(&world.names.state.rules.policy) };
+    world.names.state.set_rules(world.store.zones(), Arc::new(policy));
+    world.names.end_lists();
+    assert_eq!([world.answer("a.shop"), world.answer("a.bank")], ["192.0.2.1", "192.0.2.1"]);
+}

@@ -1,0 +1,5 @@
+module lb-linker.test/gateway-api/v1.6
+
+go 1.26.0
+
+require sigs.k8s.io/gateway-api v1.6.3
