@@ -270,9 +270,7 @@ fn gateway_hands_on_names_within_the_hostname_of_a_listener() {
 #[test]
 fn listener_may_be_for_some_kinds_and_namespaces_of_routes() {
     let host = "a.shop.lb.internal";
-    let kinds = |kind: &str, group: Value| {
-        json!({"namespaces": {"from": "All"}, "kinds": [{"kind": kind, "group": group}]})
-    };
+    let kinds = |kind: &str, group: Value| json!({"namespaces": {"from": "All"}, "kinds": [{"kind": kind, "group": group}]});
     for (allowed, is_served) in [
         (kinds("HTTPRoute", json!(null)), true),
         (kinds("HTTPRoute", json!(GROUP)), true),
@@ -352,4 +350,13 @@ fn hostnames_listeners_and_parents_are_bounded() {
     assert_eq!(names.len(), MAX_OF_ROUTE / MAX_LISTENERS);
     let text = unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     assert!(text.contains("ignored: 1792; the first 256 count"), "{text}");
+}
+
+#[test]
+fn name_is_handed_on_only_at_a_gateway_with_a_class_of_its_zone() {
+    let host = "a.other.classes.example";
+    let listeners = plain(host);
+    assert_eq!(decided(&route(&[host], &at_infra()), &listeners).0, format!("infra:{host}@infra/gw"));
+    let (names, unusable) = decided(&route(&[host], &json!([{"name": "gw"}])), &listeners);
+    assert_eq!((&*names, &*unusable), ("", ""), "names of other classes are passed over");
 }
