@@ -128,6 +128,9 @@ impl Route {
             // A name of an annotation.
             None => containing(name, &listeners),
         };
+        let has_class = |place: &Place<'_>, name: &str| {
+            zone_of(name, &rules.zones).is_some_and(|zone| place.has_class_of(zone))
+        };
         let hands_on = |place: &Place<'_>, name: &str| {
             place.hands_on && rules.policy.check_granted(place.namespace, name).is_ok()
         };
@@ -140,18 +143,18 @@ impl Route {
             other_zone: "its zone doesn't have the names of routes, or not of Gateways of this class; or no \
                          listener at which the route is accepted has this name",
             has_class_of: &|name, zone| places(name).iter().any(|place| place.has_class_of(zone)),
-            is_handed_on: &|name| places(name).iter().any(|place| hands_on(place, name)),
+            is_handed_on: &|name| {
+                places(name).iter().any(|place| has_class(place, name) && hands_on(place, name))
+            },
         };
         let granted = asking.hostnames(rules, &mut unusable);
         let settings = asking.settings(rules, &mut unusable);
         let mut names = Vec::new();
         for name in &granted {
-            let zone = zone_of(name, &rules.zones);
             let is_own = rules.policy.check_granted(id.key.namespace(), name).is_ok();
             let first = names.len();
             for place in places(name) {
-                let has_class = zone.is_some_and(|zone| place.has_class_of(zone));
-                if has_class && (is_own || hands_on(place, name)) {
+                if has_class(place, name) && (is_own || hands_on(place, name)) {
                     let found = (ServiceKey::new(place.namespace, name), place.gateway);
                     if !names[first..].contains(&found) {
                         names.push(found);

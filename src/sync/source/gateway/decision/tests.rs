@@ -351,3 +351,12 @@ fn hostnames_listeners_and_parents_are_bounded() {
     let text = unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     assert!(text.contains("ignored: 1792; the first 256 count"), "{text}");
 }
+
+#[test]
+fn name_is_handed_on_only_at_a_gateway_with_a_class_of_its_zone() {
+    let host = "a.other.classes.example";
+    let listeners = plain(host);
+    assert_eq!(decided(&route(&[host], &at_infra()), &listeners).0, format!("infra:{host}@infra/gw"));
+    let (names, unusable) = decided(&route(&[host], &json!([{"name": "gw"}])), &listeners);
+    assert_eq!((&*names, &*unusable), ("", ""), "names of other classes are passed over");
+}
