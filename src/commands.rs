@@ -253,6 +253,7 @@ fn for_takeover(flag: &str) -> bool {
         "service_selector",
         "load_balancer_classes",
         "selection",
+        "annotation_prefixes",
         "sync",
         "dry_run",
     ]
@@ -280,6 +281,7 @@ fn for_links(flag: &str) -> bool {
         "load_balancer_classes",
         "selection",
         "hostname_annotations",
+        "annotation_prefixes",
         "hostname_namespaces",
         "cluster_domain",
         "target_domains",

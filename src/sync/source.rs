@@ -4,6 +4,7 @@ pub mod cluster;
 pub mod cluster_dns;
 pub mod first_list;
 pub mod ingress;
+pub(crate) mod internal_names;
 pub(crate) mod kept_services;
 pub mod manifests;
 pub mod metrics;
