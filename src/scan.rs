@@ -20,6 +20,7 @@ use crate::store::Store;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ListError, in_place};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
+use crate::sync::source::ingress::Ingress;
 
 /// The maximum number of hostnames that are looked up at the same time.
 const LOOKUPS_AT_ONCE: usize = 16;
@@ -32,6 +33,8 @@ pub struct ScanScope<'a> {
     pub target_namespace: &'a str,
     /// The namespace that is searched; all if `None`.
     pub namespace: Option<&'a str>,
+    /// `--annotation-prefixes`.
+    pub annotation_prefixes: &'a [String],
     /// The resolvers that tell whether a hostname exists.
     pub resolvers: &'a [SocketAddr],
 }
@@ -60,6 +63,19 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
             Ok(stable_names) => objects.stable_names = stable_names,
             Err(error) => notices.push(error.explain("")),
         }
+    }
+    // Their names don't depend on this: a user without the right to list them misses nothing else.
+    match list::<Ingress>(client, "Ingresses", None, &mut notices).await {
+        Ok(ingresses) => {
+            for ingress in ingresses {
+                let object = format!("Ingress {}", ingress.id().key);
+                for host in ingress.target_hosts(scope.annotation_prefixes) {
+                    objects.of_targets.entry(host).or_default().insert(object.clone());
+                }
+            }
+        }
+        Err(error) if error.code() == 403 => {}
+        Err(error) => notices.push(error.explain("")),
     }
     let (mut scan, candidates) = find(&objects, scope.store, scope.target_namespace);
     scan.notices.splice(..0, notices);

@@ -7,6 +7,7 @@
 pub mod cluster;
 pub mod fallback;
 mod index;
+mod internal_names;
 mod listed;
 pub mod metrics;
 mod name_slots;

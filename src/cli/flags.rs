@@ -513,6 +513,7 @@ impl Flags {
             namespaces: self.watch_namespaces.iter().cloned().collect(),
             labels: self.service_selector.clone().unwrap_or_default(),
             classes: self.load_balancer_classes.iter().cloned().collect(),
+            annotation_prefixes: self.hostname_policy.annotation_prefixes.clone(),
             target_namespace: self.manifests.is_none().then(|| self.target_namespace.clone()),
         }
     }

@@ -11,6 +11,7 @@ use jiff::fmt::friendly::{Spacing, SpanPrinter};
 use crate::dns::corefile::selector::is_label_key;
 use crate::dns::message::arpa::is_reverse;
 use crate::dns::plugins::nets::unmapped;
+use crate::model::hostname_policy::PREFIX;
 use crate::model::names;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::k8s::instance::is_name;
@@ -88,6 +89,17 @@ pub(crate) fn annotation(text: &str) -> Result<String, &'static str> {
         Ok(text.to_owned())
     } else {
         Err("not the key of an annotation such as external-dns.alpha.kubernetes.io/hostname")
+    }
+}
+
+/// Parses the prefix of annotations of another program.
+pub(crate) fn annotation_prefix(text: &str) -> Result<String, &'static str> {
+    match text.strip_suffix('/') {
+        _ if text == PREFIX => Err("the prefix of lb-linker's own annotations, which always count"),
+        Some(domain) if object_name(domain).is_ok() => Ok(text.to_owned()),
+        _ => {
+            Err("not a prefix of annotations such as external-dns.kubernetes.io/, with the slash at its end")
+        }
     }
 }
 
@@ -175,6 +187,18 @@ mod tests {
         ] {
             assert_eq!(net(text).unwrap().to_string(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn annotation_prefix_is_a_domain_with_a_slash() {
+        for prefix in ["external-dns.kubernetes.io/", "external-dns.alpha.kubernetes.io/", "a/"] {
+            assert_eq!(annotation_prefix(prefix).as_deref(), Ok(prefix));
+        }
+        for text in ["", "/", "external-dns.kubernetes.io", "a.example/b", "a.example//", "A.example/", "-a/"]
+        {
+            assert!(annotation_prefix(text).unwrap_err().contains("with the slash at its end"), "{text}");
+        }
+        assert!(annotation_prefix("linker.hsj.com/").unwrap_err().contains("always count"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use clap::Args;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
-use super::parsers::{annotation, domain, namespace_or_all, net};
+use super::parsers::{annotation, annotation_prefix, domain, namespace_or_all, net};
 use crate::dns::server::corefile_source::CorefileZones;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
@@ -25,6 +25,18 @@ pub struct HostnamePolicyFlags {
         help_heading = "Names and targets"
     )]
     pub hostname_annotations: Vec<String>,
+
+    /// Prefixes of annotations of another program that count as those of lb-linker do, behind them, separated by commas;
+    /// for example external-dns.kubernetes.io/ of ExternalDNS [default: none]
+    #[arg(
+        long,
+        value_name = "PREFIXES",
+        env = "LB_LINKER_ANNOTATION_PREFIXES",
+        value_parser = annotation_prefix,
+        value_delimiter = ',',
+        help_heading = "Names and targets"
+    )]
+    pub annotation_prefixes: Vec<String>,
 
     /// Namespaces whose load balancers may have any name in the zones, separated by commas, or "*" for all. Load
     /// balancers of other namespaces may have names below `<namespace>.<zone>` [default: none]
@@ -129,6 +141,7 @@ impl HostnamePolicyFlags {
             closed_zones: closed.map(|zone| zone.origin.clone()).collect(),
             reserved_labels: zones.links.iter().map(|zone| zone.apex.clone()).collect(),
             hostname_annotations: self.hostname_annotations.clone(),
+            annotation_prefixes: self.annotation_prefixes.clone(),
             hostname_namespaces: self.hostname_namespaces.iter().cloned().collect(),
         }
     }
@@ -139,6 +152,7 @@ impl HostnamePolicyFlags {
         let nets = |nets: &[IpNet]| nets.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let mut flags = vec![
             ("--hostname-annotations", self.hostname_annotations.join(",")),
+            ("--annotation-prefixes", self.annotation_prefixes.join(",")),
             ("--hostname-namespaces", self.hostname_namespaces.join(",")),
             ("--tcp-check-namespaces", self.tcp_check_namespaces.join(",")),
             ("--cluster-domain", to_presentation(&self.cluster_domain)),

@@ -43,6 +43,7 @@ pub async fn scan_cluster(
         Err(error) => return fail(&error.into()),
     };
     let target_namespace = flags.target_namespace.clone();
+    let annotation_prefixes = flags.hostname_policy.annotation_prefixes.clone();
     let reader = match LinkReader::open(flags).await {
         Ok(reader) => reader,
         Err(error) => return fail(&error),
@@ -52,6 +53,7 @@ pub async fn scan_cluster(
         store: &reader.store,
         target_namespace: &target_namespace,
         namespace: namespace.as_deref(),
+        annotation_prefixes: &annotation_prefixes,
         resolvers: &resolvers,
     };
     let found = match scan(&scope).await {

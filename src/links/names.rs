@@ -124,11 +124,12 @@ impl LinkFacts {
         let mut objects = self.objects(&holder, &link).into_iter();
         let (state, reason) = match holder.is_service() {
             true => self.state_of_link(&link, problems),
+            false if holder.source == Source::INTERNAL => state_of_internal(&link),
             false => self.state_of_name(&link, problems),
         };
         Some(NameView {
             name: name.to_owned(),
-            source: holder.source.word(),
+            source: holder.source.clone().listed().word(),
             object: objects.next()?,
             target: shown_target(&link),
             state,
@@ -143,6 +144,9 @@ impl LinkFacts {
         if owner.is_service() {
             let is_led = owner.key == link.key && override_of(link).is_some();
             return vec![ObjectView::new(if is_led { "StableName" } else { "Service" }, &owner.key)];
+        }
+        if owner.source == Source::INTERNAL {
+            return vec![ObjectView::new("Service", &owner.key)];
         }
         let objects = self.findings.asking.of(owner).into_iter();
         objects.map(|(kind, key)| ObjectView::new(kind.api().1, &key)).collect()
@@ -168,6 +172,16 @@ impl LinkFacts {
 fn shown_target(link: &Link) -> Option<String> {
     let records = link.records.as_ref().filter(|records| !records.is_empty());
     link.target.as_ref().map(ToString::to_string).or_else(|| records.map(ToString::to_string))
+}
+
+/// Returns the state of an internal hostname of a load balancer.
+fn state_of_internal(link: &Link) -> (ViewState, Option<String>) {
+    let (state, why) = match &link.target {
+        Some(_) => return (ViewState::Ready, None),
+        None if link.refused => (ViewState::Refused, "its load balancer's cluster IP isn't allowed"),
+        None => (ViewState::Pending, "its load balancer has no cluster IP"),
+    };
+    (state, Some(why.to_owned()))
 }
 
 impl NameView {
@@ -220,7 +234,7 @@ fn closest(all: &BTreeSet<Arc<str>>, name: &str) -> Option<Arc<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::link::Target;
+    use crate::model::link::{Annotations, InternalNames, Target};
     use crate::model::owner::{Claims, Zone};
     use crate::model::records::{RecordData, RecordKind, Records};
     use crate::store::{Input, OnGone};
@@ -303,6 +317,32 @@ mod tests {
             shown(&facts.names(&filter)),
             ["mail.lb.internal ingress Ingress a/one TXT, MX Ready [] []"]
         );
+    }
+
+    #[test]
+    fn internal_hostnames_are_names_of_their_load_balancer() {
+        let facts = facts();
+        for (service, created, ips, refused) in
+            [("one", 1, &["10.96.0.1"][..], false), ("two", 2, &["10.96.0.2"], false), ("new", 3, &[], true)]
+        {
+            let hostnames = [if created < 3 { "int.lb.internal" } else { "new.lb.internal" }];
+            let internal = InternalNames {
+                hostnames: hostnames.map(Arc::from).into(),
+                addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+                refused,
+            };
+            let key = ServiceKey::new("int", service);
+            let annotations = Annotations { internal: Some(internal.into()), ..Annotations::default() };
+            let behind = Arc::new(Link { annotations, ..Link::new(key.clone(), "u") });
+            let claims = Claims { created, names: Arc::default() };
+            facts.store.observe(&Owner::from(&key), &claims, &behind, None);
+        }
+        let filter = |name: &str| NameFilter { name: Some(name.to_owned()), ..NameFilter::default() };
+        let expected = ["int.lb.internal service Service int/one 10.96.0.1 Ready [] [Service int/two]"];
+        assert_eq!(shown(&facts.names(&filter("int.lb.internal"))), expected);
+        let page = facts.names(&filter("new.lb.internal"));
+        assert_eq!(shown(&page), ["new.lb.internal service Service int/new none Refused [] []"]);
+        assert_eq!(page.items[0].reason.as_deref(), Some("its load balancer's cluster IP isn't allowed"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The policy for the target of a Service, and for the DNS names that the Service requests.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -11,9 +12,14 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 
+/// The prefix of all annotations of lb-linker.
+pub const PREFIX: &str = "linker.hsj.com/";
 /// The annotation with further DNS names of a load balancer. On an external target, it records the custom hostnames of
 /// the link.
 pub const HOSTNAME: &str = "linker.hsj.com/hostname";
+/// The annotation with the DNS names of a load balancer that lead to its cluster IPs.
+pub const INTERNAL_HOSTNAME: &str = "linker.hsj.com/internal-hostname";
+
 #[derive(Clone, Debug, Default)]
 pub struct HostnamePolicy {
     pub targets: TargetPolicy,
@@ -23,6 +29,8 @@ pub struct HostnamePolicy {
     pub closed_zones: Vec<Name>,
     /// Further annotations with DNS names, in addition to [`HOSTNAME`].
     pub hostname_annotations: Vec<String>,
+    /// Prefixes of annotations that count as those with our prefix do, behind them; each ends with `/`.
+    pub annotation_prefixes: Vec<String>,
     /// The namespaces in which Services may request any name in the zones; `*` for all.
     pub hostname_namespaces: BTreeSet<String>,
 }
@@ -35,6 +43,13 @@ pub struct RequestedNames<'a> {
     pub names: Vec<&'a str>,
     /// The number of entries that don't count.
     pub ignored: usize,
+}
+
+impl<'a> RequestedNames<'a> {
+    fn of(annotation: &str, text: &'a str) -> Self {
+        let ListEntries { accepted: names, ignored } = ListEntries::of(text);
+        Self { field: format!("the DNS name in annotation {annotation}"), names, ignored }
+    }
 }
 
 // === impl HostnamePolicy ===
@@ -61,16 +76,52 @@ impl HostnamePolicy {
         self.granted("a Service", requested, check, |name| self.is_default_name(key, name))
     }
 
+    /// Returns the internal DNS names that a Service requests and may have, as [`Self::hostnames`] does. `hostnames` are
+    /// its other names, which don't lead to its cluster IPs.
+    #[must_use]
+    pub fn internal_hostnames<'a>(
+        &self,
+        key: &ServiceKey,
+        hostnames: &[Arc<str>],
+        annotation: impl Fn(&str) -> Option<&'a str>,
+    ) -> (Vec<Arc<str>>, Vec<Rejection>) {
+        let annotations = self.keys_of(INTERNAL_HOSTNAME);
+        let requested = annotations.filter_map(|name| Some(RequestedNames::of(&name, annotation(&name)?)));
+        let check = |name: &str| match hostnames.iter().any(|other| **other == *name) {
+            _ if self.is_default_name(key, name) => {
+                Err("it is a default name of the load balancer, and leads to the load balancer's target"
+                    .to_owned())
+            }
+            true => Err("it is one of the load balancer's hostnames, which lead to its target".to_owned()),
+            false => self.check_granted_to_service(key.namespace(), name),
+        };
+        self.granted("a Service", requested, check, |_| false)
+    }
+
     /// Returns the DNS names in the annotations of an object. `annotation` returns the value of an annotation.
     pub fn annotated_names<'a>(
         &self,
         annotation: impl Fn(&str) -> Option<&'a str>,
     ) -> impl Iterator<Item = RequestedNames<'a>> {
-        let annotations = [HOSTNAME].into_iter().chain(self.hostname_annotations.iter().map(String::as_str));
-        annotations.filter_map(move |name| {
-            let ListEntries { accepted: names, ignored } = ListEntries::of(annotation(name)?);
-            Some(RequestedNames { field: format!("the DNS name in annotation {name}"), names, ignored })
-        })
+        let further = self.hostname_annotations.iter().map(|name| Cow::from(&**name));
+        let annotations = self.keys_of(HOSTNAME).chain(further);
+        annotations.filter_map(move |name| Some(RequestedNames::of(&name, annotation(&name)?)))
+    }
+
+    /// Returns whether an annotation with this key may count.
+    #[must_use]
+    pub fn may_count(&self, key: &str) -> bool {
+        let has_prefix = |prefix: &String| key.starts_with(&**prefix);
+        key.starts_with(PREFIX)
+            || self.annotation_prefixes.iter().any(has_prefix)
+            || self.hostname_annotations.iter().any(|known| known == key)
+    }
+
+    /// Returns the keys of an annotation of ours, and with the prefixes of others.
+    fn keys_of(&self, ours: &'static str) -> impl Iterator<Item = Cow<'_, str>> {
+        let name = ours.trim_start_matches(PREFIX);
+        let of_others = self.annotation_prefixes.iter().map(move |prefix| format!("{prefix}{name}").into());
+        std::iter::once(ours.into()).chain(of_others)
     }
 
     /// Returns those of the requested names that `check` accepts, in lower case, in their order and without duplicates, and
@@ -231,6 +282,14 @@ pub fn recorded_hostnames(annotation: Option<&str>) -> Vec<Arc<str>> {
 #[must_use]
 pub fn in_stored_form(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+}
+
+/// Returns whether a text is a hostname, and not an address that is written wrong: RFC 1123, section 2.1.
+#[must_use]
+pub fn is_hostname(text: &str) -> bool {
+    let name = in_stored_form(text);
+    let top = name.rsplit('.').next().unwrap_or_default();
+    name.split('.').all(is_name_label) && !top.chars().all(|c| c.is_ascii_digit())
 }
 
 /// Returns whether lb-linker gives a name this label. RFC 1123, section 2.1: a hyphen is neither first nor last.

@@ -88,6 +88,19 @@ pub struct Annotations {
     pub hostnames: Arc<[Arc<str>]>,
     /// The namespaces in which Services may refer to this one as their source or target; `*` for all.
     pub allow_from: Arc<[Arc<str>]>,
+    /// The internal hostnames of a load balancer, if it asks for any.
+    pub internal: Option<Arc<InternalNames>>,
+}
+
+/// The names of a load balancer that lead to its cluster IPs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InternalNames {
+    /// The names, in the form of [`Annotations::hostnames`], sorted.
+    pub hostnames: Arc<[Arc<str>]>,
+    /// The cluster IPs that are allowed.
+    pub addresses: Box<[IpAddr]>,
+    /// Whether a cluster IP is denied by the target policy.
+    pub refused: bool,
 }
 
 impl Annotations {

@@ -27,8 +27,17 @@ impl Source {
     pub const GATEWAYS: Self = Self { cluster: None, kind: Cow::Borrowed("Gateway") };
     /// ExternalDNS's DNSEndpoints of the own cluster.
     pub const DNS_ENDPOINTS: Self = Self { cluster: None, kind: Cow::Borrowed("DNSEndpoint") };
+    /// The internal hostnames of load balancers of the own cluster. Zones don't list it: its names belong to the source
+    /// of load balancers.
+    pub const INTERNAL: Self = Self { cluster: None, kind: Cow::Borrowed("Internal") };
     /// The sources that a zone may have, in the order of the documentation.
     pub const ALL: [Self; 4] = [Self::SERVICES, Self::INGRESSES, Self::GATEWAYS, Self::DNS_ENDPOINTS];
+
+    /// Returns the source that zones list for the names of this one.
+    #[must_use]
+    pub fn listed(self) -> Self {
+        if self == Self::INTERNAL { Self::SERVICES } else { self }
+    }
 
     /// Returns the source's name in a Corefile, in flags and in metrics.
     #[must_use]
@@ -43,11 +52,13 @@ impl Source {
         ServiceKey::new(namespace, &format!("{name}.{}", self.word()))
     }
 
-    /// Returns whether a target's key is one of this source.
-    fn has_target(&self, key: &ServiceKey) -> bool {
-        match key.name().rsplit_once('.') {
+    /// Returns whether a target's key is one of this source, which a zone lists.
+    #[must_use]
+    pub fn has_target(&self, key: &ServiceKey) -> bool {
+        let word = key.name().rsplit_once('.').map(|(_, word)| word);
+        match word.filter(|word| !Self::INTERNAL.kind.eq_ignore_ascii_case(word)) {
             None => *self == Self::SERVICES,
-            Some((_, word)) => *self != Self::SERVICES && self.kind.eq_ignore_ascii_case(word),
+            Some(word) => *self != Self::SERVICES && self.kind.eq_ignore_ascii_case(word),
         }
     }
 }
@@ -151,7 +162,10 @@ impl Zone {
     #[must_use]
     pub fn place(zones: &[Self], name: &[u8], source: &Source) -> Option<u16> {
         let place = match Self::closest(zones, name) {
-            Some(zone) => zone.sources.iter().position(|listed| listed == source)?,
+            Some(zone) => {
+                let source = source.clone().listed();
+                zone.sources.iter().position(|listed| *listed == source)?
+            }
             None if *source == Source::SERVICES => 0,
             None => return None,
         };
@@ -213,6 +227,16 @@ mod tests {
         ] {
             assert_eq!(place(name, &Source::SERVICES), services, "{name}");
             assert_eq!(place(name, &Source::INGRESSES), ingresses, "{name}");
+            let internal = services.filter(|_| name != "elsewhere");
+            assert_eq!(place(name, &Source::INTERNAL), internal, "{name}");
+        }
+        let target = |source: &Source| source.target_key(&ServiceKey::new("shop", "web"));
+        for (source, zone, expected) in [
+            (Source::INGRESSES, &zones[1], true),
+            (Source::SERVICES, &zones[1], false),
+            (Source::SERVICES, &zones[0], false),
+        ] {
+            assert_eq!(zone.is_before_target(&source, &target(&Source::INTERNAL)), expected, "{source:?}");
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct Scan {
     pub sources: Vec<SourceMatch>,
     /// Objects with the address of a load balancer.
     pub addresses: Vec<AddressMatch>,
+    /// ExternalName Services with the hostname of an Ingress, which no load balancer and no StableName has.
+    pub targets: Vec<TargetMatch>,
     /// Sentences about objects that couldn't be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<String>,
@@ -100,6 +102,17 @@ pub struct SourceMatch {
     pub stable_names: Vec<String>,
 }
 
+/// An ExternalName Service with the hostname of objects that may be a source of names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetMatch {
+    pub namespace: String,
+    pub service: String,
+    pub external_name: String,
+    /// The objects, such as `Ingress shop/web`.
+    pub objects: Vec<String>,
+}
+
 /// An EndpointSlice or Endpoints of a Service without a selector, with an address of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -129,6 +142,8 @@ pub struct Objects {
     pub stable_names: Vec<StableName>,
     pub slices: Vec<EndpointSlice>,
     pub endpoints: Vec<Endpoints>,
+    /// The objects that may be a source of names, such as `Ingress shop/web`, by the hostnames of their targets.
+    pub of_targets: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Endpoints, with only the fields that a scan reads.
@@ -209,19 +224,25 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
         let all = owners.get(&found.external_name).map(Vec::as_slice).unwrap_or_default();
         let is_owner = |link: &&Arc<Link>| is_of_service(link) || link.key.namespace() == found.namespace;
         let trusted: Vec<&Arc<Link>> = all.iter().filter(is_owner).collect();
-        match (&trusted[..], sources.get(&found.external_name)) {
-            ([owner], _) => scan.exact.push(found.exact_match(owner, service)),
-            ([_, _, ..], _) => scan.ambiguous.push(found.ambiguous(&trusted)),
-            ([], Some(stable_names)) => scan.sources.push(found.source_match(stable_names)),
-            ([], None) if domain(&found.external_name).is_some_and(|domain| domains.contains(domain)) => {
+        let (of_source, of_target) =
+            (sources.get(&found.external_name), objects.of_targets.get(&found.external_name));
+        match (&trusted[..], of_source, of_target) {
+            ([owner], ..) => scan.exact.push(found.exact_match(owner, service)),
+            ([_, _, ..], ..) => scan.ambiguous.push(found.ambiguous(&trusted)),
+            ([], Some(stable_names), _) => scan.sources.push(found.source_match(stable_names)),
+            ([], None, Some(others)) => scan.targets.push(found.target_match(others)),
+            ([], None, None)
+                if domain(&found.external_name).is_some_and(|domain| domains.contains(domain)) =>
+            {
                 candidates.push(found)
             }
-            ([], None) => {}
+            ([], None, None) => {}
         }
     }
     scan.exact.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
     scan.ambiguous.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
     scan.sources.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
+    scan.targets.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
     scan.addresses = addresses(objects, store, target_namespace, &mut labelled);
     if !labelled.is_empty() {
         scan.notices.push(format!(
@@ -259,6 +280,11 @@ impl Candidate {
         let Self { namespace, service, external_name } = self;
         let stable_names = stable_names.iter().map(ToString::to_string).collect();
         SourceMatch { namespace, service, external_name, stable_names }
+    }
+
+    fn target_match(self, objects: &BTreeSet<String>) -> TargetMatch {
+        let Self { namespace, service, external_name } = self;
+        TargetMatch { namespace, service, external_name, objects: objects.iter().cloned().collect() }
     }
 }
 

@@ -17,7 +17,9 @@ type Section<'a> = (&'static str, Vec<Vec<Cow<'a, str>>>);
 pub fn report(scan: &Scan) -> Vec<String> {
     let mut lines = Vec::new();
     for (title, rows) in
-        [probable(scan), ambiguous(scan), sources(scan), addresses(scan), exact(scan)].into_iter().flatten()
+        [probable(scan), ambiguous(scan), sources(scan), targets(scan), addresses(scan), exact(scan)]
+            .into_iter()
+            .flatten()
     {
         if !lines.is_empty() {
             lines.push(String::new());
@@ -82,6 +84,18 @@ fn sources(scan: &Scan) -> Option<Section<'_>> {
         scan.sources.iter().map(|it| {
             let owners = it.stable_names.join(",").into();
             [(&it.namespace).into(), (&it.service).into(), (&it.external_name).into(), owners]
+        }),
+    )
+}
+
+fn targets(scan: &Scan) -> Option<Section<'_>> {
+    section(
+        "These Services name the hostname of an Ingress, and can't follow it. With --sources service,ingress the hosts of \
+         Ingresses are DNS names in the zones:",
+        ["NAMESPACE", "SERVICE", "EXTERNAL NAME", "OBJECTS"],
+        scan.targets.iter().map(|it| {
+            let objects = it.objects.join(",").into();
+            [(&it.namespace).into(), (&it.service).into(), (&it.external_name).into(), objects]
         }),
     )
 }

@@ -108,5 +108,6 @@ pub(crate) fn recorded_flags(selection: &Selection, policy: &HostnamePolicy) -> 
         selector: selection.labels.to_string(),
         classes: selection.classes.clone(),
         hostname_annotations,
+        annotation_prefixes: policy.annotation_prefixes.clone(),
     }
 }

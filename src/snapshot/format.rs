@@ -77,6 +77,9 @@ pub struct RecordedFlags {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub classes: BTreeSet<String>,
     pub hostname_annotations: Vec<String>,
+    /// `--annotation-prefixes`, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub annotation_prefixes: Vec<String>,
 }
 
 /// What DNS needs of a link, or of another owner of names.

@@ -70,6 +70,8 @@ pub fn restore(
             // may be missing here.
             hostnames: granted(&link).into(),
             allow_from: link.allow_from.iter().map(|namespace| Arc::from(&**namespace)).collect(),
+            // An owner of its own has these names.
+            internal: None,
         };
         let owner = owner(&link);
         if owner.is_service() {

@@ -28,7 +28,8 @@ pub(super) enum Unusable {
     #[error("it is of another cluster: {}", sentence(.0))]
     OtherCluster(String),
     #[error(
-        "it was written with another --selection, --service-selector, --load-balancer-classes or --hostname-annotations"
+        "it was written with another --selection, --service-selector, --load-balancer-classes, --hostname-annotations or \
+         --annotation-prefixes"
     )]
     OtherSettings,
 }
@@ -48,7 +49,7 @@ pub(super) fn age(taken: Timestamp, now: Timestamp, max_age: Duration) -> Result
 }
 
 /// Checks whether a snapshot is of this cluster, and was written with flags that select no more than the present ones,
-/// and with the same `--hostname-annotations`. `restore` checks the namespace and the target of each link.
+/// and with the same `--hostname-annotations` and `--annotation-prefixes`. `restore` checks the namespace and the target of each link.
 ///
 /// # Errors
 /// If it isn't.
@@ -60,7 +61,8 @@ pub(super) fn check(head: &Head, cluster: &ClusterIdentity, now: &RecordedFlags)
     let is_within = (then.annotated_only || !now.annotated_only)
         && (now.selector.is_empty() || now.selector == then.selector)
         && (now.classes.is_empty() || !then.classes.is_empty() && then.classes.is_subset(&now.classes))
-        && now.hostname_annotations == then.hostname_annotations;
+        && now.hostname_annotations == then.hostname_annotations
+        && now.annotation_prefixes == then.annotation_prefixes;
     if is_within { Ok(()) } else { Err(Unusable::OtherSettings) }
 }
 
@@ -133,6 +135,8 @@ mod tests {
         assert!(!usable(&classes(&["a", "b"]), &classes(&["a"])) && !usable(&all, &classes(&["a"])));
         let annotations = RecordedFlags { hostname_annotations: vec!["a".to_owned()], ..all.clone() };
         assert!(!usable(&annotations, &all) && !usable(&all, &annotations));
+        let prefixes = RecordedFlags { annotation_prefixes: vec!["a/".to_owned()], ..all.clone() };
+        assert!(!usable(&prefixes, &all) && !usable(&all, &prefixes));
     }
 
     #[test]

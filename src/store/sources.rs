@@ -163,11 +163,11 @@ impl Store {
         ids.map(|(id, _)| self.owners.get(id).0.key).collect()
     }
 
-    /// Returns the numbers of owners that aren't load balancers, by their sources.
+    /// Returns the numbers of owners that aren't load balancers, by the sources that zones list.
     #[must_use]
     pub fn numbers_of_owners(&self) -> Vec<(Source, usize)> {
         let mut numbers = self.owners.numbers();
-        numbers.retain(|(source, _)| *source != Source::SERVICES);
+        numbers.retain(|(source, _)| source.clone().listed() != Source::SERVICES);
         numbers
     }
 }

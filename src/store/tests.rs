@@ -16,6 +16,7 @@ use crate::sync::source::service_links::{
     apply_persisted_target, delete_left_out, insert_gone, insert_left_out, insert_terminating, missing_from,
 };
 
+mod internal_names;
 mod link_override;
 mod model;
 

@@ -82,7 +82,13 @@ impl Store {
         }
     }
 
-    fn observe_other(&self, names: &mut Names, owner: &Owner, claims: &Claims, target: &Arc<Link>) {
+    pub(super) fn observe_other(
+        &self,
+        names: &mut Names,
+        owner: &Owner,
+        claims: &Claims,
+        target: &Arc<Link>,
+    ) {
         let id = self.owners.intern(owner);
         let before = self.owners.get(id).1;
         let is_same = before.as_ref().is_some_and(|before| Arc::ptr_eq(before, target));
@@ -295,11 +301,13 @@ impl Store {
         let link = Arc::new(link);
         let first = names.changes.len();
         self.publish(names, id, &link);
-        let change = self.record_change(names, &Arc::clone(&link).key, before, Some(link));
+        let change =
+            self.record_change(names, &Arc::clone(&link).key, before.clone(), Some(Arc::clone(&link)));
         // The names of this link may have changed other links, and this one again.
         names.changes[first..].rotate_right(1);
         self.apply_reassigned(names, reassigned);
         self.apply_owner_changes(names, passed);
+        self.set_internal_names(names, &link.key, before.as_ref(), Some(&link));
         change
     }
 
@@ -345,6 +353,9 @@ impl Store {
         self.apply_owner_changes(names, passed);
         if !names.is_recorded(id) {
             self.owners.release(id);
+        }
+        if owner.is_service() {
+            self.set_internal_names(names, &owner.key, before.as_ref(), None);
         }
         Some(self.record_change(names, owner, before, None))
     }

@@ -6,6 +6,7 @@ pub mod dns_endpoint;
 pub mod first_list;
 pub mod gateway;
 pub mod ingress;
+pub(crate) mod internal_names;
 pub(crate) mod kept_services;
 pub mod manifests;
 pub mod metrics;

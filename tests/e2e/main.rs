@@ -41,6 +41,7 @@ mod load;
 mod loops;
 mod manifests;
 mod model;
+mod name_annotations;
 mod name_sources;
 mod outages;
 mod overload;

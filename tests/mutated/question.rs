@@ -73,7 +73,7 @@ pub fn handler() -> Arc<Handler> {
         annotations: Annotations {
             ttl: None,
             hostnames: extra.split_whitespace().map(Into::into).collect(),
-            allow_from: [].into(),
+            ..Annotations::default()
         },
         refused: false,
         has_finalizer: false,

@@ -272,3 +272,19 @@ fn hostname_of_a_source_is_found_with_its_stable_name() {
     let candidates: Vec<&str> = candidates.iter().map(|it| &*it.service).collect();
     assert_eq!(candidates, ["stale"]);
 }
+
+#[test]
+fn hostname_of_an_ingress_names_the_ingress() {
+    let store = store(&[("lb", "a", "a.lb.example", &[])]);
+    let of = |objects: &[&str]| objects.iter().map(|object| (*object).to_owned()).collect();
+    let of_targets = [
+        ("gone.lb.example".to_owned(), of(&["Ingress shop/web", "Ingress shop/api"])),
+        ("a.lb.example".to_owned(), of(&["Ingress shop/web"])),
+    ];
+    let services = vec![external("shop", "one", "Gone.lb.example."), external("lb", "two", "a.lb.example")];
+    let objects = Objects { services, of_targets: of_targets.into(), ..Objects::default() };
+    let (scan, candidates) = find(&objects, &store, "external-targets");
+    assert_eq!((scan.exact.len(), candidates.len()), (1, 0), "the load balancer goes first");
+    let [TargetMatch { service, objects, .. }] = &scan.targets[..] else { panic!("{scan:?}") };
+    assert_eq!((&**service, &objects.join(",")[..]), ("one", "Ingress shop/api,Ingress shop/web"));
+}

@@ -1,5 +1,5 @@
 use super::*;
-use crate::scan::findings::{AddressMatch, Ambiguous, SourceMatch, Stale};
+use crate::scan::findings::{AddressMatch, Ambiguous, SourceMatch, Stale, TargetMatch};
 
 fn exact(namespace: &str, service: &str, load_balancer: &str, needs_allow_from: bool) -> ExactMatch {
     ExactMatch {
@@ -84,6 +84,12 @@ fn report_begins_with_findings_that_need_a_decision() {
             load_balancer: "lb/z".to_owned(),
             replacement: "external-targets/z-lb-ext".to_owned(),
         }],
+        targets: vec![TargetMatch {
+            namespace: "shop".to_owned(),
+            service: "front".to_owned(),
+            external_name: "d.lb.example".to_owned(),
+            objects: vec!["Ingress shop/api".to_owned(), "Ingress shop/web".to_owned()],
+        }],
         notices: Vec::new(),
     };
     let expected = "\
@@ -102,6 +108,12 @@ the StableName:
 
   NAMESPACE   SERVICE   EXTERNAL NAME   EXTERNALTARGET
   shop        standby   c.lb.example    lb/x
+
+These Services name the hostname of an Ingress, and can't follow it. With --sources service,ingress the hosts of \
+Ingresses are DNS names in the zones:
+
+  NAMESPACE   SERVICE   EXTERNAL NAME   OBJECTS
+  shop        front     d.lb.example    Ingress shop/api,Ingress shop/web
 
 Objects with an address of a load balancer. The external target has its present addresses:
 

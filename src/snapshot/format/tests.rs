@@ -15,6 +15,7 @@ fn head(random: &mut StdRng) -> Head {
             selector: text(random),
             classes: (0..random.random_range(0..3)).map(|_| text(random)).collect(),
             hostname_annotations: (0..random.random_range(0..3)).map(|_| text(random)).collect(),
+            annotation_prefixes: (0..random.random_range(0..2)).map(|_| text(random)).collect(),
         },
         serial: random.random(),
     }

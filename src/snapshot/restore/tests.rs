@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 use crate::model::hostname::Hostname;
-use crate::model::link::{Link, Port};
+use crate::model::link::{InternalNames, Link, Port};
 use crate::model::names;
 use crate::model::records::{RecordData, RecordKind, Records};
 use crate::model::target_policy::TargetPolicy;
@@ -115,6 +115,7 @@ fn store(seed: u64) -> Store {
                     ttl: Some(random.random_range(0..10)),
                     hostnames: hostnames.into(),
                     allow_from: ["b".into()].into(),
+                    ..Annotations::default()
                 };
                 let ports =
                     [Port { name: Some("web".into()), protocol: "TCP".into(), port: 80, app_protocol: None }];
@@ -331,6 +332,31 @@ fn names_of_other_sources_survive() {
     }
     assert_eq!(answer(&restored, "cut.shop"), "shop/cut.shop.lb.internal without target");
     assert_eq!(answer(&restored, "route.dns"), "Nothing", "it is reserved");
+}
+
+#[test]
+fn internal_hostnames_survive_changes_of_the_zones() {
+    let store = Store::new(OnGone::Kept).with_zones(zones());
+    let internal = InternalNames {
+        hostnames: ["int.a.lb.internal".into()].into(),
+        addresses: ["10.96.0.1".parse().unwrap(), "fd00::1".parse().unwrap()].into(),
+        refused: false,
+    };
+    let web = observed(&ServiceKey::new("a", "web"), 1, Some(host("cloud.example.")));
+    let hostnames = ["ext.a.lb.internal".into()].into();
+    let annotations =
+        Annotations { hostnames, internal: Some(internal.into()), ttl: Some(7), ..Default::default() };
+    store.apply(ObservedService { annotations, ..web });
+    let restored = restore(snapshot(&store), &Selection::default(), &policy(), &zones()).store;
+    for zones in [zones(), Vec::new(), zones()] {
+        restored.set_zones(zones.clone());
+        for name in ["int.a", "ext.a"].into_iter().filter(|_| !zones.is_empty()) {
+            assert_eq!(answer(&restored, name), answer(&store, name), "{name}");
+        }
+    }
+    let link = restored.link_of_host(&name("int.a.lb.internal.")).unwrap();
+    assert_eq!(link.target.as_ref().unwrap().to_string(), "10.96.0.1,fd00::1");
+    assert_eq!(link.annotations.ttl, Some(7));
 }
 
 #[test]

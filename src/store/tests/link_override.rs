@@ -221,8 +221,12 @@ fn pending_service_gets_the_link_back_without_the_target() {
 #[test]
 fn settings_of_an_overridden_link_are_those_of_the_override() {
     let (store, web) = (store_with_zone(), key("web"));
-    let annotations =
-        |name| Annotations { ttl: Some(9), hostnames: texts(&[name]), allow_from: texts(&["team"]) };
+    let annotations = |name| Annotations {
+        ttl: Some(9),
+        hostnames: texts(&[name]),
+        allow_from: texts(&["team"]),
+        ..Annotations::default()
+    };
     let service =
         ObservedService { annotations: annotations("own.lb.internal"), ..seen("default", "web", "1", &[]) };
     store.apply(service);
@@ -371,6 +375,7 @@ fn random_override(random: &mut StdRng, step: usize, hostnames: Vec<Arc<str>>) -
             ttl: maybe().then_some(77),
             hostnames: hostnames.into(),
             allow_from: texts(&["team"]),
+            ..Annotations::default()
         },
         ..LinkOverride::default()
     }

@@ -16,7 +16,7 @@ use crate::model::uid::Uid;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ListError, in_place};
 use crate::sync::k8s::forbidden::Forbidden;
-use crate::sync::k8s::service::{LOAD_BALANCER, MANAGED, Service};
+use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{RequestQuery, key_of, list_pages};
 use crate::sync::removal::facts::{Found, Membership, Which};
 use crate::sync::source::manifests;
@@ -55,7 +55,7 @@ impl Flag {
             Some(Self::WatchNamespaces)
         } else if !selection.matches_labels(metadata) {
             Some(Self::ServiceSelector)
-        } else if selection.annotated_only && managed(metadata) != Some("true") {
+        } else if selection.annotated_only && selection.opted(metadata) != Some("true") {
             Some(Self::Selection)
         } else if !selection.matches_class(class) {
             Some(Self::LoadBalancerClasses)
@@ -155,7 +155,7 @@ impl LookupResult {
         if metadata.deletion_timestamp.is_none() && wanted.contains(&key) {
             let found = FoundService {
                 uid: metadata.uid.as_deref().unwrap_or_default().into(),
-                has_opted_out: managed(metadata) == Some("false"),
+                has_opted_out: selection.opted(metadata) == Some("false"),
                 flag: Flag::of(&key, metadata, class, selection),
             };
             self.services.insert(key, found);
@@ -242,10 +242,6 @@ impl ServiceLookup {
     }
 }
 
-fn managed(metadata: &ObjectMeta) -> Option<&str> {
-    metadata.annotations.as_ref()?.get(MANAGED).map(String::as_str)
-}
-
 /// Adds the `wanted` load balancers of a namespace, or of all namespaces, to `existing`: lists only their metadata,
 /// unless `--load-balancer-classes` is set, page by page.
 async fn list(
@@ -293,6 +289,7 @@ mod tests {
 
     use super::*;
 
+    use crate::sync::k8s::service::MANAGED;
     use crate::sync::test_support;
 
     fn existing(services: &[serde_json::Value], wanted: &[&str], selection: &Selection) -> LookupResult {

@@ -18,14 +18,14 @@ use crate::model::hostname::Hostname;
 pub(crate) use crate::model::hostname::host_name;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::Port;
-use crate::model::link::{Annotations, Ingress, ObservedService};
+use crate::model::link::{Annotations, Ingress, InternalNames, ObservedService};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::{Denied, TargetPolicy};
 use crate::store::Store;
 pub use crate::sync::k8s::annotations::MANAGED;
-use crate::sync::k8s::annotations::{self, shared};
-pub(crate) use crate::sync::k8s::annotations::{ALLOW_FROM, MAX_TTL, PREFIX, TTL};
+use crate::sync::k8s::annotations::{self, OF_LOAD_BALANCERS, TargetEntries, shared};
+pub(crate) use crate::sync::k8s::annotations::{ALLOW_FROM, MAX_TTL, PREFIX};
 
 /// `spec.type` of the Services that lb-linker watches.
 pub const LOAD_BALANCER: &str = "LoadBalancer";
@@ -71,6 +71,9 @@ pub struct Spec {
     pub external_name: Option<String>,
     #[serde(rename = "clusterIP", skip_serializing_if = "Option::is_none")]
     pub cluster_ip: Option<String>,
+    /// The cluster IPs of both families, if the API server has set them.
+    #[serde(rename = "clusterIPs", default, deserialize_with = "null_is_default", skip_serializing)]
+    pub cluster_ips: Vec<String>,
     #[serde(skip_serializing)]
     pub load_balancer_class: Option<String>,
     /// The ports, without the fields that only kube-proxy needs.
@@ -112,6 +115,9 @@ pub struct IngressEntry {
 pub const FINALIZER: &str = "lb-linker/finalizer";
 /// Maximum number of entries of `status.loadBalancer.ingress` that are read: an EndpointSlice holds no more addresses.
 pub(crate) const MAX_INGRESS: usize = 1000;
+/// Maximum number of cluster IPs of a Service: one for each family.
+const MAX_CLUSTER_IPS: usize = 2;
+
 impl Service {
     /// Returns the key of the Service; the namespace is `default` if missing, as in kubectl.
     #[must_use]
@@ -166,22 +172,12 @@ impl Service {
         store: &Store,
     ) -> (ObservedService, Vec<Rejection>) {
         let key = self.key();
-        let (ingress, mut unusable) =
-            usable(&self.status.load_balancer.ingress, &hostname_policy.targets, |targets, host| {
-                targets.check_host_of(&key, host, |host| store.link_of_host(host))
-            });
+        let entries = self.target_entries(hostname_policy);
+        let (ingress, mut unusable) = usable(&entries, &hostname_policy.targets, |targets, host| {
+            targets.check_host_of(&key, host, |host| store.link_of_host(host))
+        });
         let refused = unusable.iter().any(Rejection::has_rejected);
-        let ttl = annotations::ttl(&self.metadata, &mut unusable);
-        annotations::check_managed(&self.metadata, &mut unusable);
-        let (mut hostnames, refused_names) =
-            hostname_policy.hostnames(&self.key(), |name| self.annotation(name));
-        hostnames.sort_unstable();
-        unusable.extend(refused_names);
-        let (allow_from, refused_namespaces) = self.allow_from();
-        unusable.extend(refused_namespaces);
-        let known = &hostname_policy.hostname_annotations;
-        unusable.extend(annotations::unknown(&self.metadata, known, "load balancers"));
-        let annotations = Annotations { ttl, hostnames: shared(hostnames), allow_from };
+        let annotations = self.settings(hostname_policy, &mut unusable);
         let mut ports = self.spec.ports.clone();
         ports.sort_unstable();
         let observed = ObservedService {
@@ -201,6 +197,65 @@ impl Service {
 }
 
 impl Service {
+    /// Returns what the Service names as its target, in its annotation or its status.
+    pub(crate) fn target_entries(&self, policy: &HostnamePolicy) -> TargetEntries<'_> {
+        TargetEntries::of(&self.metadata, &policy.annotation_prefixes, &self.status.load_balancer.ingress)
+    }
+
+    /// Returns the granted settings of the annotations, and adds what of them is invalid, denied or unknown to `unusable`.
+    fn settings(&self, policy: &HostnamePolicy, unusable: &mut Vec<Rejection>) -> Annotations {
+        let ttl = annotations::ttl(&self.metadata, &policy.annotation_prefixes, unusable);
+        annotations::check_managed(&self.metadata, unusable);
+        let (mut hostnames, refused_names) = policy.hostnames(&self.key(), |name| self.annotation(name));
+        hostnames.sort_unstable();
+        unusable.extend(refused_names);
+        let internal = self.internal_names(policy, &hostnames, unusable);
+        let (allow_from, refused_namespaces) = self.allow_from();
+        unusable.extend(refused_namespaces);
+        let known = &policy.hostname_annotations;
+        unusable.extend(annotations::unknown(&self.metadata, known, "load balancers", &OF_LOAD_BALANCERS));
+        Annotations { ttl, hostnames: shared(hostnames), allow_from, internal }
+    }
+
+    /// Returns the internal hostnames that the Service may have, with the cluster IPs behind them. `hostnames` are its other
+    /// custom hostnames.
+    fn internal_names(
+        &self,
+        policy: &HostnamePolicy,
+        hostnames: &[Arc<str>],
+        unusable: &mut Vec<Rejection>,
+    ) -> Option<Arc<InternalNames>> {
+        let (mut names, refused_names) =
+            policy.internal_hostnames(&self.key(), hostnames, |name| self.annotation(name));
+        unusable.extend(refused_names);
+        if names.is_empty() {
+            return None;
+        }
+        names.sort_unstable();
+        let listed = if self.spec.cluster_ips.is_empty() {
+            self.spec.cluster_ip.as_slice()
+        } else {
+            &self.spec.cluster_ips
+        };
+        let listed = listed.iter().filter(|ip| !["", "None"].contains(&&***ip)).take(MAX_CLUSTER_IPS);
+        let (mut addresses, mut denied) =
+            (Vec::new(), Rejection::new(RejectedField::Target, "the load balancer's cluster IP"));
+        for text in listed {
+            match allowed_address(text, &policy.targets) {
+                Ok(ip) => addresses.push(ip),
+                Err(why) => denied.reject(text, &why),
+            }
+        }
+        if addresses.is_empty() && !denied.has_rejected() {
+            let mut absent = Rejection::new(RejectedField::Hostname, "the internal DNS name");
+            names.iter().for_each(|name| absent.reject(name, "the load balancer has no cluster IP"));
+            unusable.push(absent);
+        }
+        let refused = denied.has_rejected();
+        unusable.extend(denied.non_empty());
+        Some(InternalNames { hostnames: shared(names), addresses: addresses.into(), refused }.into())
+    }
+
     /// Returns the namespaces that may follow this Service, sorted and without duplicates, and the invalid part of the
     /// annotation.
     pub(crate) fn allow_from(&self) -> (Arc<[Arc<str>]>, Option<Rejection>) {
@@ -220,9 +275,17 @@ pub(crate) fn entries_in_use(entries: &[IngressEntry]) -> Vec<&IngressEntry> {
     in_use
 }
 
-/// Returns the usable entries of a status. `check_host` checks a hostname.
+/// Returns an address that is valid and allowed. An IPv4-mapped address is an IPv4 address, and EndpointSlices accept no
+/// other form.
+fn allowed_address(text: &str, targets: &TargetPolicy) -> Result<IpAddr, String> {
+    let ip: IpAddr = text.parse().map_err(|_| "not an IPv4 or IPv6 address".to_owned())?;
+    targets.check_address(ip).map_err(|refusal| refusal.to_string())?;
+    Ok(ip.to_canonical())
+}
+
+/// Returns the usable entries of a status, or of the annotation in its place. `check_host` checks a hostname.
 pub(crate) fn usable(
-    entries: &[IngressEntry],
+    TargetEntries { entries, annotated }: &TargetEntries<'_>,
     targets: &TargetPolicy,
     check_host: impl Fn(&TargetPolicy, &Name) -> Result<(), Denied>,
 ) -> (Ingress, Vec<Rejection>) {
@@ -230,6 +293,7 @@ pub(crate) fn usable(
     let mut hosts = Rejection::new(RejectedField::Target, "the load balancer's hostname");
     let mut addresses = Rejection::new(RejectedField::Target, "the load balancer's ip");
     let mut rest = Rejection::new(RejectedField::Target, "status.loadBalancer.ingress");
+    let mut annotated = annotated.clone();
     let ignored = entries.len().saturating_sub(MAX_INGRESS);
     rest.ignore(ignored, "the first 1000 count: hostnames first, each in alphabetical order");
     let (mut known_hosts, mut known_addresses) = (HashSet::new(), HashSet::new());
@@ -242,27 +306,22 @@ pub(crate) fn usable(
             match checked {
                 Ok(name) if known_hosts.insert(name.clone()) => ingress.hostnames.push(name),
                 Ok(_) => {}
-                Err(why) => hosts.reject(text, &why),
+                Err(why) => annotated.as_mut().unwrap_or(&mut hosts).reject(text, &why),
             }
         }
         if let Some(text) = entry.ip.as_deref().filter(|ip| !ip.is_empty()) {
-            let parsed = text.parse::<IpAddr>().map_err(|_| "not an IPv4 or IPv6 address".to_owned());
-            let checked = parsed.and_then(|ip| {
-                targets.check_address(ip).map_err(|refusal| refusal.to_string())?;
-                // An IPv4-mapped address is an IPv4 address, and EndpointSlices accept no other form.
-                Ok(ip.to_canonical())
-            });
-            match checked {
+            match allowed_address(text, targets) {
                 Ok(ip) if known_addresses.insert(ip) => ingress.addresses.push(ip),
                 Ok(_) => {}
-                Err(why) => addresses.reject(text, &why),
+                Err(why) => annotated.as_mut().unwrap_or(&mut addresses).reject(text, &why),
             }
         }
     }
     // Many Services are kept in memory until their list is complete, and most have a single entry.
     ingress.hostnames.shrink_to_fit();
     ingress.addresses.shrink_to_fit();
-    let unusable = [hosts, addresses, rest].into_iter().filter_map(Rejection::non_empty).collect();
+    let all = [hosts, addresses, rest].into_iter().chain(annotated);
+    let unusable = all.filter_map(Rejection::non_empty).collect();
     (ingress, unusable)
 }
 
@@ -347,166 +406,4 @@ pub(crate) fn slim_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Resul
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::model::hostname_policy::HOSTNAME;
-    use crate::model::link::Target;
-    use crate::store::OnGone;
-
-    #[test]
-    fn needed_fields_are_decoded_and_null_means_absent() {
-        let service: Service = serde_json::from_value(json!({
-            "apiVersion": "v1", "kind": "Service",
-            "metadata": {
-                "name": "web", "namespace": "default", "uid": "u", "resourceVersion": "12",
-                "creationTimestamp": "2026-01-01T00:00:00Z",
-                "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]
-            },
-            "spec": {"type": "LoadBalancer", "selector": null, "ports": [{"port": 80}]},
-            "status": {"loadBalancer": {"ingress": [
-                {"hostname": "A.Example", "ip": null}, {"ip": "2001:DB8::1"}, {"ip": "2001:db8::1"},
-                {"ip": "nonsense"}, {"hostname": format!("{}.example", "x".repeat(64))}, {}
-            ]}}
-        }))
-        .unwrap();
-        assert!(service.is_living_load_balancer());
-        let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(OnGone::Kept));
-        assert_eq!(observed.key, ServiceKey::new("default", "web"));
-        assert_eq!((observed.resource_version, observed.created), (Some(12), Some(1_767_225_600)));
-        assert_eq!(observed.ingress.hostnames, [Hostname::from(&Name::from_ascii("a.example.").unwrap())]);
-        assert_eq!(observed.ingress.addresses, ["2001:db8::1".parse::<IpAddr>().unwrap()]);
-        assert_eq!(unusable.len(), 2, "{unusable:?}");
-        assert!(unusable[1].to_string().contains("ip \"nonsense\" isn't served: not an IPv4"));
-    }
-
-    fn observe(service: serde_json::Value) -> (ObservedService, String) {
-        let service: Service = serde_json::from_value(service).unwrap();
-        let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(OnGone::Kept));
-        (observed, unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
-    }
-
-    #[test]
-    fn ingress_entries_and_their_rejections_are_bounded() {
-        let entry = |i: usize| match i {
-            0..=2000 => json!({"ip": format!("192.0.{}.{}", i / 250, i % 250)}),
-            _ => json!({"ip": "x".repeat(i), "hostname": "y".repeat(i)}),
-        };
-        let ingress: Vec<_> = (0..3000).map(entry).collect();
-        let addresses: Vec<_> = ingress.iter().map(|entry| json!({"ip": entry["ip"]})).collect();
-        let (observed, rejection) = observe(json!({"status": {"loadBalancer": {"ingress": addresses}}}));
-        assert_eq!(observed.ingress.addresses.len(), 1000);
-        assert!(!observed.refused);
-        let expected = "status.loadBalancer.ingress: entries that are ignored: 2000; the first 1000 count: hostnames \
-                        first, each in alphabetical order";
-        assert_eq!(rejection, expected);
-        let reversed: Vec<_> = addresses.iter().rev().collect();
-        let (other, _) = observe(json!({"status": {"loadBalancer": {"ingress": reversed}}}));
-        assert_eq!(other.ingress.choose(None), observed.ingress.choose(None), "their order means nothing");
-        let (observed, rejection) =
-            observe(json!({"status": {"loadBalancer": {"ingress": ingress[2000..]}}}));
-        assert!(observed.refused && rejection.len() < 2048, "{rejection}");
-        assert!(rejection.contains("; and 996 more"), "{rejection}");
-    }
-
-    #[test]
-    fn hostname_counts_among_too_many_addresses() {
-        for with_hostname in [None, Some("")] {
-            let ip = |i| json!({"ip": format!("192.0.{}.{}", i / 250, i % 250), "hostname": with_hostname});
-            let mut ingress: Vec<_> = (0..1000).map(ip).collect();
-            ingress.extend(["b.example", "a.example"].map(|host| json!({"hostname": host})));
-            let (observed, _) = observe(json!({"status": {"loadBalancer": {"ingress": ingress}}}));
-            assert_eq!(observed.ingress.addresses.len(), 998);
-            let first = Hostname::from(&Name::from_ascii("a.example.").unwrap());
-            assert_eq!(observed.ingress.choose(None), Some(Target::Hostname(first)));
-        }
-    }
-
-    #[test]
-    fn allow_from_reads_only_the_first_100_entries() {
-        let mut namespaces: Vec<String> = (0..14_000).map(|i| format!("ns-{i}")).collect();
-        namespaces[0] = "*".to_owned();
-        namespaces[1] = "Not One".to_owned();
-        namespaces[2] = "ns-3".to_owned();
-        let annotations = json!({ALLOW_FROM: namespaces.join(", "), TTL: "\n".repeat(250_000)});
-        let (observed, rejection) = observe(json!({"metadata": {"annotations": annotations}}));
-        assert_eq!(observed.annotations.allow_from.len(), 98);
-        assert!(observed.annotations.allows("ns-99"));
-        assert!(
-            rejection.contains("\"Not One\" is ignored: neither the name of a namespace nor *"),
-            "{rejection}"
-        );
-        assert!(rejection.contains("entries that are ignored: 13900;"), "{rejection}");
-        assert!(rejection.len() < 1024 && !rejection.contains('\n'), "{rejection}");
-    }
-
-    #[test]
-    fn order_of_addresses_names_and_ports_means_nothing() {
-        let service = |ips: [&str; 3], names: [&str; 2], ports: [u16; 2]| {
-            let ips = ips.map(|ip| json!({"ip": ip}));
-            let ports = ports.map(|port| json!({"name": format!("p{port}"), "port": port}));
-            observe(json!({
-                "metadata": {"name": "web", "namespace": "web",
-                    "annotations": {HOSTNAME: names.join(","), ALLOW_FROM: names.join(",")}},
-                "spec": {"ports": ports},
-                "status": {"loadBalancer": {"ingress": ips}},
-            }))
-        };
-        let (one, rejected) = service(["192.0.2.1", "127.0.0.1", "127.0.0.2"], ["a", "b"], [1, 2]);
-        let (other, rejected_too) = service(["127.0.0.2", "127.0.0.1", "192.0.2.1"], ["b", "a"], [2, 1]);
-        assert_eq!((one.annotations, one.ports), (other.annotations, other.ports));
-        assert_eq!(one.ingress.choose(None), other.ingress.choose(None));
-        assert_eq!(rejected, rejected_too);
-        assert!(rejected.contains("127.0.0.1"), "{rejected}");
-    }
-
-    #[test]
-    fn unknown_annotations_with_our_prefix_are_reported() {
-        let annotations = json!({"linker.hsj.com/hostnam": "a.lb.internal", TTL: "5", "a.example/b": "c"});
-        let (_, rejection) = observe(json!({"metadata": {"annotations": annotations}}));
-        let expected = "the annotation \"linker.hsj.com/hostnam\" is ignored: load balancers have \
-                        linker.hsj.com/allow-from, linker.hsj.com/hostname, linker.hsj.com/managed, \
-                        linker.hsj.com/ttl";
-        assert_eq!(rejection, expected);
-        let many: BTreeMap<String, String> =
-            (0..10_000).map(|i| (format!("{PREFIX}{i}"), String::new())).collect();
-        let (_, rejection) = observe(json!({"metadata": {"annotations": many}}));
-        assert!(rejection.ends_with("; and 9997 more") && rejection.len() < 1024, "{rejection}");
-    }
-
-    #[test]
-    fn managed_annotation_is_true_or_false() {
-        let rejections = |text: &str| {
-            let metadata = json!({"namespace": "shop", "name": "web", "annotations": {MANAGED: text}});
-            observe(json!({"metadata": metadata})).1
-        };
-        assert_eq!((rejections("true"), rejections("false")), (String::new(), String::new()));
-        for text in ["no", "False", ""] {
-            assert!(rejections(text).contains("neither true nor false"), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn terminating_service_isnt_living() {
-        let mut service = Service::default();
-        service.spec.type_ = Some(LOAD_BALANCER.into());
-        assert!(service.is_living_load_balancer());
-        service.metadata.deletion_timestamp = Some(Time(jiff::Timestamp::UNIX_EPOCH));
-        assert!(!service.is_living_load_balancer());
-    }
-
-    #[test]
-    fn ttl_annotation_accepts_0_to_3600_seconds() {
-        for (text, expected) in
-            [("0", Some(0)), ("3600", Some(3600)), ("3601", None), ("5m", None), ("-1", None)]
-        {
-            let service: Service =
-                serde_json::from_value(json!({"metadata": {"name": "web", "annotations": {TTL: text}}}))
-                    .unwrap();
-            let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(OnGone::Kept));
-            assert_eq!(observed.annotations.ttl, expected, "{text}");
-            assert_eq!(unusable.len(), usize::from(expected.is_none()));
-        }
-    }
-}
+mod tests;

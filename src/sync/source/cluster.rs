@@ -43,6 +43,7 @@ use crate::sync::removal::facts::{Facts, Found, Lists, Membership, ServiceState,
 use crate::sync::removal::reason::RemovalReason;
 use crate::sync::removal::verdict::{Question, Verdict, may_remove};
 use crate::sync::source::first_list::FirstList;
+use crate::sync::source::internal_names::LostInternalNames;
 use crate::sync::source::metrics::WatchMetrics;
 use crate::sync::source::persisted_targets::PersistedTargets;
 use crate::sync::source::relist_guard::{CONFIRM_AFTER, RelistGuard};
@@ -137,8 +138,8 @@ impl ServiceWatcher {
                 }
                 // Other tasks, such as the controller of StableNames, change links, too.
                 change = watches.feed.recv() => match change {
-                    Ok(change) => self.own_targets().on_link_change(&change, &self.hostname_policy),
-                    Err(RecvError::Lagged(_)) => self.own_targets().recheck_all(),
+                    Ok(change) => self.on_change(&change, &mut watches.lost_internal),
+                    Err(RecvError::Lagged(_)) => self.check_all(&mut watches.lost_internal),
                     Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
                 },
             }
@@ -461,7 +462,7 @@ impl ServiceWatcher {
     /// Observes again the Services with targets that have become allowed or denied because another Service changed.
     fn reconsider(&self, watches: &mut Watches) -> Vec<LinkChange> {
         // While a list is being received, the Service that a target depends on may still be missing.
-        let is_due = self.drain_feed(&mut watches.feed) && watches.scopes.iter().all(WatchState::is_settled);
+        let is_due = self.drain_feed(watches) && watches.scopes.iter().all(WatchState::is_settled);
         if !is_due {
             return Vec::new();
         }
@@ -471,15 +472,26 @@ impl ServiceWatcher {
     }
 
     /// Processes the changes of links. Returns whether the targets of dependent Services have to be checked again.
-    fn drain_feed(&self, feed: &mut broadcast::Receiver<LinkChange>) -> bool {
-        let mut own_targets = self.own_targets();
+    fn drain_feed(&self, Watches { feed, lost_internal, .. }: &mut Watches) -> bool {
+        lost_internal.start(&self.store, &self.link_reporter);
         loop {
             match feed.try_recv() {
-                Ok(change) => own_targets.on_link_change(&change, &self.hostname_policy),
-                Err(TryRecvError::Lagged(_)) => own_targets.recheck_all(),
-                Err(TryRecvError::Empty | TryRecvError::Closed) => return own_targets.is_due(),
+                Ok(change) => self.on_change(&change, lost_internal),
+                Err(TryRecvError::Lagged(_)) => self.check_all(lost_internal),
+                Err(TryRecvError::Empty | TryRecvError::Closed) => return self.own_targets().is_due(),
             }
         }
+    }
+
+    fn on_change(&self, change: &LinkChange, lost_internal: &mut LostInternalNames) {
+        self.own_targets().on_link_change(change, &self.hostname_policy);
+        lost_internal.on_change(change, &self.store, &self.link_reporter);
+    }
+
+    /// Makes up for changes of the store that were missed.
+    fn check_all(&self, lost_internal: &mut LostInternalNames) {
+        self.own_targets().recheck_all();
+        lost_internal.check_all(&self.store, &self.link_reporter);
     }
 
     fn own_targets(&self) -> MutexGuard<'_, InZoneTargets> {
@@ -634,6 +646,7 @@ struct Watches {
     owners_deadline: Option<Instant>,
     object_errors: ObjectErrors,
     leaving: RemovalChecks,
+    lost_internal: LostInternalNames,
 }
 
 impl Watches {
@@ -649,6 +662,7 @@ impl Watches {
             lists: source.lists(),
             relist_guards: RelistGuards::default(),
             owners_deadline: None,
+            lost_internal: LostInternalNames::default(),
             object_errors: ObjectErrors::shown_in(
                 &source.link_reporter.findings.services,
                 "Service",

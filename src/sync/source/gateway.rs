@@ -10,6 +10,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 use super::names::object::{Rules, Targeted, has_own_target, id_of, uid};
 use super::names::shared::{Claim, ObjectId, Observation};
 use super::names::source::{NameSource, Objects, WatchRequest, WatchedKind};
@@ -21,6 +23,8 @@ use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::turns::Turns;
 use crate::sync::events::RegardingKind;
+use crate::sync::k8s::annotations::{self, TARGET, TargetEntries};
+use crate::sync::k8s::service::IngressEntry;
 use crate::sync::k8s::watch::{GATEWAYS, GRPC_ROUTES, HTTP_ROUTES, LISTENER_SETS, TLS_ROUTES};
 use decision::{Decision, Listeners, Route, parent};
 use types::{Gateway, GrpcRoute, HttpRoute, ListenerSet, Object, RouteObject, TlsRoute};
@@ -34,8 +38,8 @@ const HINT: &str = "deploy/sources/ grants the permission";
 /// The source of names from routes.
 #[derive(Default)]
 pub struct Gateways {
-    gateways: HashMap<ServiceKey, Gateway>,
-    listener_sets: HashMap<ServiceKey, ListenerSet>,
+    gateways: HashMap<ObjectId, Gateway>,
+    listener_sets: HashMap<ObjectId, ListenerSet>,
     routes: HashMap<ObjectId, KnownRoute>,
     /// The routes and ListenerSets of Gateways, and the routes of ListenerSets.
     children: HashMap<ObjectId, BTreeSet<ObjectId>>,
@@ -45,8 +49,8 @@ pub struct Gateways {
     /// The same routes in their order.
     turns: Turns<ObjectId>,
     last_number: u64,
-    /// The Gateways whose targets depend on other objects.
-    dependent: BTreeSet<ServiceKey>,
+    /// The Gateways and ListenerSets whose targets depend on other objects.
+    dependent: BTreeSet<ObjectId>,
     /// The rules under which all routes were decided.
     rules: Option<Rules>,
 }
@@ -54,66 +58,71 @@ pub struct Gateways {
 /// What has changed for a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Change {
-    /// The addresses of a Gateway.
+    /// The addresses of a Gateway or ListenerSet.
     Target,
     Listeners,
 }
 
-/// A route, and the targets that it has for itself, by Gateway.
+/// A route, and the targets that it has for itself, by the Gateway or ListenerSet that decides about them.
 struct KnownRoute {
     route: Route,
-    own: Vec<(ServiceKey, Arc<Link>)>,
-}
-
-fn gateway_id(key: &ServiceKey) -> ObjectId {
-    ObjectId { key: key.clone(), kind: RegardingKind::Gateway }
+    own: Vec<(ObjectId, Arc<Link>)>,
 }
 
 impl Gateways {
     fn take_gateway(&mut self, gateway: Gateway, state: &mut NameState) {
-        let key = id_of(RegardingKind::Gateway, &gateway.metadata).key;
-        let before = self.gateways.get(&key);
+        let id = id_of(RegardingKind::Gateway, &gateway.metadata);
+        let before = self.gateways.get(&id);
         let has_same_listeners = before.is_some_and(|before| before.spec == gateway.spec);
-        self.gateways.insert(key.clone(), gateway);
+        self.gateways.insert(id.clone(), gateway);
         if is_evaluated(state) {
-            let has_same_target = self.observe_gateway(&key, state.is_listed(), state);
+            let has_same_target = self.observe_target(&id, state.is_listed(), state);
             match (has_same_listeners, has_same_target) {
                 (true, true) => {}
-                (true, false) => self.mark(&gateway_id(&key), Change::Target),
-                (false, _) => self.mark(&gateway_id(&key), Change::Listeners),
+                (true, false) => self.mark(&id, Change::Target),
+                (false, _) => self.mark(&id, Change::Listeners),
             }
         }
     }
 
-    /// Takes what is behind the names of a Gateway's routes. Returns whether that is as before.
-    fn observe_gateway(&mut self, key: &ServiceKey, is_reported: bool, state: &mut NameState) -> bool {
-        let Some(gateway) = self.gateways.get(key) else { return true };
-        let id = gateway_id(key);
-        let before = state.target(&id).cloned();
-        let (link, unusable) = observe(gateway, key, &state.rules, before.as_ref());
-        let is_dependent = has_own_target(&gateway.addresses(), &state.rules.policy);
+    /// Takes what is behind the names of routes at a Gateway, or at a ListenerSet with a target of its own. Returns
+    /// whether that is as before.
+    fn observe_target(&mut self, id: &ObjectId, is_reported: bool, state: &mut NameState) -> bool {
+        let before = state.target(id).cloned();
+        let (metadata, addresses) = match (self.gateways.get(id), self.listener_sets.get(id)) {
+            (Some(gateway), _) => (&gateway.metadata, gateway.addresses()),
+            (None, Some(set)) if has_target(set, &state.rules) => (&set.metadata, Vec::new()),
+            _ => {
+                self.dependent.remove(id);
+                state.remove_target(id);
+                return before.is_none();
+            }
+        };
+        let (link, unusable) = observe(id, metadata, &addresses, &state.rules, before.as_ref());
+        let is_dependent = has_own_target(metadata, &addresses, &state.rules.policy);
         // The objects that its target depends on may not be listed yet.
         if !is_dependent || is_reported {
-            state.report(&id, uid(&gateway.metadata), &unusable);
+            state.report(id, uid(metadata), &unusable);
         }
         if !is_dependent {
-            self.dependent.remove(key);
+            self.dependent.remove(id);
         } else if self.dependent.len() < MAX_DEPENDENT {
-            self.dependent.insert(key.clone());
+            self.dependent.insert(id.clone());
         }
         let is_same = before.is_some_and(|before| Arc::ptr_eq(&before, &link));
-        state.set_target(&id, link);
+        state.set_target(id, link);
         is_same
     }
 
-    fn take_listener_set(&mut self, set: ListenerSet, state: &NameState) {
+    fn take_listener_set(&mut self, set: ListenerSet, state: &mut NameState) {
         let id = id_of(RegardingKind::ListenerSet, &set.metadata);
         self.leave(&id);
         if let Some(gateway) = gateway_of(&set) {
-            self.children.entry(gateway_id(&gateway)).or_default().insert(id.clone());
+            self.children.entry(gateway).or_default().insert(id.clone());
         }
-        self.listener_sets.insert(id.key.clone(), set);
+        self.listener_sets.insert(id.clone(), set);
         if is_evaluated(state) {
+            self.observe_target(&id, state.is_listed(), state);
             self.mark(&id, Change::Listeners);
         }
     }
@@ -136,7 +145,7 @@ impl Gateways {
     fn leave(&mut self, id: &ObjectId) {
         let parents: Vec<ObjectId> = match id.kind {
             RegardingKind::ListenerSet => {
-                self.listener_sets.get(&id.key).and_then(gateway_of).iter().map(gateway_id).collect()
+                self.listener_sets.get(id).and_then(gateway_of).into_iter().collect()
             }
             _ => {
                 let accepted = self.routes.get(id).map(|known| &known.route.accepted[..]).unwrap_or_default();
@@ -176,20 +185,21 @@ impl Gateways {
     }
 
     /// Returns the listeners of the parents that have accepted a route.
-    fn listeners<'a>(&'a self, route: &'a Route) -> Vec<Listeners<'a>> {
+    fn listeners<'a>(&'a self, route: &'a Route, rules: &Rules) -> Vec<Listeners<'a>> {
         let mut all = Vec::new();
         for attachment in &route.accepted {
-            let parent = &attachment.parent.key;
-            let set = self.listener_sets.get(parent).filter(|set| set.is_accepted());
-            let (key, own) = match attachment.parent.kind {
-                RegardingKind::ListenerSet => (set.and_then(gateway_of), set.map(|set| &set.spec.listeners)),
-                _ => (Some(parent.clone()), None),
+            let set = self.listener_sets.get_key_value(&attachment.parent);
+            let set = set.filter(|(_, set)| set.is_accepted());
+            let parent = match attachment.parent.kind {
+                RegardingKind::ListenerSet => set.and_then(|(_, set)| gateway_of(set)),
+                _ => Some(attachment.parent.clone()),
             };
-            let Some((gateway, object)) = key.and_then(|key| self.gateways.get_key_value(&key)) else {
+            let Some((gateway, object)) = parent.and_then(|id| self.gateways.get_key_value(&id)) else {
                 continue;
             };
-            let listeners = own.unwrap_or(&object.spec.listeners);
-            all.push(Listeners { attachment, listeners, gateway, class: &object.spec.gateway_class_name });
+            let target = set.filter(|(_, set)| has_target(set, rules)).map_or(gateway, |(id, _)| id);
+            let listeners = set.map_or(&object.spec.listeners, |(_, set)| &set.spec.listeners);
+            all.push(Listeners { attachment, listeners, target, class: &object.spec.gateway_class_name });
         }
         all
     }
@@ -199,17 +209,17 @@ impl Gateways {
         self.stop_waiting(id);
         let Some(KnownRoute { route, own }) = self.routes.get(id) else { return };
         let Decision { names, settings, mut unusable } =
-            route.decide(id, &self.listeners(route), &state.rules);
+            route.decide(id, &self.listeners(route, &state.rules), &state.rules);
         unusable.extend(unwatched(route, state.selection()));
-        let mut now: Vec<(ServiceKey, Arc<Link>)> = Vec::new();
+        let mut now: Vec<(ObjectId, Arc<Link>)> = Vec::new();
         let mut claims = Vec::with_capacity(names.len());
-        for (name, gateway) in names {
-            let Some(target) = state.target(&gateway_id(gateway)) else { continue };
-            let known = now.iter().find(|(known, _)| known == gateway).map(|(_, link)| Arc::clone(link));
+        for (name, parent) in names {
+            let Some(target) = state.target(parent) else { continue };
+            let known = now.iter().find(|(known, _)| known == parent).map(|(_, link)| Arc::clone(link));
             let target = known.unwrap_or_else(|| {
-                let before = own.iter().find(|(known, _)| known == gateway).map(|(_, link)| link);
+                let before = own.iter().find(|(known, _)| known == parent).map(|(_, link)| link);
                 let link = with_settings(id, target, &settings, before);
-                now.push((gateway.clone(), Arc::clone(&link)));
+                now.push((parent.clone(), Arc::clone(&link)));
                 link
             });
             claims.push(Claim { name, target });
@@ -223,35 +233,43 @@ impl Gateways {
         }
     }
 
-    /// Gives the names of a route the present addresses of its Gateways.
+    /// Gives the names of a route the present addresses of its Gateways and ListenerSets.
     fn update_targets(&self, id: &ObjectId, state: &mut NameState) {
         let Some(KnownRoute { route, .. }) = self.routes.get(id) else { return };
-        for Listeners { gateway, .. } in self.listeners(route) {
-            if let Some(target) = state.target(&gateway_id(gateway)).cloned() {
+        for Listeners { target, .. } in self.listeners(route, &state.rules) {
+            if let Some(target) = state.target(target).cloned() {
                 state.update_target(id, &target);
             }
         }
     }
 }
 
-/// Returns what is behind the names of a Gateway's routes, and what of its status is invalid or denied. `before` is
-/// what was behind them before.
+/// Returns what is behind the names of routes at a Gateway or ListenerSet, and what of it is invalid or denied. `before`
+/// is what was behind them before.
 fn observe(
-    gateway: &Gateway,
-    key: &ServiceKey,
+    id: &ObjectId,
+    metadata: &ObjectMeta,
+    addresses: &[IngressEntry],
     rules: &Rules,
     before: Option<&Arc<Link>>,
 ) -> (Arc<Link>, Vec<Rejection>) {
     let mut unusable = Vec::new();
-    let targeted = Targeted {
-        key: Source::GATEWAYS.target_key(key),
-        metadata: &gateway.metadata,
-        status: &gateway.addresses(),
-        names: &[],
-        before,
+    let (namespace, name) = id.key.parts();
+    let key = match id.kind {
+        // No Gateway has a name with `_`.
+        RegardingKind::ListenerSet => ServiceKey::new(namespace, &format!("{name}._listenerset")),
+        _ => id.key.clone(),
     };
+    let key = Source::GATEWAYS.target_key(&key);
+    let targeted = Targeted { key, metadata, status: addresses, names: &[], before };
     let link = targeted.target(Annotations::default(), rules, &mut unusable);
+    unusable.extend(annotations::unknown(metadata, &[], "Gateways and ListenerSets", &[TARGET]));
     (link, unusable)
+}
+
+/// Returns whether a ListenerSet has a target in place of its Gateway's.
+fn has_target(set: &ListenerSet, rules: &Rules) -> bool {
+    TargetEntries::of(&set.metadata, &rules.policy.annotation_prefixes, &[]).annotated.is_some()
 }
 
 /// Returns for each of these objects whether it has names in the zones, and what of it is denied or ignored.
@@ -262,36 +280,34 @@ pub fn check(
     rules: &Rules,
 ) -> Vec<(ObjectId, bool, Vec<Rejection>)> {
     let mut all = Gateways::default();
-    for object in objects
-        .into_iter()
-        .filter(|object| selection.watches(id_of(object.kind(), object.metadata()).key.namespace()))
-    {
+    let watched =
+        |object: &Object| selection.watches(id_of(object.kind(), object.metadata()).key.namespace());
+    for object in objects.into_iter().filter(watched) {
+        let id = id_of(object.kind(), object.metadata());
         match object {
-            Object::Gateway(gateway) => {
-                drop(all.gateways.insert(id_of(RegardingKind::Gateway, &gateway.metadata).key, gateway))
-            }
-            Object::ListenerSet(set) => {
-                drop(all.listener_sets.insert(id_of(RegardingKind::ListenerSet, &set.metadata).key, set))
-            }
-            Object::Route(kind, route) if selection.takes(&route.metadata) => {
-                let id = id_of(kind, &route.metadata);
+            Object::Gateway(gateway) => drop(all.gateways.insert(id, gateway)),
+            Object::ListenerSet(set) => drop(all.listener_sets.insert(id, set)),
+            Object::Route(_, route) if selection.takes(&route.metadata) => {
                 let route = Route::new(route, &rules.policy);
                 all.routes.insert(id, KnownRoute { route, own: Vec::new() });
             }
             Object::Route(..) => {}
         }
     }
+    let gateways = all.gateways.iter().map(|(id, gateway)| (id, &gateway.metadata, gateway.addresses()));
+    let sets = all.listener_sets.iter().filter(|(_, set)| has_target(set, rules));
+    let targets = gateways.chain(sets.map(|(id, set)| (id, &set.metadata, Vec::new())));
     // Whether a target in our zones is allowed depends on the objects of all files.
-    let is_plain = |gateway: &Gateway| !has_own_target(&gateway.addresses(), &rules.policy);
-    let gateways = all.gateways.iter().filter(|(_, gateway)| is_plain(gateway));
-    let gateways =
-        gateways.map(|(key, gateway)| (gateway_id(key), false, observe(gateway, key, rules, None).1));
+    let plain =
+        targets.filter(|(_, metadata, addresses)| !has_own_target(metadata, addresses, &rules.policy)).map(
+            |(id, metadata, addresses)| (id.clone(), false, observe(id, metadata, &addresses, rules, None).1),
+        );
     let routes = all.routes.iter().map(|(id, KnownRoute { route, .. })| {
-        let Decision { names, mut unusable, .. } = route.decide(id, &all.listeners(route), rules);
+        let Decision { names, mut unusable, .. } = route.decide(id, &all.listeners(route, rules), rules);
         unusable.extend(unwatched(route, selection));
         (id.clone(), !names.is_empty(), unusable)
     });
-    let mut found: Vec<_> = gateways.chain(routes).collect();
+    let mut found: Vec<_> = plain.chain(routes).collect();
     found.sort_by(|one, other| one.0.cmp(&other.0));
     found
 }
@@ -301,10 +317,9 @@ fn is_evaluated(state: &NameState) -> bool {
     state.is_listed() || state.is_complete()
 }
 
-fn gateway_of(set: &ListenerSet) -> Option<ServiceKey> {
+fn gateway_of(set: &ListenerSet) -> Option<ObjectId> {
     let namespace = set.metadata.namespace.as_deref().unwrap_or("default");
-    let gateway = parent(&set.spec.parent_ref, namespace)?;
-    (gateway.kind == RegardingKind::Gateway).then_some(gateway.key)
+    parent(&set.spec.parent_ref, namespace).filter(|parent| parent.kind == RegardingKind::Gateway)
 }
 
 /// Returns what is behind the names of a route at a Gateway: the Gateway's target, or a version of it with the settings
@@ -379,8 +394,8 @@ impl NameSource for Gateways {
 
     fn keys(&self, kind: RegardingKind, _: &NameState) -> HashSet<ServiceKey> {
         match kind {
-            RegardingKind::Gateway => self.gateways.keys().cloned().collect(),
-            RegardingKind::ListenerSet => self.listener_sets.keys().cloned().collect(),
+            RegardingKind::Gateway => self.gateways.keys().map(|id| id.key.clone()).collect(),
+            RegardingKind::ListenerSet => self.listener_sets.keys().map(|id| id.key.clone()).collect(),
             _ => self.routes.keys().filter(|id| id.kind == kind).map(|id| id.key.clone()).collect(),
         }
     }
@@ -407,16 +422,14 @@ impl NameSource for Gateways {
     fn remove(&mut self, id: &ObjectId, state: &mut NameState) {
         self.leave(id);
         match id.kind {
-            RegardingKind::Gateway => {
-                self.gateways.remove(&id.key);
-                self.dependent.remove(&id.key);
-            }
-            RegardingKind::ListenerSet => drop(self.listener_sets.remove(&id.key)),
+            RegardingKind::Gateway => drop(self.gateways.remove(id)),
+            RegardingKind::ListenerSet => drop(self.listener_sets.remove(id)),
             _ => {
                 self.routes.remove(id);
                 self.stop_waiting(id);
             }
         }
+        self.dependent.remove(id);
         state.remove(id);
         if is_evaluated(state) {
             self.mark(id, Change::Listeners);
@@ -431,9 +444,9 @@ impl NameSource for Gateways {
             return;
         }
         self.rules = Some(state.rules.clone());
-        let gateways: Vec<ServiceKey> = self.gateways.keys().cloned().collect();
-        for key in gateways {
-            self.observe_gateway(&key, state.is_listed(), state);
+        let parents: Vec<ObjectId> = self.gateways.keys().chain(self.listener_sets.keys()).cloned().collect();
+        for id in parents {
+            self.observe_target(&id, state.is_listed(), state);
         }
         let routes: Vec<ObjectId> = self.routes.keys().cloned().collect();
         routes.iter().for_each(|id| self.evaluate(id, state));
@@ -465,9 +478,9 @@ impl NameSource for Gateways {
     }
 
     fn recheck(&mut self, state: &mut NameState) {
-        for key in self.dependent.clone() {
-            if !self.observe_gateway(&key, true, state) {
-                self.mark(&gateway_id(&key), Change::Target);
+        for id in self.dependent.clone() {
+            if !self.observe_target(&id, true, state) {
+                self.mark(&id, Change::Target);
             }
         }
     }

@@ -11,6 +11,7 @@ use super::names::object::{Asking, Rules, Targeted, created, has_own_target, id_
 use super::names::shared::{Claim, ObjectId, Observation};
 use super::names::source::{NameSource, Objects, WatchRequest, WatchedKind};
 use super::names::state::NameState;
+use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::Link;
 use crate::model::owner::{Source, Zone};
@@ -18,7 +19,7 @@ use crate::model::rejection::Rejection;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
-use crate::sync::k8s::annotations::annotation;
+use crate::sync::k8s::annotations::{HostnameSource, OF_TARGETS, TargetEntries, annotation};
 use crate::sync::k8s::service::{IngressEntry, Status, null_is_default, slim_metadata};
 use crate::sync::k8s::slim_resource::slim_resource;
 use crate::sync::k8s::watch::INGRESSES;
@@ -87,10 +88,17 @@ impl Ingress {
         id_of(RegardingKind::Ingress, &self.metadata)
     }
 
+    /// Returns the hostnames that the Ingress names as its target, without the trailing dot.
+    #[must_use]
+    pub fn target_hosts(&self, prefixes: &[String]) -> Vec<String> {
+        let entries = TargetEntries::of(&self.metadata, prefixes, self.status());
+        entries.hosts().map(|host| to_presentation(&host)).collect()
+    }
+
     /// Returns whether the target is a name of another object.
     #[must_use]
     pub fn has_own_target(&self, policy: &HostnamePolicy) -> bool {
-        has_own_target(self.status(), policy)
+        has_own_target(&self.metadata, self.status(), policy)
     }
 
     /// Returns the names that the Ingress asks for, what is behind them, and what of it is invalid or denied. `before` is
@@ -101,6 +109,9 @@ impl Ingress {
         rules: &Rules,
         before: Option<&Arc<Link>>,
     ) -> (Vec<Arc<str>>, Arc<Link>, Vec<Rejection>) {
+        let mut unusable = Vec::new();
+        let prefixes = &rules.policy.annotation_prefixes;
+        let counting = HostnameSource::of(&self.metadata, "ingress-hostname-source", prefixes, &mut unusable);
         let asking = Asking {
             source: Source::INGRESSES,
             one: "an Ingress",
@@ -108,10 +119,11 @@ impl Ingress {
             metadata: &self.metadata,
             other_zone: "its zone doesn't have the names of Ingresses, or not of this class",
             hosts: self.hosts(),
+            counting,
+            annotations: &OF_TARGETS,
             has_class_of: &|_, zone| self.has_class_of(zone),
             is_handed_on: &|_| false,
         };
-        let mut unusable = Vec::new();
         let names = asking.hostnames(rules, &mut unusable);
         let settings = asking.settings(rules, &mut unusable);
         let targeted = Targeted {

@@ -25,6 +25,7 @@ use serde_saphyr::options::NonFiniteFloatPolicy;
 use tracing::{info, warn};
 
 use super::cluster::EXTERNAL_TARGETS_LIST_TIMEOUT;
+use super::internal_names::LostInternalNames;
 use super::kept_services::KeptServices;
 use super::own_targets::own_hosts;
 use super::selection::Selection;
@@ -112,7 +113,7 @@ impl ManifestSource {
         let LinkReporter { findings, log, .. } = &self.link_reporter;
         let mut object_errors = ObjectErrors::shown_in(&findings.services, "Service", log.clone());
         let (mut kept, mut owners_deadline) = (KeptServices::new(self.delete_delay), None);
-        let mut is_empty = true;
+        let (mut is_empty, mut lost_internal) = (true, LostInternalNames::default());
         let mut zones = self.store.watch_zones();
         loop {
             tokio::select! {
@@ -153,9 +154,11 @@ impl ManifestSource {
             if !self.store.is_known(Input::Services) {
                 self.end_first_list(&changes);
                 self.take_source_objects();
+                lost_internal.start(&self.store, &self.link_reporter);
                 continue;
             }
             self.take_source_objects();
+            lost_internal.check_all(&self.store, &self.link_reporter);
             if listed.is_empty() && !was_empty {
                 warn!("{} has no selected load balancer any more", self.directory.display());
             }

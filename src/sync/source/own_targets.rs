@@ -14,7 +14,7 @@ use crate::model::names;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Denied;
 use crate::store::Store;
-use crate::sync::k8s::service::{Service, entries_in_use, host_name};
+use crate::sync::k8s::service::Service;
 use crate::sync::source::service_links::service_link;
 
 /// Maximum numbers of tracked Services, in all and per namespace, and of the bytes that they take, roughly. A Service
@@ -238,13 +238,11 @@ fn labels_of(link: &Link, hostname_policy: &HostnamePolicy) -> Option<BTreeSet<B
     Some(labels)
 }
 
-/// Returns the hosts in our zones that the status of a Service contains.
+/// Returns the hosts in our zones that a Service names as its target.
 pub(crate) fn own_hosts(service: &Service, hostname_policy: &HostnamePolicy) -> Vec<Name> {
     let zones = &hostname_policy.targets.zones;
-    let entries = entries_in_use(&service.status.load_balancer.ingress).into_iter();
-    let hosts = entries.filter_map(|entry| entry.hostname.as_deref());
-    let hosts = hosts.filter_map(|host| host_name(host).ok());
-    hosts.filter(|host| zones.iter().any(|zone| zone.zone_of(host))).collect()
+    let entries = service.target_entries(hostname_policy);
+    entries.hosts().filter(|host| zones.iter().any(|zone| zone.zone_of(host))).collect()
 }
 
 fn check_targets(
@@ -277,7 +275,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::model::hostname::Hostname;
+    use crate::model::hostname::{Hostname, host_name};
     use crate::model::link::Target;
     use crate::model::owner::Owner;
     use crate::model::persisted_target::{PersistedTarget, TargetOwner};

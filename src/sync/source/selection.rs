@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{Selector, SelectorExt};
 
-use crate::sync::k8s::annotations::{MANAGED, annotation};
+use crate::sync::k8s::annotations::opted;
 use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::Service;
 use crate::sync::removal::facts::Membership;
@@ -24,6 +24,8 @@ pub struct Selection {
     /// Selects only Services with one of these values of `spec.loadBalancerClass`, where [`NO_CLASS`] means none; empty for
     /// all.
     pub classes: BTreeSet<String>,
+    /// The prefixes of annotations of others that count, too: with them an object may be another program's.
+    pub annotation_prefixes: Vec<String>,
     /// The target namespace: external targets are never links themselves.
     pub target_namespace: Option<String>,
 }
@@ -37,7 +39,7 @@ impl Selection {
     #[must_use]
     pub fn membership(&self, service: &Service) -> Membership {
         let namespace = service.metadata.namespace.as_deref().unwrap_or("default");
-        let opted = service.annotation(MANAGED);
+        let opted = self.opted(&service.metadata);
         let external_target = self.target_namespace.as_deref() == Some(namespace)
             && service.label(MANAGED_BY.0) == Some(MANAGED_BY.1);
         if !service.is_living_load_balancer() || external_target {
@@ -56,10 +58,16 @@ impl Selection {
     /// Returns whether an object that isn't a Service may have names: whether it is watched, and opts in or out.
     #[must_use]
     pub fn takes(&self, metadata: &ObjectMeta) -> bool {
-        let opted = annotation(metadata, MANAGED);
+        let opted = self.opted(metadata);
         self.watches(metadata.namespace.as_deref().unwrap_or("default"))
             && opted != Some("false")
             && (!self.annotated_only || opted == Some("true"))
+    }
+
+    /// Returns the value of the annotation with which an object opts in or out.
+    #[must_use]
+    pub fn opted<'a>(&self, metadata: &'a ObjectMeta) -> Option<&'a str> {
+        opted(metadata, &self.annotation_prefixes)
     }
 
     /// Returns whether the label selector selects an object with this metadata.
@@ -87,6 +95,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::sync::k8s::annotations::MANAGED;
 
     fn service(namespace: &str, metadata: serde_json::Value) -> Service {
         let mut service = json!({"metadata": metadata, "spec": {"type": "LoadBalancer"}});

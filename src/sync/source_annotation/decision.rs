@@ -2,7 +2,6 @@
 
 use super::deleted_links::DeletedLink;
 use crate::model::excerpt::value;
-use crate::model::hostname_policy::HOSTNAME;
 use crate::model::link::{Annotations, Link, Target};
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
@@ -10,9 +9,10 @@ use crate::sync::election::term::TERM;
 use crate::sync::events::Reason;
 use crate::sync::external_target::decision::{OnDelete, SyncPolicy};
 use crate::sync::external_target::desired::{Precondition, ipv4_name, link_of_labels};
+use crate::sync::k8s::annotations::OF_LOAD_BALANCERS;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::labels::{SERVICE_UID, SOURCE, STABLE_NAME_UID};
-use crate::sync::k8s::service::{ALLOW_FROM, EXTERNAL_NAME, MANAGED, PREFIX, Service, TTL};
+use crate::sync::k8s::service::{EXTERNAL_NAME, PREFIX, Service};
 
 /// An ExternalName Service with the annotation `linker.hsj.com/source`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +28,8 @@ pub(super) struct AnnotatedService {
 
 /// Returns whether an annotation with our prefix has a name that lb-linker gives none: a misspelled one.
 pub(super) fn is_unknown_annotation(key: &str) -> bool {
-    const KNOWN: [&str; 9] =
-        [ALLOW_FROM, HOSTNAME, INSTANCE, MANAGED, SERVICE_UID, SOURCE, STABLE_NAME_UID, TERM, TTL];
-    key.starts_with(PREFIX) && !KNOWN.contains(&key)
+    const KNOWN: [&str; 5] = [INSTANCE, SERVICE_UID, SOURCE, STABLE_NAME_UID, TERM];
+    key.starts_with(PREFIX) && !KNOWN.contains(&key) && !OF_LOAD_BALANCERS.contains(&key)
 }
 
 /// The decision about an annotated Service.
@@ -165,6 +164,7 @@ mod tests {
 
     use super::*;
     use crate::model::hostname::Hostname;
+    use crate::model::hostname_policy::HOSTNAME;
     use crate::model::link::LinkState;
     use crate::model::link_override::{Announcement, LinkOverride, OverriddenLink};
     use crate::sync::test_support;

@@ -253,7 +253,7 @@ impl Zone {
         store.fallback().filter(|now| Arc::ptr_eq(now, &present))?;
         let query = ZoneQuery { store: &present.store, name, relative, qtype };
         let answer = self.answer_from_snapshot(&query, &in_use)?;
-        let is_of_other = answer.link.as_ref().is_some_and(|link| !link.key.may_be_service());
+        let is_of_other = answer.link.as_ref().is_some_and(|link| !Source::SERVICES.has_target(&link.key));
         is_of_other.then(|| ZoneAnswer { snapshot: Some(Arc::clone(&present.store)), ..answer })
     }
 

@@ -189,6 +189,7 @@ impl Model<'_> {
                 1 => boxed(self.some_of(&["other", "tenant"], 0.5)),
                 _ => ["*".into()].into(),
             },
+            ..Annotations::default()
         };
         ObservedService {
             key,

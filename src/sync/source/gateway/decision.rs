@@ -14,7 +14,7 @@ use crate::model::rejection::{MAX_ENTRIES, RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
-use crate::sync::k8s::annotations::PREFIX;
+use crate::sync::k8s::annotations::{HostnameSource, OF_ROUTES, PREFIX};
 use crate::sync::source::names::object::{Asking, Rules, created, id_of, uid, zone_of};
 use crate::sync::source::names::shared::ObjectId;
 
@@ -52,15 +52,17 @@ pub struct Attachment {
 pub struct Listeners<'a> {
     pub attachment: &'a Attachment,
     pub listeners: &'a [Listener],
-    pub gateway: &'a ServiceKey,
+    /// The Gateway or ListenerSet that decides about the target.
+    pub target: &'a ObjectId,
     pub class: &'a str,
 }
 
 /// What a route asks for.
 #[derive(Debug)]
 pub struct Decision<'a> {
-    /// The names, each with a namespace whose objects share it, and the Gateway behind it.
-    pub names: Vec<(ServiceKey, &'a ServiceKey)>,
+    /// The names, each with a namespace whose objects share it, and the Gateway or ListenerSet that decides about its
+    /// target.
+    pub names: Vec<(ServiceKey, &'a ObjectId)>,
     pub settings: Annotations,
     pub unusable: Vec<Rejection>,
 }
@@ -70,7 +72,7 @@ pub struct Decision<'a> {
 struct Place<'a> {
     /// The namespace of the listener.
     namespace: &'a str,
-    gateway: &'a ServiceKey,
+    target: &'a ObjectId,
     class: &'a str,
     /// Whether the route may have what the namespace of the listener may.
     hands_on: bool,
@@ -98,7 +100,12 @@ impl Route {
                 _ => {}
             }
         }
-        let is_used = |key: &String| key.starts_with(PREFIX) || policy.hostname_annotations.contains(key);
+        let is_used = |key: &String| {
+            let prefixes = &policy.annotation_prefixes;
+            key.starts_with(PREFIX)
+                || policy.hostname_annotations.contains(key)
+                || prefixes.iter().any(|prefix| key.starts_with(&**prefix))
+        };
         Self {
             uid: uid(&metadata).into(),
             created: created(&metadata),
@@ -122,6 +129,8 @@ impl Route {
         let mut ignored = Rejection::new(RejectedField::Hostname, "the listeners of its parents");
         ignored.ignore(all.count(), "the first 256 count");
         let mut unusable: Vec<Rejection> = ignored.non_empty().into_iter().collect();
+        let prefixes = &rules.policy.annotation_prefixes;
+        let counting = HostnameSource::of(&metadata, "gateway-hostname-source", prefixes, &mut unusable);
         let wanted = self.wanted(&listeners, rules, &mut unusable);
         let places = |name: &str| match wanted.get(name) {
             Some(places) => places.iter().collect(),
@@ -140,6 +149,8 @@ impl Route {
             many: "routes",
             metadata: &metadata,
             hosts: wanted.keys().copied().collect(),
+            counting,
+            annotations: &OF_ROUTES,
             other_zone: "its zone doesn't have the names of routes, or not of Gateways of this class; or no \
                          listener at which the route is accepted has this name",
             has_class_of: &|name, zone| places(name).iter().any(|place| place.has_class_of(zone)),
@@ -155,7 +166,7 @@ impl Route {
             let first = names.len();
             for place in places(name) {
                 if has_class(place, name) && (is_own || hands_on(place, name)) {
-                    let found = (ServiceKey::new(place.namespace, name), place.gateway);
+                    let found = (ServiceKey::new(place.namespace, name), place.target);
                     if !names[first..].contains(&found) {
                         names.push(found);
                     }
@@ -213,7 +224,7 @@ impl Route {
 impl<'a> Listeners<'a> {
     /// Returns the listeners that a route is attached to.
     fn places(&self, route: &ObjectId) -> impl Iterator<Item = (&'a Listener, Place<'a>)> + use<'a> {
-        let Self { attachment: Attachment { parent, section, port }, gateway, class, .. } = *self;
+        let Self { attachment: Attachment { parent, section, port }, target, class, .. } = *self;
         let namespace = parent.key.namespace();
         let fits = |listener: &&Listener| {
             section.as_deref().is_none_or(|section| listener.name == *section)
@@ -229,7 +240,7 @@ impl<'a> Listeners<'a> {
         fitting.into_iter().map(move |listener| {
             let is_selected = namespaces(listener).from.as_deref() != Some("Selector") || is_alone;
             let hands_on = is_selected && hostname(listener).is_some();
-            (listener, Place { namespace, gateway, class, hands_on })
+            (listener, Place { namespace, target, class, hands_on })
         })
     }
 }
@@ -316,12 +327,12 @@ fn containing<'a, 'b>(
 }
 
 fn add<'a>(wanted: &mut IndexMap<&'a str, Places<'a>>, name: &'a str, place: &Place<'a>) {
-    let Place { namespace, gateway, class, hands_on } = *place;
+    let Place { namespace, target, class, hands_on } = *place;
     let places = wanted.entry(name).or_default();
-    let known = places.iter_mut().find(|known| known.namespace == namespace && known.gateway == gateway);
+    let known = places.iter_mut().find(|known| known.namespace == namespace && known.target == target);
     match known {
         Some(known) => known.hands_on |= hands_on,
-        None => places.push(Place { namespace, gateway, class, hands_on }),
+        None => places.push(Place { namespace, target, class, hands_on }),
     }
 }
 

@@ -362,3 +362,43 @@ fn changed_rules_apply_to_all_routes() {
     world.names.end_lists();
     assert_eq!([world.answer("a.shop"), world.answer("a.bank")], ["192.0.2.1", "192.0.2.1"]);
 }
+
+#[test]
+fn annotated_target_takes_the_place_of_addresses() {
+    let mut world = World::listed();
+    let annotated = |mut object: Value, target: Option<&str>| {
+        object["metadata"]["annotations"] = json!({"linker.hsj.com/target": target});
+        object
+    };
+    let gateway = |target: Option<&str>| {
+        let listeners = json!([{"name": "web", "port": 80, "protocol": "HTTP",
+            "allowedRoutes": {"namespaces": {"from": "All"}}}]);
+        let object = json!({"metadata": {"namespace": "infra", "name": "gw", "uid": "g"},
+            "spec": {"gatewayClassName": "envoy", "listeners": listeners}, "status": {"addresses": ip(1)}});
+        Object::Gateway(serde_json::from_value(annotated(object, target)).unwrap())
+    };
+    let set = |target: Option<&str>| {
+        let object = json!({"metadata": {"namespace": "shop", "name": "set", "uid": "s"},
+            "spec": {"parentRef": {"name": "gw", "namespace": "infra"},
+                "listeners": [{"name": "web", "port": 80, "protocol": "HTTP"}]},
+            "status": {"conditions": [{"type": "Accepted", "status": "True"}]}});
+        Object::ListenerSet(serde_json::from_value(annotated(object, target)).unwrap())
+    };
+    world.take(gateway(None));
+    world.take(set(None));
+    world.route("direct", &["a.shop"], &json!({}));
+    world.take(route("by-set", &["b.shop"], &json!({"kind": "ListenerSet", "name": "set"}), &json!({})));
+    let answers = |world: &World| [world.answer("a.shop"), world.answer("b.shop")];
+    assert_eq!(answers(&world), ["192.0.2.1", "192.0.2.1"]);
+    world.take(set(Some("198.51.100.7")));
+    assert_eq!(answers(&world), ["192.0.2.1", "198.51.100.7"]);
+    world.take(gateway(Some("edge.example.com")));
+    assert_eq!(answers(&world), ["edge.example.com", "198.51.100.7"]);
+    world.take(set(Some("169.254.169.254")));
+    assert_eq!(answers(&world), ["edge.example.com", "198.51.100.7"], "a denied target changes nothing");
+    assert!(world.events().iter().any(|event| event.starts_with("TargetRefused: the load balancer's ip")));
+    world.take(set(None));
+    assert_eq!(answers(&world), ["edge.example.com", "edge.example.com"]);
+    world.take(gateway(None));
+    assert_eq!(answers(&world), ["192.0.2.1", "192.0.2.1"]);
+}

@@ -87,7 +87,7 @@ const METADATA: Schema = Object(&[
 static SERVICE_SPEC: [Field; 20] = [
     field("allocateLoadBalancerNodePorts", Any),
     field("clusterIP", Text),
-    field("clusterIPs", Any),
+    field("clusterIPs", List(&Text)),
     field("externalIPs", Any),
     field("externalName", Text),
     field("externalTrafficPolicy", Any),

@@ -17,7 +17,8 @@ use crate::model::target_policy::Denied;
 use crate::store::Store;
 use crate::sync::events::RegardingKind;
 use crate::sync::k8s::annotations;
-use crate::sync::k8s::service::{IngressEntry, entries_in_use, host_name, usable};
+use crate::sync::k8s::annotations::{HostnameSource, TargetEntries};
+use crate::sync::k8s::service::{IngressEntry, usable};
 
 /// What decides about names and targets, beside the objects.
 #[derive(Clone)]
@@ -48,6 +49,10 @@ pub struct Asking<'a> {
     pub metadata: &'a ObjectMeta,
     /// The hostnames of the object's spec.
     pub hosts: Vec<&'a str>,
+    /// Which of the hostnames count.
+    pub(crate) counting: HostnameSource,
+    /// The annotations of ours that such objects have.
+    pub annotations: &'static [&'static str],
     /// Whether the object has a name with a class that has names in the name's zone, which is of its source.
     pub has_class_of: &'a dyn Fn(&str, &Zone) -> bool,
     /// Whether another namespace hands a name on to the object.
@@ -103,7 +108,8 @@ impl Asking<'_> {
         let own = self.hosts.iter().copied().filter(|host| place(&in_stored_form(host)) == Place::Own);
         let hosts = RequestedNames { field: "the host".to_owned(), names: own.collect(), ignored: 0 };
         let annotated = rules.policy.annotated_names(|name| annotations::annotation(self.metadata, name));
-        let requested = std::iter::once(hosts).chain(annotated);
+        let hosts = Some(hosts).filter(|_| self.counting != HostnameSource::Annotations);
+        let requested = hosts.into_iter().chain(annotated.filter(|_| self.counting != HostnameSource::Spec));
         let check = |name: &str| match place(name) {
             Place::Other => Err(self.other_zone.to_owned()),
             Place::Own if (self.is_handed_on)(name) => Ok(()),
@@ -125,20 +131,25 @@ impl Asking<'_> {
     /// Returns the settings of the object's annotations, and adds what of them is invalid or unknown to `unusable`.
     #[must_use]
     pub fn settings(&self, rules: &Rules, unusable: &mut Vec<Rejection>) -> Annotations {
-        let ttl = annotations::ttl(self.metadata, unusable);
+        let policy = &rules.policy;
+        let ttl = annotations::ttl(self.metadata, &policy.annotation_prefixes, unusable);
         annotations::check_managed(self.metadata, unusable);
         let (allow_from, refused_namespaces) = annotations::allow_from(self.metadata);
         unusable.extend(refused_namespaces);
-        unusable.extend(annotations::unknown(self.metadata, &rules.policy.hostname_annotations, self.many));
-        Annotations { ttl, hostnames: Arc::default(), allow_from }
+        let known = &policy.hostname_annotations;
+        unusable.extend(annotations::unknown(self.metadata, known, self.many, self.annotations));
+        Annotations { ttl, allow_from, ..Annotations::default() }
     }
 }
 
 impl Targeted<'_> {
-    /// Returns what is behind the names of the object, and adds what of its status is invalid or denied to `unusable`.
+    /// Returns what is behind the names of the object, and adds what of its status, or of the annotation in its place, is
+    /// invalid or denied to `unusable`.
     #[must_use]
     pub fn target(&self, settings: Annotations, rules: &Rules, unusable: &mut Vec<Rejection>) -> Arc<Link> {
-        let (ingress, refused) = usable(self.status, &rules.policy.targets, |targets, host| {
+        let policy = &rules.policy;
+        let entries = TargetEntries::of(self.metadata, &policy.annotation_prefixes, self.status);
+        let (ingress, refused) = usable(&entries, &policy.targets, |targets, host| {
             let text = to_presentation(host);
             if self.names.iter().any(|name| **name == *text) {
                 return Err(Denied::OwnName);
@@ -168,12 +179,12 @@ impl Targeted<'_> {
     }
 }
 
-/// Returns whether a target in a status lies in a zone of links: whether it is allowed depends on other objects.
+/// Returns whether a target of an object with this status lies in a zone of links: whether it is allowed depends on other
+/// objects.
 #[must_use]
-pub fn has_own_target(status: &[IngressEntry], policy: &HostnamePolicy) -> bool {
+pub fn has_own_target(metadata: &ObjectMeta, status: &[IngressEntry], policy: &HostnamePolicy) -> bool {
     let is_own = |host: Name| policy.targets.zones.iter().any(|zone| zone.zone_of(&host));
-    let hosts = entries_in_use(status).into_iter().filter_map(|entry| entry.hostname.as_deref());
-    hosts.filter_map(|host| host_name(host).ok()).any(is_own)
+    TargetEntries::of(metadata, &policy.annotation_prefixes, status).hosts().any(is_own)
 }
 
 #[cfg(test)]

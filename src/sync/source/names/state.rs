@@ -196,6 +196,16 @@ impl NameState {
         self.version = self.version.max(version);
     }
 
+    /// Takes that an object doesn't decide about a target any more.
+    pub fn remove_target(&mut self, id: &ObjectId) {
+        if let Some(before) = self.targets.remove(id) {
+            let (kind, key) = (id.kind.api().1, &id.key);
+            self.errors(id.kind).set(key, None);
+            let log = self.link_reporter.log.about(kind);
+            log.info(key, format_args!("{kind} {key}: {} → none", shown(Some(&before))));
+        }
+    }
+
     /// Takes the end of an object.
     pub fn remove(&mut self, id: &ObjectId) {
         self.errors(id.kind).set(&id.key, None);
@@ -373,8 +383,11 @@ impl NameState {
         }
         for (id, names) in news {
             let hosts = examples(names.iter().map(ServiceKey::name));
-            let has = |name| self.rules.store.lost_names(&self.owner_of(name)).is_empty();
-            let note = match names.iter().all(|name| self.names.read().elsewhere(&id, name).any(has)) {
+            let has = |name: &ServiceKey| self.rules.store.lost_names(&self.owner_of(name)).is_empty();
+            let known = self.names.read();
+            let has_elsewhere = names.iter().all(|name| known.elsewhere(&id, name).any(has));
+            drop(known);
+            let note = match has_elsewhere {
                 true => format!(
                     "of its parents in several namespaces, those of one are behind DNS names: {hosts}"
                 ),

@@ -118,6 +118,8 @@ pub(super) fn annotations(
         ttl: spec.ttl_seconds.and_then(|ttl| u32::try_from(ttl).ok()).or(own.ttl),
         hostnames: hostnames.unwrap_or(own.hostnames),
         allow_from: allow_from.unwrap_or(own.allow_from),
+        // These names stay with the Service.
+        internal: None,
     };
     (annotations, Refusal::joined(refusals))
 }

@@ -68,23 +68,26 @@ fn decided_of(kind: RegardingKind, object: &Value, listeners: &Value) -> (String
     let rules = rules();
     let route = Route::new(serde_json::from_value(object.clone()).unwrap(), &rules.policy);
     let listeners: Vec<Listener> = serde_json::from_value(listeners.clone()).unwrap();
-    let [infra, own, other] = [("infra", "gw"), ("shop", "gw"), ("shop", "other")]
-        .map(|(namespace, name)| ServiceKey::new(namespace, name));
+    let [infra, own, other] =
+        [("infra", "gw"), ("shop", "gw"), ("shop", "other")].map(|(namespace, name)| ObjectId {
+            key: ServiceKey::new(namespace, name),
+            kind: RegardingKind::Gateway,
+        });
     let parents = route.accepted.iter().filter_map(|attachment| {
-        let (gateway, class) = match &*attachment.parent.key.to_string() {
+        let (target, class) = match &*attachment.parent.key.to_string() {
             "infra/gw" | "team/set" => (&infra, "envoy"),
             "shop/gw" => (&own, "istio"),
             "shop/other" => (&other, "istio"),
             _ => return None,
         };
-        Some(Listeners { attachment, listeners: &listeners, gateway, class })
+        Some(Listeners { attachment, listeners: &listeners, target, class })
     });
     let parents: Vec<Listeners<'_>> = parents.collect();
     let id = ObjectId { key: ServiceKey::new("shop", "web"), kind };
     let Decision { names, unusable, .. } = route.decide(&id, &parents, &rules);
     let mut shown: Vec<String> = names
         .iter()
-        .map(|(name, gateway)| {
+        .map(|(name, ObjectId { key: gateway, .. })| {
             let host = name.name().trim_end_matches(".lb.internal").trim_end_matches(".shop");
             format!("{}:{host}@{gateway}", name.namespace())
         })
@@ -341,9 +344,9 @@ fn hostnames_listeners_and_parents_are_bounded() {
         (0..32).map(|number| json!({"name": "gw", "namespace": format!("n{number}")})).collect();
     object = route(&["a.shop.lb.internal"], &json!(parents));
     let route = Route::new(serde_json::from_value(object).unwrap(), &rules().policy);
-    let (listeners, gateway): (Vec<Listener>, _) =
-        (serde_json::from_value(json!(listeners)).unwrap(), ServiceKey::new("infra", "gw"));
-    let of = |attachment| Listeners { attachment, listeners: &listeners, gateway: &gateway, class: "" };
+    let listeners: Vec<Listener> = serde_json::from_value(json!(listeners)).unwrap();
+    let gateway = ObjectId { key: ServiceKey::new("infra", "gw"), kind: RegardingKind::Gateway };
+    let of = |attachment| Listeners { attachment, listeners: &listeners, target: &gateway, class: "" };
     let parents: Vec<Listeners<'_>> = route.accepted.iter().map(of).collect();
     let id = ObjectId { key: ServiceKey::new("shop", "web"), kind: RegardingKind::HttpRoute };
     let Decision { names, unusable, .. } = route.decide(&id, &parents, &rules());

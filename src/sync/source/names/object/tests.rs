@@ -29,6 +29,7 @@ fn rules() -> Rules {
         targets,
         hostname_namespaces: ["free".to_owned()].into(),
         hostname_annotations: vec!["theirs/hostname".to_owned()],
+        annotation_prefixes: vec!["external-dns.kubernetes.io/".to_owned()],
         ..Default::default()
     };
     let store = Arc::new(Store::new(OnGone::Dropped).with_zones(zones.clone()));
@@ -134,6 +135,57 @@ fn annotations_are_as_on_load_balancers() {
     );
     assert_eq!(link.key, ServiceKey::new("shop", "web.ingress"), "no key of a Service");
     assert!(unusable.contains("\"linker.hsj.com/tll\" is ignored: Ingresses have"), "{unusable}");
+}
+
+#[test]
+fn target_annotation_takes_the_place_of_the_status() {
+    let (spec, status) = (hosts(&["app.shop.lb.internal"]), json!([{"ip": "192.0.2.9"}]));
+    let at = |annotations: Value| {
+        let object = ingress("shop", &annotations, &spec, &status);
+        let (_, target, unusable, _) = observed(&object, None);
+        (target, unusable, object.has_own_target(&rules().policy))
+    };
+    let theirs = "external-dns.kubernetes.io/target";
+    for (annotations, expected) in [
+        (json!({"linker.hsj.com/target": "a.example"}), ("a.example", false)),
+        (json!({theirs: "192.0.2.1,2001:db8::1"}), ("192.0.2.1,2001:db8::1", false)),
+        (
+            json!({theirs: "192.0.2.1", "linker.hsj.com/target": "x.shop.lb.internal"}),
+            ("x.shop.lb.internal", true),
+        ),
+    ] {
+        let (target, unusable, is_own) = at(annotations);
+        assert_eq!((&*target, is_own, &*unusable), (expected.0, expected.1, ""));
+    }
+    for (value, why) in [
+        ("169.254.169.254", "the entry in annotation linker.hsj.com/target \"169.254.169.254\" isn't served"),
+        ("kubernetes.default.svc.cluster.local", "cluster's own domain"),
+        ("app.shop.lb.internal", "so DNS would lead in a circle"),
+        ("x.bank.lb.internal", "isn't below shop.lb.internal"),
+        ("a_b:c", "neither a hostname nor an IPv4 or IPv6 address"),
+    ] {
+        let (target, unusable, _) = at(json!({"linker.hsj.com/target": value}));
+        assert!(target == "none" && unusable.contains(why), "{value}: {target}, {unusable}");
+    }
+}
+
+#[test]
+fn hostname_source_selects_spec_or_annotations() {
+    let names = |source: &str| {
+        let annotations = json!({
+            "external-dns.kubernetes.io/ingress-hostname-source": source,
+            "external-dns.kubernetes.io/hostname": "annotated.shop.lb.internal",
+        });
+        let object = ingress("shop", &annotations, &hosts(&["app.shop.lb.internal"]), &json!([]));
+        let (names, _, unusable, _) = observed(&object, None);
+        (names.join(" "), unusable)
+    };
+    let none = String::new();
+    assert_eq!(names("annotation-only"), ("annotated.shop.lb.internal".to_owned(), none.clone()));
+    assert_eq!(names("defined-hosts-only"), ("app.shop.lb.internal".to_owned(), none));
+    let (both, why) = names("other");
+    assert_eq!(both, "app.shop.lb.internal annotated.shop.lb.internal");
+    assert!(why.contains("neither annotation-only nor defined-hosts-only"), "{why}");
 }
 
 #[test]
