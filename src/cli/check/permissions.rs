@@ -1,6 +1,5 @@
 //! The permissions that lb-linker needs, and their review by the API server.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 

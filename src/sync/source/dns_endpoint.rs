@@ -110,7 +110,7 @@ impl DnsEndpoints {
             state.note_version(&object.metadata);
         }
         // With a deletionTimestamp an object counts as gone, as load balancers do.
-        if object.metadata.deletion_timestamp.is_some() || !state.selects(&object.metadata) {
+        if object.metadata.deletion_timestamp.is_some() || !state.selection().takes(&object.metadata) {
             return self.remove(&id, state);
         }
         let before = state.claims(&id);
