@@ -384,10 +384,10 @@ impl NameState {
         for (id, names) in news {
             let hosts = examples(names.iter().map(ServiceKey::name));
             let has = |name: &ServiceKey| self.rules.store.lost_names(&self.owner_of(name)).is_empty();
-            let known = self.names.read();
-            let has_elsewhere = names.iter().all(|name| known.elsewhere(&id, name).any(has));
-            drop(known);
-            let note = match has_elsewhere {
+            let elsewhere = |name: &ServiceKey| -> Vec<ServiceKey> {
+                self.names.read().elsewhere(&id, name).cloned().collect()
+            };
+            let note = match names.iter().all(|name| elsewhere(name).iter().any(has)) {
                 true => format!(
                     "of its parents in several namespaces, those of one are behind DNS names: {hosts}"
                 ),
