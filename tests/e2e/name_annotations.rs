@@ -249,7 +249,7 @@ fn check_reports_wrong_annotations_of_manifests() {
             "networking.k8s.io/v1",
             "Ingress",
             "app",
-            "external-dns.kubernetes.io/target: '192.0.2.x'",
+            "external-dns.kubernetes.io/target: '192.0.2.256'",
             "spec: {}",
         ),
     ];
@@ -261,12 +261,33 @@ fn check_reports_wrong_annotations_of_manifests() {
     for part in [
         "the entry in annotation linker.hsj.com/target \"a b\" isn't served: neither a hostname nor an IPv4 or IPv6 address",
         "\"int.default.lb.internal\" isn't served: the load balancer has no cluster IP",
-        "Ingress default/app: the entry in annotation external-dns.kubernetes.io/target \"192.0.2.x\" isn't served",
-        "--annotation-prefixes external-dns.kubernetes.io/",
+        "Ingress default/app: the entry in annotation external-dns.kubernetes.io/target \"192.0.2.256\" isn't served",
+        "--annotation-prefixes  external-dns.kubernetes.io/",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     let wrong = run_to_end(["check", "--annotation-prefixes", "external-dns.kubernetes.io"]);
     let text = String::from_utf8(wrong.stderr).unwrap();
     assert!(wrong.status.code() == Some(2) && text.contains("with the slash at its end"), "{text}");
+}
+
+#[tokio::test]
+async fn scan_names_the_ingress_with_a_hostname() {
+    let (plane, cluster, _) = cluster_with_target().await;
+    let namespace = cluster.create_namespace("shop").await;
+    let front = annotations(&[(TARGET, Some("front.example.org"))]);
+    create_ingress(&cluster, (&namespace, "front"), &format!("app.{namespace}.lb.internal"), &front).await;
+    cluster.create_load_balancer(&namespace, "web").await;
+    annotate(&cluster, &namespace, "web", TARGET, Some("web.example.org")).await;
+    for (name, host) in [("of-ingress", "front.example.org"), ("of-service", "web.example.org")] {
+        let spec = json!({"type": "ExternalName", "externalName": host});
+        cluster.create_service(&namespace, json!({"metadata": {"name": name}, "spec": spec})).await;
+    }
+    let kubeconfig = plane.admin_kubeconfig();
+    let args = ["scan", "--upstream", "none", "-o", "json", "-n", &namespace, "--kubeconfig"];
+    let output = run_to_end([&args[..], &[kubeconfig.to_str().unwrap()]].concat());
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["targets"][0]["service"], "of-ingress", "{found}");
+    assert_eq!(found["targets"][0]["objects"], json!([format!("Ingress {namespace}/front")]));
+    assert_eq!(found["exact"][0]["loadBalancer"], format!("{namespace}/web"), "{found}");
 }

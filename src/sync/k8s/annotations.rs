@@ -11,7 +11,8 @@ use hickory_proto::rr::Name;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::model::hostname_policy::{HOSTNAME, INTERNAL_HOSTNAME, PREFIX as OURS, is_hostname};
+pub(crate) use crate::model::hostname_policy::PREFIX;
+use crate::model::hostname_policy::{HOSTNAME, INTERNAL_HOSTNAME, is_hostname};
 use crate::model::names;
 use crate::model::rejection::{ListEntries, RejectedField, Rejection};
 use crate::sync::k8s::service::{IngressEntry, entries_in_use, host_name};
@@ -24,8 +25,6 @@ pub(crate) const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
 pub const MANAGED: &str = "linker.hsj.com/managed";
 /// The annotation with hostnames and addresses in place of those in the object's status.
 pub(crate) const TARGET: &str = "linker.hsj.com/target";
-/// The prefix of all annotations of lb-linker.
-pub(crate) const PREFIX: &str = OURS;
 /// The annotation, with a prefix of others, with the program that reads the object.
 const CONTROLLER: &str = "controller";
 /// The value of [`CONTROLLER`] for a program that gives names to objects.
