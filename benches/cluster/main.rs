@@ -26,6 +26,7 @@ mod page;
 mod plane;
 mod process;
 mod propagation;
+mod sources;
 mod start;
 mod storm;
 
@@ -38,7 +39,7 @@ use plane::Plane;
 
 /// The parts in their order: later parts reuse the objects of earlier parts, and `memory-idle` needs a cluster without
 /// links.
-const PARTS: [&str; 11] = [
+const PARTS: [&str; 12] = [
     "storm-store",
     "kept-answers",
     "cluster-dns",
@@ -48,6 +49,7 @@ const PARTS: [&str; 11] = [
     "links",
     "propagation",
     "storm-api",
+    "sources",
     "memory-100k",
     "external-targets",
 ];
@@ -117,6 +119,7 @@ fn with_plane(parts: &[&str], changes: usize, results: &mut Results) {
             "links" => links::run(&mut plane, results),
             "propagation" => propagation::run(&mut plane, changes, results),
             "storm-api" => storm::run(&mut plane, results),
+            "sources" => sources::run(&mut plane, results),
             "memory-100k" => memory::very_many(&mut plane, results),
             _ => stable_names::run(&mut plane, results),
         }

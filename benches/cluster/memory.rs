@@ -22,7 +22,7 @@ const EMPTY: f64 = 6.0;
 const MANY_LINKS: f64 = 25.0;
 
 /// Waits for [`SETTLE_TIME`], then returns the memory of lb-linker.
-fn settled(what: &str, linker: &Linker) -> Memory {
+pub fn settled(what: &str, linker: &Linker) -> Memory {
     for left in (1..=SETTLE_TIME.as_secs()).rev() {
         let now = memory(linker.id());
         if left % 10 == 0 {

@@ -14,7 +14,7 @@ use crate::model::rejection::{MAX_ENTRIES, RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
-use crate::sync::k8s::annotations::{HostnameSource, OF_ROUTES, PREFIX};
+use crate::sync::k8s::annotations::{HostnameSource, OF_ROUTES};
 use crate::sync::source::names::object::{Asking, Rules, created, id_of, uid, zone_of};
 use crate::sync::source::names::shared::ObjectId;
 
@@ -100,12 +100,7 @@ impl Route {
                 _ => {}
             }
         }
-        let is_used = |key: &String| {
-            let prefixes = &policy.annotation_prefixes;
-            key.starts_with(PREFIX)
-                || policy.hostname_annotations.contains(key)
-                || prefixes.iter().any(|prefix| key.starts_with(&**prefix))
-        };
+        let is_used = |key: &String| policy.may_count(key);
         Self {
             uid: uid(&metadata).into(),
             created: created(&metadata),
