@@ -362,3 +362,20 @@ fn changed_rules_apply_to_all_routes() {
     world.names.end_lists();
     assert_eq!([world.answer("a.shop"), world.answer("a.bank")], ["192.0.2.1", "192.0.2.1"]);
 }
+
+#[test]
+fn routes_of_namespaces_take_turns() {
+    let mut world = World::listed();
+    world.gateway("infra/gw", &ip(1));
+    let parent = json!({"name": "gw", "namespace": "infra"});
+    for (namespace, name) in [("shop", "a"), ("shop", "b"), ("shop", "c"), ("bank", "d")] {
+        let Object::Route(kind, mut object) = route(name, &[], &parent, &json!({})) else { panic!() };
+        object.metadata.namespace = Some(namespace.to_owned());
+        world.take(Object::Route(kind, object));
+    }
+    world.names.take(gateway("infra/gw", &ip(2)));
+    let order: Vec<Arc<str>> = std::iter::from_fn(|| world.names.source.turns.take(|_| true))
+        .map(|(namespace, _)| namespace)
+        .collect();
+    assert!(order.len() == 4 && order[..2].contains(&Arc::from("bank")), "{order:?}");
+}
