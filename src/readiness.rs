@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use crate::model::object_texts::ObjectTexts;
+use crate::model::owner::Source;
 use crate::model::service_key::ServiceKey;
 
 /// Lists that the API server forbids.
@@ -67,6 +68,9 @@ impl fmt::Debug for AgeNote {
     }
 }
 
+/// A source of names, a kind of its objects, and their namespace, if not all are read.
+pub type SourceList = (Source, &'static str, Option<String>);
+
 /// The notes of sync, each a clause or a sentence.
 #[derive(Debug, Default)]
 pub struct Readiness {
@@ -77,8 +81,8 @@ pub struct Readiness {
     pub manifests: ArcSwapOption<String>,
     /// Why load balancers that were listed before can't be read any more.
     pub load_balancers: ArcSwapOption<ForbiddenLists>,
-    /// By kind and namespace: why the objects of other sources of names can't be read.
-    pub sources: Mutex<BTreeMap<(&'static str, Option<String>), String>>,
+    /// Why the objects of other sources of names can't be read.
+    pub sources: Mutex<BTreeMap<SourceList, String>>,
     /// Why StableNames can't be listed.
     pub stable_names: ArcSwapOption<ForbiddenLists>,
     /// Why the last targets of StableNames stay: they went with their CRD.
@@ -127,27 +131,27 @@ impl Readiness {
         notes.into_iter().flatten().collect()
     }
 
-    /// Returns the notes about the sources of names that can't be read, or, without a reason, about the source of
-    /// this kind, which isn't listed.
+    /// Returns the notes about the sources of names that can't be read, or, without a reason, about this source, which
+    /// isn't listed.
     #[must_use]
-    pub fn of_sources(&self, unlisted: Option<&str>) -> Vec<String> {
+    pub fn of_sources(&self, unlisted: Option<&Source>) -> Vec<String> {
         let known = self.sources.lock();
-        let mut by_kind: BTreeMap<&str, (String, usize)> = BTreeMap::new();
-        for ((kind, _), why) in &*known {
-            by_kind.entry(kind).or_insert_with(|| (why.clone(), 0)).1 += 1;
+        let mut by_source: BTreeMap<&Source, (String, usize)> = BTreeMap::new();
+        for ((source, ..), why) in &*known {
+            by_source.entry(source).or_insert_with(|| (why.clone(), 0)).1 += 1;
         }
-        let waits = |kind: &&str| !by_kind.contains_key(*kind);
-        let waiting = unlisted.filter(waits).map(|kind| format!("the {kind} objects haven't been read yet"));
-        let note = |(why, namespaces): (String, usize)| match namespaces {
+        let waiting = unlisted.filter(|source| !by_source.contains_key(source));
+        let waiting = waiting.map(|source| format!("the {} objects haven't been read yet", source.kind));
+        let note = |(why, lists): (String, usize)| match lists {
             1 => why,
-            more => format!("{why} (and so in {} more namespaces)", more - 1),
+            more => format!("{why} (other such lists: {})", more - 1),
         };
-        by_kind.into_values().map(note).chain(waiting).collect()
+        by_source.into_values().map(note).chain(waiting).collect()
     }
 
-    /// Forgets what keeps the objects of a kind from being read.
-    pub fn forget_source(&self, kind: &str) {
-        self.sources.lock().retain(|(known, _), _| *known != kind);
+    /// Forgets what keeps the objects of a source from being read.
+    pub fn forget_source(&self, source: &Source) {
+        self.sources.lock().retain(|(known, ..), _| known != source);
     }
 
     /// Returns the note about the StableNames that don't move.
@@ -162,6 +166,25 @@ impl Readiness {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn notes_about_a_source_end_with_it() {
+        let readiness = Readiness::default();
+        let waiting = Some(&Source::GATEWAYS);
+        assert_eq!(readiness.of_sources(waiting), ["the Gateway objects haven't been read yet"]);
+        for (source, kind, namespace) in [
+            (Source::INGRESSES, "Ingress", None),
+            (Source::GATEWAYS, "GRPCRoute", Some("a")),
+            (Source::GATEWAYS, "HTTPRoute", Some("a")),
+        ] {
+            let why = format!("can't list {kind}");
+            readiness.sources.lock().insert((source, kind, namespace.map(str::to_owned)), why);
+        }
+        let of_routes = "can't list GRPCRoute (other such lists: 1)";
+        assert_eq!(readiness.of_sources(waiting), [of_routes, "can't list Ingress"]);
+        readiness.forget_source(&Source::GATEWAYS);
+        assert_eq!(readiness.of_sources(None), ["can't list Ingress"]);
+    }
 
     #[test]
     fn note_of_a_forbidden_list_has_its_own_effect() {

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::api::Connection;
 use crate::dns::{SerialClient, address_question, endpoint};
 use crate::figures::{Results, Spread, Table, millis};
-use crate::harness::linker::Linker;
 use crate::harness::deploy;
+use crate::harness::linker::Linker;
 use crate::harness::programs::{dns_endpoint_crd, gateway_api_crds};
 use crate::load::{Change, Load};
 use crate::memory::settled;
@@ -221,7 +221,10 @@ fn gateway_moves(plane: &Plane, linker: &Linker, results: &mut Results) {
         let seen = sample.map(|question| client.until(question, change, EVENT_TIMEOUT).expect("it is seen"));
         times.push(millis(answered, seen.max().expect("a name")));
         thread::sleep(MOVED_WITHIN.saturating_sub(answered.elapsed()));
-        late += all.iter_mut().filter_map(|question| (client.ask(question) != Some(change)).then_some(())).count();
+        late += all
+            .iter_mut()
+            .filter_map(|question| (client.ask(question) != Some(change)).then_some(()))
+            .count();
     }
     // The last line may come after the last answer.
     let told = Instant::now() + Duration::from_secs(5);
@@ -253,10 +256,14 @@ fn changes_under_load(plane: &Plane, linker: &Linker, results: &mut Results) {
         let _ = sender.send(Change { at, change, question });
     });
     let outcome = load.stop();
-    let mut table = Table::new(&["20,000 queries/s of other names", "changes", "lost", "seen p50 ms", "p99 ms"]);
+    let mut table =
+        Table::new(&["20,000 queries/s of other names", "changes", "lost", "seen p50 ms", "p99 ms"]);
     let seen = [0.5, 0.99].map(|share| format!("{:.2}", outcome.seen.at(share)));
     let lost = outcome.sent.saturating_sub(outcome.answered).to_string();
-    table.row("200 changes/s of Ingresses, Gateways and DNSEndpoints", [changes.to_string(), lost].into_iter().chain(seen));
+    table.row(
+        "200 changes/s of Ingresses, Gateways and DNSEndpoints",
+        [changes.to_string(), lost].into_iter().chain(seen),
+    );
     results.table("Sources, changes under load", table);
     results.at_most("a change is seen, p99", outcome.seen.at(0.99), 20.0, "ms");
     results.at_most("changes that are never seen", outcome.never as f64, 0.0, "changes");
@@ -284,5 +291,10 @@ fn kept_answers(linker: &Linker, results: &mut Results) {
         ratios.push(of_names / of_links);
     }
     results.table("Sources, kept answers", table);
-    results.at_most("a kept answer of an Ingress : of a link, median", Spread::of(ratios).median(), 1.05, "×");
+    results.at_most(
+        "a kept answer of an Ingress : of a link, median",
+        Spread::of(ratios).median(),
+        1.05,
+        "×",
+    );
 }

@@ -41,7 +41,7 @@ pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result
             // It has only been cancelled.
             let _ = task.await;
             watcher.store.forget_source(&source);
-            watcher.link_reporter.findings.readiness.forget_source(&source.kind);
+            watcher.link_reporter.findings.readiness.forget_source(&source);
         }
         tokio::select! {
             () = stop.cancelled() => break,

@@ -13,8 +13,8 @@ use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{answers, short};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::programs::gateway_api_crds;
-use crate::harness::{LINKER, apply_deploy, cluster_with_target, deploy, eventually, grant, permission};
-use crate::name_sources::COREFILE;
+use crate::harness::{LINKER, apply_deploy, cluster_with_target, deploy, grant, permission};
+use crate::name_sources::{COREFILE, event};
 
 const ABSENT: &str = "Non-Existent Domain";
 const GROUP: &str = "gateway.networking.k8s.io";
@@ -101,20 +101,6 @@ fn http(name: &str, hostname: Option<&str>) -> Value {
 fn tls(name: &str) -> Value {
     json!({"name": name, "port": 443, "protocol": "TLS", "tls": {"mode": "Passthrough"},
         "allowedRoutes": {"namespaces": {"from": "All"}}})
-}
-
-/// Waits for an Event about an HTTPRoute, and returns its note.
-async fn event(plane: &ControlPlane, namespace: &str, route: &str, reason: &str) -> String {
-    let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
-    let look = || async {
-        let is_it = |event: &Value| {
-            let regarding = &event["regarding"];
-            event["reason"] == reason && regarding["kind"] == "HTTPRoute" && regarding["name"] == route
-        };
-        let events = plane.list(&path);
-        Some(events.into_iter().find(is_it)?["note"].as_str()?.to_owned())
-    };
-    eventually(&format!("an Event {reason} about {route}"), look).await
 }
 
 /// Starts lb-linker with names of routes in three namespaces, of which the first may have any name.
@@ -218,7 +204,7 @@ async fn host_of_another_namespace_is_refused_on_routes() {
         ("open", format!("namespace {thief} may have names below")),
         ("refused", format!("Gateway {infra}/open hasn't accepted the route")),
     ] {
-        let note = event(plane, &thief, route, "HostnameRefused").await;
+        let note = event(plane, &thief, ("HTTPRoute", route), "HostnameRefused").await;
         assert!(note.contains(&text), "{note}");
     }
     // What a Gateway's namespace may have it hands on within the hostname of a listener.
@@ -231,7 +217,7 @@ async fn host_of_another_namespace_is_refused_on_routes() {
     let hidden = cluster.create_namespace("hidden").await;
     let parent = json!({"name": "gw", "namespace": hidden});
     of(&shop).route("HTTPRoute", "hidden", &[&format!("hidden.{shop}.lb.internal")], &parent, "True").await;
-    let note = event(plane, &shop, "hidden", "TargetRefused").await;
+    let note = event(plane, &shop, ("HTTPRoute", "hidden"), "TargetRefused").await;
     assert!(note.contains(&format!("\"Gateway {hidden}/gw\" isn't served: --watch-namespaces")), "{note}");
 }
 

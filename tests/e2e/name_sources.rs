@@ -52,18 +52,23 @@ impl Ingresses {
     }
 }
 
-/// Waits for an Event about an Ingress, and returns its note.
-async fn event(plane: &ControlPlane, namespace: &str, ingress: &str, reason: &str) -> String {
+/// Waits for an Event about an object, and returns its note.
+pub(crate) async fn event(
+    plane: &ControlPlane,
+    namespace: &str,
+    (kind, name): (&str, &str),
+    reason: &str,
+) -> String {
     let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
     let look = || async {
         let is_it = |event: &Value| {
             let regarding = &event["regarding"];
-            event["reason"] == reason && regarding["kind"] == "Ingress" && regarding["name"] == ingress
+            event["reason"] == reason && regarding["kind"] == kind && regarding["name"] == name
         };
         let events = plane.list(&path);
         Some(events.into_iter().find(is_it)?["note"].as_str()?.to_owned())
     };
-    eventually(&format!("an Event {reason} about {ingress}"), look).await
+    eventually(&format!("an Event {reason} about {name}"), look).await
 }
 
 /// Starts lb-linker with names of Ingresses in two namespaces, of which any may have any name with `anywhere`.
@@ -111,10 +116,10 @@ async fn hosts_of_ingresses_follow_their_status() {
     ingresses.set_status("web", &json!([{"ip": "192.0.2.9"}])).await;
     answers(linker.dns, &format!("{app}. A"), "192.0.2.9").await;
     ingresses.set_status("web", &Value::Null).await;
-    let note = event(plane, &shop, "web", "TargetStale").await;
+    let note = event(plane, &shop, ("Ingress", "web"), "TargetStale").await;
     assert_eq!(note, "the status is blank; 192.0.2.9 stays the target");
     ingresses.set_status("web", &json!([{"ip": "169.254.169.254"}])).await;
-    event(plane, &shop, "web", "TargetRefused").await;
+    event(plane, &shop, ("Ingress", "web"), "TargetRefused").await;
     assert_eq!(short(linker.dns, &format!("{app}. A")).await, "192.0.2.9");
 
     // Annotations are as on load balancers; several Ingresses of a namespace share a name.
@@ -142,7 +147,7 @@ async fn host_of_another_namespace_is_refused() {
     let hosts = [&app, &format!("*.{shop}.lb.internal"), "lb.internal", "*.lb.internal"];
     let thieves = Ingresses::of(&cluster, &thief);
     thieves.create("web", &hosts, "192.0.2.66").await;
-    let note = event(plane, &thief, "web", "HostnameRefused").await;
+    let note = event(plane, &thief, ("Ingress", "web"), "HostnameRefused").await;
     assert!(note.contains(&format!("\"{app}\" isn't served")) || note.contains("and 1 more"), "{note}");
     thieves.annotate("web", "linker.hsj.com/hostname", &app).await;
     thieves.create("next", &[&format!("next.{thief}.lb.internal")], "192.0.2.67").await;
@@ -162,7 +167,7 @@ async fn older_namespace_has_a_host_of_both() {
     // creationTimestamp has a resolution of 1 s.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     thieves.create("web", &[&app], "192.0.2.66").await;
-    let note = event(plane, &thief, "web", "Conflict").await;
+    let note = event(plane, &thief, ("Ingress", "web"), "Conflict").await;
     assert_eq!(note, format!("it doesn't get DNS names that another object has: {app}"));
     assert_eq!(short(linker.dns, &format!("{app}. A")).await, "192.0.2.1");
     // A load balancer's default name goes before all sources.
@@ -170,7 +175,7 @@ async fn older_namespace_has_a_host_of_both() {
     owners.create("default", &[&default], "192.0.2.2").await;
     answers(linker.dns, &format!("{default}. A"), "192.0.2.2").await;
     cluster.create_load_balancer(&shop, "web").await;
-    event(plane, &shop, "default", "Conflict").await;
+    event(plane, &shop, ("Ingress", "default"), "Conflict").await;
     assert_eq!(short(linker.dns, &format!("{default}. A")).await, "No Error");
     cluster.delete_service(&shop, "web").await;
     owners.delete("web").await;

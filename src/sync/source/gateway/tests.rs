@@ -367,7 +367,8 @@ fn changed_rules_apply_to_all_routes() {
 fn annotated_target_takes_the_place_of_addresses() {
     let mut world = World::listed();
     let annotated = |mut object: Value, target: Option<&str>| {
-        object["metadata"]["annotations"] = json!({"linker.hsj.com/target": target});
+        object["metadata"]["annotations"] =
+            target.map_or_else(|| json!({}), |target| json!({"linker.hsj.com/target": target}));
         object
     };
     let gateway = |target: Option<&str>| {
@@ -401,4 +402,21 @@ fn annotated_target_takes_the_place_of_addresses() {
     assert_eq!(answers(&world), ["edge.example.com", "edge.example.com"]);
     world.take(gateway(None));
     assert_eq!(answers(&world), ["192.0.2.1", "192.0.2.1"]);
+}
+
+#[test]
+fn routes_of_namespaces_take_turns() {
+    let mut world = World::listed();
+    world.gateway("infra/gw", &ip(1));
+    let parent = json!({"name": "gw", "namespace": "infra"});
+    for (namespace, name) in [("shop", "a"), ("shop", "b"), ("shop", "c"), ("bank", "d")] {
+        let Object::Route(kind, mut object) = route(name, &[], &parent, &json!({})) else { panic!() };
+        object.metadata.namespace = Some(namespace.to_owned());
+        world.take(Object::Route(kind, object));
+    }
+    world.names.take(gateway("infra/gw", &ip(2)));
+    let order: Vec<Arc<str>> = std::iter::from_fn(|| world.names.source.turns.take(|_| true))
+        .map(|(namespace, _)| namespace)
+        .collect();
+    assert!(order.len() == 4 && order[..2].contains(&Arc::from("bank")), "{order:?}");
 }

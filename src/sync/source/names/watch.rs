@@ -194,7 +194,7 @@ impl NameWatcher {
             Ok(Event::ListBegins) | Err(_) => {}
             Ok(_) => scope.version = Version { index: scope.version.index, ..Version::default() },
         }
-        self.note(scope, &item, names.state.is_listed());
+        self.note::<S, _>(scope, &item, names.state.is_listed());
         let Some(event) = scope.log.log_failure(item) else { return Next::Continue };
         match event {
             Event::ListBegins => {
@@ -225,9 +225,9 @@ impl NameWatcher {
     }
 
     /// Notes for `/ready` why the objects can't be read.
-    fn note<T>(&self, scope: &Scope, item: &Result<Event<T>, WatchError>, is_listed: bool) {
+    fn note<S: NameSource, T>(&self, scope: &Scope, item: &Result<Event<T>, WatchError>, is_listed: bool) {
         let mut sources = self.link_reporter.findings.readiness.sources.lock();
-        let key = (scope.kind.kind.api().1, scope.namespace.clone());
+        let key = (S::SOURCE, scope.kind.kind.api().1, scope.namespace.clone());
         let error = match item {
             Ok(Event::ListBegins) => return,
             Ok(_) => return drop(sources.remove(&key)),
