@@ -227,7 +227,7 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
     /// Removes what the list lacks, unless that is suspiciously much.
     fn replace(&mut self) {
         let cluster = Arc::clone(&self.watcher.cluster);
-        let guard = K::IS_GUARDED.then_some(&mut self.guard);
+        let guard = K::IS_GUARDED.then_some((&mut self.guard, |_: &ServiceKey| 1));
         let ListEnd { seen, gone, is_confirmed } =
             self.list.end(&self.what, &cluster.keys(K::KIND), |_| true, guard);
         for key in &gone {

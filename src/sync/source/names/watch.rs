@@ -92,10 +92,11 @@ impl NameWatcher {
         loop {
             let (zones_now, policy) =
                 (Arc::clone(&zones.borrow_and_update()), Arc::clone(&policies.borrow_and_update()));
-            watches.names.state.set_rules(zones_now, policy);
+            watches.names.set_rules(zones_now, policy);
             let (rewinds, mut events) = (self.rewinds.count(), SelectAll::new());
             for (number, scope) in watches.scopes.iter_mut().enumerate() {
                 scope.is_listed = false;
+                scope.version.index = 0;
                 events.push(self.begin::<S>(number, scope));
             }
             loop {
@@ -119,12 +120,13 @@ impl NameWatcher {
                     () = sleep_until_opt(confirm_at) => {
                         for (number, scope) in watches.scopes.iter_mut().enumerate() {
                             if scope.list.confirm_at.take_if(|at| *at <= Instant::now()).is_some() {
+                                scope.version.index = 0;
                                 events.push(self.begin::<S>(number, scope));
                             }
                         }
                     }
                     () = sleep_until_opt(watches.names.state.recheck_at) => watches.names.recheck(),
-                    () = tokio::task::yield_now(), if watches.names.source.has_work() => watches.names.work(),
+                    () = tokio::task::yield_now(), if watches.names.has_work() => watches.names.work(),
                     change = feed.recv() => match change {
                         Ok(change) => watches.names.on_change(&change),
                         Err(RecvError::Lagged(_)) => watches.names.check_all(),
@@ -214,12 +216,8 @@ impl NameWatcher {
                     scope.list.see(key.clone());
                 }
                 names.take_seen(&ObjectId { key, kind }, object);
-                names.state.publish();
             }
-            Event::Deleted(Seen { key, .. }) => {
-                names.remove(&ObjectId { key, kind });
-                names.state.publish();
-            }
+            Event::Deleted(Seen { key, .. }) => names.remove(&ObjectId { key, kind }),
         }
         Next::Continue
     }
@@ -323,8 +321,10 @@ impl<S: NameSource> Watches<S> {
         }
         let mut list = std::mem::take(&mut scope.list);
         let guard = Some(guards.entry(kind).or_default());
+        let weight =
+            |key: &ServiceKey| names.source.weight(&ObjectId { key: key.clone(), kind }, &names.state);
         let ListEnd { seen, gone, is_confirmed } =
-            list.end(scope.log.what(), &known, |key| scope.contains(key), guard);
+            list.end(scope.log.what(), &known, |key| scope.contains(key), guard.map(|guard| (guard, weight)));
         for key in gone {
             names.remove(&ObjectId { key, kind });
         }
@@ -337,9 +337,8 @@ impl<S: NameSource> Watches<S> {
         }
         scope.list = list;
         scope.is_listed = true;
-        names.state.publish();
         if self.scopes.iter().all(|scope| scope.is_listed) {
-            self.names.end_lists();
+            self.names.complete();
         }
     }
 }
