@@ -90,13 +90,15 @@ impl GuardedList {
     }
 
     /// Ends the list of `what`. Returns which of the `known` objects are gone: objects that the list lacks, unless that is
-    /// suspiciously much, and whether the list counts wholly. `within` tells which namespaces the list covers. Without a
-    /// guard each list counts; with it comes what an object weighs.
+    /// suspiciously much, and whether the list counts wholly. After a restore of etcd to an earlier revision (`is_rewound`)
+    /// anything that the list lacks is suspicious. `within` tells which namespaces the list covers. Without a guard each
+    /// list counts; with it comes what an object weighs.
     pub fn end(
         &mut self,
         what: &str,
         known: &HashSet<ServiceKey>,
         within: impl Fn(&ServiceKey) -> bool,
+        is_rewound: bool,
         guard: Option<(&mut RelistGuard, impl Fn(&ServiceKey) -> usize)>,
     ) -> ListEnd {
         let seen = std::mem::take(&mut self.seen);
@@ -105,6 +107,7 @@ impl GuardedList {
         let now = tokio::time::Instant::now();
         let kept = guard.map(|(guard, weight)| {
             let [all, missing] = [known, &gone].map(|keys| keys.iter().map(&weight).sum());
+            let missing = if is_rewound && missing > 0 { usize::MAX / 2 } else { missing };
             guard.keeps_weighed(all, (&gone, missing), within, now.into_std())
         });
         let kept = kept.unwrap_or_default();
@@ -147,15 +150,16 @@ mod tests {
             names.iter().map(|name| ServiceKey::new("infra", name)).collect()
         };
         let known = keys(&["a", "b", "c"]);
-        let end = |routes: usize| {
+        let end = |routes: usize, is_rewound| {
             let (mut list, mut guard) = (GuardedList::default(), RelistGuard::default());
             list.see(ServiceKey::new("infra", "a"));
             let weight = |key: &ServiceKey| if key.name() == "b" { routes } else { 1 };
-            list.end("Gateways", &known, |_| true, Some((&mut guard, weight)))
+            list.end("Gateways", &known, |_| true, is_rewound, Some((&mut guard, weight)))
         };
-        assert_eq!(end(9).gone, keys(&["b", "c"]));
-        let suspicious = end(5000);
-        assert!(suspicious.gone.is_empty() && !suspicious.is_confirmed);
+        assert_eq!(end(9, false).gone, keys(&["b", "c"]));
+        for suspicious in [end(5000, false), end(1, true)] {
+            assert!(suspicious.gone.is_empty() && !suspicious.is_confirmed);
+        }
     }
 
     #[test]

@@ -143,8 +143,9 @@ impl NameState {
 
     /// Returns the errors of single objects of a kind.
     pub fn errors(&mut self, kind: RegardingKind) -> &mut ObjectErrors {
-        let log = &self.link_reporter.log;
-        self.errors.entry(kind).or_insert_with(|| ObjectErrors::of_kind(kind.api().1, log.clone()))
+        let LinkReporter { log, findings, .. } = &self.link_reporter;
+        let shown = || ObjectErrors::shown_in(&findings.asking.texts(kind), kind.api().1, log.clone());
+        self.errors.entry(kind).or_insert_with(shown)
     }
 
     /// Returns the objects that decide about targets.
@@ -227,7 +228,8 @@ impl NameState {
     /// Returns whether names wait to be published.
     #[must_use]
     pub fn has_unpublished(&self) -> bool {
-        !self.changed.is_empty() || !self.unpublished.is_empty()
+        let waits = self.is_complete && !self.held.is_empty();
+        waits || !self.changed.is_empty() || !self.unpublished.is_empty()
     }
 
     /// Publishes all names of changed objects, see [`Self::publish_part`].

@@ -55,6 +55,8 @@ struct Scope {
     version: Version,
     /// Whether a list is complete since the rules have changed.
     is_listed: bool,
+    /// Whether etcd has been restored to an earlier revision since the last complete list.
+    is_rewound: bool,
     /// Whether a complete list waits for the load balancers: their names go before, and targets may depend on them.
     is_waiting: bool,
     /// Ends the watch before.
@@ -109,7 +111,10 @@ impl NameWatcher {
                         }
                     }
                     Ok(()) = policies.changed() => break,
-                    () = self.rewinds.wait_for_change(rewinds) => break,
+                    () = self.rewinds.wait_for_change(rewinds) => {
+                        watches.scopes.iter_mut().for_each(|scope| scope.is_rewound = true);
+                        break;
+                    }
                     item = events.next() => {
                         let (number, item) = item.ok_or(SyncError::WatchEnded)?;
                         if self.on_item(&mut watches, number, item) == Next::Begin {
@@ -146,6 +151,7 @@ impl NameWatcher {
             list: GuardedList::default(),
             version: Version::default(),
             is_listed: false,
+            is_rewound: false,
             is_waiting: false,
             end: None,
         };
@@ -210,7 +216,10 @@ impl NameWatcher {
                 names.take_seen(&id, object);
                 scope.list.see(id.key);
             }
-            Event::ListEnds { .. } => scope.is_waiting = true,
+            Event::ListEnds { rewound, .. } => {
+                scope.is_waiting = true;
+                scope.is_rewound |= rewound;
+            }
             Event::Applied(Seen { key, object }) => {
                 if scope.is_waiting {
                     scope.list.see(key.clone());
@@ -320,11 +329,17 @@ impl<S: NameSource> Watches<S> {
             return;
         }
         let mut list = std::mem::take(&mut scope.list);
+        let is_rewound = std::mem::take(&mut scope.is_rewound);
         let guard = Some(guards.entry(kind).or_default());
         let weight =
             |key: &ServiceKey| names.source.weight(&ObjectId { key: key.clone(), kind }, &names.state);
-        let ListEnd { seen, gone, is_confirmed } =
-            list.end(scope.log.what(), &known, |key| scope.contains(key), guard.map(|guard| (guard, weight)));
+        let ListEnd { seen, gone, is_confirmed } = list.end(
+            scope.log.what(),
+            &known,
+            |key| scope.contains(key),
+            is_rewound,
+            guard.map(|guard| (guard, weight)),
+        );
         for key in gone {
             names.remove(&ObjectId { key, kind });
         }
