@@ -25,6 +25,7 @@ mod operations;
 mod quiesce;
 mod rules;
 mod soak;
+mod sources;
 mod suspend;
 mod world;
 
@@ -77,6 +78,11 @@ async fn random_operations_match_the_model_with_retain() {
 #[tokio::test]
 async fn random_operations_match_the_model_with_tombstone() {
     run("tombstone", OnDelete::Tombstone, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_objects_of_all_sources_match_the_model() {
+    sources::run_model(6).await;
 }
 
 /// Returns the control plane that the model tests share. Other tests don't use it, because the model tests make
