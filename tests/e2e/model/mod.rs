@@ -11,6 +11,8 @@
 //! A failure prints its seed, the differences, and the operations since the last quiet point; the same seed repeats
 //! the operations.
 //!
+//! The sources of names have a model of their own (`sources.rs`), which compares the answers of two replicas.
+//!
 //! Where the outcome depends on lb-linker's pace, the model allows several outcomes: the external target of a load
 //! balancer that is gone, or pending again, may be any that the link has had since the last quiet point. Where names
 //! clash the order of changes matters, so only one of the Services with the same default name changes between two

@@ -159,7 +159,7 @@ impl Generator {
                     8..10 if id.kind != Kind::StableName => content.is_opted_out = !content.is_opted_out,
                     10..12 if id.kind == Kind::HttpRoute => content.parent = Some(self.parent()),
                     12 => content.ttl = self.ttl(),
-                    _ => (content.target, content.is_denied) = self.target(id, true),
+                    _ => self.set_target(&mut content, id, true),
                 }
                 // Gateways can't be opted out.
                 content.is_opted_out &= id.kind != Kind::Gateway;
@@ -171,9 +171,10 @@ impl Generator {
     }
 
     fn content(&mut self, id: Id) -> Content {
-        let (target, is_denied) = self.target(id, false);
-        let parent = (id.kind == Kind::HttpRoute).then(|| self.parent());
-        Content { hosts: self.hosts(id), target, is_denied, ttl: self.ttl(), is_opted_out: false, parent }
+        let mut content = Content { hosts: self.hosts(id), ttl: self.ttl(), ..Content::default() };
+        content.parent = (id.kind == Kind::HttpRoute).then(|| self.parent());
+        self.set_target(&mut content, id, false);
+        content
     }
 
     fn ttl(&mut self) -> u32 {
@@ -194,6 +195,11 @@ impl Generator {
         };
         let number = self.random.random_range(numbers);
         hosts_for(id).sample(&mut self.random, number).copied().collect()
+    }
+
+    fn set_target(&mut self, content: &mut Content, id: Id, is_change: bool) {
+        (content.target, content.is_denied) = self.target(id, is_change);
+        content.is_annotated = id.kind.has_status() && self.random.random_bool(0.25);
     }
 
     /// Returns a target, or none, and whether it is denied.

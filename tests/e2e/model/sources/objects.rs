@@ -1,5 +1,7 @@
 //! Objects of all kinds in a real API server. Statuses are patched as controllers would.
 
+use std::net::IpAddr;
+
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client};
@@ -93,6 +95,11 @@ fn object(id: Id, content: &Content) -> Value {
         let hosts = (!content.hosts.is_empty()).then(|| content.hosts.join(","));
         annotations.insert("linker.hsj.com/hostname".to_owned(), json!(hosts));
     }
+    if id.kind.has_status() {
+        let targets = if content.is_annotated { targets(content) } else { Vec::new() };
+        let text = (!targets.is_empty()).then(|| targets.join(","));
+        annotations.insert("linker.hsj.com/target".to_owned(), json!(text));
+    }
     annotations.insert("linker.hsj.com/managed".to_owned(), json!(content.is_opted_out.then_some("false")));
     json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": id.name, "annotations": annotations},
         "spec": spec(id.kind, content)})
@@ -149,20 +156,27 @@ fn entries(Content { hosts, target, is_denied, ttl, .. }: &Content) -> Vec<Value
     hosts.iter().flat_map(of_host).collect()
 }
 
-fn status(kind: Kind, content: &Content) -> Option<Value> {
-    let Content { target, is_denied, .. } = content;
+/// Returns the addresses and the hostnames.
+fn targets(Content { target, is_denied, .. }: &Content) -> Vec<String> {
     let ips = target.ips.iter().map(ToString::to_string).chain(is_denied.then(|| DENIED.to_owned()));
+    ips.chain(target.hosts.iter().cloned()).collect()
+}
+
+fn status(kind: Kind, content: &Content) -> Option<Value> {
+    let targets = if content.is_annotated { Vec::new() } else { targets(content) };
+    let entries = |entry: fn(&str, bool) -> Value| {
+        let all: Vec<Value> =
+            targets.iter().map(|target| entry(target, target.parse::<IpAddr>().is_ok())).collect();
+        (!all.is_empty()).then_some(all)
+    };
     match kind {
         Kind::Service | Kind::Ingress => {
-            let hosts = target.hosts.iter().map(|host| json!({"hostname": host}));
-            let all: Vec<Value> = ips.map(|ip| json!({"ip": ip})).chain(hosts).collect();
-            Some(json!({"loadBalancer": {"ingress": (!all.is_empty()).then_some(all)}}))
+            let entry = |target: &str, is_ip| json!({ if is_ip { "ip" } else { "hostname" }: target });
+            Some(json!({"loadBalancer": {"ingress": entries(entry)}}))
         }
         Kind::Gateway => {
-            let address = |kind: &str, value: &str| json!({"type": kind, "value": value});
-            let hosts = target.hosts.iter().map(|host| address("Hostname", host));
-            let all: Vec<Value> = ips.map(|ip| address("IPAddress", &ip)).chain(hosts).collect();
-            Some(json!({"addresses": (!all.is_empty()).then_some(all)}))
+            let address = |target: &str, is_ip| json!({"type": if is_ip { "IPAddress" } else { "Hostname" }, "value": target});
+            Some(json!({ "addresses": entries(address) }))
         }
         Kind::HttpRoute => {
             let (_, is_accepted) = content.parent.expect("a route has one");

@@ -47,6 +47,8 @@ pub struct Content {
     pub target: Ingress,
     /// Whether the target, which is empty here, is one that lb-linker denies.
     pub is_denied: bool,
+    /// Whether the annotation `linker.hsj.com/target` has the target, and not the status.
+    pub is_annotated: bool,
     pub ttl: u32,
     /// `linker.hsj.com/managed: "false"`.
     pub is_opted_out: bool,
