@@ -323,11 +323,11 @@ impl Run {
             return;
         }
         let kinds = Kind::ALL.into_iter().flat_map(|kind| {
-            ["Create", "Recreate", "Set", "Delete"].map(|what| (format!("{what} {kind:?}"), 5))
+            ["Create", "Recreate", "Set", "Delete"].map(|what| (format!("{what} {kind:?}"), 3))
         });
         let others = [
             ("contested name", 300),
-            ("shared name", 50),
+            ("shared name", 20),
             ("kept target", 50),
             ("target that one replica keeps", 20),
             ("Cut", 5),

@@ -48,7 +48,7 @@ fn universe() -> Vec<Id> {
     let of = |kind: Kind, all: &[(&'static str, &'static str)]| -> Vec<Id> {
         all.iter().map(|(namespace, name)| Id { kind, namespace, name }).collect()
     };
-    let several = [("free", "a"), ("free", "b"), ("other", "a"), ("own", "a"), ("own", "b")];
+    let several = [("free", "a"), ("free", "b"), ("free", "c"), ("other", "a"), ("own", "a"), ("own", "b")];
     [
         of(Kind::Service, &[("own", "web"), ("free", "api"), ("other", "api")]),
         of(Kind::StableName, &[("free", "sn"), ("own", "sn")]),
@@ -191,6 +191,7 @@ impl Generator {
         let numbers = match id.kind {
             Kind::Service | Kind::StableName => 0..=2,
             Kind::Gateway => 0..=1,
+            Kind::HttpRoute => 0..=4,
             _ => 1..=4,
         };
         let number = self.random.random_range(numbers);

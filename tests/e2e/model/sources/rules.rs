@@ -89,7 +89,7 @@ pub struct Model {
 pub struct ComparedCounts {
     /// Names that objects of several namespaces or sources ask for.
     pub contested: usize,
-    /// Names of several objects.
+    /// Names that several objects of one namespace share, and that no other object asks for.
     pub shared: usize,
     /// Targets that a status doesn't name any more.
     pub kept: usize,
@@ -155,17 +155,17 @@ impl Model {
 
     pub fn counts(&self) -> ComparedCounts {
         let mut counts = ComparedCounts::default();
-        let mut asking: BTreeMap<&str, Vec<(Kind, &str)>> = BTreeMap::new();
+        let mut asked: BTreeMap<&str, BTreeSet<(Kind, &str)>> = BTreeMap::new();
         for source in &self.order {
-            for claim in self.claims(*source, 0) {
-                asking.entry(claim.name).or_default().push((*source, claim.namespace));
+            let claims = self.claims(*source, 0);
+            for claim in &claims {
+                asked.entry(claim.name).or_default().insert((*source, claim.namespace));
             }
+            let is_shared =
+                |(name, holders): &(&str, Vec<Claim>)| asked[name].len() == 1 && holders.len() > 1;
+            counts.shared += holders(claims).into_iter().filter(is_shared).count();
         }
-        for mut owners in asking.into_values() {
-            counts.shared += usize::from(owners.len() > 1 && owners.iter().all(|owner| *owner == owners[0]));
-            owners.dedup();
-            counts.contested += usize::from(owners.len() > 1);
-        }
+        counts.contested = asked.values().filter(|owners| owners.len() > 1).count();
         for object in self.objects.values().filter(|object| object.content.chosen().is_none()) {
             let kept = object.targets.iter().flatten().count();
             counts.kept += usize::from(kept > 0);
@@ -184,15 +184,7 @@ impl Model {
             }
         }
         for source in &self.order {
-            let mut asking: BTreeMap<&str, Vec<Claim>> = BTreeMap::new();
-            for claim in self.claims(*source, replica) {
-                asking.entry(claim.name).or_default().push(claim);
-            }
-            for (name, mut claims) in asking {
-                claims.sort_by_key(|claim| (claim.created, claim.namespace, claim.id));
-                let owner = claims[0].namespace;
-                claims.retain(|claim| claim.namespace == owner);
-                claims.sort_by_key(|claim| (claim.created, claim.id));
+            for (name, claims) in holders(self.claims(*source, replica)) {
                 names.entry(name.to_owned()).or_insert_with(|| united(*source, &claims));
             }
         }
@@ -223,7 +215,9 @@ impl Model {
                 let Some(gateway) = self.objects.get(&parent).filter(|_| is_accepted) else { continue };
                 let listener = gateway.content.hosts.first().copied();
                 let within = |host| listener.map_or(Some(host), |listener| overlap(listener, host));
-                let mut names: Vec<&str> = content.hosts.iter().filter_map(|host| within(*host)).collect();
+                // A route without hostnames has that of the listener.
+                let all = if content.hosts.is_empty() { &gateway.content.hosts } else { &content.hosts };
+                let mut names: Vec<&str> = all.iter().filter_map(|host| within(*host)).collect();
                 let hands_on = |name: &str| listener.is_some() && may_have(parent.namespace, name);
                 names.retain(|name| may_have(id.namespace, name) || hands_on(name));
                 names.sort_unstable();
@@ -263,6 +257,20 @@ fn overlap(listener: &'static str, host: &'static str) -> Option<&'static str> {
         wide == narrow || wide.strip_prefix('*').is_some_and(|end| narrow.ends_with(end))
     };
     if contains(listener, host) { Some(host) } else { contains(host, listener).then_some(listener) }
+}
+
+/// Returns the objects of a source that have each name, the oldest first: those of the namespace of the oldest.
+fn holders(claims: Vec<Claim<'_>>) -> BTreeMap<&str, Vec<Claim<'_>>> {
+    let mut holders: BTreeMap<&str, Vec<Claim>> = BTreeMap::new();
+    for claim in claims {
+        holders.entry(claim.name).or_default().push(claim);
+    }
+    for claims in holders.values_mut() {
+        claims.sort_by_key(|claim| (claim.created, claim.namespace, claim.id));
+        let owner = claims[0].namespace;
+        claims.retain(|claim| claim.namespace == owner);
+    }
+    holders
 }
 
 /// Returns what is behind a name of these objects of a namespace, the oldest first. A Service shares no name.
