@@ -249,7 +249,7 @@ fn check_reports_wrong_annotations_of_manifests() {
             "networking.k8s.io/v1",
             "Ingress",
             "app",
-            "external-dns.kubernetes.io/target: '192.0.2.x'",
+            "external-dns.kubernetes.io/target: '192.0.2.999'",
             "spec: {}",
         ),
     ];
@@ -261,7 +261,7 @@ fn check_reports_wrong_annotations_of_manifests() {
     for part in [
         "the entry in annotation linker.hsj.com/target \"a b\" isn't served: neither a hostname nor an IPv4 or IPv6 address",
         "\"int.default.lb.internal\" isn't served: the load balancer has no cluster IP",
-        "Ingress default/app: the entry in annotation external-dns.kubernetes.io/target \"192.0.2.x\" isn't served",
+        "Ingress default/app: the entry in annotation external-dns.kubernetes.io/target \"192.0.2.999\" isn't served",
         "--annotation-prefixes external-dns.kubernetes.io/",
     ] {
         assert!(text.contains(part), "{part}: {text}");
