@@ -74,8 +74,7 @@ pub(crate) fn lost_hostnames(change: &LinkChange) -> Option<String> {
 /// Returns a note about the DNS names that a link requests and doesn't own.
 pub(crate) fn lost_hostnames_of(link: &Link) -> Option<String> {
     let lost = lost(link);
-    let note =
-        || format!("it doesn't get DNS names that another load balancer has: {}", examples(lost.clone()));
+    let note = || format!("it doesn't get DNS names that another object has: {}", examples(lost.clone()));
     (!lost.is_empty()).then(note)
 }
 
@@ -119,6 +118,16 @@ mod tests {
             let text = log_text.text();
             assert_eq!(text.contains("link shop/web: none → pending"), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn note_names_the_hostnames_that_a_link_lacks() {
+        let names = ["a", "b"].map(|label| Arc::from(format!("{label}.lb.internal")));
+        let annotations = Annotations { hostnames: names.to_vec().into(), ..Annotations::default() };
+        let hostnames = [Arc::clone(&names[0])].into();
+        let link = Link { annotations, hostnames, ..Link::new(ServiceKey::new("shop", "web"), "1") };
+        let note = "it doesn't get DNS names that another object has: b.lb.internal";
+        assert_eq!(lost_hostnames_of(&link).as_deref(), Some(note));
     }
 
     #[test]
