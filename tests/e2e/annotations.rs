@@ -85,9 +85,7 @@ async fn owner_keeps_its_custom_name_over_restarts() {
             }
         })
     };
-    linker
-        .line(&format!("link {other}/young: it doesn't get DNS names that another load balancer has"))
-        .await;
+    linker.line(&format!("link {other}/young: it doesn't get DNS names that another object has")).await;
     noted(Some(&format!("shop.{zone}"))).await;
     // An older load balancer that requests the name later doesn't get it, before and after a restart.
     request_hostnames(&cluster, &namespace, "old", Some(&format!("shop.{zone}"))).await;

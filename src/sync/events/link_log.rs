@@ -74,8 +74,7 @@ pub(crate) fn lost_hostnames(change: &LinkChange) -> Option<String> {
 /// Returns a note about the DNS names that a link requests and doesn't own.
 pub(crate) fn lost_hostnames_of(link: &Link) -> Option<String> {
     let lost = lost(link);
-    let note =
-        || format!("it doesn't get DNS names that another load balancer has: {}", examples(lost.clone()));
+    let note = || format!("it doesn't get DNS names that another object has: {}", examples(lost.clone()));
     (!lost.is_empty()).then(note)
 }
 
