@@ -210,6 +210,18 @@ impl Zone {
         self.sources.contains(source)
     }
 
+    /// Returns the classes of the objects of a source with names in the zone; empty for all.
+    #[must_use]
+    pub fn classes_of(&self, source: &Source) -> &[Box<str>] {
+        if *source == Source::INGRESSES {
+            &self.ingress_classes
+        } else if *source == Source::GATEWAYS {
+            &self.gateway_classes
+        } else {
+            &[]
+        }
+    }
+
     /// Returns whether a source comes before the source of a target.
     #[must_use]
     pub fn is_before_target(&self, source: &Source, target: &ServiceKey) -> bool {
