@@ -111,6 +111,38 @@ impl fmt::Display for Owner {
     }
 }
 
+/// Returns the object whose names lead to a target with this key, such as `Ingress shop/web`: see
+/// [`Source::target_key`].
+#[must_use]
+pub fn object_of_target(key: &ServiceKey) -> String {
+    let (namespace, name) = key.parts();
+    let Some((object, word)) = name.rsplit_once('.') else { return format!("Service {key}") };
+    // What several objects share has the key of the oldest one.
+    let object = object.strip_suffix("._shared").unwrap_or(object);
+    let is_of = |source: Source| source.kind.eq_ignore_ascii_case(word);
+    if is_of(Source::DNS_ENDPOINTS) {
+        return format!("name {object} of the DNSEndpoints in {namespace}");
+    }
+    if !is_of(Source::GATEWAYS) {
+        let kind = if is_of(Source::INGRESSES) { "Ingress" } else { "Service" };
+        return format!("{kind} {namespace}/{object}");
+    }
+    match object.rsplit_once("._") {
+        Some((set, "listenerset")) => format!("a route at ListenerSet {namespace}/{set}"),
+        Some((_, route)) => {
+            let mut parts = route.splitn(3, '.');
+            let mut part = || parts.next().unwrap_or_default();
+            let kind = match part() {
+                "grpcroute" => "GRPCRoute",
+                "tlsroute" => "TLSRoute",
+                _ => "HTTPRoute",
+            };
+            format!("{kind} {}/{}", part(), part())
+        }
+        None => format!("a route at Gateway {namespace}/{object}"),
+    }
+}
+
 /// The names that an owner asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
@@ -176,6 +208,18 @@ impl Zone {
     #[must_use]
     pub fn has(&self, source: &Source) -> bool {
         self.sources.contains(source)
+    }
+
+    /// Returns the classes of the objects of a source with names in the zone; empty for all.
+    #[must_use]
+    pub fn classes_of(&self, source: &Source) -> &[Box<str>] {
+        if *source == Source::INGRESSES {
+            &self.ingress_classes
+        } else if *source == Source::GATEWAYS {
+            &self.gateway_classes
+        } else {
+            &[]
+        }
     }
 
     /// Returns whether a source comes before the source of a target.

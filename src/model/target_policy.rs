@@ -14,6 +14,7 @@ use ipnet::IpNet;
 
 use crate::model::hostname::to_presentation;
 use crate::model::link::{Link, Target};
+use crate::model::owner::{self, Source};
 use crate::model::service_key::ServiceKey;
 use addresses::{denied_kind, embedded};
 
@@ -46,18 +47,16 @@ pub enum Denied {
     /// A name without a dot: its meaning depends on the client's search list.
     #[error("a single label isn't a complete name")]
     SingleLabel,
-    /// A name in a zone of links that belongs to a Service of another namespace, which doesn't allow this namespace.
-    #[error(
-        "it lies in lb-linker's own zone and belongs to Service {owner}, whose annotation linker.hsj.com/allow-from \
-         doesn't list namespace {namespace}"
-    )]
+    /// A name in a zone of links that belongs to an object of another namespace, which doesn't allow this namespace.
+    #[error("it lies in lb-linker's own zone and belongs to {}", closed_to(.owner, .namespace))]
     OtherNamespace {
+        /// The key of what is behind the name.
         owner: ServiceKey,
-        /// The namespace of the Service with this target.
+        /// The namespace of the object with this target.
         namespace: String,
     },
-    /// A DNS name of the load balancer itself.
-    #[error("it is a DNS name of this load balancer itself, so DNS would lead in a circle")]
+    /// A DNS name of the object itself.
+    #[error("it is a DNS name of this object itself, so DNS would lead in a circle")]
     OwnName,
     /// A name in a zone of links that no Service owns, outside the namespace's domain.
     #[error(
@@ -207,6 +206,15 @@ impl TargetPolicy {
     }
 }
 
+/// Returns which object doesn't let a namespace refer to its name, and why.
+fn closed_to(owner: &ServiceKey, namespace: &str) -> String {
+    let object = owner::object_of_target(owner);
+    if Source::DNS_ENDPOINTS.has_target(owner) {
+        return format!("{object}, to which no other namespace may refer");
+    }
+    format!("{object}, whose annotation linker.hsj.com/allow-from doesn't list namespace {namespace}")
+}
+
 /// Returns whether a name in `zone` lies below `<namespace>.<zone>`.
 fn is_below(host: &Name, zone: &Name, namespace: &str) -> bool {
     let below = host.iter().count() - zone.iter().count();
@@ -246,6 +254,35 @@ mod tests {
         ] {
             let found = host(&policy(), name);
             assert!(if why.is_empty() { found.is_empty() } else { found.contains(why) }, "{name}: {found}");
+        }
+    }
+
+    #[test]
+    fn name_of_another_namespace_names_the_object_that_has_it() {
+        let needs = |object: &str| {
+            format!("{object}, whose annotation linker.hsj.com/allow-from doesn't list namespace shop")
+        };
+        for (key, expected) in [
+            ("app", needs("Service infra/app")),
+            ("app.internal", needs("Service infra/app")),
+            ("app.ingress", needs("Ingress infra/app")),
+            ("a.b._shared.ingress", needs("Ingress infra/a.b")),
+            ("public.gateway", needs("a route at Gateway infra/public")),
+            ("edge._listenerset.gateway", needs("a route at ListenerSet infra/edge")),
+            ("public._httproute.web.a.b.gateway", needs("HTTPRoute web/a.b")),
+            ("edge._listenerset._tlsroute.web.a._shared.gateway", needs("TLSRoute web/a")),
+            (
+                "_sip._tcp.lb.internal.dnsendpoint",
+                "name _sip._tcp.lb.internal of the DNSEndpoints in infra, to which no other namespace may refer"
+                    .to_owned(),
+            ),
+        ] {
+            let owner = ServiceKey::new("infra", key);
+            let denied = Denied::OtherNamespace { owner, namespace: "shop".to_owned() };
+            assert_eq!(
+                denied.to_string(),
+                format!("it lies in lb-linker's own zone and belongs to {expected}")
+            );
         }
     }
 

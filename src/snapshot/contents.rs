@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 
-use super::format::{RecordedFlags, SavedLink, SavedOverride, SavedRecords, SavedTarget};
+use super::format::{RecordedFlags, RecordedZone, SavedLink, SavedOverride, SavedRecords, SavedTarget};
 use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, Target};
-use crate::model::owner::{Claims, Owner};
+use crate::model::names;
+use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::records::{RecordData, RecordSet, Records};
 use crate::sync::source::selection::Selection;
 
@@ -100,7 +101,11 @@ pub(super) fn hostname(text: &str) -> Option<Hostname> {
 }
 
 /// Returns the flags that a snapshot records.
-pub(crate) fn recorded_flags(selection: &Selection, policy: &HostnamePolicy) -> RecordedFlags {
+pub(crate) fn recorded_flags(
+    selection: &Selection,
+    policy: &HostnamePolicy,
+    zones: &[Zone],
+) -> RecordedFlags {
     let mut hostname_annotations = policy.hostname_annotations.clone();
     hostname_annotations.sort_unstable();
     RecordedFlags {
@@ -109,5 +114,31 @@ pub(crate) fn recorded_flags(selection: &Selection, policy: &HostnamePolicy) -> 
         classes: selection.classes.clone(),
         hostname_annotations,
         annotation_prefixes: policy.annotation_prefixes.clone(),
+        zones: zones.iter().filter(|zone| has_classes(zone)).map(recorded_zone).collect(),
+    }
+}
+
+fn has_classes(zone: &Zone) -> bool {
+    zone.has(&Source::INGRESSES) || zone.has(&Source::GATEWAYS)
+}
+
+fn recorded_zone(zone: &Zone) -> RecordedZone {
+    let texts = |classes: &[Box<str>]| classes.iter().map(ToString::to_string).collect();
+    RecordedZone {
+        origin: names::text(&zone.origin),
+        ingress_classes: texts(&zone.ingress_classes),
+        gateway_classes: texts(&zone.gateway_classes),
+    }
+}
+
+/// Returns a zone as [`recorded_flags`] writes it, with what is known of it.
+pub(super) fn zone(RecordedZone { origin, ingress_classes, gateway_classes }: &RecordedZone) -> Zone {
+    let classes = |texts: &[String]| texts.iter().map(|class| class.as_str().into()).collect();
+    Zone {
+        origin: names::wire_of(origin).unwrap_or_default().into(),
+        apex: Box::default(),
+        sources: Vec::new(),
+        ingress_classes: classes(ingress_classes),
+        gateway_classes: classes(gateway_classes),
     }
 }

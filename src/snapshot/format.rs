@@ -80,6 +80,21 @@ pub struct RecordedFlags {
     /// `--annotation-prefixes`, in their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub annotation_prefixes: Vec<String>,
+    /// The zones with names of objects that have classes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub zones: Vec<RecordedZone>,
+}
+
+/// The classes of the objects with names in a zone; empty for all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct RecordedZone {
+    /// Without the dot at the end.
+    pub origin: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ingress_classes: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gateway_classes: Vec<String>,
 }
 
 /// What DNS needs of a link, or of another owner of names.
@@ -307,17 +322,21 @@ impl SavedLink {
         let are_entries = |texts: &[String]| {
             texts.len() <= MAX_ENTRIES && texts.iter().all(|text| text.len() <= MAX_ENTRY_BYTES)
         };
-        // A name that another owner asks for, or the key of what is behind it, which ends with the source.
-        let is_host = |name: &str| {
+        let is_key = |name: &str, max_label: usize| {
             let mut labels = name.strip_prefix("*.").unwrap_or(name).split('.');
             let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
             let is_label =
-                |label: &str| (1..=MAX_LABEL).contains(&label.len()) && label.chars().all(is_allowed);
+                |label: &str| (1..=max_label).contains(&label.len()) && label.chars().all(is_allowed);
             name.len() <= MAX_TEXT_BYTES && labels.all(is_label)
         };
         let source = [&self.cluster, &self.kind].into_iter().flatten();
-        let behind = self.behind.iter().flat_map(|(namespace, name)| [namespace, name]);
-        let mut keys = behind.chain([&self.service]);
+        // A name that another owner asks for is a hostname; the key of what is behind it has the names of objects, of
+        // which a single label may take the whole length.
+        let is_host = is_key(&self.service, MAX_LABEL);
+        let is_behind = self
+            .behind
+            .as_ref()
+            .is_none_or(|(namespace, name)| names::is_label(namespace) && is_key(name, MAX_ENTRY_BYTES));
         let by = self.overridden_by.iter().flat_map(|by| [&by.uid, &by.source, &by.service_uid]);
         let mut texts = by.chain([&self.uid]).chain(source);
         let is_service = self.is_service();
@@ -328,7 +347,8 @@ impl SavedLink {
         match &self.target {
             _ if !names::is_label(&self.namespace) => Err("the namespace isn't a DNS label"),
             _ if is_service && !is_object(&self.service) => Err("the Service's name isn't a DNS name"),
-            _ if !keys.all(|name| is_host(name)) => Err("the owner's name isn't a hostname"),
+            _ if !is_host => Err("the owner's name isn't a hostname"),
+            _ if !is_behind => Err("what is behind the owner's names isn't an object"),
             _ if is_service && !is_object(&self.external_target) => {
                 Err("the external target's name isn't a DNS name")
             }

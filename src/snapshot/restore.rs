@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::contents::{hostname, records};
+use super::contents::{hostname, records, zone};
 use super::format::{SavedLink, SavedTarget, Snapshot};
+use super::rules::has_all_classes;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Annotations, Ingress, Link, ObservedService, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
@@ -36,9 +37,15 @@ pub fn restore(
 ) -> Restored {
     let store = Store::new(OnGone::Dropped).with_zones(zones.iter().cloned());
     store.continue_at(snapshot.head.serial);
+    let zones_then: Vec<Zone> = snapshot.head.recorded_flags.zones.iter().map(zone).collect();
+    let is_of_class = |link: &SavedLink| {
+        let source = owner(link).source;
+        link.hostnames.iter().all(|name| has_all_classes(&source, name, &zones_then, zones))
+    };
     let is_selected = |link: &SavedLink| {
         let namespace = &link.namespace;
-        link.cluster.is_some() || selection.namespaces.is_empty() || selection.namespaces.contains(namespace)
+        let is_watched = selection.namespaces.is_empty() || selection.namespaces.contains(namespace);
+        (link.cluster.is_some() || is_watched) && (link.is_service() || is_of_class(link))
     };
     let all = snapshot.links.len();
     // A hostname that the snapshot lacks may lie below a wildcard of another link: no wildcard is restored then.

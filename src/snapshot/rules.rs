@@ -6,6 +6,8 @@ use jiff::Timestamp;
 
 use super::format::{Head, RecordedFlags};
 use crate::model::excerpt::sentence;
+use crate::model::names;
+use crate::model::owner::{Source, Zone};
 use crate::store::fallback::Age;
 use crate::sync::k8s::client::ClusterIdentity;
 
@@ -49,7 +51,8 @@ pub(super) fn age(taken: Timestamp, now: Timestamp, max_age: Duration) -> Result
 }
 
 /// Checks whether a snapshot is of this cluster, and was written with flags that select no more than the present ones,
-/// and with the same `--hostname-annotations` and `--annotation-prefixes`. `restore` checks the namespace and the target of each link.
+/// and with the same `--hostname-annotations` and `--annotation-prefixes`. `restore` checks the namespace, the target and
+/// the classes of each link.
 ///
 /// # Errors
 /// If it isn't.
@@ -66,6 +69,17 @@ pub(super) fn check(head: &Head, cluster: &ClusterIdentity, now: &RecordedFlags)
     if is_within { Ok(()) } else { Err(Unusable::OtherSettings) }
 }
 
+/// Returns whether a name's zone has names of all classes of a source that the zone of the name had `then`.
+pub(super) fn has_all_classes(source: &Source, name: &str, then: &[Zone], now: &[Zone]) -> bool {
+    let Some(name) = names::wire_of(name) else { return true };
+    let then = Zone::closest(then, &name).map(|zone| zone.classes_of(source));
+    match (then, Zone::closest(now, &name).map(|zone| zone.classes_of(source))) {
+        (_, None | Some([])) => true,
+        (None | Some([]), _) => false,
+        (Some(then), Some(now)) => then.iter().all(|class| now.contains(class)),
+    }
+}
+
 /// Returns the pause after a write that took this time: ten times as long, and at least [`WRITE_INTERVAL`].
 pub(super) fn pause_after(write: Duration) -> Duration {
     write.saturating_mul(10).max(WRITE_INTERVAL)
@@ -79,6 +93,8 @@ pub(super) fn renewal(max_age: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use hickory_proto::rr::Name;
+
     use super::*;
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
@@ -137,6 +153,33 @@ mod tests {
         assert!(!usable(&annotations, &all) && !usable(&all, &annotations));
         let prefixes = RecordedFlags { annotation_prefixes: vec!["a/".to_owned()], ..all.clone() };
         assert!(!usable(&prefixes, &all) && !usable(&all, &prefixes));
+    }
+
+    #[test]
+    fn names_of_zones_with_more_classes_are_left_out() {
+        let zones = |zones: &[(&str, &[&str])]| -> Vec<Zone> {
+            let zone = |(origin, classes): &(&str, &[&str])| Zone {
+                ingress_classes: classes.iter().map(|class| (*class).into()).collect(),
+                ..(&Name::from_ascii(origin).unwrap()).into()
+            };
+            zones.iter().map(zone).collect()
+        };
+        let one = |classes| zones(&[("lb.internal.", classes)]);
+        for (then, now, expected) in [
+            (one(&[]), one(&[]), true),
+            (one(&["a"]), one(&[]), true),
+            (one(&["a"]), one(&["b", "a"]), true),
+            (one(&["a", "b"]), one(&["a"]), false),
+            (one(&[]), one(&["a"]), false),
+            (Vec::new(), one(&["a"]), false),
+            (one(&[]), Vec::new(), true),
+            (zones(&[("lb.internal.", &["a"]), ("x.lb.internal.", &[])]), one(&["a"]), false),
+            (zones(&[("lb.internal.", &[]), ("x.lb.internal.", &["a"])]), one(&["a"]), true),
+        ] {
+            let has = |source| has_all_classes(source, "*.x.lb.internal", &then, &now);
+            assert_eq!(has(&Source::INGRESSES), expected, "{then:?} {now:?}");
+            assert!(has(&Source::GATEWAYS) && has(&Source::DNS_ENDPOINTS), "{then:?} {now:?}");
+        }
     }
 
     #[test]

@@ -212,8 +212,9 @@ fn zones(policy: &HostnamePolicy, known: &[Zone]) -> Vec<Zone> {
 
 /// Returns the age of a snapshot, or logs why it can't be used.
 fn usable_age(context: &SnapshotContext, Snapshot { head, .. }: &Snapshot) -> Option<Duration> {
-    let SnapshotContext { path, max_age, cluster, selection, policy, .. } = context;
-    rules::check(head, &cluster.borrow(), &recorded_flags(selection, &policy.borrow()))
+    let SnapshotContext { path, max_age, cluster, selection, policy, store, .. } = context;
+    let now = recorded_flags(selection, &policy.borrow(), &store.zones());
+    rules::check(head, &cluster.borrow(), &now)
         .and_then(|()| rules::age(head.taken, Timestamp::now(), *max_age))
         .inspect_err(|why| warn!("the snapshot {} isn't used: {why}", path.display()))
         .ok()

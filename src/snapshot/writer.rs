@@ -148,7 +148,7 @@ impl Writer<'_> {
             taken: Timestamp::from_second((Timestamp::now() - silence).as_second()).unwrap_or_default(),
             program: env!("CARGO_PKG_VERSION").to_owned(),
             cluster: cluster.borrow().clone(),
-            recorded_flags: recorded_flags(selection, &policy.borrow()),
+            recorded_flags: recorded_flags(selection, &policy.borrow(), &store.zones()),
             serial: 0,
         };
         let (store, file) = (Arc::clone(store), path.clone());

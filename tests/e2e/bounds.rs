@@ -197,7 +197,7 @@ async fn only_the_first_1000_ingress_entries_are_used() {
         (0..3000).map(|i| format!("192.{}.2.{}", 100 + i / 150, 100 + i % 150)).collect();
     let entries: Vec<Ingress<'_>> = addresses.iter().map(|address| Ingress::Ip(address)).collect();
     cluster.set_ingress(&namespace, "web", &entries).await;
-    let line = linker.line("status.loadBalancer.ingress: entries that are ignored: 2000").await;
+    let line = linker.line("the status: entries that are ignored: 2000").await;
     assert!(line.contains(&format!("Service {namespace}/web: ")), "{line}");
     let line = linker.line(&format!("link {namespace}/web: pending → ")).await;
     assert!(line.ends_with("192.100.2.107 and 992 more"), "{line}");

@@ -295,7 +295,7 @@ async fn links_and_events_tell_what_is_wrong_with_a_service() {
         table.lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
     };
     let expected = [
-        ("circle ", " Kept ", "a DNS name of this load balancer itself"),
+        ("circle ", " Kept ", "a DNS name of this object itself"),
         ("foreign ", " Conflict ", "it points at a.example.com"),
         ("typo ", " Degraded ", "\"5m\""),
         ("well ", " Ready ", "<none>"),

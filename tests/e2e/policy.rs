@@ -137,7 +137,7 @@ async fn denied_nets_apply_to_a_status_and_to_answers() {
     answers(dns, "own.default.lb.internal. A", "127.0.0.1").await;
     answers(dns, "own.default.lb.internal. AAAA", "No Error").await;
     answers(dns, "chased.default.lb.internal. A", "nets.example.com. 127.0.0.1 192.0.2.1").await;
-    let line = fixture.linker.line("Service default/own: the load balancer's ip \"10.96.0.1\"").await;
+    let line = fixture.linker.line("Service default/own: the address in the status \"10.96.0.1\"").await;
     assert!(line.contains("it lies in the denied network 10.96.0.0/12 (--denied-nets)"), "{line}");
 }
 

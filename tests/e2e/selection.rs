@@ -178,7 +178,7 @@ async fn opting_out_clears_the_warnings_of_a_service() {
     linker.ready().await;
     load_balancer(&cluster, &namespace, "web", json!({})).await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("localhost")]).await;
-    let complaint = format!("Service {namespace}/web: the load balancer's hostname");
+    let complaint = format!("Service {namespace}/web: the hostname in the status");
     linker.line(&complaint).await;
     linker.counts("lb_linker_targets_refused", 1.0).await;
     annotate(&cluster, &namespace, "web", Some("false")).await;

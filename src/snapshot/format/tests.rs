@@ -16,9 +16,14 @@ fn head(random: &mut StdRng) -> Head {
             classes: (0..random.random_range(0..3)).map(|_| text(random)).collect(),
             hostname_annotations: (0..random.random_range(0..3)).map(|_| text(random)).collect(),
             annotation_prefixes: (0..random.random_range(0..2)).map(|_| text(random)).collect(),
+            zones: (0..random.random_range(0..2)).map(|_| zone(random)).collect(),
         },
         serial: random.random(),
     }
+}
+
+fn zone(random: &mut StdRng) -> RecordedZone {
+    RecordedZone { origin: text(random), ingress_classes: texts(random), gateway_classes: texts(random) }
 }
 
 /// Returns a text, in which some characters are escaped in JSON.
@@ -190,6 +195,11 @@ fn links_with_invalid_fields_are_refused_and_never_written() {
         decode(&sealed(&format!("{head}\n{text}\n"))).map_err(|error| error.to_string())
     };
     decoded(&valid).unwrap();
+    let behind = |namespace: &str, name: String| Some((namespace.to_owned(), name));
+    // The longest key: a route with settings of its own at a ListenerSet, with names that have a single label.
+    let (name, namespace) = ("x".repeat(MAX_ENTRY_BYTES), "y".repeat(MAX_LABEL));
+    let longest = format!("{name}._listenerset._httproute.{namespace}.{name}._shared.gateway");
+    decoded(&SavedLink { behind: behind(&namespace, longest), ..valid.clone() }).unwrap();
     let long = "x".repeat(MAX_ENTRY_BYTES + 1);
     let ips = |count: usize| Some(SavedTarget::Addresses(vec![IpAddr::from([0; 4]); count]));
     let port = Port { name: None, protocol: "".into(), port: 1, app_protocol: None };
@@ -205,6 +215,9 @@ fn links_with_invalid_fields_are_refused_and_never_written() {
         ),
         (SavedLink { service: "a/b".to_owned(), ..valid.clone() }, "the Service's name isn't a DNS name"),
         (SavedLink { external_target: String::new(), ..valid.clone() }, "the external target's name"),
+        (SavedLink { behind: behind("a", "x".repeat(254)), ..valid.clone() }, "isn't an object"),
+        (SavedLink { behind: behind("a", "x.".repeat(512) + "x"), ..valid.clone() }, "isn't an object"),
+        (SavedLink { behind: behind("a/b", "x".to_owned()), ..valid.clone() }, "isn't an object"),
         (SavedLink { uid: "x".repeat(1025), ..valid.clone() }, "a text is too long"),
         (SavedLink { hostnames: vec![long.clone()], ..valid.clone() }, "a list of names is too long"),
         (SavedLink { allow_from: vec![String::new(); 101], ..valid.clone() }, "a list of names is too long"),

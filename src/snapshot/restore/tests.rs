@@ -12,7 +12,7 @@ use crate::model::link::{InternalNames, Link, Port};
 use crate::model::names;
 use crate::model::records::{RecordData, RecordKind, Records};
 use crate::model::target_policy::TargetPolicy;
-use crate::snapshot::contents::saved_owners;
+use crate::snapshot::contents::{recorded_flags, saved_owners};
 use crate::snapshot::format::{Head, RecordedFlags, decode, encode};
 use crate::store::Lookup;
 use crate::sync::k8s::client::ClusterIdentity;
@@ -381,6 +381,44 @@ fn file_of_format_1_is_restored() {
         assert!(found.starts_with(expected), "{name}: {found}");
     }
     assert!(restored.store.other_owners().is_empty());
+}
+
+#[test]
+fn names_of_classes_that_are_left_out_arent_restored() {
+    let zone = |classes: &[&str]| Zone {
+        sources: vec![Source::SERVICES, Source::INGRESSES, Source::GATEWAYS],
+        gateway_classes: classes.iter().map(|class| (*class).into()).collect(),
+        ..(&name("lb.internal.")).into()
+    };
+    let (all, some) = (zone(&[]), zone(&["envoy"]));
+    for (then, now, kept) in
+        [(&all, &all, true), (&some, &all, true), (&some, &some, true), (&all, &some, false)]
+    {
+        let store = Store::new(OnGone::Kept).with_zones([then.clone()]);
+        store.apply(observed(&ServiceKey::new("shop", "web"), 1, Some(host("service.example."))));
+        for (source, host_name) in
+            [(Source::INGRESSES, "ingress.lb.internal"), (Source::GATEWAYS, "route.lb.internal")]
+        {
+            let owner = Owner { source, key: ServiceKey::new("shop", host_name) };
+            let link = Link {
+                target: Some(host("target.example.")),
+                ..Link::new(owner.source.target_key(&ServiceKey::new("shop", "a")), "u")
+            };
+            let claims = Claims { created: 1, names: [host_name.into()].into() };
+            store.observe(&owner, &claims, &Arc::new(link), None);
+        }
+        let (links, others) = (store.links(), store.other_owners());
+        let flags = recorded_flags(&Selection::default(), &policy(), &store.zones());
+        let head = Head { recorded_flags: flags, ..head() };
+        let bytes = encode(&head, || saved_owners(&links, &others)).unwrap().bytes;
+        let restored =
+            restore(decode(&bytes).unwrap(), &Selection::default(), &policy(), std::slice::from_ref(now));
+        assert_eq!((restored.answered, restored.denied), (2 + usize::from(kept), usize::from(!kept)));
+        for (name, kept) in [("web.shop", true), ("ingress", true), ("route", kept)] {
+            let found = answer(&restored.store, name);
+            assert_eq!(found == answer(&store, name), kept, "{name}: {found}");
+        }
+    }
 }
 
 #[test]

@@ -290,9 +290,9 @@ pub(crate) fn usable(
     check_host: impl Fn(&TargetPolicy, &Name) -> Result<(), Denied>,
 ) -> (Ingress, Vec<Rejection>) {
     let mut ingress = Ingress::default();
-    let mut hosts = Rejection::new(RejectedField::Target, "the load balancer's hostname");
-    let mut addresses = Rejection::new(RejectedField::Target, "the load balancer's ip");
-    let mut rest = Rejection::new(RejectedField::Target, "status.loadBalancer.ingress");
+    let mut hosts = Rejection::new(RejectedField::Target, "the hostname in the status");
+    let mut addresses = Rejection::new(RejectedField::Target, "the address in the status");
+    let mut rest = Rejection::new(RejectedField::Target, "the status");
     let mut annotated = annotated.clone();
     let ignored = entries.len().saturating_sub(MAX_INGRESS);
     rest.ignore(ignored, "the first 1000 count: hostnames first, each in alphabetical order");

@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(keys(&own.changed(&hostname_policy, &store)), ["a/web"]);
         let (observed, rejections) = web.observe(&hostname_policy, &store);
         assert!(observed.refused && observed.ingress.hostnames.is_empty());
-        assert!(rejections[0].to_string().contains("a DNS name of this load balancer itself"));
+        assert!(rejections[0].to_string().contains("a DNS name of this object itself"));
         store.apply(observed);
         let target = || store.get(&web.key()).unwrap().target.clone();
         assert_eq!(target(), None, "its own name isn't kept as the last target");

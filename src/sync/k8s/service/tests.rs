@@ -29,7 +29,9 @@ fn needed_fields_are_decoded_and_null_means_absent() {
     assert_eq!(observed.ingress.hostnames, [Hostname::from(&Name::from_ascii("a.example.").unwrap())]);
     assert_eq!(observed.ingress.addresses, ["2001:db8::1".parse::<IpAddr>().unwrap()]);
     assert_eq!(unusable.len(), 2, "{unusable:?}");
-    assert!(unusable[1].to_string().contains("ip \"nonsense\" isn't served: not an IPv4"));
+    assert!(
+        unusable[1].to_string().contains("the address in the status \"nonsense\" isn't served: not an IPv4")
+    );
 }
 
 fn observe(service: serde_json::Value) -> (ObservedService, String) {
@@ -49,8 +51,8 @@ fn ingress_entries_and_their_rejections_are_bounded() {
     let (observed, rejection) = observe(json!({"status": {"loadBalancer": {"ingress": addresses}}}));
     assert_eq!(observed.ingress.addresses.len(), 1000);
     assert!(!observed.refused);
-    let expected = "status.loadBalancer.ingress: entries that are ignored: 2000; the first 1000 count: hostnames \
-                    first, each in alphabetical order";
+    let expected = "the status: entries that are ignored: 2000; the first 1000 count: hostnames first, each in \
+                    alphabetical order";
     assert_eq!(rejection, expected);
     let reversed: Vec<_> = addresses.iter().rev().collect();
     let (other, _) = observe(json!({"status": {"loadBalancer": {"ingress": reversed}}}));

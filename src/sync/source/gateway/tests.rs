@@ -398,12 +398,7 @@ fn annotated_target_takes_the_place_of_addresses() {
     assert_eq!(answers(&world), ["edge.example.com", "198.51.100.7"]);
     world.take(set(Some("169.254.169.254")));
     assert_eq!(answers(&world), ["edge.example.com", "198.51.100.7"], "a denied target changes nothing");
-    assert!(
-        world
-            .events()
-            .iter()
-            .any(|event| event.starts_with("TargetRefused:") && event.contains("169.254.169.254"))
-    );
+    assert!(world.events().iter().any(|event| event.starts_with("TargetRefused: the entry in annotation")));
     world.take(set(None));
     assert_eq!(answers(&world), ["edge.example.com", "edge.example.com"]);
     world.take(gateway(None));
