@@ -262,7 +262,7 @@ fn check_reports_wrong_annotations_of_manifests() {
         "the entry in annotation linker.hsj.com/target \"a b\" isn't served: neither a hostname nor an IPv4 or IPv6 address",
         "\"int.default.lb.internal\" isn't served: the load balancer has no cluster IP",
         "Ingress default/app: the entry in annotation external-dns.kubernetes.io/target \"192.0.2.999\" isn't served",
-        "--annotation-prefixes external-dns.kubernetes.io/",
+        "--annotation-prefixes  external-dns.kubernetes.io/",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
