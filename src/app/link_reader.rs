@@ -158,6 +158,7 @@ impl LinkReader {
     /// As [`Self::open`].
     pub async fn open_for_names(flags: Flags) -> Result<Self, RunError> {
         let (reader, deadline) = Self::start(flags, Reads::Names).await?;
+        reader.wait_for_external_targets(deadline).await;
         let zones = reader.store.zones();
         if timeout_at(deadline, reader.store.sources_listed(&zones)).await.is_err() {
             let unlisted = zones.iter().find_map(|zone| reader.store.unlisted_source(zone));
@@ -178,18 +179,21 @@ impl LinkReader {
     /// As [`Self::open`], or if the Services that follow can't be read.
     pub async fn open_for_views(flags: Flags, reads_followers: bool) -> Result<Self, RunError> {
         let (reader, deadline) = Self::start(flags, Reads::Views { reads_followers }).await?;
-        let LinkFacts { external_targets, followers, .. } = &reader.facts;
-        if timeout_at(deadline, external_targets.known()).await.is_err() {
+        reader.wait_for_external_targets(deadline).await;
+        if reads_followers {
+            let known = timeout_at(deadline, reader.facts.followers.known()).await;
+            known.map_err(|_| RunError::FollowersNotRead(READ_TIMEOUT))?;
+        }
+        Ok(reader)
+    }
+
+    async fn wait_for_external_targets(&self, deadline: Instant) {
+        if timeout_at(deadline, self.facts.external_targets.known()).await.is_err() {
             warn!(
                 "the external targets weren't read within {} s: the states don't tell whether they are as they should be",
                 READ_TIMEOUT.as_secs()
             );
         }
-        if reads_followers {
-            let known = timeout_at(deadline, followers.known()).await;
-            known.map_err(|_| RunError::FollowersNotRead(READ_TIMEOUT))?;
-        }
-        Ok(reader)
     }
 
     /// Returns the reader, and until when it may read.

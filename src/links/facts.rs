@@ -143,7 +143,8 @@ impl LinkFacts {
             )
         });
         let planned = self.only_plans.then(|| format!("{PLANNED}: the log says what would be written"));
-        let of_view = readiness.of_view().into_iter().chain(readiness.of_statuses());
+        let of_sources = readiness.of_sources(None).into_iter();
+        let of_view = readiness.of_view().into_iter().chain(of_sources).chain(readiness.of_statuses());
         let notices: Vec<String> =
             manifests.into_iter().chain(of_view).chain(of_removals).chain(planned).collect();
         (!notices.is_empty()).then(|| notices.join("; "))

@@ -8,11 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use super::facts::{LinkFacts, NameProblems};
 use super::view::{ViewState, override_of};
+use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, LinkState};
 use crate::model::names;
 use crate::model::owner::{Owner, Source};
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
+use crate::sync::events::RegardingKind;
 
 /// Maximum number of names of a page.
 pub const MAX_NAMES: usize = 1000;
@@ -125,7 +127,7 @@ impl LinkFacts {
         let (state, reason) = match holder.is_service() {
             true => self.state_of_link(&link, problems),
             false if holder.source == Source::INTERNAL => state_of_internal(&link),
-            false => self.state_of_name(&link, problems),
+            false => self.state_of_name(&holder, &link, problems),
         };
         Some(NameView {
             name: name.to_owned(),
@@ -152,7 +154,26 @@ impl LinkFacts {
         objects.map(|(kind, key)| ObjectView::new(kind.api().1, &key)).collect()
     }
 
-    fn state_of_name(&self, link: &Arc<Link>, problems: &NameProblems) -> (ViewState, Option<String>) {
+    /// Returns the state of a name of an owner that isn't a load balancer, and why it isn't `Ready`.
+    fn state_of_name(
+        &self,
+        owner: &Owner,
+        link: &Arc<Link>,
+        problems: &NameProblems,
+    ) -> (ViewState, Option<String>) {
+        let (state, why) = self.state_of_target(link, problems);
+        let asking = &self.findings.asking;
+        let of_object = |(kind, key): (RegardingKind, ServiceKey)| {
+            Some(format!("{} {key}: {}", kind.api().1, paragraph(&asking.texts(kind).get(&key)?)))
+        };
+        let of_objects: Vec<String> = asking.of(owner).into_iter().filter_map(of_object).collect();
+        let state =
+            if state == ViewState::Ready && !of_objects.is_empty() { ViewState::Degraded } else { state };
+        let reasons: Vec<String> = why.into_iter().chain(of_objects).collect();
+        (state, (!reasons.is_empty()).then(|| reasons.join("; ")))
+    }
+
+    fn state_of_target(&self, link: &Arc<Link>, problems: &NameProblems) -> (ViewState, Option<String>) {
         if let Some((state, why)) = self.problem_of_target(link, problems) {
             return (state, Some(why));
         }
@@ -238,7 +259,6 @@ mod tests {
     use crate::model::owner::{Claims, Zone};
     use crate::model::records::{RecordData, RecordKind, Records};
     use crate::store::{Input, OnGone};
-    use crate::sync::events::RegardingKind;
 
     fn link(key: &str, address: &str) -> Arc<Link> {
         let (namespace, name) = key.split_once('/').unwrap();
@@ -343,6 +363,20 @@ mod tests {
         let page = facts.names(&filter("new.lb.internal"));
         assert_eq!(shown(&page), ["new.lb.internal service Service int/new none Refused [] []"]);
         assert_eq!(page.items[0].reason.as_deref(), Some("its load balancer's cluster IP isn't allowed"));
+    }
+
+    #[test]
+    fn denied_parts_of_an_object_are_a_reason() {
+        let facts = facts();
+        let texts = facts.findings.asking.texts(RegardingKind::Ingress);
+        let version = facts.version();
+        texts.set(&ServiceKey::new("a", "two"), Some("the host \"y\" isn't served"));
+        assert_ne!(facts.version(), version);
+        let page =
+            facts.names(&NameFilter { name: Some("x.lb.internal".to_owned()), ..NameFilter::default() });
+        let NameView { state, reason, .. } = &page.items[0];
+        let expected = "Ingress a/two: the host \"y\" isn't served";
+        assert_eq!((*state, reason.as_deref()), (ViewState::Degraded, Some(expected)));
     }
 
     #[test]

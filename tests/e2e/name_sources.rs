@@ -194,7 +194,7 @@ async fn names_tell_which_objects_ask_for_them() {
     thieves.create("web", &[&app], "192.0.2.66").await;
     owners.create("second", &[&app], "192.0.2.2").await;
     cluster.create_load_balancer(&shop, "lb").await;
-    event(plane, &thief, "web", "Conflict").await;
+    event(plane, &thief, ("Ingress", "web"), "Conflict").await;
     let admin = linker.admin().await.to_string();
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let namespaces = format!("{shop},{thief}");

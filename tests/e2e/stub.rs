@@ -1,5 +1,7 @@
 //! `lb-linker stub`, with a real CoreDNS in the roles of the cluster DNS and of NodeLocal DNSCache.
 
+mod sources;
+
 use std::cell::Cell;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -16,6 +16,9 @@ pub struct Ede {
 impl Ede {
     /// The links aren't known yet: the first list of load balancers hasn't arrived.
     pub const NOT_READY: Self = Self { code: 14, text: "waiting for the first list of load balancers" };
+    /// The load balancers are known, but the objects of another source of names aren't.
+    pub const SOURCE_NOT_READY: Self =
+        Self { code: 14, text: "waiting for the first lists of other sources of names: /ready says which" };
     /// The cluster's objects aren't known yet.
     pub const CLUSTER_NOT_READY: Self =
         Self { code: 14, text: "waiting for the first lists of the cluster's objects" };

@@ -5,8 +5,9 @@
 //!
 //! # Description
 //!
-//! The objects come from the API server, and the answers are CoreDNS's. `/ready` waits until all of them are listed.
-//! Until then, and for at most `startup_timeout`, up to 1,000 questions wait; after that time names that are known are
+//! The objects come from the API server, and the answers are CoreDNS's. At a start `/ready` waits until all of
+//! them are listed; a reload that adds *kubernetes* leaves a ready process ready, and `/ready` says what can't be read.
+//! Until they are listed, and for at most `startup_timeout`, up to 1,000 questions wait; after that time names that are known are
 //! answered, and all others get SERVFAIL with the extended error 14. A reload waits as long, and the blocks before it
 //! answer meanwhile. Without the API server the answers stay as they are.
 //! No link has a name in these zones as its target.

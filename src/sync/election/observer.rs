@@ -41,7 +41,8 @@ impl ForeignLease {
         format!(
             "{} leads by Lease {namespace}/{name}, and this process, which takes part in no election, would write the \
              same objects: it writes nothing meanwhile; give --sync plan, or --leader-election lease --instance \
-             {namespace}/{name} to take part, or an --instance NAME and a --target-namespace of its own",
+             {namespace}/{name} to take part, or an --instance NAME and a --target-namespace of its own, with other \
+             load balancers than the leader's if there are StableNames (--watch-namespaces)",
             value(holder)
         )
     }

@@ -7,36 +7,55 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use super::RegardingKind;
+use crate::model::object_texts::ObjectTexts;
 use crate::model::owner::{Owner, Source};
 use crate::model::service_key::ServiceKey;
 
 /// Returns the objects that ask for an owner's name, the oldest first.
 type Asking = dyn Fn(&ServiceKey) -> Vec<(RegardingKind, ServiceKey)> + Send + Sync;
 
-/// The objects of all sources of names, except load balancers.
+/// The objects of all sources of names, except load balancers, and what of them is denied, invalid or ignored.
 #[derive(Clone, Default)]
-pub struct AskingObjects(Arc<RwLock<BTreeMap<Source, Arc<Asking>>>>);
+pub struct AskingObjects(Arc<RwLock<State>>);
+
+#[derive(Default)]
+struct State {
+    sources: BTreeMap<Source, Arc<Asking>>,
+    texts: BTreeMap<RegardingKind, ObjectTexts>,
+}
 
 impl AskingObjects {
+    /// Returns the texts about what of objects of a kind is denied, invalid or ignored.
+    #[must_use]
+    pub fn texts(&self, kind: RegardingKind) -> ObjectTexts {
+        self.0.write().texts.entry(kind).or_default().clone()
+    }
+
+    /// Returns a number that grows with each change of these texts.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.0.read().texts.values().map(ObjectTexts::version).fold(0, u64::wrapping_add)
+    }
+
     /// Sets how the objects of a source are found.
     pub fn set(
         &self,
         source: Source,
         asking: impl Fn(&ServiceKey) -> Vec<(RegardingKind, ServiceKey)> + Send + Sync + 'static,
     ) {
-        self.0.write().insert(source, Arc::new(asking));
+        self.0.write().sources.insert(source, Arc::new(asking));
     }
 
     /// Returns the objects that ask for an owner's name, the oldest first.
     #[must_use]
     pub fn of(&self, owner: &Owner) -> Vec<(RegardingKind, ServiceKey)> {
-        let asking = self.0.read().get(&owner.source).cloned();
+        let asking = self.0.read().sources.get(&owner.source).cloned();
         asking.map(|asking| asking(&owner.key)).unwrap_or_default()
     }
 }
 
 impl fmt::Debug for AskingObjects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.read().keys()).finish()
+        f.debug_set().entries(self.0.read().sources.keys()).finish()
     }
 }

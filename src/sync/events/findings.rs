@@ -35,9 +35,9 @@ impl Findings {
     /// Returns a number that grows with each change.
     #[must_use]
     pub fn version(&self) -> u64 {
-        let Self { services, stable_names, held_removals, removals, left_out, asking: _, readiness } = self;
+        let Self { services, stable_names, held_removals, removals, left_out, asking, readiness } = self;
         let versions = [services, stable_names, &readiness.unwritten, held_removals, removals, left_out]
             .map(ObjectTexts::version);
-        versions.into_iter().fold(0, u64::wrapping_add)
+        versions.into_iter().fold(asking.version(), u64::wrapping_add)
     }
 }

@@ -121,6 +121,16 @@ mod tests {
     }
 
     #[test]
+    fn note_names_the_hostnames_that_a_link_lacks() {
+        let names = ["a", "b"].map(|label| Arc::from(format!("{label}.lb.internal")));
+        let annotations = Annotations { hostnames: names.to_vec().into(), ..Annotations::default() };
+        let hostnames = [Arc::clone(&names[0])].into();
+        let link = Link { annotations, hostnames, ..Link::new(ServiceKey::new("shop", "web"), "1") };
+        let note = "it doesn't get DNS names that another object has: b.lb.internal";
+        assert_eq!(lost_hostnames_of(&link).as_deref(), Some(note));
+    }
+
+    #[test]
     fn ready_counts_only_present_load_balancers() {
         let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
         let store = Store::new(OnGone::Kept);

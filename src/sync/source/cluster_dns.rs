@@ -154,7 +154,7 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
                 self.list.see(key_of(&object));
                 self.apply(object);
             }
-            Event::ListEnds { .. } => self.on_list_end(),
+            Event::ListEnds { rewound, .. } => self.on_list_end(rewound),
             Event::Resumed => self.watcher.cluster.set_failure(K::KIND, None),
             Event::Applied(object) => {
                 let change = change_of(&object);
@@ -187,7 +187,7 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
                 CONFIRM_AFTER.as_secs()
             );
         }
-        self.replace();
+        self.replace(false);
         self.list.confirm_at = Some(Instant::now() + CONFIRM_AFTER);
     }
 
@@ -215,21 +215,21 @@ impl<'a, K: ClusterObject> KindWatch<'a, K> {
         self.watcher.cluster.remove(K::KIND, key);
     }
 
-    fn on_list_end(&mut self) {
+    fn on_list_end(&mut self, is_rewound: bool) {
         let was_missing = std::mem::take(&mut self.is_missing);
         let is_first = was_missing || !self.watcher.cluster.is_listed();
-        self.replace();
+        self.replace(is_rewound);
         if is_first {
             info!("{} for DNS: {}", self.what, self.watcher.cluster.number(K::KIND));
         }
     }
 
     /// Removes what the list lacks, unless that is suspiciously much.
-    fn replace(&mut self) {
+    fn replace(&mut self, is_rewound: bool) {
         let cluster = Arc::clone(&self.watcher.cluster);
-        let guard = K::IS_GUARDED.then_some(&mut self.guard);
+        let guard = K::IS_GUARDED.then_some((&mut self.guard, |_: &ServiceKey| 1));
         let ListEnd { seen, gone, is_confirmed } =
-            self.list.end(&self.what, &cluster.keys(K::KIND), |_| true, guard);
+            self.list.end(&self.what, &cluster.keys(K::KIND), |_| true, is_rewound, guard);
         for key in &gone {
             self.remove(key);
         }

@@ -9,7 +9,7 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use super::names::object::{Rules, created, id_of, uid};
+use super::names::object::{Rules, created, has_room, id_of, uid};
 use super::names::shared::{Claim, ObjectId, Observation};
 use super::names::source::{NameSource, Objects, WatchRequest, WatchedKind};
 use super::names::state::NameState;
@@ -24,10 +24,7 @@ use crate::sync::k8s::slim_resource::slim_resource;
 use crate::sync::k8s::watch::DNS_ENDPOINTS;
 use decision::Decision;
 
-/// Maximum number of DNSEndpoints, and of bytes of their entries, that are kept to be checked again when other objects
-/// change: a CNAME of theirs leads to a name in zones of links. Other ones are checked when they change themselves; DNS
-/// checks `allow-from` for each answer anyway.
-const MAX_DEPENDENT: usize = 1000;
+/// Maximum number of bytes of the DNSEndpoints that are checked again when other objects change.
 const MAX_DEPENDENT_BYTES: usize = 4 << 20;
 
 slim_resource!(
@@ -128,9 +125,10 @@ impl DnsEndpoints {
         state.set_names(&id, now);
         self.forget_dependent(&id.key);
         let bytes = object.size();
-        let has_room =
-            self.dependent.len() < MAX_DEPENDENT && self.dependent_bytes + bytes <= MAX_DEPENDENT_BYTES;
-        if decision.is_dependent && has_room {
+        let has_room = || {
+            has_room(self.dependent.keys(), &id.key) && self.dependent_bytes + bytes <= MAX_DEPENDENT_BYTES
+        };
+        if decision.is_dependent && has_room() {
             self.dependent_bytes += bytes;
             self.dependent.insert(id.key, (object, bytes));
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::names::object::{Rules, Targeted, has_own_target, id_of, uid};
+use super::names::object::{Rules, Targeted, has_own_target, has_room, id_of, uid};
 use super::names::shared::{Claim, ObjectId, Observation};
 use super::names::source::{NameSource, Objects, WatchRequest, WatchedKind};
 use super::names::state::NameState;
@@ -29,8 +29,6 @@ use crate::sync::k8s::watch::{GATEWAYS, GRPC_ROUTES, HTTP_ROUTES, LISTENER_SETS,
 use decision::{Decision, Listeners, Route, parent};
 use types::{Gateway, GrpcRoute, HttpRoute, ListenerSet, Object, RouteObject, TlsRoute};
 
-/// Maximum number of Gateways that are checked again when other objects change, as of Ingresses.
-const MAX_DEPENDENT: usize = 1000;
 /// How long the routes of changed Gateways are worked on before other changes get their turn.
 const TURN: Duration = Duration::from_millis(5);
 const HINT: &str = "deploy/sources/ grants the permission";
@@ -106,7 +104,7 @@ impl Gateways {
         }
         if !is_dependent {
             self.dependent.remove(id);
-        } else if self.dependent.len() < MAX_DEPENDENT {
+        } else if has_room(self.dependent.iter().map(|id| &id.key), &id.key) {
             self.dependent.insert(id.clone());
         }
         let is_same = before.is_some_and(|before| Arc::ptr_eq(&before, &link));
@@ -120,10 +118,19 @@ impl Gateways {
         if let Some(gateway) = gateway_of(&set) {
             self.children.entry(gateway).or_default().insert(id.clone());
         }
-        self.listener_sets.insert(id.clone(), set);
+        let now = (set.spec.clone(), set.is_accepted());
+        let before = self.listener_sets.insert(id.clone(), set);
+        let has_same_listeners =
+            before.is_some_and(|before| (before.spec.clone(), before.is_accepted()) == now);
+        let had_target = state.target(&id).is_some();
         if is_evaluated(state) {
-            self.observe_target(&id, state.is_listed(), state);
-            self.mark(&id, Change::Listeners);
+            let has_same_target = self.observe_target(&id, state.is_listed(), state);
+            let has_target = state.target(&id).is_some();
+            match (has_same_listeners && had_target == has_target, has_same_target) {
+                (true, true) => {}
+                (true, false) => self.mark(&id, Change::Target),
+                (false, _) => self.mark(&id, Change::Listeners),
+            }
         }
     }
 
@@ -398,6 +405,13 @@ impl NameSource for Gateways {
             RegardingKind::ListenerSet => self.listener_sets.keys().map(|id| id.key.clone()).collect(),
             _ => self.routes.keys().filter(|id| id.kind == kind).map(|id| id.key.clone()).collect(),
         }
+    }
+
+    /// Gateways and ListenerSets weigh as many as they have routes.
+    fn weight(&self, id: &ObjectId, state: &NameState) -> usize {
+        let children = |id: &ObjectId| self.children.get(id).into_iter().flatten();
+        let of_sets = children(id).map(|child| children(child).count());
+        (state.number_of_names(id) + children(id).count() + of_sets.sum::<usize>()).max(1)
     }
 
     fn take(&mut self, object: Object, state: &mut NameState) {

@@ -7,7 +7,7 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use super::names::object::{Asking, Rules, Targeted, created, has_own_target, id_of, uid};
+use super::names::object::{Asking, Rules, Targeted, created, has_own_target, has_room, id_of, uid};
 use super::names::shared::{Claim, ObjectId, Observation};
 use super::names::source::{NameSource, Objects, WatchRequest, WatchedKind};
 use super::names::state::NameState;
@@ -24,9 +24,6 @@ use crate::sync::k8s::service::{IngressEntry, Status, null_is_default, slim_meta
 use crate::sync::k8s::slim_resource::slim_resource;
 use crate::sync::k8s::watch::INGRESSES;
 
-/// Maximum number of Ingresses that are checked again when other objects change: their targets are in zones of links.
-/// Other ones are checked when they change themselves; DNS checks `allow-from` for each answer anyway.
-const MAX_DEPENDENT: usize = 1000;
 /// The annotation with the class of an Ingress without `spec.ingressClassName`.
 const CLASS: &str = "kubernetes.io/ingress.class";
 
@@ -169,7 +166,7 @@ impl Ingresses {
         state.set_names(&id, now);
         if !is_dependent {
             self.dependent.remove(&id.key);
-        } else if self.dependent.len() < MAX_DEPENDENT || self.dependent.contains_key(&id.key) {
+        } else if has_room(self.dependent.keys(), &id.key) {
             self.dependent.insert(id.key, ingress);
         }
     }

@@ -43,12 +43,24 @@ impl RelistGuard {
         listed: impl Fn(&ServiceKey) -> bool,
         now: Instant,
     ) -> HashSet<ServiceKey> {
+        self.keeps_weighed(known, (missing, missing.len()), listed, now)
+    }
+
+    /// As [`Self::keeps`], for objects that weigh differently: `known` is the weight of all, and `weight` of those that are
+    /// missing.
+    fn keeps_weighed(
+        &mut self,
+        known: usize,
+        (missing, weight): (&HashSet<ServiceKey>, usize),
+        listed: impl Fn(&ServiceKey) -> bool,
+        now: Instant,
+    ) -> HashSet<ServiceKey> {
         self.missing.retain(|key, _| !listed(key) || missing.contains(key));
         self.accepted.retain(|(at, _)| now.duration_since(*at) < CONFIRM_AFTER);
         let recently: usize = self.accepted.iter().map(|(_, number)| number).sum();
-        if missing.len() + recently <= max_safe_loss(known + recently) {
+        if weight + recently <= max_safe_loss(known + recently) {
             self.missing.retain(|key, _| !missing.contains(key));
-            self.accepted.push_back((now, missing.len()));
+            self.accepted.push_back((now, weight));
             return HashSet::new();
         }
         let mut since = |key: &ServiceKey| *self.missing.entry(key.clone()).or_insert(now);
@@ -78,21 +90,27 @@ impl GuardedList {
     }
 
     /// Ends the list of `what`. Returns which of the `known` objects are gone: objects that the list lacks, unless that is
-    /// suspiciously much, and whether the list counts wholly. `within` tells which namespaces the list covers; without a
-    /// guard each list counts.
+    /// suspiciously much, and whether the list counts wholly. After a restore of etcd to an earlier revision (`is_rewound`)
+    /// anything that the list lacks is suspicious. `within` tells which namespaces the list covers. Without a guard each
+    /// list counts; with it comes what an object weighs.
     pub fn end(
         &mut self,
         what: &str,
         known: &HashSet<ServiceKey>,
         within: impl Fn(&ServiceKey) -> bool,
-        guard: Option<&mut RelistGuard>,
+        is_rewound: bool,
+        guard: Option<(&mut RelistGuard, impl Fn(&ServiceKey) -> usize)>,
     ) -> ListEnd {
         let seen = std::mem::take(&mut self.seen);
         let mut gone: HashSet<ServiceKey> =
             known.difference(&seen).filter(|key| within(key)).cloned().collect();
         let now = tokio::time::Instant::now();
-        let kept =
-            guard.map(|guard| guard.keeps(known.len(), &gone, within, now.into_std())).unwrap_or_default();
+        let kept = guard.map(|(guard, weight)| {
+            let [all, missing] = [known, &gone].map(|keys| keys.iter().map(&weight).sum());
+            let missing = if is_rewound && missing > 0 { usize::MAX / 2 } else { missing };
+            guard.keeps_weighed(all, (&gone, missing), within, now.into_std())
+        });
+        let kept = kept.unwrap_or_default();
         gone.retain(|key| !kept.contains(key));
         self.confirm_at = (!kept.is_empty()).then(|| now + CONFIRM_AFTER);
         if !kept.is_empty() {
@@ -125,6 +143,24 @@ pub fn is_suspicious_removal(going: usize, present: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_objects_with_many_names_are_kept() {
+        let keys = |names: &[&str]| -> HashSet<ServiceKey> {
+            names.iter().map(|name| ServiceKey::new("infra", name)).collect()
+        };
+        let known = keys(&["a", "b", "c"]);
+        let end = |routes: usize, is_rewound| {
+            let (mut list, mut guard) = (GuardedList::default(), RelistGuard::default());
+            list.see(ServiceKey::new("infra", "a"));
+            let weight = |key: &ServiceKey| if key.name() == "b" { routes } else { 1 };
+            list.end("Gateways", &known, |_| true, is_rewound, Some((&mut guard, weight)))
+        };
+        assert_eq!(end(9, false).gone, keys(&["b", "c"]));
+        for suspicious in [end(5000, false), end(1, true)] {
+            assert!(suspicious.gone.is_empty() && !suspicious.is_confirmed);
+        }
+    }
 
     #[test]
     fn most_means_over_half_and_at_least_two() {

@@ -46,7 +46,7 @@ use crate::harness::{EVENT_TIMEOUT, PollPauses, deploy, eventually};
 use history::{Change, Seen, State};
 use load::{QueriedObject, Shared};
 
-const TARGETS: &str = "external-targets";
+pub(super) const TARGETS: &str = "external-targets";
 const NAMESPACE: &str = "soak";
 /// The number of hostnames of load balancers. All are used within some minutes, so that the caches of their answers are
 /// full when `make soak` begins to compare the memory.
@@ -222,7 +222,7 @@ fn write_corefile(directory: &Path, upstream: &str, cache: u32, more_zones: &str
 }
 
 /// Returns a control plane. Unless `keeps_audit_log`, its audit log is limited to two files of 10 MB.
-fn control_plane(keeps_audit_log: bool) -> Lent {
+pub(super) fn control_plane(keeps_audit_log: bool) -> Lent {
     let plane = if keeps_audit_log {
         ControlPlane::lend_with(Base::StableNames)
     } else {

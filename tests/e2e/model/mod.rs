@@ -11,6 +11,8 @@
 //! A failure prints its seed, the differences, and the operations since the last quiet point; the same seed repeats
 //! the operations.
 //!
+//! The sources of names have a model of their own (`sources.rs`), which compares the answers of two replicas.
+//!
 //! Where the outcome depends on lb-linker's pace, the model allows several outcomes: the external target of a load
 //! balancer that is gone, or pending again, may be any that the link has had since the last quiet point. Where names
 //! clash the order of changes matters, so only one of the Services with the same default name changes between two
@@ -25,6 +27,7 @@ mod operations;
 mod quiesce;
 mod rules;
 mod soak;
+mod sources;
 mod suspend;
 mod world;
 
@@ -77,6 +80,11 @@ async fn random_operations_match_the_model_with_retain() {
 #[tokio::test]
 async fn random_operations_match_the_model_with_tombstone() {
     run("tombstone", OnDelete::Tombstone, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_objects_of_all_sources_match_the_model() {
+    sources::run_model(6).await;
 }
 
 /// Returns the control plane that the model tests share. Other tests don't use it, because the model tests make

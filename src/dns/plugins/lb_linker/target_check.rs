@@ -153,7 +153,7 @@ fn outcome_of(reply: &Reply) -> TargetOutcome {
     let rcode = reply.metadata.response_code;
     match (rcode, reply.ede) {
         (ResponseCode::NXDomain, _) => TargetOutcome::Failed(NXDOMAIN.to_owned()),
-        (_, Some(ede)) if is_busy(reply) || ede == Ede::NOT_READY => {
+        (_, Some(ede)) if is_busy(reply) || [Ede::NOT_READY, Ede::SOURCE_NOT_READY].contains(&ede) => {
             TargetOutcome::Inconclusive(ede.text.to_owned())
         }
         (_, Some(ede)) => TargetOutcome::Failed(ede.text.to_owned()),

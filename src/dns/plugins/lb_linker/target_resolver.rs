@@ -321,7 +321,7 @@ fn failure_reason(reply: &Reply) -> String {
 pub(super) fn unresolved(answer: &Reply) -> TargetOutcome {
     let rcode = answer.metadata.response_code;
     match rcode {
-        _ if is_busy(answer) || answer.ede == Some(Ede::NOT_READY) => {
+        _ if is_busy(answer) || matches!(answer.ede, Some(Ede::NOT_READY | Ede::SOURCE_NOT_READY)) => {
             TargetOutcome::Inconclusive(answer.ede.map_or("", |ede| ede.text).to_owned())
         }
         // RFC 6672 section 2.2: a DNAME makes the name too long.

@@ -218,7 +218,9 @@ impl Zone {
             || unlisted.is_some_and(|source| self.may_have(source, store, relative, &node))
         {
             let saved = self.answer_of_unlisted(store, name, relative, qtype);
-            return saved.filter(|_| unlisted.is_some()).unwrap_or_else(ZoneAnswer::not_ready);
+            return saved
+                .filter(|_| unlisted.is_some())
+                .unwrap_or_else(|| ZoneAnswer::not_ready(store.is_known(Input::Services)));
         }
         let may_change = node.may_change(relative);
         let is_incomplete =
@@ -233,7 +235,7 @@ impl Zone {
                 return saved;
             }
             if may_change {
-                return ZoneAnswer::not_ready();
+                return ZoneAnswer::not_ready(store.is_known(Input::Services));
             }
         }
         self.answer_with(&ZoneQuery { store, name, relative, qtype }, lookups, node)
@@ -465,8 +467,9 @@ impl ZoneAnswer {
         )
     }
 
-    fn not_ready() -> Self {
-        Self { ede: Some(Ede::NOT_READY), ..Self::new(ResponseCode::ServFail) }
+    fn not_ready(knows_services: bool) -> Self {
+        let ede = if knows_services { Ede::SOURCE_NOT_READY } else { Ede::NOT_READY };
+        Self { ede: Some(ede), ..Self::new(ResponseCode::ServFail) }
     }
 
     fn new(rcode: ResponseCode) -> Self {

@@ -396,7 +396,7 @@ impl World {
         store.set_known(Input::Services);
         let reporter = test_support::link_reporter();
         let mut names = Names::new(DnsEndpoints::default(), Arc::clone(&store), Arc::default(), reporter);
-        names.state.set_rules(store.zones(), policy);
+        names.set_rules(store.zones(), policy);
         names.end_lists();
         Self { store, names }
     }
@@ -455,9 +455,11 @@ fn cname_to_a_name_of_another_namespace_is_checked_again() {
     let claims = Claims { created: 0, names: [hosts[1].into()].into() };
     world.store.observe(&owner, &claims, &Arc::new(link), None);
     world.names.recheck();
+    world.names.state.publish();
     assert!(world.link().is_none());
     world.store.forget(owner);
     world.names.recheck();
+    world.names.state.publish();
     assert!(world.link().is_some());
     assert!(world.apply("one", "01", &json!([])).is_none());
     assert!(!world.names.source.has_dependent() && world.names.source.dependent_bytes == 0);

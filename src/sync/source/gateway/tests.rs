@@ -38,7 +38,7 @@ impl World {
         let link_reporter = LinkReporter { recorder, ..test_support::link_reporter() };
         let selection = Arc::new(selection);
         let mut names = Names::new(Gateways::default(), Arc::clone(&store), selection, link_reporter.clone());
-        names.state.set_rules(store.zones(), Arc::new(policy));
+        names.set_rules(store.zones(), Arc::new(policy));
         Self { feed: store.subscribe(), store, names, link_reporter }
     }
 
@@ -69,7 +69,7 @@ impl World {
     }
 
     fn settle(&mut self) {
-        while self.names.source.has_work() {
+        while self.names.has_work() {
             self.names.work();
         }
         while let Ok(change) = self.feed.try_recv() {
@@ -185,7 +185,7 @@ fn names_of_5000_routes_follow_with_one_log_line() {
 fn route_may_come_before_its_gateway() {
     let mut world = World::new(Selection::default());
     world.route("web", &["a.shop"], &json!({}));
-    assert!(!world.names.source.has_work());
+    assert!(!world.names.has_work());
     world.gateway("infra/gw", &ip(1));
     assert_eq!(world.answer("a.shop"), "nothing", "not everything is listed");
     world.names.end_lists();
@@ -328,6 +328,7 @@ fn gateway_with_a_hostname_of_our_zones_is_checked_again() {
     world.route("web", &["a.shop"], &json!({"linker.hsj.com/allow-from": "shop"}));
     assert!(world.names.state.recheck_at.is_some());
     world.names.recheck();
+    world.names.state.publish();
     world.settle();
     assert_eq!(world.answer("b.shop"), "a.shop.lb.internal");
 }
@@ -358,7 +359,7 @@ fn changed_rules_apply_to_all_routes() {
     let hostname_namespaces = ["shop".to_owned()].into();
     let policy =
         HostnamePolicy { hostname_namespaces, ..HostnamePolicy::clone(&world.names.state.rules.policy) };
-    world.names.state.set_rules(world.store.zones(), Arc::new(policy));
+    world.names.set_rules(world.store.zones(), Arc::new(policy));
     world.names.end_lists();
     assert_eq!([world.answer("a.shop"), world.answer("a.bank")], ["192.0.2.1", "192.0.2.1"]);
 }

@@ -117,7 +117,7 @@ pub struct ListenerSet {
     status: ListenerSetStatus,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ListenerSetSpec {
     #[serde(default, deserialize_with = "null_is_default")]

@@ -219,18 +219,14 @@ impl ManifestSource {
         if !zones.iter().any(|zone| zone.has(&S::SOURCE)) {
             return self.store.forget_source(&S::SOURCE);
         }
-        names.state.set_rules(zones, Arc::clone(&self.hostname_policy));
+        names.set_rules(zones, Arc::clone(&self.hostname_policy));
         for WatchedKind { kind, .. } in S::KINDS {
             let known = names.source.keys(*kind, &names.state).into_iter();
             let known = known.map(|key| ObjectId { key, kind: *kind });
             known.filter(|id| !present.contains(id)).for_each(|id| names.remove(&id));
         }
         objects.into_iter().for_each(|object| names.take(object));
-        names.state.publish();
         names.end_lists();
-        while names.source.has_work() {
-            names.work();
-        }
     }
 }
 

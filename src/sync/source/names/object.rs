@@ -20,6 +20,10 @@ use crate::sync::k8s::annotations;
 use crate::sync::k8s::annotations::{HostnameSource, TargetEntries};
 use crate::sync::k8s::service::{IngressEntry, usable};
 
+/// Maximum numbers of objects of a source that are checked again when other objects change, in all and per namespace.
+const MAX_DEPENDENT: usize = 1000;
+const MAX_DEPENDENT_OF_NAMESPACE: usize = 100;
+
 /// What decides about names and targets, beside the objects.
 #[derive(Clone)]
 pub struct Rules {
@@ -177,6 +181,22 @@ impl Targeted<'_> {
         };
         self.before.filter(|before| ***before == link).cloned().unwrap_or_else(|| Arc::new(link))
     }
+}
+
+/// Returns whether an object is kept beside these, in any order, to be checked again when other objects change, because
+/// its target is in a zone of links. Other ones are checked when they change themselves; DNS checks `allow-from` for each
+/// answer anyway.
+#[must_use]
+pub fn has_room<'a>(known: impl Iterator<Item = &'a ServiceKey>, key: &ServiceKey) -> bool {
+    let (mut all, mut of_namespace) = (0, 0);
+    for known in known {
+        if known == key {
+            return true;
+        }
+        all += 1;
+        of_namespace += usize::from(known.namespace() == key.namespace());
+    }
+    all < MAX_DEPENDENT && of_namespace < MAX_DEPENDENT_OF_NAMESPACE
 }
 
 /// Returns whether a target of an object with this status lies in a zone of links: whether it is allowed depends on other

@@ -113,23 +113,46 @@ impl SharedNames {
 
     /// Replaces what was observed of an object; `None` if it is gone. Returns the names that are concerned.
     pub fn set(&mut self, id: &ObjectId, now: Option<Observation>) -> Vec<ServiceKey> {
+        let before = self.objects.remove(id).unwrap_or_default();
+        let now = now.unwrap_or_default();
+        let has_same_age = before.created == now.created;
         let mut concerned: Vec<ServiceKey> = Vec::new();
-        if let Some(before) = self.objects.remove(id) {
-            for name in before.names() {
-                self.asking.remove(&(name.clone(), before.created, id.clone()));
-                concerned.push(name.clone());
+        for (one, other, is_new) in [(&before, &now, false), (&now, &before, true)] {
+            for name in one.names() {
+                let is_in_both = has_same_age && other.targets(name).next().is_some();
+                let entry = || (name.clone(), one.created, id.clone());
+                match (is_in_both, is_new) {
+                    (true, _) => {}
+                    (false, true) => drop(self.asking.insert(entry())),
+                    (false, false) => drop(self.asking.remove(&entry())),
+                }
+                let targets = one.targets(name).map(Arc::as_ptr);
+                if !is_in_both || !targets.eq(other.targets(name).map(Arc::as_ptr)) {
+                    concerned.push(name.clone());
+                }
             }
         }
-        if let Some(now) = now.filter(|now| !now.claims.is_empty()) {
-            for name in now.names() {
-                self.asking.insert((name.clone(), now.created, id.clone()));
-                concerned.push(name.clone());
-            }
+        if !now.claims.is_empty() {
             self.objects.insert(id.clone(), now);
         }
         concerned.sort_unstable();
         concerned.dedup();
         concerned
+    }
+
+    /// Returns the number of names that an object asks for.
+    #[must_use]
+    pub fn number_of(&self, id: &ObjectId) -> usize {
+        self.objects.get(id).map_or(0, |object| object.names().count())
+    }
+
+    /// Returns the objects that ask for a name and don't count, because an older one is of another namespace: routes at
+    /// Gateways of one namespace. Objects with the target of the oldest one aren't told.
+    #[must_use]
+    pub fn overruled(&self, name: &ServiceKey) -> BTreeSet<ObjectId> {
+        let mut asked = self.asking(name).take(MAX_SHARED).filter_map(|id| Some((id, self.objects.get(id)?)));
+        let Some(oldest) = asked.next() else { return BTreeSet::new() };
+        asked.filter(|other| !counts_with(name, oldest, *other)).map(|(id, _)| id.clone()).collect()
     }
 
     /// Returns the same hostname in other namespaces, if an object asks for it there, too.
@@ -157,9 +180,12 @@ impl SharedNames {
     pub fn behind(&mut self, name: &ServiceKey) -> Option<Behind> {
         let Self { objects, asking: all, united: known } = self;
         let mut ids = asking(all, name);
-        let asked: SmallVec<[(&ObjectId, &Observation); 1]> =
+        let mut asked: SmallVec<[(&ObjectId, &Observation); 1]> =
             ids.by_ref().take(MAX_SHARED).filter_map(|id| Some((id, objects.get(id)?))).collect();
         let beyond = ids.next().cloned();
+        if let Some(oldest) = asked.first().copied() {
+            asked.retain(|other| counts_with(name, oldest, *other));
+        }
         let targets = asked.iter().flat_map(|(id, object)| object.targets(name).map(move |link| (*id, link)));
         let links: SmallVec<[(&ObjectId, &Arc<Link>); 1]> = targets.collect();
         let (Some((_, Observation { created, .. })), Some((_, oldest))) = (asked.first(), links.first())
@@ -180,6 +206,16 @@ impl SharedNames {
         known.insert(name.clone(), Arc::clone(&link));
         Some(Behind { created, link, cut })
     }
+}
+
+/// Returns whether an object counts beside the oldest one for a name: it is of the same namespace, or has no other target.
+fn counts_with(
+    name: &ServiceKey,
+    (oldest, of_oldest): (&ObjectId, &Observation),
+    (id, object): (&ObjectId, &Observation),
+) -> bool {
+    let has = |target: &Arc<Link>| of_oldest.targets(name).any(|known| Arc::ptr_eq(known, target));
+    id.key.namespace() == oldest.key.namespace() || object.targets(name).all(has)
 }
 
 fn asking<'a>(
@@ -331,6 +367,7 @@ mod tests {
         names.set(&id("c"), observed("c", 1, &["x", "y"], ""));
         assert_eq!(shown(&mut names, "x"), "1 192.0.2.2,192.0.2.1,192.0.2.3 Some(1)");
         assert_eq!(shown(&mut names, "y"), "1 pending Some(1)");
+        assert_eq!(names.set(&id("c"), observed("c", 1, &["x", "y"], "")), [name("x"), name("y")]);
         assert_eq!(names.set(&id("c"), None), [name("x"), name("y")]);
         assert_eq!(shown(&mut names, "y"), "nothing");
         assert_eq!(names.asking(&name("x")).collect::<Vec<_>>(), [&id("b"), &id("a")]);
@@ -367,6 +404,40 @@ mod tests {
         names.set(&id("a"), observed("a", 1, &["y"], &many.join(",")));
         names.set(&id("b"), observed("b", 2, &["y"], &more.join(",")));
         assert_eq!(names.behind(&name("y")).unwrap().cut, Some(id("b")));
+    }
+
+    #[test]
+    fn only_names_with_another_target_or_age_are_concerned() {
+        let mut names = SharedNames::default();
+        let target = Arc::new(Link::new(ServiceKey::new("shop", "a"), ""));
+        let mut set = |created, hosts: &[&str], link: &Arc<Link>| {
+            let claim = |host: &&str| Claim { name: name(host), target: Arc::clone(link) };
+            let now = Observation::new(created, Uid::default(), hosts.iter().map(claim).collect());
+            names.set(&id("a"), Some(now))
+        };
+        assert_eq!(set(1, &["x", "y"], &target), [name("x"), name("y")]);
+        assert_eq!(set(1, &["x", "y"], &target), []);
+        assert_eq!(set(1, &["x", "z"], &target), [name("y"), name("z")]);
+        assert_eq!(set(2, &["x"], &target), [name("x"), name("z")]);
+        assert_eq!(set(2, &["x"], &Arc::new(Link::clone(&target))), [name("x")]);
+        assert_eq!(names.asking(&name("x")).count(), 1);
+    }
+
+    #[test]
+    fn younger_object_of_another_namespace_doesnt_count() {
+        let mut names = SharedNames::default();
+        names.set(&id("a"), observed("a", 1, &["x"], "192.0.2.1"));
+        let thief = ObjectId { key: ServiceKey::new("evil", "a"), kind: RegardingKind::HttpRoute };
+        names.set(&thief, observed("b", 2, &["x"], "evil.example"));
+        names.set(&id("c"), observed("c", 3, &["x"], "192.0.2.2"));
+        assert_eq!(shown(&mut names, "x"), "1 192.0.2.1,192.0.2.2 Some(1)");
+        assert_eq!(names.overruled(&name("x")), [thief.clone()].into());
+        // With the same target nothing changes.
+        let shared = Arc::clone(&names.get(&id("a")).unwrap().claims[0].target);
+        let claim = Claim { name: name("x"), target: shared };
+        names.set(&thief, Some(Observation::new(2, Uid::default(), vec![claim])));
+        assert!(names.overruled(&name("x")).is_empty());
+        assert_eq!(shown(&mut names, "x"), "1 192.0.2.1,192.0.2.2 Some(1)");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use super::shared::ObjectId;
 use super::state::NameState;
 use crate::metrics::staleness::LastActivity;
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::LinkChange;
 use crate::model::owner::{Source, Zone};
 use crate::model::service_key::ServiceKey;
@@ -53,6 +54,11 @@ pub trait NameSource: Send + 'static {
 
     /// Returns the known objects of a kind.
     fn keys(&self, kind: RegardingKind, state: &NameState) -> HashSet<ServiceKey>;
+
+    /// Returns how many names end with an object, 1 at least: a list that lacks it isn't trusted at once if they are many.
+    fn weight(&self, id: &ObjectId, state: &NameState) -> usize {
+        state.number_of_names(id).max(1)
+    }
 
     /// Takes a version of an object.
     fn take(&mut self, object: Self::Object, state: &mut NameState);
@@ -115,12 +121,29 @@ impl WatchRequest {
 pub struct Names<S> {
     pub source: S,
     pub state: NameState,
+    ending: Option<Ending>,
+}
+
+/// What is still to be done after the end of all lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// The names of all objects have to be published.
+    Publish,
+    /// Targets may be names that were published just now: they have to be checked, and published again.
+    Check,
 }
 
 impl<S: NameSource> Names<S> {
     #[must_use]
     pub fn new(source: S, store: Arc<Store>, selection: Arc<Selection>, link_reporter: LinkReporter) -> Self {
-        Self { source, state: NameState::new((S::SOURCE, S::MANY), store, selection, link_reporter) }
+        let state = NameState::new((S::SOURCE, S::MANY), store, selection, link_reporter);
+        Self { source, state, ending: None }
+    }
+
+    /// Changes the rules. All objects have to be listed again.
+    pub fn set_rules(&mut self, zones: Arc<[Zone]>, policy: Arc<HostnamePolicy>) {
+        self.state.set_rules(zones, policy);
+        self.ending = None;
     }
 
     /// Returns whether these zones have the same names of the source as the present ones.
@@ -132,7 +155,7 @@ impl<S: NameSource> Names<S> {
         of_source(self.state.zones()) == of_source(zones)
     }
 
-    /// Takes a version of an object. Its names are published by [`NameState::publish`].
+    /// Takes a version of an object. Its names are published by [`Self::work`].
     pub fn take(&mut self, object: S::Object) {
         self.source.take(object, &mut self.state);
     }
@@ -150,20 +173,47 @@ impl<S: NameSource> Names<S> {
         self.source.remove(id, &mut self.state);
     }
 
-    /// Takes the end of the lists of all objects, and publishes their names.
-    pub fn end_lists(&mut self) {
+    /// Takes the end of the lists of all objects. Their names follow by [`Self::work`].
+    pub fn complete(&mut self) {
         self.state.complete();
         self.source.end_lists(&mut self.state);
-        self.state.publish_all();
-        // Targets may be names that have just been published.
-        self.recheck();
-        self.state.set_listed();
+        self.ending = Some(Ending::Publish);
     }
 
-    /// Applies changes that concern many objects, and publishes their names; in parts, so that other changes don't wait.
+    /// Takes the end of the lists of all objects, and publishes their names.
+    pub fn end_lists(&mut self) {
+        self.complete();
+        while self.has_work() {
+            self.work();
+        }
+    }
+
+    /// Returns whether there is a part of the work to be done.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.state.has_unpublished() || self.source.has_work() || self.ending.is_some()
+    }
+
+    /// Publishes names, or applies changes that concern many objects: in parts, so that other changes don't wait.
     pub fn work(&mut self) {
-        self.source.work(&mut self.state);
-        self.state.publish();
+        if self.state.has_unpublished() {
+            self.state.publish_part();
+        } else if self.source.has_work() {
+            self.source.work(&mut self.state);
+        } else {
+            self.ending = match self.ending {
+                Some(Ending::Publish) => {
+                    self.state.forget_others();
+                    self.recheck();
+                    Some(Ending::Check)
+                }
+                Some(Ending::Check) => {
+                    self.state.set_listed();
+                    None
+                }
+                None => None,
+            };
+        }
     }
 
     /// Takes a change of the store.
@@ -175,7 +225,7 @@ impl<S: NameSource> Names<S> {
     pub fn recheck(&mut self) {
         self.state.recheck_at = None;
         self.source.recheck(&mut self.state);
-        self.state.publish_without_version();
+        self.state.forget_version();
     }
 
     /// Makes up for changes of the store that were missed.

@@ -25,6 +25,8 @@ use crate::sync::source::selection::Selection;
 
 /// How long changes of other objects are collected before these objects are checked again.
 const RECHECK_AFTER: Duration = Duration::from_millis(500);
+/// The same while sources are listed: names count as complete soon, and so have to be these.
+const RECHECK_AT_START: Duration = Duration::from_millis(20);
 /// The number of names that are published at once.
 const CHUNK: usize = 256;
 
@@ -45,6 +47,8 @@ pub struct NameState {
     version: Option<u64>,
     /// The names that wait until everything is listed.
     held: BTreeSet<ServiceKey>,
+    /// The names that wait for their turn to be published.
+    unpublished: BTreeSet<ServiceKey>,
     /// When objects whose targets depend on other objects are to be checked again.
     pub recheck_at: Option<Instant>,
     /// By name that another owner has: the objects that were told.
@@ -86,6 +90,7 @@ impl NameState {
             changed: BTreeSet::new(),
             version: None,
             held: BTreeSet::new(),
+            unpublished: BTreeSet::new(),
             recheck_at: None,
             lost: HashMap::new(),
             cut: HashSet::new(),
@@ -138,8 +143,9 @@ impl NameState {
 
     /// Returns the errors of single objects of a kind.
     pub fn errors(&mut self, kind: RegardingKind) -> &mut ObjectErrors {
-        let log = &self.link_reporter.log;
-        self.errors.entry(kind).or_insert_with(|| ObjectErrors::of_kind(kind.api().1, log.clone()))
+        let LinkReporter { log, findings, .. } = &self.link_reporter;
+        let shown = || ObjectErrors::shown_in(&findings.asking.texts(kind), kind.api().1, log.clone());
+        self.errors.entry(kind).or_insert_with(shown)
     }
 
     /// Returns the objects that decide about targets.
@@ -219,9 +225,24 @@ impl NameState {
         self.changed.extend(ended);
     }
 
-    /// Gives the names of changed objects to the store. Before everything is listed these are only names that the
-    /// store has: another one may belong to an object that isn't known yet.
+    /// Returns whether names wait to be published.
+    #[must_use]
+    pub fn has_unpublished(&self) -> bool {
+        let waits = self.is_complete && !self.held.is_empty();
+        waits || !self.changed.is_empty() || !self.unpublished.is_empty()
+    }
+
+    /// Publishes all names of changed objects, see [`Self::publish_part`].
     pub fn publish(&mut self) {
+        while self.has_unpublished() {
+            self.publish_part();
+        }
+    }
+
+    /// Gives names of changed objects to the store, [`CHUNK`] at most: the lock isn't held for long, and subscribers of the
+    /// store's feed get their turn between two parts. Before everything is listed these are only names that the store has:
+    /// another one may belong to an object that isn't known yet.
+    pub(super) fn publish_part(&mut self) {
         let (mut changed, ended) = (std::mem::take(&mut self.changed), std::mem::take(&mut self.ended));
         if self.is_complete {
             changed.append(&mut self.held);
@@ -231,23 +252,29 @@ impl NameState {
             self.is_complete || self.rules.store.has(&self.owner_of(name)) && lives()
         });
         self.held.extend(later);
-        let version = if self.held.is_empty() { self.version.take() } else { None };
-        let now: Vec<ServiceKey> = now.into_iter().collect();
-        // The lock isn't held for long: Services change, too.
-        let mut chunks = now.chunks(CHUNK).peekable();
-        while let Some(chunk) = chunks.next() {
-            let mut all = Vec::with_capacity(chunk.len());
-            for name in chunk {
-                let behind = self.names.write().behind(name);
-                self.report_cut(name, behind.as_ref().and_then(|behind| behind.cut.clone()));
-                let observed = behind.map(|Behind { created, link, .. }| {
-                    (Claims { created, names: [name.name().into()].into() }, link)
-                });
-                all.push((self.owner_of(name), observed));
-            }
-            self.rules.store.observe_all(all, version.filter(|_| chunks.peek().is_none()));
+        self.unpublished.extend(now);
+        let rest = self.unpublished.iter().nth(CHUNK).cloned();
+        let rest = rest.map(|first| self.unpublished.split_off(&first)).unwrap_or_default();
+        let now = std::mem::replace(&mut self.unpublished, rest);
+        let is_last = self.held.is_empty() && self.unpublished.is_empty();
+        let version = if is_last { self.version.take() } else { None };
+        let mut all = Vec::with_capacity(now.len());
+        for name in &now {
+            let behind = self.names.write().behind(name);
+            self.report_cut(name, behind.as_ref().and_then(|behind| behind.cut.clone()));
+            let observed = behind.map(|Behind { created, link, .. }| {
+                (Claims { created, names: [name.name().into()].into() }, link)
+            });
+            all.push((self.owner_of(name), observed));
         }
+        self.rules.store.observe_all(all, version);
         self.check_lost(now);
+    }
+
+    /// Returns the number of names that an object asks for.
+    #[must_use]
+    pub fn number_of_names(&self, id: &ObjectId) -> usize {
+        self.names.read().number_of(id)
     }
 
     /// Reports that not all objects count for a name, if that is new.
@@ -275,9 +302,8 @@ impl NameState {
         self.is_complete = true;
     }
 
-    /// Publishes the names of all objects, which are known now, and removes all other names of the source.
-    pub(super) fn publish_all(&mut self) {
-        self.publish();
+    /// Removes all names of the source but those of its objects, which are known now and published.
+    pub(super) fn forget_others(&mut self) {
         // An earlier run of the source may have left names.
         let names = self.names.read();
         let known: HashSet<&ServiceKey> = names.names().collect();
@@ -305,7 +331,9 @@ impl NameState {
     pub fn on_change(&mut self, change: &LinkChange, has_dependent: bool) {
         let LinkChange { owner, before, after } = change;
         if has_dependent && self.recheck_at.is_none() {
-            self.recheck_at = Some(Instant::now() + RECHECK_AFTER);
+            let is_start = !self.rules.store.has_listed(&self.rules.zones);
+            let pause = if is_start { RECHECK_AT_START } else { RECHECK_AFTER };
+            self.recheck_at = Some(Instant::now() + pause);
         }
         // Without a change of its own, an owner has gained or lost names.
         let is_same = matches!((before, after), (Some(before), Some(after)) if Arc::ptr_eq(before, after));
@@ -320,11 +348,10 @@ impl NameState {
         self.check_lost(names);
     }
 
-    /// Publishes the names of objects that haven't changed themselves: an old version says nothing about the age of the
-    /// names.
-    pub(super) fn publish_without_version(&mut self) {
+    /// Forgets the newest version, for names of objects that haven't changed themselves: an old version says nothing about
+    /// the age of the names.
+    pub(super) fn forget_version(&mut self) {
         self.version = None;
-        self.publish();
     }
 
     /// Reports what of an object is invalid or denied, if it is new.
@@ -370,12 +397,17 @@ impl NameState {
     fn check_lost(&mut self, names: impl IntoIterator<Item = ServiceKey>) {
         let mut news: BTreeMap<ObjectId, Vec<ServiceKey>> = BTreeMap::new();
         for name in names {
-            if self.rules.store.lost_names(&self.owner_of(&name)).is_empty() {
+            let is_lost = !self.rules.store.lost_names(&self.owner_of(&name)).is_empty();
+            let names = self.names.read();
+            let asking: BTreeSet<ObjectId> = match is_lost {
+                true => names.asking(&name).take(MAX_SHARED).cloned().collect(),
+                false => names.overruled(&name),
+            };
+            drop(names);
+            if asking.is_empty() {
                 self.lost.remove(&name);
                 continue;
             }
-            let asking: BTreeSet<ObjectId> =
-                self.names.read().asking(&name).take(MAX_SHARED).cloned().collect();
             let told = self.lost.insert(name.clone(), asking.clone()).unwrap_or_default();
             for id in asking.into_iter().filter(|id| !told.contains(id)) {
                 news.entry(id).or_default().push(name.clone());

@@ -55,6 +55,8 @@ struct Scope {
     version: Version,
     /// Whether a list is complete since the rules have changed.
     is_listed: bool,
+    /// Whether etcd has been restored to an earlier revision since the last complete list.
+    is_rewound: bool,
     /// Whether a complete list waits for the load balancers: their names go before, and targets may depend on them.
     is_waiting: bool,
     /// Ends the watch before.
@@ -92,10 +94,11 @@ impl NameWatcher {
         loop {
             let (zones_now, policy) =
                 (Arc::clone(&zones.borrow_and_update()), Arc::clone(&policies.borrow_and_update()));
-            watches.names.state.set_rules(zones_now, policy);
+            watches.names.set_rules(zones_now, policy);
             let (rewinds, mut events) = (self.rewinds.count(), SelectAll::new());
             for (number, scope) in watches.scopes.iter_mut().enumerate() {
                 scope.is_listed = false;
+                scope.version.index = 0;
                 events.push(self.begin::<S>(number, scope));
             }
             loop {
@@ -108,7 +111,10 @@ impl NameWatcher {
                         }
                     }
                     Ok(()) = policies.changed() => break,
-                    () = self.rewinds.wait_for_change(rewinds) => break,
+                    () = self.rewinds.wait_for_change(rewinds) => {
+                        watches.scopes.iter_mut().for_each(|scope| scope.is_rewound = true);
+                        break;
+                    }
                     item = events.next() => {
                         let (number, item) = item.ok_or(SyncError::WatchEnded)?;
                         if self.on_item(&mut watches, number, item) == Next::Begin {
@@ -119,12 +125,13 @@ impl NameWatcher {
                     () = sleep_until_opt(confirm_at) => {
                         for (number, scope) in watches.scopes.iter_mut().enumerate() {
                             if scope.list.confirm_at.take_if(|at| *at <= Instant::now()).is_some() {
+                                scope.version.index = 0;
                                 events.push(self.begin::<S>(number, scope));
                             }
                         }
                     }
                     () = sleep_until_opt(watches.names.state.recheck_at) => watches.names.recheck(),
-                    () = tokio::task::yield_now(), if watches.names.source.has_work() => watches.names.work(),
+                    () = tokio::task::yield_now(), if watches.names.has_work() => watches.names.work(),
                     change = feed.recv() => match change {
                         Ok(change) => watches.names.on_change(&change),
                         Err(RecvError::Lagged(_)) => watches.names.check_all(),
@@ -144,6 +151,7 @@ impl NameWatcher {
             list: GuardedList::default(),
             version: Version::default(),
             is_listed: false,
+            is_rewound: false,
             is_waiting: false,
             end: None,
         };
@@ -208,18 +216,17 @@ impl NameWatcher {
                 names.take_seen(&id, object);
                 scope.list.see(id.key);
             }
-            Event::ListEnds { .. } => scope.is_waiting = true,
+            Event::ListEnds { rewound, .. } => {
+                scope.is_waiting = true;
+                scope.is_rewound |= rewound;
+            }
             Event::Applied(Seen { key, object }) => {
                 if scope.is_waiting {
                     scope.list.see(key.clone());
                 }
                 names.take_seen(&ObjectId { key, kind }, object);
-                names.state.publish();
             }
-            Event::Deleted(Seen { key, .. }) => {
-                names.remove(&ObjectId { key, kind });
-                names.state.publish();
-            }
+            Event::Deleted(Seen { key, .. }) => names.remove(&ObjectId { key, kind }),
         }
         Next::Continue
     }
@@ -322,9 +329,17 @@ impl<S: NameSource> Watches<S> {
             return;
         }
         let mut list = std::mem::take(&mut scope.list);
+        let is_rewound = std::mem::take(&mut scope.is_rewound);
         let guard = Some(guards.entry(kind).or_default());
-        let ListEnd { seen, gone, is_confirmed } =
-            list.end(scope.log.what(), &known, |key| scope.contains(key), guard);
+        let weight =
+            |key: &ServiceKey| names.source.weight(&ObjectId { key: key.clone(), kind }, &names.state);
+        let ListEnd { seen, gone, is_confirmed } = list.end(
+            scope.log.what(),
+            &known,
+            |key| scope.contains(key),
+            is_rewound,
+            guard.map(|guard| (guard, weight)),
+        );
         for key in gone {
             names.remove(&ObjectId { key, kind });
         }
@@ -337,9 +352,8 @@ impl<S: NameSource> Watches<S> {
         }
         scope.list = list;
         scope.is_listed = true;
-        names.state.publish();
         if self.scopes.iter().all(|scope| scope.is_listed) {
-            self.names.end_lists();
+            self.names.complete();
         }
     }
 }

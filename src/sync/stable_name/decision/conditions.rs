@@ -195,7 +195,9 @@ impl StatusBuilder<'_> {
             return finding(true, "Unverified", self.in_use(current, "no check has passed yet"));
         }
         let preferred = self.sources.first().filter(|first| first.name != current.source);
-        if let Some(preferred) = preferred.filter(|_| self.facts.input.spec.pin.is_none()) {
+        if let Some(preferred) =
+            preferred.filter(|_| self.facts.input.spec.pin.as_deref() != Some(&*current.source))
+        {
             let preferred = of_source(&preferred.name, &preferred.message);
             let message = format!("leads to {} instead of {preferred}", self.in_use(current, ""));
             return finding(true, "FailedOver", message);

@@ -39,7 +39,7 @@ impl World {
         let link_reporter = LinkReporter { recorder, ..test_support::link_reporter() };
         let mut names =
             Names::new(Ingresses::default(), Arc::clone(&store), Arc::default(), link_reporter.clone());
-        names.state.set_rules(store.zones(), Arc::new(policy));
+        names.set_rules(store.zones(), Arc::new(policy));
         Self { feed: store.subscribe(), store, names, link_reporter }
     }
 
@@ -97,6 +97,29 @@ impl World {
 
 fn id(namespace: &str, name: &str) -> ObjectId {
     ObjectId { key: ServiceKey::new(namespace, name), kind: RegardingKind::Ingress }
+}
+
+/// A reader of the store's feed keeps up although an object has thousands of names.
+#[test]
+fn names_are_published_in_parts() {
+    let mut world = World::listed();
+    let hosts: Vec<String> = (0..100).map(|number| format!("h{number}.a")).collect();
+    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    let object = |number: u32| {
+        let rules: Vec<Value> =
+            hosts.iter().map(|host| json!({"host": format!("{number}.{host}.lb.internal")})).collect();
+        let object = json!({"metadata": {"namespace": "a", "name": format!("o{number}"), "uid": "u"},
+            "spec": {"rules": rules}, "status": {"loadBalancer": {"ingress": ip(1)}}});
+        serde_json::from_value(object).unwrap()
+    };
+    (0..30).for_each(|number| world.names.take(object(number)));
+    let mut sizes = Vec::new();
+    while world.names.has_work() {
+        world.names.work();
+        sizes.push(std::iter::from_fn(|| world.feed.try_recv().ok()).count());
+    }
+    assert_eq!(sizes.iter().sum::<usize>(), 3000);
+    assert!(sizes.iter().all(|size| *size <= 256), "{sizes:?}");
 }
 
 fn ip(last: u8) -> Value {
@@ -165,7 +188,7 @@ fn nothing_is_answered_before_everything_is_listed() {
     assert_eq!([world.answer("x"), world.answer("own")], ["192.0.2.2", "192.0.2.5"]);
     // Under other rules everything is listed again: known names follow their objects, new ones wait.
     let (zones, policy) = (world.store.zones(), Arc::clone(&world.names.state.rules.policy));
-    world.names.state.set_rules(zones, policy);
+    world.names.set_rules(zones, policy);
     world.apply("b/young", 5, &["x", "own", "new"], &ip(6));
     assert_eq!([world.answer("own"), world.answer("new")], ["192.0.2.6", "nothing"]);
     world.remove("a/old");
@@ -197,7 +220,7 @@ fn names_stay_in_the_namespace_of_an_undecodable_object() {
         Arc::default(),
         world.link_reporter.clone(),
     );
-    next.state.set_rules(world.store.zones(), Arc::clone(&world.names.state.rules.policy));
+    next.set_rules(world.store.zones(), Arc::clone(&world.names.state.rules.policy));
     world.names = next;
     world.set_unreadable("a");
     world.names.end_lists();
@@ -219,7 +242,7 @@ fn names_that_an_earlier_run_left_are_removed() {
         Arc::default(),
         world.link_reporter.clone(),
     );
-    next.state.set_rules(world.store.zones(), Arc::clone(&world.names.state.rules.policy));
+    next.set_rules(world.store.zones(), Arc::clone(&world.names.state.rules.policy));
     next.end_lists();
     assert_eq!(world.answer("x"), "nothing");
     assert!(world.store.unlisted_source(&zone()).is_none());
@@ -234,10 +257,12 @@ fn target_in_a_zone_of_links_is_checked_again() {
     world.apply("a/host", 2, &["host"], &ip(2));
     assert!(world.names.state.recheck_at.is_some());
     world.names.recheck();
+    world.names.state.publish();
     assert_eq!(world.answer("x"), "host.lb.internal");
     // Another namespace takes the name over, and doesn't allow the reference.
     world.apply("b/host", 1, &["host"], &ip(3));
     world.names.recheck();
+    world.names.state.publish();
     let events = world.events();
     assert!(events.iter().any(|event| event.contains("allow-from")), "{events:?}");
 }

@@ -974,6 +974,20 @@ fn pinned_source_without_a_target_moves_nothing() {
 }
 
 #[test]
+fn first_source_whose_pin_cant_be_used_is_no_standby() {
+    let mut harness = failed_over();
+    harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
+    *harness.offer("seoul") = offer("", "");
+    harness.offer("seoul").refusal = refusal(RefusalReason::RefNotPermitted);
+    harness.decide();
+    assert_eq!(harness.announced(), "busan b.example");
+    assert_eq!(harness.condition(Progressing), (True, "PinnedSourceNotReady"));
+    assert_eq!(harness.condition(Degraded), (True, "FailedOver"));
+    let message = &harness.status.condition(Degraded).unwrap().message;
+    assert_eq!(message, "leads to busan instead of seoul: refused");
+}
+
+#[test]
 fn progressing_tells_why_a_pinned_source_is_refused() {
     let mut harness = Harness::settled(&SOURCES[..2]);
     harness.edit(|spec| spec.pin = Some("busan".to_owned()));
