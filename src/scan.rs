@@ -20,6 +20,7 @@ use crate::store::Store;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ListError, in_place};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
+use crate::sync::source::gateway::types::Gateway;
 use crate::sync::source::ingress::Ingress;
 
 /// The maximum number of hostnames that are looked up at the same time.
@@ -64,23 +65,40 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
             Err(error) => notices.push(error.explain("")),
         }
     }
-    // Their names don't depend on this: a user without the right to list them misses nothing else.
-    match list::<Ingress>(client, "Ingresses", None, &mut notices).await {
-        Ok(ingresses) => {
-            for ingress in ingresses {
-                let object = format!("Ingress {}", ingress.id().key);
-                for host in ingress.target_hosts(scope.annotation_prefixes) {
-                    objects.of_targets.entry(host).or_default().insert(object.clone());
-                }
-            }
-        }
-        Err(error) if error.code() == 403 => {}
-        Err(error) => notices.push(error.explain("")),
-    }
+    let prefixes = scope.annotation_prefixes;
+    let hosts = |ingress: &Ingress| ingress.target_hosts(prefixes);
+    add_targets(client, "Ingresses", hosts, &mut objects, &mut notices).await;
+    let hosts = |gateway: &Gateway| gateway.target_hosts(prefixes);
+    add_targets(client, "Gateways", hosts, &mut objects, &mut notices).await;
     let (mut scan, candidates) = find(&objects, scope.store, scope.target_namespace);
     scan.notices.splice(..0, notices);
     scan.probable = stale(candidates, scope.resolvers).await;
     Ok(scan)
+}
+
+/// Adds the objects of a kind that may be a source of names, by the hostnames of their targets. Without the right to
+/// list them, or without their CRD, nothing else is missing.
+async fn add_targets<K: Resource<DynamicType = ()> + DeserializeOwned>(
+    client: &Client,
+    what: &str,
+    hosts: impl Fn(&K) -> Vec<String>,
+    objects: &mut Objects,
+    notices: &mut Vec<String>,
+) {
+    let found = match list::<K>(client, what, None, notices).await {
+        Ok(found) => found,
+        Err(error) if [403, 404].contains(&error.code()) => return,
+        Err(error) => return notices.push(error.explain("")),
+    };
+    for object in found {
+        let metadata = object.meta();
+        let namespace = metadata.namespace.as_deref().unwrap_or("default");
+        let name = metadata.name.as_deref().unwrap_or_default();
+        for host in hosts(&object) {
+            let objects = objects.of_targets.entry(host).or_default();
+            objects.insert(format!("{} {namespace}/{name}", K::kind(&())));
+        }
+    }
 }
 
 /// Returns the objects that can be decoded. Adds a sentence about the remaining ones to `notices`.

@@ -42,7 +42,8 @@ pub struct Scan {
     pub sources: Vec<SourceMatch>,
     /// Objects with the address of a load balancer.
     pub addresses: Vec<AddressMatch>,
-    /// ExternalName Services with the hostname of an Ingress, which no load balancer and no StableName has.
+    /// ExternalName Services with the hostname of an Ingress or Gateway, which no load balancer and no StableName
+    /// has.
     pub targets: Vec<TargetMatch>,
     /// Sentences about objects that couldn't be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -90,8 +90,8 @@ fn sources(scan: &Scan) -> Option<Section<'_>> {
 
 fn targets(scan: &Scan) -> Option<Section<'_>> {
     section(
-        "These Services name the hostname of an Ingress, and can't follow it. With --sources service,ingress the hosts of \
-         Ingresses are DNS names in the zones:",
+        "These Services name the hostname of an Ingress or Gateway, and can't follow it. With --sources \
+         service,ingress,gateway the hosts of Ingresses and routes are DNS names in the zones:",
         ["NAMESPACE", "SERVICE", "EXTERNAL NAME", "OBJECTS"],
         scan.targets.iter().map(|it| {
             let objects = it.objects.join(",").into();

@@ -1,5 +1,6 @@
 //! From the start to the first complete list: reads the snapshot, and lets DNS answer with it if there is no list.
 
+use std::fmt::Display;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ const UNLISTED: &str = "the other sources of names aren't read completely yet";
 /// The result of reading the file.
 enum Loaded {
     Missing,
-    Snapshot(ReadSnapshot),
+    Snapshot(Box<ReadSnapshot>),
     Unreadable(io::Error),
     Damaged {
         why: FormatError,
@@ -87,7 +88,7 @@ fn load(path: PathBuf) -> Loaded {
         Err(error) => return Loaded::Unreadable(error),
     };
     match decode(&bytes) {
-        Ok(snapshot) => Loaded::Snapshot(ReadSnapshot { bytes, snapshot }),
+        Ok(snapshot) => Loaded::Snapshot(Box::new(ReadSnapshot { bytes, snapshot })),
         Err(why) => Loaded::Damaged { why, aside: file::rename_damaged(&path) },
     }
 }
@@ -96,7 +97,7 @@ fn load(path: PathBuf) -> Loaded {
 fn snapshot_or_log(context: &SnapshotContext, loaded: Loaded) -> Option<ReadSnapshot> {
     let path = context.path.display();
     match loaded {
-        Loaded::Snapshot(read) => return Some(read),
+        Loaded::Snapshot(read) => return Some(*read),
         Loaded::Missing => {}
         Loaded::Unreadable(error) => warn!("the snapshot {path} can't be read, so it isn't used: {error}"),
         Loaded::Damaged { why, aside: Ok(aside) } => {
@@ -143,6 +144,7 @@ async fn serve(
 ) -> Result<(), SyncError> {
     let SnapshotContext { path, max_age, selection, store, .. } = context;
     let (mut first_list, mut policy) = (context.first_list.clone(), context.policy.clone());
+    let mut known_zones = store.watch_zones();
     let (path, taken) = (path.display(), snapshot.head.taken);
     let Some(age) = usable_age(context, &snapshot) else { return Ok(()) };
     let read = Instant::now();
@@ -152,7 +154,7 @@ async fn serve(
     loop {
         let (current, watched) = (Arc::clone(&policy.borrow_and_update()), Arc::clone(selection));
         let (decoded, bytes) = (decoded.take(), Arc::clone(&bytes));
-        let zones = zones(&current, &store.zones());
+        let zones = zones(&current, &known_zones.borrow_and_update());
         let restored = spawn_blocking(move || {
             let snapshot = decoded.map_or_else(|| decode(&bytes), Ok)?;
             Ok::<_, FormatError>(restore(snapshot, &watched, &current, &zones))
@@ -178,27 +180,41 @@ async fn serve(
             taken,
             age_then: age + read.elapsed(),
             since: std::time::Instant::now(),
-            reason: Mutex::new(reason.clone()),
+            reason: Mutex::new(reason),
         });
         if !store.set_fallback(Some(Arc::clone(&snapshot_links))) {
             return Ok(());
         }
         if std::mem::take(&mut is_first) {
-            let denied = match denied {
-                0 => String::new(),
-                denied => format!(", left out or denied by flags: {denied}"),
-            };
-            warn!(
-                "{reason}: DNS answers from the snapshot {path} of {taken}, {} old (links: {answered}{denied}); other \
-                 names in the zones get SERVFAIL",
-                Age(snapshot_links.age())
-            );
+            log_served(&path, &snapshot_links, answered, denied);
         }
         let end = read.checked_add(max_age.saturating_sub(age));
-        if !wait(context, kept, &snapshot_links, &mut first_list, &mut policy, end).await {
+        let is_changed = tokio::select! {
+            biased;
+            is_changed = wait(context, kept, &snapshot_links, &mut first_list, &mut policy, end) => is_changed,
+            // The zones have other sources or classes, without a new policy.
+            Ok(()) = known_zones.changed() => true,
+        };
+        if !is_changed {
             return Ok(());
         }
     }
+}
+
+/// Logs that DNS answers with a snapshot. `denied` is the number of links that the flags leave out, or whose target they
+/// deny.
+fn log_served(path: impl Display, served: &Fallback, answered: usize, denied: usize) {
+    let denied = match denied {
+        0 => String::new(),
+        denied => format!(", left out or denied by flags: {denied}"),
+    };
+    warn!(
+        "{}: DNS answers from the snapshot {path} of {}, {} old (links: {answered}{denied}); other names in the zones get \
+         SERVFAIL",
+        served.reason.lock(),
+        served.taken,
+        Age(served.age())
+    );
 }
 
 /// Returns the zones of the policy, with their sources as far as they are known.

@@ -221,6 +221,31 @@ async fn host_of_another_namespace_is_refused_on_routes() {
     assert!(note.contains(&format!("\"Gateway {hidden}/gw\" isn't served: --watch-namespaces")), "{note}");
 }
 
+#[tokio::test]
+async fn scan_names_the_gateway_with_a_hostname() {
+    let (plane, cluster, [infra, shop, _], _linker) = start().await;
+    let gateways = Objects { cluster: &cluster, namespace: &infra, tls: "v1" };
+    let (of_status, of_annotation) = (format!("a.{infra}.example.org"), format!("b.{infra}.example.org"));
+    gateways.gateway("status", json!([http("web", None)]), "192.0.2.1").await;
+    let status = json!({"addresses": [{"type": "Hostname", "value": of_status}]});
+    gateways.set_status("Gateway", "status", &status).await;
+    gateways.gateway("annotation", json!([http("web", None)]), "192.0.2.1").await;
+    let target = json!({"metadata": {"annotations": {"linker.hsj.com/target": of_annotation}}});
+    gateways.patch("Gateway", "annotation", target).await;
+    for (name, host) in [("one", &of_status), ("two", &of_annotation)] {
+        let spec = json!({"type": "ExternalName", "externalName": host});
+        cluster.create_service(&shop, json!({"metadata": {"name": name}, "spec": spec})).await;
+    }
+    let kubeconfig = plane.admin_kubeconfig();
+    let args = ["scan", "--upstream", "none", "-o", "json", "-n", &shop, "--kubeconfig"];
+    let output = run_to_end([&args[..], &[kubeconfig.to_str().unwrap()]].concat());
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for (place, gateway) in ["status", "annotation"].into_iter().enumerate() {
+        let expected = json!([format!("Gateway {infra}/{gateway}")]);
+        assert_eq!(found["targets"][place]["objects"], expected, "{found}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crds_may_come_later_and_go() {
     let plane = ControlPlane::start(Options::default());

@@ -88,7 +88,7 @@ fn report_begins_with_findings_that_need_a_decision() {
             namespace: "shop".to_owned(),
             service: "front".to_owned(),
             external_name: "d.lb.example".to_owned(),
-            objects: vec!["Ingress shop/api".to_owned(), "Ingress shop/web".to_owned()],
+            objects: vec!["Gateway infra/public".to_owned(), "Ingress shop/web".to_owned()],
         }],
         notices: Vec::new(),
     };
@@ -109,11 +109,11 @@ the StableName:
   NAMESPACE   SERVICE   EXTERNAL NAME   EXTERNALTARGET
   shop        standby   c.lb.example    lb/x
 
-These Services name the hostname of an Ingress, and can't follow it. With --sources service,ingress the hosts of \
-Ingresses are DNS names in the zones:
+These Services name the hostname of an Ingress or Gateway, and can't follow it. With --sources \
+service,ingress,gateway the hosts of Ingresses and routes are DNS names in the zones:
 
   NAMESPACE   SERVICE   EXTERNAL NAME   OBJECTS
-  shop        front     d.lb.example    Ingress shop/api,Ingress shop/web
+  shop        front     d.lb.example    Gateway infra/public,Ingress shop/web
 
 Objects with an address of a load balancer. The external target has its present addresses:
 

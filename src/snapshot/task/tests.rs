@@ -300,10 +300,9 @@ async fn unchanged_links_are_written_again_while_the_watch_lives() {
     setting.end(task).await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn snapshot_with_names_of_ingresses_stays_until_they_are_listed() {
+/// Returns a fixture with a snapshot of a load balancer and of an Ingress in this zone, and a store with the zone.
+fn with_ingress(zone: &Zone) -> Fixture {
     let mut setting = Fixture::new(None);
-    let zone = Zone { sources: vec![Source::SERVICES, Source::INGRESSES], ..(&zone()).into() };
     let new_store = || Arc::new(Store::new(OnGone::Kept).with_zones([zone.clone()]));
     let saved = new_store();
     saved.apply(link("old.example."));
@@ -322,6 +321,27 @@ async fn snapshot_with_names_of_ingresses_stays_until_they_are_listed() {
     fs::write(&setting.context.path, encode(&head, || saved_owners(&links, &others)).unwrap().bytes).unwrap();
     setting.context.store = new_store();
     setting.first_list.send_replace(failed(403));
+    setting
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_classes_apply_to_a_served_snapshot() {
+    let zone = Zone { sources: vec![Source::SERVICES, Source::INGRESSES], ..(&zone()).into() };
+    let setting = with_ingress(&zone);
+    let task = setting.start();
+    let host = Name::from_ascii("x.default.lb.internal.").unwrap();
+    let find = |context: &SnapshotContext| context.store.fallback()?.store.link_of_host(&host);
+    setting.until("the name", |context| find(context).is_some()).await;
+    setting.context.store.set_zones([Zone { ingress_classes: vec!["nginx".into()], ..zone }]);
+    setting.until("its end", |context| find(context).is_none()).await;
+    assert!(setting.context.store.fallback().is_some(), "the load balancer stays");
+    setting.end(task).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_with_names_of_ingresses_stays_until_they_are_listed() {
+    let zone = Zone { sources: vec![Source::SERVICES, Source::INGRESSES], ..(&zone()).into() };
+    let setting = with_ingress(&zone);
     let task = setting.start();
     setting.until("a snapshot", |context| context.store.fallback().is_some()).await;
     let store = Arc::clone(&setting.context.store);

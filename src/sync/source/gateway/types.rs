@@ -4,8 +4,10 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
+use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::in_stored_form;
 use crate::sync::events::RegardingKind;
+use crate::sync::k8s::annotations::TargetEntries;
 use crate::sync::k8s::service::{IngressEntry, null_is_default, slim_metadata};
 use crate::sync::k8s::slim_resource::slim_resource;
 
@@ -94,6 +96,14 @@ impl Gateway {
             Some(_) => None,
         };
         self.status.addresses.iter().filter_map(entry).collect()
+    }
+
+    /// Returns the hostnames that the Gateway names as its target, without the trailing dot.
+    #[must_use]
+    pub fn target_hosts(&self, prefixes: &[String]) -> Vec<String> {
+        let addresses = self.addresses();
+        let entries = TargetEntries::of(&self.metadata, prefixes, &addresses);
+        entries.hosts().map(|host| to_presentation(&host)).collect()
     }
 }
 
