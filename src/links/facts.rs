@@ -179,7 +179,7 @@ impl LinkFacts {
         if shown.overridden_by.is_some() {
             reasons.extend(self.unchecked().map(Cow::Owned));
         }
-        if link.active_override().is_some_and(|by| by.is_provisional) {
+        if link.target.is_some() && link.active_override().is_some_and(|by| by.is_provisional) {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
         let note = |lists: &ForbiddenLists| lists.note_for(&link.key).cloned();
