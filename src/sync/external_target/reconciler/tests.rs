@@ -850,7 +850,7 @@ async fn targets_of_stable_names_that_are_read_late_are_answered() {
 #[tokio::test(start_paused = true)]
 async fn target_of_an_unread_stable_name_stays_without_its_slice() {
     let (mut reconciler, requests) = denied();
-    reconciler.context.policy.delete_delay = Duration::ZERO;
+    (reconciler.context.policy.prune, reconciler.context.policy.delete_delay) = (true, Duration::ZERO);
     let object = external_target(&reconciler, "1");
     let key = ServiceKey::new("shop", "web");
     let mut headless = to_json(&object, "7");
