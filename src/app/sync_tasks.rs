@@ -33,6 +33,7 @@ use crate::sync::events::link_log::LinkReporter;
 use crate::sync::events::{self, Recorder};
 use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::decision::{SyncMode, SyncPolicy};
+use crate::sync::external_target::desired::IpTargets;
 use crate::sync::external_target::left_out::ServiceLookup;
 use crate::sync::external_target::output_dir::OutputDirectory;
 use crate::sync::external_target::reconciler::{self, context::ReconcilerContext};
@@ -195,6 +196,7 @@ impl SyncSource {
             findings: Findings::new(readiness),
             external_targets: Arc::default(),
             needs_external_targets: flags.sync_mode() != SyncMode::Off,
+            has_slices: flags.ip_targets == IpTargets::Headless,
             only_plans: flags.sync_mode() == SyncMode::Plan,
             reads_followers: false,
             looks_up: true,

@@ -16,6 +16,8 @@ use crate::dns::corefile::CorefileError;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::corefile_source::{CorefileSource, CorefileZones, LoadedCorefile};
+use crate::dns::server::error::ServerError;
+use crate::dns::server::sockets::http_conflict;
 use crate::model::owner::Zone;
 use crate::snapshot::file::check_path;
 use crate::store::cluster::registry::{ClusterSpec, Connection};
@@ -40,7 +42,8 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     flags.upstreams()?;
     let mut check_report = CheckReport::default();
     let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
-    let ValidCorefile { zones, warnings, clusters } = &match check_corefile(flags, &corefile)? {
+    let ValidCorefile { zones, warnings, clusters, port_conflict } = &match check_corefile(flags, &corefile)?
+    {
         Ok(checked) => checked,
         Err(errors) => {
             check_report.input_errors.extend(errors.iter().map(ToString::to_string));
@@ -48,6 +51,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         }
     };
     check_report.input_errors.extend(mistyped_variables(corefile.variables()));
+    check_report.input_errors.extend(port_conflict.iter().map(ToString::to_string));
     let effective = flags.effective();
     let width = effective.iter().map(|(flag, _)| flag.len()).max().unwrap_or_default();
     check_report.lines.extend(effective.iter().map(|(flag, value)| format!("{flag:width$}  {value}")));
@@ -197,6 +201,7 @@ struct ValidCorefile {
     warnings: Vec<CorefileError>,
     /// What the plugin *kubernetes* reads.
     clusters: Vec<ClusterSpec>,
+    port_conflict: Option<ServerError>,
 }
 
 /// Returns the zones and the warnings of the Corefile, or all its errors, in the order of their positions. Builds
@@ -213,9 +218,10 @@ fn check_corefile(
         (Ok(zones), Ok(configuration)) => {
             flags.check_zones(&zones.links)?;
             let clusters = context.clusters.known().iter().map(|cluster| cluster.spec().clone()).collect();
+            let port_conflict = http_conflict(&configuration);
             let blocks = configuration.blocks.into_iter();
             let warnings = blocks.flat_map(|built| built.builder.warnings).collect();
-            return Ok(Ok(ValidCorefile { zones, warnings, clusters }));
+            return Ok(Ok(ValidCorefile { zones, warnings, clusters, port_conflict }));
         }
         (zones, configuration) => {
             configuration.err().into_iter().flatten().chain(zones.err()).collect::<Vec<_>>()

@@ -32,6 +32,17 @@ pub(super) fn confirm(objects: &[String], server: &ApiServer) -> bool {
         && answer.trim_start().to_ascii_lowercase().starts_with('y')
 }
 
+/// Returns whether these objects of an API server may be changed: asks with `ask`, else prints on stderr which API server
+/// it is.
+pub(super) fn is_confirmed(ask: bool, objects: &[String], server: &ApiServer) -> bool {
+    if ask {
+        return confirm(objects, server);
+    }
+    // Ignore EPIPE: stderr may be closed.
+    let _ = writeln!(std::io::stderr(), "{}", printable(&format!("API server {server}"), &[]));
+    true
+}
+
 /// Starts the log of `links`, `scan` or `stub` on stderr: warnings and errors about reading the cluster.
 pub(super) fn log_warnings() {
     let warnings = tracing_subscriber::fmt().with_env_filter(READING_LOG).with_writer(std::io::stderr);

@@ -13,7 +13,7 @@ use crate::scan::{ScanScope, scan};
 use crate::sync::k8s::client::connect;
 
 use super::output::{
-    BAD_INPUT, FAILED, NOT_CONFIRMED, confirm, exit_with_error, fail, log_warnings, print_problem,
+    BAD_INPUT, FAILED, NOT_CONFIRMED, exit_with_error, fail, is_confirmed, log_warnings, print_problem,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub async fn scan_cluster(
         print_problem(notice);
     }
     let Some(without_question) = apply.filter(|_| !found.exact.is_empty()) else { return ExitCode::SUCCESS };
-    if !without_question && !confirm(&changed_objects(&found.exact), &connection.server) {
+    if !is_confirmed(!without_question, &changed_objects(&found.exact), &connection.server) {
         return exit_with_error(NOT_CONFIRMED, FAILED);
     }
     let problems = annotate(&connection.client, &found.exact, print).await;

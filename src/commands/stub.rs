@@ -26,7 +26,7 @@ use crate::stub::{Forwarding, verify};
 use crate::sync::k8s::client::{ClientConnection, connect};
 
 use super::output::{
-    BAD_INPUT, FAILED, NOT_CONFIRMED, confirm, exit_with_error, fail, log_warnings, print_problem,
+    BAD_INPUT, FAILED, NOT_CONFIRMED, exit_with_error, fail, is_confirmed, log_warnings, print_problem,
 };
 
 /// What `lb-linker stub` does.
@@ -206,7 +206,7 @@ async fn write_steps(
     }
     let object = |change: &Change| format!("ConfigMap {KUBE_SYSTEM}/{}", change.config_map);
     let objects: Vec<String> = changes.iter().map(object).collect();
-    if ask && !confirm(&objects, &connection.server) {
+    if !is_confirmed(ask, &objects, &connection.server) {
         return exit_with_error(NOT_CONFIRMED, FAILED);
     }
     for change in &changes {

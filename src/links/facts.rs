@@ -18,6 +18,7 @@ use crate::model::uid::Uid;
 use crate::readiness::{ForbiddenLists, Readiness};
 use crate::store::Store;
 use crate::sync::events::findings::Findings;
+use crate::sync::external_target::desired::lacks_address;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
 use crate::sync::k8s::errors::{ApiAvailability, Outage};
 use crate::sync::k8s::watch::OF_TARGETS;
@@ -50,6 +51,8 @@ pub struct LinkFacts {
     pub external_targets: Arc<ExternalTargetStates>,
     /// Whether a missing external target is wrong: not with `--sync off`.
     pub needs_external_targets: bool,
+    /// Whether the addresses of external targets are in EndpointSlices.
+    pub has_slices: bool,
     /// Whether writes are only logged (`--sync plan`).
     pub only_plans: bool,
     /// Whether the Services that follow are read with `--sync off`, too.
@@ -170,7 +173,8 @@ impl LinkFacts {
         }
         let mut reasons: Vec<Cow<'static, str>> = of_flag.or(shown.reason.take()).into_iter().collect();
         if matches!(shown.state, ViewState::Ready | ViewState::Kept)
-            && let Some((state, why)) = self.external_target_problem(link)
+            && let Some((state, why)) =
+                self.external_target_problem(link).or_else(|| self.missing_addresses(link))
         {
             if shown.state == ViewState::Ready {
                 shown.state = state;
@@ -180,7 +184,7 @@ impl LinkFacts {
         if shown.overridden_by.is_some() {
             reasons.extend(self.unchecked().map(Cow::Owned));
         }
-        if link.active_override().is_some_and(|by| by.is_provisional) {
+        if link.target.is_some() && link.active_override().is_some_and(|by| by.is_provisional) {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
         let note = |lists: &ForbiddenLists| lists.note_for(&link.key).cloned();
@@ -254,6 +258,16 @@ impl LinkFacts {
         let why = failure.or_else(|| refused.map(|refused| refused.to_string())).or(planned).or(leaderless);
         let why = why.map(|why| format!(": {}", paragraph(&why))).unwrap_or_default();
         Some((ViewState::Degraded, what + &why))
+    }
+
+    /// Returns why the external target of a link has no address.
+    fn missing_addresses(&self, link: &Link) -> Option<(ViewState, String)> {
+        let target = link.target.as_ref().filter(|target| lacks_address(target))?;
+        let why = format!(
+            "its external target has no address, because the API server refuses {target} in EndpointSlices: only DNS \
+             answers with it"
+        );
+        (self.needs_external_targets && self.has_slices).then_some((ViewState::Degraded, why))
     }
 
     /// Returns why the target of a link brings no addresses.
@@ -335,6 +349,7 @@ impl LinkFacts {
             findings,
             external_targets,
             needs_external_targets: true,
+            has_slices: true,
             only_plans: false,
             reads_followers: false,
             looks_up: true,

@@ -269,6 +269,14 @@ pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
             Some("the Service was recreated, or its type was changed, and it has no target yet"),
         ),
         LinkState::Live
+            if link.target.is_none() && link.active_override().is_some_and(|by| by.is_provisional) =>
+        {
+            (
+                ViewState::Pending,
+                Some("its StableName hasn't been read, and its external target has no target"),
+            )
+        }
+        LinkState::Live
             if link
                 .overridden
                 .as_ref()

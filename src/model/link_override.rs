@@ -16,7 +16,8 @@ pub enum Announcement {
     /// Nothing yet: the Service of the same name keeps the link.
     #[default]
     NotYet,
-    /// The last target was withdrawn, or this replica's target policy denies it, or this version can't read it.
+    /// The last target was withdrawn, or this replica's target policy denies it, or this version can't read it, or,
+    /// before the StableName is read, its external target has none.
     Withdrawn,
     Target(Target),
 }
@@ -88,6 +89,7 @@ impl OverriddenLink {
                 let known = before.and_then(|before| before.target.as_ref()).filter(|known| *known == target);
                 Link { target: Some(known.unwrap_or(target).clone()), ..link }
             }
+            (Announcement::Withdrawn, _) if by.is_provisional => link,
             (Announcement::Withdrawn, _) => Link { state: LinkState::Recreated(withdrawn()), ..link },
             (Announcement::NotYet, None) => link,
             (Announcement::NotYet, Some(service)) => Link {

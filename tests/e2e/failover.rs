@@ -697,6 +697,34 @@ async fn target_stays_without_permission_and_goes_with_the_crd() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn target_without_a_slice_stays_without_permission() {
+    let shop = Shop::open(&[]).await;
+    let mut linker = shop.linker(&[]).await;
+    shop.create("web", json!({"sources": [{"name": "fixed", "addresses": ["192.0.2.1"]}]})).await;
+    let (question, name) = ("web.shop.lb.internal. A", "web-shop-ext");
+    answers(linker.dns, question, "192.0.2.1").await;
+    linker.line(&format!("{name}: created")).await;
+    linker.stop();
+    let uid = shop.uid_of_external_target(name).await;
+    shop.plane.kubectl(&["-n", "external-targets", "delete", "endpointslice", "--all"]);
+    shop.plane.kubectl(&["delete", "clusterrolebinding", "lb-linker-crd"]);
+    permission(&shop.plane, false, &["list", "stablenames.linker.hsj.com", "-A", LINKER]).await;
+
+    let linker = shop.linker(&["--delete-delay", "2s"]).await;
+    linker.line("can't list StableNames").await;
+    linker.ready().await;
+    assert_answer_stays(&[&linker], question, "No Error", 6).await;
+    assert_eq!(shop.uid_of_external_target(name).await, uid);
+    let shown = text(&links_of(linker.admin().await, &["web", "-n", "shop"]).stdout);
+    let why = "its StableName hasn't been read, and its external target has no target";
+    assert!(shown.contains("State:            Pending") && shown.contains(why), "{shown}");
+
+    apply_stable_names(&shop.plane);
+    answers(linker.dns, question, "192.0.2.1").await;
+    assert_eq!(shop.uid_of_external_target(name).await, uid);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn targets_stay_if_the_crd_is_applied_again() {
     let shop = Shop::open(&[]).await;
     let linker = shop.linker(&[]).await;

@@ -1,16 +1,17 @@
 //! Opens the sockets of listeners.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::TcpListener;
 
 use super::corefile_source::at;
 use crate::dns::corefile::{Position, Scheme};
 use crate::dns::plugins::setup::HttpEndpoint;
-use crate::dns::server::config::ListenAddress;
+use crate::dns::server::config::{Configuration, ListenAddress};
 use crate::dns::server::error::ServerError;
 use crate::dns::transport::{tcp, udp};
 
@@ -105,11 +106,85 @@ impl ListenerSocket {
 }
 
 pub(crate) fn open_http(
-    HttpEndpoint { kind, address, position, .. }: &HttpEndpoint,
+    endpoint: &HttpEndpoint,
     reuse_port: bool,
 ) -> Result<(SocketAddr, TcpListener), ServerError> {
-    let (address, place) = (*address, at(position, kind.flag()));
-    let failed = |source| ServerError::Listen { place: place.clone(), address, transport: "TCP", source };
-    let listener = tcp::bind(address, reuse_port).map_err(failed)?;
+    let failed = |source| http_error(endpoint, source);
+    let listener = tcp::bind(endpoint.address, reuse_port).map_err(failed)?;
     Ok((listener.local_addr().map_err(failed)?, listener))
+}
+
+fn http_error(HttpEndpoint { kind, address, position, .. }: &HttpEndpoint, source: io::Error) -> ServerError {
+    let place = at(position, kind.flag());
+    ServerError::Listen { place, address: *address, transport: "TCP", source }
+}
+
+/// Returns the error of the first HTTP port that can't be opened because another port of this configuration has its
+/// address.
+pub(crate) fn http_conflict(configuration: &Configuration) -> Option<ServerError> {
+    let endpoints = || configuration.blocks.iter().flat_map(|built| &built.builder.endpoints);
+    let of_dns = || configuration.listeners.iter().map(|listener| listener.at.address);
+    let (_, endpoint) = endpoints().enumerate().find(|(number, endpoint)| {
+        // Endpoints with the same address share a port.
+        let before = endpoints().take(*number).map(|it| it.address).filter(|it| *it != endpoint.address);
+        of_dns().chain(before).any(|other| overlap(other, endpoint.address))
+    })?;
+    Some(http_error(endpoint, Errno::EADDRINUSE.into()))
+}
+
+/// Returns whether only one of two addresses can be bound.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let holds = |outer: IpAddr, inner: IpAddr| {
+        outer == inner || outer.is_unspecified() && (outer.is_ipv6() || inner.is_ipv4())
+    };
+    let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
+    one.port() == other.port() && one.port() != 0 && (holds(a, b) || holds(b, a))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::dns::corefile::FileSources;
+    use crate::dns::plugins::setup::ServerContext;
+    use crate::dns::server::config::configure;
+    use crate::store::{OnGone, Store};
+
+    fn configuration(text: &str) -> Configuration {
+        let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
+        configure(Path::new("Corefile"), text, &FileSources::SYSTEM, &context).unwrap()
+    }
+
+    #[tokio::test]
+    async fn conflict_of_an_http_port_has_the_words_of_its_failed_bind() {
+        let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = held.local_addr().unwrap().port();
+        for bind in ["127.0.0.1", "0.0.0.0", "::"] {
+            let text =
+                format!(".:{port} {{\n    bind {bind}\n    whoami\n    prometheus 127.0.0.1:{port}\n}}\n");
+            let configuration = configuration(&text);
+            let failed = open_http(&configuration.blocks[0].builder.endpoints[0], false).err().unwrap();
+            assert_eq!(http_conflict(&configuration).unwrap().to_string(), failed.to_string(), "{bind}");
+        }
+    }
+
+    #[test]
+    fn http_ports_conflict_if_their_addresses_overlap() {
+        for (listen, metrics, ready, is_conflict) in [
+            ("127.0.0.1:53", "127.0.0.1:53", "127.0.0.1:1", true),
+            ("127.0.0.2:53", "127.0.0.1:53", "127.0.0.1:53", false),
+            ("[::1]:53", "0.0.0.0:53", "127.0.0.1:1", false),
+            ("127.0.0.1:53", "0.0.0.0:9", "127.0.0.1:9", true),
+            ("127.0.0.1:53", "127.0.0.1:9", "127.0.0.1:9", false),
+            ("127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", false),
+        ] {
+            let listen: SocketAddr = listen.parse().unwrap();
+            let (ip, port) = (listen.ip(), listen.port());
+            let text =
+                format!(".:{port} {{\n    bind {ip}\n    prometheus {metrics}\n    ready {ready}\n}}\n");
+            assert_eq!(http_conflict(&configuration(&text)).is_some(), is_conflict, "{text}");
+        }
+    }
 }

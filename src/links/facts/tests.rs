@@ -89,6 +89,25 @@ fn missing_or_outdated_external_target_is_degraded() {
     assert_eq!(shown(&facts), (ViewState::Degraded, old.to_owned()));
 }
 
+#[test]
+fn external_target_that_can_have_no_address_is_degraded() {
+    let mut facts = facts(&[]);
+    let at = |address: &str| {
+        let addresses = vec![address.parse().unwrap()];
+        let ingress = Ingress { hostnames: Vec::new(), addresses };
+        ObservedService { ingress, ..observed(key(), "1", "a.example.") }
+    };
+    facts.store.apply(at("127.0.60.1"));
+    let why = "its external target has no address, because the API server refuses 127.0.60.1 in EndpointSlices: only \
+               DNS answers with it";
+    assert_eq!(shown(&facts), (ViewState::Degraded, why.to_owned()));
+    facts.has_slices = false;
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "without --ip-targets headless");
+    facts.has_slices = true;
+    facts.store.apply(at("192.0.2.1"));
+    assert_eq!(shown(&facts), (ViewState::Ready, String::new()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn link_stays_ready_while_its_change_is_written() {
     let facts = facts(&[("web", "a.example.")]);

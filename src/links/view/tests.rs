@@ -200,6 +200,9 @@ fn overridden_link_names_its_stable_name_and_reason() {
     let reason = "the target of the StableName is withdrawn".to_owned();
     assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Pending, reason));
     assert!(all(&store)[0].external_target.is_some(), "it stays for --delete-delay");
+    set_override(&store, &key, LinkOverride { is_provisional: true, ..withdrawn.clone() }, None);
+    let reason = "its StableName hasn't been read, and its external target has no target".to_owned();
+    assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Pending, reason));
     set_override(&store, &key, LinkOverride { refused: true, ..withdrawn }, None);
     let reason = "the target of the StableName isn't allowed".to_owned();
     assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Refused, reason));

@@ -123,6 +123,12 @@ fn headless(link: &Link, ports: &[Port]) -> Service {
     }
 }
 
+/// Returns whether an external target with EndpointSlices for this target has no address.
+#[must_use]
+pub fn lacks_address(target: &Target) -> bool {
+    matches!(target, Target::Addresses(ips) if !ips.iter().any(fits_slice))
+}
+
 /// Returns whether the API server accepts an address in an EndpointSlice. Most addresses that it rejects are also
 /// denied by the target policy; if a flag allows them, they are only in DNS answers.
 fn fits_slice(ip: &IpAddr) -> bool {

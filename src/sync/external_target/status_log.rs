@@ -9,7 +9,7 @@ use tracing::{Level, debug, warn};
 use super::backend::Backend;
 use super::decision::Write;
 use super::deletion_budget::MaxDeletes;
-use super::desired::addresses_of;
+use super::desired::{addresses_of, lacks_address};
 use super::write_result::Before;
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, LinkChange, Target};
@@ -553,6 +553,9 @@ pub(super) fn destination(service: &Service) -> &str {
 fn shown_destination(service: &Service, link: Option<&Link>) -> String {
     let target = link.and_then(|link| link.target.as_ref());
     match target.filter(|_| service.spec.external_name.is_none()) {
+        Some(target) if lacks_address(target) => {
+            format!("no address: the API server refuses {target} in EndpointSlices")
+        }
         Some(target) => target.to_string(),
         None => destination(service).to_owned(),
     }
@@ -571,7 +574,7 @@ mod tests {
     use crate::captured_log::CapturedLog;
     use crate::sync::election::Leadership;
     use crate::sync::events::Recorder;
-    use crate::sync::external_target::desired::Precondition;
+    use crate::sync::external_target::desired::{Desired, IpTargets, Precondition};
     use crate::sync::external_target::observed_object::ObservedObject;
     use crate::sync::k8s::errors::ApiAvailability;
     use crate::sync::test_support;
@@ -677,6 +680,23 @@ mod tests {
         let queued = log.link_reporter.recorder.take_queued();
         assert_eq!(queued[0], (Reason::Conflict, format!("the {why}").into()));
         assert_eq!(queued[1].0, Reason::ExternalTargetCreated);
+    }
+
+    #[tokio::test]
+    async fn line_of_a_new_external_target_names_no_refused_address() {
+        for (address, expected) in [
+            ("192.0.2.1", "created → 192.0.2.1"),
+            ("127.0.60.1", "created → no address: the API server refuses 127.0.60.1 in EndpointSlices"),
+        ] {
+            let (log_text, _logging) = CapturedLog::start(Level::INFO);
+            let target = Some(Target::Addresses([address.parse().unwrap()].into()));
+            let link = Link { target, ..link("web") };
+            let created: Object = Desired::first(&link, IpTargets::Headless).service.unwrap().into();
+            let write = Write::Create(created.clone());
+            status_log().report_written(&link.key, Some(&link), &write, Before::Other, None, Some(&created));
+            let text = log_text.text();
+            assert!(text.trim_end().ends_with(expected), "{text}");
+        }
     }
 
     #[tokio::test]

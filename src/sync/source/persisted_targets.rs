@@ -101,18 +101,20 @@ fn keep_snapshot(
 }
 
 /// Overrides the link with the present target of its external target until the StableNames are listed, so that DNS
-/// answers in the meantime. Returns the change of the link.
+/// answers in the meantime. Without a target, too: an existing StableName may lead the names, so that the external target
+/// stays. Returns the change of the link.
 fn override_provisionally(
     store: &Store,
     key: &ServiceKey,
     uid: &Uid,
     last: &PersistedTarget,
 ) -> Option<LinkChange> {
-    let is_overridden = || store.get(key).is_some_and(|link| link.active_override().is_some());
-    let target = last.target.clone().filter(|_| !is_overridden())?;
+    if store.get(key).is_some_and(|link| link.active_override().is_some()) {
+        return None;
+    }
     let link_override = LinkOverride {
         uid: uid.clone(),
-        announced: Announcement::Target(target),
+        announced: last.target.clone().map_or(Announcement::Withdrawn, Announcement::Target),
         service_uid: last.uid(),
         annotations: Annotations { hostnames: (*last.hostnames).into(), ..Annotations::default() },
         is_provisional: true,
@@ -130,6 +132,7 @@ pub(super) mod tests {
     use crate::model::link::Ingress;
     use crate::model::persisted_target::TargetOwner;
     use crate::store::OnGone;
+    use crate::sync::removal::facts::ServiceState;
     use crate::sync::source::service_links::insert_terminating;
 
     fn key(name: &str) -> ServiceKey {
@@ -169,6 +172,17 @@ pub(super) mod tests {
             assert_eq!(targets.record(&store, &key("web"), last, false).is_some(), is_synced);
             assert_eq!(store.get(&key("web")).unwrap().target, Some(target()));
         }
+    }
+
+    #[test]
+    fn link_of_an_unread_stable_name_without_a_target_isnt_gone() {
+        let (targets, store) = (PersistedTargets::default(), Store::new(OnGone::Kept));
+        store.set_known(Input::Services);
+        let last = PersistedTarget { target: None, overridden_by: Some("s".into()), ..recorded(true) };
+        assert!(targets.record(&store, &key("web"), last, false).is_some());
+        let link = store.get(&key("web")).unwrap();
+        assert_eq!((&link.target, link.service_gone_since()), (&None, None));
+        assert_eq!(ServiceState::of(&link), ServiceState::Provisional);
     }
 
     fn with_recorded(targets: &PersistedTargets, store: &Store, name: &str) -> ObservedService {

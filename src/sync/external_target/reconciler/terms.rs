@@ -13,6 +13,7 @@ use crate::sync::external_target::decision::{Actual, NextStep, SyncMode, Write, 
 use crate::sync::external_target::desired::has_our_field_manager;
 use crate::sync::external_target::observed_object::ObservedObject;
 use crate::sync::external_target::states::WRITE_LAG;
+use crate::sync::k8s::labels::STABLE_NAME_UID;
 use crate::sync::k8s::object::{Object, ObjectId};
 use crate::sync::removal::facts::Lists;
 use crate::sync::removal::reason::RemovalReason;
@@ -25,7 +26,10 @@ impl Reconciler {
     /// Returns which lists the writes for a link may be based on.
     pub(crate) fn lists_of(&self, link: &Link) -> Lists {
         let namespace = link.key.namespace();
-        let is_override_listed = link.overridden.is_none()
+        // The StableName of an external target may exist although the link has no override.
+        let records_override =
+            || self.objects.of_link(&link.key).iter().any(|it| it.annotation(STABLE_NAME_UID).is_some());
+        let is_override_listed = link.overridden.is_none() && !records_override()
             || self.context.overrides_listed.borrow().covers(namespace, self.lists());
         if !self.context.selection.watches(namespace) {
             Lists::Unwatched

@@ -36,7 +36,7 @@ use crate::sync::k8s::listed::CompletedLists;
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::k8s::service::Spec;
 use crate::sync::source::selection::Selection;
-use crate::sync::source::service_links::{insert_left_out, set_override};
+use crate::sync::source::service_links::{insert_gone, insert_left_out, set_override};
 use crate::sync::test_support;
 
 /// Returns complete lists of all namespaces.
@@ -845,6 +845,39 @@ async fn targets_of_stable_names_that_are_read_late_are_answered() {
     let link = reconciler.context.store.get(&ServiceKey::new("shop", "web")).unwrap();
     assert!(link.active_override().is_some_and(|by| by.is_provisional), "{link:?}");
     assert!(link.target.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn target_of_an_unread_stable_name_stays_without_its_slice() {
+    let (mut reconciler, requests) = denied();
+    (reconciler.context.policy.prune, reconciler.context.policy.delete_delay) = (true, Duration::ZERO);
+    let object = external_target(&reconciler, "1");
+    let key = ServiceKey::new("shop", "web");
+    let mut headless = to_json(&object, "7");
+    headless["metadata"]["annotations"][STABLE_NAME_UID] = "s".into();
+    headless["spec"] = json!({"clusterIP": "None"});
+    let object: Object = serde_json::from_value::<Service>(headless).unwrap().into();
+    let epoch = ListEpoch { term: reconciler.term, rewinds: 0 };
+    let mut refused = CompletedLists::new(&BTreeSet::new(), None);
+    refused.note(None, epoch, false);
+    reconciler.context.overrides_listed = watch::Sender::new(refused).subscribe();
+    for is_gone_before in [false, true] {
+        reconciler.context.store = Arc::new(Store::new(OnGone::Kept));
+        reconciler.context.store.set_known(Input::Services);
+        reconciler.context.store.set_known(Input::StableNames);
+        if is_gone_before {
+            assert!(insert_gone(&reconciler.context.store, &key, Vec::new()).is_some());
+        }
+        let list = vec![ObservedObject::of(&object)];
+        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, list));
+        reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, vec![]));
+        assert!(reconciler.may_write());
+        reconciler.queue_all();
+        run_for(&mut reconciler, 3600).await;
+        let link = reconciler.context.store.get(&key).unwrap();
+        assert_eq!((&link.target, link.is_gone()), (&None, is_gone_before));
+        assert_eq!(requests.load(Ordering::Relaxed), 0, "gone: {is_gone_before}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
