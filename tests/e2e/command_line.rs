@@ -362,6 +362,16 @@ fn listening_ports(process: u32) -> Vec<u16> {
 }
 
 #[test]
+fn check_finds_two_flags_with_the_same_address() {
+    let arguments =
+        ["check", "--upstream", "none", "--listen", "127.0.0.1:5360", "--metrics-listen", "127.0.0.1:5360"];
+    let output = run_to_end(arguments);
+    let sentence = "lb-linker: --metrics-listen: can't listen on 127.0.0.1:5360 by TCP: Address already in use (os \
+                    error 98); another program or another listener of lb-linker uses it: give another address or port\n";
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(2), sentence));
+}
+
+#[test]
 fn check_finds_what_run_refuses_without_a_cluster() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("web.yaml");
