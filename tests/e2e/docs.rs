@@ -120,7 +120,8 @@ const RUN: [&str; 8] = [
 ];
 /// First words of the blocks that aren't run. `make`, `cargo` and `git` are for a checkout; `cosign`, `curl`, `dig`,
 /// `docker` and `kind` need a release, nodes or a server that still runs; the other blocks are parts of files, or output.
-const NOT_RUN: [&str; 18] = [
+const NOT_RUN: [&str; 19] = [
+    "Name:",
     "Service:",
     "make",
     "cargo",
