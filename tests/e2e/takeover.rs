@@ -494,7 +494,7 @@ async fn unwatched_namespaces_are_left_alone() {
     assert_eq!(linker.logged(&other), 0, "{:#?}", linker.log());
     assert_eq!(linker.logged("forbids"), linker.logged("can't get Lease"), "{:#?}", linker.log());
 
-    let done = run_to_end([&["takeover"], &flags[..]].concat());
+    let done = run_to_end([&["takeover", "--yes"], &flags[..]].concat());
     assert_eq!(done.status.code(), Some(0), "{}", text(&done.stderr));
     assert!(!text(&done.stdout).contains(&other));
     assert!(finalizers(&cluster, &watched, "web").await.is_empty());

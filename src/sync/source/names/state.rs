@@ -297,9 +297,11 @@ impl NameState {
         self.tell(&id, Reason::HostnameRefused, &note);
     }
 
-    /// Records that all objects are known under the present rules.
+    /// Records that all objects are known under the present rules. All names are published again: the store may have
+    /// forgotten them, with the source.
     pub(super) fn complete(&mut self) {
         self.is_complete = true;
+        self.changed.extend(self.names.read().names().cloned());
     }
 
     /// Removes all names of the source but those of its objects, which are known now and published.

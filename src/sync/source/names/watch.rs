@@ -96,6 +96,8 @@ impl NameWatcher {
                 (Arc::clone(&zones.borrow_and_update()), Arc::clone(&policies.borrow_and_update()));
             watches.names.set_rules(zones_now, policy);
             let (rewinds, mut events) = (self.rewinds.count(), SelectAll::new());
+            // While no resource is served there is no other stream.
+            events.push(futures::stream::pending().boxed());
             for (number, scope) in watches.scopes.iter_mut().enumerate() {
                 scope.is_listed = false;
                 scope.version.index = 0;
@@ -131,7 +133,11 @@ impl NameWatcher {
                         }
                     }
                     () = sleep_until_opt(watches.names.state.recheck_at) => watches.names.recheck(),
-                    () = tokio::task::yield_now(), if watches.names.has_work() => watches.names.work(),
+                    () = std::future::ready(()), if watches.names.has_work() => {
+                        watches.names.work();
+                        // Subscribers of the store's feed get their turn.
+                        tokio::task::yield_now().await;
+                    }
                     change = feed.recv() => match change {
                         Ok(change) => watches.names.on_change(&change),
                         Err(RecvError::Lagged(_)) => watches.names.check_all(),
