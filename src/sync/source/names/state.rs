@@ -232,7 +232,7 @@ impl NameState {
         waits || !self.changed.is_empty() || !self.unpublished.is_empty()
     }
 
-    /// Publishes all names of changed objects, see [`Self::publish_part`].
+    /// Publishes all names of changed objects at once.
     pub fn publish(&mut self) {
         while self.has_unpublished() {
             self.publish_part();
