@@ -123,7 +123,7 @@ enum Command {
         #[command(flatten)]
         flags: Box<Flags>,
     },
-    /// List the DNS names of all sources, with the objects that have them and those that ask for them, too
+    /// List the DNS names of all sources, with the objects that have them or ask for them
     ///
     /// Reads them as `links` does: from the lb-linker that runs on the same machine or in the same Pod, at
     /// --admin-listen, else from the cluster or the manifests. With a name, prints that name in detail, or the wildcard

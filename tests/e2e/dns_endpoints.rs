@@ -206,7 +206,7 @@ async fn records_of_dnsendpoints_are_answered_by_udp_and_tcp() {
 }
 
 #[tokio::test]
-async fn dnsendpoint_cannot_take_names_or_targets_of_another_namespace() {
+async fn dnsendpoint_steals_no_name_or_target_of_another_namespace() {
     let (plane, cluster, [shop, free], linker) = start().await;
     let (thief, owner) = (DnsEndpoints::of(&cluster, &shop), DnsEndpoints::of(&cluster, &free));
     let app = format!("app-{free}.lb.internal");
@@ -264,7 +264,7 @@ async fn crd_of_dnsendpoints_may_come_later_and_go() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_of_dnsendpoints_survive_a_restart_with_a_snapshot_alone() {
+async fn names_of_dnsendpoints_survive_a_restart_with_a_snapshot() {
     let (plane, cluster, target) = own_plane().await;
     install_crd(&plane);
     let txt = entry("_a.app.default.lb.internal", "TXT", &["\"\\000\" \"x\""]);

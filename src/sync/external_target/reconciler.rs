@@ -134,7 +134,7 @@ pub(crate) struct Reconciler {
     pub(crate) objects: ObjectCache,
     /// The kinds of objects with a complete list.
     pub(crate) listed: HashSet<ObjectKind>,
-    /// The kinds that have been listed, without those that `--sync off` doesn't wait for.
+    /// The kinds that have been listed, without the kinds that `--sync off` doesn't wait for.
     pub(crate) read: HashSet<ObjectKind>,
     /// The term of the writes.
     pub(crate) term: u64,

@@ -46,8 +46,8 @@ impl RelistGuard {
         self.keeps_weighed(known, (missing, missing.len()), listed, now)
     }
 
-    /// As [`Self::keeps`], for objects that weigh differently: `known` is the weight of all, and `weight` of those that are
-    /// missing.
+    /// As [`Self::keeps`], for objects that weigh differently: `known` is the weight of all, and `weight` that of the
+    /// missing ones.
     fn keeps_weighed(
         &mut self,
         known: usize,

@@ -31,7 +31,7 @@ pub struct Route {
     pub uid: Uid,
     pub created: i64,
     hostnames: Box<[Host]>,
-    /// Those that may matter for names.
+    /// The annotations that may matter for names.
     annotations: BTreeMap<String, String>,
     /// Where the route is accepted.
     pub accepted: Box<[Attachment]>,

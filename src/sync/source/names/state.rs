@@ -102,7 +102,7 @@ impl NameState {
     }
 
     /// Changes the rules. All objects have to be applied again.
-    pub fn set_rules(&mut self, zones: Arc<[Zone]>, policy: Arc<HostnamePolicy>) {
+    pub(super) fn set_rules(&mut self, zones: Arc<[Zone]>, policy: Arc<HostnamePolicy>) {
         self.rules = Rules { zones, policy, ..self.rules.clone() };
         self.is_complete = false;
     }
@@ -186,7 +186,7 @@ impl NameState {
         self.log(id, before.as_deref(), &now);
     }
 
-    /// Replaces the names that an object asks for. They are published by [`Self::publish`].
+    /// Replaces the names that an object asks for. They are published in parts, by the work of the source.
     pub fn set_names(&mut self, id: &ObjectId, now: Observation) {
         self.changed.extend(self.names.write().set(id, Some(now)));
     }
@@ -204,22 +204,24 @@ impl NameState {
 
     /// Takes that an object doesn't decide about a target any more.
     pub fn remove_target(&mut self, id: &ObjectId) {
+        if self.targets.contains_key(id) {
+            self.errors(id.kind).set(&id.key, None);
+            self.end_target(id, "none");
+        }
+    }
+
+    fn end_target(&mut self, id: &ObjectId, now: &str) {
         if let Some(before) = self.targets.remove(id) {
             let (kind, key) = (id.kind.api().1, &id.key);
-            self.errors(id.kind).set(key, None);
             let log = self.link_reporter.log.about(kind);
-            log.info(key, format_args!("{kind} {key}: {} → none", shown(Some(&before))));
+            log.info(key, format_args!("{kind} {key}: {} → {now}", shown(Some(&before))));
         }
     }
 
     /// Takes the end of an object.
     pub fn remove(&mut self, id: &ObjectId) {
         self.errors(id.kind).set(&id.key, None);
-        if let Some(before) = self.targets.remove(id) {
-            let (kind, key) = (id.kind.api().1, &id.key);
-            let log = self.link_reporter.log.about(kind);
-            log.info(key, format_args!("{kind} {key}: {} → gone", shown(Some(&before))));
-        }
+        self.end_target(id, "gone");
         let ended = self.names.write().set(id, None);
         self.ended.extend(ended.iter().cloned());
         self.changed.extend(ended);
@@ -233,6 +235,7 @@ impl NameState {
     }
 
     /// Publishes all names of changed objects at once.
+    #[cfg(test)]
     pub fn publish(&mut self) {
         while self.has_unpublished() {
             self.publish_part();

@@ -43,6 +43,14 @@ impl World {
         Self { feed: store.subscribe(), store, names, link_reporter }
     }
 
+    /// Returns the names of a source that begins again, with the same store.
+    fn next_run(&self) -> Names<Ingresses> {
+        let (store, reporter) = (Arc::clone(&self.store), self.link_reporter.clone());
+        let mut next = Names::new(Ingresses::default(), store, Arc::default(), reporter);
+        next.set_rules(self.store.zones(), Arc::clone(&self.names.state.rules.policy));
+        next
+    }
+
     fn listed() -> Self {
         let mut world = Self::new();
         world.names.end_lists();
@@ -214,14 +222,7 @@ fn objects_beyond_the_limit_of_a_name_are_told() {
 fn names_stay_in_the_namespace_of_an_undecodable_object() {
     let mut world = World::listed();
     world.apply("a/web", 1, &["x"], &ip(1));
-    let mut next = Names::new(
-        Ingresses::default(),
-        Arc::clone(&world.store),
-        Arc::default(),
-        world.link_reporter.clone(),
-    );
-    next.set_rules(world.store.zones(), Arc::clone(&world.names.state.rules.policy));
-    world.names = next;
+    world.names = world.next_run();
     world.set_unreadable("a");
     world.names.end_lists();
     world.names.state.begin_list(RegardingKind::Ingress, Some("b"));
@@ -236,13 +237,7 @@ fn names_stay_in_the_namespace_of_an_undecodable_object() {
 fn names_that_an_earlier_run_left_are_removed() {
     let mut world = World::listed();
     world.apply("a/web", 1, &["x"], &ip(1));
-    let mut next = Names::new(
-        Ingresses::default(),
-        Arc::clone(&world.store),
-        Arc::default(),
-        world.link_reporter.clone(),
-    );
-    next.set_rules(world.store.zones(), Arc::clone(&world.names.state.rules.policy));
+    let mut next = world.next_run();
     next.end_lists();
     assert_eq!(world.answer("x"), "nothing");
     assert!(world.store.unlisted_source(&zone()).is_none());
