@@ -60,10 +60,7 @@ impl Store {
 
     /// Forgets all names of a source that isn't read any more.
     pub fn forget_source(&self, source: &Source) {
-        self.listed.send_modify(|listed| {
-            listed.now.remove(source);
-            listed.before.remove(source);
-        });
+        self.listed.send_modify(|listed| listed.end(source));
         let mut names = self.write();
         for (id, _) in self.owners.all(Some(source)) {
             let owner = self.owners.get(id).0;
@@ -79,7 +76,7 @@ impl Store {
             return None;
         }
         let is_in_force = self.zones.borrow().contains(zone);
-        self.unlisted_of(zone, |listed, source| !is_in_force && has(&listed.before, source, zone))
+        self.unlisted_of(zone, |listed, source| !is_in_force && listed.had(source, zone))
     }
 
     fn unlisted_of<'a>(

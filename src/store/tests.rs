@@ -605,6 +605,12 @@ fn zone_waits_for_its_own_sources_as_they_are_configured() {
     store.set_zones([zone_with(&[Source::SERVICES])]);
     assert!(unlisted(&both), "blocks before whose zone was never listed");
     store.set_zones([both.clone()]);
+    store.set_listed(&Source::INGRESSES, std::slice::from_ref(&both));
+    store.set_zones([zone_with(&[Source::SERVICES])]);
+    store.forget_source(&Source::INGRESSES);
+    assert!(!unlisted(&both), "the block before answers without the source, which isn't read any more");
+    store.set_zones([both.clone()]);
+    assert!(unlisted(&both), "its names were forgotten");
     let owner = observe_ingress(&store, "a", "x.a.lb.internal", 1);
     store.forget_source(&Source::INGRESSES);
     assert!(unlisted(&both) && store.owners_of(&Source::INGRESSES).is_empty());

@@ -15,8 +15,9 @@ use crate::dns::server::config::{Configuration, ListenAddress};
 use crate::dns::server::error::ServerError;
 use crate::dns::transport::{tcp, udp};
 
-/// The maximum number of attempts to find a port that is free for both UDP and TCP.
-const MAX_PORT_ATTEMPTS: usize = 16;
+/// The maximum number of attempts to find a port that is free for both UDP and TCP. Connections that have ended
+/// (TIME_WAIT) may have most TCP ports.
+const MAX_PORT_ATTEMPTS: usize = 1000;
 
 /// The flag for the addresses of DNS.
 const LISTEN_FLAG: &str = "--listen";
