@@ -42,7 +42,7 @@ pub use name_slots::NameDependency;
 use names::Names;
 use owners::Owners;
 
-/// Capacity of the change feed, in changes. A subscriber that falls behind rescans all links, so a larger number only
+/// Capacity of the change feed, in batches. A subscriber that falls behind rescans all links, so a larger number only
 /// saves work.
 const FEED_CAPACITY: usize = 1024;
 
@@ -93,7 +93,7 @@ pub struct Store {
     index: Index,
     /// The owner of each name. Every change of a link holds this lock.
     names: Mutex<Names>,
-    feed: broadcast::Sender<LinkChange>,
+    feed: broadcast::Sender<Arc<[LinkChange]>>,
     /// Which inputs are known completely.
     known: Known,
     /// Services that exist but can't be decoded.
@@ -253,9 +253,10 @@ impl Drop for Writer<'_> {
     fn drop(&mut self) {
         let is_changed = self.store.index.slots.take_changed();
         self.store.advance_serial(self.names.version.take(), is_changed);
-        for change in std::mem::take(&mut self.names.changes) {
+        let changes = std::mem::take(&mut self.names.changes);
+        if !changes.is_empty() {
             // The send fails if there are no subscribers, which is fine.
-            let _ = self.store.feed.send(change);
+            let _ = self.store.feed.send(changes.into());
         }
     }
 }
@@ -414,10 +415,10 @@ impl Store {
         !self.index.addresses.of(net, 1).is_empty()
     }
 
-    /// Subscribes to the changes of all owners from now on. A subscriber that falls behind gets `Lagged` and has to rescan
-    /// all links.
+    /// Subscribes to the changes of all owners from now on, in batches: changes that were made together arrive together. A
+    /// subscriber that falls behind gets `Lagged` and has to rescan all links.
     #[must_use]
-    pub fn subscribe(&self) -> broadcast::Receiver<LinkChange> {
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<[LinkChange]>> {
         self.feed.subscribe()
     }
 

@@ -2,6 +2,7 @@
 //! manifests.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::broadcast;
@@ -35,7 +36,7 @@ enum OpenSource {
     Instance { address: SocketAddr, client: Box<InstanceClient>, listing: Box<LinkListing> },
     Reader {
         reader: Box<LinkReader>,
-        changes: broadcast::Receiver<LinkChange>,
+        changes: broadcast::Receiver<Arc<[LinkChange]>>,
         /// The version of the facts beside the links, and the notice, when they last changed.
         seen: (u64, Option<String>),
     },

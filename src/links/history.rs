@@ -70,26 +70,26 @@ impl History {
         store: Arc<Store>,
         stop: CancellationToken,
     ) -> impl Future<Output = ()> + Send {
-        let mut changes = store.subscribe();
+        let mut feed = store.subscribe();
         async move {
             // Adds the changes between the end of an earlier recording and this call.
             self.rescan(&store, Timestamp::now());
             let mut are_known = false;
             loop {
                 // The changes of the first list precede its end.
-                if are_known && changes.is_empty() {
+                if are_known && feed.is_empty() {
                     self.records.lock().is_listed = true;
                 }
-                let change = tokio::select! {
+                let changes = tokio::select! {
                     () = stop.cancelled() => return,
                     () = store.known(Input::Services), if !are_known => {
                         are_known = true;
                         continue;
                     }
-                    change = changes.recv() => change,
+                    changes = feed.recv() => changes,
                 };
-                match change {
-                    Ok(change) => self.add(&change, Timestamp::now()),
+                match changes {
+                    Ok(changes) => changes.iter().for_each(|change| self.add(change, Timestamp::now())),
                     Err(RecvError::Lagged(_)) => self.rescan(&store, Timestamp::now()),
                     Err(RecvError::Closed) => return,
                 }

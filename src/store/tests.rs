@@ -78,7 +78,7 @@ fn new_target_is_published_and_sent_to_the_feed() {
     let mut feed = store.subscribe();
     let change = store.apply(seen("default", "web", "1", &["b.example."])).unwrap();
     assert_eq!(change.to_string(), "link default/web: a.example → b.example");
-    assert_eq!(feed.try_recv().unwrap().to_string(), change.to_string());
+    assert_eq!(feed.try_recv().unwrap()[0].to_string(), change.to_string());
     assert_eq!(target(&store, &["web-default"]).as_deref(), Some("b.example"));
     assert!(store.apply(seen("default", "web", "1", &["b.example."])).is_none());
     assert!(feed.try_recv().is_err());
@@ -331,8 +331,10 @@ fn owner_keeps_its_names_against_an_older_service() {
     let mut feed = store.subscribe();
     store.set_owner("x-y-z-ext", None, &[]);
     assert_eq!(owner(&store, &["x-y-z"]).as_deref(), Some("z/x-y"));
-    let mut renamed: Vec<String> = std::iter::from_fn(|| feed.try_recv().ok())
-        .map(|change| format!("{} {}", change.owner.key, change.after.unwrap().external_target()))
+    let changes = feed.try_recv().unwrap();
+    let mut renamed: Vec<String> = changes
+        .iter()
+        .map(|change| format!("{} {}", change.owner.key, change.after.as_ref().unwrap().external_target()))
         .collect();
     renamed.sort();
     let hashed = crate::model::names::external_target_hashed("y-z", "x", 8);
@@ -403,7 +405,7 @@ fn undecodable_service_isnt_gone() {
     assert!(insert_gone(&store, &key, vec![]).is_none());
     let mut feed = store.subscribe();
     store.gone(&key, "1", None, Instant::now());
-    assert_eq!(feed.try_recv().unwrap().owner.key, key, "its external target has to be looked at");
+    assert_eq!(feed.try_recv().unwrap()[0].owner.key, key, "its external target has to be looked at");
     assert!(insert_gone(&store, &key, vec![]).is_some());
 }
 
@@ -567,8 +569,8 @@ fn owner_is_told_when_another_owner_takes_its_name() {
     let young = observe_ingress(&store, "b", "web.a.lb.internal", 2);
     let mut feed = store.subscribe();
     let mut told = || {
-        let changes = std::iter::from_fn(|| feed.try_recv().ok());
-        changes.filter(|change| change.owner == young).count()
+        let batches = std::iter::from_fn(|| feed.try_recv().ok());
+        batches.map(|changes| changes.iter().filter(|change| change.owner == young).count()).sum::<usize>()
     };
     let old = observe_ingress(&store, "c", "web.a.lb.internal", 1);
     assert_eq!((lost(&young), lost(&old), told()), (1, 0, 1), "the oldest has the name");

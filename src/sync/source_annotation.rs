@@ -120,8 +120,10 @@ pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) 
             Ok(()) = overrides_listed.changed() => {}
             () = context.store.known(Input::Services), if !context.store.is_known(Input::Services) => {}
             Ok(()) = hostname_policy.changed() => {}
-            change = feed.recv() => match change {
-                Ok(change) => memory.deleted_links.on_link_change(&change, &context.persisted),
+            changes = feed.recv() => match changes {
+                Ok(changes) => {
+                    changes.iter().for_each(|it| memory.deleted_links.on_link_change(it, &context.persisted));
+                }
                 Err(RecvError::Lagged(_)) => memory.deleted_links.rescan(&context.store, &context.persisted),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },
@@ -133,7 +135,7 @@ pub async fn run(mut context: SourceAnnotationContext, stop: CancellationToken) 
 /// listed again.
 async fn run_term(
     context: &SourceAnnotationContext,
-    feed: &mut broadcast::Receiver<LinkChange>,
+    feed: &mut broadcast::Receiver<Arc<[LinkChange]>>,
     memory: CrossTermState,
     lists: ListEpoch,
     stop: &CancellationToken,
@@ -158,8 +160,8 @@ async fn run_term(
             Ok(()) = hostname_policy.changed() => break,
             Ok(()) = links_listed.changed() => controller.queue_all(),
             Ok(()) = overrides_listed.changed() => controller.queue_all(),
-            change = feed.recv() => match change {
-                Ok(change) => controller.link_changed(&change),
+            changes = feed.recv() => match changes {
+                Ok(changes) => changes.iter().for_each(|change| controller.link_changed(change)),
                 Err(RecvError::Lagged(_)) => controller.rescan(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },

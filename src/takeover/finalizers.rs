@@ -307,8 +307,9 @@ mod tests {
         let (mut feed, availability) = (store.subscribe(), ApiAvailability::default());
         let search =
             tokio::spawn(search_finalizers(client, availability, selection, Arc::clone(&store), true));
-        let mut next =
-            async || timeout(Duration::from_secs(60), feed.recv()).await.unwrap().unwrap().owner.key;
+        let mut next = async || {
+            timeout(Duration::from_secs(60), feed.recv()).await.unwrap().unwrap()[0].owner.key.clone()
+        };
         assert_eq!(next().await, ServiceKey::new("b", "web"));
         is_refused.store(false, Ordering::Relaxed);
         assert_eq!(next().await, ServiceKey::new("a", "web"));

@@ -1,5 +1,6 @@
 //! Invalidates cached data about a target's name when the target of a link changes, and prefetches the new target.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ pub async fn run(
     stop: CancellationToken,
     is_restart: bool,
 ) {
-    let mut changes = store.subscribe();
+    let mut feed = store.subscribe();
     if is_restart {
         // Changes before the restart may have been missed.
         servers.borrow().iter().for_each(|server| server.invalidate(None));
@@ -43,15 +44,18 @@ pub async fn run(
     let permits = Arc::new(Semaphore::new(MAX_CONCURRENT_PREFETCHES));
     let mut look_ups = JoinSet::new();
     loop {
-        let change = tokio::select! {
-            change = changes.recv() => change,
+        let changes = tokio::select! {
+            changes = feed.recv() => changes,
             () = stop.cancelled() => return,
         };
         while look_ups.try_join_next().is_some() {}
         let servers = servers.borrow().clone();
-        match change {
-            Ok(change) => {
-                for (server, links, query) in invalidate_and_prefetch(&change, &servers) {
+        match changes {
+            Ok(changes) => {
+                let wanted = |change| {
+                    invalidate_and_prefetch(change, &servers).into_iter().map(move |it| (change, it))
+                };
+                for (change, (server, links, query)) in distinct(&changes).flat_map(wanted) {
                     let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else { continue };
                     let link = change.owner.key.clone();
                     let look_up = async move {
@@ -68,6 +72,13 @@ pub async fn run(
             Err(RecvError::Closed) => return,
         }
     }
+}
+
+/// Returns the changes of targets, each once: many names may share a target.
+fn distinct(changes: &[LinkChange]) -> impl Iterator<Item = &LinkChange> {
+    let of = |change: &LinkChange| [&change.before, &change.after].map(|link| link.as_ref().map(Arc::as_ptr));
+    let mut seen = HashSet::new();
+    changes.iter().filter(move |change| seen.insert(of(change)))
 }
 
 type Prefetch = (Arc<Server>, Arc<LbLinker>, Query);

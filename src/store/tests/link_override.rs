@@ -58,7 +58,7 @@ fn override_and_its_end_keep_all_names() {
     let mut feed = store.subscribe();
     let change = end_override(&store, &key, None, Instant::now()).unwrap();
     assert_eq!(change.to_string(), "link y-z/x: c.example → b.example");
-    assert_eq!(feed.try_recv().unwrap().to_string(), change.to_string());
+    assert_eq!(feed.try_recv().unwrap()[0].to_string(), change.to_string());
     assert!(feed.try_recv().is_err(), "the Service gets the link back in one change");
     assert_eq!((store.get(&key).unwrap(), names()), (before, expected));
     assert!(set.is_current(), "no name has appeared or vanished");

@@ -181,7 +181,7 @@ struct World {
     model: Model,
     gateways: Vec<Arc<Link>>,
     kept: Vec<(String, &'static str, Lookup, Option<NameDependency>)>,
-    feed: broadcast::Receiver<LinkChange>,
+    feed: broadcast::Receiver<Arc<[LinkChange]>>,
     /// What the feed has told so far.
     told: BTreeMap<Owner, Arc<Link>>,
     /// The answers of the last check, by name, and the serial then.
@@ -422,7 +422,8 @@ impl World {
 
     /// Each change begins where the last one of its owner has ended, and together they lead to the present state.
     fn check_feed(&mut self, context: &str) {
-        while let Ok(LinkChange { owner, before, after }) = self.feed.try_recv() {
+        let batches = std::iter::from_fn(|| self.feed.try_recv().ok());
+        for LinkChange { owner, before, after } in batches.flat_map(|changes| changes.to_vec()) {
             assert_eq!(self.told.get(&owner), before.as_ref(), "{context}: {owner}");
             match after {
                 Some(after) => drop(self.told.insert(owner, after)),

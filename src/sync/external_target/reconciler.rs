@@ -102,8 +102,8 @@ pub async fn run(context: ReconcilerContext, stop: CancellationToken) -> Result<
         }
         tokio::select! {
             () = stop.cancelled() => break,
-            change = feed.recv() => match change {
-                Ok(change) => reconciler.on_link_change(&change),
+            changes = feed.recv() => match changes {
+                Ok(changes) => changes.iter().for_each(|change| reconciler.on_link_change(change)),
                 Err(RecvError::Lagged(_)) => reconciler.catch_up(),
                 Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
             },

@@ -137,8 +137,8 @@ impl ServiceWatcher {
                     }
                 }
                 // Other tasks, such as the controller of StableNames, change links, too.
-                change = watches.feed.recv() => match change {
-                    Ok(change) => self.on_change(&change, &mut watches.lost_internal),
+                changes = watches.feed.recv() => match changes {
+                    Ok(changes) => self.on_changes(&changes, &mut watches.lost_internal),
                     Err(RecvError::Lagged(_)) => self.check_all(&mut watches.lost_internal),
                     Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
                 },
@@ -476,16 +476,18 @@ impl ServiceWatcher {
         lost_internal.start(&self.store, &self.link_reporter);
         loop {
             match feed.try_recv() {
-                Ok(change) => self.on_change(&change, lost_internal),
+                Ok(changes) => self.on_changes(&changes, lost_internal),
                 Err(TryRecvError::Lagged(_)) => self.check_all(lost_internal),
                 Err(TryRecvError::Empty | TryRecvError::Closed) => return self.own_targets().is_due(),
             }
         }
     }
 
-    fn on_change(&self, change: &LinkChange, lost_internal: &mut LostInternalNames) {
-        self.own_targets().on_link_change(change, &self.hostname_policy);
-        lost_internal.on_change(change, &self.store, &self.link_reporter);
+    fn on_changes(&self, changes: &[LinkChange], lost_internal: &mut LostInternalNames) {
+        for change in changes {
+            self.own_targets().on_link_change(change, &self.hostname_policy);
+            lost_internal.on_change(change, &self.store, &self.link_reporter);
+        }
     }
 
     /// Makes up for changes of the store that were missed.
@@ -639,7 +641,7 @@ struct RelistGuards {
 struct Watches {
     scopes: Vec<WatchState>,
     events: SelectAll<Tagged>,
-    feed: broadcast::Receiver<LinkChange>,
+    feed: broadcast::Receiver<Arc<[LinkChange]>>,
     /// The term and the rewind count of the present lists.
     lists: ListEpoch,
     relist_guards: RelistGuards,
@@ -650,7 +652,7 @@ struct Watches {
 }
 
 impl Watches {
-    fn new(source: &ServiceWatcher, feed: broadcast::Receiver<LinkChange>) -> Self {
+    fn new(source: &ServiceWatcher, feed: broadcast::Receiver<Arc<[LinkChange]>>) -> Self {
         let (availability, log) = (&source.availability, &source.link_reporter.log);
         let scope = |namespace: Option<&str>| {
             WatchState::new(namespace.map(ToOwned::to_owned), availability.clone(), source.list_hint)

@@ -37,6 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::link::LinkChange;
 use crate::model::service_key::ServiceKey;
 use crate::store::{Input, Store};
 use crate::sync::alerts::requests::RuleRequests;
@@ -166,12 +167,15 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
                 controller.on_watch_item(number, item);
             }
-            change = feed.recv() => controller.on_services(batch(change, &mut feed, |change| change.owner.key)?),
-            key = services.recv() => controller.on_services(batch(key, &mut services, |key| key)?),
-            key = external_targets.recv() => {
-                controller.queue_batch(batch(key, &mut external_targets, |key| key)?);
+            changes = feed.recv() => {
+                let keys = |all: Arc<[LinkChange]>| all.iter().filter_map(LinkChange::service).cloned().collect();
+                controller.on_services(batch(changes, &mut feed, keys)?);
             }
-            key = rules.recv() => controller.queue_batch(batch(key, &mut rules, |key| key)?),
+            key = services.recv() => controller.on_services(batch(key, &mut services, |key| vec![key])?),
+            key = external_targets.recv() => {
+                controller.queue_batch(batch(key, &mut external_targets, |key| vec![key])?);
+            }
+            key = rules.recv() => controller.queue_batch(batch(key, &mut rules, |key| vec![key])?),
             () = leadership.changed() => controller.refresh_term(),
             () = term.wait_for_other_term(controller.lists.term) => controller.relist(),
             () = rewinds.wait_for_change(controller.lists.rewinds) => controller.relist(),
@@ -279,21 +283,21 @@ impl FailoverController {
 fn batch<T: Clone>(
     first: Result<T, RecvError>,
     feed: &mut Receiver<T>,
-    key: impl Fn(T) -> ServiceKey,
+    keys: impl Fn(T) -> Vec<ServiceKey>,
 ) -> Result<Option<HashSet<ServiceKey>>, SyncError> {
-    let mut keys = match first {
-        Ok(first) => HashSet::from([key(first)]),
+    let mut all = match first {
+        Ok(first) => HashSet::from_iter(keys(first)),
         Err(RecvError::Lagged(_)) => return Ok(None),
         Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
     };
     for _ in 1..MAX_BATCH {
         match feed.try_recv() {
-            Ok(next) => keys.insert(key(next)),
+            Ok(next) => all.extend(keys(next)),
             Err(TryRecvError::Lagged(_)) => return Ok(None),
             Err(TryRecvError::Empty | TryRecvError::Closed) => break,
         };
     }
-    Ok(Some(keys))
+    Ok(Some(all))
 }
 
 /// Returns where sources are looked up. `policy` is the current hostname policy.

@@ -179,7 +179,7 @@ async fn refusal_of_an_outdated_write_does_not_delay_the_new_target() {
     assert_eq!(reconciler.runtime.queue.in_flight(), std::slice::from_ref(&key));
     let mut changes = reconciler.context.store.subscribe();
     load_balancer_at(&reconciler, "web", "new.example");
-    reconciler.on_link_change(&changes.try_recv().unwrap());
+    reconciler.on_link_change(&changes.try_recv().unwrap()[0]);
     let ended = reconciler.runtime.drained().await.unwrap().unwrap();
     reconciler.on_write_end(ended);
     assert!(!reconciler.runtime.queue.has_failed(&key));
@@ -270,7 +270,7 @@ async fn targets_written_while_stopping_have_their_events() {
     for name in &names {
         let link = load_balancer_at(&reconciler, name, "new.example");
         answers.lock().insert(link.external_target().to_string(), to_json(&stored_for(&link, "1"), "8"));
-        reconciler.on_link_change(&feed.recv().await.unwrap());
+        reconciler.on_link_change(&feed.recv().await.unwrap()[0]);
     }
     reconciler.drain_queue();
     let at_once = (MAX_WRITES - 1) / 2;

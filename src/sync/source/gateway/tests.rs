@@ -21,7 +21,7 @@ use crate::sync::test_support;
 struct World {
     store: Arc<Store>,
     names: Names<Gateways>,
-    feed: broadcast::Receiver<LinkChange>,
+    feed: broadcast::Receiver<Arc<[LinkChange]>>,
     link_reporter: LinkReporter,
 }
 
@@ -72,8 +72,8 @@ impl World {
         while self.names.has_work() {
             self.names.work();
         }
-        while let Ok(change) = self.feed.try_recv() {
-            self.names.on_change(&change);
+        while let Ok(changes) = self.feed.try_recv() {
+            self.names.on_changes(&changes);
         }
     }
 

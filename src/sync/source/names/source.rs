@@ -216,9 +216,11 @@ impl<S: NameSource> Names<S> {
         }
     }
 
-    /// Takes a change of the store.
-    pub fn on_change(&mut self, change: &LinkChange) {
-        self.state.on_change(change, self.source.has_dependent());
+    /// Takes changes of the store.
+    pub fn on_changes(&mut self, changes: &[LinkChange]) {
+        for change in changes {
+            self.state.on_change(change, self.source.has_dependent());
+        }
     }
 
     /// Checks the objects again whose targets depend on other objects.

@@ -138,8 +138,8 @@ impl NameWatcher {
                         // Subscribers of the store's feed get their turn.
                         tokio::task::yield_now().await;
                     }
-                    change = feed.recv() => match change {
-                        Ok(change) => watches.names.on_change(&change),
+                    changes = feed.recv() => match changes {
+                        Ok(changes) => watches.names.on_changes(&changes),
                         Err(RecvError::Lagged(_)) => watches.names.check_all(),
                         Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
                     },
