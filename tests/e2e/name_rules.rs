@@ -105,13 +105,13 @@ macro_rules! service {
     };
 }
 
-/// A Gateway with listeners and the addresses of its status.
+/// A Gateway with listeners and the addresses of its status; ListenerSets may add listeners.
 macro_rules! gateway {
     ($metadata:literal $(in $namespace:literal)?, $listeners:literal, $addresses:literal) => {
         object!(
             "gateway.networking.k8s.io/v1", "Gateway", $metadata $(in $namespace)?,
             concat!(
-                "spec: {gatewayClassName: envoy, listeners: [", $listeners,
+                "spec: {gatewayClassName: envoy, allowedListeners: {namespaces: {from: All}}, listeners: [", $listeners,
                 "]}\nstatus: {addresses: [", $addresses, "]}"
             )
         )

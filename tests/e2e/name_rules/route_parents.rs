@@ -381,7 +381,15 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "source/gateway.go:683: allowedListeners of the Gateway",
         concat!(
-            gateway!("gw", "{name: other, $HTTP}", "{value: 192.0.2.1}"),
+            object!(
+                "gateway.networking.k8s.io/v1",
+                "Gateway",
+                "gw",
+                concat!(
+                    "spec: {gatewayClassName: envoy, listeners: [{name: other, $HTTP}]}\n",
+                    "status: {addresses: [{value: 192.0.2.1}]}"
+                )
+            ),
             listener_set!("set", "parentRef: {name: gw}, listeners: [{name: web, $HTTP}]", "True"),
             route!("HTTPRoute", "web", "a.$Z", "{kind: ListenerSet, name: set}")
         ),
