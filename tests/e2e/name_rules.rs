@@ -31,7 +31,7 @@ const DOCUMENTS: [&str; 3] = ["sources.md", "moving.md", "reference.md"];
 struct Row {
     /// The place of the rule, and what it is about.
     rule: &'static str,
-    /// YAML in which [`Row::filled`] replaces words with `$`.
+    /// YAML in which [`filled`] replaces words with `$`.
     objects: &'static str,
     /// Questions, and lb-linker's answers. A question is a name, with the row's namespace and zone unless it ends with
     /// a dot, and a type; with `ttl` behind them, the answer is the TTL.
@@ -52,24 +52,24 @@ impl Row {
     const fn differs(self, differs: &'static str) -> Self {
         Self { differs, ..self }
     }
+}
 
-    /// Replaces `$N` by the row's namespace, `$M` by another one, `$Z` by what its names end with, and shorthands.
-    fn filled(text: &str, number: usize, zone: &str) -> String {
-        [
-            ("$Z", format!("$N.{zone}")),
-            ("$N", format!("n{number}")),
-            ("$M", format!("m{number}")),
-            ("$E", "external-dns.kubernetes.io".to_owned()),
-            ("$OLD", "external-dns.alpha.kubernetes.io".to_owned()),
-            ("$L", "linker.hsj.com".to_owned()),
-            ("$HTTPS", "port: 443, protocol: HTTPS".to_owned()),
-            ("$HTTP", "port: 80, protocol: HTTP".to_owned()),
-            ("$TLS", "port: 443, protocol: TLS".to_owned()),
-            ("$ACCEPTED", "conditions: [{type: Accepted, status: 'True'}]".to_owned()),
-        ]
-        .iter()
-        .fold(text.to_owned(), |text, (word, meaning)| text.replace(word, meaning))
-    }
+/// Replaces `$N` by the row's namespace, `$M` by another one, `$Z` by what its names end with, and shorthands.
+fn filled(text: &str, number: usize, zone: &str) -> String {
+    [
+        ("$Z", format!("$N.{zone}")),
+        ("$N", format!("n{number}")),
+        ("$M", format!("m{number}")),
+        ("$E", "external-dns.kubernetes.io".to_owned()),
+        ("$OLD", "external-dns.alpha.kubernetes.io".to_owned()),
+        ("$L", "linker.hsj.com".to_owned()),
+        ("$HTTPS", "port: 443, protocol: HTTPS".to_owned()),
+        ("$HTTP", "port: 80, protocol: HTTP".to_owned()),
+        ("$TLS", "port: 443, protocol: TLS".to_owned()),
+        ("$ACCEPTED", "conditions: [{type: Accepted, status: 'True'}]".to_owned()),
+    ]
+    .iter()
+    .fold(text.to_owned(), |text, (word, meaning)| text.replace(word, meaning))
 }
 
 /// An object. `in` gives it another namespace than the row's.
@@ -225,7 +225,7 @@ async fn check(table: &Table) -> Vec<String> {
         site = site.with(name, value);
     }
     for (number, row) in rows.iter().enumerate() {
-        let objects = Row::filled(row.objects, number, zone);
+        let objects = filled(row.objects, number, zone);
         site.write(&format!("manifests/{number}.yaml"), &objects);
     }
     let server = Server::start(Program::Linker, &site).await;
@@ -235,8 +235,8 @@ async fn check(table: &Table) -> Vec<String> {
     let mut wrong: Vec<String> = server.log().into_iter().filter(refused).collect();
     for (number, row) in rows.iter().enumerate() {
         for (question, expected) in row.answers {
-            let question = Row::filled(question, number, zone);
-            let expected = Row::filled(expected, number, zone);
+            let question = filled(question, number, zone);
+            let expected = filled(expected, number, zone);
             let mut words = question.split(' ');
             let (name, kind) = (words.next().unwrap(), words.next().unwrap());
             let end = if name.ends_with('.') { String::new() } else { format!(".n{number}.{zone}.") };
@@ -255,7 +255,7 @@ async fn check(table: &Table) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rules_of_external_dns_and_k8s_gateway() {
+async fn rules_of_external_dns_and_k8s_gateway_give_names() {
     let mut wrong = Vec::new();
     for table in TABLES {
         wrong.extend(check(table).await);

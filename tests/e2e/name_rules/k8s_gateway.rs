@@ -159,16 +159,17 @@ const OF_DEFAULTS: &[Row] = &[
         "kubernetes.go:456, 671: routes that aren't accepted, hostnames that no listener has, and no hostnames",
         concat!(
             gateway!("gw", "{name: web, $HTTP, hostname: '*.w.$Z'}", "{type: IPAddress, value: 192.0.2.1}"),
+            gateway!("plain", "{name: web, $HTTP}", "{type: IPAddress, value: 192.0.2.1}"),
             object!(
                 "gateway.networking.k8s.io/v1",
                 "HTTPRoute",
                 "refused",
-                "spec: {parentRefs: [{name: gw}], hostnames: [a.w.$Z]}"
+                "spec: {parentRefs: [{name: plain}], hostnames: [a.$Z]}"
             ),
             route!("HTTPRoute", "other", "b.$Z", "{name: gw}"),
             route!("GRPCRoute", "none", "", "{name: gw}")
         ),
-        &[("a.w A", "192.0.2.1"), ("b A", ABSENT), ("c.w A", "192.0.2.1")],
+        &[("a A", ABSENT), ("b A", ABSENT), ("c.w A", "192.0.2.1")],
     )
     .differs(EACH_ROUTE),
     row(
