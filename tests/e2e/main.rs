@@ -42,6 +42,7 @@ mod loops;
 mod manifests;
 mod model;
 mod name_annotations;
+mod name_rules;
 mod name_sources;
 mod outages;
 mod overload;

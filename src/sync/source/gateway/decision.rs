@@ -126,7 +126,7 @@ impl Route {
         let mut unusable: Vec<Rejection> = ignored.non_empty().into_iter().collect();
         let prefixes = &rules.policy.annotation_prefixes;
         let counting = HostnameSource::of(&metadata, "gateway-hostname-source", prefixes, &mut unusable);
-        let wanted = self.wanted(&listeners, rules, &mut unusable);
+        let wanted = self.wanted(&listeners, counting, rules, &mut unusable);
         let places = |name: &str| match wanted.get(name) {
             Some(places) => places.iter().collect(),
             // A name of an annotation.
@@ -171,15 +171,21 @@ impl Route {
         Decision { names, settings, unusable }
     }
 
-    /// Returns the hostnames that route and listeners have in common, and adds hostnames of our zones to `unusable`
-    /// that no listener has.
+    /// Returns the hostnames that route and listeners have in common, as far as they count, and adds hostnames of our zones
+    /// to `unusable` that no listener has.
     fn wanted<'a>(
         &'a self,
         listeners: &[(&'a Listener, Place<'a>)],
+        counting: HostnameSource,
         rules: &Rules,
         unusable: &mut Vec<Rejection>,
     ) -> IndexMap<&'a str, Places<'a>> {
         let mut wanted = IndexMap::new();
+        // The hostnames of listeners aren't those of the route's spec.
+        let has_none = counting == HostnameSource::Spec && self.hostnames.is_empty();
+        if has_none || counting == HostnameSource::Annotations {
+            return wanted;
+        }
         if self.hostnames.is_empty() {
             for (listener, place) in listeners {
                 hostname(listener).into_iter().for_each(|host| add(&mut wanted, host, place));

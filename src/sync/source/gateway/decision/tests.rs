@@ -25,6 +25,7 @@ fn rules() -> Rules {
     let policy = HostnamePolicy {
         targets: TargetPolicy { zones: origins, ..Default::default() },
         hostname_namespaces: ["infra".to_owned()].into(),
+        annotation_prefixes: vec!["external-dns.kubernetes.io/".to_owned()],
         ..Default::default()
     };
     let store = Arc::new(Store::new(OnGone::Dropped).with_zones(zones.clone()));
@@ -102,6 +103,25 @@ fn decided(object: &Value, listeners: &Value) -> (String, String) {
 
 fn at_infra() -> Value {
     json!([{"name": "gw", "namespace": "infra"}])
+}
+
+#[test]
+fn hostname_source_leaves_names_out_without_a_report() {
+    let hosts = ["a.shop.lb.internal", "other.lb.internal"];
+    for (source, hosts, expected) in [
+        ("annotation-only", &hosts[..], "infra:c@infra/gw"),
+        ("annotation-only", &[], "infra:c@infra/gw"),
+        ("defined-hosts-only", &hosts[..1], "infra:a@infra/gw"),
+        ("defined-hosts-only", &[], ""),
+    ] {
+        let mut object = route(hosts, &at_infra());
+        object["metadata"]["annotations"] = json!({
+            "external-dns.kubernetes.io/gateway-hostname-source": source,
+            "external-dns.kubernetes.io/hostname": "c.shop.lb.internal",
+        });
+        let expected = (expected.to_owned(), String::new());
+        assert_eq!(decided(&object, &plain("*.shop.lb.internal")), expected, "{source} {hosts:?}");
+    }
 }
 
 #[test]
