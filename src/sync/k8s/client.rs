@@ -48,6 +48,12 @@ pub enum ClientError {
          name one with --kubeconfig; `run`, `check` and `links` also work without a cluster, by --manifests"
     )]
     NoCluster(String),
+    /// As [`Self::NoCluster`], for what only the plugin *kubernetes* reads.
+    #[error(
+        "no cluster to work with: this isn't a Pod and there is no kubeconfig {0}; name one with --kubeconfig, or in the \
+         Corefile with the option kubeconfig of kubernetes, or with its option endpoint"
+    )]
+    NoClusterDns(String),
     #[error("the Pod's service account can't be used: {0}")]
     InCluster(#[from] kube::config::InClusterError),
     #[error("the configuration for the API server can't be used: {}", explain_settings(.0))]
@@ -65,6 +71,17 @@ pub enum ClientError {
         "the configuration for the API server can't be used: {0} in its client: report this as a bug of lb-linker"
     )]
     Panic(String),
+}
+
+impl ClientError {
+    /// Returns the error about a cluster that the plugin *kubernetes* reads: manifests can't take its place.
+    #[must_use]
+    pub fn of_cluster_dns(self) -> Self {
+        match self {
+            Self::NoCluster(place) => Self::NoClusterDns(place),
+            error => error,
+        }
+    }
 }
 
 fn explain_settings(error: &kube::Error) -> String {
@@ -354,6 +371,14 @@ mod tests {
             assert_eq!(known.may_become(&other), expected, "{other:?}");
         }
         assert!(!system.may_become(&identity("https://10.0.0.2", &[])));
+    }
+
+    #[test]
+    fn missing_cluster_of_the_plugin_kubernetes_has_its_own_remedy() {
+        let missing = || ClientError::NoCluster("~/.kube/config".to_owned());
+        let (of_links, of_plugin) = (missing().to_string(), missing().of_cluster_dns().to_string());
+        assert!(of_links.ends_with("also work without a cluster, by --manifests"), "{of_links}");
+        assert!(of_plugin.contains("~/.kube/config") && !of_plugin.contains("--manifests"), "{of_plugin}");
     }
 
     #[tokio::test]
