@@ -99,7 +99,10 @@ fn of_other(name: &str) -> String {
         "CaUsedAsEndEntity" => {
             "its certificate is that of an authority (CA:TRUE): a server needs one that an authority has signed for it"
         }
-        "UnsupportedCertVersion" => "its certificate isn't of X.509 version 3",
+        "UnsupportedCertVersion" => {
+            "its certificate isn't of X.509 version 3: a server needs one of this version, with its names and addresses in \
+             the extension subjectAltName"
+        }
         // rustls-platform-verifier's text for any wrong extended key usage.
         "certificate had invalid extensions" => NOT_FOR_SERVERS,
         name => return format!("its certificate is refused: {}", sentence(name)),
@@ -158,14 +161,27 @@ mod tests {
         date_time_ymd,
     };
     use rustls::crypto::ring::default_provider;
+    use rustls::pki_types::pem::PemObject;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-    use rustls::server::WebPkiClientVerifier;
+    use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
     use rustls::{
         ClientConfig, ClientConnection, OtherError, RootCertStore, ServerConfig, ServerConnection,
         StreamOwned,
     };
 
     use super::*;
+
+    /// A certificate without extensions, as `openssl x509 -req` makes it by default.
+    const VERSION_1: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBEzCBuQIUDC1AfJ8tS4jT1hcaZ1tskqpZ8TUwCgYIKoZIzj0EAwIwDDEKMAgG
+A1UEAwwBeDAeFw0yNjExMzAwNjI4MTVaFw0zNjExMjcwNjI4MTVaMAwxCjAIBgNV
+BAMMAXgwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAASO2VsinXTTDWBf14qOiPY8
+F58rbbHfPp3zT/Iv8iHqv0aW5W5HtVXLlgPSKuBDMykR9mfETddg9po7Xsh3Ddqp
+MAoGCCqGSM49BAMCA0kAMEYCIQDHxeHR4bBM9oILlTdroVSl7D5Q/NUK4Kpc1IyV
+ra7IJAIhAIxbwHFiWBivWFfNq09bfNWI6HbJjWerGdQ8BpY30kOT
+-----END CERTIFICATE-----
+";
 
     type Authority = CertifiedIssuer<'static, KeyPair>;
     type Certified = (CertificateDer<'static>, PrivateKeyDer<'static>);
@@ -332,7 +348,13 @@ mod tests {
         let refused = "its certificate is refused:";
         assert_eq!(of_library("NameConstraintViolation"), format!("{refused} NameConstraintViolation"));
         assert_eq!(of_library("a\n\u{1b}b"), format!("{refused} a\\n\\u{{1b}}b"));
-        assert_eq!(of_library("UnsupportedCertVersion"), "its certificate isn't of X.509 version 3");
+        let certificate = CertificateDer::from_pem_slice(VERSION_1.as_bytes()).unwrap();
+        let error = ParsedCertificate::try_from(&certificate).err().unwrap();
+        let version = explain(&io::Error::other(error)).unwrap();
+        assert!(
+            version.starts_with("its certificate isn't of X.509 version 3: a server needs one"),
+            "{version}"
+        );
         let closed = "peer closed connection without sending TLS close_notify: https://docs.rs/rustls";
         let closed = io::Error::new(io::ErrorKind::UnexpectedEof, closed);
         assert_eq!(explain(&closed).as_deref(), Some("the connection was closed"));
