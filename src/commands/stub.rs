@@ -114,8 +114,12 @@ async fn own_service(
     dns: &ClusterDns,
 ) -> Result<Forwarding, StubError> {
     match forwarding(client, name, own_namespace, zones.to_vec()).await {
-        Err(StubError::NoService(_)) if dns.selects_lb_linker() => {
-            forwarding(client, Some((KUBE_SYSTEM, LB_LINKER_DNS)), None, zones.to_vec()).await
+        Err(StubError::NoService(why)) => {
+            match forwarding(client, Some((KUBE_SYSTEM, LB_LINKER_DNS)), None, zones.to_vec()).await {
+                Ok(_) if !dns.selects_lb_linker() => Err(StubError::OnlyClusterDns(why)),
+                Err(_) if !dns.selects_lb_linker() => Err(StubError::NoService(why)),
+                found => found,
+            }
         }
         found => found,
     }

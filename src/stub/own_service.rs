@@ -30,6 +30,12 @@ pub enum StubError {
         "lb-linker's Service wasn't found: {0}; install lb-linker first, or name its Service by --service NAMESPACE/NAME"
     )]
     NoService(String),
+    /// Only that of `deploy/cluster-dns/` exists.
+    #[error(
+        "lb-linker's Service wasn't found: {0}; install lb-linker first, or name the Service of deploy/cluster-dns/ by \
+         --service kube-system/lb-linker-cluster-dns"
+    )]
+    OnlyClusterDns(String),
     #[error("several Services of lb-linker were found: name one by --service NAMESPACE/NAME: {0}")]
     SeveralServices(String),
     #[error("Service {0} doesn't exist, has no cluster IP, or has no UDP port for DNS")]
