@@ -17,7 +17,7 @@ use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
 
 /// The label of lb-linker's objects in `deploy/` and in the chart.
-const LABEL: (&str, &str) = ("app.kubernetes.io/name", "lb-linker");
+pub(super) const LABEL: (&str, &str) = ("app.kubernetes.io/name", "lb-linker");
 /// The namespace of `deploy/`.
 const NAMESPACE: &str = "lb-linker";
 
