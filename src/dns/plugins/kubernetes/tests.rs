@@ -7,6 +7,7 @@ use crate::dns::message::presentation::rcode_text;
 use crate::dns::plugins::tests::support::TestServer;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
+use crate::model::tls_error::VERSION_1;
 use crate::store::cluster::objects::{Addressing, Kind, Service};
 use crate::store::cluster::registry::ClusterSpec;
 use crate::store::cluster::{Cluster, View};
@@ -415,8 +416,14 @@ fn files_of_tls_are_checked_in_their_order() {
         let files: Vec<String> = files.split(' ').map(|file| format!("{at}/{file}")).collect();
         format!("kubernetes a.b {{\nendpoint https://192.0.2.1\ntls {}\n}}", files.join(" "))
     };
+    write("old.crt", VERSION_1.to_owned());
     TestServer::block(&line("own.crt own.key other.crt"));
     for (files, wrong, why) in [
+        (
+            "old.crt own.key own.crt",
+            0,
+            "the certificate isn't of X.509 version 3: give one of this version, which",
+        ),
         (
             "own.key own.crt other.crt",
             0,
