@@ -22,7 +22,7 @@ use crate::dns::net::interfaces::is_own;
 use crate::query::{QueryError, Question};
 use answer::{Answer, Reply, describe};
 use explanation::{
-    Context, SILENT, cache_explanation, explanations, is_itself, is_name_server, upstream_failure,
+    Context, SILENT, cache_explanation, explanations, is_itself, is_name_server, silences, upstream_failure,
 };
 use names::Names;
 
@@ -326,7 +326,7 @@ impl<'a> Comparison<'a> {
                     .map(|at| is_asked && is_itself(text, qtype, answers[at], self.servers[at].ip(), is_own));
                 explanations(self.names, text, qtype, answers, Context { is_itself, ..context })
             }
-            None => [None; 2],
+            None => silences(self.names, text, qtype, replies),
         };
         let failure = upstream_failure(self.names, text, replies);
         Some(reasons.map(|why| why.or(failure)))

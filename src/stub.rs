@@ -7,6 +7,7 @@ pub mod corefile;
 pub mod own_service;
 pub mod platform;
 pub mod report;
+pub mod served_zones;
 pub mod verify;
 mod zone_blocks;
 

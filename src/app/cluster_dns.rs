@@ -85,7 +85,10 @@ impl ClusterDns {
             return Ok(Self { own, ..self });
         }
         let (kubeconfig, context) = (self.kubeconfig.clone(), self.context.clone());
-        let connect = async { Ok(of_connection(connect_before_credentials(kubeconfig, context).await?)) };
+        let connect = async {
+            let connected = connect_before_credentials(kubeconfig, context).await;
+            Ok(of_connection(connected.map_err(ClientError::of_cluster_dns)?))
+        };
         Ok(Self { own: Some(sync.run(connect).await?), ..self })
     }
 

@@ -24,7 +24,7 @@ use crate::store::cluster::registry::{ClusterSpec, Connection};
 use crate::store::{OnGone, Store};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::external_target::output_dir;
-use crate::sync::k8s::client::{ClientConnection, connect, connect_to};
+use crate::sync::k8s::client::{ClientConnection, ClientError, connect, connect_to};
 use crate::sync::source::manifests;
 use crate::sync::source::missing_namespaces::missing_namespaces;
 
@@ -74,7 +74,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     } else if ask_cluster {
         check_cluster(&mut check_report, flags, reads_links.then_some(&*zones.links), clusters).await?;
     } else {
-        let connection = connect(flags.kubeconfig.clone(), flags.context.clone()).await;
+        let connection = connect_own(flags, clusters).await;
         let is_named = flags.kubeconfig.is_some() || flags.context.is_some();
         match connection {
             Ok(ClientConnection { server, .. }) => check_report.lines.push(format!("API server {server}")),
@@ -87,6 +87,15 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
         check_clusters_of_plugin(&mut check_report, clusters).await;
     }
     Ok(check_report)
+}
+
+/// Returns the connection to the cluster of the flags.
+async fn connect_own(flags: &Flags, clusters: &[ClusterSpec]) -> Result<ClientConnection, ClientError> {
+    let connected = connect(flags.kubeconfig.clone(), flags.context.clone()).await;
+    match clusters.iter().any(|spec| spec.connection == Connection::Own) {
+        true => connected.map_err(ClientError::of_cluster_dns),
+        false => connected,
+    }
 }
 
 /// Checks the directory of manifests, and that of external targets.
@@ -153,8 +162,7 @@ async fn check_cluster(
     clusters: &[ClusterSpec],
 ) -> Result<(), InputError> {
     let reads_links = zones.is_some();
-    let ClientConnection { client, server, .. } =
-        connect(flags.kubeconfig.clone(), flags.context.clone()).await?;
+    let ClientConnection { client, server, .. } = connect_own(flags, clusters).await?;
     check_report.lines.push(format!("API server {server}"));
     let election_config = flags.election_config()?;
     let own: Vec<_> = clusters.iter().filter(|spec| spec.connection == Connection::Own).collect();

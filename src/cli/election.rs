@@ -76,7 +76,10 @@ impl Flags {
             let (namespace, lease) = self.lease_in(&environment);
             (namespace, lease, None)
         };
-        Ok(Some(ElectionConfig { namespace, lease, identity, pod }))
+        let is_named = self.own_namespace_in(&environment).is_some()
+            || self.instance.as_deref().and_then(lease_of_instance).is_some();
+        let is_default_outside = pod.is_none() && !is_named;
+        Ok(Some(ElectionConfig { namespace, lease, identity, pod, is_default_outside }))
     }
 
     /// Returns the sync mode. Outside a Pod the current kubeconfig may name any cluster, so writes need a flag.
@@ -217,7 +220,7 @@ mod tests {
     fn election_config(environment: Environment, arguments: &[&str]) -> Result<Option<[String; 4]>, String> {
         let flags = TestCli::try_parse_from([&["lb-linker"], arguments].concat()).unwrap().flags;
         let election_config = flags.election_config_in(environment).map_err(|error| error.to_string())?;
-        Ok(election_config.map(|ElectionConfig { namespace, lease, identity, pod }| {
+        Ok(election_config.map(|ElectionConfig { namespace, lease, identity, pod, .. }| {
             [namespace, lease, identity, pod.unwrap_or_default()]
         }))
     }
@@ -306,6 +309,14 @@ mod tests {
                 .flags
                 .instance_in(&environment)
         };
+        let is_default_outside = |environment, argument: &str| {
+            let arguments = ["lb-linker", "--leader-election=lease", argument];
+            let flags = TestCli::try_parse_from(arguments).unwrap().flags;
+            flags.election_config_in(environment).unwrap().unwrap().is_default_outside
+        };
+        assert!(is_default_outside(outside(), "--instance=my.own"));
+        assert!(!is_default_outside(outside(), "--instance=infra/blue"));
+        assert!(!is_default_outside(in_pod(), "--instance=my.own"));
         assert_eq!(instance(in_pod(), &["--target-namespace=t"]), "lb-linker/lb-linker");
         assert_eq!(instance(in_pod(), &["--lease-name=b"]), "lb-linker/b");
         assert_eq!(instance(in_pod(), &["--kubeconfig=k", "--target-namespace=t"]), "lb-linker/lb-linker");

@@ -22,7 +22,7 @@ use crate::stub::cluster::read;
 use crate::stub::own_service::{StubError, forwarding};
 use crate::stub::platform::{ClusterDns, KUBE_SYSTEM, LB_LINKER_DNS, Resolver};
 use crate::stub::report::report;
-use crate::stub::{Forwarding, verify};
+use crate::stub::{Forwarding, served_zones, verify};
 use crate::sync::k8s::client::{ClientConnection, connect};
 
 use super::output::{
@@ -84,12 +84,13 @@ pub async fn stub(flags: Flags, service: Option<&str>, action: StubAction) -> Ex
     let is_complete = notices.is_empty();
     let own_namespace = flags.own_namespace();
     let forwarding = own_service(&client, name, own_namespace.as_deref(), &zones, &dns).await;
-    // From outside of the cluster another machine may answer at the Service's address.
-    if own_namespace.is_some()
-        && let (StubAction::Print(_) | StubAction::Apply { .. }, Ok(forwarding)) = (&action, &forwarding)
-        && let Some(warning) = verify::unserved(forwarding).await
-    {
-        print_problem(&warning);
+    if let (StubAction::Print(_) | StubAction::Apply { .. }, Ok(forwarding)) = (&action, &forwarding) {
+        // From outside of the cluster another machine may answer at the Service's address.
+        let warning = match own_namespace {
+            Some(_) => verify::unserved(forwarding).await,
+            None => served_zones::unserved(&client, forwarding).await,
+        };
+        warning.iter().for_each(|warning| print_problem(warning));
     }
     match (action, forwarding) {
         // lb-linker's Service may be gone already.
@@ -114,8 +115,12 @@ async fn own_service(
     dns: &ClusterDns,
 ) -> Result<Forwarding, StubError> {
     match forwarding(client, name, own_namespace, zones.to_vec()).await {
-        Err(StubError::NoService(_)) if dns.selects_lb_linker() => {
-            forwarding(client, Some((KUBE_SYSTEM, LB_LINKER_DNS)), None, zones.to_vec()).await
+        Err(StubError::NoService(why)) => {
+            match forwarding(client, Some((KUBE_SYSTEM, LB_LINKER_DNS)), None, zones.to_vec()).await {
+                Ok(_) if !dns.selects_lb_linker() => Err(StubError::OnlyClusterDns(why)),
+                Err(_) if !dns.selects_lb_linker() => Err(StubError::NoService(why)),
+                found => found,
+            }
         }
         found => found,
     }

@@ -18,6 +18,7 @@ const REVERSE_TYPE: &str = "an address with a PTR record is NODATA for other typ
 const BELOW_IPV6: &str = "a PTR record is only at the exact name of the address";
 const ABSENT_SOA: &str = "a name that doesn't exist has no SOA record";
 const POD_ADDRESS: &str = "each address of a Pod counts";
+const AUTOPATH: &str = "autopath fails for a search domain itself";
 const HIDDEN: &str = "namespace_labels hides PTR records, too";
 const NAME_SERVER: &str =
     "each server names the Services in front of its own Pod as name servers, or else itself";
@@ -79,6 +80,10 @@ fn one_way(
         && ours.sections[0].iter().all(|entry| theirs.sections[0].contains(entry));
     if names.without_service.contains(name) && qtype == RecordType::PTR && has_more {
         return Some(WITHOUT_SERVICE);
+    }
+    let fails = |answer: &Answer| answer.rcode == ResponseCode::ServFail;
+    if fails(theirs) && !fails(ours) && names.is_search_domain(name) {
+        return Some(AUTOPATH);
     }
     let is_apart = ours.is_nodata() && theirs.rcode == ResponseCode::NXDomain;
     if is_apart && qtype == RecordType::TXT && theirs_for_a == Some(ResponseCode::NoError) {
@@ -249,6 +254,27 @@ pub fn upstream_failure(names: &Names, name: &str, replies: &[Reply; 2]) -> Opti
     (is_outside && replies.iter().all(fails)).then_some(UPSTREAM_FAILS)
 }
 
+/// Returns why the server that is CoreDNS, the first one or the second, may give no answer alone: it can't encode the name
+/// of an endpoint without a Service.
+#[must_use]
+pub fn silences(
+    names: &Names,
+    name: &str,
+    qtype: RecordType,
+    replies: &[Reply; 2],
+) -> [Option<&'static str>; 2] {
+    let is_left_out = qtype == RecordType::PTR && names.without_service.contains(name);
+    let answers = |reply: &Reply| {
+        let is_answer =
+            |answer: &Answer| matches!(answer.rcode, ResponseCode::NXDomain | ResponseCode::NoError);
+        reply.as_ref().is_ok_and(is_answer)
+    };
+    [0, 1].map(|coredns: usize| {
+        let is_explained = is_left_out && replies[coredns].is_err() && answers(&replies[1 - coredns]);
+        is_explained.then_some(WITHOUT_SERVICE)
+    })
+}
+
 /// Returns why TTLs may differ, if nothing else does. `earlier` are the answers to the same question more than a second
 /// ago.
 #[must_use]
@@ -355,6 +381,7 @@ mod tests {
             ("h-example.names.shop.svc.c.local", "PTR", &nodata, &nxdomain, "NOERROR", FQDN),
             ("names.shop.svc.c.local", "SRV", &srv, &data(&service(100)), "NOERROR", FQDN),
             ("9.0.1.10.in-addr.arpa", "PTR", &data("x. 5 PTR a."), &nxdomain, "NXDOMAIN", WITHOUT_SERVICE),
+            ("shop.svc.c.local", "A", &answer("SERVFAIL", &[]), &nodata, "SERVFAIL", AUTOPATH),
             ("web.shop.svc.c.local", "TXT", &nxdomain, &nodata, "NOERROR", OTHER_TYPE),
             ("dns-version.c.local", "A", &nxdomain, &nodata, "NXDOMAIN", OTHER_TYPE),
             ("ns.dns.c.local", "PTR", &nxdomain, &nodata, "NOERROR", OTHER_TYPE),
@@ -431,6 +458,8 @@ mod tests {
                 &data("ns.dns.c.local. 5 A 10.0.0.12"),
                 "NOERROR",
             ),
+            ("absent.svc.c.local", "A", &answer("SERVFAIL", &[]), &nodata, "SERVFAIL"),
+            ("shop.svc.c.local", "A", &nodata, &answer("SERVFAIL", &[]), "NOERROR"),
             ("_tcp.absent.shop.svc.c.local", "SRV", &nxdomain, &nodata, "NXDOMAIN"),
             ("web.shop.svc.c.local", "A", &address(5, 1), &address(30, 1), "NOERROR"),
             ("web.shop.svc.c.local", "A", &address(5, 1), &address(5, 2), "NOERROR"),
@@ -480,6 +509,25 @@ mod tests {
             (web, [failed(), silent()], None),
         ] {
             assert_eq!(upstream_failure(&known(), name, &replies), expected, "{name} {replies:?}");
+        }
+    }
+
+    #[test]
+    fn silence_about_endpoints_without_service_is_explained() {
+        let silent = || Err("no answer".to_owned());
+        let answered = |rcode: &str| Ok(answer(rcode, &[]));
+        let of = |name: &str, qtype, replies| silences(&known(), name, qtype, &replies);
+        let (free, of_service) = ("9.0.1.10.in-addr.arpa", "5.0.1.10.in-addr.arpa");
+        let (ptr, denied) = (RecordType::PTR, "NXDOMAIN aa");
+        assert_eq!(of(free, ptr, [silent(), answered(denied)]), [Some(WITHOUT_SERVICE), None]);
+        assert_eq!(of(free, ptr, [answered("NOERROR aa"), silent()]), [None, Some(WITHOUT_SERVICE)]);
+        for (name, qtype, replies) in [
+            (free, ptr, [silent(), silent()]),
+            (free, ptr, [silent(), answered("SERVFAIL")]),
+            (free, RecordType::A, [silent(), answered(denied)]),
+            (of_service, ptr, [silent(), answered(denied)]),
+        ] {
+            assert_eq!(of(name, qtype, replies), [None; 2], "{name} {qtype}");
         }
     }
 

@@ -113,6 +113,13 @@ impl Names {
         })
     }
 
+    /// Returns whether a name is the first search domain of the Pods of a namespace.
+    #[must_use]
+    pub fn is_search_domain(&self, name: &str) -> bool {
+        let namespace = name.strip_suffix(&*self.zone).and_then(|name| name.strip_suffix(".svc."));
+        namespace.is_some_and(|namespace| !namespace.contains('.')) && self.existing.contains(name)
+    }
+
     /// Returns whether a name is that of an object.
     #[must_use]
     pub fn is_of_object(&self, name: &str) -> bool {

@@ -34,6 +34,7 @@ const NOTICE_STEP: u64 = 10;
 const MAX_CHAIN: usize = 16;
 
 const PLANNED: &str = "--sync plan writes nothing";
+const OF_PLAN: &str = ": the log says what --sync on would write; plan is the default outside a Pod";
 const IN_A_CIRCLE: &str = "its target leads in a circle, so DNS answers SERVFAIL";
 
 /// What is wrong with targets and with Services at present.
@@ -145,7 +146,7 @@ impl LinkFacts {
                  were meant to go, they follow, at once with --max-deletes unlimited"
             )
         });
-        let planned = self.only_plans.then(|| format!("{PLANNED}: the log says what would be written"));
+        let planned = self.only_plans.then(|| format!("{PLANNED}{OF_PLAN}"));
         let of_sources = readiness.of_sources(None).into_iter();
         let of_view = readiness.of_view().into_iter().chain(of_sources).chain(readiness.of_statuses());
         let notices: Vec<String> =
@@ -328,7 +329,7 @@ fn notice(age_of_view: Duration, is_unreachable: bool) -> Option<String> {
     let shown = age(i64::try_from(seconds - seconds % NOTICE_STEP).unwrap_or(i64::MAX));
     match is_unreachable {
         true if seconds >= NOTICE_STEP => {
-            Some(format!("what lb-linker knows is {shown} old: the API server can't be reached"))
+            Some(format!("what lb-linker knows is up to {shown} old: the API server can't be reached"))
         }
         false if age_of_view > MAX_SILENCE => Some(format!(
             "what lb-linker knows may be {shown} old: its watch has brought no event and no bookmark since"

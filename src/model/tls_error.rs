@@ -90,6 +90,26 @@ fn refusal(error: &CertificateError) -> String {
     text.to_owned()
 }
 
+/// Returns why an own certificate with its key can't be used.
+#[must_use]
+pub fn of_own(error: &Error) -> String {
+    of_version(error).map_or_else(|| sentence(&error.to_string()).to_string(), ToOwned::to_owned)
+}
+
+/// Returns a clause about an own certificate of another version than 3; `None` for other errors.
+#[must_use]
+pub fn of_version(error: &Error) -> Option<&'static str> {
+    match error {
+        Error::InvalidCertificate(CertificateError::Other(error)) if error.to_string() == VERSION => Some(
+            "the certificate isn't of X.509 version 3: give one of this version, which `openssl x509 -req` makes with \
+             -extfile",
+        ),
+        _ => None,
+    }
+}
+
+/// webpki's name of the error about a certificate of another version than 3.
+const VERSION: &str = "UnsupportedCertVersion";
 const NOT_FOR_SERVERS: &str =
     "its certificate isn't one for servers: its extended key usage lacks serverAuth";
 
@@ -99,7 +119,10 @@ fn of_other(name: &str) -> String {
         "CaUsedAsEndEntity" => {
             "its certificate is that of an authority (CA:TRUE): a server needs one that an authority has signed for it"
         }
-        "UnsupportedCertVersion" => "its certificate isn't of X.509 version 3",
+        VERSION => {
+            "its certificate isn't of X.509 version 3: a server needs one of this version, with its names and addresses in \
+             the extension subjectAltName"
+        }
         // rustls-platform-verifier's text for any wrong extended key usage.
         "certificate had invalid extensions" => NOT_FOR_SERVERS,
         name => return format!("its certificate is refused: {}", sentence(name)),
@@ -146,6 +169,19 @@ fn bare_name(presented: &str) -> &str {
     name.unwrap_or(presented).trim_matches('"')
 }
 
+/// A certificate without extensions, as `openssl x509 -req` makes it by default.
+#[cfg(test)]
+pub(crate) const VERSION_1: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBEzCBuQIUDC1AfJ8tS4jT1hcaZ1tskqpZ8TUwCgYIKoZIzj0EAwIwDDEKMAgG
+A1UEAwwBeDAeFw0yNjExMzAwNjI4MTVaFw0zNjExMjcwNjI4MTVaMAwxCjAIBgNV
+BAMMAXgwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAASO2VsinXTTDWBf14qOiPY8
+F58rbbHfPp3zT/Iv8iHqv0aW5W5HtVXLlgPSKuBDMykR9mfETddg9po7Xsh3Ddqp
+MAoGCCqGSM49BAMCA0kAMEYCIQDHxeHR4bBM9oILlTdroVSl7D5Q/NUK4Kpc1IyV
+ra7IJAIhAIxbwHFiWBivWFfNq09bfNWI6HbJjWerGdQ8BpY30kOT
+-----END CERTIFICATE-----
+";
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -158,8 +194,9 @@ mod tests {
         date_time_ymd,
     };
     use rustls::crypto::ring::default_provider;
+    use rustls::pki_types::pem::PemObject;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-    use rustls::server::WebPkiClientVerifier;
+    use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
     use rustls::{
         ClientConfig, ClientConnection, OtherError, RootCertStore, ServerConfig, ServerConnection,
         StreamOwned,
@@ -332,7 +369,14 @@ mod tests {
         let refused = "its certificate is refused:";
         assert_eq!(of_library("NameConstraintViolation"), format!("{refused} NameConstraintViolation"));
         assert_eq!(of_library("a\n\u{1b}b"), format!("{refused} a\\n\\u{{1b}}b"));
-        assert_eq!(of_library("UnsupportedCertVersion"), "its certificate isn't of X.509 version 3");
+        let certificate = CertificateDer::from_pem_slice(VERSION_1.as_bytes()).unwrap();
+        let error = ParsedCertificate::try_from(&certificate).err().unwrap();
+        assert!(of_own(&error).starts_with("the certificate isn't of X.509 version 3: give one"), "{error}");
+        let version = explain(&io::Error::other(error)).unwrap();
+        assert!(
+            version.starts_with("its certificate isn't of X.509 version 3: a server needs one"),
+            "{version}"
+        );
         let closed = "peer closed connection without sending TLS close_notify: https://docs.rs/rustls";
         let closed = io::Error::new(io::ErrorKind::UnexpectedEof, closed);
         assert_eq!(explain(&closed).as_deref(), Some("the connection was closed"));

@@ -170,7 +170,8 @@ fn lost_with_core_dns(dns: &ClusterDns, zones: &[String]) -> String {
     match missing(zones, &blocks).filter(|_| !corefiles.is_empty()) {
         Some(missing) => format!(
             "; but CoreDNS has no block for {missing}: after the way back to it, these names aren't answered before \
-             `lb-linker stub --apply`"
+             `lb-linker stub --apply --service {KUBE_SYSTEM}/{LB_LINKER_DNS} --zone {}`",
+            missing.replace(", ", " --zone ")
         ),
         None => String::new(),
     }

@@ -17,7 +17,7 @@ use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
 
 /// The label of lb-linker's objects in `deploy/` and in the chart.
-const LABEL: (&str, &str) = ("app.kubernetes.io/name", "lb-linker");
+pub(super) const LABEL: (&str, &str) = ("app.kubernetes.io/name", "lb-linker");
 /// The namespace of `deploy/`.
 const NAMESPACE: &str = "lb-linker";
 
@@ -30,6 +30,12 @@ pub enum StubError {
         "lb-linker's Service wasn't found: {0}; install lb-linker first, or name its Service by --service NAMESPACE/NAME"
     )]
     NoService(String),
+    /// Only that of `deploy/cluster-dns/` exists.
+    #[error(
+        "lb-linker's Service wasn't found: {0}; install lb-linker first, or name the Service of deploy/cluster-dns/ by \
+         --service kube-system/lb-linker-cluster-dns"
+    )]
+    OnlyClusterDns(String),
     #[error("several Services of lb-linker were found: name one by --service NAMESPACE/NAME: {0}")]
     SeveralServices(String),
     #[error("Service {0} doesn't exist, has no cluster IP, or has no UDP port for DNS")]

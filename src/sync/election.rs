@@ -57,6 +57,8 @@ pub struct ElectionConfig {
     pub identity: String,
     /// With leader-for-life: the name of this process's Pod, in the same namespace.
     pub pod: Option<String>,
+    /// Whether this is the Lease of a process outside the cluster for which no flag names one.
+    pub is_default_outside: bool,
 }
 
 #[derive(Debug)]
@@ -76,6 +78,26 @@ impl KnownLeader {
     #[must_use]
     pub fn get(&self) -> Option<String> {
         self.0.lock().clone()
+    }
+}
+
+impl ElectionConfig {
+    /// Returns which permissions the election needs.
+    fn hint(&self) -> &'static str {
+        match &self.pod {
+            None if self.is_default_outside => {
+                "lb-linker needs get, create and update on leases there, as the Role of deploy/ grants in its namespace \
+                 for the name lb-linker; to take part in the election of deploy/, give --instance lb-linker/lb-linker"
+            }
+            None => {
+                "lb-linker needs get, create and update on leases there, as the Role of deploy/ grants for the name \
+                 lb-linker"
+            }
+            Some(_) => {
+                "lb-linker needs get, create, update and delete on leases and get on pods there, as the Roles \
+                 of deploy/ and deploy/life/ grant for a Lease with the name lb-linker"
+            }
+        }
     }
 }
 
@@ -163,10 +185,15 @@ impl Election {
             elector.observe_term(*seen.borrow_and_update(), (self.clock)());
             let step = elector.next((self.clock)());
             self.publish(&mut elector);
+            let now = (self.clock)();
             // The first round has ended: this process leads, another replica does, or the request failed.
-            if matches!(step, ElectionStep::Wait(_)) {
+            let has_ended = matches!(step, ElectionStep::Wait(_));
+            if has_ended {
                 self.settled.send_replace(true);
-                let now = (self.clock)();
+            }
+            // A loss shows at once: the next request may take some seconds.
+            let is_lost = elector.has_lost_lease() && self.readiness.election.load().is_none();
+            if has_ended || is_lost {
                 *self.known_leader.0.lock() = elector.current_holder(now).map(ToOwned::to_owned);
                 self.show_absence(!elector.is_led(now), lease_client.failure.as_deref());
             }
@@ -234,7 +261,9 @@ impl Election {
                 ),
                 LeaderEvent::Lost(why) => warn!("not leading any more: {why}"),
                 LeaderEvent::Resigned => info!("not leading any more: lb-linker is stopping"),
-                LeaderEvent::NewLeader(holder) => info!("{holder} leads"),
+                LeaderEvent::NewLeader(holder) => {
+                    info!("{holder} leads{}", predecessor(&holder, &self.election_config.identity));
+                }
                 LeaderEvent::LeaseDeleted(holder) => {
                     warn!(
                         "the Lease of {holder} was deleted, and {holder} may still lead; waiting until its lease ends"
@@ -242,6 +271,16 @@ impl Election {
                 }
             }
         }
+    }
+}
+
+/// Returns the end of a sentence about a holder with the identity of this process, of which it may be an earlier run.
+fn predecessor(holder: &str, identity: &str) -> &'static str {
+    match holder.rsplit_once('_') {
+        Some((of_holder, _)) if of_holder == identity => {
+            "; it has the identity of this process: if it is an earlier run that has died, its Lease ends without a renewal"
+        }
+        _ => "",
     }
 }
 
@@ -444,17 +483,7 @@ impl<'a> LeaseClient<'a> {
             RequestFailure::Kube(error) if is_unreachable(error) => RETRY_BACKOFF.0,
             _ => self.pauses.next(),
         };
-        let hint = match &self.election.election_config.pod {
-            None => {
-                "lb-linker needs get, create and update on leases there, as the Role of deploy/ grants for the name \
-                 lb-linker"
-            }
-            Some(_) => {
-                "lb-linker needs get, create, update and delete on leases and get on pods there, as the Roles \
-                 of deploy/ and deploy/life/ grant for a Lease with the name lb-linker"
-            }
-        };
-        let sentence = failure.sentence(doing, hint);
+        let sentence = failure.sentence(doing, self.election.election_config.hint());
         self.refusal.note(failure.code() == 403);
         match failure {
             // The first sign of an API server that is silent: other requests are rarer.
@@ -521,5 +550,34 @@ async fn ask_until<T>(
     match left {
         Some(left) => timeout(left, ask(request)).await.unwrap_or(Err(RequestFailure::Unanswered)),
         None => ask(request).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hint_outside_the_cluster_names_the_instance_of_deploy() {
+        let names_instance = |is_default_outside| {
+            let config = ElectionConfig {
+                namespace: "external-targets".to_owned(),
+                lease: "lb-linker".to_owned(),
+                identity: "host".to_owned(),
+                pod: None,
+                is_default_outside,
+            };
+            config.hint().contains("--instance lb-linker/lb-linker")
+        };
+        assert_eq!([true, false].map(names_instance), [true, false]);
+    }
+
+    #[test]
+    fn holder_with_the_own_identity_may_be_an_earlier_run() {
+        assert!(
+            predecessor("my_host_0a1b2c3d", "my_host").starts_with("; it has the identity of this process")
+        );
+        assert_eq!(predecessor("my_host_0a1b2c3d", "my"), "");
+        assert_eq!(predecessor("other", "other"), "");
     }
 }

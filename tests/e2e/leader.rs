@@ -888,6 +888,7 @@ async fn missing_permission_for_the_lease_is_logged_once() {
     let a = stage.replica("a", &[], &["--leader-election", "lease"]);
     let line = a.line(&format!("can't get Lease {}/lb-linker", stage.target)).await;
     assert!(line.contains("needs get, create and update on leases there, as the Role of deploy/"), "{line}");
+    assert!(line.contains("give --instance lb-linker/lb-linker; retrying"), "{line}");
     stage.wait_for_answer(&a, "web", "one.example.com.").await;
     let about_leases =
         || stage.requests_in("a", &stage.target).iter().filter(|event| event.resource == "leases").count();

@@ -241,7 +241,7 @@ async fn links_of_a_running_lb_linker_have_a_history() {
     let recorded = || async {
         let output = links_of(admin, &["web", "-n", &namespace]);
         let detail = text(&output.stdout);
-        let history = detail.lines().skip_while(|line| *line != "History:").skip(2);
+        let history = detail.lines().skip_while(|line| !line.starts_with("History:")).skip(2);
         let history: Vec<Vec<String>> =
             history.map(|line| line.split_whitespace().skip(1).map(str::to_owned).collect()).collect();
         (history.len() >= 3).then_some((output, history))

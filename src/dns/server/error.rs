@@ -18,6 +18,9 @@ pub enum ServerError {
         transport: &'static str,
         source: io::Error,
     },
+    /// Several addresses can't be listened on.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; and "))]
+    SeveralListen(Vec<Self>),
     /// The handler of a signal can't be installed.
     #[error("signals can't be waited for: {0}")]
     Signal(io::Error),
@@ -34,10 +37,18 @@ pub enum ServerError {
 }
 
 impl ServerError {
+    /// Returns one error for all of these.
+    pub(super) fn of_all(mut errors: Vec<Self>) -> Self {
+        match (errors.len(), errors.pop()) {
+            (1, Some(only)) => only,
+            (_, last) => Self::SeveralListen(errors.into_iter().chain(last).collect()),
+        }
+    }
+
     /// Returns whether the configuration is the cause: the Corefile is invalid, or an address can't be bound.
     #[must_use]
     pub fn is_input(&self) -> bool {
-        matches!(self, Self::Corefile(_) | Self::Listen { .. })
+        matches!(self, Self::Corefile(_) | Self::Listen { .. } | Self::SeveralListen(_))
     }
 }
 

@@ -119,13 +119,13 @@ impl Http {
         })
     }
 
-    pub(crate) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<OpenedPort>, ServerError> {
-        let mut opened: Vec<OpenedPort> = Vec::new();
+    /// Opens the ports that aren't open yet. Returns all errors, if there are some.
+    pub(crate) fn open(&self, endpoints: &[HttpEndpoint]) -> Result<Vec<OpenedPort>, Vec<ServerError>> {
+        let (mut opened, mut errors, mut tried) = (Vec::new(), Vec::new(), Vec::new());
         for endpoint in endpoints {
             let place = HttpAddress::of(endpoint);
-            let known = self.live.iter().any(|live| live.place == place)
-                || opened.iter().any(|opened| opened.place == place);
-            if !known {
+            if !self.live.iter().any(|live| live.place == place) && !tried.contains(&place) {
+                tried.push(place);
                 let port = endpoint.address.port();
                 let is_leaving = |live: &&HttpListener| content(endpoints, live.place).paths.is_empty();
                 let share = |share| {
@@ -133,13 +133,16 @@ impl Http {
                     leaving.filter(|live| live.port_reservation.share(port, share)).count() > 0
                 };
                 let reuse_port = share(true);
-                let (bound, listener) = open_http(endpoint, reuse_port).inspect_err(|_| {
-                    share(false);
-                })?;
-                opened.push(OpenedPort { place, bound, listener });
+                match open_http(endpoint, reuse_port) {
+                    Ok((bound, listener)) => opened.push(OpenedPort { place, bound, listener }),
+                    Err(error) => {
+                        share(false);
+                        errors.push(error);
+                    }
+                }
             }
         }
-        Ok(opened)
+        if errors.is_empty() { Ok(opened) } else { Err(errors) }
     }
 
     /// Serves the opened ports, and stops listeners that are no longer configured.

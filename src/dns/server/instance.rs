@@ -128,8 +128,13 @@ impl Instance {
         let endpoints: Vec<HttpEndpoint> =
             configuration.blocks.iter().flat_map(|built| built.builder.endpoints.clone()).collect();
         // The steps that can fail come first.
-        let fresh: Vec<(usize, ListenerSocket)> = self.open(&configuration.listeners)?;
-        let http = self.http.open(&endpoints)?;
+        let (fresh, http) = match (self.open(&configuration.listeners), self.http.open(&endpoints)) {
+            (Ok(fresh), Ok(http)) => (fresh, http),
+            (fresh, http) => {
+                let errors = fresh.err().into_iter().chain(http.err()).flatten();
+                return Err(ServerError::of_all(errors.collect()));
+            }
+        };
 
         let mut old = std::mem::take(&mut self.blocks);
         let mut starting: Vec<(Vec<Task>, CancellationToken, Arc<ServerBlock>)> = Vec::new();
@@ -179,16 +184,18 @@ impl Instance {
         Ok(applied)
     }
 
-    /// Opens the sockets of the listeners that don't exist yet.
-    fn open(&self, wanted: &[Listener]) -> Result<Vec<(usize, ListenerSocket)>, ServerError> {
-        let mut fresh = Vec::new();
+    /// Opens the sockets of the listeners that don't exist yet. Returns all errors, if there are some.
+    fn open(&self, wanted: &[Listener]) -> Result<Vec<(usize, ListenerSocket)>, Vec<ServerError>> {
+        let (mut fresh, mut errors) = (Vec::new(), Vec::new());
         for (number, listener) in wanted.iter().enumerate() {
             if !self.listeners.iter().any(|live| live.at == listener.at) {
-                let opened = self.open_sharing_port(wanted, listener);
-                fresh.push((number, opened?));
+                match self.open_sharing_port(wanted, listener) {
+                    Ok(opened) => fresh.push((number, opened)),
+                    Err(error) => errors.push(error),
+                }
             }
         }
-        Ok(fresh)
+        if errors.is_empty() { Ok(fresh) } else { Err(errors) }
     }
 
     /// Opens the sockets of a listener. A listener that is about to be removed may still use the port, with another

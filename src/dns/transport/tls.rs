@@ -17,6 +17,8 @@ use rustls::{
 };
 use serde::Deserialize;
 
+use crate::model::tls_error::of_own;
+
 /// The ALPN identifier of DNS over TLS, as registered at IANA. A client that offers only other protocols isn't a DNS
 /// client.
 const ALPN: &[u8] = b"dot";
@@ -32,7 +34,7 @@ pub enum TlsError {
         source: pem::Error,
     },
     /// The certificate and the key don't match, or can't be used.
-    #[error("{} can't be used with the private key {}: {source}", certificate.display(), key.display())]
+    #[error("{} can't be used with the private key {}: {}", certificate.display(), key.display(), of_own(source))]
     Pair {
         /// The file of the certificate.
         certificate: PathBuf,

@@ -8,12 +8,13 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
 use crate::dns::transport::tls::{TlsError, certificates, system_roots};
+use crate::model::tls_error::of_own;
 
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
     #[error("there is no {0} in PEM: {1}")]
     Missing(&'static str, pem::Error),
-    #[error("{0}")]
+    #[error("{}", of_own(.0))]
     Invalid(rustls::Error),
 }
 
@@ -51,7 +52,10 @@ pub fn connector(
             let key = PrivateKeyDer::from_pem_slice(key)
                 .map_err(|error| ConnectorError::Key(PemError::Missing("private key", error)))?;
             let paired = builder.with_client_auth_cert(chain, key);
-            paired.map_err(|error| ConnectorError::Key(PemError::Invalid(error)))?
+            paired.map_err(|error| match error {
+                rustls::Error::InvalidCertificate(_) => ConnectorError::Certificate(PemError::Invalid(error)),
+                error => ConnectorError::Key(PemError::Invalid(error)),
+            })?
         }
     };
     Ok(TlsConnector::from(Arc::new(config)))

@@ -683,7 +683,7 @@ const NOTHING_TO_ADD: &str = "the cluster DNS is lb-linker and answers for lb.in
 #[test]
 fn nothing_is_added_where_the_cluster_dns_is_lb_linker() {
     let lost = "; but CoreDNS has no block for lb.internal: after the way back to it, these names aren't answered before \
-                `lb-linker stub --apply`";
+                `lb-linker stub --apply --service kube-system/lb-linker-cluster-dns --zone lb.internal`";
     for platform in ["kubeadm", "aks", "eks", "k3s"] {
         let steps = to_apply(&switched(platform), &forwarding());
         assert_eq!(steps, [PlannedChange::Done(format!("{NOTHING_TO_ADD}{lost}"))], "{platform}");

@@ -202,7 +202,17 @@ impl Elector {
 
     /// Returns whether some replica may lead, as far as this process knows.
     pub(super) fn is_led(&self, now: BootInstant) -> bool {
-        self.led_until.is_some_and(|end| now < end)
+        !self.has_lost_lease() && self.led_until.is_some_and(|end| now < end)
+    }
+
+    /// Returns whether this process leads no more, and no other replica has taken the Lease, as far as it knows.
+    pub(super) fn has_lost_lease(&self) -> bool {
+        match &self.known {
+            LeaseState::Present(observed) => {
+                self.held.is_none() && holder(&observed.lease) == Some(&*self.identity)
+            }
+            LeaseState::Unknown | LeaseState::Absent | LeaseState::Deleted(_) => false,
+        }
     }
 
     /// Returns the events since the last call.

@@ -6,6 +6,7 @@ pub(crate) mod limits;
 mod reloading;
 
 use std::cell::Cell;
+use std::error::Error as _;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ use self::kubeconfig::{of_default_kubeconfig, of_endpoint, of_kubeconfig_file};
 use self::reloading::reloading_client;
 use crate::model::excerpt::{sentence, value};
 use crate::model::names;
+use crate::model::tls_error::of_version;
 use crate::store::cluster::registry::ClientTls;
 use crate::sync::k8s::errors::credential_failure;
 use tower::Service;
@@ -48,6 +50,12 @@ pub enum ClientError {
          name one with --kubeconfig; `run`, `check` and `links` also work without a cluster, by --manifests"
     )]
     NoCluster(String),
+    /// As [`Self::NoCluster`], for what only the plugin *kubernetes* reads.
+    #[error(
+        "no cluster to work with: this isn't a Pod and there is no kubeconfig {0}; name one with --kubeconfig, or in the \
+         Corefile with the option kubeconfig of kubernetes, or with its option endpoint"
+    )]
+    NoClusterDns(String),
     #[error("the Pod's service account can't be used: {0}")]
     InCluster(#[from] kube::config::InClusterError),
     #[error("the configuration for the API server can't be used: {}", explain_settings(.0))]
@@ -67,11 +75,36 @@ pub enum ClientError {
     Panic(String),
 }
 
+impl ClientError {
+    /// Returns the error about a cluster that the plugin *kubernetes* reads: manifests can't take its place.
+    #[must_use]
+    pub fn of_cluster_dns(self) -> Self {
+        match self {
+            Self::NoCluster(place) => Self::NoClusterDns(place),
+            error => error,
+        }
+    }
+}
+
 fn explain_settings(error: &kube::Error) -> String {
     match error {
         kube::Error::InferKubeconfig(error) => kubeconfig::explain(error),
-        error => credential_failure(error).unwrap_or_else(|| error.to_string()),
+        error => credential_failure(error)
+            .or_else(|| certificate_failure(error))
+            .unwrap_or_else(|| error.to_string()),
     }
+}
+
+/// Returns why the client certificate can't be used, if its version is the cause.
+fn certificate_failure(error: &kube::Error) -> Option<String> {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(why) = error.downcast_ref().and_then(of_version) {
+            return Some(format!("client-certificate: {why}"));
+        }
+        cause = error.source();
+    }
+    None
 }
 
 /// A client and its API server.
@@ -311,7 +344,10 @@ fn panic_of_a_request<S: Service<Request<Body>>>(service: &mut S) -> Option<Stri
 
 #[cfg(test)]
 mod tests {
+    use data_encoding::BASE64;
+
     use super::*;
+    use crate::model::tls_error::VERSION_1;
 
     #[test]
     fn api_server_is_displayed_without_credentials() {
@@ -354,6 +390,26 @@ mod tests {
             assert_eq!(known.may_become(&other), expected, "{other:?}");
         }
         assert!(!system.may_become(&identity("https://10.0.0.2", &[])));
+    }
+
+    #[test]
+    fn missing_cluster_of_the_plugin_kubernetes_has_its_own_remedy() {
+        let missing = || ClientError::NoCluster("~/.kube/config".to_owned());
+        let (of_links, of_plugin) = (missing().to_string(), missing().of_cluster_dns().to_string());
+        assert!(of_links.ends_with("also work without a cluster, by --manifests"), "{of_links}");
+        assert!(of_plugin.contains("~/.kube/config") && !of_plugin.contains("--manifests"), "{of_plugin}");
+    }
+
+    #[tokio::test]
+    async fn client_certificate_of_an_old_version_is_named() {
+        let mut config = Config::new("https://192.0.2.1".parse().unwrap());
+        config.auth_info.client_certificate_data = Some(BASE64.encode(VERSION_1.as_bytes()));
+        let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        config.auth_info.client_key_data = Some(BASE64.encode(key.as_bytes()).into());
+        let error = client_of(config).err().unwrap().to_string();
+        let expected =
+            "can't be used: client-certificate: the certificate isn't of X.509 version 3: give one";
+        assert!(error.contains(expected), "{error}");
     }
 
     #[tokio::test]

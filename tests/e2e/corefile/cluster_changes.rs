@@ -289,6 +289,22 @@ async fn metrics_of_the_plugin_have_corednss_names_and_labels() {
 }
 
 #[test]
+fn kubernetes_alone_without_a_cluster_suggests_no_manifests() {
+    let site = CorefileDir::new(&corefile("kubernetes").replace("{$PORT}", "0"), &[]);
+    let path = site.path().join("Corefile");
+    let variables = [("READY", "0"), ("METRICS", "0"), ("HOME", "/nonexistent")];
+    for command in [&["check", "--cluster"][..], &["run"]] {
+        let output =
+            linker::run_to_end_with(&variables, [command, &["--corefile", path.to_str().unwrap()]].concat());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let remedy =
+            "name one with --kubeconfig, or in the Corefile with the option kubeconfig of kubernetes";
+        assert!(errors.contains(remedy) && !errors.contains("--manifests"), "{output:?}");
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+    }
+}
+
+#[test]
 fn kubernetes_with_manifests_needs_an_api_server_of_its_own() {
     let output = check(&CorefileDir::new(&corefile("kubernetes"), &[]));
     let errors = String::from_utf8_lossy(&output.stderr);

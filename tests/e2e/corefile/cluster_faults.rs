@@ -134,6 +134,34 @@ async fn emptied_etcd_counts_after_a_second_list() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn single_name_that_a_restored_etcd_lacks_stays_at_first() {
+    let plane = ControlPlane::start(Options::default());
+    create(&plane.cluster().await, 0..3).await;
+    plane.back_up();
+    create(&plane.cluster().await, 3..4).await;
+    let (_site, server) = start(&plane).await;
+    has(&server, 3, ResponseCode::NoError).await;
+    plane.restore();
+    let is_doubted = || async {
+        let is_line =
+            |line: &String| line.contains("lacks suspiciously many") && line.contains("default/web-3");
+        server.log().iter().any(is_line).then_some(Instant::now())
+    };
+    let doubted = eventually("the line about the list", is_doubted).await;
+    while doubted.elapsed() < Duration::from_secs(5) {
+        for number in 0..4 {
+            let answer = ask_udp(server.dns(), &query(&question(number))).await;
+            assert_eq!(answer.metadata.response_code, ResponseCode::NoError);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    has(&server, 3, ResponseCode::NXDomain).await;
+    for number in 0..3 {
+        has(&server, number, ResponseCode::NoError).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_certificates_of_the_api_server_are_followed() {
     let plane = ControlPlane::start(Options::default());
     let (_site, server) = start(&plane).await;

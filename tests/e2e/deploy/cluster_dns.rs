@@ -25,7 +25,11 @@ metadata: {name: coredns, namespace: kube-system}
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: coredns, namespace: kube-system}
-data: {Corefile: ''}
+data:
+  Corefile: |
+    .:53 {
+        forward . 192.0.2.53
+    }
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -131,7 +135,8 @@ fn cluster_dns_is_applied_without_touching_anything_else() {
         let printed = String::from_utf8(output.stdout).unwrap();
         let expected = "the cluster DNS is lb-linker and answers for lb.internal itself (ConfigMap \
                         kube-system/lb-linker-cluster-dns): nothing is to be added; but CoreDNS has no block for lb.internal: \
-                        after the way back to it, these names aren't answered before `lb-linker stub --apply`\n";
+                        after the way back to it, these names aren't answered before `lb-linker stub --apply \
+                        --service kube-system/lb-linker-cluster-dns --zone lb.internal`\n";
         assert_eq!((output.status.code(), printed.as_str()), (Some(0), expected), "{:?}", output.stderr);
     }
     let output = run_to_end(["stub", "--verify", "--kubeconfig", admin.to_str().unwrap()]);
@@ -142,6 +147,16 @@ fn cluster_dns_is_applied_without_touching_anything_else() {
     plane.kubectl_stdin(&["apply", "-f", "-"], CORE_DNS);
     let selector = ["get", "service", "kube-dns", "-n", "kube-system", "-o", "jsonpath={.spec.selector}"];
     assert_eq!(plane.kubectl(&selector), r#"{"k8s-app":"kube-dns"}"#);
+    let back = |more: &[&str]| {
+        run_to_end([&["stub", "--apply", "--yes", "--kubeconfig", admin.to_str().unwrap()], more].concat())
+    };
+    plane.kubectl(&["-n", "lb-linker", "delete", "service", "--all"]);
+    let output = back(&[]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    let named = "name the Service of deploy/cluster-dns/ by --service kube-system/lb-linker-cluster-dns\n";
+    assert!(output.status.code() == Some(1) && told.ends_with(named), "{told}");
+    let output = back(&["--service", "kube-system/lb-linker-cluster-dns", "--zone", "lb.internal"]);
+    assert_eq!(output.status.code(), Some(0), "{:?}", output.stderr);
     for part in ["pods", "serviceimports"] {
         let path = format!("{folder}/{part}");
         let applied = plane.kubectl(&["apply", "-f", &path]);

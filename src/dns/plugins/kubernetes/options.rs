@@ -1,7 +1,7 @@
 //! Parses the line of `kubernetes`.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::setup::Setup;
+use crate::dns::upstream::tls::{ConnectorError, connector, root_certificates};
 use crate::model::api_server::server_url;
 use crate::model::excerpt::{examples, sentence};
 use crate::model::hostname::to_presentation;
@@ -75,7 +76,12 @@ struct Parsed<'a> {
 }
 
 pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
-    let line = setup.only_line()?.clone();
+    let line = setup.only_line().map_err(|CorefileError { position, message }| {
+        let remedy =
+            "name all zones of a cluster on one line; another cluster needs a server block of its own";
+        position.error(format!("{message}: {remedy}"))
+    });
+    let line = line?.clone();
     let zones = setup.cluster_zones(&line)?;
     let wire: Vec<Box<[u8]>> = zones.all().iter().map(|zone| whole_wire_name(zone).into()).collect();
     let Some(primary) = wire.iter().find(|zone| !is_reverse(zone)).cloned() else {
@@ -346,35 +352,62 @@ fn connection(
 fn tls(setup: &Setup<'_>, option: &Directive) -> Result<ClientTls, CorefileError> {
     let what = "three files: a certificate, its key, and the certificate of the authority";
     let [certificate, key, authority] = option.at_most(3)? else { return Err(option.missing_argument(what)) };
-    let file = |word: &Token| -> Result<PathBuf, CorefileError> {
+    let read = |word: &Token| {
         let path = setup.path(&word.text);
-        match std::fs::File::open(&path) {
-            Ok(_) => Ok(path),
+        match std::fs::read(&path) {
+            Ok(bytes) => Ok((path, bytes)),
             Err(error) => Err(word.error(format!("{}: can't be read: {error}", path.display()))),
         }
     };
-    Ok(ClientTls { certificate: file(certificate)?, key: file(key)?, authority: file(authority)? })
+    let files = [read(certificate)?, read(key)?, read(authority)?];
+    let [(_, of_certificate), (_, of_key), (_, of_authority)] = &files;
+    let wrong = |at: usize, why: String| {
+        let order = "; the order is: certificate, key, certificate of the authority";
+        [certificate, key, authority][at].error(format!("{}: {why}{order}", files[at].0.display()))
+    };
+    let roots = root_certificates(of_authority).map_err(|error| wrong(2, error.to_string()))?;
+    if let Err(error) = connector(Some(roots), Some((of_certificate, of_key))) {
+        return Err(wrong(usize::from(matches!(error, ConnectorError::Key(_))), error.to_string()));
+    }
+    let [certificate, key, authority] = files.map(|(path, _)| path);
+    Ok(ClientTls { certificate, key, authority })
 }
 
-/// Checks that a kubeconfig can be read and has the context.
-fn check_kubeconfig(
-    word: &Token,
-    path: &std::path::Path,
-    context: Option<&Token>,
-) -> Result<(), CorefileError> {
+/// Checks that a kubeconfig can be read, and has the context, by default the current one, with an API server.
+fn check_kubeconfig(word: &Token, path: &Path, context: Option<&Token>) -> Result<(), CorefileError> {
+    let place = path.display();
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| {
         let why = match error {
             KubeconfigError::ReadConfig(error, _) => error.to_string(),
             error => sentence(&error.to_string()).to_string(),
         };
-        word.error(format!("{}: can't be read: {why}", path.display()))
+        word.error(format!("{place}: can't be read: {why}"))
     })?;
-    let names = || kubeconfig.contexts.iter().map(|context| &*context.name);
-    match context {
-        Some(context) if !names().any(|name| name == context.text) => {
-            let known = sentence(&examples(names())).to_string();
-            Err(context.error(format!("the kubeconfig has no context {:?}; it has {known}", context.text)))
+    let contexts = &kubeconfig.contexts;
+    let known = sentence(&examples(contexts.iter().map(|context| &*context.name))).to_string();
+    let current = kubeconfig.current_context.as_deref().filter(|current| !current.is_empty());
+    let (at, name) = match (context, current) {
+        _ if contexts.is_empty() => {
+            let why = "it has no contexts, so it names no API server: name a kubeconfig that kubectl can use";
+            return Err(word.error(format!("{place}: {why}")));
         }
-        _ => Ok(()),
+        (Some(context), _) => (context, &*context.text),
+        (None, Some(current)) => (word, current),
+        (None, None) => {
+            let why = "it has no current-context: name a context after the file";
+            return Err(word.error(format!("{place}: {why}; it has {known}")));
+        }
+    };
+    let Some(found) = contexts.iter().find(|context| context.name == name) else {
+        return Err(at.error(format!("the kubeconfig has no context {name:?}; it has {known}")));
+    };
+    let cluster = found.context.as_ref().map(|context| &*context.cluster).unwrap_or_default();
+    let of_cluster = kubeconfig.clusters.iter().find(|known| known.name == cluster);
+    let server = of_cluster.and_then(|known| known.cluster.as_ref()?.server.as_deref());
+    match server.filter(|server| !server.is_empty()) {
+        Some(_) => Ok(()),
+        None => Err(at.error(format!(
+            "the kubeconfig has no cluster {cluster:?} with a server, which its context {name:?} names"
+        ))),
     }
 }

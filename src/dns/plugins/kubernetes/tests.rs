@@ -7,6 +7,7 @@ use crate::dns::message::presentation::rcode_text;
 use crate::dns::plugins::tests::support::TestServer;
 use crate::model::names;
 use crate::model::service_key::ServiceKey;
+use crate::model::tls_error::VERSION_1;
 use crate::store::cluster::objects::{Addressing, Kind, Service};
 use crate::store::cluster::registry::ClusterSpec;
 use crate::store::cluster::{Cluster, View};
@@ -272,7 +273,10 @@ fn invalid_lines_are_rejected_with_their_position() {
             "kubernetes in-addr.arpa",
             "Corefile:2:1: kubernetes needs a zone that isn't a reverse zone, such as",
         ),
-        ("kubernetes a.b\nkubernetes b.c", "Corefile:3:1: kubernetes can be there only once in a block"),
+        (
+            "kubernetes a.b\nkubernetes b.c",
+            "Corefile:3:1: kubernetes can be there only once in a block, and it is on line 2 already: name all zones of",
+        ),
         (
             "lb_linker a.b\nkubernetes a.b",
             "Corefile:3:1: lb_linker answers for the zone a.b already (line 2)",
@@ -364,12 +368,80 @@ fn lines_that_have_no_effect_are_warned_of() {
 }
 
 #[test]
-fn kubeconfig_has_to_have_the_context() {
+fn kubeconfig_has_to_have_the_context_and_its_server() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let text = "contexts:\n- name: one\n  context: {cluster: c}\n- name: two\n  context: {cluster: c}\n";
-    std::fs::write(file.path(), text).unwrap();
     let path = file.path().display();
-    let error = TestServer::error(&format!("kubernetes a.b {{\nkubeconfig {path} three\n}}"));
-    assert!(error.ends_with("the kubeconfig has no context \"three\"; it has one, two"), "{error}");
-    TestServer::block(&format!("kubernetes a.b {{\nkubeconfig {path} two\n}}"));
+    let context = |name: &str| format!("- name: {name}\n  context: {{cluster: {name}}}\n");
+    let text = format!(
+        "contexts:\n{}{}clusters: [{{name: two, cluster: {{server: 192.0.2.1}}}}]\n",
+        context("one"),
+        context("two")
+    );
+    let none = format!("3:12: {path}: it has no contexts, so it names no API server: name a kubeconfig that");
+    let no_current =
+        format!("3:12: {path}: it has no current-context: name a context after the file; it has one, two");
+    let no_cluster = |column: usize, text: &str| format!("3:{column}: the kubeconfig has no {text}");
+    let after = 13 + path.to_string().len();
+    for (text, context, expected) in [
+        (String::new(), "", none.clone()),
+        ("current-context: one\n".to_owned(), "one", none),
+        (text.clone(), "", no_current.clone()),
+        (text.clone() + "current-context: ''\n", "", no_current),
+        (text.clone() + "current-context: three", "", no_cluster(12, "context \"three\"; it has one, two")),
+        (text.clone(), "three", no_cluster(after, "context \"three\"; it has one, two")),
+        (text.clone(), "one", no_cluster(after, "cluster \"one\" with a server, which its context \"one\"")),
+    ] {
+        std::fs::write(file.path(), &text).unwrap();
+        let error = TestServer::error(&format!("kubernetes a.b {{\nkubeconfig {path} {context}\n}}"));
+        assert!(error.starts_with(&format!("Corefile:{expected}")), "{text}: {error}");
+    }
+    for (text, context) in [(text.clone(), "two"), (text + "current-context: two\n", "")] {
+        std::fs::write(file.path(), text).unwrap();
+        TestServer::block(&format!("kubernetes a.b {{\nkubeconfig {path} {context}\n}}"));
+    }
+}
+
+#[test]
+fn files_of_tls_are_checked_in_their_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| std::fs::write(directory.path().join(name), text).unwrap();
+    for name in ["other", "own"] {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(["a.example".to_owned()]).unwrap();
+        write(&format!("{name}.crt"), params.self_signed(&key).unwrap().pem());
+        write(&format!("{name}.key"), key.serialize_pem());
+    }
+    let at = directory.path().display();
+    let line = |files: &str| {
+        let files: Vec<String> = files.split(' ').map(|file| format!("{at}/{file}")).collect();
+        format!("kubernetes a.b {{\nendpoint https://192.0.2.1\ntls {}\n}}", files.join(" "))
+    };
+    write("old.crt", VERSION_1.to_owned());
+    TestServer::block(&line("own.crt own.key other.crt"));
+    for (files, wrong, why) in [
+        (
+            "old.crt own.key own.crt",
+            0,
+            "the certificate isn't of X.509 version 3: give one of this version, which",
+        ),
+        (
+            "own.key own.crt other.crt",
+            0,
+            "there is no certificate in PEM: no items found; the order is: cert",
+        ),
+        (
+            "own.crt own.crt other.crt",
+            1,
+            "there is no private key in PEM: no items found; the order is: cert",
+        ),
+        ("own.crt own.key own.key", 2, "there is no certificate in PEM: no items found; the order is: cert"),
+        ("own.crt other.key own.crt", 1, ""),
+    ] {
+        let column =
+            5 + files.split(' ').take(wrong).map(|file| format!("{at}/{file} ").len()).sum::<usize>();
+        let file = files.split(' ').nth(wrong).unwrap();
+        let (expected, error) =
+            (format!("Corefile:4:{column}: {at}/{file}: {why}"), TestServer::error(&line(files)));
+        assert!(error.starts_with(&expected), "{files}: {error}");
+    }
 }

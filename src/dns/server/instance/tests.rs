@@ -46,6 +46,30 @@ async fn readded_listener_isnt_mistaken_for_the_removed_listener() {
 }
 
 #[tokio::test]
+async fn all_addresses_that_are_taken_are_named_at_once() {
+    let (mut serving, context) = serving();
+    let held = [(); 3].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [one, two, three] = held.each_ref().map(|held| held.local_addr().unwrap());
+    let text = format!(
+        ".:{} {{\nbind 127.0.0.1\nwhoami\nprometheus {two}\nready {two}\nhealth {three}\n}}\n",
+        one.port()
+    );
+    let configuration = configure(Path::new("Corefile"), &text, &FileSources::SYSTEM, &context).unwrap();
+    let error = serving.apply(configuration).err().unwrap();
+    let told = error.to_string();
+    assert!(error.is_input());
+    assert_eq!(
+        (told.matches("can't listen on").count(), told.matches("; and Corefile:").count()),
+        (3, 2),
+        "{told}"
+    );
+    for address in [one, two, three] {
+        assert!(told.contains(&format!("can't listen on {address} by TCP")), "{told}");
+    }
+    serving.end().await;
+}
+
+#[tokio::test]
 async fn ended_tasks_of_removed_blocks_are_freed() {
     let (mut serving, context) = serving();
     for i in 0..20 {

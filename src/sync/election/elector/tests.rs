@@ -144,6 +144,8 @@ async fn unrenewed_lease_is_lost_and_regained_in_a_new_term() {
         [LeaderEvent::Lost("the Lease couldn't be renewed for 10 s".to_owned())]
     );
     assert_eq!(elector.leader_status(), LeaderStatus { term: 1, held: None });
+    // Other replicas wait for 15 s, but this process knows at once that it leads no more.
+    assert_eq!((elector.is_led(late), elector.current_holder(late)), (false, None));
     // No other replica has taken the Lease.
     elector.on_lease(Some(lease(ME, 1)), late, late);
     assert_eq!(elector.next(late), ElectionStep::Replace);
