@@ -311,6 +311,8 @@ impl NameState {
     pub(super) fn forget_others(&mut self) {
         // An earlier run of the source may have left names.
         let names = self.names.read();
+        // Which objects share a name is no change of the store.
+        self.link_reporter.findings.asking.note_change();
         let known: HashSet<&ServiceKey> = names.names().collect();
         let has_unreadable = |namespace: &str| self.unreadable.iter().any(|(_, known)| **known == *namespace);
         let is_left = |key: &ServiceKey| !known.contains(key) && !has_unreadable(key.namespace());

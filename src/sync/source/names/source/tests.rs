@@ -153,6 +153,22 @@ fn objects_of_one_namespace_share_a_name() {
 #[test]
 fn oldest_object_has_a_name_between_namespaces() {
     let mut world = World::listed();
+/// A client of the status API asks with the version whether there is something new.
+#[test]
+fn object_that_joins_a_name_with_the_same_target_is_a_new_version() {
+    let mut world = World::listed();
+    world.apply("a/one", 1, &["x"], &ip(1));
+    let version = |world: &World| world.link_reporter.findings.version();
+    let before = version(&world);
+    world.apply("a/one", 1, &["x"], &ip(1));
+    assert_eq!(version(&world), before, "nothing has changed");
+    world.apply("a/two", 2, &["x"], &ip(1));
+    let joined = version(&world);
+    assert_ne!(joined, before);
+    world.remove("a/two");
+    assert_ne!(version(&world), joined);
+}
+
     world.apply("b/young", 5, &["x", "own"], &ip(5));
     world.apply("c/old", 2, &["x"], &ip(2));
     assert_eq!([world.answer("x"), world.answer("own")], ["192.0.2.2", "192.0.2.5"]);
