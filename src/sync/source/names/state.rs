@@ -52,6 +52,9 @@ pub struct NameState {
     /// When objects whose targets depend on other objects are to be checked again.
     pub recheck_at: Option<Instant>,
     /// By name that another owner has: the objects that were told.
+    /// The names whose target is denied, until all names are known: it may be one of them. DNS would answer that they
+    /// have no addresses.
+    refused: Option<BTreeSet<ServiceKey>>,
     lost: HashMap<ServiceKey, BTreeSet<ObjectId>>,
     /// The names for which not all objects count.
     cut: HashSet<ServiceKey>,
@@ -96,6 +99,7 @@ impl NameState {
             cut: HashSet::new(),
             is_listed: false,
             is_complete: false,
+            refused: Some(BTreeSet::new()),
             ended: HashSet::new(),
             unreadable: HashSet::new(),
         }
@@ -295,6 +299,12 @@ impl NameState {
             name.name(),
             self.many
         );
+            if let Some(refused) = &mut self.refused
+                && behind.as_ref().is_some_and(|Behind { link, .. }| link.refused && !link.has_data())
+            {
+                refused.insert(name.clone());
+                continue;
+            }
         let (kind, key) = (id.kind.api().1, &id.key);
         self.link_reporter.log.about(kind).warn(key, format_args!("{kind} {key}: {note}"));
         self.tell(&id, Reason::HostnameRefused, &note);
@@ -339,6 +349,11 @@ impl NameState {
         let LinkChange { owner, before, after } = change;
         if has_dependent && self.recheck_at.is_none() {
             let is_start = !self.rules.store.has_listed(&self.rules.zones);
+    /// Lets names be published whose target is denied: all names are known.
+    pub(super) fn publish_refused(&mut self) {
+        self.changed.extend(self.refused.take().into_iter().flatten());
+    }
+
             let pause = if is_start { RECHECK_AT_START } else { RECHECK_AFTER };
             self.recheck_at = Some(Instant::now() + pause);
         }

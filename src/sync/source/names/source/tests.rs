@@ -252,6 +252,32 @@ fn names_stay_in_the_namespace_of_an_undecodable_object() {
 #[test]
 fn names_that_an_earlier_run_left_are_removed() {
     let mut world = World::listed();
+/// A client that asks meanwhile gets the answer, or SERVFAIL.
+#[test]
+fn names_that_lead_on_to_each_other_are_published_with_their_targets() {
+    let mut world = World::new();
+    let chain = ["x", "y", "z", "host"];
+    for (number, pair) in chain.windows(2).enumerate() {
+        let status = json!([{"hostname": format!("{}.lb.internal", pair[1])}]);
+        world.apply(&format!("a/{number}"), 1, &[pair[0]], &status);
+    }
+    world.apply("a/host", 2, &["host"], &ip(2));
+    world.apply("a/denied", 3, &["denied"], &json!([{"ip": "127.0.0.1"}]));
+    world.names.complete();
+    while world.names.has_work() {
+        world.names.work();
+        for name in chain {
+            assert_ne!(world.answer(name), "pending", "{name}");
+        }
+    }
+    assert_eq!(
+        chain.map(|name| world.answer(name)),
+        ["y.lb.internal", "z.lb.internal", "host.lb.internal", "192.0.2.2"]
+    );
+    assert_eq!(world.answer("denied"), "pending");
+    assert!(world.store.unlisted_source(&zone()).is_none());
+}
+
     world.apply("a/web", 1, &["x"], &ip(1));
     let mut next = world.next_run();
     next.end_lists();
