@@ -124,8 +124,8 @@ pub struct Names<S> {
     ending: Option<Ending>,
 }
 
-/// How often targets are checked after the end of all lists: names of a source may lead on to each other. DNS follows no
-/// longer chain.
+/// How often targets are checked after the end of all lists: names of a source may lead on to each other. DNS doesn't
+/// follow a longer chain.
 const MAX_CHECKS: usize = 8;
 
 /// What is still to be done after the end of all lists.

@@ -3,10 +3,13 @@ use prometheus::IntCounter;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
+use super::super::shared::{Claim, Observation};
 use super::*;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::link::{LinkChange, Target};
+use crate::model::link::{Link, LinkChange, Target};
+use crate::model::records::{RecordData, RecordKind, Records};
 use crate::model::target_policy::TargetPolicy;
+use crate::model::uid::Uid;
 use crate::store::OnGone;
 use crate::sync::election::Leadership;
 use crate::sync::events::Recorder;
@@ -150,9 +153,6 @@ fn objects_of_one_namespace_share_a_name() {
     assert_eq!(world.events(), [""; 0]);
 }
 
-#[test]
-fn oldest_object_has_a_name_between_namespaces() {
-    let mut world = World::listed();
 /// A client of the status API asks with the version whether there is something new.
 #[test]
 fn object_that_joins_a_name_with_the_same_target_is_a_new_version() {
@@ -169,6 +169,9 @@ fn object_that_joins_a_name_with_the_same_target_is_a_new_version() {
     assert_ne!(version(&world), joined);
 }
 
+#[test]
+fn oldest_object_has_a_name_between_namespaces() {
+    let mut world = World::listed();
     world.apply("b/young", 5, &["x", "own"], &ip(5));
     world.apply("c/old", 2, &["x"], &ip(2));
     assert_eq!([world.answer("x"), world.answer("own")], ["192.0.2.2", "192.0.2.5"]);
@@ -249,9 +252,6 @@ fn names_stay_in_the_namespace_of_an_undecodable_object() {
     assert_eq!(world.answer("x"), "nothing");
 }
 
-#[test]
-fn names_that_an_earlier_run_left_are_removed() {
-    let mut world = World::listed();
 /// A client that asks meanwhile gets the answer, or SERVFAIL.
 #[test]
 fn names_that_lead_on_to_each_other_are_published_with_their_targets() {
@@ -278,6 +278,9 @@ fn names_that_lead_on_to_each_other_are_published_with_their_targets() {
     assert!(world.store.unlisted_source(&zone()).is_none());
 }
 
+#[test]
+fn names_that_an_earlier_run_left_are_removed() {
+    let mut world = World::listed();
     world.apply("a/web", 1, &["x"], &ip(1));
     let mut next = world.next_run();
     next.end_lists();
@@ -302,4 +305,40 @@ fn target_in_a_zone_of_links_is_checked_again() {
     world.names.state.publish();
     let events = world.events();
     assert!(events.iter().any(|event| event.contains("allow-from")), "{events:?}");
+}
+
+#[test]
+fn oldest_objects_of_a_namespace_have_names() {
+    let mut world = World::listed();
+    let data = RecordData::parse(RecordKind::Txt, &"x".repeat(16_000)).unwrap();
+    let mut records = Records::default();
+    assert!(records.add(RecordKind::Txt, None, data));
+    let records = Some(Arc::new(records));
+    // More than a half of what may count.
+    let large = |object: &str, created| {
+        let link =
+            Arc::new(Link { records: records.clone(), ..Link::new(ServiceKey::new("a", "x"), object) });
+        let claim = |number: u32| Claim {
+            name: ServiceKey::new("a", &format!("{object}{number}.lb.internal")),
+            target: Arc::clone(&link),
+        };
+        Observation::new(created, Uid::from(object), (0..1_500).map(claim).collect())
+    };
+    let set = |world: &mut World, object: &str, created| {
+        world.names.state.set_names(&id("a", object), large(object, created));
+        world.names.state.publish();
+        world.settle();
+        [world.answer("old0"), world.answer("new0")]
+    };
+    assert_eq!(set(&mut world, "new", 2), ["nothing", "pending"]);
+    assert_eq!(set(&mut world, "old", 1), ["pending", "nothing"]);
+    let refused = "HostnameRefused: it gets no DNS names: of the Ingresses of its namespace the oldest count, up to 32 \
+                   MiB of names and records";
+    assert_eq!(world.events(), [refused]);
+    set(&mut world, "new", 2);
+    assert_eq!((world.events(), world.names.state.list_at), (Vec::new(), None), "nothing is new");
+    assert!(world.names.state.objects().contains(&id("a", "new").key), "its end has to be noticed");
+    world.remove("a/old");
+    assert!(world.names.state.list_at.is_some());
+    assert_eq!(set(&mut world, "new", 2), ["nothing", "pending"]);
 }
