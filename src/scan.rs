@@ -17,11 +17,14 @@ use crate::model::excerpt::{examples, sentence};
 use crate::query::Question;
 use crate::scan::findings::{Candidate, Endpoints, Objects, Scan, Stale, find};
 use crate::store::Store;
+use crate::sync::events::RegardingKind;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{ListError, in_place};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
-use crate::sync::source::gateway::types::Gateway;
-use crate::sync::source::ingress::Ingress;
+use crate::sync::source::gateway::Gateways;
+use crate::sync::source::gateway::types::{Gateway, ListenerSet};
+use crate::sync::source::ingress::{Ingress, Ingresses};
+use crate::sync::source::names::source::{NameSource, WatchedKind};
 
 /// The maximum number of hostnames that are looked up at the same time.
 const LOOKUPS_AT_ONCE: usize = 16;
@@ -67,9 +70,20 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
     }
     let prefixes = scope.annotation_prefixes;
     let hosts = |ingress: &Ingress| ingress.target_hosts(prefixes);
-    add_targets(client, "Ingresses", hosts, &mut objects, &mut notices).await;
-    let hosts = |gateway: &Gateway| gateway.target_hosts(prefixes);
-    add_targets(client, "Gateways", hosts, &mut objects, &mut notices).await;
+    add_targets(client, &Ingresses::KINDS[0], hosts, &mut objects, &mut notices).await;
+    for kind in Gateways::KINDS {
+        match kind.kind {
+            RegardingKind::Gateway => {
+                let hosts = |gateway: &Gateway| gateway.target_hosts(prefixes);
+                add_targets(client, kind, hosts, &mut objects, &mut notices).await;
+            }
+            RegardingKind::ListenerSet => {
+                let hosts = |set: &ListenerSet| set.target_hosts(prefixes);
+                add_targets(client, kind, hosts, &mut objects, &mut notices).await;
+            }
+            _ => {}
+        }
+    }
     let (mut scan, candidates) = find(&objects, scope.store, scope.target_namespace);
     scan.notices.splice(..0, notices);
     scan.probable = stale(candidates, scope.resolvers).await;
@@ -80,12 +94,19 @@ pub async fn scan(scope: &ScanScope<'_>) -> Result<Scan, ListError> {
 /// list them, or without their CRD, nothing else is missing.
 async fn add_targets<K: Resource<DynamicType = ()> + DeserializeOwned>(
     client: &Client,
-    what: &str,
+    WatchedKind { many, versions, .. }: &WatchedKind,
     hosts: impl Fn(&K) -> Vec<String>,
     objects: &mut Objects,
     notices: &mut Vec<String>,
 ) {
-    let found = match list::<K>(client, what, None, notices).await {
+    let query = |version| RequestQuery { version, ..RequestQuery::default() };
+    let mut found = list_query::<K>(client, many, query(versions.first().copied()), notices).await;
+    for version in versions.iter().skip(1) {
+        if found.as_ref().is_err_and(|error| error.code() == 404) {
+            found = list_query(client, many, query(Some(version)), notices).await;
+        }
+    }
+    let found = match found {
         Ok(found) => found,
         Err(error) if [403, 404].contains(&error.code()) => return,
         Err(error) => return notices.push(error.explain("")),
@@ -109,6 +130,15 @@ pub(crate) async fn list<K: Resource<DynamicType = ()> + DeserializeOwned>(
     notices: &mut Vec<String>,
 ) -> Result<Vec<K>, ListError> {
     let query = RequestQuery { namespace: namespace.map(ToOwned::to_owned), ..RequestQuery::default() };
+    list_query(client, what, query, notices).await
+}
+
+async fn list_query<K: Resource<DynamicType = ()> + DeserializeOwned>(
+    client: &Client,
+    what: &str,
+    query: RequestQuery,
+    notices: &mut Vec<String>,
+) -> Result<Vec<K>, ListError> {
     let (mut all, mut undecodable) = (Vec::new(), Vec::new());
     let on_page = |page: Vec<RawDeserializeGuard<K>>| {
         for object in page {
@@ -118,9 +148,10 @@ pub(crate) async fn list<K: Resource<DynamicType = ()> + DeserializeOwned>(
             }
         }
     };
-    list_pages(client.clone(), &query, on_page)
-        .await
-        .map_err(|source| ListError { what: in_place(what, namespace), source: Box::new(source) })?;
+    list_pages(client.clone(), &query, on_page).await.map_err(|source| {
+        let what = in_place(what, query.namespace.as_deref());
+        ListError { what, source: Box::new(source) }
+    })?;
     notices.extend(undecodable_notice(what, &undecodable));
     Ok(all)
 }

@@ -141,7 +141,8 @@ pub struct Flags {
     )]
     pub instance: Option<String>,
 
-    /// Namespaces whose load balancers become links, separated by commas [default: all]
+    /// Namespaces whose load balancers become links, and whose objects other sources of names read, separated by commas
+    /// [default: all]
     #[arg(
         long,
         value_name = "NAMES",

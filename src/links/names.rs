@@ -93,13 +93,15 @@ impl LinkFacts {
         let problems = self.name_problems();
         let mut items: Vec<NameView> = Vec::new();
         let wanted = filter.name.as_deref().map(|name| name.trim_end_matches('.').to_ascii_lowercase());
-        let all = all_names(&self.store);
-        let all: Vec<Arc<str>> = match wanted {
-            Some(name) => closest(&all, &name).into_iter().collect(),
-            None => all.into_iter().filter(|name| filter.takes(name)).collect(),
+        let all = all_names(&self.store).into_iter();
+        // Each page reads all names: to sort them all for each of a hundred pages would take seconds.
+        let number = if filter.namespace.is_none() { MAX_NAMES + 1 } else { usize::MAX };
+        let names = match wanted {
+            Some(name) => closest(&all.collect(), &name).into_iter().collect(),
+            None => smallest(all.filter(|name| filter.takes(name)), number),
         };
-        for name in all {
-            let Some(view) = self.name(&name, &problems) else { continue };
+        for name in &names {
+            let Some(view) = self.name(name, &problems) else { continue };
             if filter.namespace.as_deref().is_some_and(|namespace| !view.is_of(namespace)) {
                 continue;
             }
@@ -109,7 +111,8 @@ impl LinkFacts {
             }
             items.push(view);
         }
-        NamePage { items, next: None }
+        let next = names.last().filter(|_| names.len() == number).map(|last| last.to_string());
+        NamePage { items, next }
     }
 
     /// Returns what users see of a name; `None` if no object has it.
@@ -222,9 +225,10 @@ impl NameFilter {
     }
 }
 
-/// Returns all names, and names that lead nowhere, such as the short name of a load balancer that another one has.
-fn all_names(store: &Store) -> BTreeSet<Arc<str>> {
-    let mut all: BTreeSet<Arc<str>> = store.asked_names().into_iter().collect();
+/// Returns all names, and names that lead nowhere, such as the short name of a load balancer that another one has. Some
+/// occur twice.
+fn all_names(store: &Store) -> Vec<Arc<str>> {
+    let mut all = store.asked_names();
     let zones = store.zones();
     let zones: Vec<String> = zones
         .iter()
@@ -234,11 +238,25 @@ fn all_names(store: &Store) -> BTreeSet<Arc<str>> {
     for link in store.links() {
         let (namespace, service) = link.key.parts();
         for zone in &zones {
-            all.insert(format!("{}.{zone}", names::dashed_label(namespace, service)).into());
-            all.insert(format!("{service}.{namespace}.{zone}").into());
+            all.push(format!("{}.{zone}", names::dashed_label(namespace, service)).into());
+            all.push(format!("{service}.{namespace}.{zone}").into());
         }
     }
     all
+}
+
+/// Returns a number of names, the first ones in their order.
+fn smallest(all: impl Iterator<Item = Arc<str>>, number: usize) -> BTreeSet<Arc<str>> {
+    let mut smallest = BTreeSet::new();
+    for name in all {
+        if smallest.len() < number || smallest.last().is_some_and(|last| name < *last) {
+            smallest.insert(name);
+            if smallest.len() > number {
+                smallest.pop_last();
+            }
+        }
+    }
+    smallest
 }
 
 /// Returns the name itself, or the closest wildcard that matches it.

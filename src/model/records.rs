@@ -12,6 +12,8 @@ use crate::model::hostname::{Hostname, host_name};
 pub const MAX_RECORDS: usize = 100;
 /// Maximum size of the data of a name and type in bytes: the RRset fits into an answer over TCP.
 pub const MAX_BYTES: usize = 16 << 10;
+/// What the allocations of a record take beside its data, in bytes, roughly.
+const ALLOCATIONS: usize = 64;
 /// Maximum size of a string of a TXT record in bytes (RFC 1035 section 3.3.14).
 const MAX_STRING: usize = 255;
 /// Maximum length of the text of a record: each byte of a string takes four characters at most, as in `\255`.
@@ -66,6 +68,13 @@ impl Records {
     #[must_use]
     pub fn sets(&self) -> &[RecordSet] {
         &self.0
+    }
+
+    /// Returns what the records take in bytes, roughly.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        let data = self.0.iter().flat_map(|set| &set.data);
+        data.map(|data| size_of::<RecordData>() + ALLOCATIONS + data.size()).sum()
     }
 
     /// Adds a record, unless it is there. Returns whether it counts: there may be too many, or too large ones.

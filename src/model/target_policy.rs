@@ -58,9 +58,9 @@ pub enum Denied {
     /// A DNS name of the object itself.
     #[error("it is a DNS name of this object itself, so DNS would lead in a circle")]
     OwnName,
-    /// A name in a zone of links that no Service owns, outside the namespace's domain.
+    /// A name in a zone of links that no object owns, outside the namespace's domain.
     #[error(
-        "it lies in lb-linker's own zone, belongs to no Service, and isn't below {0}, the domain of its namespace"
+        "it lies in lb-linker's own zone, belongs to no object, and isn't below {0}, the domain of its namespace"
     )]
     NoOwner(String),
     /// Not in `--target-domains`.

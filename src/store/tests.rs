@@ -906,10 +906,10 @@ fn target_in_our_zone_needs_its_links_permission() {
         // No link has the name: only a Service in its namespace can ever have it.
         ("later.default.lb.internal", ""),
         ("a.later.Default.LB.internal", ""),
-        ("later.other.lb.internal", "belongs to no Service, and isn't below default.lb.internal"),
-        ("later-default.lb.internal", "belongs to no Service"),
-        ("default.lb.internal", "belongs to no Service"),
-        ("lb.internal", "belongs to no Service"),
+        ("later.other.lb.internal", "belongs to no object, and isn't below default.lb.internal"),
+        ("later-default.lb.internal", "belongs to no object"),
+        ("default.lb.internal", "belongs to no object"),
+        ("lb.internal", "belongs to no object"),
     ] {
         let host = Name::from_ascii(format!("{name}.")).unwrap();
         let checked = policy.check_host("default", &host, |host| store.link_of_host(host));

@@ -1,6 +1,7 @@
 //! Names from routes at Gateways, with the CRDs of Gateway API and statuses that are patched as a controller would.
 
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use kube::Api;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
@@ -14,7 +15,7 @@ use crate::harness::dns::{answers, short};
 use crate::harness::linker::{Linker, run_to_end};
 use crate::harness::programs::gateway_api_crds;
 use crate::harness::{LINKER, apply_deploy, cluster_with_target, deploy, grant, permission};
-use crate::name_sources::{COREFILE, event};
+use crate::name_sources::{COREFILE, Ingresses, event};
 
 const ABSENT: &str = "Non-Existent Domain";
 const GROUP: &str = "gateway.networking.k8s.io";
@@ -279,6 +280,44 @@ async fn crds_may_come_later_and_go() {
     answers(linker.dns, "next.default.lb.internal. A", "192.0.2.1").await;
     objects.patch("HTTPRoute", "web", json!({"spec": {"hostnames": ["other.default.lb.internal"]}})).await;
     answers(linker.dns, "other.default.lb.internal. A", "192.0.2.1").await;
+}
+
+/// With the objects their CRDs and lb-linker's ServiceAccount are gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_end_with_a_second_list_of_an_emptied_etcd() {
+    let plane = ControlPlane::start(Options::default());
+    plane.back_up();
+    apply_crds(&plane, V1_6, &["gateways", "listenersets", "httproutes", "grpcroutes", "tlsroutes"]);
+    let cluster = plane.cluster().await;
+    let objects = Objects { cluster: &cluster, namespace: "default", tls: "v1" };
+    objects.gateway("gw", json!([http("web", None)]), "192.0.2.1").await;
+    let names = ["ingress", "route"].map(|name| format!("{name}.default.lb.internal. A"));
+    objects.route("HTTPRoute", "web", &["route.default.lb.internal"], &json!({"name": "gw"}), "True").await;
+    Ingresses::of(&cluster, "default").create("web", &["ingress.default.lb.internal"], "192.0.2.1").await;
+    let kubeconfig = plane.admin_kubeconfig();
+    let args = ["--upstream", "none", "--sources", "service,ingress,gateway", "--kubeconfig"];
+    let linker = Linker::start([&args[..], &[kubeconfig.to_str().unwrap()]].concat());
+    for name in &names {
+        answers(linker.dns, name, "192.0.2.1").await;
+    }
+
+    plane.restore();
+    linker.line("the list of Ingresses in all namespaces lacks suspiciously many").await;
+    let doubted = Instant::now();
+    while doubted.elapsed() < Duration::from_secs(20) {
+        for name in &names {
+            assert_eq!(short(linker.dns, name).await, "192.0.2.1");
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    // What is added counts at once.
+    let cluster = plane.cluster().await;
+    Ingresses::of(&cluster, "default").create("new", &["new.default.lb.internal"], "192.0.2.2").await;
+    answers(linker.dns, "new.default.lb.internal. A", "192.0.2.2").await;
+    for name in &names {
+        answers(linker.dns, name, ABSENT).await;
+    }
+    assert_eq!(short(linker.dns, "new.default.lb.internal. A").await, "192.0.2.2");
 }
 
 #[tokio::test]

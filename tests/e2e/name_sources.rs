@@ -19,15 +19,15 @@ use crate::harness::{LINKER, apply_deploy, cluster_with_target, deploy, eventual
 const ABSENT: &str = "Non-Existent Domain";
 
 /// The Ingresses of a namespace.
-struct Ingresses(Api<Ingress>);
+pub(crate) struct Ingresses(Api<Ingress>);
 
 impl Ingresses {
-    fn of(cluster: &Cluster, namespace: &str) -> Self {
+    pub(crate) fn of(cluster: &Cluster, namespace: &str) -> Self {
         Self(Api::namespaced(cluster.client.clone(), namespace))
     }
 
     /// Creates an Ingress with these hosts and addresses.
-    async fn create(&self, name: &str, hosts: &[&str], ip: &str) {
+    pub(crate) async fn create(&self, name: &str, hosts: &[&str], ip: &str) {
         let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
         let http = json!({"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]});
         let rules: Vec<Value> = hosts.iter().map(|host| json!({"host": host, "http": http})).collect();

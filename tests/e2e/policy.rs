@@ -156,7 +156,7 @@ async fn target_in_another_namespace_is_followed_once_allowed() {
     answers(linker.dns, &question, "before.example.com.").await;
     // The target names a load balancer that doesn't exist yet.
     cluster.set_ingress(&guest, "door", &[Ingress::Hostname(&name)]).await;
-    linker.line("belongs to no Service").await;
+    linker.line("belongs to no object").await;
     cluster.create_load_balancer(&host, "web").await;
     cluster.set_ingress(&host, "web", &[Ingress::Ip("192.0.2.7")]).await;
     linker.line(&format!("belongs to Service {host}/web")).await;

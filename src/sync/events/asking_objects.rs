@@ -22,6 +22,8 @@ pub struct AskingObjects(Arc<RwLock<State>>);
 struct State {
     sources: BTreeMap<Source, Arc<Asking>>,
     texts: BTreeMap<RegardingKind, ObjectTexts>,
+    /// The number of changes of the objects that ask for names.
+    changes: u64,
 }
 
 impl AskingObjects {
@@ -31,10 +33,16 @@ impl AskingObjects {
         self.0.write().texts.entry(kind).or_default().clone()
     }
 
-    /// Returns a number that grows with each change of these texts.
+    /// Records that other objects ask for names than before, or that their order has changed.
+    pub fn note_change(&self) {
+        self.0.write().changes += 1;
+    }
+
+    /// Returns a number that grows with each change of these objects and texts.
     #[must_use]
     pub fn version(&self) -> u64 {
-        self.0.read().texts.values().map(ObjectTexts::version).fold(0, u64::wrapping_add)
+        let state = self.0.read();
+        state.texts.values().map(ObjectTexts::version).fold(state.changes, u64::wrapping_add)
     }
 
     /// Sets how the objects of a source are found.

@@ -116,13 +116,14 @@ impl DnsEndpoints {
         if !decision.is_dependent || state.is_listed() || is_checked_again {
             state.report(&id, uid(&object.metadata), &decision.unusable);
         }
-        let changed = changed(&before, &decision.claims);
-        if !changed.is_empty() {
-            state.log_names(&id, &format!("new or changed DNS names: {}", examples(changed)));
-        }
         let now =
             Observation::new(created(&object.metadata), Uid::from(uid(&object.metadata)), decision.claims);
         state.set_names(&id, now);
+        let now = state.claims(&id);
+        let changed = changed(&before, &now);
+        if !changed.is_empty() {
+            state.log_names(&id, &format!("new or changed DNS names: {}", examples(changed)));
+        }
         self.forget_dependent(&id.key);
         let bytes = object.size();
         let has_room = || {

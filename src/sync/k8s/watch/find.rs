@@ -21,7 +21,7 @@ pub async fn list_pages<K>(
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
-    let request = Request::new(K::url_path(&(), query.namespace.as_deref()));
+    let request = Request::new(query.path::<K>());
     let (mut size, mut token) = (PageSize::default(), None);
     loop {
         let limit = size.objects();

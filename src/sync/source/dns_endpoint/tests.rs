@@ -392,12 +392,17 @@ struct World {
 
 impl World {
     fn listed() -> Self {
+        let mut world = Self::new();
+        world.names.end_lists();
+        world
+    }
+
+    fn new() -> Self {
         let Rules { policy, store, .. } = rules();
         store.set_known(Input::Services);
         let reporter = test_support::link_reporter();
         let mut names = Names::new(DnsEndpoints::default(), Arc::clone(&store), Arc::default(), reporter);
         names.set_rules(store.zones(), policy);
-        names.end_lists();
         Self { store, names }
     }
 
@@ -463,6 +468,25 @@ fn cname_to_a_name_of_another_namespace_is_checked_again() {
     assert!(world.link().is_some());
     assert!(world.apply("one", "01", &json!([])).is_none());
     assert!(!world.names.source.has_dependent() && world.names.source.dependent_bytes == 0);
+}
+
+#[test]
+fn names_that_lead_on_to_each_other_are_known_after_the_lists() {
+    let mut world = World::new();
+    // The namespace `free` may have any name, and these don't lie below a namespace's domain.
+    let hosts = ["w", "x", "y", "z"].map(|host| format!("{host}.lb.internal"));
+    for (number, pair) in hosts.windows(2).enumerate() {
+        let mut object = object("free", &json!([entry(&pair[0], "CNAME", &[&pair[1]])]));
+        object.metadata.name = Some(number.to_string());
+        world.names.take(object);
+    }
+    world.names.take(object("free", &json!([entry(&hosts[3], "A", &["192.0.2.1"])])));
+    world.names.end_lists();
+    let shown = hosts.map(|host| {
+        let link = world.store.link_of_host(&Name::from_ascii(format!("{host}.")).unwrap());
+        link.map(|link| shown(&link)).unwrap_or_default()
+    });
+    assert_eq!(shown, ["- x.lb.internal", "- y.lb.internal", "- z.lb.internal", "- 192.0.2.1"]);
 }
 
 #[test]

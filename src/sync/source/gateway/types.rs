@@ -137,6 +137,12 @@ impl ListenerSet {
     pub fn is_accepted(&self) -> bool {
         is_accepted(&self.status.conditions) == Some(true)
     }
+
+    /// Returns the hostnames that the ListenerSet names as its target, without the trailing dot.
+    #[must_use]
+    pub fn target_hosts(&self, prefixes: &[String]) -> Vec<String> {
+        TargetEntries::of(&self.metadata, prefixes, &[]).hosts().map(|host| to_presentation(&host)).collect()
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

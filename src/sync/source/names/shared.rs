@@ -3,13 +3,14 @@
 //! The objects of a namespace share a name: their addresses are united, and a hostname goes before addresses. The store
 //! has one owner for each name and namespace, as old as the oldest of these objects.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use indexmap::IndexSet;
 use smallvec::SmallVec;
 
+use super::bound::Bounds;
 use crate::model::link::{Annotations, Link, LinkState, Target};
 use crate::model::records::{Records, smallest};
 use crate::model::service_key::ServiceKey;
@@ -18,6 +19,8 @@ use crate::sync::events::RegardingKind;
 
 /// Maximum number of objects, and of their addresses, that count for a name in a namespace.
 pub const MAX_SHARED: usize = 100;
+/// What a name takes here and in the store, beside its text and records, in bytes, roughly.
+const NAME_SIZE: usize = 1024;
 
 /// An object of a source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,6 +37,8 @@ pub struct Observation {
     pub uid: Uid,
     /// The names, in order: see [`Observation::new`].
     claims: Box<[Claim]>,
+    /// What the names and their records take, in bytes, roughly.
+    size: usize,
 }
 
 /// A name that an object asks for.
@@ -50,7 +55,8 @@ impl Observation {
     pub fn new(created: i64, uid: Uid, mut claims: Vec<Claim>) -> Self {
         // The order of equal names, with several targets, stays.
         claims.sort_by(|one, other| one.name.cmp(&other.name));
-        Self { created, uid, claims: claims.into() }
+        let size = claims.iter().map(Claim::size).sum();
+        Self { created, uid, claims: claims.into(), size }
     }
 
     /// Returns the claims, sorted by name.
@@ -71,14 +77,38 @@ impl Observation {
     }
 }
 
+impl Claim {
+    /// Records are an object's own; a target without records is shared by all names of its object.
+    fn size(&self) -> usize {
+        let Link { target, records, .. } = &*self.target;
+        let addresses = match target {
+            Some(Target::Addresses(addresses)) if records.is_some() => size_of_val(&addresses[..]),
+            _ => 0,
+        };
+        NAME_SIZE + self.name.name().len() + addresses + records.as_ref().map_or(0, |records| records.size())
+    }
+}
+
 /// The objects of a source.
 #[derive(Debug, Default)]
 pub struct SharedNames {
     objects: HashMap<ObjectId, Observation>,
+    bounds: Bounds,
+    /// The objects that don't count, because their namespace has too many: what they ask for isn't kept.
+    excess: HashSet<ObjectId>,
     /// The names, each with the objects that ask for it, the oldest first.
     asking: BTreeSet<(ServiceKey, i64, ObjectId)>,
     /// What is behind the names for which no single object decides.
     united: HashMap<ServiceKey, Arc<Link>>,
+}
+
+/// What follows from a change of an object.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// The names that are concerned.
+    pub names: Vec<ServiceKey>,
+    /// The objects that don't count any more, because their namespace has too many.
+    pub excess: Vec<(ObjectId, Uid)>,
 }
 
 /// What is behind a name.
@@ -98,7 +128,7 @@ impl SharedNames {
     }
 
     pub fn objects(&self) -> impl Iterator<Item = &ObjectId> {
-        self.objects.keys()
+        self.objects.keys().chain(&self.excess)
     }
 
     pub fn names(&self) -> impl Iterator<Item = &ServiceKey> {
@@ -111,13 +141,51 @@ impl SharedNames {
         asking(&self.asking, name)
     }
 
-    /// Replaces what was observed of an object; `None` if it is gone. Returns the names that are concerned.
-    pub fn set(&mut self, id: &ObjectId, now: Option<Observation>) -> Vec<ServiceKey> {
+    /// Replaces what was observed of an object; `None` if it is gone.
+    pub fn set(&mut self, id: &ObjectId, now: Option<Observation>) -> Change {
         let before = self.objects.remove(id).unwrap_or_default();
-        let now = now.unwrap_or_default();
+        let mut now = now.unwrap_or_default();
+        let sized =
+            |object: &Observation| (!object.claims.is_empty()).then_some((object.created, object.size));
+        let others = || {
+            let all = self.objects.iter().filter(|(other, _)| other.key.namespace() == id.key.namespace());
+            all.map(|(other, object)| ((object.created, other.clone()), object.size)).collect()
+        };
+        let evicted = self.bounds.set(id, sized(&before), sized(&now), others);
+        let mut change = Change::default();
+        for other in evicted.iter().filter(|other| *other != id) {
+            let ended = self.objects.remove(other).unwrap_or_default();
+            change.names.extend(self.replace_claims(other, &ended, &Observation::default()));
+            change.excess.push((other.clone(), ended.uid));
+        }
+        if evicted.contains(id) {
+            let uid = std::mem::take(&mut now).uid;
+            if self.excess.insert(id.clone()) {
+                change.excess.push((id.clone(), uid));
+            }
+        } else {
+            self.excess.remove(id);
+        }
+        self.excess.extend(evicted);
+        change.names.extend(self.replace_claims(id, &before, &now));
+        if !now.claims.is_empty() {
+            self.objects.insert(id.clone(), now);
+        }
+        change.names.sort_unstable();
+        change.names.dedup();
+        change
+    }
+
+    /// Returns whether there is room for objects that didn't count, once for each time: they have to be listed.
+    pub fn take_room(&mut self) -> bool {
+        std::mem::take(&mut self.bounds.has_room)
+    }
+
+    /// Replaces the claims of an object. Returns the names that are concerned.
+    fn replace_claims(&mut self, id: &ObjectId, before: &Observation, now: &Observation) -> Vec<ServiceKey> {
         let has_same_age = before.created == now.created;
         let mut concerned: Vec<ServiceKey> = Vec::new();
-        for (one, other, is_new) in [(&before, &now, false), (&now, &before, true)] {
+        for (one, other, is_new) in [(before, now, false), (now, before, true)] {
             for name in one.names() {
                 let is_in_both = has_same_age && other.targets(name).next().is_some();
                 let entry = || (name.clone(), one.created, id.clone());
@@ -132,11 +200,6 @@ impl SharedNames {
                 }
             }
         }
-        if !now.claims.is_empty() {
-            self.objects.insert(id.clone(), now);
-        }
-        concerned.sort_unstable();
-        concerned.dedup();
         concerned
     }
 
@@ -178,7 +241,7 @@ impl SharedNames {
 
     /// Returns what is behind a name; `None` if no object asks for it.
     pub fn behind(&mut self, name: &ServiceKey) -> Option<Behind> {
-        let Self { objects, asking: all, united: known } = self;
+        let Self { objects, asking: all, united: known, .. } = self;
         let mut ids = asking(all, name);
         let mut asked: SmallVec<[(&ObjectId, &Observation); 1]> =
             ids.by_ref().take(MAX_SHARED).filter_map(|id| Some((id, objects.get(id)?))).collect();
@@ -367,8 +430,8 @@ mod tests {
         names.set(&id("c"), observed("c", 1, &["x", "y"], ""));
         assert_eq!(shown(&mut names, "x"), "1 192.0.2.2,192.0.2.1,192.0.2.3 Some(1)");
         assert_eq!(shown(&mut names, "y"), "1 pending Some(1)");
-        assert_eq!(names.set(&id("c"), observed("c", 1, &["x", "y"], "")), [name("x"), name("y")]);
-        assert_eq!(names.set(&id("c"), None), [name("x"), name("y")]);
+        assert_eq!(names.set(&id("c"), observed("c", 1, &["x", "y"], "")).names, [name("x"), name("y")]);
+        assert_eq!(names.set(&id("c"), None).names, [name("x"), name("y")]);
         assert_eq!(shown(&mut names, "y"), "nothing");
         assert_eq!(names.asking(&name("x")).collect::<Vec<_>>(), [&id("b"), &id("a")]);
         assert_eq!(names.names().collect::<Vec<_>>(), [&name("x")]);
@@ -413,7 +476,7 @@ mod tests {
         let mut set = |created, hosts: &[&str], link: &Arc<Link>| {
             let claim = |host: &&str| Claim { name: name(host), target: Arc::clone(link) };
             let now = Observation::new(created, Uid::default(), hosts.iter().map(claim).collect());
-            names.set(&id("a"), Some(now))
+            names.set(&id("a"), Some(now)).names
         };
         assert_eq!(set(1, &["x", "y"], &target), [name("x"), name("y")]);
         assert_eq!(set(1, &["x", "y"], &target), []);
@@ -452,7 +515,7 @@ mod tests {
                 }),
             });
         let concerned = names.set(&id("a"), Some(Observation::new(1, Uid::default(), claims.to_vec())));
-        assert_eq!(concerned, [name("x"), name("y")]);
+        assert_eq!(concerned.names, [name("x"), name("y")]);
         assert_eq!(shown(&mut names, "x"), "1 192.0.2.1,192.0.2.2 None");
         assert_eq!(shown(&mut names, "y"), "1 192.0.2.3 None");
     }

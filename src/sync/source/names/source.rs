@@ -124,13 +124,18 @@ pub struct Names<S> {
     ending: Option<Ending>,
 }
 
+/// How often targets are checked after the end of all lists: names of a source may lead on to each other. DNS doesn't
+/// follow a longer chain.
+const MAX_CHECKS: usize = 8;
+
 /// What is still to be done after the end of all lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
-    /// The names of all objects have to be published.
-    Publish,
-    /// Targets may be names that were published just now: they have to be checked, and published again.
-    Check,
+    /// What waits has to be published. Targets may be among these names: they have to be checked, this many times at
+    /// most.
+    Publish(usize),
+    /// The names are as they stay.
+    Last,
 }
 
 impl<S: NameSource> Names<S> {
@@ -177,7 +182,7 @@ impl<S: NameSource> Names<S> {
     pub fn complete(&mut self) {
         self.state.complete();
         self.source.end_lists(&mut self.state);
-        self.ending = Some(Ending::Publish);
+        self.ending = Some(Ending::Publish(MAX_CHECKS));
     }
 
     /// Takes the end of the lists of all objects, and publishes their names.
@@ -202,12 +207,17 @@ impl<S: NameSource> Names<S> {
             self.source.work(&mut self.state);
         } else {
             self.ending = match self.ending {
-                Some(Ending::Publish) => {
-                    self.state.forget_others();
+                Some(Ending::Publish(checks @ 1..)) => {
                     self.recheck();
-                    Some(Ending::Check)
+                    let is_same = !self.state.has_unpublished() && !self.source.has_work();
+                    Some(Ending::Publish(if is_same { 0 } else { checks - 1 }))
                 }
-                Some(Ending::Check) => {
+                Some(Ending::Publish(0)) => {
+                    self.state.publish_refused();
+                    self.state.forget_others();
+                    Some(Ending::Last)
+                }
+                Some(Ending::Last) => {
                     self.state.set_listed();
                     None
                 }

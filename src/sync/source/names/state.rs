@@ -9,8 +9,9 @@ use parking_lot::RwLock;
 use tokio::time::Instant;
 use tracing::info;
 
+use super::bound::MAX_BYTES;
 use super::object::Rules;
-use super::shared::{Behind, Claim, MAX_SHARED, ObjectId, Observation, SharedNames};
+use super::shared::{Behind, Change, Claim, MAX_SHARED, ObjectId, Observation, SharedNames};
 use crate::model::excerpt::examples;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, LinkChange, LinkState};
@@ -27,6 +28,8 @@ use crate::sync::source::selection::Selection;
 const RECHECK_AFTER: Duration = Duration::from_millis(500);
 /// The same while sources are listed: names count as complete soon, and so have to be these.
 const RECHECK_AT_START: Duration = Duration::from_millis(20);
+/// How long objects that have room again wait until they are listed.
+const LIST_AFTER: Duration = Duration::from_secs(300);
 /// The number of names that are published at once.
 const CHUNK: usize = 256;
 
@@ -49,8 +52,13 @@ pub struct NameState {
     held: BTreeSet<ServiceKey>,
     /// The names that wait for their turn to be published.
     unpublished: BTreeSet<ServiceKey>,
+    /// The names whose target is denied, until all names are known: it may be one of them. DNS would answer that they
+    /// have no addresses.
+    refused: Option<BTreeSet<ServiceKey>>,
     /// When objects whose targets depend on other objects are to be checked again.
     pub recheck_at: Option<Instant>,
+    /// When all objects are to be listed again, because there is room for some that didn't count.
+    pub list_at: Option<Instant>,
     /// By name that another owner has: the objects that were told.
     lost: HashMap<ServiceKey, BTreeSet<ObjectId>>,
     /// The names for which not all objects count.
@@ -91,7 +99,9 @@ impl NameState {
             version: None,
             held: BTreeSet::new(),
             unpublished: BTreeSet::new(),
+            refused: Some(BTreeSet::new()),
             recheck_at: None,
+            list_at: None,
             lost: HashMap::new(),
             cut: HashSet::new(),
             is_listed: false,
@@ -188,7 +198,32 @@ impl NameState {
 
     /// Replaces the names that an object asks for. They are published in parts, by the work of the source.
     pub fn set_names(&mut self, id: &ObjectId, now: Observation) {
-        self.changed.extend(self.names.write().set(id, Some(now)));
+        self.set(id, Some(now));
+    }
+
+    /// Replaces what an object asks for. Returns the names that are concerned.
+    fn set(&mut self, id: &ObjectId, now: Option<Observation>) -> Vec<ServiceKey> {
+        let mut names = self.names.write();
+        let Change { names: concerned, excess } = names.set(id, now);
+        if names.take_room() && self.list_at.is_none() {
+            self.list_at = Some(Instant::now() + LIST_AFTER);
+        }
+        drop(names);
+        for (id, uid) in excess {
+            let note = format!(
+                "it gets no DNS names: of the {} of its namespace the oldest count, up to {} MiB of names and records",
+                self.many,
+                MAX_BYTES >> 20
+            );
+            let (kind, key) = (id.kind.api().1, &id.key);
+            self.link_reporter.log.about(kind).warn(key, format_args!("{kind} {key}: {note}"));
+            if self.is_listed {
+                let regarding = regarding(&id, &uid.to_string());
+                self.link_reporter.recorder.record(regarding, Reason::HostnameRefused, &note);
+            }
+        }
+        self.changed.extend(concerned.iter().cloned());
+        concerned
     }
 
     /// Gives the names of an object the present version of a target that they have already.
@@ -222,9 +257,8 @@ impl NameState {
     pub fn remove(&mut self, id: &ObjectId) {
         self.errors(id.kind).set(&id.key, None);
         self.end_target(id, "gone");
-        let ended = self.names.write().set(id, None);
-        self.ended.extend(ended.iter().cloned());
-        self.changed.extend(ended);
+        let ended = self.set(id, None);
+        self.ended.extend(ended);
     }
 
     /// Returns whether names wait to be published.
@@ -265,12 +299,20 @@ impl NameState {
         for name in &now {
             let behind = self.names.write().behind(name);
             self.report_cut(name, behind.as_ref().and_then(|behind| behind.cut.clone()));
+            if let Some(refused) = &mut self.refused
+                && behind.as_ref().is_some_and(|Behind { link, .. }| link.refused && !link.has_data())
+            {
+                refused.insert(name.clone());
+                continue;
+            }
             let observed = behind.map(|Behind { created, link, .. }| {
                 (Claims { created, names: [name.name().into()].into() }, link)
             });
             all.push((self.owner_of(name), observed));
         }
         self.rules.store.observe_all(all, version);
+        // Which objects share a name is no change of the store.
+        self.link_reporter.findings.asking.note_change();
         self.check_lost(now);
     }
 
@@ -305,6 +347,11 @@ impl NameState {
     pub(super) fn complete(&mut self) {
         self.is_complete = true;
         self.changed.extend(self.names.read().names().cloned());
+    }
+
+    /// Lets names be published whose target is denied: all names are known.
+    pub(super) fn publish_refused(&mut self) {
+        self.changed.extend(self.refused.take().into_iter().flatten());
     }
 
     /// Removes all names of the source but those of its objects, which are known now and published.

@@ -104,7 +104,6 @@ impl NameWatcher {
                 events.push(self.begin::<S>(number, scope));
             }
             loop {
-                let confirm_at = watches.scopes.iter().filter_map(|scope| scope.list.confirm_at).min();
                 let is_waiting = watches.scopes.iter().any(|scope| scope.is_waiting);
                 tokio::select! {
                     Ok(()) = zones.changed() => {
@@ -124,12 +123,9 @@ impl NameWatcher {
                         }
                     }
                     () = self.store.known(Input::Services), if is_waiting => watches.end_waiting(),
-                    () = sleep_until_opt(confirm_at) => {
-                        for (number, scope) in watches.scopes.iter_mut().enumerate() {
-                            if scope.list.confirm_at.take_if(|at| *at <= Instant::now()).is_some() {
-                                scope.version.index = 0;
-                                events.push(self.begin::<S>(number, scope));
-                            }
+                    () = sleep_until_opt(watches.list_at()) => {
+                        for number in watches.take_due() {
+                            events.push(self.begin::<S>(number, &mut watches.scopes[number]));
                         }
                     }
                     () = sleep_until_opt(watches.names.state.recheck_at) => watches.names.recheck(),
@@ -314,6 +310,26 @@ fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool) -> Option<St
 }
 
 impl<S: NameSource> Watches<S> {
+    /// Returns when objects are to be listed again.
+    fn list_at(&self) -> Option<Instant> {
+        let confirm_at = self.scopes.iter().filter_map(|scope| scope.list.confirm_at);
+        confirm_at.chain(self.names.state.list_at).min()
+    }
+
+    /// Takes the scopes whose objects are to be listed again now.
+    fn take_due(&mut self) -> Vec<usize> {
+        let is_due = |at: &mut Instant| *at <= Instant::now();
+        let all = self.names.state.list_at.take_if(is_due).is_some();
+        let mut due = Vec::new();
+        for (number, scope) in self.scopes.iter_mut().enumerate() {
+            if scope.list.confirm_at.take_if(is_due).is_some() || all {
+                scope.version.index = 0;
+                due.push(number);
+            }
+        }
+        due
+    }
+
     /// Ends the lists that have waited.
     fn end_waiting(&mut self) {
         for number in 0..self.scopes.len() {
@@ -363,3 +379,6 @@ impl<S: NameSource> Watches<S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,10 +3,13 @@ use prometheus::IntCounter;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
+use super::super::shared::{Claim, Observation};
 use super::*;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::link::{LinkChange, Target};
+use crate::model::link::{Link, LinkChange, Target};
+use crate::model::records::{RecordData, RecordKind, Records};
 use crate::model::target_policy::TargetPolicy;
+use crate::model::uid::Uid;
 use crate::store::OnGone;
 use crate::sync::election::Leadership;
 use crate::sync::events::Recorder;
@@ -150,6 +153,22 @@ fn objects_of_one_namespace_share_a_name() {
     assert_eq!(world.events(), [""; 0]);
 }
 
+/// A client of the status API asks with the version whether there is something new.
+#[test]
+fn object_that_joins_a_name_with_the_same_target_is_a_new_version() {
+    let mut world = World::listed();
+    world.apply("a/one", 1, &["x"], &ip(1));
+    let version = |world: &World| world.link_reporter.findings.version();
+    let before = version(&world);
+    world.apply("a/one", 1, &["x"], &ip(1));
+    assert_eq!(version(&world), before, "nothing has changed");
+    world.apply("a/two", 2, &["x"], &ip(1));
+    let joined = version(&world);
+    assert_ne!(joined, before);
+    world.remove("a/two");
+    assert_ne!(version(&world), joined);
+}
+
 #[test]
 fn oldest_object_has_a_name_between_namespaces() {
     let mut world = World::listed();
@@ -233,6 +252,32 @@ fn names_stay_in_the_namespace_of_an_undecodable_object() {
     assert_eq!(world.answer("x"), "nothing");
 }
 
+/// A client that asks meanwhile gets the answer, or SERVFAIL.
+#[test]
+fn names_that_lead_on_to_each_other_are_published_with_their_targets() {
+    let mut world = World::new();
+    let chain = ["x", "y", "z", "host"];
+    for (number, pair) in chain.windows(2).enumerate() {
+        let status = json!([{"hostname": format!("{}.lb.internal", pair[1])}]);
+        world.apply(&format!("a/{number}"), 1, &[pair[0]], &status);
+    }
+    world.apply("a/host", 2, &["host"], &ip(2));
+    world.apply("a/denied", 3, &["denied"], &json!([{"ip": "127.0.0.1"}]));
+    world.names.complete();
+    while world.names.has_work() {
+        world.names.work();
+        for name in chain {
+            assert_ne!(world.answer(name), "pending", "{name}");
+        }
+    }
+    assert_eq!(
+        chain.map(|name| world.answer(name)),
+        ["y.lb.internal", "z.lb.internal", "host.lb.internal", "192.0.2.2"]
+    );
+    assert_eq!(world.answer("denied"), "pending");
+    assert!(world.store.unlisted_source(&zone()).is_none());
+}
+
 #[test]
 fn names_that_an_earlier_run_left_are_removed() {
     let mut world = World::listed();
@@ -260,4 +305,40 @@ fn target_in_a_zone_of_links_is_checked_again() {
     world.names.state.publish();
     let events = world.events();
     assert!(events.iter().any(|event| event.contains("allow-from")), "{events:?}");
+}
+
+#[test]
+fn oldest_objects_of_a_namespace_have_names() {
+    let mut world = World::listed();
+    let data = RecordData::parse(RecordKind::Txt, &"x".repeat(16_000)).unwrap();
+    let mut records = Records::default();
+    assert!(records.add(RecordKind::Txt, None, data));
+    let records = Some(Arc::new(records));
+    // More than a half of what may count.
+    let large = |object: &str, created| {
+        let link =
+            Arc::new(Link { records: records.clone(), ..Link::new(ServiceKey::new("a", "x"), object) });
+        let claim = |number: u32| Claim {
+            name: ServiceKey::new("a", &format!("{object}{number}.lb.internal")),
+            target: Arc::clone(&link),
+        };
+        Observation::new(created, Uid::from(object), (0..1_500).map(claim).collect())
+    };
+    let set = |world: &mut World, object: &str, created| {
+        world.names.state.set_names(&id("a", object), large(object, created));
+        world.names.state.publish();
+        world.settle();
+        [world.answer("old0"), world.answer("new0")]
+    };
+    assert_eq!(set(&mut world, "new", 2), ["nothing", "pending"]);
+    assert_eq!(set(&mut world, "old", 1), ["pending", "nothing"]);
+    let refused = "HostnameRefused: it gets no DNS names: of the Ingresses of its namespace the oldest count, up to 32 \
+                   MiB of names and records";
+    assert_eq!(world.events(), [refused]);
+    set(&mut world, "new", 2);
+    assert_eq!((world.events(), world.names.state.list_at), (Vec::new(), None), "nothing is new");
+    assert!(world.names.state.objects().contains(&id("a", "new").key), "its end has to be noticed");
+    world.remove("a/old");
+    assert!(world.names.state.list_at.is_some());
+    assert_eq!(set(&mut world, "new", 2), ["nothing", "pending"]);
 }
