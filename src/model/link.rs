@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -299,9 +299,13 @@ pub struct Link {
     pub overridden: Option<Box<OverriddenLink>>,
 }
 
-/// Whether a link is outdated. A clone of an outdated link isn't outdated.
+/// Whether a link is outdated, and the version of it that all its names lead to, if they do. A clone of an outdated link
+/// isn't outdated.
 #[derive(Debug, Default)]
-pub(crate) struct OutdatedFlag(AtomicBool);
+pub(crate) struct OutdatedFlag {
+    is_set: AtomicBool,
+    next: OnceLock<Arc<Link>>,
+}
 
 impl Clone for OutdatedFlag {
     fn clone(&self) -> Self {
@@ -363,11 +367,33 @@ impl Link {
     /// outdated during a look-up; the next look-up then finds the newer version.
     #[must_use]
     pub fn is_outdated(&self) -> bool {
-        self.outdated.0.load(Ordering::Acquire)
+        self.outdated.is_set.load(Ordering::Acquire)
     }
 
     pub(crate) fn set_outdated(&self) {
-        self.outdated.0.store(true, Ordering::Release);
+        self.outdated.is_set.store(true, Ordering::Release);
+    }
+
+    /// Lets all names of this link lead to a newer version. Returns `false`, and does nothing, if they lead to one already,
+    /// or if the newer version has itself been replaced: versions never lead in a circle.
+    pub(crate) fn set_next(&self, next: &Arc<Self>) -> bool {
+        let is_set = next.outdated.next.get().is_none()
+            && !std::ptr::eq(self, &raw const **next)
+            && self.outdated.next.set(Arc::clone(next)).is_ok();
+        if is_set {
+            self.set_outdated();
+        }
+        is_set
+    }
+
+    /// Returns the version that the names of a link lead to.
+    #[must_use]
+    pub(crate) fn newest(link: &Arc<Self>) -> Arc<Self> {
+        let mut newest = link;
+        while let Some(next) = newest.outdated.next.get() {
+            newest = next;
+        }
+        Arc::clone(newest)
     }
 
     /// Returns whether load balancers of a namespace may have a name of this link as their target: always in its own

@@ -204,7 +204,7 @@ impl NameTree {
         let (given, name) = (name, reversed(name));
         // The map stays locked during the change, so that no reader sees the new link and then the old one again.
         let mut names = self.names.write();
-        let before = names.get(&name).cloned();
+        let before = names.get(&name).map(Link::newest);
         let is_replaced = match (&before, &link) {
             (Some(before), Some(link)) => !Arc::ptr_eq(before, link),
             (before, _) => before.is_some(),
@@ -257,7 +257,7 @@ impl NameTree {
     pub(super) fn find(&self, name: &[u8]) -> Lookup {
         let name = reversed(name);
         match self.names.read().range::<ReversedName, _>(&name..).next() {
-            Some((found, link)) if *found == name => Lookup::Link(Arc::clone(link)),
+            Some((found, link)) if *found == name => Lookup::Link(Link::newest(link)),
             Some((below, _)) if !name.is_empty() && below.starts_with(&name) => Lookup::EmptyNonTerminal,
             _ => Lookup::Nothing,
         }

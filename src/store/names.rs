@@ -120,6 +120,15 @@ impl Names {
         lost.map(|(name, _)| Arc::clone(name)).collect()
     }
 
+    /// Returns whether an owner asks for a custom hostname that another owner holds, or holds one that isn't free.
+    pub(super) fn loses(&self, owner: OwnerId, is_free: impl Fn(&str) -> bool) -> bool {
+        let requested = self.requests.get(&owner).into_iter().flat_map(|requested| &requested.names);
+        requested.into_iter().any(|(name, place)| match self.holder(name) {
+            Some(holder) if holder == owner => !is_free(name),
+            _ => place.is_some(),
+        })
+    }
+
     /// Returns the custom hostnames that an owner asks for and holds.
     pub(super) fn hostnames_of(&self, owner: OwnerId) -> Vec<Arc<str>> {
         let requested = self.requests.get(&owner).into_iter().flat_map(|requested| &requested.names);

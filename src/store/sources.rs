@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use super::listed::{Listed, has};
 use super::{Input, Lookup, Store};
+use crate::model::names;
 use crate::model::owner::{Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
 
@@ -116,16 +117,21 @@ impl Store {
     /// Returns the names that an owner asks for in the zones of its source, and that belong to other owners.
     #[must_use]
     pub fn lost_names(&self, owner: &Owner) -> Vec<Arc<str>> {
-        let names = self.write();
+        let all = self.write();
         let Some((id, Some(_))) = self.owners.find(owner) else { return Vec::new() };
-        let mut lost = names.lost_by(id);
-        lost.extend(
-            names
-                .hostnames_of(id)
-                .into_iter()
-                .filter(|name| crate::model::names::wire_of(name).is_some_and(|wire| !self.is_free(&wire))),
-        );
+        let mut lost = all.lost_by(id);
+        let is_taken = |name: &Arc<str>| names::wire_of(name).is_some_and(|wire| !self.is_free(&wire));
+        lost.extend(all.hostnames_of(id).into_iter().filter(is_taken));
         lost
+    }
+
+    /// Returns whether [`Self::lost_names`] has a name.
+    #[must_use]
+    pub fn has_lost_names(&self, owner: &Owner) -> bool {
+        let all = self.write();
+        let Some((id, Some(_))) = self.owners.find(owner) else { return false };
+        let is_free = |name: &str| names::wire_of(name).is_some_and(|wire| self.is_free(&wire));
+        all.loses(id, is_free)
     }
 
     /// Returns whether something is behind the names of an owner.

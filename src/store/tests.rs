@@ -585,6 +585,44 @@ fn owner_is_told_when_another_owner_takes_its_name() {
 }
 
 #[test]
+fn superseded_target_ends_at_all_its_names_at_once() {
+    let store = store_with_zone();
+    store.set_zones([zone_with(&[Source::INGRESSES])]);
+    let target = || Arc::new(Link::new(ServiceKey::new("a", "web"), ""));
+    let [first, second, third] = [target(), target(), target()];
+    let observe = |host: &str, target: &Arc<Link>| {
+        let claims = Claims { created: 1, names: [host.into()].into() };
+        store.observe(&ingress("a", host), &claims, target, None);
+    };
+    let hosts = ["x.a.lb.internal", "y.a.lb.internal"];
+    hosts.iter().for_each(|host| observe(host, &first));
+    let origin = crate::model::names::wire_of("lb.internal").unwrap();
+    let kept = |label: &str| {
+        let (found, names) =
+            store.find_to_keep(&crate::model::names::wire_of(label).unwrap(), &origin, false);
+        let Lookup::Link(link) = found else { panic!("{label}") };
+        (link, names.unwrap())
+    };
+    let is_current = |(link, names): &(Arc<Link>, NameDependency)| !link.is_outdated() && names.is_current();
+    let (before, serial) = (kept("x.a"), store.serial());
+    let mut feed = store.subscribe();
+    store.supersede(&first, &second);
+    assert!(!is_current(&before) && store.serial() > serial);
+    let (x, y) = (kept("x.a"), kept("y.a"));
+    assert!([&x, &y].iter().all(|kept| Arc::ptr_eq(&kept.0, &second) && is_current(kept)));
+    store.supersede(&second, &first);
+    assert!(is_current(&x), "versions don't lead in a circle");
+
+    assert!(feed.try_recv().is_err(), "the owners tell it");
+    observe(hosts[0], &second);
+    assert!(is_current(&x), "nothing has changed for DNS");
+    assert!(feed.try_recv().unwrap()[0].before.as_ref().is_some_and(|before| Arc::ptr_eq(before, &first)));
+    observe(hosts[1], &third);
+    assert!(!is_current(&y), "this name has left the target that others have");
+    assert!(is_current(&x) && Arc::ptr_eq(&kept("y.a").0, &third));
+}
+
+#[test]
 fn zone_waits_for_its_own_sources_as_they_are_configured() {
     let store = store_with_zone();
     let both = zone_with(&[Source::SERVICES, Source::INGRESSES]);

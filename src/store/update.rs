@@ -82,6 +82,15 @@ impl Store {
         }
     }
 
+    /// Lets all names with a target lead to a newer version of it at once, however many they are. Their owners are to be
+    /// observed with it after that, which tells subscribers.
+    pub fn supersede(&self, target: &Link, next: &Arc<Link>) {
+        let _writer = self.write();
+        if target.set_next(next) {
+            self.index.slots.set_changed();
+        }
+    }
+
     pub(super) fn observe_other(
         &self,
         names: &mut Names,
@@ -322,7 +331,9 @@ impl Store {
         if let Some(dotted) = dotted_name(&owner) {
             self.set_default_name(names, &dotted, Some(Arc::clone(link)));
         }
-        if let Some(label) = owner.key.label().filter(|_| names.has_label(id)) {
+        if owner.is_service()
+            && let Some(label) = owner.key.label().filter(|_| names.has_label(id))
+        {
             self.set_default_name(names, &label, Some(Arc::clone(link)));
         }
         // All owners that share a target are going to be observed with its newer version.
@@ -454,19 +465,20 @@ impl Store {
     /// Stores a link again if its custom hostnames have changed. Publishes those of another owner again.
     fn refresh_hostnames(&self, names: &mut Names, id: OwnerId) {
         let (owner, Some(target)) = self.owners.get(id) else { return };
-        let free = self.free_hostnames(names, id);
-        if !owner.is_service() {
-            for name in names.hostnames_of(id).iter() {
-                let published = free.contains(name).then(|| Arc::clone(&target));
-                let Some(wire) = names::wire_of(name) else { continue };
-                let is_published = published.is_some();
-                if self.index.custom_hostnames.set(&wire, published).is_some() != is_published {
-                    self.record_other_names(names, id);
-                }
+        if owner.is_service() {
+            if *target.hostnames != *self.free_hostnames(names, id) {
+                let again = Link::clone(&target);
+                self.upsert(names, Some(target), again);
             }
-        } else if *target.hostnames != *free {
-            let again = Link::clone(&target);
-            self.upsert(names, Some(target), again);
+            return;
+        }
+        // These owners have no default names.
+        for wire in names.hostnames_of(id).iter().filter_map(|name| names::wire_of(name)) {
+            let published = self.is_free(&wire).then(|| Arc::clone(&target));
+            let is_published = published.is_some();
+            if self.index.custom_hostnames.set(&wire, published).is_some() != is_published {
+                self.record_other_names(names, id);
+            }
         }
     }
 

@@ -484,10 +484,8 @@ impl ServiceWatcher {
     }
 
     fn on_changes(&self, changes: &[LinkChange], lost_internal: &mut LostInternalNames) {
-        for change in changes {
-            self.own_targets().on_link_change(change, &self.hostname_policy);
-            lost_internal.on_change(change, &self.store, &self.link_reporter);
-        }
+        self.own_targets().on_changes(changes, &self.hostname_policy);
+        changes.iter().for_each(|change| lost_internal.on_change(change, &self.store, &self.link_reporter));
     }
 
     /// Makes up for changes of the store that were missed.

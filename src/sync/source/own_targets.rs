@@ -147,12 +147,19 @@ impl InZoneTargets {
         }
     }
 
-    /// Processes the change of a link: the Services that depend on it have to be checked.
-    pub(crate) fn on_link_change(&mut self, change: &LinkChange, hostname_policy: &HostnamePolicy) {
+    /// Processes changes of the store: the Services that depend on them have to be checked.
+    pub(crate) fn on_changes(&mut self, changes: &[LinkChange], hostname_policy: &HostnamePolicy) {
         if self.services.is_empty() {
             return;
         }
-        let Some(key) = change.service() else { return self.recheck_all() };
+        if changes.iter().any(|change| change.service().is_none()) {
+            return self.recheck_all();
+        }
+        changes.iter().for_each(|change| self.on_link_change(change, hostname_policy));
+    }
+
+    fn on_link_change(&mut self, change: &LinkChange, hostname_policy: &HostnamePolicy) {
+        let Some(key) = change.service() else { return };
         let LinkChange { before, after, .. } = change;
         if self.services.contains_key(key) {
             self.due.insert(key.clone());

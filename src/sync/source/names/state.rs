@@ -189,10 +189,13 @@ impl NameState {
         }
     }
 
-    /// Replaces what is behind the names for which an object decides. The names of this and other objects follow by
-    /// [`Self::set_names`].
+    /// Replaces what is behind the names for which an object decides. Names that are known lead there at once; the names of
+    /// this and other objects follow by [`Self::set_names`].
     pub fn set_target(&mut self, id: &ObjectId, now: Arc<Link>) {
         let before = self.targets.insert(id.clone(), Arc::clone(&now));
+        if let Some(before) = before.as_ref().filter(|before| before.key == now.key) {
+            self.rules.store.supersede(before, &now);
+        }
         self.log(id, before.as_deref(), &now);
     }
 
@@ -449,7 +452,7 @@ impl NameState {
     fn check_lost(&mut self, names: impl IntoIterator<Item = ServiceKey>) {
         let mut news: BTreeMap<ObjectId, Vec<ServiceKey>> = BTreeMap::new();
         for name in names {
-            let is_lost = !self.rules.store.lost_names(&self.owner_of(&name)).is_empty();
+            let is_lost = self.rules.store.has_lost_names(&self.owner_of(&name));
             let names = self.names.read();
             let asking: BTreeSet<ObjectId> = match is_lost {
                 true => names.asking(&name).take(MAX_SHARED).cloned().collect(),
@@ -467,7 +470,7 @@ impl NameState {
         }
         for (id, names) in news {
             let hosts = examples(names.iter().map(ServiceKey::name));
-            let has = |name: &ServiceKey| self.rules.store.lost_names(&self.owner_of(name)).is_empty();
+            let has = |name: &ServiceKey| !self.rules.store.has_lost_names(&self.owner_of(name));
             let elsewhere = |name: &ServiceKey| -> Vec<ServiceKey> {
                 self.names.read().elsewhere(&id, name).cloned().collect()
             };
