@@ -167,15 +167,12 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             Some((number, item)) = controller.events.next(), if !controller.events.is_empty() => {
                 controller.on_watch_item(number, item);
             }
-            changes = feed.recv() => {
-                let keys = |all: Arc<[LinkChange]>| all.iter().filter_map(LinkChange::service).cloned().collect();
-                controller.on_services(batch(changes, &mut feed, keys)?);
-            }
-            key = services.recv() => controller.on_services(batch(key, &mut services, |key| vec![key])?),
+            changes = feed.recv() => controller.on_services(batch(changes, &mut feed, services_of)?),
+            key = services.recv() => controller.on_services(batch(key, &mut services, one)?),
             key = external_targets.recv() => {
-                controller.queue_batch(batch(key, &mut external_targets, |key| vec![key])?);
+                controller.queue_batch(batch(key, &mut external_targets, one)?);
             }
-            key = rules.recv() => controller.queue_batch(batch(key, &mut rules, |key| vec![key])?),
+            key = rules.recv() => controller.queue_batch(batch(key, &mut rules, one)?),
             () = leadership.changed() => controller.refresh_term(),
             () = term.wait_for_other_term(controller.lists.term) => controller.relist(),
             () = rewinds.wait_for_change(controller.lists.rewinds) => controller.relist(),
@@ -275,6 +272,15 @@ impl FailoverController {
     }
 }
 
+fn one(key: &ServiceKey) -> Vec<ServiceKey> {
+    vec![key.clone()]
+}
+
+/// Returns the Services that changes of the store are about.
+fn services_of(changes: &Arc<[LinkChange]>) -> Vec<ServiceKey> {
+    changes.iter().filter_map(LinkChange::service).cloned().collect()
+}
+
 /// Returns the keys of a received change and of the changes that wait behind it, each once; `None` if changes were
 /// missed.
 ///
@@ -283,16 +289,16 @@ impl FailoverController {
 fn batch<T: Clone>(
     first: Result<T, RecvError>,
     feed: &mut Receiver<T>,
-    keys: impl Fn(T) -> Vec<ServiceKey>,
+    keys: impl Fn(&T) -> Vec<ServiceKey>,
 ) -> Result<Option<HashSet<ServiceKey>>, SyncError> {
     let mut all = match first {
-        Ok(first) => HashSet::from_iter(keys(first)),
+        Ok(first) => HashSet::from_iter(keys(&first)),
         Err(RecvError::Lagged(_)) => return Ok(None),
         Err(RecvError::Closed) => return Err(SyncError::WatchEnded),
     };
     for _ in 1..MAX_BATCH {
         match feed.try_recv() {
-            Ok(next) => all.extend(keys(next)),
+            Ok(next) => all.extend(keys(&next)),
             Err(TryRecvError::Lagged(_)) => return Ok(None),
             Err(TryRecvError::Empty | TryRecvError::Closed) => break,
         };
