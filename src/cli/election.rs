@@ -78,7 +78,9 @@ impl Flags {
         };
         let is_named = self.own_namespace_in(&environment).is_some()
             || self.instance.as_deref().and_then(lease_of_instance).is_some();
-        let is_default_outside = pod.is_none() && !is_named;
+        let is_of_deploy = (&*namespace, &*lease) == (DEPLOY_NAMESPACE, LEASE_NAME);
+        let is_default_outside =
+            pod.is_none() && !is_named && self.election.lease_name == LEASE_NAME && !is_of_deploy;
         Ok(Some(ElectionConfig { namespace, lease, identity, pod, is_default_outside }))
     }
 

@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::hostname::Hostname;
@@ -299,12 +300,13 @@ pub struct Link {
     pub overridden: Option<Box<OverriddenLink>>,
 }
 
-/// Whether a link is outdated, and the version of it that all its names lead to, if they do. A clone of an outdated link
-/// isn't outdated.
+/// Whether a link is outdated, and the newest version of it, if all its names lead to that. A clone of an outdated link isn't
+/// outdated.
 #[derive(Debug, Default)]
 pub(crate) struct OutdatedFlag {
     is_set: AtomicBool,
-    next: OnceLock<Arc<Link>>,
+    /// The versions of a link share this. An old version, which a kept answer may hold for long, keeps no newer one.
+    newest: OnceLock<Arc<RwLock<Weak<Link>>>>,
 }
 
 impl Clone for OutdatedFlag {
@@ -374,26 +376,22 @@ impl Link {
         self.outdated.is_set.store(true, Ordering::Release);
     }
 
-    /// Lets all names of this link lead to a newer version. Returns `false`, and does nothing, if they lead to one already,
-    /// or if the newer version has itself been replaced: versions never lead in a circle.
-    pub(crate) fn set_next(&self, next: &Arc<Self>) -> bool {
-        let is_set = next.outdated.next.get().is_none()
-            && !std::ptr::eq(self, &raw const **next)
-            && self.outdated.next.set(Arc::clone(next)).is_ok();
-        if is_set {
-            self.set_outdated();
+    /// Lets the names of all versions of this link lead to a newer version, as long as that lives elsewhere. Does nothing if
+    /// the newer version is the same one, or has been among the versions of another link.
+    pub(crate) fn set_next(&self, next: &Arc<Self>) {
+        let newest = self.outdated.newest.get_or_init(Arc::default);
+        if std::ptr::eq(self, &raw const **next) || next.outdated.newest.set(Arc::clone(newest)).is_err() {
+            return;
         }
-        is_set
+        *newest.write() = Arc::downgrade(next);
+        self.set_outdated();
     }
 
     /// Returns the version that the names of a link lead to.
     #[must_use]
     pub(crate) fn newest(link: &Arc<Self>) -> Arc<Self> {
-        let mut newest = link;
-        while let Some(next) = newest.outdated.next.get() {
-            newest = next;
-        }
-        Arc::clone(newest)
+        let newest = link.outdated.newest.get().and_then(|newest| newest.read().upgrade());
+        newest.unwrap_or_else(|| Arc::clone(link))
     }
 
     /// Returns whether load balancers of a namespace may have a name of this link as their target: always in its own

@@ -204,14 +204,13 @@ impl NameTree {
         let (given, name) = (name, reversed(name));
         // The map stays locked during the change, so that no reader sees the new link and then the old one again.
         let mut names = self.names.write();
-        let before = names.get(&name).map(Link::newest);
-        let is_replaced = match (&before, &link) {
-            (Some(before), Some(link)) => !Arc::ptr_eq(before, link),
-            (before, _) => before.is_some(),
-        };
-        if is_replaced || before.is_some() != link.is_some() {
+        let before = names.get(&name);
+        let differs = |before: Option<&Arc<Link>>| before.map(Arc::as_ptr) != link.as_ref().map(Arc::as_ptr);
+        if differs(before) {
             self.slots.set_changed();
         }
+        let before = before.map(Link::newest);
+        let is_replaced = before.is_some() && differs(before.as_ref());
         let _change = if before.is_some() != link.is_some() {
             Some(self.begin_existence(given, &name, &names))
         } else {

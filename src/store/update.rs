@@ -83,12 +83,10 @@ impl Store {
     }
 
     /// Lets all names with a target lead to a newer version of it at once, however many they are. Their owners are to be
-    /// observed with it after that, which tells subscribers.
+    /// observed with it after that: then the serial changes, and subscribers are told.
     pub fn supersede(&self, target: &Link, next: &Arc<Link>) {
         let _writer = self.write();
-        if target.set_next(next) {
-            self.index.slots.set_changed();
-        }
+        target.set_next(next);
     }
 
     pub(super) fn observe_other(

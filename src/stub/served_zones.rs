@@ -33,8 +33,12 @@ pub async fn unserved(client: &Client, forwarding: &Forwarding) -> Option<String
 }
 
 fn warning(deployment: &str, served: &[String], wanted: &[String]) -> Option<String> {
-    let missing: Vec<&str> =
-        wanted.iter().filter(|zone| !served.contains(zone)).map(String::as_str).collect();
+    let is_served = |zone: &str| {
+        served.iter().any(|served| {
+            zone.strip_suffix(&**served).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        })
+    };
+    let missing: Vec<&str> = wanted.iter().map(String::as_str).filter(|zone| !is_served(zone)).collect();
     (!missing.is_empty()).then(|| {
         format!(
             "Deployment {deployment} serves {}, and not {}: give it --zone {}, too",
@@ -52,7 +56,8 @@ fn zones_of(deployment: &Value) -> Option<Vec<String>> {
     let items = |field: &str| container[field].as_array().into_iter().flatten();
     let words: Vec<&str> = items("command").chain(items("args")).filter_map(Value::as_str).collect();
     let variable = |name: &str| items("env").find(|variable| variable["name"] == name);
-    if !values(&words, "--corefile").is_empty() || variable("LB_LINKER_COREFILE").is_some() {
+    let has_corefile = !values(&words, "--corefile").is_empty() || variable("LB_LINKER_COREFILE").is_some();
+    if has_corefile || items("envFrom").next().is_some() {
         return None;
     }
     let zones = match (values(&words, "--zone"), variable("LB_LINKER_ZONE")) {
@@ -60,6 +65,9 @@ fn zones_of(deployment: &Value) -> Option<Vec<String>> {
         (_, Some(variable)) => vec![variable["value"].as_str()?],
         (_, None) => vec![DEFAULT],
     };
+    if zones.iter().any(|zones| zones.contains("$(")) {
+        return None;
+    }
     let zones = zones.iter().flat_map(|zones| zones.split(','));
     Some(zones.map(|zone| zone.trim_end_matches('.').to_ascii_lowercase()).collect())
 }
@@ -103,6 +111,8 @@ mod tests {
             ),
             (json!({"env": [{"name": zone, "valueFrom": {}}]}), None),
             (json!({"args": ["--corefile=/c"]}), None),
+            (json!({"args": ["--zone=$(ZONE)"]}), None),
+            (json!({"envFrom": [{"configMapRef": {"name": "flags"}}]}), None),
             (json!({"env": [{"name": corefile, "value": "/c"}]}), None),
         ] {
             assert_eq!(of(container.clone()).as_deref(), expected, "{container}");
@@ -115,6 +125,7 @@ mod tests {
         let zones = |zones: &[&str]| zones.iter().map(ToString::to_string).collect::<Vec<_>>();
         let served = zones(&["lb.internal"]);
         assert_eq!(warning("a/b", &served, &served), None);
+        assert_eq!(warning("a/b", &served, &zones(&["a.lb.internal"])), None, "it lies in a served zone");
         let expected = "Deployment a/b serves lb.internal, and not b.example, c.example: give it --zone b.example --zone \
                         c.example, too";
         let wanted = zones(&["lb.internal", "b.example", "c.example"]);

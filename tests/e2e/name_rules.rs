@@ -36,7 +36,7 @@ struct Row {
     /// Questions, and lb-linker's answers. A question is a name, with the row's namespace and zone unless it ends with
     /// a dot, and a type; with `ttl` behind them, the answer is the TTL.
     answers: &'static [(&'static str, &'static str)],
-    /// The words of the documentation that tell how lb-linker differs here; empty if it doesn't.
+    /// Words that stand in the documentation, where it tells how lb-linker differs here; empty if it doesn't.
     differs: &'static str,
 }
 

@@ -25,7 +25,7 @@ pub(crate) const ALLOW_FROM: &str = "linker.hsj.com/allow-from";
 pub const MANAGED: &str = "linker.hsj.com/managed";
 /// The annotation with hostnames and addresses in place of those in the object's status.
 pub(crate) const TARGET: &str = "linker.hsj.com/target";
-/// The annotation, with a prefix of others, with the program that reads the object.
+/// The annotation, with another program's prefix, with the program that reads the object.
 const CONTROLLER: &str = "controller";
 /// The value of [`CONTROLLER`] for a program that gives names to objects.
 const DNS_CONTROLLER: &str = "dns-controller";
@@ -43,14 +43,14 @@ pub(crate) fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a 
     metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Returns the keys and the values of an annotation of ours and of those with the same name and a prefix of others.
+/// Returns the keys and the values of an annotation of ours and of those with the same name and another program's prefix.
 fn all<'a>(
     metadata: &'a ObjectMeta,
     ours: &'static str,
     prefixes: &[String],
 ) -> impl Iterator<Item = (Cow<'static, str>, &'a str)> {
-    let of_others = with_prefixes(ours.trim_start_matches(PREFIX), prefixes).map(Cow::from);
-    let keys = std::iter::once(Cow::from(ours)).chain(of_others);
+    let foreign = with_prefixes(ours.trim_start_matches(PREFIX), prefixes).map(Cow::from);
+    let keys = std::iter::once(Cow::from(ours)).chain(foreign);
     keys.filter_map(|key| annotation(metadata, &key).map(|text| (key, text)))
 }
 
@@ -60,15 +60,15 @@ fn with_prefixes(name: &str, prefixes: &[String]) -> impl Iterator<Item = String
 
 /// Returns the value of [`MANAGED`]; without it, `false` for an object that is another program's.
 pub(crate) fn opted<'a>(metadata: &'a ObjectMeta, prefixes: &[String]) -> Option<&'a str> {
-    let is_of_others = || {
+    let is_passed_over = || {
         let mut controllers =
             with_prefixes(CONTROLLER, prefixes).filter_map(|key| annotation(metadata, &key));
         controllers.next().is_some_and(|controller| controller != DNS_CONTROLLER)
     };
-    annotation(metadata, MANAGED).or_else(|| is_of_others().then_some("false"))
+    annotation(metadata, MANAGED).or_else(|| is_passed_over().then_some("false"))
 }
 
-/// Returns the TTL that the object requests; adds an invalid one to `unusable`. With a prefix of others it may be a
+/// Returns the TTL that the object requests; adds an invalid one to `unusable`. With another program's prefix it may be a
 /// duration.
 pub(crate) fn ttl(metadata: &ObjectMeta, prefixes: &[String], unusable: &mut Vec<Rejection>) -> Option<u32> {
     let (key, text) = all(metadata, TTL, prefixes).next()?;
@@ -104,7 +104,7 @@ pub(crate) enum HostnameSource {
 }
 
 impl HostnameSource {
-    /// Reads the annotation with this name and a prefix of others: `ingress-hostname-source` of Ingresses, or
+    /// Reads the annotation with this name and another program's prefix: `ingress-hostname-source` of Ingresses, or
     /// `gateway-hostname-source` of routes. Adds an invalid value, which doesn't count, to `unusable`.
     pub(crate) fn of(
         metadata: &ObjectMeta,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn ttl_of_others_is_a_number_or_a_duration() {
+    fn ttl_with_a_foreign_prefix_may_be_a_duration() {
         for (value, expected) in [
             ("60", Some(60)),
             ("0", Some(0)),

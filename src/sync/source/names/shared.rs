@@ -209,8 +209,8 @@ impl SharedNames {
         self.objects.get(id).map_or(0, |object| object.names().count())
     }
 
-    /// Returns the objects that ask for a name and don't count, because an older one is of another namespace: routes at
-    /// Gateways of one namespace. Objects with the target of the oldest one aren't told.
+    /// Returns the objects that ask for a name and don't count: routes, at Gateways of one namespace, of another namespace
+    /// than the oldest one and with other links.
     #[must_use]
     pub fn overruled(&self, name: &ServiceKey) -> BTreeSet<ObjectId> {
         let mut asked = self.asking(name).take(MAX_SHARED).filter_map(|id| Some((id, self.objects.get(id)?)));
@@ -249,8 +249,12 @@ impl SharedNames {
         if let Some(oldest) = asked.first().copied() {
             asked.retain(|other| counts_with(name, oldest, *other));
         }
-        let targets = asked.iter().flat_map(|(id, object)| object.targets(name).map(move |link| (*id, link)));
-        let links: SmallVec<[(&ObjectId, &Arc<Link>); 1]> = targets.collect();
+        // Some objects may still have an earlier version of their target.
+        let targets =
+            asked.iter().flat_map(|(id, object)| object.targets(name).map(|link| (*id, Link::newest(link))));
+        let newest: SmallVec<[(&ObjectId, Arc<Link>); 1]> = targets.collect();
+        let links: SmallVec<[(&ObjectId, &Arc<Link>); 1]> =
+            newest.iter().map(|(id, link)| (*id, link)).collect();
         let (Some((_, Observation { created, .. })), Some((_, oldest))) = (asked.first(), links.first())
         else {
             known.remove(name);
@@ -271,13 +275,17 @@ impl SharedNames {
     }
 }
 
-/// Returns whether an object counts beside the oldest one for a name: it is of the same namespace, or has no other target.
+/// Returns whether an object counts beside the oldest one for a name: it is of the same namespace, or leads to the very same
+/// links. A link with a route's own settings is another one.
 fn counts_with(
     name: &ServiceKey,
     (oldest, of_oldest): (&ObjectId, &Observation),
     (id, object): (&ObjectId, &Observation),
 ) -> bool {
-    let has = |target: &Arc<Link>| of_oldest.targets(name).any(|known| Arc::ptr_eq(known, target));
+    let has = |target: &Arc<Link>| {
+        let newest = Link::newest(target);
+        of_oldest.targets(name).any(|known| Arc::ptr_eq(&Link::newest(known), &newest))
+    };
     id.key.namespace() == oldest.key.namespace() || object.targets(name).all(has)
 }
 
@@ -418,6 +426,26 @@ mod tests {
         };
         let target = link.target.as_ref().map_or_else(|| "pending".to_owned(), Target::to_string);
         format!("{created} {target} {:?}", link.annotations.ttl)
+    }
+
+    /// A change of a Gateway reaches its routes one after the other.
+    #[test]
+    fn newest_version_of_a_target_counts_for_all_objects() {
+        let mut names = SharedNames::default();
+        let version = |ip: &str| Arc::new(Link { target: target(ip), ..Link::new(name("gw"), "") });
+        let (before, now) = (version("192.0.2.1"), version("192.0.2.2"));
+        let route = |namespace: &str| ObjectId {
+            key: ServiceKey::new(namespace, "r"),
+            kind: RegardingKind::HttpRoute,
+        };
+        for namespace in ["a", "b"] {
+            let claims = vec![Claim { name: name("x"), target: Arc::clone(&before) }];
+            names.set(&route(namespace), Some(Observation::new(1, Uid::from("r"), claims)));
+        }
+        before.set_next(&now);
+        assert_eq!(names.set_target(&route("a"), &now), [name("x")]);
+        assert_eq!(shown(&mut names, "x"), "1 192.0.2.2 None");
+        assert!(names.overruled(&name("x")).is_empty(), "both routes lead to the same target");
     }
 
     #[test]

@@ -214,7 +214,7 @@ impl<S: NameSource> Names<S> {
                 }
                 Some(Ending::Publish(0)) => {
                     self.state.publish_refused();
-                    self.state.forget_others();
+                    self.state.forget_unknown();
                     Some(Ending::Last)
                 }
                 Some(Ending::Last) => {

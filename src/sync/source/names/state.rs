@@ -193,7 +193,8 @@ impl NameState {
     /// this and other objects follow by [`Self::set_names`].
     pub fn set_target(&mut self, id: &ObjectId, now: Arc<Link>) {
         let before = self.targets.insert(id.clone(), Arc::clone(&now));
-        if let Some(before) = before.as_ref().filter(|before| before.key == now.key) {
+        // Of several objects with a name another one may have a target.
+        if let Some(before) = before.as_ref().filter(|before| before.key == now.key && now.target.is_some()) {
             self.rules.store.supersede(before, &now);
         }
         self.log(id, before.as_deref(), &now);
@@ -358,7 +359,7 @@ impl NameState {
     }
 
     /// Removes all names of the source but those of its objects, which are known now and published.
-    pub(super) fn forget_others(&mut self) {
+    pub(super) fn forget_unknown(&mut self) {
         // An earlier run of the source may have left names.
         let names = self.names.read();
         let known: HashSet<&ServiceKey> = names.names().collect();
