@@ -168,7 +168,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("a A", "192.0.2.1 192.0.2.2"), ("a A ttl", "30")],
     )
-    .differs("A and AAAA of a name share the smallest TTL of their entries"),
+    .differs("A and AAAA of a name share the smallest TTL that is set for them"),
     row(
         "endpoint/utils.go:165: addresses with several setIdentifiers",
         dns_endpoint!(

@@ -100,7 +100,7 @@ const OF_NAMESPACES: &[Row] = &[
         ),
         &[("a A", ABSENT)],
     )
-    .differs("a route that an unwatched Gateway has accepted gets the Event"),
+    .differs("a route with an unwatched Gateway or ListenerSet among its `parentRefs`"),
 ];
 
 pub(super) const SELECTION: Table = Table {
