@@ -326,13 +326,16 @@ pub fn tell_age(readiness: &Readiness, availability: ApiAvailability, staleness:
 
 fn notice(age_of_view: Duration, is_unreachable: bool) -> Option<String> {
     let seconds = age_of_view.as_secs();
-    let shown = age(i64::try_from(seconds - seconds % NOTICE_STEP).unwrap_or(i64::MAX));
+    let past = seconds - seconds % NOTICE_STEP;
+    let shown = |seconds: u64| age(i64::try_from(seconds).unwrap_or(i64::MAX));
     match is_unreachable {
         true if seconds >= NOTICE_STEP => {
-            Some(format!("what lb-linker knows is up to {shown} old: the API server can't be reached"))
+            let bound = shown(past + NOTICE_STEP);
+            Some(format!("what lb-linker knows is up to {bound} old: the API server can't be reached"))
         }
         false if age_of_view > MAX_SILENCE => Some(format!(
-            "what lb-linker knows may be {shown} old: its watch has brought no event and no bookmark since"
+            "what lb-linker knows may be {} old: its watch has brought no event and no bookmark since",
+            shown(past)
         )),
         _ => None,
     }

@@ -384,7 +384,7 @@ fn targets_that_lead_in_a_circle_are_degraded() {
 fn old_view_has_a_notice_with_its_age() {
     let after = |seconds, is_unreachable| notice(Duration::from_secs(seconds), is_unreachable);
     assert_eq!((after(9, true), after(179, false)), (None, None));
-    let outage = "what lb-linker knows is up to 30s old: the API server can't be reached";
+    let outage = "what lb-linker knows is up to 40s old: the API server can't be reached";
     assert_eq!((after(35, true).as_deref(), after(39, true).as_deref()), (Some(outage), Some(outage)));
     let silence =
         "what lb-linker knows may be 5m10s old: its watch has brought no event and no bookmark since";
