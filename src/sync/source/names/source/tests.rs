@@ -155,7 +155,7 @@ fn objects_of_one_namespace_share_a_name() {
 
 /// A client of the status API asks with the version whether there is something new.
 #[test]
-fn object_that_joins_a_name_with_the_same_target_is_a_new_version() {
+fn object_that_joins_a_name_is_a_new_version() {
     let mut world = World::listed();
     world.apply("a/one", 1, &["x"], &ip(1));
     let version = |world: &World| world.link_reporter.findings.version();
@@ -254,7 +254,7 @@ fn names_stay_in_the_namespace_of_an_undecodable_object() {
 
 /// A client that asks meanwhile gets the answer, or SERVFAIL.
 #[test]
-fn names_that_lead_on_to_each_other_are_published_with_their_targets() {
+fn names_that_lead_on_to_each_other_are_published_complete() {
     let mut world = World::new();
     let chain = ["x", "y", "z", "host"];
     for (number, pair) in chain.windows(2).enumerate() {
