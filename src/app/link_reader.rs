@@ -206,7 +206,7 @@ impl LinkReader {
         }
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
         let (source, server, deadline) = sync.run(open_readable(flags.clone())).await?;
-        let store = Arc::new(store_for(&zones.links, Some(&source)));
+        let store = Arc::new(store_for(&zones.links, &flags.remote.names(), Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
         let facts = source.facts(&flags, &store, Arc::default(), &metrics);
         let reads_followers = reads == Reads::Views { reads_followers: true };

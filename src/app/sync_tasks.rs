@@ -20,6 +20,7 @@ use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::links::facts::{LinkFacts, tell_age};
 use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::owner::Zone;
 use crate::object_log::ObjectLog;
 use crate::readiness::Readiness;
 use crate::store::{Input, OnGone, Store};
@@ -40,6 +41,7 @@ use crate::sync::external_target::reconciler::{self, context::ReconcilerContext}
 use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect, connect_before_credentials};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::k8s::remotes::{Remote, Remotes};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::first_list::FirstList;
@@ -66,6 +68,7 @@ pub(super) enum SyncSource {
         leader: KnownLeader,
         identity: watch::Receiver<ClusterIdentity>,
         first_list: watch::Sender<FirstList>,
+        remotes: Remotes,
     },
     Manifests {
         backend: Option<Backend>,
@@ -123,6 +126,7 @@ impl SyncSource {
             leader,
             identity,
             first_list,
+            remotes: Remotes::open(&flags.remote.remotes).await.map_err(InputError::Remote)?,
         })
     }
 
@@ -315,12 +319,9 @@ impl SyncSource {
             parts.facts.external_targets.set_known();
         }
         match self {
-            Self::Cluster { client, availability, list_hints, first_list, identity, .. } => {
-                let relists = relist_at_new_address(identity, parts.rewinds.clone());
-                let stopped = parts.stop.clone();
-                parts
-                    .tasks
-                    .spawn(async move { stopped.run_until_cancelled(relists).await.unwrap_or_default() });
+            Self::Cluster { client, availability, list_hints, first_list, identity, remotes, .. } => {
+                parts.follow_address(identity, parts.rewinds.clone());
+                parts.start_name_sources(&client, &availability, &remotes);
                 parts.warn_of_missing_namespaces(client.clone());
                 parts.start_controllers(&client, &availability, list_hints, check_dns);
                 let source = parts.service_watcher(client, availability, list_hints, first_list);
@@ -466,7 +467,34 @@ impl Parts {
         }
         let context = self.stable_names(client.clone(), availability.clone(), hints, rules, check_dns);
         self.spawn_writer("the StableNames", context, stable_name::controller::run);
-        let context = self.name_sources(client.clone(), availability.clone());
+    }
+
+    /// Has everything of a cluster listed again whenever the address of its API server changes.
+    fn follow_address(&mut self, identity: watch::Receiver<ClusterIdentity>, rewinds: RestoreCounter) {
+        let (relists, stop) = (relist_at_new_address(identity, rewinds), self.stop.clone());
+        self.tasks.spawn(async move { stop.run_until_cancelled(relists).await.unwrap_or_default() });
+    }
+
+    /// Starts what reads the names in the home cluster and in the remote ones.
+    fn start_name_sources(&mut self, client: &Client, availability: &ApiAvailability, remotes: &Remotes) {
+        let home = self.name_watcher(None, client.clone(), availability.clone());
+        let mut watchers = vec![home];
+        for Remote { name, client, availability, identity, server } in remotes.all() {
+            info!("remote cluster {name}: API server {server}");
+            let watcher = NameWatcher {
+                // Nothing is written to a remote cluster, Events neither.
+                link_reporter: LinkReporter { recorder: Recorder::none(), ..self.link_reporter.clone() },
+                rewinds: RestoreCounter::default(),
+                ..self.name_watcher(Some(Arc::clone(name)), client.clone(), availability.clone())
+            };
+            self.follow_address(identity.clone(), watcher.rewinds.clone());
+            watchers.push(watcher);
+        }
+        let context = NameSources {
+            watchers: watchers.into(),
+            services: Arc::clone(&self.facts.unselected),
+            supervisor: Arc::clone(&self.metrics.supervisor),
+        };
         self.spawn_writer("the sources of names", context, name_sources::run);
     }
 
@@ -511,8 +539,14 @@ impl Parts {
         }
     }
 
-    fn name_sources(&self, client: Client, availability: ApiAvailability) -> NameSources {
-        let watcher = NameWatcher {
+    fn name_watcher(
+        &self,
+        cluster: Option<Arc<str>>,
+        client: Client,
+        availability: ApiAvailability,
+    ) -> NameWatcher {
+        NameWatcher {
+            cluster,
             client,
             availability,
             selection: Arc::clone(&self.selection),
@@ -521,8 +555,7 @@ impl Parts {
             link_reporter: self.link_reporter.clone(),
             staleness: Arc::clone(&self.metrics.staleness),
             rewinds: self.rewinds.clone(),
-        };
-        NameSources { watcher, supervisor: Arc::clone(&self.metrics.supervisor) }
+        }
     }
 
     fn stable_names(
@@ -672,11 +705,16 @@ impl SyncSource {
     }
 }
 
-/// Returns an empty store for these zones and this source.
-pub(super) fn store_for(zones: &[LinkZone], source: Option<&SyncSource>) -> Store {
+/// Returns the zones of links with the domains of remote clusters in them.
+pub(super) fn zones_with_remotes(zones: &[LinkZone], remotes: &[Arc<str>]) -> Vec<Zone> {
+    zones.iter().flat_map(|zone| Zone::from(zone).with_remotes(remotes)).collect()
+}
+
+/// Returns an empty store for these zones, remote clusters and this source.
+pub(super) fn store_for(zones: &[LinkZone], remotes: &[Arc<str>], source: Option<&SyncSource>) -> Store {
     let has_backend = source.is_some_and(|source| source.backend().is_some());
     let on_gone = if has_backend { OnGone::Kept } else { OnGone::Dropped };
-    let store = Store::new(on_gone).with_zones(zones);
+    let store = Store::new(on_gone).with_zones(zones_with_remotes(zones, remotes));
     if source.is_some_and(SyncSource::has_versions) {
         store.continue_at(0);
     }

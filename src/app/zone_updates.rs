@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::names_of;
+use super::sync_tasks::zones_with_remotes;
 use crate::cli::flags::Flags;
 use crate::dns::server::corefile_source::CorefileZones;
 use crate::model::hostname_policy::HostnamePolicy;
@@ -22,9 +23,10 @@ pub(super) async fn run(
     mut zones: watch::Receiver<CorefileZones>,
     stop: CancellationToken,
 ) {
+    let remotes = flags.remote.names();
     while let Some(Ok(())) = stop.run_until_cancelled(zones.changed()).await {
         let zones = zones.borrow_and_update().clone();
-        let of_links: Vec<Zone> = zones.links.iter().map(Zone::from).collect();
+        let of_links = zones_with_remotes(&zones.links, &remotes);
         let before = store.zones();
         let origins = |zones: &[Zone]| zones.iter().map(|zone| zone.origin.clone()).collect::<Vec<_>>();
         let have_moved = origins(&before) != origins(&of_links);

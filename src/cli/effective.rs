@@ -54,6 +54,8 @@ impl Flags {
         optional("--corefile", path(&self.corefile));
         optional("--kubeconfig", path(&self.kubeconfig));
         optional("--context", self.context.clone());
+        flags.extend(self.remote.effective());
+        let mut optional = |flag, value: Option<String>| flags.extend(value.map(|value| (flag, value)));
         optional("--snapshot", path(&self.snapshot));
         let max_age = self.snapshot.as_ref().map(|_| duration_text(self.snapshot_max_age));
         optional("--snapshot-max-age", max_age);

@@ -42,6 +42,10 @@ pub(super) struct Names {
     recorded_owners: HashMap<Arc<str>, SmallVec<[OwnerId; 1]>>,
     /// The newest resourceVersion that the present writer has applied.
     pub(super) version: Option<u64>,
+    /// The remote cluster of that resourceVersion; `None` for the home cluster.
+    pub(super) cluster: Option<Arc<str>>,
+    /// The newest resourceVersion of each cluster.
+    versions: HashMap<Option<Arc<str>>, u64>,
     /// The changes that the present writer has made. They are sent at its end, because each send wakes the subscribers of
     /// the feed.
     pub(super) changes: Vec<LinkChange>,
@@ -76,7 +80,25 @@ pub(super) struct OwnerChange {
     pub(super) to: Option<OwnerId>,
 }
 
+/// The limit of a resourceVersion that counts: no revision of etcd comes near it, and a sum can't overflow.
+const MAX_VERSION: u64 = 1 << 56;
+
 impl Names {
+    /// Takes the resourceVersion of the present writer. Returns the sum of the newest ones of all clusters.
+    pub(super) fn take_version(&mut self) -> Option<u64> {
+        let cluster = self.cluster.take();
+        let version = self.version.take()?.min(MAX_VERSION);
+        let newest = self.versions.entry(cluster).or_default();
+        *newest = version.max(*newest);
+        Some(self.versions.values().sum())
+    }
+
+    /// Continues with an earlier resourceVersion of the home cluster. Returns the sum, as [`Self::take_version`] does.
+    pub(super) fn restart_version(&mut self, version: u64) -> u64 {
+        self.versions.insert(None, version.min(MAX_VERSION));
+        self.versions.values().sum()
+    }
+
     /// Records the custom hostnames that an owner asks for; none if the owner is removed. `place` returns the place of the
     /// owner's source for a hostname in wire form, if the source may have the hostname. Returns the changes.
     pub(super) fn request(

@@ -69,8 +69,9 @@ impl Store {
         }
     }
 
-    /// Returns a source of a zone whose names aren't all known. The load balancers aren't among these sources. During a
-    /// reload nothing is missing for the blocks before, if nothing was missing for the zone as it was.
+    /// Returns a source of a zone whose names aren't all known. The load balancers aren't among these sources, and those of
+    /// remote clusters only in the domains of their clusters. During a reload nothing is missing for the blocks before, if
+    /// nothing was missing for the zone as it was.
     #[must_use]
     pub fn unlisted_source<'a>(&self, zone: &'a Zone) -> Option<&'a Source> {
         if zone.sources.iter().all(|source| *source == Source::SERVICES) {
@@ -86,14 +87,16 @@ impl Store {
         is_known: impl Fn(&Listed, &Source) -> bool,
     ) -> Option<&'a Source> {
         let listed = self.listed.borrow();
-        let mut others = zone.sources.iter().filter(|source| **source != Source::SERVICES);
+        let counts = |source: &&Source| **source != Source::SERVICES && source.cluster == zone.cluster;
+        let mut others = zone.sources.iter().filter(counts);
         others.find(|source| !has(&listed.now, source, zone) && !is_known(&listed, source))
     }
 
-    /// Returns whether all sources of these zones, which may not be in force yet, are listed.
+    /// Returns whether all sources of these zones, which may not be in force yet, are listed, apart from remote clusters.
     #[must_use]
     pub fn has_listed(&self, zones: &[Zone]) -> bool {
-        zones.iter().all(|zone| self.unlisted_of(zone, |_, _| false).is_none())
+        let mut own = zones.iter().filter(|zone| zone.cluster.is_none());
+        own.all(|zone| self.unlisted_of(zone, |_, _| false).is_none())
     }
 
     /// Waits until the load balancers are known, and the other sources of all zones are listed.

@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod object;
 pub(crate) mod rate_limiter;
 pub(crate) mod refusals;
+pub mod remotes;
 pub mod rewinds;
 pub mod service;
 pub(crate) mod slim_resource;

@@ -142,7 +142,8 @@ pub fn failed_targets(metrics: &metrics::Metrics) -> Result<FailedTargetsGauge, 
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let options = options::parse(setup.only_line()?, setup.zones)?;
-    let mut zones = options.zones(|| (setup.context.own_addresses)(&setup.builder.bind))?;
+    let mut zones =
+        options.zones(|| (setup.context.own_addresses)(&setup.builder.bind), &setup.context.remotes)?;
     closest_first(&mut zones);
     let (denials, prohibited) = (setup.metrics()?, setup.metrics()?);
     let metrics = setup.metrics::<LbLinkerMetrics>()?;

@@ -110,7 +110,7 @@ impl Ingress {
         let prefixes = &rules.policy.annotation_prefixes;
         let counting = HostnameSource::of(&self.metadata, "ingress-hostname-source", prefixes, &mut unusable);
         let asking = Asking {
-            source: Source::INGRESSES,
+            source: Source::INGRESSES.in_cluster_of(self.id().key.namespace()),
             one: "an Ingress",
             many: Ingresses::MANY,
             metadata: &self.metadata,

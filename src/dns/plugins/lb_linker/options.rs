@@ -1,6 +1,7 @@
 //! Parses the lines of `lb_linker`.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
@@ -336,16 +337,19 @@ impl LinkZoneOptions {
         self.origins.iter().map(zone)
     }
 
-    /// Builds the zones; `own_addresses` returns the addresses of this server, the default of `ns`.
+    /// Builds the zones; `own_addresses` returns the addresses of this server, the default of `ns`. `remotes` are the names
+    /// of the remote clusters.
     pub(super) fn zones(
         &self,
         own_addresses: impl FnOnce() -> Vec<IpAddr>,
+        remotes: &Arc<[Arc<str>]>,
     ) -> Result<Vec<Zone>, CorefileError> {
         let addresses = if self.ns.is_empty() { own_addresses() } else { self.ns.clone() };
         let mut zones = Vec::new();
         for LinkZone { origin, apex, sources, ingress_classes, gateway_classes } in self.link_zones() {
-            let (addresses, ttl) = (addresses.clone(), self.ttl);
-            let options = ZoneOptions { addresses, ttl, apex, sources, ingress_classes, gateway_classes };
+            let (addresses, ttl, remotes) = (addresses.clone(), self.ttl, Arc::clone(remotes));
+            let options =
+                ZoneOptions { addresses, ttl, apex, sources, ingress_classes, gateway_classes, remotes };
             // The origin is valid: `check_origin` has accepted it.
             zones.extend(Zone::with_options(&origin, options));
         }

@@ -47,6 +47,8 @@ pub struct Zone {
     authority: Authority,
     /// The zone with its sources, as the store has it. Reverse zones have the names of load balancers.
     configured: owner::Zone,
+    /// The domains of remote clusters, as the store has them.
+    domains: Arc<[owner::Zone]>,
 }
 
 /// The options of a forward zone; its reverse zones share them.
@@ -61,6 +63,8 @@ pub struct ZoneOptions {
     pub sources: Vec<Source>,
     pub ingress_classes: Vec<Box<str>>,
     pub gateway_classes: Vec<Box<str>>,
+    /// The remote clusters, each with a domain below the zone.
+    pub remotes: Arc<[Arc<str>]>,
 }
 
 /// The kind of a zone, with the names that it contains besides the apex.
@@ -118,6 +122,7 @@ impl Default for ZoneOptions {
             sources: vec![Source::SERVICES],
             ingress_classes: Vec::new(),
             gateway_classes: Vec::new(),
+            remotes: Arc::default(),
         }
     }
 }
@@ -130,7 +135,8 @@ impl Zone {
     /// # Errors
     /// Fails if the origin is too long for names below it, or if the apex isn't a label.
     pub fn with_options(origin: &Name, options: ZoneOptions) -> Result<Self, ProtoError> {
-        let ZoneOptions { addresses, ttl, apex, sources, ingress_classes, gateway_classes } = options;
+        let ZoneOptions { addresses, ttl, apex, sources, ingress_classes, gateway_classes, remotes } =
+            options;
         let apex = apex.to_ascii_lowercase();
         if !names::is_label(&apex) {
             return Err(ProtoError::from(format!("{apex:?} isn't a label")));
@@ -141,10 +147,12 @@ impl Zone {
         let apex_label = apex.as_str().into();
         let configured =
             owner::Zone { apex: apex_label, sources, ingress_classes, gateway_classes, ..(&origin).into() };
-        let names =
-            ZoneKind::LinkNames(LinkNames::new(origin.clone(), apex, configured.has(&Source::SERVICES)));
+        let mut all = configured.with_remotes(&remotes);
+        let (configured, domains) = (all.remove(0), Arc::<[owner::Zone]>::from(all));
+        let has_default_names = configured.has(&Source::SERVICES);
+        let names = LinkNames::new(origin.clone(), apex, has_default_names, Arc::clone(&domains));
         let authority = Authority { name_server, hostmaster, addresses, ttl };
-        Ok(Self { origin, names, authority, configured })
+        Ok(Self { origin, names: ZoneKind::LinkNames(names), authority, configured, domains })
     }
 
     /// Returns the reverse zones of a network: one zone, or several if the prefix ends within an octet or hexadecimal
@@ -161,6 +169,7 @@ impl Zone {
                 names: ZoneKind::Reverse(Reverse::new(net, first.clone())),
                 authority: self.authority.clone(),
                 configured: (&self.origin).into(),
+                domains: Arc::default(),
             })
             .collect()
     }
@@ -210,19 +219,23 @@ impl Zone {
                 snapshot_links = Some((in_use, Arc::clone(&present.store)));
             }
         }
-        let unlisted = store.unlisted_source(&self.configured).filter(|_| synced && !self.is_reverse());
-        let may_lack = synced && !self.is_reverse() && store.may_lack(relative);
+        let domain = LinkNames::domain_of(&self.domains, relative);
+        let configured = domain.unwrap_or(&self.configured);
+        let unlisted = store.unlisted_source(configured);
+        // The names of a remote cluster don't depend on the load balancers of the home cluster.
+        let unlisted = unlisted.filter(|_| (synced || domain.is_some()) && !self.is_reverse());
+        let may_lack = synced && domain.is_none() && !self.is_reverse() && store.may_lack(relative);
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
         if may_lack && matches!(node, Node::Nothing | Node::Empty)
-            || unlisted.is_some_and(|source| self.may_have(source, store, relative, &node))
+            || unlisted.is_some_and(|source| self.may_have((configured, source), store, relative, &node))
         {
             let saved = self.answer_of_unlisted(store, name, relative, qtype);
             return saved
                 .filter(|_| unlisted.is_some())
                 .unwrap_or_else(|| ZoneAnswer::not_ready(store.is_known(Input::Services)));
         }
-        let may_change = node.may_change(relative);
+        let may_change = domain.is_none() && node.may_change(relative);
         let is_incomplete =
             snapshot_links.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved, qtype));
         if !synced && (may_change || is_incomplete) {
@@ -259,13 +272,20 @@ impl Zone {
         is_of_other.then(|| ZoneAnswer { snapshot: Some(Arc::clone(&present.store)), ..answer })
     }
 
-    /// Returns whether a name below the origin may belong to an object of a source that isn't listed.
-    fn may_have(&self, source: &Source, store: &Store, relative: &[u8], node: &Node) -> bool {
+    /// Returns whether a name below the origin may belong to an object of a source that isn't listed, of the zone or of the
+    /// domain of a remote cluster.
+    fn may_have(
+        &self,
+        (zone, source): (&owner::Zone, &Source),
+        store: &Store,
+        relative: &[u8],
+        node: &Node,
+    ) -> bool {
         match node {
             Node::Nothing | Node::Empty => true,
             Node::Link(link) if LinkNames::is_default_name(&link.key, relative) => false,
             Node::Link(link) => {
-                self.configured.is_before_target(source, &link.key)
+                zone.is_before_target(source, &link.key)
                     || !store.has_exactly(&[relative, &*self.configured.origin].concat())
             }
             _ => false,

@@ -75,7 +75,7 @@ impl DnsEndpoint {
         let mut is_dependent = false;
         for entry in self.spec.endpoints.iter().take(MAX_ENTRIES).flatten() {
             let name = in_stored_form(&entry.dns_name);
-            if !is_ours(&name, rules) {
+            if !is_ours(&name, namespace, rules) {
                 continue;
             }
             is_dependent |= entry.has_own_target(rules);
@@ -138,9 +138,9 @@ impl DnsEndpoint {
 }
 
 /// Returns whether a name lies in a zone with names of DNSEndpoints. Names elsewhere are those of other DNS servers.
-fn is_ours(name: &str, rules: &Rules) -> bool {
+fn is_ours(name: &str, namespace: &str, rules: &Rules) -> bool {
     let zone = names::wire_of(name).and_then(|wire| Zone::closest(&rules.zones, &wire));
-    zone.is_some_and(|zone| zone.has(&Source::DNS_ENDPOINTS))
+    zone.is_some_and(|zone| zone.has(&Source::DNS_ENDPOINTS.in_cluster_of(namespace)))
 }
 
 impl Entry {

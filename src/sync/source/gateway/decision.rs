@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use smallvec::SmallVec;
 
 use super::types::{GROUP, Host, Listener, ParentRef, RouteObject};
+use crate::model::clusters;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::Annotations;
 use crate::model::owner::{Source, Zone};
@@ -126,7 +127,7 @@ impl Route {
         let mut unusable: Vec<Rejection> = ignored.non_empty().into_iter().collect();
         let prefixes = &rules.policy.annotation_prefixes;
         let counting = HostnameSource::of(&metadata, "gateway-hostname-source", prefixes, &mut unusable);
-        let wanted = self.wanted(&listeners, counting, rules, &mut unusable);
+        let wanted = self.wanted(&listeners, counting, rules, id.key.namespace(), &mut unusable);
         let places = |name: &str| match wanted.get(name) {
             Some(places) => places.iter().collect(),
             // A name of an annotation.
@@ -139,7 +140,7 @@ impl Route {
             place.hands_on && rules.policy.check_granted(place.namespace, name).is_ok()
         };
         let asking = Asking {
-            source: Source::GATEWAYS,
+            source: Source::GATEWAYS.in_cluster_of(id.key.namespace()),
             one: "a route",
             many: "routes",
             metadata: &metadata,
@@ -178,6 +179,7 @@ impl Route {
         listeners: &[(&'a Listener, Place<'a>)],
         counting: HostnameSource,
         rules: &Rules,
+        namespace: &str,
         unusable: &mut Vec<Rejection>,
     ) -> IndexMap<&'a str, Places<'a>> {
         let mut wanted = IndexMap::new();
@@ -193,8 +195,8 @@ impl Route {
             return wanted;
         }
         let mut rejection = Rejection::new(RejectedField::Hostname, "the hostname");
-        let is_ours =
-            |host: &Host| zone_of(host, &rules.zones).is_some_and(|zone| zone.has(&Source::GATEWAYS));
+        let source = Source::GATEWAYS.in_cluster_of(namespace);
+        let is_ours = |host: &Host| zone_of(host, &rules.zones).is_some_and(|zone| zone.has(&source));
         let mut ours = self.hostnames.iter().filter(|host| host.starts_with('*') || is_ours(host));
         for host in ours.by_ref().take(MAX_ENTRIES) {
             let mut is_found = false;
@@ -269,9 +271,10 @@ pub fn parent(reference: &ParentRef, namespace: &str) -> Option<ObjectId> {
         (GROUP, Some("ListenerSet")) => RegardingKind::ListenerSet,
         _ => return None,
     };
-    let namespace = reference.namespace.as_deref().unwrap_or(namespace);
+    let of_cluster = |named| clusters::in_cluster(clusters::cluster_of(namespace), named);
+    let namespace = reference.namespace.as_deref().map_or(namespace.into(), of_cluster);
     let metadata = ObjectMeta {
-        namespace: Some(namespace.to_owned()),
+        namespace: Some(namespace.into_owned()),
         name: Some(reference.name.clone()),
         ..ObjectMeta::default()
     };

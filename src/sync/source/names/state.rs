@@ -117,6 +117,12 @@ impl NameState {
         self.is_complete = false;
     }
 
+    /// Returns the source, with its cluster.
+    #[must_use]
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
     #[must_use]
     pub fn zones(&self) -> &[Zone] {
         &self.rules.zones
@@ -312,9 +318,9 @@ impl NameState {
             let observed = behind.map(|Behind { created, link, .. }| {
                 (Claims { created, names: [name.name().into()].into() }, link)
             });
-            all.push((self.owner_of(name), observed));
+            all.push((name.clone(), observed));
         }
-        self.rules.store.observe_all(all, version);
+        self.rules.store.observe_all(&self.source, all, version);
         // Which objects share a name is no change of the store.
         self.link_reporter.findings.asking.note_change();
         self.check_lost(now);
@@ -370,7 +376,8 @@ impl NameState {
         }
         if !self.is_listed {
             let (objects, names) = (names.objects().count(), known.len());
-            info!("ready: {} with DNS names: {objects}; DNS names: {names}", self.many);
+            let place = self.source.place();
+            info!("ready: {}{place} with DNS names: {objects}; DNS names: {names}", self.many);
         }
     }
 

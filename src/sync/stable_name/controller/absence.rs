@@ -221,7 +221,7 @@ async fn look_up(
     };
     Ok(Answer {
         found: exists(selection.membership(&found)),
-        annotations: Some(Annotations { allow_from: found.allow_from().0, ..Annotations::default() }),
+        annotations: Some(Annotations { allow_from: found.allow_from("").0, ..Annotations::default() }),
         is_watched: is_watched && selection.matches_labels(&found.metadata),
     })
 }
