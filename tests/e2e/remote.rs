@@ -87,6 +87,24 @@ async fn remote_cluster_has_names_below_its_own_name() {
     linker.counts("lb_linker_names{cluster=\"west\",source=\"service\"}", 1.0).await;
     linker.counts("lb_linker_names{cluster=\"west\",source=\"ingress\"}", 1.0).await;
     assert!(linker.metrics().contains("{watch=\"west:load-balancers\"}"));
+    let admin = linker.admin().await.to_string();
+    let shown = |command: &[&str]| {
+        let output = run_to_end([command, &["--admin-listen", &admin]].concat());
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let links = shown(&["links"]);
+    let row = links.lines().find(|line| line.contains(&format!("west/{shop}"))).unwrap_or_default();
+    let row: Vec<&str> = row.split_whitespace().collect();
+    let own = format!("web.{zone}");
+    assert_eq!(row[1..6], ["web", &own, "lb.example.com", "<none>", "Ready"], "{links}");
+    assert!(shown(&["links", &format!("west/{shop}/web")]).contains(&format!("west/{shop}/web")));
+    assert!(shown(&["links", &own]).contains("lb.example.com"));
+    let names = shown(&["names", &own]);
+    assert!(names.contains(&format!("Service west/{shop}/web")), "{names}");
+    let names = shown(&["names", "-n", &format!("west/{shop}")]);
+    assert!(names.contains(&format!("Ingress west/{shop}/app")), "{names}");
+
     west.cluster.delete_service(shop, "web").await;
     answers(linker.dns, &format!("web.{zone}. A"), "192.0.2.2").await;
     west.assert_only_read();
