@@ -358,6 +358,43 @@ mod tests {
     }
 
     #[test]
+    fn clusters_have_domains_of_their_own() {
+        let policy = HostnamePolicy {
+            remotes: ["west".into(), "east".into()].into(),
+            hostname_namespaces: ["free", "west/free", "east/*"].map(str::to_owned).into(),
+            ..hostname_policy()
+        };
+        for (namespace, name, expected) in [
+            ("west/shop", "a.shop.west.lb.internal", true),
+            ("west/shop", "*.shop.west.other.example", true),
+            ("west/shop", "shop.west.lb.internal", false),
+            ("west/shop", "a.other.west.lb.internal", false),
+            ("west/shop", "a.shop.lb.internal", false),
+            ("west/shop", "a.shop.east.lb.internal", false),
+            ("west/free", "a.lb.internal", true),
+            ("west/free", "a.shop.lb.internal", true),
+            ("west/free", "*.west.lb.internal", true),
+            ("west/free", "west.lb.internal", false),
+            ("west/free", "a.free.east.lb.internal", false),
+            ("west/free", "a.dns.lb.internal", false),
+            ("east/any", "a.lb.internal", true),
+            ("free", "a.lb.internal", true),
+            ("free", "a.shop.west.lb.internal", false),
+            ("free", "west.lb.internal", false),
+            ("west", "a.west.lb.internal", false),
+            ("shop", "a.shop.lb.internal", true),
+        ] {
+            let granted = policy.check_granted(namespace, name);
+            assert_eq!(granted.is_ok(), expected, "{namespace} {name}: {granted:?}");
+        }
+        assert!(policy.is_granted_to_any("a.shop.west.lb.internal"));
+        assert!(
+            !HostnamePolicy { hostname_namespaces: BTreeSet::new(), ..policy }
+                .is_granted_to_any("west.lb.internal")
+        );
+    }
+
+    #[test]
     fn checked_name_is_lower_case_and_has_no_dot_at_the_end() {
         let check = |name| hostname_policy().check(&ServiceKey::new("default", "web"), name);
         for name in ["shop.default.lb.internal", "Shop.Default.lb.internal", "shop.default.LB.internal."] {
