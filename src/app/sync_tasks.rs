@@ -40,6 +40,7 @@ use crate::sync::external_target::reconciler::{self, context::ReconcilerContext}
 use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect, connect_before_credentials};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::k8s::probe::probe;
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::first_list::FirstList;
@@ -315,12 +316,13 @@ impl SyncSource {
             parts.facts.external_targets.set_known();
         }
         match self {
-            Self::Cluster { client, availability, list_hints, first_list, identity, .. } => {
-                let relists = relist_at_new_address(identity, parts.rewinds.clone());
-                let stopped = parts.stop.clone();
-                parts
-                    .tasks
-                    .spawn(async move { stopped.run_until_cancelled(relists).await.unwrap_or_default() });
+            Self::Cluster {
+                client, availability, list_hints, first_list, identity, election_config, ..
+            } => {
+                parts.spawn_until_stop(relist_at_new_address(identity, parts.rewinds.clone()));
+                if election_config.is_none() {
+                    parts.spawn_until_stop(probe(client.clone(), availability.clone()));
+                }
                 parts.warn_of_missing_namespaces(client.clone());
                 parts.start_controllers(&client, &availability, list_hints, check_dns);
                 let source = parts.service_watcher(client, availability, list_hints, first_list);
@@ -426,13 +428,16 @@ impl Parts {
             return;
         }
         let (store, selection) = (Arc::clone(&self.facts.store), Arc::clone(&self.selection));
-        let stop = self.stop.clone();
-        let search = async move {
+        self.spawn_until_stop(async move {
             store.known(Input::Services).await;
             let missing = missing_namespaces(client, &selection.namespaces).await;
             missing.iter().for_each(|warning| warn!("{warning}"));
-        };
-        self.tasks.spawn(async move { stop.run_until_cancelled(search).await.unwrap_or_default() });
+        });
+    }
+
+    fn spawn_until_stop(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move { stop.run_until_cancelled(task).await.unwrap_or_default() });
     }
 
     /// Starts what else watches a cluster, beside the load balancers and their external targets.

@@ -325,6 +325,9 @@ async fn links_tell_how_old_they_are_in_an_outage() {
     let linker = Linker::in_cluster(&plane, "external-targets", &args);
     let admin = linker.admin().await;
     linker.ready().await;
+    let unelected = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none", "--sync", "plan"]);
+    let of_unelected = unelected.admin().await;
+    unelected.ready().await;
     let errors = || text(&links_of(admin, &[]).stderr);
     assert!(!errors().contains("old"), "{}", errors());
     let is_old = |text: &str| {
@@ -336,6 +339,9 @@ async fn links_tell_how_old_they_are_in_an_outage() {
     plane.signal_apiserver(Signal::SIGSTOP);
     linker.line("no answer within 5s (update Lease lb-linker/lb-linker)").await;
     eventually("the age of the view", || async { is_old(&errors()).then_some(()) }).await;
+    unelected.line("no answer within 5s (get /version)").await;
+    let is_told = || async { is_old(&text(&links_of(of_unelected, &[]).stderr)).then_some(()) };
+    eventually("the age of the other view", is_told).await;
     plane.signal_apiserver(Signal::SIGCONT);
     eventually("the end of the notice", is_over).await;
 
