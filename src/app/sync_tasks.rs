@@ -330,6 +330,8 @@ impl SyncSource {
                 parts.spawn_source("the watch of load balancers", run);
             }
             Self::Manifests { .. } => {
+                // In manifests no Service follows.
+                parts.metrics.followers.set_unread(Some(Vec::new()));
                 let source = parts.manifest_source();
                 let run = move |hostname_policy| ManifestSource { hostname_policy, ..source.clone() }.run();
                 parts.spawn_source("the reading of manifests", run);

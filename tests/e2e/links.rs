@@ -412,6 +412,9 @@ async fn watched_links_of_a_running_lb_linker_are_printed() {
     let path = directory.path().join("web.yaml");
     std::fs::write(&path, manifest("a.example.com")).unwrap();
     let mut linker = Linker::start(["--manifests", directory.path().to_str().unwrap()]);
+    let listed = links_of(linker.admin().await, &["--followers"]);
+    assert!(listed.status.success() && listed.stdout.is_empty(), "{listed:?}");
+    assert!(text(&listed.stderr).ends_with("no Service follows a load balancer by linker.hsj.com/source\n"));
     let admin = linker.admin().await;
     linker.ready().await;
     let mut command = bare();
