@@ -644,8 +644,8 @@ impl SyncSource {
         let stop = end.events_sent.clone();
         let Some(election_config) = election_config else {
             if let Some(lease) = flags.foreign_lease().filter(|_| writes) {
-                let guard =
-                    WriteGuard::new(client.clone(), lease, Arc::clone(&metrics.election), leader.clone());
+                let (metrics, readiness) = (Arc::clone(&metrics.election), Arc::clone(readiness));
+                let guard = WriteGuard::new(client.clone(), lease, metrics, leader.clone(), readiness);
                 let leadership = guard.leadership();
                 tasks.spawn(supervise(
                     "the look-out for other leaders",
