@@ -293,7 +293,7 @@ pub(super) async fn review_access(
             Err(_) => {
                 check_report
                     .cluster_errors
-                    .push(format!("the API server hasn't answered within {REQUEST_TIMEOUT:?}"));
+                    .push(format!("can't review permissions: no answer within {REQUEST_TIMEOUT:?}"));
                 return false;
             }
         }

@@ -33,10 +33,10 @@ use tower::timeout::TimeoutLayer;
 use tower_http::timeout::ResponseBodyTimeoutLayer;
 
 /// Timeout for the start of a response.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout between two parts of a response body. Longer than the API server lets a watch last, so that only a dead
 /// connection reaches it.
-const READ_TIMEOUT: Duration = Duration::from_secs(58);
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(58);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {

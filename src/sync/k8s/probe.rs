@@ -7,7 +7,7 @@ use axum::http::Request;
 use kube::Client;
 use tokio::time::{sleep, timeout};
 
-use super::errors::{ApiAvailability, root_cause};
+use super::errors::{ApiAvailability, no_answer, root_cause};
 
 const INTERVAL: Duration = Duration::from_secs(10);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ pub async fn probe(client: Client, availability: ApiAvailability) {
             Ok(Ok(_)) => availability.report_available(),
             Ok(Err(kube::Error::Api(status))) => availability.report_code(status.code),
             Ok(Err(error)) => availability.report(&root_cause(&error)),
-            Err(_) => availability.report(&format!("no answer within {REQUEST_TIMEOUT:?} (get {PATH})")),
+            Err(_) => availability.report(&format!("{} (get {PATH})", no_answer(REQUEST_TIMEOUT))),
         }
     }
 }
