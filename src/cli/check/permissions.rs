@@ -327,31 +327,3 @@ async fn is_granted(
     let answer = api.create(&PostParams::default(), &review).await?;
     Ok(answer.status.is_some_and(|status| status.allowed))
 }
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct TestCli {
-        #[command(flatten)]
-        flags: Flags,
-    }
-
-    #[test]
-    fn lease_outside_a_pod_has_the_hint_of_run() {
-        let names_instance = |arguments: &[&str]| {
-            let arguments = [&["lb-linker", "--leader-election=lease"], arguments].concat();
-            let flags = TestCli::try_parse_from(arguments).unwrap().flags;
-            let election_config = flags.election_config().unwrap();
-            let needed = needed(&flags, DEPLOY, election_config.as_ref());
-            let of_lease = needed.iter().find(|permission| permission.resource == LEASES).unwrap();
-            let Requirement::Always(place) = of_lease.need else { panic!("{of_lease}") };
-            place.contains("give --instance lb-linker/lb-linker")
-        };
-        assert!(names_instance(&[]));
-        assert!(!names_instance(&["--instance=infra/blue"]));
-    }
-}
