@@ -98,7 +98,7 @@ where
         Err(error @ kube::Error::Api(_)) if is_asked_by_http(&error) => {
             Err(ListError { what: in_place(what, namespace), source: Box::new(error) })
         }
-        Err(kube::Error::Api(status)) if !matches!(status.code, 401 | 403) => Ok(()),
+        Err(kube::Error::Api(status)) if !matches!(status.code, 401 | 403 | 404) => Ok(()),
         // The caller's deadline is about as near, and says what was waited for.
         Err(kube::Error::Service(error)) if error.is::<Elapsed>() => pending().await,
         Err(error) => Err(ListError { what: in_place(what, namespace), source: Box::new(error) }),

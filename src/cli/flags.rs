@@ -527,10 +527,12 @@ impl Flags {
         }
     }
 
-    /// Returns these flags for a process that only reads: it neither writes nor takes part in an election.
+    /// Returns these flags for a process that only reads: it neither writes nor takes part in an election. Objects belong
+    /// to the same instance as without.
     #[must_use]
     pub fn read_only(self) -> Self {
-        Self { sync: Some(SyncMode::Off), output: None, ..self }
+        let instance = self.named_instance();
+        Self { sync: Some(SyncMode::Off), output: None, instance, ..self }
     }
 
     /// Returns the policy for requested hostnames and for targets, with these zones of links.

@@ -135,20 +135,19 @@ impl Names {
         })
     }
 
-    /// Returns the custom hostnames that an owner asks for, may have, and doesn't hold.
-    pub(super) fn lost_by(&self, owner: OwnerId) -> Vec<Arc<str>> {
+    /// Returns the custom hostnames that an owner asks for and doesn't get: it may have them and doesn't hold them, or it
+    /// holds them and they aren't free.
+    pub(super) fn lost_by(
+        &self,
+        owner: OwnerId,
+        is_free: impl Fn(&str) -> bool,
+    ) -> impl Iterator<Item = &Arc<str>> {
         let requested = self.requests.get(&owner).into_iter().flat_map(|requested| &requested.names);
-        let lost = requested.filter(|(name, place)| place.is_some() && self.holder(name) != Some(owner));
-        lost.map(|(name, _)| Arc::clone(name)).collect()
-    }
-
-    /// Returns whether an owner asks for a custom hostname that another owner holds, or holds one that isn't free.
-    pub(super) fn loses(&self, owner: OwnerId, is_free: impl Fn(&str) -> bool) -> bool {
-        let requested = self.requests.get(&owner).into_iter().flat_map(|requested| &requested.names);
-        requested.into_iter().any(|(name, place)| match self.holder(name) {
+        let lost = requested.filter(move |(name, place)| match self.holder(name) {
             Some(holder) if holder == owner => !is_free(name),
             _ => place.is_some(),
-        })
+        });
+        lost.map(|(name, _)| name)
     }
 
     /// Returns the custom hostnames that an owner asks for and holds.

@@ -12,6 +12,7 @@ pub(crate) mod labels;
 pub mod listed;
 pub mod metrics;
 pub mod object;
+pub(crate) mod probe;
 pub(crate) mod rate_limiter;
 pub(crate) mod refusals;
 pub mod remotes;
