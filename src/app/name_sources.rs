@@ -55,7 +55,7 @@ pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result
 }
 
 fn wanted(zones: &[Zone]) -> Vec<Source> {
-    let mut wanted: Vec<Source> = zones.iter().flat_map(|zone| zone.sources.iter().cloned()).collect();
+    let mut wanted: Vec<Source> = zones.iter().flat_map(Zone::read_sources).collect();
     wanted.retain(|source| *source != Source::SERVICES);
     wanted.sort_unstable();
     wanted.dedup();

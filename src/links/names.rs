@@ -230,11 +230,8 @@ impl NameFilter {
 fn all_names(store: &Store) -> Vec<Arc<str>> {
     let mut all = store.asked_names();
     let zones = store.zones();
-    let zones: Vec<String> = zones
-        .iter()
-        .filter(|zone| zone.has(&Source::SERVICES))
-        .map(|zone| names::text(&zone.origin))
-        .collect();
+    let zones: Vec<String> =
+        zones.iter().filter(|zone| zone.has_default_names()).map(|zone| names::text(&zone.origin)).collect();
     for link in store.links() {
         let (namespace, service) = link.key.parts();
         for zone in &zones {

@@ -30,6 +30,11 @@ impl Source {
     /// The internal hostnames of load balancers of the own cluster. Zones don't list it: its names belong to the source
     /// of load balancers.
     pub const INTERNAL: Self = Self { cluster: None, kind: Cow::Borrowed("Internal") };
+    /// The routes at Gateways of one kind, which zones of *k8s_gateway* may list instead of [`Self::GATEWAYS`]. Their names are
+    /// those of owners of that source.
+    pub const HTTP_ROUTES: Self = Self { cluster: None, kind: Cow::Borrowed("HTTPRoute") };
+    pub const GRPC_ROUTES: Self = Self { cluster: None, kind: Cow::Borrowed("GRPCRoute") };
+    pub const TLS_ROUTES: Self = Self { cluster: None, kind: Cow::Borrowed("TLSRoute") };
     /// The sources that a zone may have, in the order of the documentation.
     pub const ALL: [Self; 4] = [Self::SERVICES, Self::INGRESSES, Self::GATEWAYS, Self::DNS_ENDPOINTS];
 
@@ -37,6 +42,21 @@ impl Source {
     #[must_use]
     pub fn listed(self) -> Self {
         if self == Self::INTERNAL { Self::SERVICES } else { self }
+    }
+
+    /// Returns the source that reads the objects of this one.
+    #[must_use]
+    pub fn general(&self) -> Self {
+        let of_one_kind = [Self::HTTP_ROUTES, Self::GRPC_ROUTES, Self::TLS_ROUTES];
+        match of_one_kind.iter().any(|routes| routes.kind == self.kind) {
+            true => Self { cluster: self.cluster.clone(), ..Self::GATEWAYS },
+            false => self.clone(),
+        }
+    }
+
+    /// Returns whether this source, which a zone lists, has names of another source.
+    fn has_names_of(&self, other: &Self) -> bool {
+        self == other || self.general() == *other || *self == other.general()
     }
 
     /// Returns the source's name in a Corefile, in flags and in metrics.
@@ -58,7 +78,7 @@ impl Source {
         let word = key.name().rsplit_once('.').map(|(_, word)| word);
         match word.filter(|word| !Self::INTERNAL.kind.eq_ignore_ascii_case(word)) {
             None => *self == Self::SERVICES,
-            Some(word) => *self != Self::SERVICES && self.kind.eq_ignore_ascii_case(word),
+            Some(word) => *self != Self::SERVICES && self.general().kind.eq_ignore_ascii_case(word),
         }
     }
 }
@@ -157,7 +177,8 @@ pub struct Claims {
 pub struct Zone {
     /// The origin, in the form of [`crate::model::names::wire`].
     pub origin: Box<[u8]>,
-    /// The label below the origin that is reserved for the zone itself; empty if it isn't known.
+    /// The label below the origin that is reserved for the zone itself, with all names below it; empty if it isn't known.
+    /// In a zone of *k8s_gateway* a name of one label or more: that of the primary name server.
     pub apex: Box<str>,
     /// The sources in their order. Other sources have no names in the zone.
     pub sources: Vec<Source>,
@@ -165,6 +186,17 @@ pub struct Zone {
     pub ingress_classes: Vec<Box<str>>,
     /// The classes of the Gateways whose routes have names in the zone; empty for all.
     pub gateway_classes: Vec<Box<str>>,
+    /// What a zone of the plugin *k8s_gateway* has besides; `None` for other zones.
+    pub k8s_gateway: Option<K8sGateway>,
+}
+
+/// What a zone of the plugin *k8s_gateway* has besides. Every namespace may have any name there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct K8sGateway {
+    /// The name below the origin of the second name server, which is reserved as the apex is.
+    pub secondary: Option<Box<str>>,
+    /// Label selectors: the load balancers that one of them selects have names in the zone; empty for all.
+    pub service_selectors: Vec<Box<str>>,
 }
 
 impl From<&Name> for Zone {
@@ -178,6 +210,7 @@ impl From<&Name> for Zone {
             sources: vec![Source::SERVICES],
             ingress_classes: Vec::new(),
             gateway_classes: Vec::new(),
+            k8s_gateway: None,
         }
     }
 }
@@ -196,7 +229,7 @@ impl Zone {
         let place = match Self::closest(zones, name) {
             Some(zone) => {
                 let source = source.clone().listed();
-                zone.sources.iter().position(|listed| *listed == source)?
+                zone.sources.iter().position(|listed| listed.has_names_of(&source))?
             }
             None if *source == Source::SERVICES => 0,
             None => return None,
@@ -207,7 +240,36 @@ impl Zone {
     /// Returns whether a source has names in the zone.
     #[must_use]
     pub fn has(&self, source: &Source) -> bool {
-        self.sources.contains(source)
+        self.sources.iter().any(|listed| listed.has_names_of(source))
+    }
+
+    /// Returns the sources that read the objects with names in the zone.
+    pub fn read_sources(&self) -> impl Iterator<Item = Source> {
+        self.sources.iter().map(Source::general)
+    }
+
+    /// Returns whether load balancers have their default names in the zone.
+    #[must_use]
+    pub fn has_default_names(&self) -> bool {
+        self.has(&Source::SERVICES) && self.k8s_gateway.is_none()
+    }
+
+    /// Returns the names in zones of *k8s_gateway* that a hostname asks for: the hostname itself or, if it lies in none of
+    /// these zones, the name that it is below each zone of *k8s_gateway*.
+    #[must_use]
+    pub fn k8s_gateway_names(zones: &[Self], hostname: &str) -> Vec<String> {
+        let mut own = zones.iter().filter(|zone| zone.k8s_gateway.is_some()).peekable();
+        if own.peek().is_none() {
+            return Vec::new();
+        }
+        let name = names::in_stored_form(hostname);
+        match names::wire_of(&name).map(|wire| Self::closest(zones, &wire)) {
+            // It isn't a name: so are those below the zones, which tells that.
+            None if name.is_empty() => Vec::new(),
+            None | Some(None) => own.map(|zone| format!("{name}.{}", names::text(&zone.origin))).collect(),
+            Some(Some(zone)) if zone.k8s_gateway.is_some() => vec![name],
+            Some(Some(_)) => Vec::new(),
+        }
     }
 
     /// Returns the classes of the objects of a source with names in the zone; empty for all.
@@ -226,25 +288,25 @@ impl Zone {
     #[must_use]
     pub fn is_before_target(&self, source: &Source, target: &ServiceKey) -> bool {
         let of_target = self.sources.iter().position(|listed| listed.has_target(target));
-        self.sources.iter().position(|listed| listed == source) < of_target
+        self.sources.iter().position(|listed| listed.has_names_of(source)) < of_target
     }
 
     /// Returns whether no link has a name here; `below` is the part of the name below the origin.
     #[must_use]
     pub fn reserves(&self, below: &[u8]) -> bool {
-        names::labels(below).last().is_none_or(|top| names::is_reserved(top, self.apex.as_bytes()))
+        let Some(top) = names::labels(below).last() else { return true };
+        let Some(K8sGateway { secondary, .. }) = &self.k8s_gateway else {
+            return names::is_reserved(top, self.apex.as_bytes());
+        };
+        let mut servers =
+            std::iter::once(&self.apex).chain(secondary).filter_map(|name| names::wire_of(name));
+        top == names::DELETED.as_bytes() || servers.any(|server| names::below(below, &server).is_some())
     }
 
     /// Returns the part of a name in wire form below the origin; `None` if the name isn't in the zone.
     #[must_use]
     pub fn below<'a>(&self, name: &'a [u8]) -> Option<&'a [u8]> {
-        let mut rest = name.strip_suffix(&*self.origin)?;
-        let below = rest;
-        // A zone must end at a label boundary: the part of the name below it consists of whole labels.
-        while let Some((length, labels)) = rest.split_first() {
-            rest = labels.get(usize::from(*length)..)?;
-        }
-        Some(below)
+        names::below(name, &self.origin)
     }
 }
 

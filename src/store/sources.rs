@@ -87,7 +87,10 @@ impl Store {
     ) -> Option<&'a Source> {
         let listed = self.listed.borrow();
         let mut others = zone.sources.iter().filter(|source| **source != Source::SERVICES);
-        others.find(|source| !has(&listed.now, source, zone) && !is_known(&listed, source))
+        others.find(|source| {
+            let read = source.general();
+            !has(&listed.now, &read, zone) && !is_known(&listed, &read)
+        })
     }
 
     /// Returns whether all sources of these zones, which may not be in force yet, are listed.

@@ -12,7 +12,7 @@ use super::owners::OwnerId;
 use super::{Input, Lookup, OnGone, Store};
 use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
-use crate::model::owner::{Claims, Owner, Source, Zone};
+use crate::model::owner::{Claims, Owner, Zone};
 use crate::model::service_key::ServiceKey;
 
 impl Store {
@@ -22,11 +22,12 @@ impl Store {
         let mut names = self.write();
         let zones: Arc<[Zone]> = zones.into_iter().map(Into::into).collect();
         self.listed.send_modify(|listed| listed.change_zones(&zones));
-        let has_services = |zones: &[Zone], origin: &[u8]| {
-            zones.iter().any(|zone| *zone.origin == *origin && zone.has(&Source::SERVICES))
+        let has_default_names = |zones: &[Zone], origin: &[u8]| {
+            zones.iter().any(|zone| *zone.origin == *origin && zone.has_default_names())
         };
         let before = self.zones.send_replace(Arc::clone(&zones));
-        let differs = |zone: &Zone| has_services(&before, &zone.origin) != has_services(&zones, &zone.origin);
+        let differs =
+            |zone: &Zone| has_default_names(&before, &zone.origin) != has_default_names(&zones, &zone.origin);
         if before.iter().any(differs) {
             // The zone gets or loses default names.
             self.index.slots.set_changed();
@@ -453,7 +454,7 @@ impl Store {
         if !is_changed {
             return;
         }
-        for zone in self.zones().iter().filter(|zone| zone.has(&Source::SERVICES)) {
+        for zone in self.zones().iter().filter(|zone| zone.has_default_names()) {
             for id in names.requesters(&names::text(&[name, &*zone.origin].concat())) {
                 self.refresh_hostnames(names, id);
             }
@@ -490,7 +491,7 @@ impl Store {
         let (owner, zones) = (self.owners.get(id).0, self.zones());
         let own = [dotted_name(&owner), owner.key.label().filter(|_| names.has_label(id))];
         let is_own = |wire: &[u8]| {
-            let zones = zones.iter().filter(|zone| zone.has(&Source::SERVICES));
+            let zones = zones.iter().filter(|zone| zone.has_default_names());
             let mut relative = zones.filter_map(|zone| wire.strip_suffix(&*zone.origin));
             relative.any(|relative| own.iter().flatten().any(|name| *name == relative))
         };
@@ -501,7 +502,7 @@ impl Store {
     /// Returns whether a name in wire form isn't the default name of a link.
     pub(super) fn is_free(&self, name: &[u8]) -> bool {
         let zones = self.zones();
-        let zones = zones.iter().filter(|zone| zone.has(&Source::SERVICES));
+        let zones = zones.iter().filter(|zone| zone.has_default_names());
         let mut own = zones.filter_map(|zone| name.strip_suffix(&*zone.origin));
         !own.any(|name| matches!(self.index.default_names.find(name), Lookup::Link(_)))
     }

@@ -183,7 +183,7 @@ pub(super) fn for_sources<'a>(
         (Source::GATEWAYS, &OF_GATEWAYS, "deploy/sources/, for the source gateway"),
         (Source::DNS_ENDPOINTS, &[DNS_ENDPOINTS], "deploy/sources/, for the source dnsendpoint"),
     ] {
-        if zones.clone().any(|zone| zone.sources.contains(&source)) {
+        if zones.clone().any(|zone| zone.sources.iter().any(|listed| listed.general() == source)) {
             let verbs = resources.iter().flat_map(|resource| [("list", *resource), ("watch", *resource)]);
             let verbs: Vec<_> = verbs.collect();
             permissions.extend(in_watched_namespaces(flags, &verbs, Requirement::Always(need)));

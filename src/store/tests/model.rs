@@ -257,6 +257,7 @@ impl World {
             sources: sources.clone(),
             ingress_classes: Vec::new(),
             gateway_classes: Vec::new(),
+            k8s_gateway: None,
         }));
         let before = std::mem::replace(&mut self.model.zones, zones);
         // A zone with or without default names is in another block, which keeps answers of its own.

@@ -15,6 +15,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
 use crate::sync::k8s::annotations::{HostnameSource, OF_ROUTES};
+use crate::sync::k8s::k8s_gateway::is_ignored;
 use crate::sync::source::names::object::{Asking, Rules, created, id_of, uid, zone_of};
 use crate::sync::source::names::shared::ObjectId;
 
@@ -33,6 +34,8 @@ pub struct Route {
     hostnames: Box<[Host]>,
     /// The annotations that may matter for names.
     annotations: BTreeMap<String, String>,
+    /// Whether the route has opted out of the zones of *k8s_gateway*.
+    is_ignored: bool,
     /// Where the route is accepted.
     pub accepted: Box<[Attachment]>,
     /// A parent that has refused it.
@@ -104,6 +107,7 @@ impl Route {
         Self {
             uid: uid(&metadata).into(),
             created: created(&metadata),
+            is_ignored: is_ignored(&metadata),
             hostnames: spec.hostnames.into(),
             annotations: metadata.annotations.into_iter().flatten().filter(|(key, _)| is_used(key)).collect(),
             accepted: accepted.into(),
@@ -144,6 +148,7 @@ impl Route {
             many: "routes",
             metadata: &metadata,
             hosts: wanted.keys().copied().collect(),
+            is_ignored: self.is_ignored,
             counting,
             annotations: &OF_ROUTES,
             other_zone: "its zone doesn't have the names of routes, or not of Gateways of this class; or no \
