@@ -170,6 +170,8 @@ pub struct Claims {
     pub created: i64,
     /// Absolute names in lower case, without the trailing dot; the first label may be `*`.
     pub names: Arc<[Arc<str>]>,
+    /// The source that the zone of these names lists for them, if it lists a part of the owner's source.
+    pub listed: Option<Box<Source>>,
 }
 
 /// A zone, and the sources of its names.
@@ -241,6 +243,11 @@ impl Zone {
     #[must_use]
     pub fn has(&self, source: &Source) -> bool {
         self.sources.iter().any(|listed| listed.has_names_of(source))
+    }
+
+    /// Returns the routes of single kinds that have names in the zone, in their order.
+    pub fn kinds_of_routes(&self) -> impl Iterator<Item = &Source> {
+        self.sources.iter().filter(|listed| listed.general() != **listed)
     }
 
     /// Returns the sources that read the objects with names in the zone.

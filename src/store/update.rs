@@ -37,8 +37,8 @@ impl Store {
         // A name may pass several times: the first change tells where it was, the last one where it is.
         let mut passed: BTreeMap<Arc<str>, OwnerChange> = BTreeMap::new();
         for (id, _) in &all {
-            let Claims { created, names: hostnames } = names.claims_of(*id);
-            for change in self.request(&mut names, *id, created, &hostnames) {
+            let claims = names.claims_of(*id);
+            for change in self.request(&mut names, *id, &claims) {
                 let to = change.to;
                 passed.entry(Arc::clone(&change.name)).or_insert(change).to = to;
             }
@@ -103,14 +103,14 @@ impl Store {
         let known = names.claims_of(id);
         // Claims without names have no rank.
         let is_same_rank = claims.names.is_empty() || known.created == claims.created;
-        let has_same_claims = is_same_rank && known.names == claims.names;
+        let has_same_claims = is_same_rank && known.names == claims.names && known.listed == claims.listed;
         if is_same && has_same_claims {
             return;
         }
         self.publish(names, id, target);
         let passed = match has_same_claims {
             true => Vec::new(),
-            false => self.request(names, id, claims.created, &claims.names),
+            false => self.request(names, id, claims),
         };
         self.record_change(names, owner, before, Some(Arc::clone(target)));
         self.refresh_hostnames(names, id);
@@ -303,7 +303,8 @@ impl Store {
         let asks = |link: &Link| (link.created, link.annotations.hostnames.clone());
         let mut passed = Vec::new();
         if before.as_deref().is_none_or(|before| asks(before) != asks(&link)) {
-            passed = self.request(names, id, link.created, &link.annotations.hostnames);
+            let (created, hostnames) = asks(&link);
+            passed = self.request(names, id, &Claims { created, names: hostnames, listed: None });
         }
         link.hostnames = self.free_hostnames(names, id).into();
         let link = Arc::new(link);
@@ -352,7 +353,7 @@ impl Store {
         let (id, _) = self.owners.find(&owner)?;
         let reassigned = names.release(id);
         self.apply_reassigned(names, reassigned);
-        let passed = names.request(id, 0, &[], |_, _| None);
+        let passed = names.request(id, &Claims::default(), |_, _| None);
         if let Some(dotted) = dotted_name(&owner) {
             self.set_default_name(names, &dotted, None);
         }
@@ -373,15 +374,9 @@ impl Store {
     // === names ===
 
     /// Records the custom hostnames that an owner asks for. Returns which of them have another owner now.
-    fn request(
-        &self,
-        names: &mut Names,
-        id: OwnerId,
-        created: i64,
-        hostnames: &[Arc<str>],
-    ) -> Vec<OwnerChange> {
+    fn request(&self, names: &mut Names, id: OwnerId, claims: &Claims) -> Vec<OwnerChange> {
         let zones = self.zones();
-        names.request(id, created, hostnames, |name, source| Zone::place(&zones, name, source))
+        names.request(id, claims, |name, source| Zone::place(&zones, name, source))
     }
 
     /// Publishes names under their new owners.

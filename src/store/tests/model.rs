@@ -310,7 +310,7 @@ impl World {
             return;
         }
         let (created, gateway) = (self.random.random_range(0..3), self.random.random_range(0..2));
-        let claims = Claims { created, names: self.hostnames().into() };
+        let claims = Claims { created, names: self.hostnames().into(), ..Default::default() };
         // Another cluster has other resourceVersions.
         let version = self.version().filter(|_| owner.source.cluster.is_none());
         self.store.observe(&owner, &claims, &self.gateways[gateway], version);
