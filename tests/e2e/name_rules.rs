@@ -154,7 +154,8 @@ mod service;
 struct Table {
     rows: &'static [Row],
     zone: &'static str,
-    /// The options of *lb_linker*.
+    plugin: &'static str,
+    /// The options of the plugin.
     options: &'static str,
     /// Variables of the environment, which are lb-linker's flags.
     flags: &'static [(&'static str, &'static str)],
@@ -166,7 +167,7 @@ const PREFIXES: (&str, &str) =
 
 /// The table of a kind of objects, with ExternalDNS's annotations.
 const fn of_external_dns(rows: &'static [Row]) -> Table {
-    Table { rows, zone: "lb.internal", options: EVERY_SOURCE, flags: &[PREFIXES] }
+    Table { rows, zone: "lb.internal", plugin: "lb_linker", options: EVERY_SOURCE, flags: &[PREFIXES] }
 }
 
 const TABLES: &[Table] = &[
@@ -182,7 +183,13 @@ const TABLES: &[Table] = &[
     filters::TARGETS,
     filters::PREFIX,
     filters::TTL,
+    k8s_gateway::EVERY_RESOURCE,
     k8s_gateway::DEFAULTS,
+    k8s_gateway::ORDER,
+    k8s_gateway::OTHER_ORDER,
+    k8s_gateway::CLASSES,
+    k8s_gateway::SELECTORS,
+    k8s_gateway::README,
     k8s_gateway::INGRESS_ALONE,
     k8s_gateway::FALLTHROUGH,
     k8s_gateway::FALLTHROUGH_OF_A_ZONE,
@@ -200,7 +207,7 @@ ZONE:{$PORT} {
         answer \"{{ .Name }} 5 IN CNAME {{ index .Match 1 }}.dns01.example.net.\"
         fallthrough
     }
-    lb_linker {
+    PLUGIN {
         OPTIONS
     }
     file zone ZONE
@@ -213,13 +220,13 @@ example.net:{$PORT} {
     }
 }";
 
-/// What is behind lb_linker with `fallthrough`.
+/// What is behind the plugin with `fallthrough`.
 const ZONE: &str = "@ 3600 SOA ns hostmaster 1 7200 1800 86400 5\n@ NS ns\nns A 192.0.2.53\n* A 192.0.2.99\n";
 
 /// Asks all questions of a table, and returns what is wrong.
 async fn check(table: &Table) -> Vec<String> {
-    let Table { rows, zone, options, flags } = *table;
-    let corefile = COREFILE.replace("ZONE", zone).replace("OPTIONS", options);
+    let Table { rows, zone, plugin, options, flags } = *table;
+    let corefile = COREFILE.replace("ZONE", zone).replace("PLUGIN", plugin).replace("OPTIONS", options);
     let mut site = CorefileDir::new(&corefile, &[("zone", ZONE), ("hosts", "")]);
     for (name, value) in flags {
         site = site.with(name, value);
