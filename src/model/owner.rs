@@ -352,4 +352,73 @@ mod tests {
             assert_eq!(zone.is_before_target(&source, &target(&Source::INTERNAL)), expected, "{source:?}");
         }
     }
+
+    fn of_k8s_gateway(origin: &str, sources: &[Source]) -> Zone {
+        Zone {
+            apex: "dns1.kube-system".into(),
+            sources: sources.to_vec(),
+            k8s_gateway: Some(K8sGateway { secondary: Some("two".into()), service_selectors: Vec::new() }),
+            ..(&Name::from_ascii(origin).unwrap()).into()
+        }
+    }
+
+    #[test]
+    fn names_without_a_zone_count_below_zones_of_k8s_gateway() {
+        let plain: Zone = (&Name::from_ascii("lb.internal.").unwrap()).into();
+        let zones = [plain, of_k8s_gateway("a.example.", &[]), of_k8s_gateway("b.example.", &[])];
+        for (hostname, expected) in [
+            ("web.shop", &["web.shop.a.example", "web.shop.b.example"][..]),
+            ("Web.", &["web.a.example", "web.b.example"]),
+            ("*.w", &["*.w.a.example", "*.w.b.example"]),
+            ("X.A.example.", &["x.a.example"]),
+            ("a.example", &["a.example"]),
+            ("x.lb.internal", &[]),
+            ("", &[]),
+            ("b..c", &["b..c.a.example", "b..c.b.example"]),
+        ] {
+            assert_eq!(Zone::k8s_gateway_names(&zones, hostname), expected, "{hostname}");
+            assert!(Zone::k8s_gateway_names(&zones[..1], hostname).is_empty());
+        }
+    }
+
+    #[test]
+    fn zone_of_k8s_gateway_reserves_its_name_servers() {
+        let zone = of_k8s_gateway("example.", &[]);
+        for (name, expected) in [
+            ("dns1.kube-system", true),
+            ("x.dns1.kube-system", true),
+            ("two", true),
+            ("x.two", true),
+            ("deleted", true),
+            ("x.deleted", true),
+            ("kube-system", false),
+            ("xdns1.kube-system", false),
+            ("dns", false),
+            ("ns.dns", false),
+            ("_tcp", false),
+        ] {
+            assert_eq!(zone.reserves(&names::wire_of(name).unwrap()), expected, "{name}");
+        }
+        assert!(zone.reserves(b""));
+    }
+
+    #[test]
+    fn single_kinds_of_routes_have_places_of_their_own() {
+        let sources = [Source::TLS_ROUTES, Source::INGRESSES, Source::HTTP_ROUTES];
+        let kinds = of_k8s_gateway("example.", &sources);
+        let all = of_k8s_gateway("all.", &[Source::SERVICES, Source::GATEWAYS]);
+        let zones = [kinds.clone(), all.clone()];
+        let place = |name: &str, source: &Source| Zone::place(&zones, &names::wire_of(name).unwrap(), source);
+        for (source, expected) in [
+            (Source::HTTP_ROUTES, [Some(2), Some(1)]),
+            (Source::TLS_ROUTES, [Some(0), Some(1)]),
+            (Source::GRPC_ROUTES, [None, Some(1)]),
+            (Source::GATEWAYS, [Some(0), Some(1)]),
+        ] {
+            assert_eq!(["a.example", "a.all"].map(|name| place(name, &source)), expected, "{source:?}");
+        }
+        assert_eq!(kinds.kinds_of_routes().count(), 2);
+        assert_eq!(all.kinds_of_routes().count(), 0);
+        assert!(!kinds.has_default_names() && !all.has_default_names());
+    }
 }
