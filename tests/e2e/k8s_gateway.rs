@@ -61,6 +61,52 @@ async fn corefile_of_its_chart_is_served_as_it_is() {
     linker.line("every namespace may have any name in example.com").await;
 }
 
+/// The permissions of its chart with the default values: `charts/k8s-gateway/templates/rbac.yaml`.
+const PERMISSIONS: &str = "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: exdns-k8s-gateway}
+rules:
+- {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [get, list, watch]}
+- {apiGroups: [''], resources: [services, namespaces], verbs: [list, watch]}
+- {apiGroups: [extensions, networking.k8s.io], resources: [ingresses], verbs: [list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: exdns-k8s-gateway}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: exdns-k8s-gateway}
+subjects: [{kind: ServiceAccount, name: exdns-k8s-gateway, namespace: default}]
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: exdns-k8s-gateway, namespace: default}
+";
+
+/// As in docs/moving.md: its Deployment runs lb-linker.
+#[tokio::test]
+async fn permissions_of_its_chart_suffice() {
+    let (plane, cluster, _) = cluster_with_target().await;
+    let directory = tempfile::tempdir().unwrap();
+    let objects = directory.path().join("objects.yaml");
+    std::fs::write(&objects, PERMISSIONS).unwrap();
+    plane.apply_files(&objects);
+    let account = "--as=system:serviceaccount:default:exdns-k8s-gateway";
+    for resource in ["services", "ingresses.networking.k8s.io"] {
+        permission(plane, true, &["watch", resource, "-A", account]).await;
+    }
+    let shop = cluster.create_namespace("shop").await;
+    Ingresses::of(&cluster, &shop).create("web", &[&format!("app-{shop}.example.com")], "192.0.2.1").await;
+    let kubeconfig = plane.kubeconfig_for_service_account("default", "exdns-k8s-gateway");
+    let corefile = directory.path().join("Corefile");
+    write_corefile(&corefile, kubeconfig.to_str().unwrap(), "resources Ingress Service");
+    let args = ["run", "--corefile", corefile.to_str().unwrap(), "--sync=off", "--admin-listen=none"];
+    let linker = Linker::start_bare(&[], args);
+    linker.ready().await;
+    assert_eq!(short(linker.dns, &format!("app-{shop}.example.com. A")).await, "192.0.2.1");
+    let checked = run_to_end(["check", "--cluster", "--corefile", args[2], "--sync=off"]);
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}
+
 fn write_corefile(path: &Path, kubeconfig: &str, options: &str) {
     let corefile = format!(
         "example.com:0 lb.internal:0 {{

@@ -17,10 +17,10 @@ use crate::harness::{deploy, eventually, linker};
 const ABSENT: &str = "Non-Existent Domain";
 const EMPTY: &str = "No Error";
 
-const WITHOUT_COUNTERPART: &str = "ExternalDNS: `--fqdn-template` and other templates, `--default-targets`, \
+const WITHOUT_COUNTERPART: &str = "`--fqdn-template` and other templates, `--default-targets`, \
                                    `--exclude-domains`, `--regex-domain-filter`, `--managed-record-types`, \
                                    `--nat64-networks`, `--compatibility`";
-const OPTIONS: &str = "ExternalDNS: `--ignore-ingress-rules-spec`, `--ignore-ingress-tls-spec`, \
+const OPTIONS: &str = "`--ignore-ingress-rules-spec`, `--ignore-ingress-tls-spec`, \
                        `--ignore-hostname-annotation`, `--gateway-name`, `--gateway-label-filter`";
 
 /// The documents that tell how lb-linker differs.
@@ -280,12 +280,18 @@ fn differences_of_rules_are_documented() {
     for row in rows().filter(|row| !row.differs.is_empty()) {
         assert!(documents.iter().any(|text| text.contains(row.differs)), "{}: {}", row.rule, row.differs);
     }
-    // The table of differences has no row without an example.
+    // The tables of differences have no row without an example.
     let used: BTreeSet<&str> = rows().map(|row| row.differs).collect();
-    let section = fs::read_to_string(deploy().with_file_name("docs").join("sources.md")).unwrap();
-    let (_, section) = section.split_once("\n## Differences from ExternalDNS and k8s_gateway\n").unwrap();
-    let cells = section.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
-    for cell in cells.skip(1) {
-        assert!(used.contains(cell), "no row of the tables has this difference: {cell}");
+    for (name, heading) in
+        [("sources.md", "\n## Differences from ExternalDNS\n"), ("moving.md", "\n### What stays different\n")]
+    {
+        let text = fs::read_to_string(deploy().with_file_name("docs").join(name)).unwrap();
+        let (_, section) = text.split_once(heading).unwrap();
+        let section = section.split("\n#").next().unwrap();
+        let cells = section.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+        for cell in cells.skip(1) {
+            assert!(used.contains(cell), "no row of the tables has this difference: {cell}");
+        }
     }
+}
 }

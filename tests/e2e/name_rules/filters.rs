@@ -3,7 +3,7 @@
 use super::{ABSENT, EMPTY, EVERY_SOURCE, PREFIXES, Row, Table, row};
 
 const ZONE: &str = "lb.internal";
-const NO_FILTER: &str = "ExternalDNS: labels and annotations select objects of all kinds \
+const NO_FILTER: &str = "labels and annotations select objects of all kinds \
                          (`--label-filter`, `--annotation-filter`)";
 
 pub(super) const CLASSES: Table = Table {
@@ -151,12 +151,6 @@ pub(super) const LABELS: Table = Table {
             ),
             &[("web A", "192.0.2.1"), ("other A", ABSENT), ("none A", ABSENT)],
         ),
-        row(
-            "k8s_gateway README.md:73: serviceLabelSelectors app=web app=other",
-            service!("other, labels: {app: other}", "type: LoadBalancer", "{ip: 192.0.2.1}"),
-            &[("other A", ABSENT)],
-        )
-        .differs("k8s_gateway: Services that one of several `serviceLabelSelectors` selects"),
         row(
             "docs/flags.md:44: --label-filter, for other objects",
             ingress!("web, labels: {app: other}", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
