@@ -89,7 +89,10 @@ impl Store {
         let listed = self.listed.borrow();
         let counts = |source: &&Source| **source != Source::SERVICES && source.cluster == zone.cluster;
         let mut others = zone.sources.iter().filter(counts);
-        others.find(|source| !has(&listed.now, source, zone) && !is_known(&listed, source))
+        others.find(|source| {
+            let read = source.general();
+            !has(&listed.now, &read, zone) && !is_known(&listed, &read)
+        })
     }
 
     /// Returns whether all sources of these zones, which may not be in force yet, are listed, apart from remote clusters.
