@@ -26,18 +26,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::SelectAll;
+use futures::stream::{FuturesUnordered, SelectAll};
 use kube::Client;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::watch;
 use tokio::task::yield_now;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::LinkChange;
+use crate::model::owner::Source;
 use crate::model::service_key::ServiceKey;
 use crate::store::{Input, Store};
 use crate::sync::alerts::requests::RuleRequests;
@@ -49,6 +50,7 @@ use crate::sync::external_target::states::ExternalTargetStates;
 use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
 use crate::sync::k8s::metrics::ApiMetrics;
+use crate::sync::k8s::remotes::{Remote, Remotes};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::relist_guard::RelistGuard;
@@ -75,6 +77,7 @@ pub struct FailoverContext {
     pub client: Client,
     /// Reports an unreachable API server.
     pub availability: ApiAvailability,
+    pub remotes: Remotes,
     /// How a missing permission to list StableNames is granted.
     pub list_hint: &'static str,
     pub store: Arc<Store>,
@@ -112,6 +115,9 @@ pub struct FailoverContext {
 
 struct FailoverController {
     context: FailoverContext,
+    started: Instant,
+    /// The remote clusters whose Services this process has listed.
+    listed_remotes: BTreeSet<Arc<str>>,
     objects: HashMap<ServiceKey, TrackedStableName>,
     /// For each Service the StableNames that have it as a source or announce its target.
     by_service: HashMap<ServiceKey, HashSet<ServiceKey>>,
@@ -150,6 +156,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
         return Ok(());
     }
     let (term, rewinds) = (context.leadership.clone(), context.rewinds.clone());
+    let mut first_lists = first_lists(&context);
     let mut controller = FailoverController::new(context);
     loop {
         let is_busy = controller.drain();
@@ -178,6 +185,10 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             () = rewinds.wait_for_change(controller.lists.rewinds) => controller.relist(),
             Ok(()) = links_listed.changed() => controller.refresh_term(),
             Ok(()) = hostname_policy.changed() => controller.refresh_all(),
+            Some(cluster) = first_lists.next() => {
+                controller.listed_remotes.insert(cluster);
+                controller.refresh_all();
+            }
             () = controller.leader.to_decide.due() => {}
             ended = controller.leader.runtime.event() => ended?.into_iter().for_each(|ended| controller.written(ended)),
             () = sleep_until_opt(checks_due) => {}
@@ -215,6 +226,8 @@ impl FailoverController {
             pending_deletions: PendingDeletions::default(),
             error_log: ThrottledLog::default(),
             leader: LeaderTerm::new(None, context.leadership.clone()),
+            started: Instant::now(),
+            listed_remotes: BTreeSet::new(),
             context,
         }
     }
@@ -270,6 +283,19 @@ impl FailoverController {
             self.objects.keys().for_each(|key| self.leader.to_decide.add(key));
         }
     }
+}
+
+/// Returns the names of the remote clusters, each as soon as this process has listed its Services.
+fn first_lists(context: &FailoverContext) -> FuturesUnordered<impl Future<Output = Arc<str>> + use<>> {
+    let first_list = |remote: &Remote| {
+        let (store, cluster) = (Arc::clone(&context.store), Arc::clone(&remote.name));
+        async move {
+            let source = Source { cluster: Some(Arc::clone(&cluster)), ..Source::SERVICES };
+            store.source_listed(&source).await;
+            cluster
+        }
+    };
+    context.remotes.all().iter().map(first_list).collect()
 }
 
 fn one(key: &ServiceKey) -> Vec<ServiceKey> {
