@@ -47,6 +47,8 @@ struct Clusters {
     west: Lent,
     west_cluster: Cluster,
     port: HeldPort,
+    /// The value of `--remote`.
+    remote: String,
 }
 
 impl Clusters {
@@ -66,6 +68,8 @@ impl Clusters {
         west.create_namespace("shop");
         west.create_service_account("lb-linker", "reader");
         west.apply(READS);
+        let kubeconfig = west.kubeconfig_for_service_account("lb-linker", "reader");
+        let remote = format!("west={}", kubeconfig.display());
         let (west_cluster, port) = (west.cluster().await, HeldPort::take().unwrap());
         for (cluster, name) in [(&home.cluster, "seoul"), (&west_cluster, "west")] {
             let ports = json!([{"port": port.number()}]);
@@ -75,7 +79,7 @@ impl Clusters {
             let host = format!("{name}.example.com");
             cluster.set_ingress("shop", "web", &[Ingress::Hostname(&host)]).await;
         }
-        Self { home, west, west_cluster, port }
+        Self { home, west, west_cluster, port, remote }
     }
 
     /// Lets a load balancer accept connections until the result is dropped.
@@ -84,9 +88,7 @@ impl Clusters {
     }
 
     async fn linker(&self) -> Linker {
-        let kubeconfig = self.west.kubeconfig_for_service_account("lb-linker", "reader");
-        let remote = format!("west={}", kubeconfig.display());
-        self.home.linker(&["--allowed-nets", "127.0.0.0/8", "--remote", &remote]).await
+        self.home.linker(&["--allowed-nets", "127.0.0.0/8", "--remote", &self.remote]).await
     }
 
     async fn allow(&self, entry: &str) {
