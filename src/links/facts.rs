@@ -67,11 +67,14 @@ pub struct LinkFacts {
 }
 
 impl LinkFacts {
-    /// Returns the links that a filter selects, ordered by namespace and name.
+    /// Returns the links that a filter selects, ordered by namespace and name; those of remote clusters are the last.
     #[must_use]
     pub fn views(&self, filter: &LinkFilter) -> Vec<LinkView> {
         let problems = self.name_problems();
-        selected(&self.store, filter).iter().map(|link| self.view(link, &problems)).collect()
+        let mut views: Vec<LinkView> =
+            selected(&self.store, filter).iter().map(|link| self.view(link, &problems)).collect();
+        views.extend(self.remote_views(filter, &problems));
+        views
     }
 
     pub(super) fn name_problems(&self) -> NameProblems {

@@ -220,7 +220,8 @@ impl Zone {
             self.sources.extend(sources.iter().cloned());
             let Some(label) = names::wire([cluster.as_bytes()]) else { continue };
             let origin = [&label, &*self.origin].concat().into();
-            domains.push(Self { origin, cluster: Some(Arc::clone(cluster)), sources, ..self.clone() });
+            let (apex, cluster) = (Box::default(), Some(Arc::clone(cluster)));
+            domains.push(Self { origin, apex, cluster, sources, ..self.clone() });
         }
         std::iter::once(self).chain(domains).collect()
     }
@@ -271,9 +272,12 @@ impl Zone {
         self.sources.iter().position(|listed| listed == source) < of_target
     }
 
-    /// Returns whether no object of the home cluster has a name here; `below` is the part of the name below the origin.
+    /// Returns whether no object of the zone's cluster has a name here; `below` is the part of the name below the origin.
     #[must_use]
     pub fn reserves(&self, below: &[u8]) -> bool {
+        if self.cluster.is_some() {
+            return below.is_empty();
+        }
         names::labels(below).last().is_none_or(|top| {
             let of_remote = |source: &Source| source.cluster.as_ref().is_some_and(|it| it.as_bytes() == top);
             names::is_reserved(top, self.apex.as_bytes()) || self.sources.iter().any(of_remote)

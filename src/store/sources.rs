@@ -106,6 +106,14 @@ impl Store {
         own.all(|zone| self.unlisted_of(zone, |_, _| false).is_none())
     }
 
+    /// Waits until the objects of all remote clusters are listed.
+    pub async fn remotes_listed(&self) {
+        let (mut listed, zones) = (self.listed.subscribe(), self.zones());
+        let is_listed = |zone: &Zone| zone.cluster.is_none() || self.unlisted_source(zone).is_none();
+        // The sender lives as long as `self`: waiting can't fail.
+        while !zones.iter().all(is_listed) && listed.changed().await.is_ok() {}
+    }
+
     /// Waits until the load balancers are known, and the other sources of all zones are listed.
     pub async fn all_known(&self) {
         self.known(Input::Services).await;

@@ -51,6 +51,7 @@ mod policy;
 mod recreation;
 mod refusals;
 mod release;
+mod remote;
 mod scan;
 mod secrets;
 mod selection;

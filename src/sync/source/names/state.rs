@@ -385,7 +385,9 @@ impl NameState {
     pub(super) fn set_listed(&mut self) {
         self.is_listed = true;
         let origins = &self.rules.policy.targets.zones;
-        let is_checked = |zone: &&Zone| origins.iter().any(|origin| Zone::from(origin).origin == zone.origin);
+        // The domain of a remote cluster lies in its zone.
+        let is_checked =
+            |zone: &&Zone| origins.iter().any(|origin| Zone::from(origin).below(&zone.origin).is_some());
         let zones: Vec<Zone> = self.rules.zones.iter().filter(is_checked).cloned().collect();
         self.rules.store.set_listed(&self.source, &zones);
     }
