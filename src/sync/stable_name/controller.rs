@@ -25,8 +25,9 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, SelectAll};
+use futures::{FutureExt, StreamExt};
 use kube::Client;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
@@ -118,6 +119,8 @@ struct FailoverController {
     started: Instant,
     /// The remote clusters whose Services this process has listed.
     listed_remotes: BTreeSet<Arc<str>>,
+    /// The names of the remote clusters, each as soon as its Services are listed.
+    first_lists: FuturesUnordered<BoxFuture<'static, Arc<str>>>,
     objects: HashMap<ServiceKey, TrackedStableName>,
     /// For each Service the StableNames that have it as a source or announce its target.
     by_service: HashMap<ServiceKey, HashSet<ServiceKey>>,
@@ -142,8 +145,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
     let mut services = context.unselected.subscribe();
     let mut external_targets = context.external_target_states.subscribe();
     let mut rules = context.rules.subscribe();
-    let mut leadership = context.leadership.clone();
-    let mut links_listed = context.links_listed.clone();
+    let (mut leadership, mut links_listed) = (context.leadership.clone(), context.links_listed.clone());
     let mut hostname_policy = context.hostname_policy.clone();
     hostname_policy.mark_unchanged();
     let mut tick = interval(DISCOVERY_INTERVAL);
@@ -156,7 +158,6 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
         return Ok(());
     }
     let (term, rewinds) = (context.leadership.clone(), context.rewinds.clone());
-    let mut first_lists = first_lists(&context);
     let mut controller = FailoverController::new(context);
     loop {
         let is_busy = controller.drain();
@@ -185,10 +186,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             () = rewinds.wait_for_change(controller.lists.rewinds) => controller.relist(),
             Ok(()) = links_listed.changed() => controller.refresh_term(),
             Ok(()) = hostname_policy.changed() => controller.refresh_all(),
-            Some(cluster) = first_lists.next() => {
-                controller.listed_remotes.insert(cluster);
-                controller.refresh_all();
-            }
+            Some(cluster) = controller.first_lists.next() => controller.on_first_list(cluster),
             () = controller.leader.to_decide.due() => {}
             ended = controller.leader.runtime.event() => ended?.into_iter().for_each(|ended| controller.written(ended)),
             () = sleep_until_opt(checks_due) => {}
@@ -228,6 +226,7 @@ impl FailoverController {
             leader: LeaderTerm::new(None, context.leadership.clone()),
             started: Instant::now(),
             listed_remotes: BTreeSet::new(),
+            first_lists: first_lists(&context),
             context,
         }
     }
@@ -265,6 +264,11 @@ impl FailoverController {
         self.queue_all();
     }
 
+    fn on_first_list(&mut self, cluster: Arc<str>) {
+        self.listed_remotes.insert(cluster);
+        self.refresh_all();
+    }
+
     fn queue(&mut self, key: &ServiceKey) {
         if self.leader.term.is_some() && self.objects.contains_key(key) {
             self.leader.queue(key, self.objects.len());
@@ -286,14 +290,11 @@ impl FailoverController {
 }
 
 /// Returns the names of the remote clusters, each as soon as this process has listed its Services.
-fn first_lists(context: &FailoverContext) -> FuturesUnordered<impl Future<Output = Arc<str>> + use<>> {
+fn first_lists(context: &FailoverContext) -> FuturesUnordered<BoxFuture<'static, Arc<str>>> {
     let first_list = |remote: &Remote| {
         let (store, cluster) = (Arc::clone(&context.store), Arc::clone(&remote.name));
-        async move {
-            let source = Source { cluster: Some(Arc::clone(&cluster)), ..Source::SERVICES };
-            store.source_listed(&source).await;
-            cluster
-        }
+        let source = Source { cluster: Some(Arc::clone(&cluster)), ..Source::SERVICES };
+        async move { store.source_listed(&source).await }.map(|()| cluster).boxed()
     };
     context.remotes.all().iter().map(first_list).collect()
 }

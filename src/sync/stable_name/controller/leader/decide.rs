@@ -16,6 +16,7 @@ use super::super::status_format::from_stored;
 use super::super::{FailoverController, sources_of};
 use super::LeaderTerm;
 use super::state::{DecisionState, UnreportedEvents};
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
@@ -55,8 +56,7 @@ impl FailoverController {
         let (listed, overrides) =
             (self.context.links_listed.borrow(), self.context.overrides_listed.borrow());
         let policy = self.context.hostname_policy.borrow();
-        let listed_remotes = &self.listed_remotes;
-        let known = KnownServices { listed: &listed, epoch, remotes: &policy.remotes, listed_remotes };
+        let known = KnownServices::new(&listed, epoch, &policy, &self.listed_remotes);
         overrides.is_settled(epoch)
             && overrides.covers(object.key.namespace(), epoch)
             && self.context.store.is_known(Input::Services)
@@ -74,8 +74,7 @@ impl FailoverController {
         let Some(epoch) = self.epoch() else { return };
         let listed = self.context.links_listed.borrow();
         let policy = Arc::clone(&self.context.hostname_policy.borrow());
-        let listed_remotes = &self.listed_remotes;
-        let known = KnownServices { listed: &listed, epoch, remotes: &policy.remotes, listed_remotes };
+        let known = KnownServices::new(&listed, epoch, &policy, &self.listed_remotes);
         let (now, all) = (Timestamp::now(), self.objects.len());
         self.leader.upstreams.forget_after(now);
         self.leader.decided_at = now;
@@ -260,7 +259,16 @@ struct KnownServices<'a> {
     listed_remotes: &'a BTreeSet<Arc<str>>,
 }
 
-impl KnownServices<'_> {
+impl<'a> KnownServices<'a> {
+    fn new(
+        listed: &'a CompletedLists,
+        epoch: ListEpoch,
+        policy: &'a HostnamePolicy,
+        listed_remotes: &'a BTreeSet<Arc<str>>,
+    ) -> Self {
+        Self { listed, epoch, remotes: &policy.remotes, listed_remotes }
+    }
+
     /// Returns whether a decision needn't wait for the list that has a Service: the list is complete or refused, or that of
     /// a remote cluster is missing for long. `since` is the start of this process.
     fn may_use(&self, service: &ServiceKey, since: Instant) -> bool {
