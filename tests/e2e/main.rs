@@ -27,6 +27,7 @@ mod environment;
 mod events;
 
 mod failover;
+mod failover_clusters;
 mod failover_faults;
 mod finalizer;
 mod gateway_routes;
