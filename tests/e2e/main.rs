@@ -50,6 +50,7 @@ mod policy;
 mod recreation;
 mod refusals;
 mod release;
+mod remote_access;
 mod scan;
 mod secrets;
 mod selection;
