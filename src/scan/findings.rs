@@ -351,20 +351,23 @@ struct Remotes {
 impl Remotes {
     /// Returns those that have a name in the domain of their cluster.
     fn of(store: &Store) -> Self {
-        let mut found = Self::default();
+        let (mut found, mut seen) = (Self::default(), HashSet::new());
         let mut owners = store.other_owners();
         owners.sort_by(|(a, ..), (b, ..)| a.cmp(b));
         for (owner, claims, link) in owners {
-            let Some(cluster) = owner.key.cluster().filter(|_| owner.source.is_like(&Source::SERVICES))
-            else {
+            let Some(cluster) = link.key.cluster().filter(|_| owner.source.is_like(&Source::SERVICES)) else {
                 continue;
             };
-            let (namespace, service) = owner.key.parts();
+            let (namespace, service) = link.key.parts();
             let default_name = format!("{service}.{}.", clusters::domain_of(namespace));
             let is_own = |name: &&Arc<str>| {
                 name.starts_with(&default_name) && store.owners_asking(name).first() == Some(&owner)
             };
-            let Some(name) = claims.names.iter().find(is_own) else { continue };
+            // It has a name in each zone.
+            let Some(name) = claims.names.iter().find(is_own).filter(|_| seen.insert(link.key.clone()))
+            else {
+                continue;
+            };
             let remote = RemoteLoadBalancer {
                 cluster: cluster.to_owned(),
                 load_balancer: format!("{}/{service}", clusters::split(namespace).1),

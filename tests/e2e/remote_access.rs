@@ -217,7 +217,7 @@ async fn scan_finds_load_balancers_of_remote_clusters() {
         "namespace": app, "service": "database", "externalName": "db.west.example",
         "cluster": "west", "loadBalancer": format!("{shop}/db"), "name": name,
     }]);
-    assert_eq!(found["remote"], expected, "{found}");
+    assert_eq!(found["remote"], expected, "{found} {problems}");
     assert!(problems.contains("the load balancers of cluster east weren't read within 10 s"), "{problems}");
     let output = run_to_end([&args[..5], &["--remote", &format!("west={}", path(&west))]].concat());
     let report = text(&output.stdout);

@@ -183,10 +183,12 @@ fn endpoints_with_an_address_of_a_load_balancer_are_found() {
 fn load_balancers_of_remote_clusters_are_found_by_target() {
     let store = store(&[("lb", "a", "both.lb.example", &[]), ("lb", "b", "192.0.2.1", &[])]);
     let zone = Zone::from(&Name::from_ascii("lb.internal.").unwrap());
-    store.set_zones(zone.with_remotes(&["west".into(), "east".into()]));
+    let other = Zone::from(&Name::from_ascii("zz.internal.").unwrap());
+    let remotes = ["west".into(), "east".into()];
+    store.set_zones([zone, other].into_iter().flat_map(|zone| zone.with_remotes(&remotes)));
     for (namespace, name, target, names) in [
         ("west/shop", "web", "both.lb.example", "web.shop.west.lb.internal"),
-        ("west/shop", "db", "db.west.example", "db.shop.west.lb.internal"),
+        ("west/shop", "db", "db.west.example", "db.shop.west.lb.internal,db.shop.west.zz.internal"),
         ("east/shop", "db", "db.west.example", "other.shop.east.lb.internal,db.shop.east.lb.internal"),
         ("west/shop", "one", "192.0.2.1", "one.shop.west.lb.internal"),
         ("west/shop", "two", "192.0.2.2", "two.shop.west.lb.internal"),
@@ -194,9 +196,12 @@ fn load_balancers_of_remote_clusters_are_found_by_target() {
         ("west/shop", "mine", "mine.west.example", ""),
     ] {
         let link = Arc::new(observed(namespace, name, target, &[]).link(None, false));
-        let owner = Owner { source: Source::SERVICES.in_cluster_of(namespace), key: link.key.clone() };
-        let names = names.split(',').filter(|name| !name.is_empty()).map(Arc::from).collect();
-        store.observe(&owner, &Claims { created: 1, names }, &link, None);
+        // As for all sources but the home cluster's load balancers, each name has an owner.
+        for name in names.split(',').filter(|name| !name.is_empty()) {
+            let key = ServiceKey::new(namespace, name);
+            let owner = Owner { source: Source::SERVICES.in_cluster_of(namespace), key };
+            store.observe(&owner, &Claims { created: 1, names: [name.into()].into() }, &link, None);
+        }
     }
     let slice = |name: &str, address: &str| -> EndpointSlice {
         serde_json::from_value(json!({
