@@ -1,6 +1,7 @@
 //! The commands of README.md and docs/ with kubectl, helm and lb-linker, run against the real API server.
 
 mod health_check;
+mod remote_clusters;
 mod stable_names;
 
 use std::fs::{self, Permissions};
@@ -106,6 +107,9 @@ wait $!
 
 /// The page whose commands [`stable_names`] runs, beside a running lb-linker.
 const STABLE_NAMES: &str = "docs/stable-names.md";
+
+/// The page whose commands [`remote_clusters`] runs, with a second cluster.
+const REMOTE_CLUSTERS: &str = "docs/remote-clusters.md";
 
 /// First words of the blocks that are run: programs, the setting of a variable, and a function.
 const RUN: [&str; 8] = [
