@@ -34,6 +34,7 @@ mod gateway_routes;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;
 mod instances;
+mod k8s_gateway;
 mod laptop;
 mod leader;
 mod left_out;
