@@ -294,4 +294,3 @@ fn differences_of_rules_are_documented() {
         }
     }
 }
-}

@@ -2,8 +2,7 @@
 
 use super::{ABSENT, EMPTY, Row, row};
 
-const OTHER_TYPES: &str =
-    "Services of the types ClusterIP, NodePort and ExternalName have names, too";
+const OTHER_TYPES: &str = "Services of the types ClusterIP, NodePort and ExternalName have names, too";
 
 pub(super) const ROWS: &[Row] = &[
     row(
@@ -67,9 +66,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("b A", "10.96.0.1"), ("b AAAA", "fd00::1")],
     )
-    .differs(
-        "`internal-hostname` leads to `spec.clusterIP` alone, or to the annotation `target`",
-    ),
+    .differs("`internal-hostname` leads to `spec.clusterIP` alone, or to the annotation `target`"),
     row(
         "source/service.go:520: the annotation target goes before the cluster IP",
         service!(
@@ -79,9 +76,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("b A", "10.96.0.1")],
     )
-    .differs(
-        "`internal-hostname` leads to `spec.clusterIP` alone, or to the annotation `target`",
-    ),
+    .differs("`internal-hostname` leads to `spec.clusterIP` alone, or to the annotation `target`"),
     row(
         "docs/sources/service.md:48: spec.externalIPs in place of the status",
         service!(

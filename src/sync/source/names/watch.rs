@@ -16,6 +16,7 @@ use super::shared::ObjectId;
 use super::source::{NameSource, Names, Seen, WatchRequest, WatchedKind};
 use crate::metrics::staleness::{LastActivity, Staleness};
 use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::owner::Source;
 use crate::model::service_key::ServiceKey;
 use crate::store::{Input, Store};
 use crate::sync::events::RegardingKind;
@@ -103,6 +104,11 @@ impl NameWatcher {
             for number in watches.begin_all() {
                 events.push(self.begin::<S>(number, &mut watches.scopes[number]));
             }
+            watches
+                .scopes
+                .iter()
+                .filter(|scope| !scope.is_read)
+                .for_each(|scope| self.forget_note::<S>(scope));
             loop {
                 let is_waiting = watches.scopes.iter().any(|scope| scope.is_waiting);
                 tokio::select! {
@@ -234,10 +240,14 @@ impl NameWatcher {
         Next::Continue
     }
 
+    fn forget_note<S: NameSource>(&self, scope: &Scope) {
+        self.link_reporter.findings.readiness.sources.lock().remove(&key_of_note::<S>(scope));
+    }
+
     /// Notes for `/ready` why the objects can't be read.
     fn note<S: NameSource, T>(&self, scope: &Scope, item: &Result<Event<T>, WatchError>, is_listed: bool) {
         let mut sources = self.link_reporter.findings.readiness.sources.lock();
-        let key = (S::SOURCE, scope.kind.kind.api().1, scope.namespace.clone());
+        let key = key_of_note::<S>(scope);
         let error = match item {
             Ok(Event::ListBegins) => return,
             Ok(_) => return drop(sources.remove(&key)),
@@ -250,6 +260,10 @@ impl NameWatcher {
             sources.insert(key, note);
         }
     }
+}
+
+fn key_of_note<S: NameSource>(scope: &Scope) -> (Source, &'static str, Option<String>) {
+    (S::SOURCE, scope.kind.kind.api().1, scope.namespace.clone())
 }
 
 /// What follows from an item of a watch.
