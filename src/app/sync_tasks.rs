@@ -41,6 +41,7 @@ use crate::sync::external_target::reconciler::{self, context::ReconcilerContext}
 use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect, connect_before_credentials};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::k8s::probe::probe;
 use crate::sync::k8s::remotes::{Remote, Remotes};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::cluster::ServiceWatcher;
@@ -319,16 +320,30 @@ impl SyncSource {
             parts.facts.external_targets.set_known();
         }
         match self {
-            Self::Cluster { client, availability, list_hints, first_list, identity, remotes, .. } => {
-                parts.follow_address(identity, parts.rewinds.clone());
+            Self::Cluster {
+                client,
+                availability,
+                list_hints,
+                first_list,
+                identity,
+                election_config,
+                remotes,
+                ..
+            } => {
+                parts.spawn_until_stop(relist_at_new_address(identity, parts.rewinds.clone()));
+                if election_config.is_none() {
+                    parts.spawn_until_stop(probe(client.clone(), availability.clone()));
+                }
                 parts.start_name_sources(&client, &availability, &remotes);
                 parts.warn_of_missing_namespaces(client.clone());
-                parts.start_controllers(&client, &availability, list_hints, check_dns);
+                parts.start_controllers(&client, &availability, remotes, list_hints, check_dns);
                 let source = parts.service_watcher(client, availability, list_hints, first_list);
                 let run = move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
                 parts.spawn_source("the watch of load balancers", run);
             }
             Self::Manifests { .. } => {
+                // In manifests no Service follows.
+                parts.metrics.followers.set_unread(Some(Vec::new()));
                 let source = parts.manifest_source();
                 let run = move |hostname_policy| ManifestSource { hostname_policy, ..source.clone() }.run();
                 parts.spawn_source("the reading of manifests", run);
@@ -427,13 +442,16 @@ impl Parts {
             return;
         }
         let (store, selection) = (Arc::clone(&self.facts.store), Arc::clone(&self.selection));
-        let stop = self.stop.clone();
-        let search = async move {
+        self.spawn_until_stop(async move {
             store.known(Input::Services).await;
             let missing = missing_namespaces(client, &selection.namespaces).await;
             missing.iter().for_each(|warning| warn!("{warning}"));
-        };
-        self.tasks.spawn(async move { stop.run_until_cancelled(search).await.unwrap_or_default() });
+        });
+    }
+
+    fn spawn_until_stop(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move { stop.run_until_cancelled(task).await.unwrap_or_default() });
     }
 
     /// Starts what else watches a cluster, beside the load balancers and their external targets.
@@ -441,6 +459,7 @@ impl Parts {
         &mut self,
         client: &Client,
         availability: &ApiAvailability,
+        remotes: Remotes,
         hints: ListHints,
         check_dns: CheckDns,
     ) {
@@ -465,14 +484,9 @@ impl Parts {
             self.tasks.spawn(search);
             self.spawn_writer("the PrometheusRules", context, alerts::run);
         }
-        let context = self.stable_names(client.clone(), availability.clone(), hints, rules, check_dns);
+        let context =
+            self.stable_names(client.clone(), availability.clone(), remotes, hints, rules, check_dns);
         self.spawn_writer("the StableNames", context, stable_name::controller::run);
-    }
-
-    /// Has everything of a cluster listed again whenever the address of its API server changes.
-    fn follow_address(&mut self, identity: watch::Receiver<ClusterIdentity>, rewinds: RestoreCounter) {
-        let (relists, stop) = (relist_at_new_address(identity, rewinds), self.stop.clone());
-        self.tasks.spawn(async move { stop.run_until_cancelled(relists).await.unwrap_or_default() });
     }
 
     /// Starts what reads the names in the home cluster and in the remote ones.
@@ -487,7 +501,7 @@ impl Parts {
                 rewinds: RestoreCounter::default(),
                 ..self.name_watcher(Some(Arc::clone(name)), client.clone(), availability.clone())
             };
-            self.follow_address(identity.clone(), watcher.rewinds.clone());
+            self.spawn_until_stop(relist_at_new_address(identity.clone(), watcher.rewinds.clone()));
             watchers.push(watcher);
         }
         let context = NameSources {
@@ -562,6 +576,7 @@ impl Parts {
         &self,
         client: Client,
         availability: ApiAvailability,
+        remotes: Remotes,
         hints: ListHints,
         rules: Arc<RuleRequests>,
         check_dns: CheckDns,
@@ -569,6 +584,7 @@ impl Parts {
         FailoverContext {
             client,
             availability,
+            remotes,
             list_hint: hints.stable_names,
             store: Arc::clone(&self.facts.store),
             selection: Arc::clone(&self.selection),
@@ -670,8 +686,8 @@ impl SyncSource {
         let stop = end.events_sent.clone();
         let Some(election_config) = election_config else {
             if let Some(lease) = flags.foreign_lease().filter(|_| writes) {
-                let guard =
-                    WriteGuard::new(client.clone(), lease, Arc::clone(&metrics.election), leader.clone());
+                let (metrics, readiness) = (Arc::clone(&metrics.election), Arc::clone(readiness));
+                let guard = WriteGuard::new(client.clone(), lease, metrics, leader.clone(), readiness);
                 let leadership = guard.leadership();
                 tasks.spawn(supervise(
                     "the look-out for other leaders",

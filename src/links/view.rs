@@ -197,8 +197,8 @@ fn taken_names(link: &Link, store: &Store) -> Option<String> {
     let (namespace, service) = link.key.parts();
     let label = names::dashed_label(namespace, service);
     let zones = store.zones();
-    let short: Vec<String> =
-        zones.iter().map(|zone| format!("{label}.{}", names::text(&zone.origin))).collect();
+    let zones = zones.iter().filter(|zone| zone.has_default_names());
+    let short: Vec<String> = zones.map(|zone| format!("{label}.{}", names::text(&zone.origin))).collect();
     let free_short: Vec<&String> = short.iter().filter(|name| owner_of(store, name).is_none()).collect();
     let custom = link.annotations.hostnames.iter().filter(|name| !link.hostnames.contains(name));
     let asked = short.iter().cloned().chain(custom.map(ToString::to_string));

@@ -45,10 +45,11 @@ impl ServiceKey {
         clusters::cluster_of(self.namespace())
     }
 
-    /// Returns whether a Service may have this key. The keys of targets of other sources have a name with a dot.
+    /// Returns whether a Service of the home cluster may have this key. The keys of targets of other sources have a name
+    /// with a dot.
     #[must_use]
     pub fn may_be_service(&self) -> bool {
-        !self.name().contains('.')
+        !self.name().contains('.') && self.cluster().is_none()
     }
 
     /// Returns the name `<service>.<namespace>` in wire form, which is unique to the Service; in a remote cluster the name

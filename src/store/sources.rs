@@ -96,7 +96,10 @@ impl Store {
         let listed = self.listed.borrow();
         let counts = |source: &&Source| **source != Source::SERVICES && source.cluster == zone.cluster;
         let mut others = zone.sources.iter().filter(counts);
-        others.find(|source| !has(&listed.now, source, zone) && !is_known(&listed, source))
+        others.find(|source| {
+            let read = source.general();
+            !has(&listed.now, &read, zone) && !is_known(&listed, &read)
+        })
     }
 
     /// Returns whether all sources of these zones, which may not be in force yet, are listed, apart from remote clusters.
@@ -104,6 +107,14 @@ impl Store {
     pub fn has_listed(&self, zones: &[Zone]) -> bool {
         let mut own = zones.iter().filter(|zone| zone.cluster.is_none());
         own.all(|zone| self.unlisted_of(zone, |_, _| false).is_none())
+    }
+
+    /// Waits until the objects of all remote clusters are listed.
+    pub async fn remotes_listed(&self) {
+        let (mut listed, zones) = (self.listed.subscribe(), self.zones());
+        let is_listed = |zone: &Zone| zone.cluster.is_none() || self.unlisted_source(zone).is_none();
+        // The sender lives as long as `self`: waiting can't fail.
+        while !zones.iter().all(is_listed) && listed.changed().await.is_ok() {}
     }
 
     /// Waits until the load balancers are known, and the other sources of all zones are listed.
@@ -127,21 +138,24 @@ impl Store {
     /// Returns the names that an owner asks for in the zones of its source, and that belong to other owners.
     #[must_use]
     pub fn lost_names(&self, owner: &Owner) -> Vec<Arc<str>> {
-        let all = self.write();
-        let Some((id, Some(_))) = self.owners.find(owner) else { return Vec::new() };
-        let mut lost = all.lost_by(id);
-        let is_taken = |name: &Arc<str>| names::wire_of(name).is_some_and(|wire| !self.is_free(&wire));
-        lost.extend(all.hostnames_of(id).into_iter().filter(is_taken));
-        lost
+        self.with_lost_names(owner, |lost| lost.cloned().collect())
     }
 
     /// Returns whether [`Self::lost_names`] has a name.
     #[must_use]
     pub fn has_lost_names(&self, owner: &Owner) -> bool {
+        self.with_lost_names(owner, |lost| lost.next().is_some())
+    }
+
+    fn with_lost_names<T: Default>(
+        &self,
+        owner: &Owner,
+        of: impl FnOnce(&mut dyn Iterator<Item = &Arc<str>>) -> T,
+    ) -> T {
         let all = self.write();
-        let Some((id, Some(_))) = self.owners.find(owner) else { return false };
+        let Some((id, Some(_))) = self.owners.find(owner) else { return T::default() };
         let is_free = |name: &str| names::wire_of(name).is_some_and(|wire| self.is_free(&wire));
-        all.loses(id, is_free)
+        of(&mut all.lost_by(id, is_free))
     }
 
     /// Returns whether something is behind the names of an owner.

@@ -13,7 +13,7 @@ use super::report::CheckReport;
 use crate::api::stable_name::StableName;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
-use crate::model::owner::Source;
+use crate::model::owner::{Source, Zone};
 use crate::store::cluster::objects::Kind;
 use crate::store::cluster::registry::ClusterSpec;
 use crate::sync::election::ElectionConfig;
@@ -150,7 +150,12 @@ pub(super) fn needed<'a>(
         // RBAC can limit get, update and delete to the Lease's name, but not create: when a creation is authorized, the
         // name isn't known yet.
         let lease = |permission| RequiredPermission { name: Some(&*election_config.lease), ..permission };
-        let of_instance = Requirement::Always("deploy/, for the Lease in the namespace of --instance");
+        let of_instance = Requirement::Always(if election_config.is_default_outside {
+            "deploy/, for the Lease in its own namespace: to take part in the election of deploy/, give --instance \
+             lb-linker/lb-linker"
+        } else {
+            "deploy/, for the Lease in the namespace of --instance"
+        });
         permissions.extend(["create"].iter().map(permission(LEASES, own, of_instance)));
         permissions.extend(["get", "update"].iter().map(permission(LEASES, own, of_instance)).map(lease));
         if election_config.pod.is_some() {
@@ -201,7 +206,7 @@ pub(super) fn for_sources<'a>(
 ) -> Vec<RequiredPermission<'a>> {
     let mut permissions = Vec::new();
     for (resources, need) in resources_of_sources(zones) {
-        let verbs = resources.iter().flat_map(|resource| [("list", *resource), ("watch", *resource)]);
+        let verbs = resources.into_iter().flat_map(|resource| [("list", resource), ("watch", resource)]);
         let verbs: Vec<_> = verbs.collect();
         permissions.extend(in_watched_namespaces(flags, &verbs, Requirement::Always(need)));
     }
@@ -215,8 +220,8 @@ pub(super) fn in_remote_cluster<'a>(
 ) -> Vec<RequiredPermission<'a>> {
     let of_sources = resources_of_sources(zones).into_iter().flat_map(|(resources, _)| resources);
     let first = reading_kube_system(Some(cluster), "deploy/remote/, for that cluster");
-    let list_and_watch = |resource: &Resource| {
-        let (resource, cluster, need) = (*resource, first.cluster, first.need);
+    let list_and_watch = |resource| {
+        let (cluster, need) = (first.cluster, first.need);
         ["list", "watch"].map(|verb| RequiredPermission {
             verb,
             resource,
@@ -226,7 +231,7 @@ pub(super) fn in_remote_cluster<'a>(
             need,
         })
     };
-    let others = std::iter::once(&SERVICES).chain(of_sources).flat_map(list_and_watch).collect::<Vec<_>>();
+    let others = std::iter::once(SERVICES).chain(of_sources).flat_map(list_and_watch).collect::<Vec<_>>();
     std::iter::once(first).chain(others).collect()
 }
 
@@ -243,15 +248,20 @@ pub(super) fn reading_kube_system<'a>(
 /// Returns the resources of the sources of these zones, each with the folder that grants them in the home cluster.
 fn resources_of_sources<'a>(
     zones: impl Iterator<Item = &'a LinkZone> + Clone,
-) -> Vec<(&'static [Resource], &'static str)> {
+) -> Vec<(Vec<Resource>, &'static str)> {
     let mut found = Vec::new();
     for (source, resources, need) in [
         (Source::INGRESSES, &[INGRESSES][..], "deploy/sources/, for the source ingress"),
-        (Source::GATEWAYS, &OF_GATEWAYS[..], "deploy/sources/, for the source gateway"),
-        (Source::DNS_ENDPOINTS, &[DNS_ENDPOINTS][..], "deploy/sources/, for the source dnsendpoint"),
+        (Source::GATEWAYS, &OF_GATEWAYS, "deploy/sources/, for the source gateway"),
+        (Source::DNS_ENDPOINTS, &[DNS_ENDPOINTS], "deploy/sources/, for the source dnsendpoint"),
     ] {
-        if zones.clone().any(|zone| zone.sources.contains(&source)) {
-            found.push((resources, need));
+        if zones.clone().any(|zone| zone.sources.iter().any(|listed| listed.general() == source)) {
+            let is_read = |(_, _, plural): &&Resource| {
+                let routes = [Source::HTTP_ROUTES, Source::GRPC_ROUTES, Source::TLS_ROUTES];
+                let of_kind = routes.iter().find(|routes| format!("{}s", routes.word()) == *plural);
+                of_kind.is_none_or(|routes| zones.clone().any(|zone| Zone::from(zone).has(routes)))
+            };
+            found.push((resources.iter().filter(is_read).copied().collect(), need));
         }
     }
     found
@@ -360,7 +370,7 @@ pub(super) async fn review_access(
                 let place = permission.place();
                 check_report
                     .cluster_errors
-                    .push(format!("the API server{place} hasn't answered within {REQUEST_TIMEOUT:?}"));
+                    .push(format!("can't review permissions{place}: no answer within {REQUEST_TIMEOUT:?}"));
                 return false;
             }
         }

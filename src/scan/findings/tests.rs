@@ -200,7 +200,12 @@ fn load_balancers_of_remote_clusters_are_found_by_target() {
         for name in names.split(',').filter(|name| !name.is_empty()) {
             let key = ServiceKey::new(namespace, name);
             let owner = Owner { source: Source::SERVICES.in_cluster_of(namespace), key };
-            store.observe(&owner, &Claims { created: 1, names: [name.into()].into() }, &link, None);
+            store.observe(
+                &owner,
+                &Claims { created: 1, names: [name.into()].into(), ..Claims::default() },
+                &link,
+                None,
+            );
         }
     }
     let slice = |name: &str, address: &str| -> EndpointSlice {
