@@ -8,7 +8,7 @@ pub mod history;
 pub mod names;
 pub mod names_table;
 pub mod output;
-mod remote_links;
+pub(crate) mod remote_links;
 pub mod table;
 pub mod view;
 

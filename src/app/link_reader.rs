@@ -158,17 +158,8 @@ impl LinkReader {
     /// # Errors
     /// As [`Self::open`].
     pub async fn open_with_remotes(flags: Flags) -> Result<Self, RunError> {
-        let remotes = flags.remote.names();
         let (reader, deadline) = Self::start(flags, Reads::Links).await?;
-        for cluster in &*remotes {
-            let source = Source { cluster: Some(Arc::clone(cluster)), ..Source::SERVICES };
-            if timeout_at(deadline, reader.store.source_listed(&source)).await.is_err() {
-                let seconds = READ_TIMEOUT.as_secs();
-                warn!(
-                    "the load balancers of cluster {cluster} weren't read within {seconds} s: they are missing"
-                );
-            }
-        }
+        reader.wait_for_remotes(deadline).await;
         Ok(reader)
     }
 

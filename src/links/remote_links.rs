@@ -14,7 +14,7 @@ use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 
 /// The load balancers of remote clusters with the names that lead to them, in order.
-type RemoteLinks = BTreeMap<ServiceKey, (Owner, Arc<Link>, Vec<String>)>;
+pub(crate) type RemoteLinks = BTreeMap<ServiceKey, (Owner, Arc<Link>, Vec<String>)>;
 
 impl LinkFacts {
     /// Returns the load balancers of remote clusters that a filter selects, ordered by cluster, namespace and name.
@@ -43,7 +43,8 @@ impl LinkFacts {
     }
 }
 
-fn remote_links(store: &Store) -> RemoteLinks {
+/// Returns the load balancers of remote clusters. Of the names of each, the default ones come first.
+pub(crate) fn remote_links(store: &Store) -> RemoteLinks {
     let mut links = RemoteLinks::new();
     for (owner, claims, link) in store.other_owners() {
         let is_remote = owner.source.is_like(&Source::SERVICES) && owner.source.cluster.is_some();

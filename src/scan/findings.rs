@@ -11,10 +11,10 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use crate::api::stable_name::StableName;
+use crate::links::remote_links::remote_links;
 use crate::model::clusters;
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, Target};
-use crate::model::owner::Source;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::external_target::desired::link_of_labels;
@@ -349,30 +349,14 @@ struct Remotes {
 }
 
 impl Remotes {
-    /// Returns those that have a name in the domain of their cluster.
+    /// Returns those that have a name.
     fn of(store: &Store) -> Self {
-        let (mut found, mut seen) = (Self::default(), HashSet::new());
-        let mut owners = store.other_owners();
-        owners.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-        for (owner, claims, link) in owners {
-            let Some(cluster) = link.key.cluster().filter(|_| owner.source.is_like(&Source::SERVICES)) else {
-                continue;
-            };
-            let (namespace, service) = link.key.parts();
-            let default_name = format!("{service}.{}.", clusters::domain_of(namespace));
-            let is_own = |name: &&Arc<str>| {
-                name.starts_with(&default_name) && store.owners_asking(name).first() == Some(&owner)
-            };
-            // It has a name in each zone.
-            let Some(name) = claims.names.iter().find(is_own).filter(|_| seen.insert(link.key.clone()))
-            else {
-                continue;
-            };
-            let remote = RemoteLoadBalancer {
-                cluster: cluster.to_owned(),
-                load_balancer: format!("{}/{service}", clusters::split(namespace).1),
-                name: name.to_string(),
-            };
+        let mut found = Self::default();
+        for (key, (_, link, names)) in remote_links(store) {
+            let (Some(cluster), Some(name)) = (key.cluster(), names.into_iter().next()) else { continue };
+            let (namespace, service) = key.parts();
+            let load_balancer = format!("{}/{service}", clusters::split(namespace).1);
+            let remote = RemoteLoadBalancer { cluster: cluster.to_owned(), load_balancer, name };
             match &link.target {
                 Some(Target::Hostname(hostname)) => {
                     let hostname = hostname.to_string().to_ascii_lowercase();

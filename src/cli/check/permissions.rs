@@ -206,7 +206,7 @@ pub(super) fn for_sources<'a>(
 ) -> Vec<RequiredPermission<'a>> {
     let mut permissions = Vec::new();
     for (resources, need) in resources_of_sources(zones) {
-        let verbs = resources.iter().flat_map(|resource| [("list", *resource), ("watch", *resource)]);
+        let verbs = resources.into_iter().flat_map(|resource| [("list", resource), ("watch", resource)]);
         let verbs: Vec<_> = verbs.collect();
         permissions.extend(in_watched_namespaces(flags, &verbs, Requirement::Always(need)));
     }
@@ -251,18 +251,18 @@ pub(super) fn reading_kube_system<'a>(
 fn resources_of_sources<'a>(
     zones: impl Iterator<Item = &'a LinkZone> + Clone,
 ) -> Vec<(Vec<Resource>, &'static str)> {
-    let is_read = |(_, _, plural): &&Resource| {
-        let routes = [Source::HTTP_ROUTES, Source::GRPC_ROUTES, Source::TLS_ROUTES];
-        let of_kind = routes.iter().find(|routes| format!("{}s", routes.word()) == *plural);
-        of_kind.is_none_or(|routes| zones.clone().any(|zone| Zone::from(zone).has(routes)))
-    };
     let mut found = Vec::new();
     for (source, resources, need) in [
         (Source::INGRESSES, &[INGRESSES][..], "deploy/sources/, for the source ingress"),
-        (Source::GATEWAYS, &OF_GATEWAYS[..], "deploy/sources/, for the source gateway"),
-        (Source::DNS_ENDPOINTS, &[DNS_ENDPOINTS][..], "deploy/sources/, for the source dnsendpoint"),
+        (Source::GATEWAYS, &OF_GATEWAYS, "deploy/sources/, for the source gateway"),
+        (Source::DNS_ENDPOINTS, &[DNS_ENDPOINTS], "deploy/sources/, for the source dnsendpoint"),
     ] {
         if zones.clone().any(|zone| zone.sources.iter().any(|listed| listed.general() == source)) {
+            let is_read = |(_, _, plural): &&Resource| {
+                let routes = [Source::HTTP_ROUTES, Source::GRPC_ROUTES, Source::TLS_ROUTES];
+                let of_kind = routes.iter().find(|routes| format!("{}s", routes.word()) == *plural);
+                of_kind.is_none_or(|routes| zones.clone().any(|zone| Zone::from(zone).has(routes)))
+            };
             found.push((resources.iter().filter(is_read).copied().collect(), need));
         }
     }

@@ -12,7 +12,7 @@ use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::model::remote::RemoteCluster;
 use crate::sync::k8s::client::{ClientConnection, connect};
-use crate::sync::k8s::errors::describe;
+use crate::sync::k8s::errors::{describe, no_answer};
 use crate::sync::k8s::remotes::{KUBE_SYSTEM, RemoteError, uid_of_cluster};
 
 /// The timeout of the first request to a cluster.
@@ -75,8 +75,8 @@ async fn check_remote(
             return report;
         }
         Err(_) => {
-            let error = format!("--remote {name}: {server} hasn't answered within {REQUEST_TIMEOUT:?}");
-            report.cluster_errors.push(error);
+            let why = no_answer(REQUEST_TIMEOUT);
+            report.cluster_errors.push(format!("--remote {name}: {server}: can't {doing}: {why}"));
             return report;
         }
     }

@@ -5,7 +5,7 @@ use super::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
-use crate::model::owner::{Claims, Owner, Zone};
+use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::store::OnGone;
 use crate::sync::source::service_links::set_override;
 
