@@ -18,4 +18,5 @@ pub(crate) mod refusals;
 pub mod rewinds;
 pub mod service;
 pub(crate) mod slim_resource;
+pub(crate) mod timeouts;
 pub mod watch;
