@@ -20,4 +20,5 @@ pub mod remotes;
 pub mod rewinds;
 pub mod service;
 pub(crate) mod slim_resource;
+pub(crate) mod timeouts;
 pub mod watch;

@@ -7,11 +7,11 @@ use tower::timeout::error::Elapsed;
 
 use crate::model::excerpt::sentence;
 use crate::sync::election::NotLeading;
-use crate::sync::k8s::client::REQUEST_TIMEOUT;
 use crate::sync::k8s::errors::{
     ApiAvailability, describe, is_uid_mismatch, no_answer, retry_after, root_cause,
 };
 use crate::sync::k8s::forbidden::{Forbidden, is_of_admission};
+use crate::sync::k8s::timeouts::REQUEST_TIMEOUT;
 
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {

@@ -10,7 +10,6 @@ use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use axum::http::header::USER_AGENT;
 use axum::http::{HeaderValue, Request};
@@ -27,16 +26,11 @@ use self::reloading::reloading_client;
 use crate::model::excerpt::{sentence, value};
 use crate::model::names;
 use crate::store::cluster::registry::ClientTls;
+use crate::sync::k8s::timeouts::{READ_TIMEOUT, REQUEST_TIMEOUT};
 use tower::Service;
 use tower::layer::layer_fn;
 use tower::timeout::TimeoutLayer;
 use tower_http::timeout::ResponseBodyTimeoutLayer;
-
-/// Timeout for the start of a response.
-pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout between two parts of a response body. Longer than the API server lets a watch last, so that only a dead
-/// connection reaches it.
-pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(58);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -308,7 +302,7 @@ fn client_of(mut config: Config) -> Result<Client, ClientError> {
     config
         .headers
         .push((USER_AGENT, HeaderValue::from_static(concat!("lb-linker/", env!("CARGO_PKG_VERSION")))));
-    settings::read_token(&mut config.auth_info)?;
+    settings::read_token(&mut config.auth_info).map_err(ClientError::TokenFile)?;
     let token = config.auth_info.token.as_ref().map(SecretString::expose_secret);
     if token.is_some_and(|token| HeaderValue::try_from(token).is_err()) {
         return Err(ClientError::Token);

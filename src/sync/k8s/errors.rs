@@ -14,8 +14,8 @@ use tower::timeout::error::Elapsed;
 use tower_http::timeout::TimeoutError;
 use tracing::{debug, info, warn};
 
-use super::client::{READ_TIMEOUT, REQUEST_TIMEOUT};
 use super::forbidden::LastingRefusal;
+use super::timeouts::{READ_TIMEOUT, REQUEST_TIMEOUT};
 use super::watch::item::{Event, WatchError};
 use crate::model::excerpt;
 use crate::model::object_texts::ObjectTexts;

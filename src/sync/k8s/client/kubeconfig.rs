@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use kube::Config;
 use kube::config::{
-    AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError, NamedAuthInfo,
-    NamedCluster, NamedContext,
+    AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, KubeconfigError, NamedAuthInfo, NamedCluster,
+    NamedContext,
 };
 
+use super::settings::of_kubeconfig;
 use super::{ApiServer, ClientError, LoadedConfig};
 use crate::model::api_server::server_url;
 use crate::model::excerpt::{MAX_LINES, located, value};
@@ -206,29 +207,8 @@ fn wrong(place: &str, error: KubeconfigError) -> ClientError {
         KubeconfigError::LoadClusterOfContext(cluster) => {
             format!("{place}: the context's cluster {cluster:?} isn't in it")
         }
-        error => format!("{place}: {}", explain(&error)),
+        error => format!("{place}: {}", of_kubeconfig(&error)),
     })
-}
-
-/// Returns one sentence about a kubeconfig that kube can't use, which begins with the name of the field.
-pub(super) fn explain(error: &KubeconfigError) -> String {
-    let data = |field: &str, error: &LoadDataError| match error {
-        LoadDataError::DecodeBase64(error) => format!("{field}-data isn't base64: {error}"),
-        LoadDataError::ReadFile(error, path) => {
-            format!("{field} {} can't be read: {error}", value(&path.to_string_lossy()))
-        }
-        LoadDataError::NoBase64DataOrFile => format!("{field} is missing"),
-    };
-    match error {
-        KubeconfigError::LoadCertificateAuthority(error) => data("certificate-authority", error),
-        KubeconfigError::LoadClientCertificate(error) => data("client-certificate", error),
-        KubeconfigError::LoadClientKey(error) => data("client-key", error),
-        KubeconfigError::ParseCertificates(error) => {
-            format!("certificate-authority has no certificates in PEM format: {error}")
-        }
-        KubeconfigError::ParseProxyUrl(error) => format!("proxy-url isn't a URL: {error}"),
-        error => error.to_string(),
-    }
 }
 
 #[cfg(test)]

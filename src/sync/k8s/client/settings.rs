@@ -4,20 +4,40 @@ use std::fs::read_to_string;
 
 use axum::http::Uri;
 use kube::client::RustlsTlsError;
-use kube::config::AuthInfo;
+use kube::config::{AuthInfo, KubeconfigError, LoadDataError};
 
-use super::{ClientError, kubeconfig};
 use crate::model::excerpt::{sentence, value};
 use crate::model::tls_error::of_own;
 use crate::sync::k8s::errors::credential_failure;
 
 pub(super) fn explain(error: &kube::Error) -> String {
     match error {
-        kube::Error::InferKubeconfig(error) => kubeconfig::explain(error),
+        kube::Error::InferKubeconfig(error) => of_kubeconfig(error),
         kube::Error::ProxyProtocolDisabled { proxy_url, .. }
         | kube::Error::ProxyProtocolUnsupported { proxy_url } => of_proxy(proxy_url),
         kube::Error::RustlsTls(error) => of_tls(error),
         error => credential_failure(error).unwrap_or_else(|| error.to_string()),
+    }
+}
+
+/// Returns one sentence about a kubeconfig that kube can't use, which begins with the name of the field.
+pub(super) fn of_kubeconfig(error: &KubeconfigError) -> String {
+    let data = |field: &str, error: &LoadDataError| match error {
+        LoadDataError::DecodeBase64(error) => format!("{field}-data isn't base64: {error}"),
+        LoadDataError::ReadFile(error, path) => {
+            format!("{field} {} can't be read: {error}", value(&path.to_string_lossy()))
+        }
+        LoadDataError::NoBase64DataOrFile => format!("{field} is missing"),
+    };
+    match error {
+        KubeconfigError::LoadCertificateAuthority(error) => data("certificate-authority", error),
+        KubeconfigError::LoadClientCertificate(error) => data("client-certificate", error),
+        KubeconfigError::LoadClientKey(error) => data("client-key", error),
+        KubeconfigError::ParseCertificates(error) => {
+            format!("certificate-authority has no certificates in PEM format: {error}")
+        }
+        KubeconfigError::ParseProxyUrl(error) => format!("proxy-url isn't a URL: {error}"),
+        error => error.to_string(),
     }
 }
 
@@ -50,15 +70,18 @@ fn of_tls(error: &RustlsTlsError) -> String {
 }
 
 /// Reads the token of a user whose kubeconfig has its file, as kubectl does: kube keeps a line break at its end.
-pub(super) fn read_token(auth: &mut AuthInfo) -> Result<(), ClientError> {
+///
+/// # Errors
+/// If there is no token in the file, with a clause that begins with its path.
+pub(super) fn read_token(auth: &mut AuthInfo) -> Result<(), String> {
     // The same precedence as in kube.
     let has_password = auth.username.is_some() && auth.password.is_some();
     let has_others = has_password || auth.auth_provider.is_some() || auth.token.is_some();
     let Some(file) = auth.token_file.take().filter(|_| !has_others) else { return Ok(()) };
-    let wrong = |why: String| ClientError::TokenFile(format!("{} {why}", value(&file)));
-    let token = read_to_string(&file).map_err(|error| wrong(format!("can't be read: {error}")))?;
+    let path = value(&file);
+    let token = read_to_string(&file).map_err(|error| format!("{path} can't be read: {error}"))?;
     match token.trim() {
-        "" => Err(wrong("is empty".to_owned())),
+        "" => Err(format!("{path} is empty")),
         token => {
             auth.token = Some(token.to_owned().into());
             Ok(())
